@@ -1,0 +1,158 @@
+"""The one contract of all calibrators: ``fit(features, labels)``, ``predict(features) -> Prediction``, ``save``.
+
+A calibrator is a scikit-learn style estimator: the constructor stores its arguments verbatim, learned state ends
+in ``_``, `sklearn.base.clone` works. Input is checked here, once, so that every method below may assume clean
+tensors. A leaf implements `_fit` and `_predict` and nothing else; a saved calibrator is its arguments plus every
+attribute that ends in ``_``.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+from torch import Tensor
+
+from salgp.features import Features, as_labels
+from salgp.prediction import Prediction
+from salgp.storage import FormatError, pack, read_json, read_tensors, unpack, write_json, write_tensors
+
+__all__ = ["Calibrator", "load_calibrator"]
+
+FORMAT = "salgp-calibrator"
+FORMAT_VERSION = 1
+
+
+class Calibrator(BaseEstimator, ABC):
+    """Abstract base of all calibrators.
+
+    Attributes:
+        classes (int): number of classes seen in `fit` is stored as ``n_classes_``.
+        layer_widths_: feature widths seen in `fit`; `predict` refuses others.
+    """
+
+    name: ClassVar[str]
+    """Short name for look-up, e.g. ``"temperature"``."""
+    needs_layers: ClassVar[bool] = False
+    """Does the method read hidden layers, or the logits only?"""
+
+    def fit(self, features: Features, labels: Any, reference: tuple[Features, Any] | None = None) -> Self:
+        """Learn from labelled calibration data.
+
+        Args:
+            features: of the calibration samples.
+            labels: ``(n,)`` true classes; -1 for a class the network does not know.
+            reference: features and labels of the network's training set, for methods that compare against it.
+
+        Returns:
+            The fitted calibrator itself.
+        """
+        check_features(features, self.needs_layers)
+        y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
+        if reference is not None:
+            check_features(reference[0], self.needs_layers)
+            known = as_labels(reference[1], len(reference[0]), features.n_classes).to(features.logits.device)
+            if reference[0].widths != features.widths:
+                raise ValueError(f"reference layers {reference[0].widths} differ from the calibration layers {features.widths}")
+            reference = (reference[0], known)
+        self.n_classes_ = features.n_classes
+        self.layer_widths_ = features.widths if self.needs_layers else {}
+        with torch.no_grad():
+            self._fit(features, y, reference)
+        return self
+
+    def predict(self, features: Features) -> Prediction:
+        """Calibrated confidences for new samples."""
+        self._check_fitted()
+        check_features(features, self.needs_layers, allow_empty=True)
+        if features.n_classes != self.n_classes_:
+            raise ValueError(f"fitted on {self.n_classes_} classes, got logits of {features.n_classes}")
+        if self.needs_layers:
+            missing = [k for k in self.layer_widths_ if k not in features.layers]
+            if missing:
+                raise ValueError(f"layer {missing[0]!r} is missing; fitted on {list(self.layer_widths_)}, got {list(features.layers)}")
+            features = features.select(list(self.layer_widths_))
+            wrong = [k for k, d in self.layer_widths_.items() if features.widths[k] != d]
+            if wrong:
+                raise ValueError(f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on {self.layer_widths_[wrong[0]]}: is it the same network?")
+        with torch.no_grad():
+            return self._predict(features)
+
+    @abstractmethod
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        """Set the learned attributes; called under ``no_grad`` with checked input."""
+
+    @abstractmethod
+    def _predict(self, features: Features) -> Prediction:
+        """Compute the prediction; called under ``no_grad`` with checked input."""
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write ``calibrator.json`` and ``calibrator.safetensors`` into ``folder``."""
+        self._check_fitted()
+        tensors: dict[str, Tensor] = {}
+        state = pack({k: v for k, v in vars(self).items() if k.endswith("_") and not k.startswith("_")}, tensors)
+        config = pack(self.get_params(deep=False), tensors, "config")
+        header = {"format": FORMAT, "format_version": FORMAT_VERSION, "calibrator": self.name, "config": config, "state": state}
+        write_tensors(Path(folder) / "calibrator.safetensors", tensors, {"format": FORMAT})
+        write_json(Path(folder) / "calibrator.json", header)
+        return Path(folder)
+
+    def _check_fitted(self) -> None:
+        if "n_classes_" not in vars(self):
+            raise NotFittedError(f"this {type(self).__name__} is not fitted; call fit(features, labels) first")
+
+    def __getstate__(self) -> Any:
+        raise TypeError(f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder)")
+
+
+def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
+    """Read a calibrator written by `Calibrator.save`; it predicts bit for bit the same.
+
+    Example:
+        >>> import tempfile, torch, salgp
+        >>> f = salgp.Features(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
+        >>> labels = torch.arange(50) % 3
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = salgp.calibrators.get("temperature").fit(f, labels)
+        ...     loaded = salgp.load(saved.save(folder))
+        >>> bool((saved.predict(f).probs == loaded.predict(f).probs).all())
+        True
+    """
+    from salgp.calibrators import get
+
+    where = Path(folder)
+    if not (where / "calibrator.json").is_file():
+        raise FileNotFoundError(f"{folder}: no calibrator.json here; expected a folder written by Calibrator.save")
+    header = read_json(where / "calibrator.json")
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise FormatError(f"{where / 'calibrator.json'}: not a salgp calibrator")
+    if header["format_version"] > FORMAT_VERSION:
+        raise FormatError(f"{folder}: written by a newer version of salgp (format {header['format_version']}); upgrade salgp to read it")
+    tensors, _ = read_tensors(where / "calibrator.safetensors")
+    calibrator = get(header["calibrator"], **unpack(header["config"], tensors))
+    for key, value in unpack(header["state"], tensors).items():
+        setattr(calibrator, key, value)
+    return calibrator
+
+
+def check_features(features: Features, with_layers: bool, allow_empty: bool = False) -> None:
+    """Refuse features no calibrator can work with, naming the layer and the row."""
+    if not isinstance(features, Features):
+        raise TypeError(f"expected salgp.Features, got {type(features).__name__}; build them with salgp.extract or Features(logits, layers)")
+    if len(features) == 0 and not allow_empty:
+        raise ValueError("no samples: the features are empty")
+    if features.n_classes < 2:
+        raise ValueError(f"logits must have at least 2 columns (classes), got {features.n_classes}; for a binary network pass (n, 2) logits [0, z]")
+    if with_layers and not features.layers:
+        raise ValueError("this method reads hidden layers, but the features have none; extract them with salgp.extract(model, loader)")
+    named = {"logits": features.logits, **({f"layer {k!r}": x for k, x in features.layers.items()} if with_layers else {})}
+    for what, x in named.items():
+        finite = torch.isfinite(x).all(dim=1)
+        if not bool(finite.all()):
+            row = int((~finite).nonzero()[0, 0])
+            raise ValueError(f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} rows in all); clean the data or the network first")

@@ -1,0 +1,210 @@
+"""The value every calibrator reads: logits and the pooled features of each tapped layer.
+
+`Features` is all a calibrator may see of a network. Logits are logits: probabilities never travel under
+that name, so nobody has to guess what a number means. Notation: ``n`` samples, ``L`` layers, ``c`` classes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salgp.storage import FormatError, read_tensors, write_tensors
+
+__all__ = ["Features", "as_labels", "load_features"]
+
+FORMAT = "salgp-features"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Logits and pooled layer features of ``n`` samples.
+
+    Args:
+        logits: ``(n, c)`` raw network outputs before any softmax.
+        layers: ordered mapping from layer name to ``(n, d_l)`` pooled features.
+        groups: ``(n,)`` integers; rows made from the same original sample (by perturbation) share one.
+
+    Example:
+        >>> import torch
+        >>> f = Features(torch.zeros(3, 2), {"conv": torch.ones(3, 4)})
+        >>> len(f), f.n_classes, f.layer_names
+        (3, 2, ('conv',))
+        >>> f[:2].confidence
+        tensor([0.5000, 0.5000])
+    """
+
+    logits: Tensor
+    layers: Mapping[str, Tensor] = field(default_factory=dict)
+    groups: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "logits", _as_tensor(self.logits, "logits"))
+        layers = {str(name): _as_tensor(x, f"layer {name!r}") for name, x in self.layers.items()}
+        object.__setattr__(self, "layers", layers)
+        n = len(self.logits)
+        for name, x in layers.items():
+            if len(x) != n:
+                raise ValueError(f"layer {name!r} has {len(x)} rows, the logits have {n}; they must describe the same samples")
+        if self.groups is not None:
+            object.__setattr__(self, "groups", torch.as_tensor(self.groups).long())
+            if self.groups.shape != (n,):
+                raise ValueError(f"groups must have shape ({n},), got {tuple(self.groups.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes ``c`` the network knows."""
+        return self.logits.shape[1]
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the tapped layers, in the order of the forward pass."""
+        return tuple(self.layers)
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Feature width ``d_l`` of each layer."""
+        return {name: x.shape[1] for name, x in self.layers.items()}
+
+    @property
+    def probs(self) -> Tensor:
+        """Softmax of the logits, ``(n, c)``, in at least single precision."""
+        return torch.softmax(_at_least_float32(self.logits), dim=1)
+
+    @property
+    def label(self) -> Tensor:
+        """Predicted class, ``(n,)``."""
+        return self.logits.argmax(dim=1)
+
+    @property
+    def confidence(self) -> Tensor:
+        """Network confidence ``s = max softmax(z)``, ``(n,)``."""
+        return self.probs.amax(dim=1)
+
+    def correct(self, labels: Tensor) -> Tensor:
+        """Boolean ``(n,)``: is the predicted label the true one? An unknown class (-1) never is."""
+        return self.label == labels.to(self.logits.device)
+
+    def residual(self, labels: Tensor) -> Tensor:
+        """Softmax residual ``r = correct - s``, the target of the paper's regression, ``(n,)``."""
+        return self.correct(labels).to(self.confidence.dtype) - self.confidence
+
+    def __getitem__(self, rows: slice | Tensor | np.ndarray | Sequence[int]) -> Features:
+        index = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.logits.device)
+        groups = None if self.groups is None else self.groups[index]
+        return Features(self.logits[index], {k: x[index] for k, x in self.layers.items()}, groups)
+
+    def select(self, names: Sequence[str]) -> Features:
+        """Keep only the named layers, in the given order."""
+        unknown = [name for name in names if name not in self.layers]
+        if unknown:
+            raise KeyError(f"no layer named {', '.join(map(repr, unknown))}; known layers: {', '.join(self.layer_names) or 'none'}")
+        return replace(self, layers={name: self.layers[name] for name in names})
+
+    def to(self, *args: Any, **kwargs: Any) -> Features:
+        """Move or cast every tensor, with the arguments of `torch.Tensor.to`."""
+        groups = None if self.groups is None else self.groups.to(self.logits.to(*args, **kwargs).device)
+        return Features(self.logits.to(*args, **kwargs), {k: x.to(*args, **kwargs) for k, x in self.layers.items()}, groups)
+
+    @staticmethod
+    def concatenate(parts: Sequence[Features]) -> Features:
+        """Stack samples of several `Features` with the same layers."""
+        if not parts:
+            raise ValueError("nothing to concatenate: the list of Features is empty")
+        names = parts[0].layer_names
+        if any(p.layer_names != names for p in parts):
+            raise ValueError("cannot concatenate Features with different layers")
+        some = [p.groups for p in parts if p.groups is not None]
+        groups = torch.cat(some) if len(some) == len(parts) else None
+        return Features(torch.cat([p.logits for p in parts]), {k: torch.cat([p.layers[k] for p in parts]) for k in names}, groups)
+
+    def save(self, path: str | os.PathLike[str], labels: Tensor | None = None, metadata: Mapping[str, str] | None = None) -> Path:
+        """Write one safetensors file with ``logits``, optional ``labels`` and ``groups``, and ``layers.<name>``."""
+        tensors = {"logits": self.logits, **{f"layers.{k}": x for k, x in self.layers.items()}}
+        if labels is not None:
+            tensors["labels"] = as_labels(labels, len(self))
+        if self.groups is not None:
+            tensors["groups"] = self.groups
+        header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "layers": json.dumps(self.layer_names)}
+        return write_tensors(path, tensors, {**(metadata or {}), **header})
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Features:
+        """Read the features of a file written by `save`; `load_features` also gives its labels."""
+        return load_features(path)[0]
+
+
+def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None]:
+    """Read features and, where present, labels from a safetensors file.
+
+    Example:
+        >>> import tempfile, torch
+        >>> f = Features(torch.zeros(2, 3), {"a": torch.ones(2, 4)})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = f.save(folder + "/f.safetensors", labels=torch.tensor([0, 2]))
+        ...     g, labels = load_features(path)
+        >>> g.layer_names, labels
+        (('a',), tensor([0, 2]))
+    """
+    tensors, metadata = read_tensors(path)
+    if "logits" not in tensors:
+        raise FormatError(f"{path}: no tensor named 'logits'; found {', '.join(sorted(tensors)) or 'nothing'}")
+    if int(metadata.get("format_version", "1")) > FORMAT_VERSION:
+        raise FormatError(f"{path}: written by a newer version of salgp (format {metadata['format_version']}); upgrade salgp to read it")
+    stored = [name.removeprefix("layers.") for name in sorted(tensors) if name.startswith("layers.")]
+    names = json.loads(metadata["layers"]) if "layers" in metadata else stored
+    missing = [name for name in names if name not in stored]
+    if missing:
+        raise FormatError(f"{path}: layer {missing[0]!r} is listed but not stored; the file is incomplete")
+    features = Features(tensors["logits"], {k: tensors[f"layers.{k}"] for k in names}, tensors.get("groups"))
+    labels = tensors.get("labels")
+    return features, None if labels is None else as_labels(labels, len(features))
+
+
+def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
+    """Check integer labels ``(n,)``; -1 marks a true class the network does not know.
+
+    Example:
+        >>> as_labels([0, 1, -1], 3)
+        tensor([ 0,  1, -1])
+    """
+    try:
+        y = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first") from error
+    if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
+        raise TypeError(f"labels must be integer class indices, got {y.dtype}")
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.shape != (n,):
+        raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}")
+    top = n_classes if n_classes is not None else torch.iinfo(torch.int64).max
+    bad = ((y < -1) | (y >= top)).nonzero()
+    if len(bad):
+        raise ValueError(f"label {int(y[bad[0, 0]])} of sample {int(bad[0, 0])} is out of range: expected 0..{top - 1}, or -1 for an unknown class")
+    return y.long()
+
+
+def _as_tensor(x: Any, what: str) -> Tensor:
+    tensor = torch.as_tensor(x).detach()
+    if not tensor.is_floating_point():
+        raise TypeError(f"{what} must be floating point, got {tensor.dtype}")
+    if tensor.ndim != 2:
+        raise ValueError(f"{what} must have shape (n, width), got {tuple(tensor.shape)}")
+    return tensor
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -1,0 +1,1 @@
+"""Gaussian process core: covariances, regression, likelihoods, optimisation. Knows neither networks nor estimators."""

@@ -1,0 +1,153 @@
+"""What a calibrator returns: calibrated confidence, its uncertainty, and each layer's part in the correction.
+
+The label is always the network's own. ``probs`` puts the calibrated confidence on that label and scales the
+other classes proportionally; where another class then has more mass than the label, `Prediction.flips` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salgp.features import Features
+
+__all__ = ["INTERVAL", "LayerTerms", "Prediction", "spread_confidence"]
+
+INTERVAL = 0.90
+"""Probability mass of the interval ``[lower, upper]``."""
+
+_Z = 1.6448536269514722  # standard normal quantile of (1 + INTERVAL) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTerms:
+    """Per-layer correction: mean and standard deviation, ``(n, L)``.
+
+    Args:
+        names: layer (or other term) names, length ``L``.
+        mean: ``(n, L)`` correction attributed to each layer.
+        std: ``(n, L)`` its posterior standard deviation, or None.
+        scale: unit of ``mean`` and ``std``: ``"confidence"`` points or ``"log-odds"``.
+        additive: do the terms add up to the whole correction (`sum`), or is each a whole prediction of its own?
+    """
+
+    names: tuple[str, ...]
+    mean: Tensor
+    std: Tensor | None = None
+    scale: str = "confidence"
+    additive: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Calibrated output for ``n`` samples.
+
+    Args:
+        label: ``(n,)`` the network's own label.
+        probs: ``(n, c)`` class probabilities; rows sum to 1.
+        confidence: ``(n,)`` calibrated probability that ``label`` is correct.
+        std: ``(n,)`` standard deviation of the confidence, or None where the method has none.
+        lower: ``(n,)`` lower end of the 90 % interval of the confidence, inside [0, 1].
+        upper: ``(n,)`` upper end.
+        layers: per-layer corrections where the method has them.
+        novelty: ``(n,)`` larger means less like the data the calibrator has seen, where the method has it.
+        n_clipped: how many confidences had to be clipped into [eps, 1 - eps].
+
+    Example:
+        >>> import torch
+        >>> f = Features(torch.tensor([[2.0, 0.0, 0.0]]))
+        >>> p = Prediction.from_confidence(f, torch.tensor([0.4]))
+        >>> p.label, p.probs, p.flips
+        (tensor([0]), tensor([[0.4000, 0.3000, 0.3000]]), tensor([False]))
+    """
+
+    label: Tensor
+    probs: Tensor
+    confidence: Tensor
+    std: Tensor | None = None
+    lower: Tensor | None = None
+    upper: Tensor | None = None
+    layers: LayerTerms | None = None
+    novelty: Tensor | None = None
+    n_clipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def flips(self) -> Tensor:
+        """Boolean ``(n,)``: another class has more probability than the (kept) label."""
+        return self.probs.amax(dim=1) > self.confidence * (1 + 1e-6) + 1e-12
+
+    def __getitem__(self, rows: slice | Tensor | np.ndarray) -> Prediction:
+        def cut(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[rows]
+
+        terms = self.layers
+        if terms is not None:
+            terms = LayerTerms(terms.names, terms.mean[rows], cut(terms.std), terms.scale, terms.additive)
+        return Prediction(
+            self.label[rows], self.probs[rows], self.confidence[rows], cut(self.std), cut(self.lower), cut(self.upper), terms, cut(self.novelty)
+        )
+
+    def numpy(self) -> Mapping[str, np.ndarray]:
+        """The per-sample arrays as NumPy, keyed by field name; absent ones are left out."""
+        names = ("label", "probs", "confidence", "std", "lower", "upper", "novelty")
+        return {k: getattr(self, k).cpu().numpy() for k in names if getattr(self, k) is not None}
+
+    @staticmethod
+    def from_probs(features: Features, probs: Tensor) -> Prediction:
+        """A method that gives a whole distribution: the confidence is the mass on the network's label."""
+        label = features.label
+        return Prediction(label, probs, probs.gather(1, label[:, None])[:, 0])
+
+    @staticmethod
+    def from_confidence(
+        features: Features,
+        confidence: Tensor,
+        std: Tensor | None = None,
+        interval: tuple[Tensor, Tensor] | None = None,
+        *,
+        layers: LayerTerms | None = None,
+        novelty: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Prediction:
+        """A method that gives the confidence only: the other classes share the rest proportionally.
+
+        Args:
+            features: what was predicted on.
+            confidence: ``(n,)``; values outside [eps, 1 - eps] are clipped and counted.
+            std: ``(n,)`` its standard deviation.
+            interval: lower and upper end; by default the Gaussian one around ``confidence``.
+            layers: per-layer corrections.
+            novelty: ``(n,)`` novelty score.
+            eps: distance kept from 0 and 1.
+        """
+        inside = confidence.clamp(eps, 1 - eps)
+        if interval is None and std is not None:
+            interval = (confidence - _Z * std, confidence + _Z * std)
+        low, high = (None, None) if interval is None else (interval[0].clamp(0, 1), interval[1].clamp(0, 1))
+        probs = spread_confidence(features.probs.to(inside.dtype), features.label, inside)
+        clipped = int((inside != confidence).sum())
+        return Prediction(features.label, probs, inside, std, low, high, layers, novelty, clipped)
+
+
+def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor) -> Tensor:
+    """Put ``confidence`` on ``label`` and scale the other classes proportionally; rows sum to 1.
+
+    Where the other classes have no mass at all (a softmax of exactly 1), they share it evenly.
+
+    Example:
+        >>> spread_confidence(torch.tensor([[0.8, 0.2, 0.0]]), torch.tensor([0]), torch.tensor([0.6]))
+        tensor([[0.6000, 0.4000, 0.0000]])
+    """
+    rest = probs.scatter(1, label[:, None], 0.0)
+    total = rest.sum(dim=1, keepdim=True)
+    even = torch.ones_like(rest).scatter(1, label[:, None], 0.0) / max(probs.shape[1] - 1, 1)
+    share = torch.where(total > math.sqrt(torch.finfo(probs.dtype).tiny), rest / total.clamp_min(torch.finfo(probs.dtype).tiny), even)
+    return (share * (1 - confidence)[:, None]).scatter(1, label[:, None], confidence[:, None])
