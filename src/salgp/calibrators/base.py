@@ -22,10 +22,14 @@ from salgp.features import Features, as_labels
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, pack, read_json, read_tensors, unpack, write_json, write_tensors
 
-__all__ = ["Calibrator", "load_calibrator"]
+__all__ = ["CalibrationWarning", "Calibrator", "load_calibrator"]
 
 FORMAT = "salgp-calibrator"
 FORMAT_VERSION = 1
+
+
+class CalibrationWarning(UserWarning):
+    """The fit worked, but the data left something undetermined: an optimum at a bound, no usable label, no convergence."""
 
 
 class Calibrator(BaseEstimator, ABC):
@@ -79,7 +83,9 @@ class Calibrator(BaseEstimator, ABC):
             features = features.select(list(self.layer_widths_))
             wrong = [k for k, d in self.layer_widths_.items() if features.widths[k] != d]
             if wrong:
-                raise ValueError(f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on {self.layer_widths_[wrong[0]]}: is it the same network?")
+                raise ValueError(
+                    f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on {self.layer_widths_[wrong[0]]}: is it the same network?"
+                )
         with torch.no_grad():
             return self._predict(features)
 
