@@ -1,0 +1,50 @@
+"""Scores of calibration, likelihood, ranking and intervals, and bootstrap intervals for each.
+
+All take NumPy arrays or torch tensors and compute in double precision. Top-label metrics take
+``(confidence, correct)``, multi-class ones ``(probs, labels)``; `evaluate` takes a whole prediction.
+"""
+
+from __future__ import annotations
+
+from salgp.metrics.binned import ReliabilityBins, adaptive_ece, classwise_ece, debiased_ece, ece, mce, reliability_bins
+from salgp.metrics.interval import IntervalBins, interval_bins, interval_coverage, interval_width
+from salgp.metrics.proper import BrierDecomposition, accuracy, brier, brier_correct, brier_decomposition, mean_variance, nll, nll_correct
+from salgp.metrics.ranking import RiskCoverage, aurc, auroc, fpr95, ood_auroc, risk_coverage
+from salgp.metrics.resample import Interval, bootstrap
+from salgp.metrics.scores import Comparison, Scores, compare, evaluate
+from salgp.metrics.smooth import smooth_ece
+
+__all__ = [
+    "BrierDecomposition",
+    "Comparison",
+    "Interval",
+    "IntervalBins",
+    "ReliabilityBins",
+    "RiskCoverage",
+    "Scores",
+    "accuracy",
+    "adaptive_ece",
+    "aurc",
+    "auroc",
+    "bootstrap",
+    "brier",
+    "brier_correct",
+    "brier_decomposition",
+    "classwise_ece",
+    "compare",
+    "debiased_ece",
+    "ece",
+    "evaluate",
+    "fpr95",
+    "interval_bins",
+    "interval_coverage",
+    "interval_width",
+    "mce",
+    "mean_variance",
+    "nll",
+    "nll_correct",
+    "ood_auroc",
+    "reliability_bins",
+    "risk_coverage",
+    "smooth_ece",
+]

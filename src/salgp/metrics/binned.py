@@ -1,0 +1,264 @@
+"""Calibration errors over bins of confidence.
+
+Bins are right-closed intervals ``(a, b]`` as in Guo et al. (2017); a confidence of exactly 0 falls in the first
+bin and of exactly 1 in the last. Numbers are put into bins in double precision. torchmetrics differs on purpose
+in nothing but edges: its bins are left-closed, and confidences of exactly 1 get a bin of their own behind the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from salgp.metrics.statistic import ArrayLike, FloatArray, IntArray, Statistic, as_binary, as_distribution, as_scores, group_sums
+
+__all__ = ["ReliabilityBins", "Scheme", "adaptive_ece", "classwise_ece", "debiased_ece", "ece", "mce", "reliability_bins"]
+
+Scheme: TypeAlias = Literal["width", "mass"]
+"""Bins of equal ``"width"``, or holding equally many samples (equal ``"mass"``)."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityBins:
+    """Confidence and accuracy by bin; empty bins hold NaN.
+
+    Args:
+        edges: ``(B + 1,)`` bin edges from 0 to 1.
+        count: ``(B,)`` samples in each bin.
+        confidence: ``(B,)`` mean confidence.
+        accuracy: ``(B,)`` observed accuracy.
+    """
+
+    edges: FloatArray
+    count: IntArray
+    confidence: FloatArray
+    accuracy: FloatArray
+
+    @property
+    def share(self) -> FloatArray:
+        """Share of the samples in each bin, ``(B,)``."""
+        return np.asarray(self.count / self.count.sum())
+
+    @property
+    def gap(self) -> FloatArray:
+        """Mean confidence minus accuracy, ``(B,)``: positive where overconfident."""
+        return self.confidence - self.accuracy
+
+
+def reliability_bins(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> ReliabilityBins:
+    """Mean confidence and accuracy in bins of confidence: the numbers behind a reliability diagram.
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        n_bins: number of bins.
+        scheme: equal width or equal mass; samples of the same confidence always share a bin.
+
+    Returns:
+        The bins, empty ones included.
+
+    Example:
+        >>> bins = reliability_bins([0.2, 0.9, 0.7, 1.0], [0, 1, 1, 0], n_bins=2)
+        >>> bins.count, bins.accuracy.round(2)
+        (array([1, 3]), array([0.  , 0.67]))
+    """
+    s, c = _checked(confidence, correct)
+    index, edges = assign_bins(s, n_bins, scheme)
+    count = np.bincount(index, minlength=len(edges) - 1)
+    with np.errstate(invalid="ignore"):
+        return ReliabilityBins(edges, count, np.bincount(index, s, len(count)) / count, np.bincount(index, c, len(count)) / count)
+
+
+def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> float:
+    """Expected calibration error of the top label, ``sum_b n_b / n |accuracy_b - confidence_b|``.
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        n_bins: number of bins.
+        scheme: ``"width"`` (Guo et al. 2017), or ``"mass"`` (Nguyen & O'Connor 2015).
+
+    Returns:
+        A value in [0, 1].
+
+    Example:
+        >>> round(ece([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0]), 3)
+        0.1
+    """
+    return ece_statistic(confidence, correct, n_bins, scheme).value()
+
+
+def mce(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> float:
+    """Maximum calibration error, ``max_b |accuracy_b - confidence_b|`` over the bins that hold samples.
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        n_bins: number of bins.
+        scheme: equal width or equal mass.
+
+    Returns:
+        A value in [0, 1].
+
+    Example:
+        >>> round(mce([0.9, 0.9, 0.6, 0.4], [1, 1, 1, 0]), 3)
+        0.4
+    """
+    return mce_statistic(confidence, correct, n_bins, scheme).value()
+
+
+def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) -> float:
+    """Adaptive calibration error of Nixon et al. (2019) for the top label: plain mean of the gaps of equal-mass bins.
+
+    `ece` with ``scheme="mass"`` weights the same gaps by the number of samples; the two differ where ties or a
+    remainder make the bins unequal.
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        n_bins: number of bins.
+
+    Returns:
+        A value in [0, 1].
+
+    Example:
+        >>> round(adaptive_ece([0.9, 0.8, 0.6, 0.4], [1, 1, 1, 0], n_bins=2), 3)
+        0.075
+    """
+    return adaptive_ece_statistic(confidence, correct, n_bins).value()
+
+
+def debiased_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width", norm: Literal["l1", "l2"] = "l1") -> float:
+    r"""Calibration error less the part that label noise alone adds (Kumar, Liang & Ma 2019).
+
+    ``"l1"``: their ``2 E - mean(E of redrawn labels)`` under the normal approximation
+    :math:`g_b \sim N(\hat g_b, a_b (1 - a_b) / n_b)` of the gap of bin b, in closed form (the mean of a folded
+    normal) where they draw at random. ``"l2"``: the root of
+    :math:`\sum_b \frac{n_b}{n} [g_b^2 - a_b (1 - a_b) / (n_b - 1)]`; bins of one sample are not corrected. Both are cut at 0.
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        n_bins: number of bins.
+        scheme: equal width or equal mass.
+        norm: mean absolute or root mean squared gap.
+
+    Returns:
+        A value in [0, 1], at most the uncorrected error.
+
+    Example:
+        >>> confidence, correct = [0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0]
+        >>> debiased_ece(confidence, correct) < ece(confidence, correct)
+        True
+    """
+    return debiased_ece_statistic(confidence, correct, n_bins, scheme, norm).value()
+
+
+def classwise_ece(probs: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> float:
+    """Mean over classes of the calibration error of each class probability (Kull et al. 2019).
+
+    Args:
+        probs: ``(n, c)`` rows sum to 1.
+        labels: ``(n,)`` true classes; samples of an unknown class (-1) are left out.
+        n_bins: number of equal-width bins.
+
+    Returns:
+        A value in [0, 1].
+
+    Example:
+        >>> round(classwise_ece([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
+        0.25
+    """
+    return classwise_ece_statistic(probs, labels, n_bins).value()
+
+
+def ece_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> Statistic:
+    return _of_gaps(confidence, correct, n_bins, scheme, lambda count, gap: np.abs(gap).sum(axis=-1) / count.sum(axis=-1))
+
+
+def mce_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> Statistic:
+    return _of_gaps(confidence, correct, n_bins, scheme, lambda count, gap: (np.abs(gap) / np.maximum(count, 1)).max(axis=-1))
+
+
+def adaptive_ece_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) -> Statistic:
+    def mean_gap(count: FloatArray, gap: FloatArray) -> FloatArray:
+        return np.asarray((np.abs(gap) / np.maximum(count, 1)).sum(axis=-1) / (count > 0).sum(axis=-1))
+
+    return _of_gaps(confidence, correct, n_bins, "mass", mean_gap)
+
+
+def debiased_ece_statistic(
+    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width", norm: Literal["l1", "l2"] = "l1"
+) -> Statistic:
+    if norm not in ("l1", "l2"):
+        raise ValueError(f"norm must be 'l1' or 'l2', got {norm!r}")
+    s, c = _checked(confidence, correct)
+    index, edges = assign_bins(s, n_bins, scheme)
+    formula = _debiased_l1 if norm == "l1" else _debiased_l2
+
+    def of_weights(weights: FloatArray) -> FloatArray:
+        count, hits, gap = (group_sums(weights * x, index, len(edges) - 1) for x in (np.ones_like(s), c, s - c))
+        some = np.maximum(count, 1)
+        return np.maximum(formula(count, gap / some, hits / some), 0.0)
+
+    return Statistic(len(s), of_weights)
+
+
+def classwise_ece_statistic(probs: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> Statistic:
+    p, y = as_distribution(probs, labels)
+    known = np.flatnonzero(y >= 0)
+    if not len(known):
+        raise ValueError("every label is -1 (unknown): the classwise error needs samples of known classes")
+    each = [ece_statistic(p[known, k], y[known] == k, n_bins) for k in range(p.shape[1])]
+    return Statistic(len(y), lambda weights: np.mean([one.of_weights(weights[..., known]) for one in each], axis=0))
+
+
+def assign_bins(confidence: FloatArray, n_bins: int, scheme: Scheme) -> tuple[IntArray, FloatArray]:
+    """Bin index ``(n,)`` and edges ``(B + 1,)``; tied equal-mass edges are merged, so that B may be less than asked for."""
+    if n_bins < 1:
+        raise ValueError(f"n_bins must be at least 1, got {n_bins}")
+    if scheme == "width":
+        edges = np.linspace(0.0, 1.0, n_bins + 1)
+    elif scheme == "mass":
+        last = (np.arange(1, n_bins) * len(confidence)) // n_bins - 1  # last sample of each bin but the final one
+        inner = np.sort(confidence)[last[last >= 0]]
+        edges = np.concatenate([[0.0], np.unique(inner[(inner > 0) & (inner < confidence.max())]), [1.0]])
+    else:
+        raise ValueError(f"scheme must be 'width' or 'mass', got {scheme!r}")
+    index = np.searchsorted(edges, confidence, side="left") - 1
+    return np.clip(index, 0, len(edges) - 2), edges
+
+
+def _of_gaps(
+    confidence: ArrayLike, correct: ArrayLike, n_bins: int, scheme: Scheme, reduce: Callable[[FloatArray, FloatArray], FloatArray]
+) -> Statistic:
+    s, c = _checked(confidence, correct)
+    index, edges = assign_bins(s, n_bins, scheme)
+
+    def of_weights(weights: FloatArray) -> FloatArray:
+        return reduce(group_sums(weights, index, len(edges) - 1), group_sums(weights * (s - c), index, len(edges) - 1))
+
+    return Statistic(len(s), of_weights)
+
+
+def _checked(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    s = as_scores(confidence, "confidence")
+    return s, as_binary(correct, "correct", len(s))
+
+
+def _debiased_l1(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> FloatArray:
+    from scipy.special import ndtr
+
+    std = np.sqrt(accuracy * (1 - accuracy) / np.maximum(count, 1))
+    z = np.abs(gap) / np.where(std > 0, std, 1.0)
+    folded = np.where(std > 0, std * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2) + np.abs(gap) * (1 - 2 * ndtr(-z)), np.abs(gap))
+    return np.asarray((count * (2 * np.abs(gap) - folded)).sum(axis=-1) / count.sum(axis=-1))
+
+
+def _debiased_l2(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> FloatArray:
+    noise = np.where(count > 1, accuracy * (1 - accuracy) / np.maximum(count - 1, 1), 0.0)
+    squared = (count * (gap**2 - noise)).sum(axis=-1) / count.sum(axis=-1)
+    return np.asarray(np.sqrt(np.maximum(squared, 0.0)))

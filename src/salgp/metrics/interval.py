@@ -1,0 +1,144 @@
+"""Does the interval around each confidence hold what it promises?
+
+The true probability of being correct is never seen for one sample; it is seen, up to sampling noise, as the
+accuracy of many samples of like confidence. So intervals are checked by bins of confidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from salgp.metrics.binned import Scheme, assign_bins
+from salgp.metrics.statistic import ArrayLike, FloatArray, IntArray, Statistic, as_binary, as_scores, group_sums, mean_of
+
+__all__ = ["IntervalBins", "interval_bins", "interval_coverage", "interval_width"]
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalBins:
+    """Mean interval and observed accuracy by bin of confidence; bins without samples are left out.
+
+    Args:
+        count: ``(B,)`` samples in each bin.
+        confidence: ``(B,)`` mean confidence.
+        lower: ``(B,)`` mean lower end.
+        upper: ``(B,)`` mean upper end.
+        accuracy: ``(B,)`` observed accuracy.
+    """
+
+    count: IntArray
+    confidence: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+    accuracy: FloatArray
+
+    @property
+    def covered(self) -> NDArray[np.bool_]:
+        """Does the mean interval hold the observed accuracy? ``(B,)``."""
+        return _inside(self.lower, self.upper, self.accuracy)
+
+
+def interval_bins(
+    confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike, n_bins: int = 15, scheme: Scheme = "mass"
+) -> IntervalBins:
+    """Mean interval and observed accuracy in bins of confidence.
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        lower: ``(n,)`` lower ends.
+        upper: ``(n,)`` upper ends.
+        n_bins: number of bins.
+        scheme: equal mass keeps the sampling noise of the accuracies alike; or equal width.
+
+    Returns:
+        The bins that hold samples.
+
+    Example:
+        >>> bins = interval_bins([0.5, 0.5, 0.9, 0.9], [1, 0, 0, 0], [0.4, 0.4, 0.8, 0.8], [0.6, 0.6, 1.0, 1.0], n_bins=2)
+        >>> bins.covered
+        array([ True, False])
+    """
+    s, c, low, high = _checked(confidence, correct, lower, upper)
+    index, edges = assign_bins(s, n_bins, scheme)
+    count = np.bincount(index, minlength=len(edges) - 1)
+    some = count > 0
+    means = [np.bincount(index, x, len(count))[some] / count[some] for x in (s, low, high, c)]
+    return IntervalBins(count[some], *means)
+
+
+def interval_coverage(
+    confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike, n_bins: int = 15, scheme: Scheme = "mass"
+) -> float:
+    """Share of samples in bins whose mean interval holds the bin's observed accuracy.
+
+    The accuracy of a bin of m samples has a sampling error of ``sqrt(a (1 - a) / m)``; intervals much narrower
+    than that are missed by chance alone, so read coverage together with `interval_width`.
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        lower: ``(n,)`` lower ends.
+        upper: ``(n,)`` upper ends.
+        n_bins: number of bins.
+        scheme: equal mass or equal width.
+
+    Returns:
+        A value in [0, 1].
+
+    Example:
+        >>> interval_coverage([0.5, 0.5, 0.9, 0.9], [1, 0, 0, 0], [0.4, 0.4, 0.8, 0.8], [0.6, 0.6, 1.0, 1.0], n_bins=2)
+        0.5
+    """
+    return interval_coverage_statistic(confidence, correct, lower, upper, n_bins, scheme).value()
+
+
+def interval_width(lower: ArrayLike, upper: ArrayLike) -> float:
+    """Mean width of the intervals.
+
+    Example:
+        >>> round(interval_width([0.4, 0.8], [0.6, 1.0]), 3)
+        0.2
+    """
+    return interval_width_statistic(lower, upper).value()
+
+
+def interval_coverage_statistic(
+    confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike, n_bins: int = 15, scheme: Scheme = "mass"
+) -> Statistic:
+    s, c, low, high = _checked(confidence, correct, lower, upper)
+    index, edges = assign_bins(s, n_bins, scheme)
+
+    def of_weights(weights: FloatArray) -> FloatArray:
+        count, a, b, hits = (group_sums(weights * x, index, len(edges) - 1) for x in (np.ones_like(s), low, high, c))
+        return np.asarray((count * _inside(a, b, hits)).sum(axis=-1) / count.sum(axis=-1))
+
+    return Statistic(len(s), of_weights)
+
+
+def interval_width_statistic(lower: ArrayLike, upper: ArrayLike) -> Statistic:
+    low, high = _checked_ends(lower, upper)
+    return mean_of(high - low)
+
+
+def _inside(lower: FloatArray, upper: FloatArray, x: FloatArray) -> NDArray[np.bool_]:
+    slack = 1e-9 * np.maximum(np.abs(x), 1.0)  # sums of equal numbers may round differently
+    return np.asarray((lower - slack <= x) & (x <= upper + slack))
+
+
+def _checked(confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    s = as_scores(confidence, "confidence")
+    low, high = _checked_ends(lower, upper, len(s))
+    return s, as_binary(correct, "correct", len(s)), low, high
+
+
+def _checked_ends(lower: ArrayLike, upper: ArrayLike, n: int | None = None) -> tuple[FloatArray, FloatArray]:
+    low = as_scores(lower, "lower", n)
+    high = as_scores(upper, "upper", len(low))
+    if (low > high).any():
+        row = int(np.argmax(low > high))
+        raise ValueError(f"lower must not exceed upper; in row {row} it is {low[row]:g} > {high[row]:g}")
+    return low, high

@@ -1,0 +1,195 @@
+"""Proper scores and plain means: likelihood, Brier, accuracy, predictive variance.
+
+A true class the network does not know (label -1) has no probability of its own: multi-class scores leave such
+samples out (`salgp.metrics.evaluate` counts them), while the scores of correctness keep them, as wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from salgp.metrics.binned import Scheme, assign_bins
+from salgp.metrics.statistic import ArrayLike, FloatArray, Statistic, as_binary, as_distribution, as_numbers, as_scores, mean_of
+
+__all__ = ["BrierDecomposition", "accuracy", "brier", "brier_correct", "brier_decomposition", "mean_variance", "nll", "nll_correct"]
+
+EPS = float(np.finfo(np.float64).eps)
+"""Probabilities are kept this far from 0 in logarithms, as in scikit-learn: one certain error costs 36 nats, not infinity."""
+
+
+@dataclass(frozen=True)
+class BrierDecomposition:
+    """Murphy's parts of the Brier score of the confidence: ``brier = reliability - resolution + uncertainty + within_bin``.
+
+    Args:
+        reliability: squared gap between mean confidence and accuracy of the bins (smaller is better).
+        resolution: squared distance of the bins' accuracies from the overall one (larger is better).
+        uncertainty: ``a (1 - a)`` of the overall accuracy a; not the method's doing.
+        within_bin: what the binning hides: spread of confidence inside bins less twice its covariance with correctness.
+    """
+
+    reliability: float
+    resolution: float
+    uncertainty: float
+    within_bin: float
+
+    @property
+    def brier(self) -> float:
+        """The Brier score of the confidence, put together again."""
+        return self.reliability - self.resolution + self.uncertainty + self.within_bin
+
+
+def accuracy(correct: ArrayLike) -> float:
+    """Share of correct predictions.
+
+    Example:
+        >>> accuracy([True, True, False, True])
+        0.75
+    """
+    return accuracy_statistic(correct).value()
+
+
+def nll(probs: ArrayLike, labels: ArrayLike) -> float:
+    """Multi-class negative log-likelihood, the mean of ``-log p(true class)``, in nats.
+
+    Args:
+        probs: ``(n, c)`` rows sum to 1.
+        labels: ``(n,)`` true classes; samples of an unknown class (-1) are left out.
+
+    Returns:
+        A value of at least 0.
+
+    Example:
+        >>> round(nll([[0.5, 0.5], [0.9, 0.1], [0.8, 0.2]], [1, 0, -1]), 4)
+        0.3993
+    """
+    return nll_statistic(probs, labels).value()
+
+
+def nll_correct(confidence: ArrayLike, correct: ArrayLike) -> float:
+    """Negative log-likelihood of correctness: ``-mean(c log s + (1 - c) log(1 - s))``, in nats.
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+
+    Returns:
+        A value of at least 0.
+
+    Example:
+        >>> round(nll_correct([0.5, 0.9], [0, 1]), 4)
+        0.3993
+    """
+    return nll_correct_statistic(confidence, correct).value()
+
+
+def brier(probs: ArrayLike, labels: ArrayLike) -> float:
+    """Multi-class Brier score, the mean of ``sum_k (p_k - [y = k])^2``; between 0 and 2.
+
+    Args:
+        probs: ``(n, c)`` rows sum to 1.
+        labels: ``(n,)`` true classes; samples of an unknown class (-1) are left out.
+
+    Returns:
+        A value in [0, 2]; scikit-learn halves it for two classes.
+
+    Example:
+        >>> round(brier([[0.5, 0.5], [1.0, 0.0]], [1, 0]), 3)
+        0.25
+    """
+    return brier_statistic(probs, labels).value()
+
+
+def brier_correct(confidence: ArrayLike, correct: ArrayLike) -> float:
+    """Brier score of correctness, the mean of ``(s - c)^2``.
+
+    Example:
+        >>> round(brier_correct([0.5, 1.0], [0, 1]), 3)
+        0.125
+    """
+    return brier_correct_statistic(confidence, correct).value()
+
+
+def brier_decomposition(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> BrierDecomposition:
+    """Reliability, resolution and uncertainty of the confidence (Murphy 1973), and what binning hides (Stephenson et al. 2008).
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        n_bins: number of bins.
+        scheme: equal width or equal mass.
+
+    Returns:
+        The parts, which add up to `brier_correct` exactly.
+
+    Example:
+        >>> parts = brier_decomposition([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0])
+        >>> round(parts.reliability, 3), round(parts.resolution, 4), round(parts.uncertainty, 4)
+        (0.01, 0.0625, 0.1875)
+    """
+    s = as_scores(confidence, "confidence")
+    c = as_binary(correct, "correct", len(s))
+    index, edges = assign_bins(s, n_bins, scheme)
+    count = np.maximum(np.bincount(index, minlength=len(edges) - 1), 1)
+    mean_s, mean_c = (np.bincount(index, x, len(count)) / count for x in (s, c))
+    ds, dc = s - mean_s[index], c - mean_c[index]
+    return BrierDecomposition(
+        reliability=float(np.mean((mean_s - mean_c)[index] ** 2)),
+        resolution=float(np.mean((mean_c[index] - c.mean()) ** 2)),
+        uncertainty=float(c.mean() * (1 - c.mean())),
+        within_bin=float(np.mean(ds**2 - 2 * ds * dc)),
+    )
+
+
+def mean_variance(std: ArrayLike) -> float:
+    """Mean predictive variance of the confidence, from its standard deviations ``(n,)``.
+
+    Example:
+        >>> round(mean_variance([0.1, 0.3]), 3)
+        0.05
+    """
+    return mean_variance_statistic(std).value()
+
+
+def accuracy_statistic(correct: ArrayLike) -> Statistic:
+    return mean_of(as_binary(correct, "correct"))
+
+
+def nll_statistic(probs: ArrayLike, labels: ArrayLike) -> Statistic:
+    p, y = as_distribution(probs, labels)
+    true = p[np.arange(len(y)), np.maximum(y, 0)].astype(np.float64)
+    return _mean_of_known(-np.log(np.clip(true, EPS, 1.0)), y >= 0)
+
+
+def nll_correct_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
+    s = np.clip(as_scores(confidence, "confidence"), EPS, 1 - EPS)
+    c = as_binary(correct, "correct", len(s))
+    return mean_of(-np.log(np.where(c == 1, s, 1 - s)))
+
+
+def brier_statistic(probs: ArrayLike, labels: ArrayLike) -> Statistic:
+    p, y = as_distribution(probs, labels)
+    true = p[np.arange(len(y)), np.maximum(y, 0)].astype(np.float64)
+    squares = np.einsum("ij,ij->i", p, p, dtype=np.float64)
+    return _mean_of_known(squares - 2 * true + 1, y >= 0)
+
+
+def brier_correct_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
+    s = as_scores(confidence, "confidence")
+    return mean_of((s - as_binary(correct, "correct", len(s))) ** 2)
+
+
+def mean_variance_statistic(std: ArrayLike) -> Statistic:
+    values = as_numbers(std, "std")
+    if values.min() < 0:
+        raise ValueError(f"std must not be negative, got {values.min():g} in row {values.argmin()}")
+    return mean_of(values**2)
+
+
+def _mean_of_known(scores: FloatArray, known: np.ndarray) -> Statistic:
+    if not known.any():
+        raise ValueError("every label is -1 (unknown): a multi-class score needs samples of known classes")
+    inner = mean_of(scores[known])
+    return Statistic(len(known), lambda weights: inner.of_weights(weights[..., known]))

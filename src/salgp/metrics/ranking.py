@@ -1,0 +1,178 @@
+"""Does the confidence put errors last? Scores of ranking, selection and novelty detection.
+
+Ties are treated as an ordering at random would on average, so the order of the samples never matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from salgp.metrics.statistic import ArrayLike, FloatArray, IntArray, Statistic, as_binary, as_numbers, group_sums
+
+__all__ = ["RiskCoverage", "aurc", "auroc", "fpr95", "ood_auroc", "risk_coverage"]
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCoverage:
+    """Error rate among the accepted samples, by the share accepted.
+
+    Args:
+        coverage: ``(n,)`` share of samples accepted, ``1/n`` to 1, most confident first.
+        risk: ``(n,)`` error rate among them.
+    """
+
+    coverage: FloatArray
+    risk: FloatArray
+
+    @property
+    def area(self) -> float:
+        """Area under the curve (AURC): the mean risk over all coverages."""
+        return float(self.risk.mean())
+
+
+def auroc(confidence: ArrayLike, correct: ArrayLike) -> float:
+    """Area under the ROC curve of spotting errors: the chance that a correct prediction is more confident than a wrong one.
+
+    Args:
+        confidence: ``(n,)`` any score that is larger for surer predictions.
+        correct: ``(n,)`` 0/1 or boolean.
+
+    Returns:
+        A value in [0, 1], 0.5 for chance; NaN where all predictions are correct, or all wrong.
+
+    Example:
+        >>> auroc([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])
+        0.75
+    """
+    return auroc_statistic(confidence, correct).value()
+
+
+def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
+    """Error rate when only the most confident samples are accepted, at every coverage (Geifman & El-Yaniv 2017).
+
+    Args:
+        confidence: ``(n,)`` any score that is larger for surer predictions.
+        correct: ``(n,)`` 0/1 or boolean.
+
+    Returns:
+        The curve, from one accepted sample to all.
+
+    Example:
+        >>> risk_coverage([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]).risk.round(2)
+        array([0.  , 0.  , 0.33, 0.25])
+    """
+    s, c = _checked(confidence, correct)
+    group, n_groups = _rank_groups(-s)
+    expected = np.bincount(group, 1 - c, n_groups) / np.bincount(group, minlength=n_groups)
+    accepted = np.arange(1, len(s) + 1)
+    return RiskCoverage(accepted / len(s), np.cumsum(expected[np.sort(group)]) / accepted)
+
+
+def aurc(confidence: ArrayLike, correct: ArrayLike) -> float:
+    """Area under the risk-coverage curve: mean error rate over all coverages; smaller is better.
+
+    Args:
+        confidence: ``(n,)`` any score that is larger for surer predictions.
+        correct: ``(n,)`` 0/1 or boolean.
+
+    Returns:
+        A value in [0, 1].
+
+    Example:
+        >>> round(aurc([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), 4)
+        0.1458
+    """
+    return aurc_statistic(confidence, correct).value()
+
+
+def ood_auroc(novelty: ArrayLike, is_ood: ArrayLike) -> float:
+    """Chance that an out-of-distribution sample has a larger novelty score than one from the distribution.
+
+    Args:
+        novelty: ``(n,)`` larger means less like the known data.
+        is_ood: ``(n,)`` 0/1 or boolean.
+
+    Returns:
+        A value in [0, 1], 0.5 for chance; NaN where one of the two kinds is absent.
+
+    Example:
+        >>> ood_auroc([0.1, 0.2, 0.9], [0, 0, 1])
+        1.0
+    """
+    return ood_auroc_statistic(novelty, is_ood).value()
+
+
+def fpr95(novelty: ArrayLike, is_ood: ArrayLike) -> float:
+    """Share of out-of-distribution samples accepted by the threshold that accepts 95 % of the others.
+
+    Args:
+        novelty: ``(n,)`` larger means less like the known data.
+        is_ood: ``(n,)`` 0/1 or boolean.
+
+    Returns:
+        A value in [0, 1], smaller is better; NaN where one of the two kinds is absent.
+
+    Example:
+        >>> fpr95([0.1, 0.2, 0.15, 0.9], [0, 0, 1, 1])
+        0.5
+    """
+    score = as_numbers(novelty, "novelty")
+    ood = as_binary(is_ood, "is_ood", len(score)) == 1
+    if ood.all() or not ood.any():
+        return float("nan")
+    known = np.sort(score[~ood])
+    threshold = known[-(-95 * len(known) // 100) - 1]  # integer ceiling: exactly 95 % suffice
+    return float(np.mean(score[ood] <= threshold))
+
+
+def auroc_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
+    s, c = _checked(confidence, correct)
+    return _pair_order(s, c)
+
+
+def ood_auroc_statistic(novelty: ArrayLike, is_ood: ArrayLike) -> Statistic:
+    score = as_numbers(novelty, "novelty")
+    return _pair_order(score, as_binary(is_ood, "is_ood", len(score)))
+
+
+def aurc_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
+    """In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the expected risk
+    ``(E + k e/g) / (N + k)``; their sum is ``e + (E - N e/g) (H(N + g) - H(N))`` with harmonic numbers H."""
+    s, c = _checked(confidence, correct)
+    group, n_groups = _rank_groups(-s)
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])
+
+    def of_weights(weights: FloatArray) -> FloatArray:
+        g, e = group_sums(weights, group, n_groups), group_sums(weights * (1 - c), group, n_groups)
+        after, errors_after = g.cumsum(axis=-1), e.cumsum(axis=-1)
+        before = after - g
+        steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]
+        risks = e + (errors_after - e - before * e / np.maximum(g, 1)) * steps
+        return np.asarray(risks.sum(axis=-1) / weights.sum(axis=-1))
+
+    return Statistic(len(s), of_weights)
+
+
+def _pair_order(score: FloatArray, positive: FloatArray) -> Statistic:
+    """Share of (positive, negative) pairs in the right order, ties counting half."""
+    group, n_groups = _rank_groups(score)
+
+    def of_weights(weights: FloatArray) -> FloatArray:
+        p, q = group_sums(weights * positive, group, n_groups), group_sums(weights * (1 - positive), group, n_groups)
+        pairs = p.sum(axis=-1) * q.sum(axis=-1)
+        ordered = (p * (q.cumsum(axis=-1) - q / 2)).sum(axis=-1)
+        return np.where(pairs > 0, ordered / np.maximum(pairs, 1), np.nan)
+
+    return Statistic(len(score), of_weights)
+
+
+def _rank_groups(score: FloatArray) -> tuple[IntArray, int]:
+    values, group = np.unique(score, return_inverse=True)
+    return group, len(values)
+
+
+def _checked(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    s = as_numbers(confidence, "confidence")
+    return s, as_binary(correct, "correct", len(s))

@@ -1,0 +1,168 @@
+"""Input checks of all metrics, and the one form they share: a function of sample weights.
+
+A `Statistic` holds prepared data and gives its value for any integer weights. Weights of one give the metric
+itself; the counts of a bootstrap resample give the metric of that resample, many at a time. So every formula is
+written once and resamples at array speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["ArrayLike", "FloatArray", "IntArray", "Statistic", "as_binary", "as_distribution", "as_numbers", "as_scores", "group_sums", "mean_of"]
+
+ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+
+_SUM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Statistic:
+    """A metric of ``n`` samples as a function of their weights.
+
+    Args:
+        n: number of samples.
+        of_weights: maps weights ``(..., n)`` to values ``(...)``.
+
+    Example:
+        >>> mean_of(np.array([1.0, 3.0])).value()
+        2.0
+    """
+
+    n: int
+    of_weights: Callable[[FloatArray], FloatArray]
+
+    def value(self) -> float:
+        """The metric of the samples as they are."""
+        return float(self.of_weights(np.ones(self.n)))
+
+
+def mean_of(scores: FloatArray) -> Statistic:
+    """The weighted mean of per-sample scores.
+
+    Example:
+        >>> mean_of(np.array([1.0, 3.0])).of_weights(np.array([[1.0, 1.0], [2.0, 0.0]]))
+        array([2., 1.])
+    """
+    return Statistic(len(scores), lambda weights: weights @ scores / weights.sum(axis=-1))
+
+
+def group_sums(weights: FloatArray, index: IntArray, n_groups: int) -> FloatArray:
+    """Sum weights ``(..., n)`` over the groups given by ``index`` ``(n,)``: ``(..., n_groups)``.
+
+    Example:
+        >>> group_sums(np.array([1.0, 2.0, 4.0]), np.array([0, 1, 0]), 2)
+        array([5., 2.])
+    """
+    rows = weights.reshape(-1, weights.shape[-1])
+    sums: FloatArray = np.stack([np.bincount(index, row, n_groups).astype(np.float64, copy=False) for row in rows])
+    return sums.reshape(*weights.shape[:-1], n_groups)
+
+
+def as_numbers(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
+    """Check finite numbers ``(n,)`` and give them as float64.
+
+    Example:
+        >>> as_numbers([0, 1], "novelty")
+        array([0., 1.])
+    """
+    values = _to_numpy(x, what).astype(np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"{what} must have shape (n,), got {values.shape}")
+    if not len(values):
+        raise ValueError(f"{what} is empty: a metric needs at least one sample")
+    if n is not None and len(values) != n:
+        raise ValueError(f"{what} must have {n} values, one per sample, got {len(values)}")
+    _refuse_non_finite(values, what)
+    return values
+
+
+def as_scores(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
+    """Check probabilities ``(n,)`` in [0, 1] and give them as float64.
+
+    Example:
+        >>> as_scores([0.5, 1.0], "confidence")
+        array([0.5, 1. ])
+    """
+    values = as_numbers(x, what, n)
+    _refuse_outside_unit(values, what)
+    return values
+
+
+def as_binary(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
+    """Check ``(n,)`` values that are all 0 or 1 (or boolean) and give them as float64.
+
+    Example:
+        >>> as_binary([True, False], "correct")
+        array([1., 0.])
+    """
+    values = as_numbers(x, what, n)
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if len(wrong):
+        raise ValueError(f"{what} must be 0/1 or boolean, got {values[wrong[0]]:g} in row {wrong[0]}; for class indices pass `label == labels`")
+    return values
+
+
+def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.floating[Any]], IntArray]:
+    """Check class probabilities ``(n, c)`` and labels ``(n,)`` in -1..c-1; the floating type is kept.
+
+    Example:
+        >>> as_distribution([[0.5, 0.5]], [1])
+        (array([[0.5, 0.5]]), array([1]))
+    """
+    p = _to_numpy(probs, "probs")
+    if p.ndim != 2:
+        raise ValueError(f"probs must have shape (n, c), got {p.shape}")
+    if not p.size:
+        raise ValueError(f"probs is empty, shape {p.shape}: a metric needs at least one sample")
+    p = p if p.dtype in (np.float32, np.float64) else p.astype(np.float32 if p.dtype == np.float16 else np.float64)
+    _refuse_non_finite(p, "probs")
+    _refuse_outside_unit(p, "probs")
+    off = np.abs(p.sum(axis=1, dtype=np.float64) - 1)
+    if off.max() > _SUM_TOLERANCE:
+        raise ValueError(f"rows of probs must sum to 1; row {off.argmax()} sums to {p[off.argmax()].sum():g}")
+    return p, _as_classes(labels, *p.shape)
+
+
+def _as_classes(labels: ArrayLike, n: int, c: int) -> IntArray:
+    y = _to_numpy(labels, "labels")
+    if y.shape != (n,):
+        raise ValueError(f"labels must have shape ({n},), one per sample, got {y.shape}")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise TypeError(f"labels must be integer class indices, got {y.dtype}")
+    bad = np.flatnonzero((y < -1) | (y >= c))
+    if len(bad):
+        raise ValueError(f"label {y[bad[0]]} of sample {bad[0]} is out of range: expected 0..{c - 1}, or -1 for an unknown class")
+    return y.astype(np.int64)
+
+
+def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
+    if isinstance(x, Tensor):
+        tensor = x.detach().cpu()
+        return np.asarray((tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy())
+    values = np.asarray(x)
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{what} must be numbers, got {values.dtype}")
+    return values
+
+
+def _refuse_non_finite(values: NDArray[Any], what: str) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        row = int(np.argwhere(~finite)[0, 0])
+        raise ValueError(f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} values in all); remove these samples first")
+
+
+def _refuse_outside_unit(values: NDArray[Any], what: str) -> None:
+    slack = 1e-6  # rounding of a softmax in single precision
+    if values.min() < -slack or values.max() > 1 + slack:
+        outside = values[(values < -slack) | (values > 1 + slack)][0]
+        raise ValueError(f"{what} must be probabilities in [0, 1], got {outside:g}; are these logits? Apply softmax first")
