@@ -114,7 +114,11 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
     """Write ``value`` as indented JSON."""
     text = json.dumps(value, indent=1, allow_nan=True)
-    return write_whole(path, lambda part: part.write_text(text + "\n", encoding="utf-8") and None)
+
+    def write(part: Path) -> None:
+        part.write_text(text + "\n", encoding="utf-8")
+
+    return write_whole(path, write)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

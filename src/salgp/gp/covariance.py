@@ -1,0 +1,431 @@
+"""Covariances as formulas on distances and groups; composition by ``+`` and ``*``.
+
+A GP sees `Rows`: named blocks of numbers (features, confidence, ...) and named groups (layer, predicted class).
+`gaps` compares two sets of rows once: squared distances per block, group pairs. A covariance is then a formula on
+those gaps and on its parameters ``theta``, so a whole hyperparameter search touches the inputs a single time.
+
+Which rows share a layer is data: group ``-1`` belongs to no group, so a row with layer ``-1`` keeps only the terms
+that are shared by all layers. That is the paper's global prediction.
+
+Base kernels (``r`` = distance / lengthscale, ``v`` = variance):
+    RBF ``v exp(-r^2/2)``; Matern 1/2 ``v exp(-r)``; Matern 3/2 ``v (1+t) exp(-t)``, ``t = sqrt(3) r``;
+    Matern 5/2 ``v (1+t+t^2/3) exp(-t)``, ``t = sqrt(5) r``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salgp.storage import storable
+
+__all__ = ["ARD", "KERNELS", "Covariance", "Gaps", "Index", "Parameter", "Product", "Rows", "Same", "Scale", "Stationary", "Sum", "gaps", "self_gaps"]
+
+Theta = Mapping[str, Tensor]
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Inputs of a GP: blocks ``(..., N, d)`` and integer groups ``(..., N)``; -1 is "no group"."""
+
+    blocks: Mapping[str, Tensor]
+    groups: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return next(iter(self.blocks.values())).shape[-2]
+
+    def __getitem__(self, index: Any) -> Rows:
+        return Rows({k: x[..., index, :] for k, x in self.blocks.items()}, {k: g[..., index] for k, g in self.groups.items()})
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Rows:
+        """Apply ``function`` to every tensor."""
+        return Rows({k: function(x) for k, x in self.blocks.items()}, {k: function(g) for k, g in self.groups.items()})
+
+    def flatten(self) -> Rows:
+        """Merge leading axes: ``(n, L, d)`` becomes ``(n * L, d)``."""
+        return Rows({k: x.reshape(-1, x.shape[-1]) for k, x in self.blocks.items()}, {k: g.reshape(-1) for k, g in self.groups.items()})
+
+    def ungrouped(self, group: str) -> Rows:
+        """The same rows, belonging to no ``group`` (nor to a group nested in it, ``group/...``)."""
+        return Rows(self.blocks, {k: torch.full_like(g, -1) if _within(k, group) else g for k, g in self.groups.items()})
+
+    @staticmethod
+    def concatenate(parts: Iterable[Rows]) -> Rows:
+        """Stack several sets of rows."""
+        every = list(parts)
+        blocks = {k: torch.cat([p.blocks[k] for p in every], dim=-2) for k in every[0].blocks}
+        return Rows(blocks, {k: torch.cat([p.groups[k] for p in every], dim=-1) for k in every[0].groups})
+
+
+@dataclass(frozen=True, eq=False)
+class Gaps:
+    """Comparison of two sets of rows: squared distances, raw points (for ARD) and group pairs, all broadcastable."""
+
+    squared: Mapping[str, Tensor]
+    points: Mapping[str, tuple[Tensor, Tensor]]
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+
+    def with_pairs(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> Gaps:
+        """The same distances under other group memberships."""
+        return Gaps(self.squared, self.points, pairs)
+
+
+def gaps(a: Rows, b: Rows, covariance: Covariance) -> Gaps:
+    """Compare rows ``a`` (..., N) with rows ``b`` (..., M), for the blocks that ``covariance`` reads."""
+    kinds = covariance.reads()
+    squared = {k: _squared_distance(a.blocks[k], b.blocks[k]) for k, kind in kinds if kind == "squared"}
+    if a is b:
+        for x in squared.values():
+            x.diagonal(dim1=-2, dim2=-1).zero_()
+    points = {k: (a.blocks[k], b.blocks[k]) for k, kind in kinds if kind == "points"}
+    return Gaps(squared, points, pairs_of(a, b))
+
+
+def pairs_of(a: Rows, b: Rows) -> dict[str, tuple[Tensor, Tensor]]:
+    """Group memberships of two sets of rows, shaped to broadcast to (..., N, M)."""
+    return {k: (a.groups[k][..., :, None], b.groups[k][..., None, :]) for k in a.groups}
+
+
+def self_gaps(a: Rows, covariance: Covariance) -> Gaps:
+    """Each row compared with itself: zero distances of shape (..., N), for prior variances."""
+    some = next(iter(a.blocks.values()))
+    zero = torch.zeros(some.shape[:-1], dtype=torch.float64, device=some.device)
+    return Gaps({k: zero for k, _ in covariance.reads()}, {}, {k: (g, g) for k, g in a.groups.items()})
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Data-driven scales for starting points: typical squared distance per block, and the variance of the target."""
+
+    squared: Mapping[str, float]
+    variance: float
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """A learnable array with its starting point and bounds (positive quantities are stored as logarithms)."""
+
+    name: str
+    start: Tensor
+    lower: float
+    upper: float
+
+
+class Covariance(ABC):
+    """A positive semi-definite formula on `Gaps`."""
+
+    @abstractmethod
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        """Covariance matrix for the given gaps."""
+
+    @abstractmethod
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        """Learnable parameters with data-driven starting points."""
+
+    @abstractmethod
+    def reads(self) -> set[tuple[str, str]]:
+        """Blocks it reads, each with how: ``squared`` distances or raw ``points``."""
+
+    def uses_group(self, group: str) -> bool:
+        """Does the value depend on membership of ``group``?"""
+        return False
+
+    def __add__(self, other: Covariance) -> Sum:
+        return Sum((self, other))
+
+    def __mul__(self, other: Covariance) -> Product:
+        return Product((self, other))
+
+
+@storable
+@dataclass(frozen=True)
+class Stationary(Covariance):
+    """``v * kernel(distance / lengthscale)`` on one block.
+
+    Args:
+        block: which numbers of a row are compared.
+        kernel: one of `KERNELS`.
+        name: prefix of the parameter names; the block's name where empty.
+        unit: fix the variance at 1 (inside a product that has its own scale).
+        per: a group name; then every group has its own variance and lengthscale, and rows of different groups do
+            not covary (the additive model's ``[l = l'] k_l``).
+        n_groups: number of groups of ``per``.
+    """
+
+    block: str
+    kernel: str = "matern52"
+    name: str = ""
+    unit: bool = False
+    per: str = ""
+    n_groups: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kernel not in KERNELS:
+            raise ValueError(f"unknown kernel {self.kernel!r}; choose from {', '.join(KERNELS)}")
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        log_lengthscale, log_variance, mask = theta[f"{self._name}.log_lengthscale"], theta.get(f"{self._name}.log_variance"), None
+        if self.per:
+            left, right = gaps.pairs[self.per]
+            mask, own = (left == right) & (left >= 0), left.clamp_min(0)
+            log_lengthscale = log_lengthscale[own]
+            log_variance = None if log_variance is None else log_variance[own]
+        K = stationary(self.kernel, gaps.squared[self.block], log_lengthscale)
+        K = K if log_variance is None else K * log_variance.exp()
+        return K if mask is None else K * mask
+
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        typical = 0.5 * _log(scale.squared[self.block] or 1.0)
+        shape = (self.n_groups,) if self.per else ()
+        lengthscale = Parameter(f"{self._name}.log_lengthscale", _full(shape, typical), typical - 5.0, typical + 5.0)
+        return [lengthscale] if self.unit else [lengthscale, _variance(f"{self._name}.log_variance", shape, scale)]
+
+    def reads(self) -> set[tuple[str, str]]:
+        return {(self.block, "squared")}
+
+    def uses_group(self, group: str) -> bool:
+        return _within(self.per, group)
+
+    @property
+    def _name(self) -> str:
+        return self.name or self.block
+
+
+@storable
+@dataclass(frozen=True)
+class ARD(Covariance):
+    """Stationary kernel with one lengthscale per dimension of the block (RED's kernels)."""
+
+    block: str
+    width: int
+    kernel: str = "rbf"
+    name: str = ""
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        name = self.name or self.block
+        if self.block in gaps.points:
+            left, right = gaps.points[self.block]
+            inverse = (-theta[f"{name}.log_lengthscales"]).exp()
+            squared = _squared_distance(left * inverse, right * inverse).clamp_min(1e-20)
+        else:
+            squared = gaps.squared[self.block]
+        return KERNELS[self.kernel](squared)[0] * theta[f"{name}.log_variance"].exp()
+
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        name, typical = self.name or self.block, 0.5 * _log(scale.squared[self.block] or 1.0)
+        return [
+            Parameter(f"{name}.log_lengthscales", _full((self.width,), typical), typical - 5.0, typical + 7.0),
+            _variance(f"{name}.log_variance", (), scale),
+        ]
+
+    def reads(self) -> set[tuple[str, str]]:
+        return {(self.block, "points")}
+
+
+@storable
+@dataclass(frozen=True)
+class Index(Covariance):
+    """Coregionalisation matrix ``B[g, g']`` between groups; a row without a group has none.
+
+    ``rank=0`` is the paper's reduced form ``B = a 11' + diag(b)``; ``rank>0`` is ``B = W W' + diag(v)``.
+    """
+
+    group: str
+    n_groups: int
+    rank: int = 0
+    name: str = ""
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        left, right = gaps.pairs[self.group]
+        B = self.matrix(theta)
+        return B[left.clamp_min(0), right.clamp_min(0)] * ((left >= 0) & (right >= 0))
+
+    def matrix(self, theta: Theta) -> Tensor:
+        """The learned ``B``, ``(n_groups, n_groups)``."""
+        own = theta[f"{self._name}.log_own"].exp().diag()
+        if self.rank:
+            W = theta[f"{self._name}.W"]
+            return W @ W.T + own
+        return theta[f"{self._name}.log_shared"].exp() + own
+
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        own = _variance(f"{self._name}.log_own", (self.n_groups,), scale)
+        if not self.rank:
+            return [_variance(f"{self._name}.log_shared", (), scale), own]
+        size = scale.variance**0.5
+        pattern = torch.cos(torch.arange(self.n_groups * self.rank, dtype=torch.float64).reshape(self.n_groups, self.rank) * 0.7)
+        return [Parameter(f"{self._name}.W", size * (0.6 + 0.3 * pattern), -30.0 * size, 30.0 * size), own]
+
+    def reads(self) -> set[tuple[str, str]]:
+        return set()
+
+    def uses_group(self, group: str) -> bool:
+        return _within(self.group, group)
+
+    @property
+    def _name(self) -> str:
+        return self.name or self.group
+
+
+@storable
+@dataclass(frozen=True)
+class Same(Covariance):
+    """``[g = g']``: 1 where both rows are in the same group, 0 elsewhere; no parameters."""
+
+    group: str
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        left, right = gaps.pairs[self.group]
+        return ((left == right) & (left >= 0)).double()
+
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        return []
+
+    def reads(self) -> set[tuple[str, str]]:
+        return set()
+
+    def uses_group(self, group: str) -> bool:
+        return _within(self.group, group)
+
+
+@storable
+@dataclass(frozen=True)
+class Sum(Covariance):
+    """Sum of covariances; independent processes added up."""
+
+    terms: tuple[Covariance, ...]
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        total = self.terms[0](theta, gaps)
+        for term in self.terms[1:]:
+            total = total + term(theta, gaps)
+        return total
+
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        share = Scale(scale.squared, scale.variance / len(self.terms))
+        return [p for term in self.terms for p in term.parameters(share)]
+
+    def reads(self) -> set[tuple[str, str]]:
+        return set().union(*(term.reads() for term in self.terms))
+
+    def uses_group(self, group: str) -> bool:
+        return any(term.uses_group(group) for term in self.terms)
+
+    def __add__(self, other: Covariance) -> Sum:
+        return Sum((*self.terms, other))
+
+
+@storable
+@dataclass(frozen=True)
+class Product(Covariance):
+    """Product of covariances."""
+
+    factors: tuple[Covariance, ...]
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        total = self.factors[0](theta, gaps)
+        for factor in self.factors[1:]:
+            total = total * factor(theta, gaps)
+        return total
+
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        return [p for factor in self.factors for p in factor.parameters(scale)]
+
+    def reads(self) -> set[tuple[str, str]]:
+        return set().union(*(factor.reads() for factor in self.factors))
+
+    def uses_group(self, group: str) -> bool:
+        return any(factor.uses_group(group) for factor in self.factors)
+
+
+def rbf(squared: Tensor) -> tuple[Tensor, Tensor]:
+    """RBF value and its derivative by the log-lengthscale, from ``r^2``."""
+    K = (-0.5 * squared).exp()
+    return K, squared * K
+
+
+def matern12(squared: Tensor) -> tuple[Tensor, Tensor]:
+    """Matern 1/2 value and its derivative by the log-lengthscale, from ``r^2``."""
+    r = squared.sqrt()
+    K = (-r).exp()
+    return K, r * K
+
+
+def matern32(squared: Tensor) -> tuple[Tensor, Tensor]:
+    """Matern 3/2 value and its derivative by the log-lengthscale, from ``r^2``."""
+    t = (3.0 * squared).sqrt()
+    decay = (-t).exp()
+    return (1.0 + t) * decay, t * t * decay
+
+
+def matern52(squared: Tensor) -> tuple[Tensor, Tensor]:
+    """Matern 5/2 value and its derivative by the log-lengthscale, from ``r^2``."""
+    t = (5.0 * squared).sqrt()
+    decay = (-t).exp()
+    return (1.0 + t + t * t / 3.0) * decay, t * t * (1.0 + t) / 3.0 * decay
+
+
+KERNELS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
+"""Base kernels by name: ``r^2 -> (value, d value / d log lengthscale)``."""
+
+
+def stationary(kernel: str, squared: Tensor, log_lengthscale: Tensor) -> Tensor:
+    """Kernel value on fixed squared distances; differentiable in the log-lengthscale only."""
+    if log_lengthscale.requires_grad and torch.is_grad_enabled():
+        value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale)  # type: ignore[no-untyped-call]
+        return value
+    return KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())[0]
+
+
+class _OnFixedDistances(torch.autograd.Function):
+    """Closed-form gradient by the log-lengthscale: one saved matrix instead of autograd's five."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor) -> Tensor:
+        value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
+        ctx.save_for_backward(slope)
+        ctx.shape = log_lengthscale.shape
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:  # type: ignore[override]
+        (slope,) = ctx.saved_tensors
+        if not ctx.shape:
+            return None, None, torch.dot(grad.reshape(-1), slope.reshape(-1))
+        return None, None, (grad * slope).sum_to_size(ctx.shape)
+
+
+def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Squared Euclidean distances (..., N, M) in double precision, clipped at zero.
+
+    The common mean is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate.
+    """
+    centre = b.double().mean(dim=-2, keepdim=True) if b.shape[-2] else 0.0
+    x, y = a.double() - centre, b.double() - centre
+    norms = (x * x).sum(-1)[..., :, None] + (y * y).sum(-1)[..., None, :]
+    multiply_add = torch.baddbmm if x.ndim == 3 else torch.addmm
+    return multiply_add(norms, x, y.mT, alpha=-2.0).clamp_min_(0.0)
+
+
+def _within(name: str, group: str) -> bool:
+    """Is group ``name`` the given one, or nested in it?"""
+    return name.split("/")[0] == group
+
+
+def _variance(name: str, shape: tuple[int, ...], scale: Scale) -> Parameter:
+    typical = _log(scale.variance)
+    return Parameter(name, _full(shape, typical), typical - 14.0, typical + 7.0)
+
+
+def _full(shape: tuple[int, ...], value: float) -> Tensor:
+    return torch.full(shape, value, dtype=torch.float64)
+
+
+def _log(x: float) -> float:
+    return float(torch.tensor(x, dtype=torch.float64).log())

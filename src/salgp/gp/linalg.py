@@ -1,0 +1,76 @@
+"""Factorisations and the one jitter policy. Every Cholesky, solve and log-determinant of the library is here."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["NotPositiveDefiniteError", "cholesky", "log_determinant", "lower_inverse", "solve_lower", "spectral_root"]
+
+JITTERS = (0.0, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
+"""Fractions of the mean diagonal that are added in turn until the factorisation succeeds."""
+
+
+class NotPositiveDefiniteError(ValueError):
+    """A covariance matrix could not be factorised even with the largest jitter."""
+
+
+def cholesky(K: Tensor, start: float = 0.0) -> Tensor:
+    """Lower Cholesky factor of a covariance matrix, with the least jitter of `JITTERS` that works.
+
+    Args:
+        K: ``(n, n)`` symmetric matrix.
+        start: smallest jitter to try; inducing covariances start at 1e-8 because their rows are often alike.
+
+    Returns:
+        Lower-triangular ``L`` with ``L L' = K + jitter * mean(diag K) * I``.
+
+    Example:
+        >>> cholesky(torch.tensor([[4.0, 0.0], [0.0, 9.0]]))
+        tensor([[2., 0.],
+                [0., 3.]])
+    """
+    scale = K.detach().diagonal().mean()
+    if not torch.isfinite(scale):
+        raise NotPositiveDefiniteError("the covariance matrix holds NaN or infinity; check the inputs and hyperparameters")
+    eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
+    for jitter in (j for j in JITTERS if j >= start):
+        L, info = torch.linalg.cholesky_ex(K if jitter == 0.0 else K + (jitter * scale) * eye)
+        if int(info) == 0:
+            return L
+    raise NotPositiveDefiniteError(
+        f"the {len(K)} x {len(K)} covariance matrix is not positive definite even with jitter {JITTERS[-1]:g};"
+        " are there many duplicate rows and no noise?"
+    )
+
+
+def solve_lower(L: Tensor, B: Tensor) -> Tensor:
+    """``L^-1 B`` for lower-triangular ``L``; ``B`` may be a vector."""
+    if B.ndim == 1:
+        return torch.linalg.solve_triangular(L, B[:, None], upper=False)[:, 0]
+    return torch.linalg.solve_triangular(L, B, upper=False)
+
+
+def lower_inverse(L: Tensor) -> Tensor:
+    """``L^-1`` of a lower-triangular matrix."""
+    return solve_lower(L, torch.eye(len(L), dtype=L.dtype, device=L.device))
+
+
+def log_determinant(L: Tensor) -> Tensor:
+    """``log det (L L')`` from the Cholesky factor."""
+    return 2.0 * L.diagonal().log().sum()
+
+
+def spectral_root(A: Tensor) -> Tensor:
+    """Symmetric-factor root ``R`` with ``R R' = I - (I + A)^-1`` for positive semi-definite ``A``.
+
+    This is what an inducing posterior removes from the prior variance, in whitened coordinates.
+
+    Example:
+        >>> R = spectral_root(torch.eye(2, dtype=torch.float64))
+        >>> (R @ R.T).diagonal()
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    values, vectors = torch.linalg.eigh(A)
+    positive = values.clamp_min(0.0)
+    return vectors * (positive / (1.0 + positive)).sqrt()

@@ -1,0 +1,158 @@
+"""Maximise an objective over named, bounded parameters, and say plainly how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salgp.gp.covariance import Parameter
+from salgp.gp.linalg import NotPositiveDefiniteError
+
+__all__ = ["Fit", "NotConvergedWarning", "maximise"]
+
+Objective = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class NotConvergedWarning(UserWarning):
+    """Hyperparameter optimisation stopped before it converged; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Outcome of an optimisation.
+
+    Args:
+        theta: the best parameters found.
+        value: objective at ``theta``.
+        converged: did the optimiser meet its own tolerance?
+        reason: why it stopped.
+        history: objective values in the order of evaluation.
+        restarts: final value of every restart; the best one is ``value``.
+    """
+
+    theta: Mapping[str, Tensor]
+    value: float
+    converged: bool
+    reason: str
+    history: tuple[float, ...]
+    restarts: tuple[float, ...] = ()
+
+
+def maximise(
+    objective: Objective,
+    parameters: Sequence[Parameter],
+    *,
+    optimizer: str = "lbfgs",
+    max_steps: int | None = None,
+    learning_rate: float = 5e-3,
+    tolerance: float = 1e-6,
+    restarts: int = 0,
+    seed: int = 0,
+) -> Fit:
+    """Maximise ``objective(theta)`` within the bounds of ``parameters``.
+
+    Args:
+        objective: maps named tensors to a scalar; differentiated by autograd.
+        parameters: names, starting points, bounds.
+        optimizer: ``"lbfgs"`` (bounded quasi-Newton) or ``"adam"`` (the paper's recipe: 2000 steps, rate 5e-3).
+        max_steps: iterations; 200 for L-BFGS, 2000 for Adam where None.
+        learning_rate: of Adam.
+        tolerance: relative change of the objective at which L-BFGS stops.
+        restarts: further runs from seeded random points; the best objective wins.
+        seed: of the restarts.
+
+    Returns:
+        The outcome; nothing is raised when it did not converge.
+
+    Example:
+        >>> start = Parameter("x", torch.zeros((), dtype=torch.float64), -5.0, 5.0)
+        >>> fit = maximise(lambda theta: -(theta["x"] - 2.0) ** 2, [start])
+        >>> round(float(fit.theta["x"]), 4), fit.converged
+        (2.0, True)
+    """
+    if optimizer not in ("lbfgs", "adam"):
+        raise ValueError(f"unknown optimizer {optimizer!r}; choose 'lbfgs' or 'adam'")
+    starts = [_flatten([p.start for p in parameters]), *_random_starts(parameters, restarts, seed)]
+    run = _lbfgs if optimizer == "lbfgs" else _adam
+    steps = max_steps or (200 if optimizer == "lbfgs" else 2000)
+    fits = [run(objective, parameters, start, steps, tolerance, learning_rate) for start in starts]
+    best = max(fits, key=lambda fit: fit.value if np.isfinite(fit.value) else -np.inf)
+    return Fit(best.theta, best.value, best.converged, best.reason, best.history, tuple(fit.value for fit in fits))
+
+
+def _lbfgs(objective: Objective, parameters: Sequence[Parameter], start: np.ndarray, steps: int, tolerance: float, _: float) -> Fit:
+    from scipy.optimize import minimize
+
+    history: list[float] = []
+
+    def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = _value_and_gradient(objective, parameters, x)
+        history.append(value)
+        return -value, -gradient
+
+    lower, upper = _bounds(parameters)
+    result = minimize(
+        negative, np.clip(start, lower, upper), jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True)),
+        options={"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20},
+    )  # fmt: skip
+    return Fit(_named(parameters, result.x), -float(result.fun), bool(result.success), str(result.message), tuple(history))
+
+
+def _adam(objective: Objective, parameters: Sequence[Parameter], start: np.ndarray, steps: int, _: float, rate: float) -> Fit:
+    lower, upper = (torch.as_tensor(b) for b in _bounds(parameters))
+    x = torch.as_tensor(start).clone().clamp(lower, upper).requires_grad_(True)
+    step, history = torch.optim.Adam([x], lr=rate), []
+    best_value, best = -np.inf, x.detach().clone()
+    for _step in range(steps):
+        value, gradient = _value_and_gradient(objective, parameters, x.detach().numpy())
+        history.append(value)
+        if value > best_value:
+            best_value, best = value, x.detach().clone()
+        x.grad = torch.as_tensor(-gradient)
+        step.step()
+        with torch.no_grad():
+            x.clamp_(lower, upper)
+    flat = len(history) > 20 and abs(history[-1] - history[-20]) <= 1e-3 * (1.0 + abs(history[-1]))
+    reason = f"ran its {steps} steps" + ("" if flat else " and was still improving")
+    return Fit(_named(parameters, best.numpy()), best_value, flat, reason, tuple(history))
+
+
+def _value_and_gradient(objective: Objective, parameters: Sequence[Parameter], x: np.ndarray) -> tuple[float, np.ndarray]:
+    with torch.enable_grad():
+        theta = {k: v.requires_grad_(True) for k, v in _named(parameters, x).items()}
+        try:
+            value = objective(theta)
+        except NotPositiveDefiniteError:
+            return -1e300, np.zeros_like(x)
+        gradients = torch.autograd.grad(value, list(theta.values()), allow_unused=True)
+    filled = [torch.zeros_like(t) if g is None else g for t, g in zip(theta.values(), gradients, strict=True)]
+    return float(value.detach()), np.nan_to_num(_flatten(filled))
+
+
+def _named(parameters: Sequence[Parameter], x: np.ndarray) -> dict[str, Tensor]:
+    theta, at = {}, 0
+    for p in parameters:
+        size = p.start.numel()
+        theta[p.name] = torch.as_tensor(x[at : at + size].copy()).reshape(p.start.shape).to(p.start.device)
+        at += size
+    return theta
+
+
+def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
+    return np.concatenate([np.zeros(0), *(t.detach().double().cpu().reshape(-1).numpy() for t in tensors)])
+
+
+def _bounds(parameters: Sequence[Parameter]) -> tuple[np.ndarray, np.ndarray]:
+    lower = np.concatenate([np.zeros(0), *(np.full(p.start.numel(), p.lower) for p in parameters)])
+    return lower, np.concatenate([np.zeros(0), *(np.full(p.start.numel(), p.upper) for p in parameters)])
+
+
+def _random_starts(parameters: Sequence[Parameter], restarts: int, seed: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    lower, upper = _bounds(parameters)
+    centre = _flatten([p.start for p in parameters])
+    return [np.clip(centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape), lower, upper) for _ in range(restarts)]

@@ -1,0 +1,218 @@
+"""Weighted Gaussian process regression, exact and with inducing rows, behind one `Posterior`.
+
+Model: ``f ~ GP(0, k)``, ``y_i = f_i + e_i``, ``e_i ~ N(0, noise_i)``; a likelihood enters only through ``y`` and
+``noise`` (its Gaussian sites).
+
+Exact: ``log N(y | 0, K + diag(noise))``. Inducing (Titsias 2009): with ``Q = Kfu Kuu^-1 Kuf``,
+``log N(y | 0, Q + diag(noise)) - 1/2 sum_i (k_ii - q_ii) / noise_i``, a lower bound of the exact evidence that is
+tight when the inducing rows are all rows. It depends on the data only through the sums in `Statistics`, so it can
+be computed in one pass over any number of rows, on any number of machines.
+
+Both posteriors have the same form: ``mean(x) = k(x, U) alpha``, ``cov(x, x') = k(x, x') - k(x, U) R R' k(U, x')``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salgp.gp.covariance import Covariance, Rows, gaps, self_gaps
+from salgp.gp.linalg import cholesky, log_determinant, lower_inverse, solve_lower, spectral_root
+from salgp.storage import storable
+
+__all__ = [
+    "Posterior", "Statistics", "condition_exact", "condition_inducing", "exact_log_evidence",
+    "inducing_log_evidence", "inducing_rows", "leave_one_out", "statistics",
+]  # fmt: skip
+
+INDUCING_JITTER = 1e-8
+LOG_2PI = math.log(2.0 * math.pi)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A conditioned GP: everything needed to predict, nothing else.
+
+    Args:
+        covariance: the formula ``k``.
+        theta: its learned parameters.
+        rows: the rows ``U`` it is expressed on (all rows, or the inducing ones).
+        alpha: ``(m,)`` weights of the mean.
+        root: ``(m, r)`` root ``R`` of what the data removed from the prior covariance.
+    """
+
+    covariance: Covariance
+    theta: Mapping[str, Tensor]
+    rows: Rows
+    alpha: Tensor
+    root: Tensor
+
+    def cross(self, rows: Rows) -> Tensor:
+        """``k(rows, U)``, ``(..., N, m)``."""
+        return self.covariance(self.theta, gaps(rows, self.rows, self.covariance))
+
+    def prior_variance(self, rows: Rows) -> Tensor:
+        """``k(x, x)`` of each row, ``(..., N)``."""
+        return self.covariance(self.theta, self_gaps(rows, self.covariance))
+
+    def moments(self, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of any linear functional with covariance ``cross`` to ``U`` and variance ``prior``."""
+        return cross @ self.alpha, (prior - (cross @ self.root).square().sum(-1)).clamp_min(0.0)
+
+    def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Posterior mean and variance of ``f`` at each row."""
+        return self.moments(self.cross(rows), self.prior_variance(rows))
+
+    def joint(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Posterior mean ``(..., N)`` and full covariance ``(..., N, N)`` within each leading index."""
+        cross = self.cross(rows)
+        reduced = cross @ self.root
+        return cross @ self.alpha, self.covariance(self.theta, gaps(rows, rows, self.covariance)) - reduced @ reduced.mT
+
+    def to(self, device: torch.device | str) -> Posterior:
+        """The same posterior on another device."""
+        theta = {k: v.to(device) for k, v in self.theta.items()}
+        return Posterior(self.covariance, theta, self.rows.map(lambda x: x.to(device)), self.alpha.to(device), self.root.to(device))
+
+
+def exact_log_evidence(K: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+    """``log N(y | 0, K + diag(noise))``.
+
+    Example:
+        >>> one = torch.ones(1, dtype=torch.float64)
+        >>> exact_log_evidence(one[:, None], 0 * one, one)
+        tensor(-1.2655, dtype=torch.float64)
+    """
+    L = cholesky(K + noise.diag())
+    w = solve_lower(L, y)
+    return -0.5 * (len(y) * LOG_2PI + log_determinant(L) + w @ w)
+
+
+def condition_exact(covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, y: Tensor, noise: Tensor) -> Posterior:
+    """Posterior given all rows: ``alpha = (K + N)^-1 y`` and ``R R' = (K + N)^-1``."""
+    L = cholesky(covariance(theta, gaps(rows, rows, covariance)) + noise.diag())
+    root = lower_inverse(L).T.contiguous()
+    return Posterior(covariance, theta, rows, root @ (root.T @ y), root)
+
+
+def leave_one_out(K: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Closed-form leave-one-out mean and variance of each ``y_i`` (Rasmussen & Williams 2006, eq. 5.12).
+
+    Example:
+        >>> y = torch.ones(2, dtype=torch.float64)
+        >>> leave_one_out(0 * y.diag(), y, 0.5 * y)
+        (tensor([0., 0.], dtype=torch.float64), tensor([0.5000, 0.5000], dtype=torch.float64))
+    """
+    inverse = torch.cholesky_inverse(cholesky(K + noise.diag()))
+    variance = 1.0 / inverse.diagonal()
+    return y - (inverse @ y) * variance, variance
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Sums over rows that determine the inducing posterior and bound; two passes add up with ``+``.
+
+    Args:
+        A: ``Kuf N^-1 Kfu``, ``(m, m)``.
+        b: ``Kuf N^-1 y``, ``(m,)``.
+        yy: ``y' N^-1 y``.
+        log_noise: ``sum log noise``.
+        trace: ``sum k_ii / noise_i``.
+        n: number of rows.
+    """
+
+    A: Tensor
+    b: Tensor
+    yy: Tensor
+    log_noise: Tensor
+    trace: Tensor
+    n: int
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(
+            self.A + other.A, self.b + other.b, self.yy + other.yy, self.log_noise + other.log_noise, self.trace + other.trace, self.n + other.n
+        )
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        return Statistics(
+            self.A - other.A, self.b - other.b, self.yy - other.yy, self.log_noise - other.log_noise, self.trace - other.trace, self.n - other.n
+        )
+
+
+def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
+    """Sums over one batch of rows: ``Kuf`` is ``(m, n)``, ``prior`` the variances ``k_ii``."""
+    weighted = Kuf / noise
+    return Statistics(weighted @ Kuf.T, weighted @ y, (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum(), len(y))
+
+
+def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
+    """Titsias' collapsed lower bound of the log evidence, from the summed statistics."""
+    Luu, A = _whiten(Kuu, s)
+    LB = cholesky(A + torch.eye(len(A), dtype=A.dtype, device=A.device))
+    c = solve_lower(LB, solve_lower(Luu, s.b))
+    fit = s.n * LOG_2PI + s.log_noise + log_determinant(LB) + s.yy - c @ c
+    return -0.5 * (fit + s.trace - A.diagonal().sum())
+
+
+def condition_inducing(covariance: Covariance, theta: Mapping[str, Tensor], inducing: Rows, s: Statistics) -> Posterior:
+    """Posterior on the inducing rows from the summed statistics of all data."""
+    Luu, A = _whiten(covariance(theta, gaps(inducing, inducing, covariance)), s)
+    inverse = lower_inverse(Luu)
+    half = spectral_root(A)
+    b = inverse @ s.b
+    alpha = inverse.T @ (b - half @ (half.T @ b))
+    return Posterior(covariance, theta, inducing, alpha, inverse.T @ half)
+
+
+def inducing_rows(covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, m: int, pool: int = 64, tolerance: float = 1e-6) -> Tensor:
+    """Indices of ``m`` rows chosen greedily by conditional variance (pivoted Cholesky).
+
+    Each pick is the row whose prior variance is least explained by the rows picked so far. Columns of the
+    covariance are computed for a pool of candidates at a time; the pool is renewed whenever the best row is outside.
+
+    Args:
+        covariance: the formula ``k``.
+        theta: its parameters.
+        rows: candidates.
+        m: number of rows to pick.
+        pool: number of candidate columns computed at once.
+        tolerance: stop early when the best remaining variance falls below this fraction of the mean prior variance.
+
+    Returns:
+        Indices ``(m',)``, ``m' <= m``, in order of picking.
+    """
+    left = covariance(theta, self_gaps(rows, covariance)).clone()
+    threshold = tolerance * float(left.mean())
+    factor = left.new_zeros(min(m, len(rows)), len(rows))
+    picked: list[int] = []
+    slots: dict[int, int] = {}
+    columns = left.new_zeros(0)
+    while len(picked) < len(factor):
+        best = int(left.argmax())
+        if float(left[best]) <= threshold:
+            break
+        if best not in slots:
+            candidates = left.topk(min(pool, len(rows))).indices
+            candidates[-1] = best if best not in candidates else candidates[-1]
+            slots = {int(index): slot for slot, index in enumerate(candidates)}
+            columns = covariance(theta, gaps(rows[candidates], rows, covariance))
+        k = len(picked)
+        direction = (columns[slots[best]] - factor[:k, best] @ factor[:k]) / left[best].sqrt()
+        factor[k] = direction
+        left = (left - direction.square()).clamp_min_(0.0)
+        left[best] = 0.0
+        picked.append(best)
+    return torch.tensor(picked, device=left.device)
+
+
+def _whiten(Kuu: Tensor, s: Statistics) -> tuple[Tensor, Tensor]:
+    Luu = cholesky(Kuu, start=INDUCING_JITTER)
+    return Luu, solve_lower(Luu, solve_lower(Luu, s.A).T)
+
+
