@@ -22,7 +22,7 @@ _WHERE = {
     "SALGP": "calibrators.layerwise",
     "calibrate": "module",
     "evaluate": "metrics",
-    "extract": "extract",
+    "extract": "extraction",
     "load": "module",
     "load_features": "features",
 }

@@ -1,0 +1,214 @@
+"""Which layers to tap: the automatic choice, names, positions and globs, settled on the trace of one forward pass.
+
+The automatic choice takes block boundaries:
+
+1. the *stack*: the shallowest place where building blocks repeat (stages of a residual net, transformer blocks,
+   members of a ``ModuleList``), one layer per block, plus every recurrent layer outside of it;
+2. behind the stack, and everywhere in networks without one, *plain blocks*: a layer with weights together with the
+   normalisation, activation and pooling that follow it;
+3. never the classifier itself, the layer whose output is the logits, nor anything after it.
+
+More than `MAX_LAYERS` are thinned out evenly, keeping the first and the last.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from torch import nn
+
+from salgp.pooling import Pooling
+from salgp.taps import Tap
+from salgp.trace import Call, Trace, ancestors, numbered
+
+__all__ = ["MAX_LAYERS", "Layers", "Poolings", "auto_layers", "make_taps"]
+
+MAX_LAYERS = 12
+"""Most layers the automatic choice takes."""
+
+Layers = str | int | Sequence[str | int]
+"""``"auto"``, or names, globs and positions among the automatic layers, one or several."""
+
+Poolings = Pooling | Mapping[str, Pooling]
+"""One pooling for all layers, or a mapping from layer name or glob to pooling; the first match counts, others are ``auto``."""
+
+
+def auto_layers(found: Trace) -> tuple[str, ...]:
+    """Names of the layers the automatic choice takes.
+
+    Example:
+        >>> import torch
+        >>> from salgp.trace import trace
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> auto_layers(trace(model, lambda: model(torch.zeros(2, 1, 8, 8))))
+        ('2', '5')
+    """
+    head = _classifier(found)
+    stop = len(found.calls) if head is None else found.calls.index(head)
+    closed = {"", *(() if head is None else (head.name, *ancestors(head.name)))}
+    before = [c for c in found.calls[:stop] if c.name not in closed]
+    stack = [c for c in before if c.name in _stack(found, before, closed)]
+    inside = {c.name for c in stack}
+    plain = [c for c in _plain_blocks(found, before) if not inside.intersection((c.name, *ancestors(c.name)))]
+    if stack:
+        last = before.index(stack[-1])
+        plain = [c for c in plain if before.index(c) > last or isinstance(c.module, nn.RNNBase)]
+    offered = found.taps()
+    names = [name for c in before if c in stack or c in plain for name in _auto_names(c) if name in offered]
+    return tuple(_thinned(names))
+
+
+def make_taps(found: Trace, layers: Layers = "auto", pooling: Poolings = "auto") -> tuple[Tap, ...]:
+    """Turn a choice of layers and poolings into taps, in the order of the forward pass.
+
+    Args:
+        found: a forward pass of the network.
+        layers: ``"auto"``; or names, positions among the automatic layers (negative from the end) and globs, in which
+            ``*`` stays within one level of the name and ``**`` does not. A name stands for all calls of the module.
+        pooling: one pooling, or a mapping from name or glob to pooling.
+
+    Example:
+        >>> import torch
+        >>> from salgp.trace import trace
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> found = trace(model, lambda: model(torch.zeros(2, 4)))
+        >>> [t.name for t in make_taps(found, ["0", -1])]
+        ['0', '1']
+    """
+    offered = found.taps()
+    wanted: set[str] = set()
+    for item in [layers] if isinstance(layers, str | int) else layers:
+        wanted.update(_resolve(item, found, offered))
+    rules = dict(pooling) if isinstance(pooling, Mapping) else {"**": pooling}
+    chosen = [tap for name, tap in offered.items() if name in wanted]
+    for rule in rules:
+        if isinstance(pooling, Mapping) and not any(_matches(tap.name, rule) for tap in chosen):
+            raise KeyError(f"pooling given for {rule!r}, which is none of the tapped layers: {', '.join(t.name for t in chosen) or 'none'}")
+    pick = {tap.name: next((how for rule, how in rules.items() if _matches(tap.name, rule)), "auto") for tap in chosen}
+    return tuple(replace(t, pooling=pick[t.name]) for t in chosen)
+
+
+def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap]) -> Iterable[str]:
+    if item == "auto":
+        return auto_layers(found)
+    if isinstance(item, int):
+        automatic = auto_layers(found)
+        if not -len(automatic) <= item < len(automatic):
+            raise IndexError(f"layer {item} is out of range: there are {len(automatic)} automatic layers ({', '.join(automatic)})")
+        return [automatic[item]]
+    matching = [name for name in offered if _matches(name, item)]
+    if not matching:
+        raise KeyError(_unknown(item, found, offered))
+    return matching
+
+
+def _unknown(item: str, found: Trace, offered: Mapping[str, Tap]) -> str:
+    if item.partition("@")[0] in found.names:
+        return f"layer {item!r} ran, but has no floating-point output with one row for each of the {found.n} samples, or ran less often"
+    if item in found.module_names:
+        return f"layer {item!r} exists but did not run in the forward pass; layers that ran: {', '.join(offered)}"
+    close = difflib.get_close_matches(item, offered, n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    return f"no layer matches {item!r}; {hint}known layers: {', '.join(offered) or 'none'}"
+
+
+def _matches(label: str, pattern: str) -> bool:
+    """Exact name, module name without call number, or glob."""
+    if pattern in (label, label.partition("@")[0]):
+        return True
+    parts = re.split(r"(\*\*|\*|\?)", pattern)
+    regex = "".join({"**": ".*", "*": "[^.]*", "?": "[^.]"}.get(part, re.escape(part)) for part in parts)
+    return len(parts) > 1 and re.fullmatch(regex, label.partition("@")[0]) is not None
+
+
+def _auto_names(call: Call) -> list[str]:
+    depths = call.module.num_layers if isinstance(call.module, nn.RNNBase) else 1
+    return [numbered(f"{call.name}.{d}", call.count) for d in range(depths)] if depths > 1 else [call.label]
+
+
+def _classifier(found: Trace) -> Call | None:
+    """The call whose output is the logits; failing that, the last one with weights if it has as many outputs."""
+    weighty = [c for c in found.leaves() if _starts_block(c.module)]
+    sure = [c for c in weighty if c.classifier]
+    if sure:
+        return sure[0]
+    last = weighty[-1] if weighty else None
+    return last if last is not None and last.shape and prod(last.shape) == found.n_scores else None
+
+
+def _stack(found: Trace, before: Sequence[Call], closed: set[str]) -> set[str]:
+    """Names of the repeated blocks at the shallowest level that has some."""
+    runs = Counter(c.name for c in before)
+    modules = {c.name: c.module for c in found.calls}
+    parents = {p for name in found.names for p in ancestors(name)}
+    level = [""]
+    while level:
+        below: list[str] = []
+        for name in level:
+            children = list(_running_children(name, modules)) if name in modules else []
+            blocks = [(k, listed) for k, listed in children if k in parents and k in runs and k not in closed and _starts_block(modules[k])]
+            kinds = Counter(type(modules[k]) for k, _ in blocks)
+            repeated = any(number >= (3 if kind is nn.Sequential else 2) for kind, number in kinds.items())
+            if repeated or any(listed or runs[k] > 1 for k, listed in blocks):
+                return {k for k, _ in blocks}
+            below += [k for k, _ in children if k in parents]
+        level = below
+    return set()
+
+
+def _running_children(name: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, bool]]:
+    """Children that run themselves, looking through containers that do not; with: did they stand in a ModuleList?"""
+
+    def walk(prefix: str, module: nn.Module, listed: bool) -> Iterator[tuple[str, bool]]:
+        for key, child in module.named_children():
+            full = f"{prefix}.{key}" if prefix else key
+            if full in modules:
+                yield full, listed
+            else:
+                yield from walk(full, child, isinstance(child, nn.ModuleList))
+
+    return walk(name, modules[name], False)
+
+
+def _plain_blocks(found: Trace, before: Sequence[Call]) -> list[Call]:
+    """Last call of each block: a layer with weights and the normalisation, activation and pooling behind it."""
+    usable = set(found.taps())
+    blocks: list[Call] = []
+    open_block = False
+    for call in [c for c in found.leaves() if c in before]:
+        if _starts_block(call.module):
+            blocks.append(call)
+            open_block = True
+        elif open_block and not isinstance(call.module, nn.Identity | nn.modules.dropout._DropoutNd):
+            open_block = call.shape == blocks[-1].shape or isinstance(call.module, _LOCAL_POOLINGS)
+            blocks[-1] = call if open_block else blocks[-1]
+    return [_promoted(c, blocks, before) for c in blocks if c.label in usable or isinstance(c.module, nn.RNNBase)]
+
+
+def _promoted(call: Call, blocks: Sequence[Call], before: Sequence[Call]) -> Call:
+    """The outermost module that holds this block and no other, if it keeps the number of axes."""
+    parents = {c.name: c for c in before if c.count == 1}
+    for parent in reversed(ancestors(call.name)):
+        alone = parent in parents and sum(parent in ancestors(b.name) for b in blocks) == 1
+        if alone and call.count == 1 and len(parents[parent].shape or ()) == len(call.shape or ()):
+            return parents[parent]
+    return call
+
+
+_LOCAL_POOLINGS = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._LPPoolNd)
+
+
+def _starts_block(module: nn.Module) -> bool:
+    """Has it weights, beyond scales and shifts?"""
+    return any(p.ndim >= 2 for p in module.parameters())
+
+
+def _thinned(names: Sequence[str]) -> list[str]:
+    if len(names) <= MAX_LAYERS:
+        return list(names)
+    return [names[round(i * (len(names) - 1) / (MAX_LAYERS - 1))] for i in range(MAX_LAYERS)]

@@ -1,0 +1,156 @@
+"""From a layer's output of any shape to one feature vector per sample.
+
+Every output with more than two axes is read as ``P`` positions (pixels, tokens, time steps) of ``D`` channels,
+``(N, P, D)``. The paper reduces the channels at each position (``channel-*``, one number per pixel); the others
+reduce the positions (one number per channel). An output ``(N, D)`` has no channel axis of its own and is used as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["POOLINGS", "Layout", "Pooling", "pool"]
+
+Pooling = str | Callable[[Tensor], Tensor]
+"""A name out of `POOLINGS`, or a function from the batch-first output to ``(N, d)``."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the axes of a layer's output are to be read.
+
+    Args:
+        channels: ``"first"`` (convolutions, ``(N, C, ...)``) or ``"last"`` (tokens and sequences, ``(N, T, D)``).
+        width: number of channels where known; settles which axis holds them when the output was permuted.
+        recurrent: does it come from a recurrent layer?
+        batch_axis: 0, or 1 where the layer works time first, ``(T, N, D)``.
+
+    Example:
+        >>> Layout("first", 16).channel_axis(torch.zeros(2, 16, 8, 8))
+        1
+        >>> Layout("last", 16).channel_axis(torch.zeros(2, 8, 8, 16))
+        3
+    """
+
+    channels: str = "last"
+    width: int | None = None
+    recurrent: bool = False
+    batch_axis: int = 0
+
+    def channel_axis(self, x: Tensor) -> int:
+        """Axis of the batch-first output ``x`` that holds its channels."""
+        last = x.ndim - 1
+        default = last if x.ndim == 3 and self.channels == "last" else 1
+        elsewhere = 1 if default == last else last
+        permuted = self.width == x.shape[elsewhere] != x.shape[default]
+        return elsewhere if permuted and (x.ndim > 3 or self.channels == "first") else default
+
+
+def pool(x: Tensor, how: Pooling = "auto", layout: Layout | None = None, mask: Tensor | None = None) -> Tensor:
+    """Reduce a batch-first layer output to ``(N, d)``.
+
+    ``auto`` takes the maximum over time for recurrent layers and the mean over positions for all others.
+    Half precision is accumulated in, and returned as, single precision.
+
+    Args:
+        x: ``(N, ...)`` output of a layer.
+        how: one of `POOLINGS`, or a function that gives ``(N, d)``.
+        layout: how to read the axes; by default ``(N, T, D)`` for three axes, ``(N, C, ...)`` for more.
+        mask: ``(N, P)`` true where a position is real and not padding; left out where its shape does not fit.
+
+    Example:
+        >>> image = torch.arange(16.0).reshape(1, 2, 2, 4)  # (N, C, H, W)
+        >>> pool(image, "channel-max")
+        tensor([[ 8.,  9., 10., 11., 12., 13., 14., 15.]])
+        >>> pool(image, "spatial-avg")
+        tensor([[ 3.5000, 11.5000]])
+        >>> pool(torch.ones(2, 5), "channel-max").shape
+        torch.Size([2, 5])
+    """
+    if not isinstance(how, str):
+        return _widened(_checked(how(x), len(x)))
+    if how not in POOLINGS:
+        raise ValueError(f"unknown pooling {how!r}; choose one of {', '.join(POOLINGS)}, or pass a function")
+    layout = layout or Layout()
+    if x.ndim <= 2:
+        return _widened(x.reshape(len(x), -1))
+    if how == "none":
+        raise ValueError(f"pooling 'none' needs an output of shape (n, d), got {tuple(x.shape)}; choose one of {', '.join(POOLINGS)}")
+    if how == "flatten":
+        return _widened(x.flatten(1))
+    if how == "auto":
+        how = "time-max" if layout.recurrent else "spatial-avg"
+    positions = x.movedim(layout.channel_axis(x), -1).flatten(1, -2) if x.ndim > 3 else _positions_last(x, layout)  # (N, P, D)
+    fits = mask is not None and mask.shape == positions.shape[:2]
+    return _widened(_REDUCE[how](positions, mask.bool() if mask is not None and fits else None))
+
+
+def _positions_last(x: Tensor, layout: Layout) -> Tensor:
+    return x if layout.channel_axis(x) == 2 else x.transpose(1, 2)
+
+
+def _channel_max(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x.amax(dim=2)
+
+
+def _channel_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x.mean(dim=2, dtype=_accumulator(x))
+
+
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return x.mean(dim=1, dtype=_accumulator(x))
+    total = x.masked_fill(~mask[:, :, None], 0).sum(dim=1, dtype=_accumulator(x))
+    return total / mask.sum(dim=1, keepdim=True).clamp_min(1)
+
+
+def _max(x: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return x.amax(dim=1)
+    top = x.masked_fill(~mask[:, :, None], float("-inf")).amax(dim=1)
+    return top.masked_fill(~mask.any(dim=1, keepdim=True), 0)
+
+
+def _first(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x[:, 0] if mask is None else x[torch.arange(len(x), device=x.device), mask.int().argmax(dim=1)]
+
+
+def _last(x: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return x[:, -1]
+    last = x.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
+    return x[torch.arange(len(x), device=x.device), last]
+
+
+_REDUCE: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "channel-max": _channel_max,
+    "channel-avg": _channel_mean,
+    "spatial-avg": _mean,
+    "spatial-max": _max,
+    "tokens-avg": _mean,
+    "first-token": _first,
+    "time-max": _max,
+    "time-last": _last,
+}
+
+POOLINGS: tuple[str, ...] = ("auto", *_REDUCE, "flatten", "none")
+"""Names of the poolings."""
+
+
+def _accumulator(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.to(_accumulator(x))
+
+
+def _checked(pooled: object, n: int) -> Tensor:
+    if not isinstance(pooled, Tensor) or not pooled.is_floating_point() or pooled.ndim != 2 or len(pooled) != n:
+        got = f"{pooled.dtype} {tuple(pooled.shape)}" if isinstance(pooled, Tensor) else type(pooled).__name__
+        raise ValueError(f"the pooling function must return a floating-point tensor of shape ({n}, d), got {got}")
+    return pooled
