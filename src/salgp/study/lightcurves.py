@@ -73,7 +73,13 @@ def load_plasticc(curves: str | os.PathLike[str], metadata: str | os.PathLike[st
 
 
 def load_lightcurves(
-    curves: str | os.PathLike[str], metadata: str | os.PathLike[str], target: str, spectroscopic: str | None, n_bands: int, max_steps: int
+    curves: str | os.PathLike[str],
+    metadata: str | os.PathLike[str],
+    target: str,
+    spectroscopic: str | None,
+    n_bands: int,
+    max_steps: int,
+    keep: np.ndarray[Any, Any] | None = None,
 ) -> LightCurves:
     """Read a curve table and its metadata; objects without any observation are left out.
 
@@ -84,12 +90,16 @@ def load_lightcurves(
         spectroscopic: boolean metadata column, or None where every object counts as training object.
         n_bands: number of passbands, numbered from 0.
         max_steps: longest sequence kept per band; longer ones are thinned evenly.
+        keep: read only these objects; a table without any of them gives no objects.
     """
     points = read_columns(curves, _CURVE_COLUMNS)
+    if keep is not None:
+        inside = np.isin(points["object_id"], keep)
+        points = {name: values[inside] for name, values in points.items()}
     objects = read_columns(metadata, ("object_id", target, *META_COLUMNS, *([spectroscopic] if spectroscopic else [])))
-    _check_points(points, n_bands, curves)
+    _check_points(points, n_bands, curves, allow_empty=keep is not None)
     ids = np.sort(objects["object_id"][np.isin(objects["object_id"], points["object_id"])])
-    if not len(ids):
+    if not len(ids) and keep is None:
         raise FormatError(f"{curves}: none of its objects is in {metadata}")
     row = np.argsort(objects["object_id"], kind="stable")[np.searchsorted(np.sort(objects["object_id"]), ids)]
     sequences, log_scale = _pad(points, ids, n_bands, max_steps)
@@ -142,11 +152,11 @@ def _find(folder: Path, stem: str) -> Path:
     raise FileNotFoundError(f"{folder}: no {stem}.parquet, .csv or .csv.gz here; set SALGP_DATA to the folder that holds it")
 
 
-def _check_points(points: Mapping[str, np.ndarray[Any, Any]], n_bands: int, path: str | os.PathLike[str]) -> None:
+def _check_points(points: Mapping[str, np.ndarray[Any, Any]], n_bands: int, path: str | os.PathLike[str], allow_empty: bool) -> None:
     bands = points["passband"]
-    if len(bands) == 0:
+    if len(bands) == 0 and not allow_empty:
         raise FormatError(f"{path}: the table has no rows")
-    if bands.min() < 0 or bands.max() >= n_bands:
+    if len(bands) and (bands.min() < 0 or bands.max() >= n_bands):
         raise FormatError(f"{path}: passbands {bands.min()}..{bands.max()} found, expected 0..{n_bands - 1}")
     for name in ("mjd", "flux", "flux_err"):
         bad = np.flatnonzero(~np.isfinite(points[name].astype(np.float64)))
@@ -165,7 +175,7 @@ def _pad(points: Mapping[str, np.ndarray[Any, Any]], ids: np.ndarray[Any, Any], 
     np.minimum.at(first, who, mjd)
     values = np.stack([(mjd - first[who]) / _DAYS, np.arcsinh(flux / scale[who]), np.arcsinh(error / scale[who]), np.ones(len(who))], axis=1)
     keep, step = _thin(who * n_bands + band, max_steps)
-    out = np.zeros((len(ids), n_bands, step.max() + 1, 4), np.float32)
+    out = np.zeros((len(ids), n_bands, step.max(initial=0) + 1, 4), np.float32)
     out[who[keep], band[keep], step] = values[keep]
     return out, np.log10(scale)
 
@@ -174,5 +184,5 @@ def _thin(group: np.ndarray[Any, Any], max_steps: int) -> tuple[Any, Any]:
     _, start, size = np.unique(group, return_index=True, return_counts=True)
     where, length = np.arange(len(group)) - np.repeat(start, size), np.repeat(size, size)
     step = np.where(length > max_steps, where * max_steps // length, where)
-    keep = np.r_[True, (step[1:] != step[:-1]) | (group[1:] != group[:-1])]
+    keep = np.r_[np.ones(min(len(group), 1), bool), (step[1:] != step[:-1]) | (group[1:] != group[:-1])]
     return keep, step[keep]

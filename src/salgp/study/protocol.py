@@ -124,7 +124,7 @@ def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]
         raise ValueError(f"the share drawn must be above 0 and at most 1, got {share}")
     random = np.random.default_rng(seed)
     drawn = torch.zeros(len(labels), dtype=torch.bool)
-    for value in labels.unique().tolist():
+    for value in sorted(set(labels.tolist())):
         rows = torch.nonzero(labels == value)[:, 0].numpy()
         drawn[random.permutation(rows)[: max(1, round(share * len(rows)))]] = True
     return torch.nonzero(drawn)[:, 0], torch.nonzero(~drawn)[:, 0]

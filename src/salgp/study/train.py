@@ -135,7 +135,8 @@ def _train_epoch(network: nn.Module, optimiser: torch.optim.Optimizer, data: Ten
 
 
 def _batches(data: TensorDataset, order: Tensor, batch: int) -> Iterator[tuple[Tensor, ...]]:
-    for rows in order.split(batch):
+    for start in range(0, len(order), batch):
+        rows = order[start : start + batch]
         yield tuple(x[rows] for x in data.tensors)
 
 
