@@ -183,7 +183,7 @@ class Stationary(Covariance):
     def parameters(self, scale: Scale) -> list[Parameter]:
         typical = 0.5 * _log(scale.squared[self.block] or 1.0)
         shape = (self.n_groups,) if self.per else ()
-        lengthscale = Parameter(f"{self._name}.log_lengthscale", _full(shape, typical), typical - 5.0, typical + 5.0)
+        lengthscale = Parameter(f"{self._name}.log_lengthscale", _full(shape, typical), typical - 5.0, typical + 3.0)
         return [lengthscale] if self.unit else [lengthscale, _variance(f"{self._name}.log_variance", shape, scale)]
 
     def reads(self) -> set[tuple[str, str]]:
@@ -200,11 +200,10 @@ class Stationary(Covariance):
 @storable
 @dataclass(frozen=True)
 class ARD(Covariance):
-    """Stationary kernel with one lengthscale per dimension of the block (RED's kernels)."""
+    """RBF kernel with one lengthscale per dimension of the block (RED's kernels)."""
 
     block: str
     width: int
-    kernel: str = "rbf"
     name: str = ""
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
@@ -212,10 +211,10 @@ class ARD(Covariance):
         if self.block in gaps.points:
             left, right = gaps.points[self.block]
             inverse = (-theta[f"{name}.log_lengthscales"]).exp()
-            squared = _squared_distance(left * inverse, right * inverse).clamp_min(1e-20)
+            squared = _squared_distance(left * inverse, right * inverse)
         else:
             squared = gaps.squared[self.block]
-        return KERNELS[self.kernel](squared)[0] * theta[f"{name}.log_variance"].exp()
+        return rbf(squared)[0] * theta[f"{name}.log_variance"].exp()
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         name, typical = self.name or self.block, 0.5 * _log(scale.squared[self.block] or 1.0)
@@ -346,29 +345,32 @@ class Product(Covariance):
 
 def rbf(squared: Tensor) -> tuple[Tensor, Tensor]:
     """RBF value and its derivative by the log-lengthscale, from ``r^2``."""
-    K = (-0.5 * squared).exp()
-    return K, squared * K
+    value = (-0.5 * squared).exp()
+    return value, squared * value
 
 
 def matern12(squared: Tensor) -> tuple[Tensor, Tensor]:
     """Matern 1/2 value and its derivative by the log-lengthscale, from ``r^2``."""
     r = squared.sqrt()
-    K = (-r).exp()
-    return K, r * K
+    value = (-r).exp()
+    return value, r.mul_(value)
 
 
 def matern32(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """Matern 3/2 value and its derivative by the log-lengthscale, from ``r^2``."""
-    t = (3.0 * squared).sqrt()
-    decay = (-t).exp()
-    return (1.0 + t) * decay, t * t * decay
+    """Matern 3/2 value and its derivative by the log-lengthscale, from ``r^2``: in place, without spare matrices."""
+    t = (3.0 * squared).sqrt_()
+    decay = t.neg().exp_()
+    linear = t * decay
+    return decay.add_(linear), t.mul_(linear)
 
 
 def matern52(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """Matern 5/2 value and its derivative by the log-lengthscale, from ``r^2``."""
-    t = (5.0 * squared).sqrt()
-    decay = (-t).exp()
-    return (1.0 + t + t * t / 3.0) * decay, t * t * (1.0 + t) / 3.0 * decay
+    """Matern 5/2 value and its derivative by the log-lengthscale, from ``r^2``: in place, without spare matrices."""
+    t = (5.0 * squared).sqrt_()
+    decay = t.neg().exp_()
+    linear = t * decay
+    quadratic = (t * linear).mul_(1.0 / 3.0)
+    return decay.add_(linear).add_(quadratic), t.mul_(quadratic).add_(quadratic)
 
 
 KERNELS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
@@ -420,7 +422,7 @@ def _within(name: str, group: str) -> bool:
 
 def _variance(name: str, shape: tuple[int, ...], scale: Scale) -> Parameter:
     typical = _log(scale.variance)
-    return Parameter(name, _full(shape, typical), typical - 14.0, typical + 7.0)
+    return Parameter(name, _full(shape, typical), typical - 12.0, typical + 4.0)
 
 
 def _full(shape: tuple[int, ...], value: float) -> Tensor:

@@ -20,7 +20,7 @@ def cholesky(K: Tensor, start: float = 0.0) -> Tensor:
 
     Args:
         K: ``(n, n)`` symmetric matrix.
-        start: smallest jitter to try; inducing covariances start at 1e-8 because their rows are often alike.
+        start: smallest jitter to try; see `salgp.gp.regression.INDUCING_JITTER`.
 
     Returns:
         Lower-triangular ``L`` with ``L L' = K + jitter * mean(diag K) * I``.

@@ -99,7 +99,9 @@ def _lbfgs(objective: Objective, parameters: Sequence[Parameter], start: np.ndar
         negative, np.clip(start, lower, upper), jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True)),
         options={"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20},
     )  # fmt: skip
-    return Fit(_named(parameters, result.x), -float(result.fun), bool(result.success), str(result.message), tuple(history))
+    flat = _at_precision(-np.asarray(result.jac), result.x, lower, upper, -float(result.fun))
+    reason = str(result.message) + (": numerical precision reached" if flat and not result.success else "")
+    return Fit(_named(parameters, result.x), -float(result.fun), bool(result.success or flat), reason, tuple(history))
 
 
 def _adam(objective: Objective, parameters: Sequence[Parameter], start: np.ndarray, steps: int, _: float, rate: float) -> Fit:
@@ -119,6 +121,12 @@ def _adam(objective: Objective, parameters: Sequence[Parameter], start: np.ndarr
     flat = len(history) > 20 and abs(history[-1] - history[-20]) <= 1e-3 * (1.0 + abs(history[-1]))
     reason = f"ran its {steps} steps" + ("" if flat else " and was still improving")
     return Fit(_named(parameters, best.numpy()), best_value, flat, reason, tuple(history))
+
+
+def _at_precision(gradient: np.ndarray, x: np.ndarray, lower: np.ndarray, upper: np.ndarray, value: float) -> bool:
+    """Would a whole unit step along the steepest free direction change the objective by less than 0.2 %?"""
+    free = np.where(gradient > 0, x < upper, x > lower)
+    return bool(np.isfinite(value) and np.abs(gradient * free).max(initial=0.0) <= 2e-3 * (1.0 + abs(value)))
 
 
 def _value_and_gradient(objective: Objective, parameters: Sequence[Parameter], x: np.ndarray) -> tuple[float, np.ndarray]:
