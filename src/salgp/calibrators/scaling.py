@@ -210,6 +210,7 @@ def best_temperature(
     init: float = 1.0,
     *,
     weights: Tensor | None = None,
+    warn: bool = True,
 ) -> tuple[float, bool]:
     """Temperature of the largest likelihood inside ``bounds``, and whether it is one of them.
 
@@ -219,6 +220,7 @@ def best_temperature(
         bounds: smallest and largest temperature.
         init: temperature to start from.
         weights: ``(n,)`` weight of each sample.
+        warn: tell when the temperature stopped at a bound.
 
     Example:
         >>> z = torch.tensor([[2.0, 0.0]]).repeat(4, 1)
@@ -235,7 +237,7 @@ def best_temperature(
         warnings.warn("no calibration sample has a known class: the temperature stays 1", CalibrationWarning, stacklevel=4)
         return 1.0, False
     inverse, end = _safeguarded_newton(lambda b: _slope(logits, labels, b, weights), 1 / high, 1 / low, 1 / init)
-    if end:
+    if end and warn:
         why = "every calibration sample is correct" if inverse >= 1 / low else "the calibration samples are mostly wrong"
         warnings.warn(f"the temperature stopped at its bound {1 / inverse:g} ({why}?); calibrate on held-out data", CalibrationWarning, stacklevel=4)
     return 1 / inverse, end
