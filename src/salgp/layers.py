@@ -26,7 +26,7 @@ from salgp.pooling import Pooling
 from salgp.taps import Tap
 from salgp.trace import Call, Trace, ancestors, numbered
 
-__all__ = ["MAX_LAYERS", "Layers", "Poolings", "auto_layers", "make_taps"]
+__all__ = ["MAX_LAYERS", "Layers", "Poolings", "auto_layers", "make_taps", "pooling_for"]
 
 MAX_LAYERS = 12
 """Most layers the automatic choice takes."""
@@ -54,7 +54,7 @@ def auto_layers(found: Trace) -> tuple[str, ...]:
     before = [c for c in found.calls[:stop] if c.name not in closed]
     stack = [c for c in before if c.name in _stack(found, before, closed)]
     inside = {c.name for c in stack}
-    plain = [c for c in _plain_blocks(found, before) if not inside.intersection((c.name, *ancestors(c.name)))]
+    plain = [end for start, end in _plain_blocks(found, before) if not inside.intersection((start.name, *ancestors(start.name)))]
     if stack:
         last = before.index(stack[-1])
         plain = [c for c in plain if before.index(c) > last or isinstance(c.module, nn.RNNBase)]
@@ -84,13 +84,23 @@ def make_taps(found: Trace, layers: Layers = "auto", pooling: Poolings = "auto")
     wanted: set[str] = set()
     for item in [layers] if isinstance(layers, str | int) else layers:
         wanted.update(_resolve(item, found, offered))
-    rules = dict(pooling) if isinstance(pooling, Mapping) else {"**": pooling}
     chosen = [tap for name, tap in offered.items() if name in wanted]
-    for rule in rules:
-        if isinstance(pooling, Mapping) and not any(_matches(tap.name, rule) for tap in chosen):
+    for rule in pooling if isinstance(pooling, Mapping) else ():
+        if not any(_matches(tap.name, rule) for tap in chosen):
             raise KeyError(f"pooling given for {rule!r}, which is none of the tapped layers: {', '.join(t.name for t in chosen) or 'none'}")
-    pick = {tap.name: next((how for rule, how in rules.items() if _matches(tap.name, rule)), "auto") for tap in chosen}
-    return tuple(replace(t, pooling=pick[t.name]) for t in chosen)
+    return tuple(replace(tap, pooling=pooling_for(tap.name, pooling)) for tap in chosen)
+
+
+def pooling_for(name: str, pooling: Poolings) -> Pooling:
+    """The pooling of one layer: the first rule that matches its name, else ``"auto"``.
+
+    Example:
+        >>> pooling_for("layer1", {"layer*": "channel-max"}), pooling_for("fc", {"layer*": "channel-max"})
+        ('channel-max', 'auto')
+    """
+    if not isinstance(pooling, Mapping):
+        return pooling
+    return next((how for rule, how in pooling.items() if _matches(name, rule)), "auto")
 
 
 def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap]) -> Iterable[str]:
@@ -132,13 +142,14 @@ def _auto_names(call: Call) -> list[str]:
 
 
 def _classifier(found: Trace) -> Call | None:
-    """The call whose output is the logits; failing that, the last one with weights if it has as many outputs."""
+    """The call whose output is the logits; failing that, the last one with weights if it gives one channel per class."""
     weighty = [c for c in found.leaves() if _starts_block(c.module)]
     sure = [c for c in weighty if c.classifier]
-    if sure:
-        return sure[0]
-    last = weighty[-1] if weighty else None
-    return last if last is not None and last.shape and prod(last.shape) == found.n_scores else None
+    if sure or not weighty:
+        return sure[0] if sure else None
+    last = weighty[-1]
+    per_class = last.layout.width == found.n_scores // max(found.n, 1) or prod(last.shape or ()) == found.n_scores
+    return last if per_class else None
 
 
 def _stack(found: Trace, before: Sequence[Call], closed: set[str]) -> set[str]:
@@ -153,9 +164,9 @@ def _stack(found: Trace, before: Sequence[Call], closed: set[str]) -> set[str]:
             children = list(_running_children(name, modules)) if name in modules else []
             blocks = [(k, listed) for k, listed in children if k in parents and k in runs and k not in closed and _starts_block(modules[k])]
             kinds = Counter(type(modules[k]) for k, _ in blocks)
-            repeated = any(number >= (3 if kind is nn.Sequential else 2) for kind, number in kinds.items())
-            if repeated or any(listed or runs[k] > 1 for k, listed in blocks):
-                return {k for k, _ in blocks}
+            repeated = [listed or runs[k] > 1 or kinds[type(modules[k])] >= _enough(modules[k]) for k, listed in blocks]
+            if any(repeated):
+                return {k for k, _ in blocks[repeated.index(True) :]}
             below += [k for k, _ in children if k in parents]
         level = below
     return set()
@@ -175,19 +186,27 @@ def _running_children(name: str, modules: Mapping[str, nn.Module]) -> Iterator[t
     return walk(name, modules[name], False)
 
 
-def _plain_blocks(found: Trace, before: Sequence[Call]) -> list[Call]:
-    """Last call of each block: a layer with weights and the normalisation, activation and pooling behind it."""
+def _enough(module: nn.Module) -> int:
+    """How many siblings of a kind make a stack; sequences are too common to mean much in pairs."""
+    return 3 if type(module) is nn.Sequential else 2
+
+
+def _plain_blocks(found: Trace, before: Sequence[Call]) -> list[tuple[Call, Call]]:
+    """First and last call of each block: a layer with weights and the normalisation, activation and pooling behind it."""
     usable = set(found.taps())
-    blocks: list[Call] = []
-    open_block = False
+    starts: list[Call] = []
+    ends: list[Call] = []
+    still_open = False
     for call in [c for c in found.leaves() if c in before]:
         if _starts_block(call.module):
-            blocks.append(call)
-            open_block = True
-        elif open_block and not isinstance(call.module, nn.Identity | nn.modules.dropout._DropoutNd):
-            open_block = call.shape == blocks[-1].shape or isinstance(call.module, _LOCAL_POOLINGS)
-            blocks[-1] = call if open_block else blocks[-1]
-    return [_promoted(c, blocks, before) for c in blocks if c.label in usable or isinstance(c.module, nn.RNNBase)]
+            starts.append(call)
+            ends.append(call)
+            still_open = True
+        elif still_open and not isinstance(call.module, nn.Identity | nn.modules.dropout._DropoutNd):
+            still_open = call.shape == ends[-1].shape or isinstance(call.module, _LOCAL_POOLINGS)
+            ends[-1] = call if still_open else ends[-1]
+    kept = [i for i, end in enumerate(ends) if end.label in usable or isinstance(end.module, nn.RNNBase)]
+    return [(starts[i], _promoted(ends[i], ends, before)) for i in kept]
 
 
 def _promoted(call: Call, blocks: Sequence[Call], before: Sequence[Call]) -> Call:

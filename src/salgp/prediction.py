@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,6 +95,18 @@ class Prediction:
         return Prediction(
             self.label[rows], self.probs[rows], self.confidence[rows], cut(self.std), cut(self.lower), cut(self.upper), terms, cut(self.novelty)
         )
+
+    def to(self, device: torch.device | str) -> Prediction:
+        """The same prediction with every tensor on ``device``."""
+
+        def move(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device)
+
+        terms = self.layers
+        if terms is not None:
+            terms = replace(terms, mean=terms.mean.to(device), std=move(terms.std))
+        moved: dict[str, Any] = {k: move(getattr(self, k)) for k in ("label", "probs", "confidence", "std", "lower", "upper", "novelty")}
+        return replace(self, layers=terms, **moved)
 
     def numpy(self) -> Mapping[str, np.ndarray]:
         """The per-sample arrays as NumPy, keyed by field name; absent ones are left out."""
