@@ -1,0 +1,55 @@
+# Everything runs in .venv, made on first use from pyproject.toml and constraints.txt.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+JOBS   ?= 2
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test test-slow lint types docs bench bench-shift bench-scale clean
+help:            ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[cli,report]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
+	@touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run  ## train a small network, calibrate it, write a report to open (two minutes)
+	OMP_NUM_THREADS=2 $(BIN)/salgp demo --out out/demo --force
+
+test: $(VENV)/.dev  ## all tests, doctests included
+	$(BIN)/python -m pytest -q -m "not slow" -n $(JOBS)
+
+test-slow: $(VENV)/.dev  ## the long ones: kill-and-resume loops, large sizes
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/.dev  ## format and lint
+	$(BIN)/ruff format --check src tests benchmarks examples docs
+	$(BIN)/ruff check src tests benchmarks examples docs
+
+types: $(VENV)/.dev  ## strict type check
+	$(BIN)/mypy
+
+docs: $(VENV)/.dev  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict -q
+
+bench: $(VENV)/.dev  ## speed against GPyTorch, netcal, scikit-learn and torchmetrics, in one run
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/core.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/baselines.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/metrics.py
+
+bench-shift: $(VENV)/.dev  ## calibration under shift, every rival in the same run
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/shift.py
+
+bench-scale: $(VENV)/.dev  ## a million samples, out of core
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/scale.py
+
+clean:           ## remove what the commands made, except the environment
+	rm -rf out site build dist .mypy_cache .ruff_cache .pytest_cache

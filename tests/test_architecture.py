@@ -1,0 +1,130 @@
+"""The shape of the house: who may import whom, which names are public, what `import salgp` costs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import salgp
+
+PACKAGE = Path(salgp.__file__).parent
+
+VALUES = {"storage", "features", "prediction"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "storage": set(),
+    "features": {"storage"},
+    "prediction": {"features", "storage"},
+    "gp": {"storage"},
+    "pooling": set(),
+    "layers": {"pooling"},
+    "taps": {"pooling", "layers"},
+    "perturb": {"taps", "layers"},
+    "extract": {*VALUES, "pooling", "layers", "taps", "perturb"},
+    "evidence": VALUES,
+    "metrics": VALUES,
+    "calibrators": {*VALUES, "gp", "evidence", "metrics"},
+    "module": {*VALUES, "pooling", "layers", "taps", "extract", "perturb", "calibrators"},
+    "export": {*VALUES, "calibrators", "module", "gp", "evidence", "taps", "extract"},
+    "integrations": {*VALUES, "calibrators", "module", "extract"},
+    "plots": {*VALUES, "metrics"},
+    "report": {*VALUES, "metrics", "plots", "calibrators"},
+}
+EVERYTHING = {"study", "scale", "cli", "demo"}
+"""Top of the house: these may use whatever they need."""
+
+ONLY_IN = {
+    "gpytorch": {"calibrators/deep.py"},
+    "ray": {"scale"},
+    "matplotlib": {"plots", "report", "study", "demo.py"},
+    "typer": {"cli.py", "cli"},
+    "lightning": {"integrations"},
+    "transformers": {"cli", "cli.py"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            base = node.module or ""
+            found |= {f"salgp.{alias.name}" for alias in node.names} if base == "salgp" else {base}
+    return found
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_import_arrows(path: Path) -> None:
+    here = room(path)
+    if here in EVERYTHING or here == "__init__":
+        return
+    assert here in MAY_IMPORT, f"new room {here!r}: say in MAY_IMPORT what it may import"
+    used = {name.split(".")[1] for name in imports(path) if name.startswith("salgp.")} - {here}
+    assert used <= MAY_IMPORT[here] | {"__version__"}, f"{path.name} imports {used - MAY_IMPORT[here]}"
+
+
+@pytest.mark.parametrize(("library", "rooms"), ONLY_IN.items())
+def test_heavy_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> None:
+    users = {str(p.relative_to(PACKAGE)) for p in modules() if library in {name.split(".")[0] for name in imports(p)}}
+    assert {u for u in users if not any(u == r or u.startswith(f"{r}/") for r in rooms)} == set()
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_that_can_run_code_is_loaded(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"} & {name.split(".")[0] for name in imports(path)}
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    assert not [n for n in calls if isinstance(n.func, ast.Name) and n.func.id in ("eval", "exec")]
+    for call in calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "load" and isinstance(call.func.value, ast.Name):
+            wanted = {"torch": ("weights_only", True), "np": ("allow_pickle", False)}.get(call.func.value.id)
+            given = {k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)}
+            assert wanted is None or given.get(wanted[0]) is wanted[1], f"{path.name}:{call.lineno}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_module_explains_itself(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_public_names_are_sorted_complete_and_documented() -> None:
+    assert list(salgp.__all__) == sorted(salgp.__all__)
+    for name in salgp.__all__:
+        value = getattr(salgp, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__doc__, f"salgp.{name} has no docstring"
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = salgp.nonsense
+
+
+def test_import_is_light() -> None:
+    """`import salgp` may not pull in what `import torch` does not."""
+    code = "import torch, sys; before = set(sys.modules); import salgp; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    added = done.stdout.split()
+    assert len(added) <= 5
+    assert {name.split(".")[0] for name in added} == {"salgp"}
+
+
+def test_no_absolute_paths_in_the_package() -> None:
+    for path in modules():
+        text = path.read_text(encoding="utf-8")
+        assert "/work/" not in text, path
+        assert "/home/" not in text, path

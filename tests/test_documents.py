@@ -1,0 +1,46 @@
+"""Every Python block of the README and of the documentation runs, page by page, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> str:
+    return "\n".join(BLOCK.findall(page.read_text(encoding="utf-8")))
+
+
+def run(arguments: list[str], folder: Path) -> None:
+    environment = {**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text(blocks(page), encoding="utf-8")
+    run([str(script)], tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
+def test_examples_run(example: Path, tmp_path: Path) -> None:
+    run([str(example)], tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_local_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if not target.startswith(("http", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
