@@ -119,7 +119,11 @@ class Run:
         """Score every method that has no record yet."""
         for method, pooling, fit_on in self.plan():
             rows, config = method.rows(N_LAYERS), self.method_config(method, pooling, fit_on)
-            keys = {(row, test): content_key({**config, "row": row, "test": test}) for row in rows for test in test_names(self.experiment)}
+            keys = {
+                (row, test): content_key({**config, "study": self.study, "row": row, "test": test})
+                for row in rows
+                for test in test_names(self.experiment)
+            }
             missing = {place for place, key in keys.items() if key not in done}
             if missing:
                 predictions, notes = self.predictions(method, pooling, fit_on)
@@ -154,7 +158,7 @@ class Run:
         """All that the trained network depends on."""
         e, p = self.experiment, self.preset
         config = {"dataset": e.dataset, "backbone": e.backbone, "protocol": e.protocol, "fraction": e.fraction, "seed": self.seed}
-        size = {} if e.dataset == "mstar" else {"n_test": p.n_test, "max_steps": p.max_steps}
+        size = {"size": p.size} if e.dataset == "mstar" else {"n_test": p.n_test, "max_steps": p.max_steps}
         return {**config, **size, "data": self.source.fingerprint, "arguments": dict(p.arguments.get(e.backbone, {})), "recipe": asdict(self.recipe)}
 
     def method_config(self, method: Method, pooling: str, fit_on: str) -> dict[str, Any]:
@@ -253,7 +257,7 @@ class Run:
 def _pack(prediction: Prediction) -> dict[str, Tensor]:
     terms = prediction.layers
     parts = {"probs": prediction.probs, "confidence": prediction.confidence, "std": prediction.std, "novelty": prediction.novelty}
-    parts |= {"lower": prediction.lower, "upper": prediction.upper, "n_clipped": torch.tensor(prediction.n_clipped)}
+    parts |= {"lower": prediction.lower, "upper": prediction.upper, "clipped": prediction.clipped}
     if terms is not None and terms.scale == "confidence" and not terms.additive:
         parts |= {"layers.mean": terms.mean, "layers.std": terms.std}
     return {name: x for name, x in parts.items() if x is not None}
@@ -264,7 +268,7 @@ def _unpack(tensors: Mapping[str, Tensor], test: str, features: Features) -> Pre
     mean = part.get("layers.mean")
     terms = None if mean is None else LayerTerms(features.layer_names, mean, part.get("layers.std"))
     std, lower, upper, novelty = (part.get(name) for name in ("std", "lower", "upper", "novelty"))
-    return Prediction(features.label, part["probs"], part["confidence"], std, lower, upper, terms, novelty, int(part["n_clipped"]))
+    return Prediction(features.label, part["probs"], part["confidence"], std, lower, upper, terms, novelty, part.get("clipped"))
 
 
 def _versions() -> dict[str, str]:

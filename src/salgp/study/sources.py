@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from salgp.study.lightcurves import LightCurves, load_lightcurves, load_plasticc, load_spcc, read_columns
 from salgp.study.made import made_chips, made_lightcurves
-from salgp.study.mstar import load_mstar
+from salgp.study.mstar import Chips, centre_crop, load_mstar
 from salgp.study.presets import Experiment, Preset
 from salgp.study.protocol import MSTAR_PROTOCOLS, SPCC_UNKNOWN, Splits, curve_splits, mstar_splits
 from salgp.study.store import fingerprint
@@ -70,8 +70,12 @@ def _mstar(folder: Path, preset: Preset) -> Source:
     path = folder / "mstar_chips.npz"
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}; set SALGP_DATA (or --data) to the folder that holds mstar_chips.npz")
-    chips = _once(lambda: load_mstar(path))
+    chips = _once(lambda: _cropped(load_mstar(path), preset.size))
     return Source(fingerprint(path), lambda e, seed: mstar_splits(chips(), e.protocol, e.fraction, seed))
+
+
+def _cropped(chips: Chips, size: int) -> Chips:
+    return replace(chips, x=centre_crop(chips.x, size))
 
 
 def _spcc(folder: Path, preset: Preset) -> Source:
