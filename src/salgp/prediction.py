@@ -7,7 +7,7 @@ other classes proportionally; where another class then has more mass than the la
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = ["INTERVAL", "LayerTerms", "Prediction", "spread_confidence"]
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""
 
+_PER_SAMPLE = ("label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped")
 _Z = 1.6448536269514722  # standard normal quantile of (1 + INTERVAL) / 2
 
 
@@ -57,7 +58,7 @@ class Prediction:
         upper: ``(n,)`` upper end.
         layers: per-layer corrections where the method has them.
         novelty: ``(n,)`` larger means less like the data the calibrator has seen, where the method has it.
-        n_clipped: how many confidences had to be clipped into [eps, 1 - eps].
+        clipped: ``(n,)`` where the confidence had to be clipped into [eps, 1 - eps]; `n_clipped` counts them.
 
     Example:
         >>> import torch
@@ -75,7 +76,7 @@ class Prediction:
     upper: Tensor | None = None
     layers: LayerTerms | None = None
     novelty: Tensor | None = None
-    n_clipped: int = 0
+    clipped: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.label)
@@ -85,33 +86,33 @@ class Prediction:
         """Boolean ``(n,)``: another class has more probability than the (kept) label."""
         return self.probs.amax(dim=1) > self.confidence * (1 + 1e-6) + 1e-12
 
-    def __getitem__(self, rows: slice | Tensor | np.ndarray) -> Prediction:
-        def cut(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[rows]
+    @property
+    def n_clipped(self) -> int:
+        """How many confidences had to be clipped into [eps, 1 - eps]."""
+        return 0 if self.clipped is None else int(self.clipped.sum())
 
-        terms = self.layers
-        if terms is not None:
-            terms = LayerTerms(terms.names, terms.mean[rows], cut(terms.std), terms.scale, terms.additive)
-        return Prediction(
-            self.label[rows], self.probs[rows], self.confidence[rows], cut(self.std), cut(self.lower), cut(self.upper), terms, cut(self.novelty)
-        )
+    def __getitem__(self, rows: slice | Tensor | np.ndarray) -> Prediction:
+        return self._each(lambda x: x[rows])
 
     def to(self, device: torch.device | str) -> Prediction:
         """The same prediction with every tensor on ``device``."""
-
-        def move(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.to(device)
-
-        terms = self.layers
-        if terms is not None:
-            terms = replace(terms, mean=terms.mean.to(device), std=move(terms.std))
-        moved: dict[str, Any] = {k: move(getattr(self, k)) for k in ("label", "probs", "confidence", "std", "lower", "upper", "novelty")}
-        return replace(self, layers=terms, **moved)
+        return self._each(lambda x: x.to(device))
 
     def numpy(self) -> Mapping[str, np.ndarray]:
         """The per-sample arrays as NumPy, keyed by field name; absent ones are left out."""
-        names = ("label", "probs", "confidence", "std", "lower", "upper", "novelty")
-        return {k: getattr(self, k).cpu().numpy() for k in names if getattr(self, k) is not None}
+        return {k: getattr(self, k).cpu().numpy() for k in _PER_SAMPLE if getattr(self, k) is not None}
+
+    def _each(self, function: Callable[[Tensor], Tensor]) -> Prediction:
+        """Apply ``function`` to every per-sample tensor."""
+
+        def on(x: Tensor | None) -> Tensor | None:
+            return None if x is None else function(x)
+
+        terms = self.layers
+        if terms is not None:
+            terms = replace(terms, mean=function(terms.mean), std=on(terms.std))
+        changed: dict[str, Any] = {k: on(getattr(self, k)) for k in _PER_SAMPLE}
+        return replace(self, layers=terms, **changed)
 
     @staticmethod
     def from_probs(features: Features, probs: Tensor) -> Prediction:
@@ -146,8 +147,7 @@ class Prediction:
             interval = (confidence - _Z * std, confidence + _Z * std)
         low, high = (None, None) if interval is None else (interval[0].clamp(0, 1), interval[1].clamp(0, 1))
         probs = spread_confidence(features.probs.to(inside.dtype), features.label, inside)
-        clipped = int((inside != confidence).sum())
-        return Prediction(features.label, probs, inside, std, low, high, layers, novelty, clipped)
+        return Prediction(features.label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
 
 def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor) -> Tensor:

@@ -50,5 +50,5 @@ def join_predictions(parts: Sequence[Prediction]) -> Prediction:
         return torch.cat(there) if len(there) == len(parts) else None
 
     label, probs, confidence = (torch.cat([getattr(p, name) for p in parts]) for name in ("label", "probs", "confidence"))
-    std, lower, upper = (cat([getattr(p, name) for p in parts]) for name in ("std", "lower", "upper"))
-    return Prediction(label, probs, confidence, std, lower, upper, n_clipped=sum(p.n_clipped for p in parts))
+    std, lower, upper, clipped = (cat([getattr(p, name) for p in parts]) for name in ("std", "lower", "upper", "clipped"))
+    return Prediction(label, probs, confidence, std, lower, upper, clipped=clipped)
