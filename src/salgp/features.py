@@ -51,10 +51,10 @@ class Features:
         object.__setattr__(self, "logits", _as_tensor(self.logits, "logits"))
         layers = {str(name): _as_tensor(x, f"layer {name!r}") for name, x in self.layers.items()}
         object.__setattr__(self, "layers", layers)
-        n = len(self.logits)
+        n = self.logits.shape[0]
         for name, x in layers.items():
-            if len(x) != n:
-                raise ValueError(f"layer {name!r} has {len(x)} rows, the logits have {n}; they must describe the same samples")
+            if x.shape[0] != n:
+                raise ValueError(f"layer {name!r} has {x.shape[0]} rows, the logits have {n}; they must describe the same samples")
         if self.groups is not None:
             object.__setattr__(self, "groups", torch.as_tensor(self.groups).long())
             if self.groups.shape != (n,):

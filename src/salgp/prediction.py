@@ -7,7 +7,7 @@ other classes proportionally; where another class then has more mass than the la
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,6 +101,21 @@ class Prediction:
     def numpy(self) -> Mapping[str, np.ndarray]:
         """The per-sample arrays as NumPy, keyed by field name; absent ones are left out."""
         return {k: getattr(self, k).cpu().numpy() for k in _PER_SAMPLE if getattr(self, k) is not None}
+
+    @staticmethod
+    def concatenate(parts: Sequence[Prediction]) -> Prediction:
+        """Stack predictions of the same calibrator."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+
+        def join(pieces: list[Any]) -> Tensor | None:
+            return None if pieces[0] is None else torch.cat(pieces)
+
+        terms = [p.layers for p in parts if p.layers is not None]
+        layers = replace(terms[0], mean=torch.cat([t.mean for t in terms]), std=join([t.std for t in terms])) if terms else None
+        joined: dict[str, Any] = {k: join([getattr(p, k) for p in parts]) for k in _PER_SAMPLE}
+        return replace(first, layers=layers, **joined)
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> Prediction:
         """Apply ``function`` to every per-sample tensor."""

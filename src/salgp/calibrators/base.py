@@ -86,8 +86,9 @@ class Calibrator(BaseEstimator, ABC):
                 raise ValueError(
                     f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on {self.layer_widths_[wrong[0]]}: is it the same network?"
                 )
+        size = self._chunk()
         with torch.no_grad():
-            return self._predict(features)
+            return Prediction.concatenate([self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)])
 
     @abstractmethod
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
@@ -96,6 +97,10 @@ class Calibrator(BaseEstimator, ABC):
     @abstractmethod
     def _predict(self, features: Features) -> Prediction:
         """Compute the prediction; called under ``no_grad`` with checked input."""
+
+    def _chunk(self) -> int:
+        """Samples predicted at once; bounds memory whatever the number of samples."""
+        return 65_536
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``calibrator.json`` and ``calibrator.safetensors`` into ``folder``."""

@@ -112,6 +112,9 @@ class SALGP(Calibrator):
     def _predict(self, features: Features) -> Prediction:
         return to_prediction(self.structure_, self.fitted_, features)
 
+    def _chunk(self) -> int:
+        return chunk_size(self.structure_, self.fitted_)
+
     @property
     def coregionalisation_(self) -> Tensor | None:
         """The learned layer matrix ``B`` (of the first latent process), where the covariance has one."""
@@ -163,12 +166,13 @@ def to_prediction(structure: Structure, fitted: Fitted, features: Features) -> P
 
 def predict_corrections(structure: Structure, posterior: Posterior, features: Features) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Global mean and variance ``(n,)``, and layer means and variances ``(n, L)``, of the latent correction."""
-    per_sample = len(posterior.alpha) * len(structure.layers)
-    size = max(1, CHUNK_ENTRIES // max(per_sample, 1))
-    one = _stacked_moments if structure.stacked else _sample_moments
-    parts = [one(structure, posterior, rows_of(structure, features[i : i + size])) for i in range(0, max(len(features), 1), size)]
-    mean, variance, layer_mean, layer_variance = (torch.cat(column) for column in zip(*parts, strict=True))
-    return mean, variance, layer_mean, layer_variance
+    moments = _stacked_moments if structure.stacked else _sample_moments
+    return moments(structure, posterior, rows_of(structure, features))
+
+
+def chunk_size(structure: Structure, fitted: Fitted) -> int:
+    """Samples predicted at once so that no more than `CHUNK_ENTRIES` covariances are held."""
+    return max(1, CHUNK_ENTRIES // (len(fitted.posterior.alpha) * len(structure.layers)))
 
 
 def _sample_moments(structure: Structure, posterior: Posterior, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:

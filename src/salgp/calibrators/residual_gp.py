@@ -13,7 +13,7 @@ from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.fitting import Settings
-from salgp.calibrators.layerwise import fit_structure, to_prediction
+from salgp.calibrators.layerwise import chunk_size, fit_structure, to_prediction
 from salgp.calibrators.structures import structure
 from salgp.features import Features
 from salgp.prediction import Prediction
@@ -87,3 +87,6 @@ class ResidualGP(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         return to_prediction(self.structure_, self.fitted_, features.select([self.layer_]))
+
+    def _chunk(self) -> int:
+        return chunk_size(self.structure_, self.fitted_)
