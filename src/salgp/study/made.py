@@ -42,7 +42,7 @@ def made_lightcurves(n: int = 160, n_bands: int = 2, n_steps: int = 10, seed: in
 
     Example:
         >>> curves = made_lightcurves()
-        >>> curves.curves.shape, sorted(set(curves.target))
+        >>> curves.curves.shape, sorted(set(curves.target.tolist()))
         (torch.Size([160, 2, 10, 4]), ['A', 'B', 'C', 'Z'])
     """
     random = np.random.default_rng(seed)

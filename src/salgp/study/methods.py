@@ -116,8 +116,8 @@ def _conventional() -> list[Method]:
         Method("Temperature Scaled (init 0.5)", "temperature", {"init": 0.5, "optimizer": "gradient"}),
         Method("Temperature Scaled (init 2)", "temperature", {"init": 2.0, "optimizer": "gradient"}),
         Method("Isotonic", "isotonic"),
-        Method("BBQ (alpha 1)", "bbq", {"alpha": 1.0}),
-        Method("BBQ (alpha 0.1)", "bbq", {"alpha": 0.1}),
+        Method("BBQ (alpha 1)", "bbq", {"alpha": 1.0, "beta": 1.0}),
+        Method("BBQ (alpha 0.1)", "bbq", {"alpha": 0.1, "beta": 1.0}),
     ]
 
 

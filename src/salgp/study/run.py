@@ -29,7 +29,7 @@ from salgp.study.methods import Method, methods_of, rows_of_prediction
 from salgp.study.presets import PRESETS, STUDIES, Experiment, Preset
 from salgp.study.protocol import Splits
 from salgp.study.scores import join_predictions, score_prediction
-from salgp.study.sources import Source, open_source, test_names
+from salgp.study.sources import Source, open_source, names_of_tests
 from salgp.study.store import append_record, content_key, read_records
 from salgp.study.train import Recipe, train_network
 
@@ -122,7 +122,7 @@ class Run:
             keys = {
                 (row, test): content_key({**config, "study": self.study, "row": row, "test": test})
                 for row in rows
-                for test in test_names(self.experiment)
+                for test in names_of_tests(self.experiment)
             }
             missing = {place for place, key in keys.items() if key not in done}
             if missing:
@@ -204,7 +204,7 @@ class Run:
         for test in self._single_tests():
             features = method.select(self.features(view, test)[0])
             rows[test] = rows_of_prediction(method, _unpack(tensors, test, features), features)
-        if "pooled" in test_names(self.experiment):
+        if "pooled" in names_of_tests(self.experiment):
             rows["pooled"] = {row: join_predictions([rows[test][row] for test in self._single_tests()]) for row in method.rows(N_LAYERS)}
         notes = {"seconds": float(metadata["seconds"]), "warnings": [w for w in metadata["warnings"].split("\n") if w]}
         return rows, notes
@@ -215,7 +215,7 @@ class Run:
         return torch.cat([self.features(self.experiment.poolings[0], t)[1] for t in tests])
 
     def _single_tests(self) -> tuple[str, ...]:
-        return tuple(t for t in test_names(self.experiment) if t != "pooled")
+        return tuple(t for t in names_of_tests(self.experiment) if t != "pooled")
 
     def _extract(self, data: TensorDataset, pooling: str) -> tuple[Features, Tensor]:
         loader: DataLoader[tuple[Tensor, ...]] = DataLoader(data, batch_size=128)

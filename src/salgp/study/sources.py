@@ -41,7 +41,7 @@ def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
     return Path(data if data is not None else os.environ.get("SALGP_DATA", "../shared/data"))
 
 
-def test_names(experiment: Experiment) -> tuple[str, ...]:
+def names_of_tests(experiment: Experiment) -> tuple[str, ...]:
     """Names of the test sets of an experiment; several are also scored together as ``pooled``."""
     if experiment.dataset != "mstar":
         return ("photometric",)
