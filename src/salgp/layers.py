@@ -121,10 +121,16 @@ def _unknown(item: str, found: Trace, offered: Mapping[str, Tap]) -> str:
     if item.partition("@")[0] in found.names:
         return f"layer {item!r} ran, but has no floating-point output with one row for each of the {found.n} samples, or ran less often"
     if item in found.module_names:
-        return f"layer {item!r} exists but did not run in the forward pass; layers that ran: {', '.join(offered)}"
+        return f"layer {item!r} exists but did not run in the forward pass; layers that ran: {_listed(offered)}"
     close = difflib.get_close_matches(item, offered, n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    return f"no layer matches {item!r}; {hint}known layers: {', '.join(offered) or 'none'}"
+    return f"no layer matches {item!r}; {hint}known layers: {_listed(offered)}"
+
+
+def _listed(names: Iterable[str], most: int = 60) -> str:
+    known = list(names)
+    more = f", ... ({len(known) - most} more)" if len(known) > most else ""
+    return (", ".join(known[:most]) or "none") + more
 
 
 def _matches(label: str, pattern: str) -> bool:

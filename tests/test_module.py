@@ -1,0 +1,303 @@
+"""`calibrate`, `CalibratedClassifier`, save and load: same results, same network, no other network."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import ClassVar
+
+import networks
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import salgp
+from salgp.calibrators import Calibrator, get
+from salgp.fingerprint import fingerprint
+from salgp.module import CalibratedClassifier, calibrate, load
+from salgp.prediction import LayerTerms, Prediction
+from salgp.reader import Choice
+
+X = torch.randn(60, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Shrunk(Calibrator):
+    """Shrinks every confidence by how far the layers are from their mean; for tests."""
+
+    name: ClassVar[str] = "shrunk-for-tests"
+    needs_layers: ClassVar[bool] = True
+
+    def __init__(self, strength: float = 0.1) -> None:
+        self.strength = strength
+
+    def _fit(self, features, labels, reference):
+        self.centre_ = {k: (reference[0] if reference else features).layers[k].mean(0) for k in features.layers}
+        self.n_reference_ = 0 if reference is None else len(reference[0])
+
+    def _predict(self, features):
+        far = torch.stack([(features.layers[k] - c).square().mean(1) for k, c in self.centre_.items()], dim=1)
+        terms = LayerTerms(tuple(self.centre_), -self.strength * far, far)
+        return Prediction.from_confidence(features, features.confidence * torch.exp(-self.strength * far.sum(1)), far.mean(1), layers=terms)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return networks.randomised(networks.sequential_cnn())
+
+
+@pytest.fixture
+def labels(model) -> Tensor:
+    with torch.no_grad():
+        logits = copy.deepcopy(model).eval()(X)
+    return (logits + 2 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))).argmax(1)
+
+
+@pytest.fixture
+def loader(labels) -> DataLoader:
+    return DataLoader(TensorDataset(X, labels), batch_size=16)
+
+
+@pytest.fixture
+def shrunk(monkeypatch) -> None:
+    """Lets `get` (and with it `load`) find `Shrunk`."""
+
+    def find(name: str, **arguments: float) -> Calibrator:
+        return Shrunk(**arguments) if name == Shrunk.name else get(name, **arguments)
+
+    monkeypatch.setattr("salgp.calibrators.get", find)
+
+
+def _equal(a: Prediction, b: Prediction) -> bool:
+    return all(torch.equal(torch.as_tensor(v), torch.as_tensor(b.numpy()[k])) for k, v in a.numpy().items())
+
+
+def test_one_call_equals_the_explicit_steps(model, loader):
+    classifier = calibrate(model, loader, method=Shrunk())
+    features, labels = salgp.extract(model, loader)
+    explicit = Shrunk().fit(features, labels)
+    prediction = classifier(X)
+    torch.testing.assert_close(prediction.probs, explicit.predict(features).probs)
+    assert classifier.features(X).layer_names == features.layer_names
+    assert torch.equal(prediction.label, features.label)
+    assert prediction.layers.names == features.layer_names
+
+
+def test_the_default_method_is_sal_gp(model, loader):
+    classifier = calibrate(model, loader)
+    assert classifier.calibrator.name == "sal-gp"
+    prediction = classifier(X)
+    assert torch.equal(prediction.label, classifier.features(X).label)
+    assert prediction.std is not None
+    torch.testing.assert_close(prediction.probs.sum(1), torch.ones_like(prediction.confidence))
+
+
+def test_a_method_by_name_reads_no_layers_it_does_not_need(model, loader):
+    classifier = calibrate(model, loader, method="temperature")
+    assert classifier.features(X).layer_names == ()
+    with pytest.raises(KeyError, match="no calibrator called 'nothing'"):
+        calibrate(model, loader, method="nothing")
+    with pytest.raises(TypeError, match="method must be a Calibrator"):
+        calibrate(model, loader, method=3)
+
+
+def test_the_given_calibrator_is_not_changed(model, loader):
+    method = Shrunk(0.2)
+    classifier = calibrate(model, loader, method=method)
+    assert "n_classes_" not in vars(method)
+    assert classifier.calibrator.strength == 0.2
+
+
+def test_reference_and_perturbation(model, loader, labels):
+    seen = calibrate(model, loader, method=Shrunk(), reference=[(X[:30], labels[:30])])
+    assert seen.calibrator.n_reference_ == 30
+    noisy = calibrate(model, loader, method=Shrunk(), perturb=lambda x, g: x + torch.randn(x.shape, generator=g))
+    clean = calibrate(model, loader, method=Shrunk())
+    assert not torch.equal(noisy.calibrator.centre_["3"], clean.calibrator.centre_["3"])
+
+
+def test_labels_are_needed(model):
+    with pytest.raises(ValueError, match="calibration needs labels"):
+        calibrate(model, [X], method="uncalibrated")
+    with pytest.raises(ValueError, match="the loader gave no batch"):
+        calibrate(model, [], method="uncalibrated")
+    with pytest.raises(NotFittedError):
+        CalibratedClassifier(model, Shrunk())
+
+
+def test_modes_change_neither_result_nor_network(model, loader):
+    model.train()
+    model[1].eval()
+    modes = [m.training for m in model.modules()]
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    flags = [p.requires_grad for p in model.parameters()]
+    classifier = calibrate(model, loader, method=Shrunk())
+    trained, evaluated = classifier.train()(X), classifier.eval()(X)
+    assert _equal(trained, evaluated)
+    assert not evaluated.probs.requires_grad
+    assert [m.training for m in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_it_is_a_module(model, loader):
+    classifier = calibrate(model, loader, method=Shrunk())
+    assert {id(p) for p in classifier.parameters()} == {id(p) for p in model.parameters()}
+    before = classifier(X)
+    assert _equal(before, classifier.to("cpu")(X))
+    assert _equal(before, nn.Sequential(classifier)(X))
+    double = copy.deepcopy(model).double()
+    assert CalibratedClassifier(double, classifier.calibrator, classifier.taps)(X).probs.dtype == torch.float64
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_inputs_by_name():
+    net = networks.randomised(networks.TransformerClassifier())
+    x = torch.randn(30, 7, 8, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(7)[None] < torch.arange(30)[:, None] % 7 + 1).long()
+    batch = {"x": x, "attention_mask": mask, "labels": torch.arange(30) % 3}
+    classifier = calibrate(net, [batch], method=Shrunk())
+    named = classifier(x=x, attention_mask=mask)
+    assert _equal(named, classifier(batch))
+    assert _equal(named, classifier(x, attention_mask=mask))
+    assert not _equal(named, classifier(x))
+
+
+def test_taps_default_to_the_layers_of_the_calibrator(model, loader):
+    features, labels = salgp.extract(model, loader, layers=["3", "11"])
+    classifier = CalibratedClassifier(model, Shrunk().fit(features, labels))
+    assert classifier.features(X).layer_names == ("3", "11")
+    torch.testing.assert_close(classifier(X).probs, classifier.calibrator.predict(features).probs)
+
+
+def test_reused_and_recurrent_layers_keep_their_names():
+    net = networks.randomised(networks.ReusedNet())
+    x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    features, _ = salgp.extract(net, [x], layers=["block@2", "block@3"])
+    classifier = CalibratedClassifier(net, Shrunk().fit(features, torch.arange(30) % 3))
+    assert classifier.features(x).layer_names == ("block@2", "block@3")
+
+
+@pytest.mark.usefixtures("shrunk")
+@pytest.mark.parametrize("pooling", ["auto", "channel-max", {"3": "flatten", "7": "spatial-max"}])
+@pytest.mark.parametrize("max_width", [None, 5])
+def test_saved_and_loaded_predicts_bit_for_bit_the_same(model, loader, tmp_path, pooling, max_width):
+    classifier = calibrate(model, loader, method=Shrunk(), pooling=pooling, max_width=max_width, seed=7)
+    expected = classifier(X)
+    assert classifier.save(tmp_path) == tmp_path
+    again = load(tmp_path, copy.deepcopy(model))
+    assert isinstance(again, CalibratedClassifier)
+    assert _equal(again(X), expected)
+    assert torch.equal(again(X).layers.mean, expected.layers.mean)
+    alone = salgp.load(tmp_path)
+    assert isinstance(alone, Shrunk)
+    wrapped = load(tmp_path, nn.DataParallel(model))
+    assert _equal(wrapped(X), expected)
+
+
+@pytest.mark.usefixtures("shrunk")
+def test_saving_before_the_first_batch(model, loader, tmp_path):
+    features, labels = salgp.extract(model, loader, layers=["3", "11"], pooling="spatial-max")
+    classifier = CalibratedClassifier(model, Shrunk().fit(features, labels), Choice(["3", "11"], {"3": "spatial-max"}))
+    again = load(classifier.save(tmp_path), model)
+    assert _equal(again(X), classifier(X))
+
+
+@pytest.mark.usefixtures("shrunk")
+def test_code_is_never_stored(model, loader, tmp_path):
+    def middle(x: Tensor) -> Tensor:
+        return x.flatten(1)[:, 1:5]
+
+    def doubled(network: nn.Module, x: Tensor) -> Tensor:
+        return 2 * network(x)
+
+    classifier = calibrate(model, loader, method=Shrunk(), pooling={"3": middle}, forward=doubled)
+    classifier.save(tmp_path)
+    with pytest.raises(ValueError, match="made with a forward function; pass it again"):
+        load(tmp_path, model)
+    with pytest.raises(ValueError, match="made with a pooling function, and code is never stored"):
+        load(tmp_path, model, forward=doubled)
+    again = load(tmp_path, model, forward=doubled, pooling={"3": middle})
+    assert _equal(again(X), classifier(X))
+
+
+@pytest.mark.usefixtures("shrunk")
+def test_another_network_is_refused(model, loader, tmp_path):
+    calibrate(model, loader, method=Shrunk()).save(tmp_path)
+    with pytest.raises(ValueError, match="another network"):
+        load(tmp_path, networks.sequential_cnn(4))
+    with pytest.raises(ValueError, match="another network"):
+        load(tmp_path, networks.ResidualNet(), strict=False)
+    other = networks.randomised(networks.sequential_cnn(), seed=1)
+    with pytest.raises(ValueError, match=r"other weights .* strict=False"):
+        load(tmp_path, other)
+    assert isinstance(load(tmp_path, other, strict=False), CalibratedClassifier)
+    model[1].running_mean += 1
+    with pytest.raises(ValueError, match="other weights"):
+        load(tmp_path, model)
+
+
+@pytest.mark.usefixtures("shrunk")
+def test_damaged_folders(model, loader, tmp_path):
+    folder = calibrate(model, loader, method=Shrunk()).save(tmp_path)
+    path = folder / "module.json"
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+    with pytest.raises(salgp.FormatError, match="not valid JSON"):
+        load(folder, model)
+    for change, message in [
+        ({"format_version": 99}, "another version"),
+        ({"format": "else"}, "not a salgp module"),
+        ({"taps": [{}]}, "incomplete or damaged"),
+    ]:
+        path.write_text(json.dumps({**json.loads(text), **change}))
+        with pytest.raises(salgp.FormatError, match=message):
+            load(folder, model)
+    header = json.loads(text)
+    del header["fingerprint"]
+    path.write_text(json.dumps(header))
+    with pytest.raises(salgp.FormatError, match="incomplete or damaged"):
+        load(folder, model)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no module.json here, only a calibrator"):
+        load(folder, model)
+    weights = folder / "calibrator.safetensors"
+    weights.write_bytes(weights.read_bytes()[:20])
+    with pytest.raises(salgp.FormatError, match="not a whole safetensors file"):
+        load(folder)
+    with pytest.raises(FileNotFoundError, match=r"no calibrator.json"):
+        load(tmp_path / "nowhere", model)
+
+
+def test_fingerprints_see_what_matters(model):
+    base = fingerprint(model)
+    assert fingerprint(copy.deepcopy(model).train()) == base
+    assert fingerprint(nn.DataParallel(model)) == base
+    counted = copy.deepcopy(model)
+    counted[1].num_batches_tracked += 1
+    assert fingerprint(counted) == base
+    assert fingerprint(copy.deepcopy(model).double()).structure == base.structure
+    assert fingerprint(copy.deepcopy(model).bfloat16()).weights != base.weights
+    renamed = nn.Sequential(*[nn.Sequential(m) for m in model])
+    assert fingerprint(renamed).structure != base.structure
+
+
+@pytest.mark.slow
+def test_the_overhead_is_small():
+    """Forward with taps against the bare network, ResNet-18 at 128 x 128."""
+    import time
+
+    net = networks.ResidualNet(10, width=64, channels=3).eval()
+    x = torch.randn(64, 3, 128, 128)
+    classifier = calibrate(net, [(x[:16], torch.arange(16) % 10)], method=Shrunk())
+
+    def seconds(run) -> float:
+        start = time.perf_counter()
+        with torch.no_grad():
+            run(x)
+        return time.perf_counter() - start
+
+    pairs = [(seconds(net), seconds(classifier)) for _ in range(7)][1:]
+    assert min(b for _, b in pairs) / min(a for a, _ in pairs) < 1.05
