@@ -67,6 +67,8 @@ def class_distances(query: Tensor, label: Tensor, reference: Tensor, classes: Te
         >>> class_distances(torch.tensor([[0.5]]), torch.tensor([1]), x, torch.tensor([0, 0, 1]))
         (tensor([2.5000]), tensor([0.5000]))
     """
+    if len(reference) == 0:
+        return query.new_full((len(query),), torch.inf), query.new_full((len(query),), torch.inf)
     same, other = [query.new_zeros(0)], [query.new_zeros(0)]
     for rows in row_chunks(len(query), len(reference), 2**24):
         D = _distances(query, reference, rows, leave_one_out)

@@ -143,7 +143,7 @@ def top_label_prediction(features: Features, confidence: Tensor) -> Prediction:
 def _log_odds_chunk(logits: Tensor) -> Tensor:
     z = logits.double()
     top, label = z.max(dim=1)
-    return top - z.scatter_(1, label[:, None], -torch.inf).logsumexp(dim=1)
+    return top - z.scatter(1, label[:, None], -torch.inf).logsumexp(dim=1)
 
 
 def _beta_inputs(u: Tensor) -> Tensor:
