@@ -56,7 +56,7 @@ class Tap:
             pooled = pool(x, self.pooling, self.layout, mask if own_mask is None else own_mask)
         except ValueError as error:
             raise ValueError(f"layer {self.name!r}: {error}") from error
-        shared = x.untyped_storage().data_ptr() == pooled.untyped_storage().data_ptr()
+        shared = torch.compiler.is_exporting() or x.untyped_storage().data_ptr() == pooled.untyped_storage().data_ptr()
         return pooled.clone() if shared else pooled  # the network may yet overwrite its output in place
 
 

@@ -87,7 +87,7 @@ def structure(
     if name == "nested":
         return _nested(layers, kernel, tuple(groups))
     if name == "sum":
-        terms: tuple[Covariance, ...] = tuple(Stationary(f"layer:{k}", kernel, k) for k in layers)
+        terms: tuple[Covariance, ...] = tuple(Stationary(f"layer:{k}", kernel) for k in layers)
         return Structure(Sum((*terms, Stationary("confidence", kernel))), layers, False, (*layers, "confidence"))
     covariances: dict[str, Covariance] = {
         "single": Stationary("features", kernel),
@@ -130,7 +130,7 @@ def _block(name: str, structure: Structure, features: Features) -> Tensor:
 
 
 def _group(name: str, structure: Structure, features: Features) -> Tensor:
-    n, L = len(features), len(structure.layers)
+    n, L = features.logits.shape[0], len(structure.layers)
     layer = torch.arange(L, device=features.logits.device).expand(n, L)
     label = features.label
     if not structure.stacked:
