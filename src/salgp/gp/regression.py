@@ -30,7 +30,7 @@ __all__ = [
     "inducing_log_evidence", "inducing_rows", "leave_one_out", "statistics",
 ]  # fmt: skip
 
-INDUCING_JITTER = 1e-7
+INDUCING_JITTER = 1e-8
 """Smallest jitter of inducing covariances: their rows are often alike, and a fixed one keeps the objective smooth."""
 
 LOG_2PI = math.log(2.0 * math.pi)
