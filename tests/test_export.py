@@ -66,9 +66,7 @@ def test_head_agrees_for_other_batch_sizes(head: str, suffix: str, tmp_path: Pat
 
 def test_whole_network_in_one_graph(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)
-    )
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
     x = torch.randn(80, 1, 8, 8, generator=g)
     y = torch.randint(0, 3, (80,), generator=g)
     classifier = salgp.calibrate(model, [(x, y)], method=salgp.SALGP("sum"))

@@ -1,0 +1,67 @@
+"""Calibrate after validation: a Lightning callback (extra ``salgp[lightning]``).
+
+After every validation epoch (or only the last) the module's current weights are calibrated on the validation data;
+the result is ``callback.classifier``. The module itself is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import nn
+
+from salgp.calibrators import Calibrator
+from salgp.module import CalibratedClassifier, calibrate
+
+__all__ = ["CalibrateAfterValidation"]
+
+
+class CalibrateAfterValidation(pl.Callback):
+    """Fit a calibrator on labelled data whenever validation ends.
+
+    Args:
+        loader: labelled calibration data, as `salgp.calibrate` takes it; the trainer's validation data by default.
+        method: calibrator or its name; None for the library's default.
+        network: attribute of the module that holds the classifier (``"model"``); the module itself by default.
+        reference: training data, for methods that compare against it.
+        every_epoch: calibrate after each validation, or only when fitting ends.
+        calibrate_options: further arguments of `salgp.calibrate`.
+
+    Attributes:
+        classifier: the latest `salgp.CalibratedClassifier`, or None before the first.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any] | None = None,
+        method: Calibrator | str | None = None,
+        network: str | None = None,
+        reference: Iterable[Any] | None = None,
+        every_epoch: bool = False,
+        calibrate_options: dict[str, Any] | None = None,
+    ) -> None:
+        self.loader = loader
+        self.method = method
+        self.network = network
+        self.reference = reference
+        self.every_epoch = every_epoch
+        self.calibrate_options = calibrate_options or {}
+        self.classifier: CalibratedClassifier | None = None
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Calibrate after this validation epoch, where asked for."""
+        if self.every_epoch and not trainer.sanity_checking:
+            self._calibrate(trainer, pl_module)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Calibrate the final weights."""
+        self._calibrate(trainer, pl_module)
+
+    def _calibrate(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        loader = self.loader if self.loader is not None else trainer.val_dataloaders
+        if loader is None:
+            raise ValueError("no calibration data: pass loader= to CalibrateAfterValidation, or give the trainer a validation loader")
+        network: nn.Module = getattr(module, self.network) if self.network else module
+        self.classifier = calibrate(network, loader, method=self.method, reference=self.reference, **self.calibrate_options)

@@ -1,0 +1,130 @@
+"""A network with calibrated confidences as a scikit-learn classifier, for pipelines and searches.
+
+`CalibratedTorchClassifier` trains a network on part of the data and calibrates it on the rest, so that
+``predict_proba`` can be trusted and `predict_std` says how far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from salgp.calibrators import Calibrator
+from salgp.module import CalibratedClassifier, calibrate
+from salgp.prediction import Prediction
+
+__all__ = ["CalibratedTorchClassifier"]
+
+
+class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
+    """Train a PyTorch network on tabular data and calibrate it on a held-out part.
+
+    Args:
+        network: ``(n_features, n_classes) -> nn.Module`` giving logits; a small perceptron by default.
+        method: calibrator or its name; None for the library's default.
+        calibration_fraction: share of the samples kept from training for calibration.
+        epochs: passes over the training part.
+        batch_size: samples per step.
+        learning_rate: of Adam.
+        random_state: seed of split, initial weights and order.
+
+    Attributes:
+        classes_: class labels, sorted.
+        classifier_: the `salgp.CalibratedClassifier`.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = CalibratedTorchClassifier(method="temperature").fit(X, y)
+        >>> model.predict_proba(X).shape
+        (150, 3)
+    """
+
+    def __init__(
+        self,
+        network: Callable[[int, int], nn.Module] | None = None,
+        method: Calibrator | str | None = None,
+        calibration_fraction: float = 0.3,
+        epochs: int = 60,
+        batch_size: int = 64,
+        learning_rate: float = 1e-2,
+        random_state: int = 0,
+    ) -> None:
+        self.network = network
+        self.method = method
+        self.calibration_fraction = calibration_fraction
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train and calibrate on samples ``X (n, d)`` with class labels ``y (n,)``."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, encoded = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"a classifier needs at least 2 classes, got 1 class: {self.classes_[0]!r}")
+        self.centre_, self.scale_ = X.mean(0), X.std(0) + 1e-9
+        inputs, labels = self._tensor(X), torch.as_tensor(encoded)
+        train, held_out = self._split(encoded)
+        model = self._train(inputs[train], labels[train])
+        reference = [(inputs[train], labels[train])]
+        self.classifier_: CalibratedClassifier = calibrate(model, [(inputs[held_out], labels[held_out])], method=self.method, reference=reference)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Calibrated class probabilities ``(n, c)``."""
+        return np.asarray(self._prediction(X).probs.double().cpu().numpy())
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Class labels: the network's own; calibration never changes them."""
+        label = self._prediction(X).label.cpu().numpy()
+        return np.asarray(self.classes_[label])
+
+    def predict_std(self, X: Any) -> np.ndarray | None:
+        """Standard deviation of the confidence ``(n,)``, or None where the method has none."""
+        std = self._prediction(X).std
+        return None if std is None else np.asarray(std.cpu().numpy())
+
+    def _prediction(self, X: Any) -> Prediction:
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return self.classifier_(self._tensor(X))
+
+    def _tensor(self, X: np.ndarray) -> Tensor:
+        return torch.as_tensor((X - self.centre_) / self.scale_, dtype=torch.float32)
+
+    def _split(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.arange(len(y))
+        if len(rows) < 2:
+            return rows, rows
+        enough = np.bincount(y).min() >= 2 and int(self.calibration_fraction * len(y)) >= len(self.classes_)
+        train, held_out = train_test_split(rows, test_size=self.calibration_fraction, random_state=self.random_state, stratify=y if enough else None)
+        return train, held_out
+
+    def _train(self, inputs: Tensor, labels: Tensor) -> nn.Module:
+        generator = torch.Generator().manual_seed(self.random_state)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.random_state)
+            model = (self.network or _perceptron)(inputs.shape[1], len(self.classes_))
+        model.train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
+        for _ in range(self.epochs):
+            for batch in torch.randperm(len(inputs), generator=generator).split(self.batch_size):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
+                optimizer.step()
+        return model.eval()
+
+
+def _perceptron(n_features: int, n_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(n_features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, n_classes))
