@@ -1,0 +1,205 @@
+"""The commands around one calibrator: fit, apply, evaluate, explain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from salgp.cli import files
+from salgp.cli.shell import Shell, UsageError, command
+from salgp.cli.tables import explanation_table, score_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from salgp.calibrators import Calibrator
+    from salgp.features import Features
+    from salgp.prediction import Prediction
+
+__all__ = [
+    "DEFAULT_METHOD",
+    "AnyNetwork",
+    "Cal",
+    "Feats",
+    "Force",
+    "Out",
+    "Reference",
+    "Seed",
+    "known_methods",
+    "predicted",
+    "read_reference",
+    "register",
+]
+
+DEFAULT_METHOD = "sal-gp"
+
+
+def known_methods() -> list[str]:
+    """Names of all calibrators, for completion and messages."""
+    from salgp.calibrators import _WHERE  # `names` would import every method, which takes seconds
+
+    return list(_WHERE)
+
+
+Feats = Annotated[Path, typer.Argument(metavar="FEATURES", help="Features: a .safetensors file, or a folder of Parquet shards.")]
+Cal = Annotated[Path, typer.Argument(metavar="CAL", help="Folder of a fitted calibrator.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result is written.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing result.")]
+AnyNetwork = Annotated[bool, typer.Option("--any-network", help="Accept features known to come from another network.")]
+Reference = Annotated[Path | None, typer.Option("--reference", help="Features of the network's training data, for methods that compare against it.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Method = Annotated[str, typer.Option("--method", "-m", autocompletion=known_methods, help="Name of the calibrator; `salgp info` lists them.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to ``app``."""
+    command(app, "fit", "salgp fit calibration.safetensors -o cal")(fit)
+    command(app, "apply", "salgp apply cal new.safetensors -o predictions.csv")(apply)
+    command(app, "evaluate", "salgp evaluate cal test.safetensors")(evaluate)
+    command(app, "explain", "salgp explain cal test.safetensors --top 5")(explain)
+
+
+def fit(
+    shell: Shell,
+    features: Feats,
+    out: Out,
+    method: Method = DEFAULT_METHOD,
+    reference: Reference = None,
+    layers: Annotated[str | None, typer.Option(help="Use only these layers, separated by commas.")] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An argument of the method; may be repeated.")] = None,
+    force: Force = False,
+) -> None:
+    """Fit a calibrator on labelled features and save it."""
+    calibrator = make_calibrator(method, setting or [])
+    files.check_target(out, force, features)
+    loaded, labels = files.read_labelled(features)
+    chosen = files.split_names(layers)
+    data = loaded.features if chosen is None else loaded.features.select(chosen)
+    known = read_reference(reference, data)
+    with shell.progress(f"fitting {method} on {len(data)} samples"):
+        calibrator.fit(data, labels, known)
+    files.save_calibrator(out, calibrator, origin_of(loaded), force)
+    shell.finish(
+        {"calibrator": str(out), "method": method, "n": len(data), "layers": list(calibrator.layer_widths_)},
+        f"fitted [bold]{method}[/] on {len(data):,} samples; saved in [bold]{out}[/]\nnext: salgp evaluate {out} TEST.safetensors",
+    )
+
+
+def apply(shell: Shell, calibrator: Cal, features: Feats, out: Out, any_network: AnyNetwork = False, force: Force = False) -> None:
+    """Write calibrated confidences, with error bars, for every sample (.csv, .parquet or .safetensors)."""
+    if out.suffix not in (".csv", ".parquet", ".safetensors"):
+        raise UsageError(f"--out {out}: expected a name that ends in .csv, .parquet or .safetensors")
+    files.check_target(out, force, features)
+    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    files.write_prediction(out, prediction, loaded.features.confidence)
+    before, after = float(loaded.features.confidence.mean()), float(prediction.confidence.mean())
+    shell.finish(
+        {"out": str(out), "n": len(prediction), "mean_confidence": after, "network_mean_confidence": before},
+        f"{len(prediction):,} predictions in [bold]{out}[/]; mean confidence {before:.3f} → {after:.3f}",
+    )
+
+
+def evaluate(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    any_network: AnyNetwork = False,
+    bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 15,
+) -> None:
+    """Score the network's own confidence and the calibrated one on labelled features."""
+    from salgp.metrics import compare as compare_predictions
+
+    _, labels = files.read_labelled(features)
+    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    name = files.read_calibrator(calibrator).name
+    comparison = compare_predictions({"uncalibrated": uncalibrated(loaded.features), name: prediction}, labels, bins)
+    shell.finish(comparison.as_dict(), score_table(comparison, f"{features.name}: {len(labels):,} samples"))
+
+
+def explain(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    sample: Annotated[list[int] | None, typer.Option(help="Row to explain; may be repeated. Default: the most corrected.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many of the most corrected samples.")] = 10,
+    any_network: AnyNetwork = False,
+) -> None:
+    """Say, for single samples, how the confidence changed and which layers caused it."""
+    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    change = prediction.confidence.cpu() - loaded.features.confidence
+    rows = list(sample) if sample else change.abs().topk(min(top, len(change))).indices.tolist()
+    wrong = [row for row in rows if not 0 <= row < len(change)]
+    if wrong:
+        raise UsageError(f"--sample {wrong[0]}: the rows of {features} are 0..{len(change) - 1}")
+    explained = [_explanation(prediction, float(loaded.features.confidence[row]), row, loaded.classes) for row in rows]
+    shell.finish({"samples": explained}, explanation_table(explained))
+
+
+def make_calibrator(method: str, settings: Sequence[str]) -> Calibrator:
+    """A calibrator by name with ``NAME=VALUE`` settings; values are JSON or else plain text."""
+    from salgp.calibrators import get
+
+    try:
+        known = get(method).get_params(deep=False)
+    except KeyError as error:
+        raise UsageError(f"--method: {error.args[0]}") from error
+    arguments = dict(_setting(text) for text in settings)
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        raise UsageError(f"--set {unknown[0]}: {method} has no such setting; it has {', '.join(known) or 'none'}")
+    return get(method, **arguments)
+
+
+def uncalibrated(features: Features) -> Prediction:
+    """The network's own confidence as a prediction."""
+    from salgp.prediction import Prediction
+
+    return Prediction.from_probs(features, features.probs)
+
+
+def origin_of(loaded: files.Loaded) -> dict[str, Any]:
+    """What a calibrator remembers of the features it was fitted on."""
+    import salgp
+
+    kept = {"features": loaded.path.name, "n": len(loaded.features), "salgp": salgp.__version__, "network": loaded.metadata.get("network")}
+    return kept | ({} if loaded.classes is None else {"classes": loaded.classes})
+
+
+def predicted(calibrator: Path, features: Path, any_network: bool, shell: Shell) -> tuple[files.Loaded, Prediction]:
+    fitted = files.read_calibrator(calibrator)
+    loaded = files.read_features(features)
+    files.check_network(calibrator, loaded, any_network)
+    with shell.progress(f"predicting {len(loaded.features):,} samples"):
+        return loaded, fitted.predict(loaded.features)
+
+
+def read_reference(path: Path | None, data: Features) -> tuple[Features, Tensor] | None:
+    if path is None:
+        return None
+    loaded, labels = files.read_labelled(path)
+    return loaded.features.select(data.layer_names), labels
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text}: expected NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _explanation(prediction: Prediction, before: float, row: int, classes: Sequence[str] | None) -> dict[str, Any]:
+    label, terms = int(prediction.label[row]), prediction.layers
+    std = None if prediction.std is None else float(prediction.std[row])
+    layers = {} if terms is None else {name: float(terms.mean[row, j]) for j, name in enumerate(terms.names)}
+    return {
+        "row": row, "label": label, "class": classes[label] if classes and label < len(classes) else str(label),
+        "network_confidence": before, "confidence": float(prediction.confidence[row]), "std": std,
+        "layers": dict(sorted(layers.items(), key=lambda item: -abs(item[1]))), "scale": None if terms is None else terms.scale,
+    }  # fmt: skip

@@ -1,0 +1,107 @@
+"""``salgp compare``: every calibrator on the same data, scored on the same held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from salgp.cli import files
+from salgp.cli.calibrating import Feats, Reference, Seed, known_methods, read_reference
+from salgp.cli.shell import Shell, UsageError, command, sentence
+from salgp.cli.tables import SHOWN, score_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from salgp.features import Features
+    from salgp.metrics import Comparison
+    from salgp.prediction import Prediction
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    command(app, "compare", "salgp compare calibration.safetensors --test test.safetensors")(compare)
+
+
+def compare(
+    shell: Shell,
+    features: Feats,
+    test: Annotated[Path | None, typer.Option(help="Labelled features to score on. Default: a random part of FEATURES.")] = None,
+    share: Annotated[float, typer.Option(min=0.05, max=0.95, help="Part of FEATURES to fit on, where no --test is given.")] = 0.5,
+    methods: Annotated[str | None, typer.Option(help="Methods, separated by commas. Default: all.")] = None,
+    reference: Reference = None,
+    sort: Annotated[str, typer.Option(help="Score to sort by.")] = "nll_correct",
+    seed: Seed = 0,
+) -> None:
+    """Fit every calibrator on the same data and score all of them on the same held-out data."""
+    chosen = _chosen_methods(methods)
+    loaded, labels = files.read_labelled(features)
+    (data, y), (held_out, truth) = _train_and_test(loaded.features, labels, test, share, seed)
+    predictions, failed = _fit_all(shell, chosen, (data, y), held_out, read_reference(reference, data))
+    if not predictions:
+        raise ValueError(f"no method could be fitted; the first one, {next(iter(failed))}, said: {next(iter(failed.values()))}")
+    comparison = _sorted(predictions, truth, sort)
+    for name, reason in failed.items():
+        shell.say(f"note: {name} was left out: {reason}")
+    title = f"fitted on {len(data):,}, scored on {len(held_out):,} samples; best first by {sort}"
+    shell.finish({"scores": comparison.as_dict(), "left_out": failed, "n_fit": len(data), "n_test": len(held_out)}, score_table(comparison, title))
+
+
+def _chosen_methods(methods: str | None) -> list[str]:
+    chosen = files.split_names(methods) or known_methods()
+    unknown = [name for name in chosen if name not in known_methods()]
+    if unknown:
+        raise UsageError(f"--methods: no calibrator called {unknown[0]!r}; known: {', '.join(known_methods())}")
+    return chosen
+
+
+def _train_and_test(features: Features, labels: Tensor, test: Path | None, share: float, seed: int) -> Any:
+    """Two pairs of features and labels; rows made from one original sample stay on one side."""
+    import torch
+
+    if test is not None:
+        loaded, truth = files.read_labelled(test)
+        return (features, labels), (loaded.features, truth)
+    groups = torch.arange(len(features)) if features.groups is None else torch.unique(features.groups, return_inverse=True)[1]
+    n_groups = int(groups.max()) + 1
+    order = torch.randperm(n_groups, generator=torch.Generator().manual_seed(seed))
+    first = torch.isin(groups, order[: max(1, round(share * n_groups))])
+    if bool(first.all()):
+        raise ValueError(f"{len(features)} samples are too few to split; give the data to score on with --test")
+    return (features[first], labels[first]), (features[~first], labels[~first])
+
+
+def _fit_all(
+    shell: Shell, methods: Sequence[str], data: tuple[Features, Tensor], held_out: Features, reference: Any
+) -> tuple[dict[str, Prediction], dict[str, str]]:
+    from salgp.calibrators import get
+
+    predictions: dict[str, Prediction] = {}
+    failed: dict[str, str] = {}
+    with shell.progress("comparing", total=len(methods)) as advance:
+        for name in methods:
+            advance(0, f"fitting {name}")
+            try:
+                predictions[name] = get(name).fit(data[0], data[1], reference).predict(held_out)
+            except (ValueError, TypeError, RuntimeError, ImportError) as error:
+                failed[name] = sentence(error)
+            advance()
+    return predictions, failed
+
+
+def _sorted(predictions: Mapping[str, Prediction], truth: Tensor, sort: str) -> Comparison:
+    from salgp.metrics import Comparison
+    from salgp.metrics import compare as compare_predictions
+
+    comparison = compare_predictions(predictions, truth)
+    if sort not in next(iter(comparison.as_dict().values())):
+        raise UsageError(f"--sort {sort}: no such score; choose one of {', '.join(SHOWN)}")
+    sign = -1 if sort in ("accuracy", "auroc", "coverage") else 1
+    value = {name: getattr(s, sort) for name, s in comparison.rows.items()}
+    order = sorted(value, key=lambda name: (value[name] is None, sign * (value[name] or 0.0)))
+    return Comparison({name: comparison.rows[name] for name in order})

@@ -1,0 +1,287 @@
+"""What commands read and write: features, calibrators and predictions, whole or not at all.
+
+Features are one safetensors file, or a folder (or file) of Parquet shards with the same columns. A calibrator is a
+folder; beside the calibrator itself it holds ``origin.json``: which network and file it was fitted on. Predictions
+are safetensors, Parquet or CSV, by the suffix of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from salgp.calibrators import Calibrator
+    from salgp.features import Features
+    from salgp.prediction import Prediction
+
+__all__ = [
+    "Loaded", "check_network", "check_target", "kind_of", "read_calibrator", "read_features", "read_labelled",
+    "read_columns", "read_origin", "save_calibrator", "split_names", "write_folder", "write_prediction",
+]  # fmt: skip
+
+ORIGIN = "origin.json"
+PREDICTION_FORMAT = "salgp-prediction"
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A features file: features, labels (or None) and its string metadata."""
+
+    path: Path
+    features: Features
+    labels: Tensor | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Class names, where the file has them."""
+        names = self.metadata.get("classes")
+        return None if names is None else [str(name) for name in json.loads(names)]
+
+
+def read_features(path: Path) -> Loaded:
+    """Features from a safetensors file, a Parquet file or a folder of Parquet shards."""
+    from salgp.features import load_features
+
+    kind = kind_of(path)
+    if kind == "parquet":
+        return _read_parquet(path)
+    if kind in ("calibrator", "prediction", "image folder"):
+        raise ValueError(f"{path} is a {kind}, but features were expected here; are two arguments swapped?")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder without Parquet shards; features are one .safetensors file or a folder of .parquet files")
+    features, labels = load_features(path)
+    return Loaded(path, features, labels, _metadata(path))
+
+
+def read_labelled(path: Path) -> tuple[Loaded, Tensor]:
+    """Features that must have labels."""
+    loaded = read_features(path)
+    if loaded.labels is None:
+        raise ValueError(f"{path} has no labels, and this needs them; store them under 'labels' (extract does where the data have them)")
+    return loaded, loaded.labels
+
+
+def read_calibrator(folder: Path) -> Calibrator:
+    """A fitted calibrator from its folder."""
+    from salgp.calibrators import load_calibrator
+
+    kind = kind_of(folder)
+    if kind in ("features", "prediction", "parquet"):
+        raise ValueError(
+            f"{folder} holds {'features' if kind != 'prediction' else 'predictions'}, but a calibrator was expected here; are two arguments swapped?"
+        )
+    if not folder.exists():
+        raise FileNotFoundError(f"no such calibrator: {folder}; make one with salgp fit")
+    return load_calibrator(folder)
+
+
+def read_origin(folder: Path) -> dict[str, Any]:
+    """Where a calibrator came from; empty if it was not made by the command line."""
+    from salgp.storage import read_json
+
+    return dict(read_json(folder / ORIGIN)) if (folder / ORIGIN).is_file() else {}
+
+
+def check_network(calibrator: Path, loaded: Loaded, any_network: bool) -> None:
+    """Refuse features that are known to come from another network than the calibrator's."""
+    mine, theirs = read_origin(calibrator).get("network"), loaded.metadata.get("network")
+    if mine and theirs and mine != theirs and not any_network:
+        raise ValueError(
+            f"{loaded.path} was extracted from another network than {calibrator} was fitted on "
+            f"({theirs[:8]} against {mine[:8]}); extract it again with the same weights, or pass --any-network"
+        )
+
+
+def save_calibrator(folder: Path, calibrator: Calibrator, origin: Mapping[str, Any], force: bool) -> Path:
+    """Write the calibrator's folder, all of it or nothing."""
+    from salgp.storage import write_json
+
+    def write(part: Path) -> None:
+        calibrator.save(part)
+        write_json(part / ORIGIN, dict(origin))
+
+    return write_folder(folder, write, force)
+
+
+def write_prediction(path: Path, prediction: Prediction, before: Tensor) -> Path:
+    """Write one row per sample: label, confidence, its error bar, and the network's own confidence."""
+    if path.suffix == ".safetensors":
+        return _write_tensors(path, prediction, before)
+    from salgp.storage import write_whole
+
+    columns = _columns(prediction, before)
+    if path.suffix == ".csv":
+        return write_whole(path, lambda part: _write_csv(part, columns))
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        return write_whole(path, lambda part: pq.write_table(pa.table(columns), str(part)))
+    raise ValueError(f"{path}: expected a name that ends in .safetensors, .parquet or .csv")
+
+
+def kind_of(path: Path) -> str:
+    """What a path holds: ``features``, ``prediction``, ``calibrator``, ``parquet``, ``safetensors``, ``image folder`` or ``unknown``."""
+    if path.is_dir():
+        if (path / "calibrator.json").is_file():
+            return "calibrator"
+        return "parquet" if any(path.glob("*.parquet")) else "unknown"
+    if path.suffix == ".parquet":
+        return "parquet"
+    try:
+        metadata = _metadata(path)
+    except (OSError, ValueError):
+        return "unknown"
+    return {"salgp-features": "features", PREDICTION_FORMAT: "prediction"}.get(metadata.get("format", ""), "safetensors")
+
+
+def check_target(path: Path, force: bool, *inputs: Path) -> None:
+    """Refuse, before any work is done, a target that exists, is an input, or cannot be written."""
+    if any(path.resolve() == other.resolve() for other in inputs):
+        raise ValueError(f"{path} is also an input; write the result to another file")
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists already; choose another name, or pass --force to replace it")
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir():
+        raise NotADirectoryError(f"cannot write {path}: {parent} is a file, not a folder")
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"cannot write {path}: no permission to write in {parent}")
+
+
+def write_folder(folder: Path, write: Callable[[Path], None], force: bool) -> Path:
+    """Let ``write`` fill a temporary folder beside ``folder``, then rename it: the target is whole or untouched."""
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.absolute().parent))
+    old = part.with_suffix(".old")
+    try:
+        write(part)
+        part.chmod(0o777 & ~_umask())
+        if force and folder.exists():
+            os.replace(folder, old)
+        os.replace(part, folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
+        raise
+    finally:
+        for rest in (part, old):
+            shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
+    return folder
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Comma-separated names; None stays None.
+
+    Example:
+        >>> split_names("a, b")
+        ['a', 'b']
+    """
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    from safetensors import SafetensorError, safe_open
+
+    from salgp.storage import FormatError
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise FormatError(f"{path}: not a whole safetensors file ({error})") from error
+
+
+def _read_parquet(path: Path) -> Loaded:
+    import torch
+
+    from salgp.features import Features, as_labels
+    from salgp.storage import FormatError
+
+    columns = read_columns(path)
+    if "logits" not in columns:
+        raise FormatError(f"{path}: no column named 'logits'; found {', '.join(columns) or 'nothing'}")
+    layers = {name.removeprefix("layers."): torch.as_tensor(x) for name, x in columns.items() if name.startswith("layers.")}
+    features = Features(torch.as_tensor(columns["logits"]), layers)
+    labels = as_labels(columns["labels"], len(features)) if "labels" in columns else None
+    return Loaded(path, features, labels)
+
+
+def read_columns(path: Path) -> dict[str, Any]:
+    """The columns of a Parquet file or folder as NumPy arrays; lists of equal length become matrices."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    from salgp.storage import FormatError
+
+    try:
+        table = ds.dataset(str(path), format="parquet", exclude_invalid_files=False).to_table()
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"{path}: not whole Parquet data ({error})") from error
+    return {name: _matrix(table[name].combine_chunks(), name, path) for name in table.column_names}
+
+
+def _matrix(column: Any, name: str, path: Path) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)):
+        return column.to_numpy(zero_copy_only=False)
+    rows = column.to_pylist()
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        raise ValueError(f"{path}: the lists in column {name!r} have different lengths ({min(lengths)} to {max(lengths)})")
+    integer = pa.types.is_integer(column.type.value_type)
+    return np.asarray(rows, dtype=np.int64 if integer else np.float32)
+
+
+def _columns(prediction: Prediction, before: Tensor) -> dict[str, Any]:
+    """Columns of numbers; the class probabilities become one column each."""
+    arrays = prediction.numpy()
+    columns = {k: x for k, x in arrays.items() if x.ndim == 1}
+    columns["network_confidence"] = before.cpu().numpy()
+    terms = prediction.layers
+    if terms is not None:
+        columns |= {f"correction.{name}": terms.mean[:, j].cpu().numpy() for j, name in enumerate(terms.names)}
+    return columns | {f"probs.{j}": arrays["probs"][:, j] for j in range(arrays["probs"].shape[1])}
+
+
+def _write_csv(part: Path, columns: Mapping[str, Any]) -> None:
+    import csv
+
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*(x.tolist() for x in columns.values()), strict=True))
+
+
+def _write_tensors(path: Path, prediction: Prediction, before: Tensor) -> Path:
+    import torch
+
+    from salgp.storage import write_tensors
+
+    tensors = {k: torch.as_tensor(x) for k, x in prediction.numpy().items()} | {"network_confidence": before}
+    terms = prediction.layers
+    if terms is not None:
+        tensors |= {"layers.mean": terms.mean} | ({} if terms.std is None else {"layers.std": terms.std})
+    names = "[]" if terms is None else json.dumps(terms.names)
+    return write_tensors(path, tensors, {"format": PREDICTION_FORMAT, "format_version": "1", "layers": names})
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

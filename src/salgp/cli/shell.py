@@ -1,0 +1,181 @@
+"""How every command speaks: results to stdout, everything else to stderr, one sentence and an exit code for a mistake.
+
+`command` turns a plain function into a command with the options all commands share. What it raises becomes one
+line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 130, as shells expect.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+__all__ = ["FAILURE", "INTERRUPTED", "USAGE", "Shell", "UsageError", "command", "complain", "sentence"]
+
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+F = TypeVar("F", bound=Callable[..., Any])
+Advance = Callable[..., None]
+
+
+class UsageError(ValueError):
+    """The command line itself is wrong: an unknown method, an impossible combination of options."""
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What a command uses to speak.
+
+    Args:
+        json: print the result as one JSON object.
+        quiet: print nothing but the result of ``--json``.
+        debug: let errors show their traceback.
+
+    Example:
+        >>> Shell(json=True).finish({"n": 3})
+        {"n": 3}
+    """
+
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    def finish(self, value: Mapping[str, Any], *shown: RenderableType) -> None:
+        """End with a result: ``value`` for machines, or ``shown`` for people."""
+        if self.json:
+            print(json.dumps(_plain(value), allow_nan=False))
+        elif not self.quiet:
+            for part in shown:
+                Console(highlight=False, soft_wrap=isinstance(part, str)).print(part)
+
+    def say(self, text: str) -> None:
+        """Tell on stderr what is going on."""
+        if not self.quiet and not self.json:
+            _stderr().print(escape(text), soft_wrap=True)
+
+    @contextmanager
+    def progress(self, description: str, total: float | None = None) -> Iterator[Advance]:
+        """A progress bar with the time left (or, without a total, the time passed); yields ``advance(steps, description)``."""
+        console = _stderr()
+        time = TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True)
+        columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *([] if total is None else [MofNCompleteColumn()]), time]
+        with Progress(*columns, console=console, transient=True, disable=self.quiet or self.json or not console.is_terminal) as bar:
+            task = bar.add_task(escape(description), total=total)
+
+            def advance(steps: float = 1, description: str | None = None) -> None:
+                bar.update(task, advance=steps, description=None if description is None else escape(description))
+
+            yield advance
+
+
+def command(app: typer.Typer, name: str, example: str) -> Callable[[F], F]:
+    """Register ``function(shell, ...)`` as a command with ``--json``, ``--quiet``, ``--debug`` and an example in its help."""
+
+    def decorate(function: F) -> F:
+        hints = get_type_hints(function, include_extras=True)
+        own = [p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in inspect.signature(function).parameters.values() if p.name != "shell"]
+
+        def run(**arguments: Any) -> None:
+            shell = Shell(**{key: arguments.pop(key) for key in _COMMON})
+            code = guard(shell, function, arguments)
+            if code:
+                raise typer.Exit(code)
+
+        common = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind) for key, kind in _COMMON.items()]
+        run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in [*own, *common]}
+        app.command(name, help=inspect.getdoc(function), epilog=f"Example:  {example}", no_args_is_help=False)(run)
+        return function
+
+    return decorate
+
+
+def guard(shell: Shell, function: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
+    """Run a command; give its exit code, having complained where that is not 0."""
+    try:
+        with _own_warnings(shell):
+            function(shell, **arguments)
+    except typer.Exit as error:
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return complain("stopped; nothing was left half-written", INTERRUPTED)
+    except Exception as error:
+        if shell.debug:
+            raise
+        return complain(sentence(error), USAGE if isinstance(error, UsageError) else FAILURE)
+    return 0
+
+
+def complain(text: str, code: int) -> int:
+    """Print one line on stderr and return the exit code."""
+    _stderr().print(f"[bold red]salgp:[/] {escape(text)}", soft_wrap=True)
+    return code
+
+
+def sentence(error: BaseException) -> str:
+    """One line that says what went wrong.
+
+    Example:
+        >>> sentence(KeyError("no calibrator called 'x'"))
+        "no calibrator called 'x'"
+        >>> sentence(OSError(28, "No space left on device", "out.json"))
+        'out.json: No space left on device'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    elif isinstance(error, KeyError) and error.args:
+        text = str(error.args[0])
+    elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+        text = f'this needs {error.name}, which is not installed; pip install "salgp[{_EXTRAS[error.name]}]"'
+    else:
+        text = str(error)
+    text = " ".join(text.split())
+    expected = isinstance(error, OSError | ValueError | KeyError | TypeError | RuntimeError | ImportError | MemoryError)
+    return text if expected and text else f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
+
+
+_EXTRAS = {"jinja2": "report", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "onnx": "onnx", "onnxruntime": "onnx", "gpytorch": "deep"}
+
+_COMMON: dict[str, Any] = {
+    "json": Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")],
+    "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
+}
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def _own_warnings(shell: Shell) -> Iterator[None]:
+    """Show the library's own warnings as a line each; those of others only with ``--debug``."""
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
+        if category.__module__.startswith("salgp") or shell.debug:
+            shell.say(f"note: {' '.join(str(message).split())}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield
+
+
+def _plain(value: Any) -> Any:
+    """JSON-ready: numbers without a value become null."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
