@@ -116,7 +116,7 @@ def _export(module: nn.Module, example: tuple[Tensor, ...], names: list[str], pa
         if target.suffix == ".pt2":
             return write_whole(target, lambda part: _save_program(program, part))
         graph: Any = torch.onnx.export(program, dynamo=True, input_names=names, output_names=present)
-        return write_whole(target, lambda part: graph.model_proto and part.write_bytes(graph.model_proto.SerializeToString()) and None)
+        return write_whole(target, lambda part: _save_graph(graph, part))
 
 
 def _named_outputs(module: nn.Module, example: tuple[Tensor, ...]) -> list[tuple[str, Tensor | None]]:
@@ -124,6 +124,10 @@ def _named_outputs(module: nn.Module, example: tuple[Tensor, ...]) -> list[tuple
     shape = Features(torch.zeros(2, calibrator.n_classes_), {k: torch.zeros(2, d) for k, d in calibrator.layer_widths_.items()})
     prediction = calibrator._predict(shape)
     return [(name, getattr(prediction, name)) for name in OUTPUTS]
+
+
+def _save_graph(graph: Any, part: Path) -> None:
+    part.write_bytes(graph.model_proto.SerializeToString())
 
 
 def _save_program(program: Any, part: Path) -> None:
