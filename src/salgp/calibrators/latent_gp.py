@@ -27,8 +27,8 @@ from salgp.prediction import INTERVAL, Prediction
 
 __all__ = ["GPCalibration"]
 
-AMPLITUDES = (0.1, 0.3, 1.0, 3.0, 10.0)
-"""Prior standard deviations of ``g(z) - z`` that the evidence bound chooses from, in logits."""
+AMPLITUDES = (0.3, 1.0, 3.0, 10.0)
+"""Prior standard deviations of ``g(z) - z`` that the bound chooses from, in logits; smaller ones would claim more than few samples can show."""
 LENGTHSCALES = (0.2, 0.5, 1.0)
 """Length-scales it chooses from, as shares of the range of the inducing points."""
 SEARCH_ELEMENTS = 2**18

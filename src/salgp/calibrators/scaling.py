@@ -238,7 +238,7 @@ def best_temperature(
         return 1.0, False
     inverse, end = _safeguarded_newton(lambda b: _slope(logits, labels, b, weights), 1 / high, 1 / low, 1 / init)
     if end and warn:
-        why = "every calibration sample is correct" if inverse >= 1 / low else "the calibration samples are mostly wrong"
+        why = "every calibration sample is correct" if inverse >= 1 / low else "the confidences tell nothing about which samples are correct"
         warnings.warn(f"the temperature stopped at its bound {1 / inverse:g} ({why}?); calibrate on held-out data", CalibrationWarning, stacklevel=4)
     return 1 / inverse, end
 
