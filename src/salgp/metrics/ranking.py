@@ -141,11 +141,11 @@ def aurc_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
     """In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the expected risk
     ``(E + k e/g) / (N + k)``; their sum is ``e + (E - N e/g) (H(N + g) - H(N))`` with harmonic numbers H."""
     s, c = _checked(confidence, correct)
-    group, n_groups = _rank_groups(-s)
+    group, n_groups = _rank_groups(s)
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        g, e = group_sums(weights, group, n_groups), group_sums(weights * (1 - c), group, n_groups)
+        g, e = (group_sums(weights * x, group, n_groups)[..., ::-1] for x in (1.0, 1 - c))  # most confident first
         after, errors_after = g.cumsum(axis=-1), e.cumsum(axis=-1)
         before = after - g
         steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]

@@ -40,7 +40,7 @@ def smooth_ece(confidence: ArrayLike, correct: ArrayLike) -> float:
     spectrum = _spectrum(s, as_binary(correct, "correct", len(s)) - s)
     if _smoothed_error(spectrum, 0.0) < 1e-12:
         return 0.0
-    return float(brentq(lambda sigma: _smoothed_error(spectrum, sigma) - sigma, 0.0, 1.0, xtol=1e-10))
+    return min(float(brentq(lambda sigma: _smoothed_error(spectrum, sigma) - sigma, 0.0, 2.0, xtol=1e-10)), 1.0)
 
 
 def _spectrum(confidence: FloatArray, residual: FloatArray) -> FloatArray:

@@ -1,0 +1,130 @@
+"""Bootstrap intervals: the fast path gives what resampling one by one gives, and covers the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from salgp import metrics
+from salgp.metrics import resample
+
+N = 80
+
+
+def arrays(kind: str) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    s = rng.random(N).round(2)
+    c = rng.random(N) < s
+    if kind == "top-label":
+        return s, c
+    if kind == "multi-class":
+        return rng.dirichlet(np.ones(3), N), rng.integers(-1, 3, N)
+    if kind == "interval":
+        return s, c, np.clip(s - 0.2, 0, 1), np.clip(s + 0.2, 0, 1)
+    if kind == "ends":
+        return np.clip(s - 0.2, 0, 1), np.clip(s + 0.2, 0, 1)
+    return (c,) if kind == "correct" else (s,)
+
+
+CASES = [
+    (metrics.accuracy, "correct", {}),
+    (metrics.aurc, "top-label", {}),
+    (metrics.auroc, "top-label", {}),
+    (metrics.ood_auroc, "top-label", {}),
+    (metrics.brier, "multi-class", {}),
+    (metrics.brier_correct, "top-label", {}),
+    (metrics.classwise_ece, "multi-class", {}),
+    (metrics.debiased_ece, "top-label", {}),
+    (metrics.debiased_ece, "top-label", {"norm": "l2"}),
+    (metrics.ece, "top-label", {}),
+    (metrics.ece, "top-label", {"n_bins": 4}),
+    (metrics.mce, "top-label", {}),
+    (metrics.mean_variance, "std", {}),
+    (metrics.nll, "multi-class", {}),
+    (metrics.nll_correct, "top-label", {}),
+    (metrics.interval_coverage, "interval", {"scheme": "width"}),
+    (metrics.interval_width, "ends", {}),
+]
+
+
+@pytest.mark.parametrize(("metric", "kind", "options"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_fast_path_equals_resampling_one_by_one(metric, kind, options) -> None:
+    data = arrays(kind)
+    fast = metrics.bootstrap(metric, *data, n_resamples=30, seed=5, **options)
+    slow = metrics.bootstrap(lambda *x, **o: metric(*x, **o), *data, n_resamples=30, seed=5, **options)
+    assert metric in resample._STATISTICS
+    assert fast.value == pytest.approx(slow.value, abs=1e-12)
+    np.testing.assert_allclose(fast.replicates, slow.replicates, atol=1e-10)
+
+
+def test_every_fast_metric_is_compared() -> None:
+    assert {case[0] for case in CASES} | {metrics.adaptive_ece} == set(resample._STATISTICS)
+
+
+def test_equal_mass_bins_stay_those_of_the_whole_sample() -> None:
+    """With the bins held fixed, an equal-mass resample is a resample of the bin sums."""
+    s, c = arrays("top-label")
+    s, c = np.sort(s), c[np.argsort(s, kind="stable")]
+    edges = metrics.reliability_bins(s, c, 5, "mass").edges
+    index = np.clip(np.searchsorted(edges, s) - 1, 0, None)
+    rng = np.random.default_rng(2)
+    expected = []
+    for _ in range(10):
+        row = rng.integers(N, size=N)
+        gaps = [abs((s - c)[row][index[row] == b].mean()) for b in range(len(edges) - 1) if (index[row] == b).any()]
+        expected.append(np.mean(gaps))
+    got = metrics.bootstrap(metrics.adaptive_ece, s, c, n_resamples=10, seed=2, n_bins=5)
+    np.testing.assert_allclose(got.replicates, expected)
+
+
+def test_chunks_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    s, c = arrays("top-label")
+    whole = metrics.bootstrap(metrics.ece, s, c, n_resamples=20)
+    monkeypatch.setattr(resample, "_CHUNK", 3 * N)
+    np.testing.assert_array_equal(whole.replicates, metrics.bootstrap(metrics.ece, s, c, n_resamples=20).replicates)
+
+
+def test_seed_decides() -> None:
+    s, c = arrays("top-label")
+    first, again, other = (metrics.bootstrap(metrics.nll_correct, s, c, n_resamples=50, seed=k) for k in (1, 1, 2))
+    assert (first.lower, first.upper) == (again.lower, again.upper)
+    assert first.lower != other.lower
+
+
+def test_interval_covers_the_true_accuracy_about_as_often_as_promised() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for seed in range(200):
+        result = metrics.bootstrap(metrics.accuracy, rng.random(200) < 0.7, n_resamples=200, seed=seed)
+        hits += result.lower <= 0.7 <= result.upper
+    assert 0.83 <= hits / 200 <= 0.96
+
+
+def test_any_function_of_tensors_can_be_resampled() -> None:
+    x = torch.arange(100.0)
+    result = metrics.bootstrap(lambda t: t.median(), x, n_resamples=100)
+    assert result.lower < result.value < result.upper
+    assert result.std_error == pytest.approx(np.std(result.replicates, ddof=1))
+    assert str(result).startswith("49.0000 [")
+
+
+def test_undefined_resamples_are_left_out() -> None:
+    result = metrics.bootstrap(metrics.auroc, [0.9, 0.8, 0.1], [1, 1, 0], n_resamples=200)
+    assert np.isnan(result.replicates).any()
+    assert result.lower <= result.upper
+    assert np.isnan(metrics.bootstrap(metrics.auroc, [0.9, 0.8], [1, 1], n_resamples=5).upper)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (([0.5, 0.6], [1]), {}, "one common length"),
+        (([], []), {}, "empty"),
+        (([0.5], [1]), {"level": 1.0}, "level"),
+        (([0.5], [1]), {"n_resamples": 0}, "n_resamples"),
+    ],
+)
+def test_clear_errors(data, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        metrics.bootstrap(metrics.ece, *data, **options)
