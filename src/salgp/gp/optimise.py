@@ -16,6 +16,9 @@ __all__ = ["Fit", "NotConvergedWarning", "maximise"]
 
 Objective = Callable[[Mapping[str, Tensor]], Tensor]
 
+NO_VALUE = -1e300
+"""Objective where the covariance cannot be factorised: finite, so that a line search can step back from it."""
+
 
 class NotConvergedWarning(UserWarning):
     """Hyperparameter optimisation stopped before it converged; the message says why."""
@@ -81,7 +84,9 @@ def maximise(
     steps = max_steps or (200 if optimizer == "lbfgs" else 2000)
     fits = [run(objective, parameters, start, steps, tolerance, learning_rate) for start in starts]
     best = max(fits, key=lambda fit: fit.value if np.isfinite(fit.value) else -np.inf)
-    return Fit(best.theta, best.value, best.converged, best.reason, best.history, tuple(fit.value for fit in fits))
+    usable = np.isfinite(best.value) and best.value > NO_VALUE
+    reason = best.reason if usable else "no starting point has a finite objective"
+    return Fit(best.theta, best.value, bool(best.converged and usable), reason, best.history, tuple(fit.value for fit in fits))
 
 
 def _lbfgs(objective: Objective, parameters: Sequence[Parameter], start: np.ndarray, steps: int, tolerance: float, _: float) -> Fit:
@@ -135,7 +140,7 @@ def _value_and_gradient(objective: Objective, parameters: Sequence[Parameter], x
         try:
             value = objective(theta)
         except NotPositiveDefiniteError:
-            return -1e300, np.zeros_like(x)
+            return NO_VALUE, np.zeros_like(x)
         gradients = torch.autograd.grad(value, list(theta.values()), allow_unused=True)
     filled = [torch.zeros_like(t) if g is None else g for t, g in zip(theta.values(), gradients, strict=True)]
     return float(value.detach()), np.nan_to_num(_flatten(filled))
