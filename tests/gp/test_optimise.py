@@ -1,0 +1,130 @@
+"""Maximisation with bounds: known optima, restarts, honest outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from salgp.gp.covariance import Parameter
+from salgp.gp.linalg import NotPositiveDefiniteError
+from salgp.gp.optimise import maximise
+
+Theta = Mapping[str, Tensor]
+
+
+def parameter(name: str, start: float | list[float], lower: float = -5.0, upper: float = 5.0) -> Parameter:
+    return Parameter(name, torch.tensor(start, dtype=torch.float64), lower, upper)
+
+
+def rosenbrock(theta: Theta) -> Tensor:
+    return -((1 - theta["x"]) ** 2 + 100 * (theta["y"] - theta["x"] ** 2) ** 2)
+
+
+def two_hills(theta: Theta) -> Tensor:
+    """A low hill at -2, a high one at 2."""
+    x = theta["x"]
+    return torch.exp(-((x + 2) ** 2)) + 3.0 * torch.exp(-((x - 2) ** 2))
+
+
+def test_lbfgs_finds_the_known_optimum() -> None:
+    fit = maximise(rosenbrock, [parameter("x", -1.2), parameter("y", 1.0)], tolerance=1e-14)
+    assert fit.converged
+    assert fit.reason
+    assert float(fit.theta["x"]) == pytest.approx(1.0, abs=1e-3)
+    assert fit.value == pytest.approx(max(fit.history))
+    assert fit.restarts == (fit.value,)
+
+
+def test_arrays_keep_their_shape_and_bounds_hold() -> None:
+    target = torch.tensor([[1.0, 9.0], [-9.0, 2.0]], dtype=torch.float64)
+    fit = maximise(lambda theta: -(theta["W"] - target).square().sum(), [parameter("W", [[0.0, 0.0], [0.0, 0.0]])])
+    torch.testing.assert_close(fit.theta["W"], target.clamp(-5, 5), rtol=1e-4, atol=1e-4)
+    assert fit.converged
+
+
+def test_start_outside_its_bounds_is_moved_inside() -> None:
+    fit = maximise(lambda theta: -(theta["x"] ** 2), [parameter("x", 50.0)])
+    assert float(fit.theta["x"]) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_too_few_steps_are_reported() -> None:
+    fit = maximise(rosenbrock, [parameter("x", -1.2), parameter("y", 1.0)], max_steps=3)
+    assert not fit.converged
+    assert "LIMIT" in fit.reason.upper()
+
+
+def test_adam_reaches_the_optimum_and_says_what_it_did() -> None:
+    fit = maximise(lambda theta: -((theta["x"] - 1.0) ** 2), [parameter("x", 0.0)], optimizer="adam", max_steps=300, learning_rate=0.05)
+    assert float(fit.theta["x"]) == pytest.approx(1.0, abs=1e-2)
+    assert fit.converged
+    assert fit.reason == "ran its 300 steps"
+    short = maximise(lambda theta: -((theta["x"] - 4.0) ** 2), [parameter("x", 0.0)], optimizer="adam", max_steps=50)
+    assert not short.converged
+    assert short.reason == "ran its 50 steps and was still improving"
+    assert len(short.history) == 50
+
+
+def test_adam_is_torchs_own() -> None:
+    x = torch.tensor(0.0, dtype=torch.float64, requires_grad=True)
+    step = torch.optim.Adam([x], lr=5e-3)
+    for _ in range(9):
+        step.zero_grad()
+        ((x - 1.0) ** 2).backward()
+        step.step()
+    fit = maximise(lambda theta: -((theta["x"] - 1.0) ** 2), [parameter("x", 0.0)], optimizer="adam", max_steps=10)
+    assert float(fit.theta["x"]) == pytest.approx(float(x.detach()), rel=1e-12)
+
+
+def test_restarts_keep_the_best_objective() -> None:
+    alone = maximise(two_hills, [parameter("x", -2.2)])
+    assert float(alone.theta["x"]) == pytest.approx(-2.0, abs=0.01)
+    best = maximise(two_hills, [parameter("x", -2.2)], restarts=12, seed=1)
+    assert float(best.theta["x"]) == pytest.approx(2.0, abs=0.01)
+    assert len(best.restarts) == 13
+    assert best.value == max(best.restarts)
+    assert best.restarts[0] == alone.value
+
+
+def test_restarts_depend_on_the_seed_only() -> None:
+    runs = [maximise(two_hills, [parameter("x", -2.2)], restarts=3, seed=seed).restarts for seed in (7, 7, 8)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_a_point_without_a_value_is_stepped_around() -> None:
+    def objective(theta: Theta) -> Tensor:
+        if float(theta["x"].detach()) > 3.0:
+            raise NotPositiveDefiniteError("too far")
+        return theta["x"]
+
+    fit = maximise(objective, [parameter("x", 0.0)])
+    assert np.isfinite(fit.value)
+    assert 0.0 < float(fit.theta["x"]) <= 3.0
+
+
+def test_no_value_anywhere_is_no_convergence() -> None:
+    def objective(theta: Theta) -> Tensor:
+        raise NotPositiveDefiniteError("nowhere")
+
+    fit = maximise(objective, [parameter("x", 0.0)])
+    assert not fit.converged
+    assert "no starting point" in fit.reason
+
+
+def test_gradients_that_are_not_needed_are_zero() -> None:
+    fit = maximise(lambda theta: -(theta["x"] ** 2), [parameter("x", 1.0), parameter("unused", 0.5)])
+    assert float(fit.theta["unused"]) == 0.5
+
+
+def test_works_inside_no_grad() -> None:
+    with torch.no_grad():
+        assert float(maximise(lambda theta: -((theta["x"] - 2.0) ** 2), [parameter("x", 0.0)]).theta["x"]) == pytest.approx(2.0, abs=1e-4)
+
+
+def test_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown optimizer 'sgd'; choose 'lbfgs' or 'adam'"):
+        maximise(two_hills, [parameter("x", 0.0)], optimizer="sgd")
