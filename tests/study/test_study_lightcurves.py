@@ -85,10 +85,10 @@ def test_bad_tables_name_the_file_and_the_reason(tmp_path: Path, curves: str, me
 
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 cut")
-    with pytest.raises(FormatError, match="x.parquet"):
+    with pytest.raises(FormatError, match=r"x\.parquet"):
         read_columns(tmp_path / "x.parquet")
     (tmp_path / "y.csv.gz").write_bytes(gzip.compress(CURVES.encode())[:30])
-    with pytest.raises(FormatError, match="y.csv.gz"):
+    with pytest.raises(FormatError, match=r"y\.csv\.gz"):
         read_columns(tmp_path / "y.csv.gz")
     with pytest.raises(FileNotFoundError, match="spcc_lightcurves"):
         load_spcc(tmp_path)

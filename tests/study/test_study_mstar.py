@@ -70,7 +70,7 @@ def test_broken_chip_names_the_file_and_the_reason(tmp_path: Path, make, reason:
 
 def test_broken_or_incomplete_npz(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK not really")
-    with pytest.raises(FormatError, match="a.npz"):
+    with pytest.raises(FormatError, match=r"a\.npz"):
         load_mstar(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", x=np.zeros((1, 2, 2), np.uint8))
     with pytest.raises(FormatError, match="label"):

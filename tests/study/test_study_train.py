@@ -22,7 +22,7 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -32,9 +32,9 @@ def test_killed_and_continued_equals_never_stopped(tmp_path: Path) -> None:
 
     def kill(line: str) -> None:
         if "epoch 4/" in line:
-            raise Killed
+            raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         train_network(build, data(), recipe, tmp_path / "cut", kill)
     assert (tmp_path / "cut" / "checkpoint.pt").is_file()
     lines: list[str] = []

@@ -50,6 +50,7 @@ class Preset:
         deep: arguments of the deep GP.
         max_steps: longest light curve per band.
         size: side of the centre cut out of each radar chip.
+        same_steps: with a part of the training data, take more epochs, so that the number of optimiser steps stays the same.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Preset:
     deep: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int = 128
     size: int = 128
+    same_steps: bool = False
 
 
 def _curves(dataset: str, protocol: str) -> Experiment:
@@ -106,10 +108,12 @@ PRESETS: Mapping[str, Preset] = {
     "cpu": Preset(
         "cpu",
         made=False,
-        epochs={"convnet": 12, "aconvnet": 12, "resnet18": 6, "rnn": 40},
+        epochs={"convnet": 12, "aconvnet": 8, "resnet18": 5, "rnn": 20},
         arguments={"convnet": {"size": 64}, "aconvnet": {"size": 64}, "rnn": {"hidden": 16}},
         n_test=4000,
         size=64,
+        max_steps=24,
+        same_steps=True,
         gp={name: {"n_inducing": 256} for name in ("mstar", "spcc", "plasticc")},
         deep={"steps": 300},
     ),

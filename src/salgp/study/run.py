@@ -29,11 +29,11 @@ from salgp.study.methods import Method, methods_of, rows_of_prediction
 from salgp.study.presets import PRESETS, STUDIES, Experiment, Preset
 from salgp.study.protocol import Splits
 from salgp.study.scores import join_predictions, score_prediction
-from salgp.study.sources import Source, open_source, names_of_tests
+from salgp.study.sources import Source, names_of_tests, open_source
 from salgp.study.store import append_record, content_key, read_records
 from salgp.study.train import Recipe, train_network
 
-__all__ = ["Run", "open_runs", "run_study"]
+__all__ = ["Run", "open_runs", "read_prediction", "run_study"]
 
 N_LAYERS = 5
 """Every backbone of the paper is tapped at five places."""
@@ -151,7 +151,8 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """How the network is trained."""
-        return Recipe(epochs=self.preset.epochs[self.experiment.backbone], seed=self.seed)
+        epochs = self.preset.epochs[self.experiment.backbone]
+        return Recipe(epochs=round(epochs / self.experiment.fraction) if self.preset.same_steps else epochs, seed=self.seed)
 
     @property
     def train_config(self) -> dict[str, Any]:
@@ -196,7 +197,7 @@ class Run:
     def predictions(self, method: Method, pooling: str, fit_on: str) -> tuple[dict[str, dict[str, Prediction]], dict[str, Any]]:
         """Stage 3: rows of predictions by test set, and notes on the fit."""
         path = self.cache / f"predictions-{content_key(self.method_config(method, pooling, fit_on))}.safetensors"
-        view = pooling if method.reads_layers else self.experiment.poolings[0]
+        view = self._view(method, pooling)
         if not path.is_file():
             self._calibrate(method, view, fit_on, path)
         tensors, metadata = read_tensors(path)
@@ -213,6 +214,9 @@ class Run:
         """True labels of a test set, or of all together."""
         tests = self._single_tests() if test == "pooled" else (test,)
         return torch.cat([self.features(self.experiment.poolings[0], t)[1] for t in tests])
+
+    def _view(self, method: Method, pooling: str) -> str:
+        return pooling if method.reads_layers else self.experiment.poolings[0]
 
     def _single_tests(self) -> tuple[str, ...]:
         return tuple(t for t in names_of_tests(self.experiment) if t != "pooled")
@@ -248,10 +252,41 @@ class Run:
         what = {"fraction": e.fraction, "seed": self.seed, "pooling": pooling, "fit_on": fit_on, "method": row, "test": test}
         scores = score_prediction(prediction, self.labels(test))
         config = {"calibrator": method.calibrator, "arguments": dict(method.arguments), "recipe": asdict(self.recipe)}
-        return {"key": key, **place, **what, **scores, **notes, "sizes": self._sizes(), "config": config, "versions": _versions()}
+        keys = {"train": content_key(self.train_config), "predictions": content_key(self.method_config(method, pooling, fit_on))}
+        cached = {**keys, "view": self._view(method, pooling)}
+        return {
+            "key": key,
+            **place,
+            **what,
+            **scores,
+            **notes,
+            "sizes": self._sizes(),
+            "class_names": list(self.splits.class_names),
+            "cache": cached,
+            "config": config,
+            "versions": _versions(),
+        }
 
     def _sizes(self) -> dict[str, int]:
         return {split: len(self.features(self.experiment.poolings[0], split)[1]) for split in ("train", "validation", *self._single_tests())}
+
+
+def read_prediction(out: str | os.PathLike[str], record: Mapping[str, Any]) -> tuple[Prediction, Tensor, Tensor]:
+    """The prediction a record scored, the true labels, and the network's own confidence, read from the cache."""
+    cache, keys = Path(out) / "cache", record["cache"]
+    tests = [t for t in record["sizes"] if t not in ("train", "validation")] if record["test"] == "pooled" else [record["test"]]
+    tensors, _ = read_tensors(cache / f"predictions-{keys['predictions']}.safetensors")
+    parts, labels, confidence = [], [], []
+    for test in tests:
+        features, y = load_features(cache / f"features-{keys['train']}" / f"{keys['view']}-{test}.safetensors")
+        assert y is not None
+        stem, _, row = record["method"].rpartition(" ")
+        stacked = row == "G" or (row[:1] == "L" and row[1:].isdigit())
+        method = Method(stem, "", per_layer=True) if stacked else Method(record["method"], "")
+        parts.append(rows_of_prediction(method, _unpack(tensors, test, features), features)[record["method"]])
+        labels.append(y)
+        confidence.append(features.confidence)
+    return join_predictions(parts), torch.cat(labels), torch.cat(confidence)
 
 
 def _pack(prediction: Prediction) -> dict[str, Tensor]:

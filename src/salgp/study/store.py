@@ -48,7 +48,8 @@ def read_records(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     append_record(folder, {"ece": 0.1})
-        ...     _ = Path(folder, RECORDS).open("a").write('{"ece": 0.')  # torn by a kill
+        ...     with Path(folder, RECORDS).open("a") as file:
+        ...         _ = file.write('{"ece": 0.')  # torn by a kill
         ...     append_record(folder, {"ece": 0.2})
         ...     read_records(folder)
         [{'ece': 0.1}, {'ece': 0.2}]

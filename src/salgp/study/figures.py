@@ -1,0 +1,181 @@
+"""Figures of the study from its records and cache: the paper's panels, remade.
+
+Every figure is computed from predictions that were scored, so table and picture cannot disagree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from salgp.metrics import reliability_bins
+from salgp.prediction import Prediction
+from salgp.storage import write_whole
+from salgp.study.drawings import draw_architectures, draw_chips, draw_flow, draw_flux_distributions, draw_lightcurve_grid
+from salgp.study.lightcurves import load_plasticc
+from salgp.study.mstar import load_mstar
+from salgp.study.run import read_prediction
+from salgp.study.sources import data_folder
+from salgp.study.store import read_records
+
+__all__ = ["draw_confusion", "draw_panels", "draw_reliability_grid", "make_figures"]
+
+Record = Mapping[str, Any]
+_GRID = ("Uncalibrated (Baseline)", "Isotonic", "BBQ (alpha 1)", "Temperature Scaled (init 0.5)", "Temperature Scaled (init 2)")
+_BLUE, _RED, _GREY = "#0072B2", "#D55E00", "#777777"
+
+
+def make_figures(out: str | os.PathLike[str], data: str | os.PathLike[str] | None = None, dpi: int = 80) -> list[Path]:
+    """Draw all figures the records (and, where at hand, the data) allow into ``figures/``.
+
+    Args:
+        out: folder of a study.
+        data: folder of the real data; figures of the data are left out where it is absent.
+        dpi: resolution.
+
+    Returns:
+        The files written.
+    """
+    records = read_records(out)
+    if not records:
+        raise FileNotFoundError(f"{out}: no records here; run a study into this folder first")
+    figures = {"flow": draw_flow(), "architectures": draw_architectures(), **_of_data(data_folder(data)), **_of_records(out, records)}
+    return [_save(figure, Path(out) / "figures" / f"{name}.png", dpi) for name, figure in figures.items()]
+
+
+def draw_reliability_grid(out: str | os.PathLike[str], records: Sequence[Record]) -> Any:
+    """Reliability of the conventional methods (columns) by share of the training data (rows)."""
+    from matplotlib.figure import Figure
+
+    fractions = sorted({r["fraction"] for r in records}, reverse=True)
+    figure = Figure(figsize=(2.2 * len(_GRID), 2.2 * len(fractions)), layout="constrained")
+    axes = figure.subplots(len(fractions), len(_GRID), squeeze=False)
+    for i, fraction in enumerate(fractions):
+        for j, method in enumerate(_GRID):
+            record = _one(records, fraction=fraction, method=method, test="pooled")
+            if record is not None:
+                _reliability(axes[i][j], *read_prediction(out, record)[:2])
+            axes[i][j].set_title(method.replace(" (Baseline)", ""), fontsize=7) if i == 0 else None
+        axes[i][0].set_ylabel(f"{fraction:.0%} of the data\naccuracy", fontsize=7)
+    return figure
+
+
+def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling: str, test: str) -> Any:
+    """Residual fit (top, GP methods) and reliability (bottom): uncalibrated, temperature, best single GP, ML, HL."""
+    from matplotlib.figure import Figure
+
+    here = [r for r in records if r["test"] == test and r["pooling"] in (pooling, "none")]
+    singles = [r for r in here if r["method"].startswith("Single GP")]
+    names = ("Uncalibrated (Baseline)", "Temperature Scaled (Baseline)", None, "SAL-GP (ML) G", "SAL-GP (HL) G")
+    chosen = [min(singles, key=lambda r: r["ece"], default=None) if n is None else _one(here, method=n) for n in names]
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    axes = figure.subplots(2, len(chosen), squeeze=False)
+    for column, record in enumerate(chosen):
+        top, bottom = axes[0][column], axes[1][column]
+        if record is None:
+            continue
+        prediction, labels, raw = read_prediction(out, record)
+        bottom.set_title(f"{record['method']}\nECE {record['ece']:.4f}", fontsize=8)
+        _reliability(bottom, prediction, labels)
+        top.set_axis_off() if prediction.std is None else _residual_fit(top, prediction, labels, raw)
+    return figure
+
+
+def draw_confusion(prediction: Prediction, labels: Tensor, class_names: Sequence[str], threshold: float = 0.5) -> Any:
+    """Normalised confusion matrix with an ``unknown`` row (true class not in training) and column (confidence below ``threshold``)."""
+    from matplotlib.figure import Figure
+
+    names = [*class_names, "unknown"]
+    c = len(class_names)
+    true = np.where(labels.numpy() < 0, c, labels.numpy())
+    said = np.where(prediction.confidence.numpy() < threshold, c, prediction.label.numpy())
+    counts = np.zeros((c + 1, c + 1))
+    np.add.at(counts, (true, said), 1)
+    share = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+    figure = Figure(figsize=(1.2 + 0.55 * len(names), 1 + 0.5 * len(names)), layout="constrained")
+    ax = figure.subplots()
+    ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    for i, j in np.ndindex(*share.shape):
+        ax.text(j, i, f"{share[i, j]:.2f}", ha="center", va="center", fontsize=7, color="white" if share[i, j] > 0.5 else "black")
+    ax.set_xticks(range(c + 1), names, fontsize=7, rotation=45)
+    ax.set_yticks(range(c + 1), names, fontsize=7)
+    ax.set(xlabel=f"predicted (unknown: confidence below {threshold})", ylabel="true")
+    return figure
+
+
+def _of_records(out: str | os.PathLike[str], records: Sequence[Record]) -> dict[str, Any]:
+    figures = {}
+    for study in dict.fromkeys(r["study"] for r in records):
+        first = next(r for r in records if r["study"] == study)
+        mine = [r for r in records if r["study"] == study and r["seed"] == first["seed"]]
+        if study.endswith("-fractions"):
+            figures["reliability-grid"] = draw_reliability_grid(out, mine)
+        elif not study.endswith("-approximation"):
+            test = "pooled" if any(r["test"] == "pooled" for r in mine) else "photometric"
+            for fit_on in dict.fromkeys(r["fit_on"] for r in mine):
+                part = [r for r in mine if r["fit_on"] == fit_on]
+                for pooling in dict.fromkeys(r["pooling"] for r in part if r["method"].startswith("SAL-GP")):
+                    figures[f"panels-{study}-{pooling}-{fit_on}"] = draw_panels(out, part, pooling, test)
+            figures[f"confusion-{study}"] = _confusion(out, mine, test)
+    return figures
+
+
+def _confusion(out: str | os.PathLike[str], records: Sequence[Record], test: str) -> Any:
+    record = _one(records, test=test, method="SAL-GP (ML) G") or records[0]
+    prediction, labels, _ = read_prediction(out, record)
+    return draw_confusion(prediction, labels, record["class_names"])
+
+
+def _of_data(folder: Path) -> dict[str, Any]:
+    figures = {}
+    if (folder / "mstar_chips.npz").is_file():
+        figures["mstar-chips"] = draw_chips(load_mstar(folder / "mstar_chips.npz"))
+    curves, metadata = folder / "plasticc_lightcurves_100_objects.parquet", folder / "plasticc_train_metadata.parquet"
+    if curves.is_file() and metadata.is_file():
+        loaded = load_plasticc(curves, metadata)
+        figures["lightcurves"] = draw_lightcurve_grid(loaded)
+        figures["flux"] = draw_flux_distributions(loaded, "flux")
+        figures["flux-error"] = draw_flux_distributions(loaded, "flux error")
+    return figures
+
+
+def _one(records: Sequence[Record], **wanted: Any) -> Record | None:
+    return next((r for r in records if all(r[k] == v for k, v in wanted.items())), None)
+
+
+def _reliability(ax: Any, prediction: Prediction, labels: Tensor) -> None:
+    correct = prediction.label == labels
+    bins = reliability_bins(prediction.confidence, correct)
+    used = bins.count > 0
+    centre, width = (bins.edges[1:] + bins.edges[:-1]) / 2, np.diff(bins.edges)
+    ax.bar(centre[used], bins.accuracy[used], width[used], color=_BLUE, edgecolor="white", lw=0.5)
+    gap = bins.confidence[used] - bins.accuracy[used]
+    ax.bar(centre[used], gap, width[used], bottom=bins.accuracy[used], color=_RED, alpha=0.4, hatch="//", edgecolor=_RED, lw=0.5)
+    ax.plot([0, 1], [0, 1], ls="--", lw=0.8, color=_GREY)
+    ax.axvline(float(prediction.confidence.mean()), ls=":", lw=1, color=_RED)
+    ax.axhline(float(correct.double().mean()), ls=":", lw=1, color=_BLUE)
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    ax.tick_params(labelsize=6)
+
+
+def _residual_fit(ax: Any, prediction: Prediction, labels: Tensor, raw: Tensor, most: int = 400) -> None:
+    assert prediction.std is not None
+    mean = (prediction.confidence - raw).numpy()
+    order = np.argsort(mean)[:: max(1, len(mean) // most)]
+    residual = ((prediction.label == labels).double() - raw).numpy()[order]
+    spread = 2 * prediction.std.numpy()[order]
+    x = np.arange(len(order))
+    ax.plot(x, residual, ".", ms=2, color=_GREY)
+    ax.fill_between(x, mean[order] - spread, mean[order] + spread, color=_BLUE, alpha=0.3, lw=0)
+    ax.plot(x, mean[order], color=_BLUE, lw=1)
+    ax.set_ylim(-1.1, 1.1)
+    ax.tick_params(labelsize=6)
+
+
+def _save(figure: Any, path: Path, dpi: int) -> Path:
+    return write_whole(path, lambda part: figure.savefig(part, format="png", dpi=dpi))
