@@ -28,7 +28,7 @@ from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.regression import Posterior
 from salgp.prediction import LayerTerms, Prediction
 
-__all__ = ["SALGP", "predict_corrections", "to_prediction"]
+__all__ = ["SALGP", "corrected", "predict_corrections", "to_prediction"]
 
 CHUNK_ENTRIES = 4_000_000
 """Covariance entries computed at once during prediction; bounds memory whatever the number of samples."""
@@ -153,10 +153,14 @@ def to_prediction(structure: Structure, fitted: Fitted, features: Features) -> P
     """Turn the GP's correction into calibrated confidences with intervals and layer terms."""
     fitted = fitted.to(features.logits.device)
     mean, variance, layer_mean, layer_variance = predict_corrections(structure, fitted.posterior, features)
-    bernoulli = len(fitted.mean_weights) > 0
-    names = structure.terms or structure.layers
-    terms = LayerTerms(names, layer_mean, layer_variance.sqrt(), "log-odds" if bernoulli else "confidence", bool(structure.terms))
-    if not bernoulli:
+    scale = "log-odds" if len(fitted.mean_weights) else "confidence"
+    terms = LayerTerms(structure.terms or structure.layers, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
+    return corrected(fitted, features, mean, variance, terms)
+
+
+def corrected(fitted: Fitted, features: Features, mean: Tensor, variance: Tensor, terms: LayerTerms | None = None) -> Prediction:
+    """Apply a correction of given mean and variance to the network's confidence (Gaussian) or log-odds (Bernoulli)."""
+    if len(fitted.mean_weights) == 0:
         return Prediction.from_confidence(features, features.confidence.double() + mean, variance.sqrt(), layers=terms)
     log_odds = log_odds_design(features) @ fitted.mean_weights + mean
     confidence, std = sigmoid_moments(log_odds, variance)
