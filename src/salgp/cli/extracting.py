@@ -1,0 +1,123 @@
+"""``salgp extract``: run the user's network over the user's data and keep what a calibrator needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from salgp.cli import files
+from salgp.cli.calibrating import Force, Out
+from salgp.cli.inputs import Images, Inputs, open_inputs
+from salgp.cli.networks import HUGGING_FACE, open_network
+from salgp.cli.shell import Shell, UsageError, command
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["register"]
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="package.module:factory, path/to/file.py:factory, or hf:FOLDER (local).")]
+Data = Annotated[Path, typer.Argument(metavar="DATA", help=".npz, .safetensors, .parquet, or a folder of images or Parquet shards.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    command(app, "extract", "salgp extract my_network.py:make data.npz --weights net.safetensors -o calibration.safetensors")(extract)
+
+
+def extract(
+    shell: Shell,
+    model: Model,
+    data: Data,
+    out: Out,
+    weights: Annotated[Path | None, typer.Option(help="Weights of the network, in safetensors.")] = None,
+    layers: Annotated[str, typer.Option(help="auto, or layer names, globs and positions, separated by commas.")] = "auto",
+    pooling: Annotated[str, typer.Option(help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten.")] = "auto",
+    output: Annotated[str, typer.Option(help="What the network returns: logits, probabilities or log-probabilities.")] = "logits",
+    inputs: Annotated[str | None, typer.Option(help="Arrays passed to the network, in order, separated by commas.")] = None,
+    classes: Annotated[str | None, typer.Option(help="Class names in the order of the network's outputs.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Multiply the inputs, e.g. by 0.00392157 for bytes.")] = None,
+    image_size: Annotated[str | None, typer.Option(help="Size images are brought to: HEIGHT or HEIGHT,WIDTH.")] = None,
+    gray: Annotated[bool, typer.Option(help="Read images as gray.")] = False,
+    image_mean: Annotated[str | None, typer.Option(help="Mean of each channel, taken off.")] = None,
+    image_std: Annotated[str | None, typer.Option(help="Standard deviation of each channel, divided by.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 64,
+    max_width: Annotated[int | None, typer.Option(min=1, help="Project wider layers to this width.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device to run on, e.g. cuda.")] = None,
+    force: Force = False,
+) -> None:
+    """Run a network over data and write its logits and pooled layers, with the labels where there are some."""
+    files.check_target(out, force, data)
+    images = _image_options(model, image_size, gray, image_mean, image_std)
+    folder = Path(model.removeprefix(HUGGING_FACE)) if model.startswith(HUGGING_FACE) else None
+    loader = open_inputs(
+        data, batch_size=batch_size, inputs=files.split_names(inputs), classes=files.split_names(classes), images=images, scale=scale,
+        by_name=folder is not None, tokenizer=folder,
+    )  # fmt: skip
+    network = open_network(model, weights)
+    if weights is None and folder is None:
+        shell.say("note: no --weights given; the network is used as the factory made it")
+    options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width}
+    features, labels = _run(shell, network if device is None else network.to(device), loader, options)
+    features.save(out, labels, _metadata(network, loader.classes))
+    shell.finish(
+        {"out": str(out), "n": len(features), "classes": features.n_classes, "layers": features.widths, "labelled": labels is not None},
+        f"{len(features):,} samples, {features.n_classes} classes, {'with' if labels is not None else 'without'} labels in [bold]{out}[/]\n"
+        f"layers: {', '.join(f'{name} ({width})' for name, width in features.widths.items()) or 'none'}",
+    )
+
+
+def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Any) -> Any:
+    from salgp.extraction import extract
+
+    with shell.progress("extracting", total=loader.n) as advance:
+
+        def shown() -> Iterator[Any]:
+            for i, batch in enumerate(loader):
+                yield batch
+                advance(min(loader.batch_size, loader.n - i * loader.batch_size))
+
+        return extract(network, shown(), **options)
+
+
+def _metadata(network: nn.Module, classes: list[str] | None) -> dict[str, str]:
+    import salgp
+    from salgp.fingerprint import fingerprint
+
+    known = fingerprint(network)
+    kept = {"network": known.weights, "network_structure": known.structure, "salgp": salgp.__version__}
+    return kept | ({} if classes is None else {"classes": json.dumps(classes)})
+
+
+def _layers(text: str) -> Any:
+    if text == "auto":
+        return "auto"
+    return [int(name) if name.lstrip("-").isdigit() else name for name in files.split_names(text) or []]
+
+
+def _image_options(model: str, size: str | None, gray: bool, mean: str | None, std: str | None) -> Images:
+    """The options given, and for a Hugging Face folder what its ``preprocessor_config.json`` says."""
+    stored: dict[str, Any] = {}
+    path = Path(model.removeprefix(HUGGING_FACE)) / "preprocessor_config.json"
+    if model.startswith(HUGGING_FACE) and path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    known = stored.get("size", {})
+    default = (int(known["height"]), int(known["width"])) if isinstance(known, dict) and "height" in known else None
+    sides = _floats("--image-size", size)
+    return Images(
+        default if sides is None else (int(sides[0]), int(sides[-1])),
+        gray,
+        _floats("--image-mean", mean) or stored.get("image_mean") or (0.0,),
+        _floats("--image-std", std) or stored.get("image_std") or (1.0,),
+    )
+
+
+def _floats(option: str, text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: expected numbers separated by commas") from error

@@ -1,0 +1,111 @@
+"""The user's network, named on the command line.
+
+``package.module:factory`` or ``path/to/file.py:factory`` runs the user's own code, by explicit request, and loads
+weights from safetensors only. ``hf:FOLDER`` is a local Hugging Face model folder; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from salgp.cli.shell import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["HUGGING_FACE", "open_network"]
+
+HUGGING_FACE = "hf:"
+
+
+def open_network(spec: str, weights: Path | None = None) -> nn.Module:
+    """Build the network ``spec`` names and load its weights; it is returned in evaluation mode."""
+    model = _hugging_face(Path(spec.removeprefix(HUGGING_FACE)), weights) if spec.startswith(HUGGING_FACE) else _made_by_user(spec)
+    if weights is not None:
+        _load_weights(model, weights)
+    return model.eval()
+
+
+def _made_by_user(spec: str) -> nn.Module:
+    from torch import nn
+
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise UsageError(f"MODEL {spec!r}: expected package.module:factory, path/to/file.py:factory or hf:FOLDER")
+    module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    found = vars(module).get(name)
+    if found is None:
+        known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__]
+        raise UsageError(f"{where} has no {name!r}; it has {', '.join(known) or 'no functions'}")
+    model = found if isinstance(found, nn.Module) else found()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{spec} gave a {type(model).__name__}; expected a torch.nn.Module, or a function without arguments that returns one")
+    return model
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    name = f"salgp_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    _in_folder(path.absolute().parent, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
+    return module
+
+
+def _import_module(name: str) -> Any:
+    try:
+        return _in_folder(Path.cwd(), lambda: importlib.import_module(name))
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(f"cannot import {name!r} from here; give an installed module, one in this folder, or a path ending in .py") from error
+        raise
+
+
+def _in_folder(folder: Path, run: Any) -> Any:
+    """Run with ``folder`` importable, as Python does for a script there."""
+    sys.path.insert(0, str(folder))
+    try:
+        return run()
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    from salgp.storage import read_tensors
+
+    tensors, _ = read_tensors(path)
+    own = model.state_dict()
+    missing = [name for name in own if name not in tensors and not name.endswith("num_batches_tracked")]
+    extra = [name for name in tensors if name not in own]
+    shapes = [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
+    if missing or extra or shapes:
+        first = (missing or extra or shapes)[0]
+        how = "is missing" if missing else "is not a parameter of the network" if extra else f"has shape {tuple(tensors[first].shape)}"
+        raise ValueError(f"{path} does not fit the network: {first!r} {how}; are these the weights of this network?")
+    model.load_state_dict(tensors, strict=False)
+
+
+def _hugging_face(folder: Path, weights: Path | None) -> nn.Module:
+    if weights is not None:
+        raise UsageError("--weights does not go with hf:FOLDER, which has its own")
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: no config.json here; expected a local folder written by save_pretrained")
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    name = (config.architectures or [""])[0]
+    kind = getattr(transformers, name, None)
+    if kind is None or not name.endswith("Classification"):
+        raise ValueError(
+            f"{folder}: {name or 'no architecture'} is no classifier; expected ...ForSequenceClassification or ...ForImageClassification"
+        )
+    model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    return model

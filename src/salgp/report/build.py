@@ -1,0 +1,234 @@
+"""From predictions to one HTML file: no network, no other file, everything escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from salgp.features import Features, as_labels
+from salgp.metrics import Scores, evaluate
+from salgp.prediction import Prediction
+from salgp.report import figures
+from salgp.report.shift import Shift, shift
+from salgp.report.summary import Corrected, Keep, Side, acceptable_levels, layer_shares, metric_changes, most_corrected, nice_error, side, verdict
+from salgp.report.thumbnails import data_uri
+from salgp.storage import write_whole
+
+__all__ = ["build", "render"]
+
+
+def build(
+    path: str | os.PathLike[str],
+    features: Features,
+    labels: Any,
+    prediction: Prediction,
+    *,
+    force: bool = False,
+    **options: Any,
+) -> Path:
+    """Write the report of a calibrated prediction on labelled data as one HTML file.
+
+    Args:
+        path: target, e.g. ``report.html``.
+        features: what was predicted on.
+        labels: ``(n,)`` true classes.
+        prediction: of the calibrator.
+        force: replace an existing file.
+        options: see `render`.
+
+    Returns:
+        The path written.
+
+    Example:
+        >>> import tempfile, torch
+        >>> g = torch.Generator().manual_seed(0)
+        >>> features, labels = Features(3 * torch.randn(60, 3, generator=g)), torch.arange(60) % 3
+        >>> prediction = Prediction.from_confidence(features, torch.full((60,), 0.4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     build(folder + "/report.html", features, labels, prediction).read_text().startswith("<!doctype html>")
+        True
+    """
+    if Path(path).exists() and not force:
+        raise FileExistsError(f"{path} exists already; choose another name, or pass force=True to replace it")
+    text = render(features, labels, prediction, **options)
+
+    def write(part: Path) -> None:
+        part.write_text(text, encoding="utf-8")
+
+    return write_whole(path, write)
+
+
+def render(
+    features: Features,
+    labels: Any,
+    prediction: Prediction,
+    *,
+    method: str = "SAL-GP",
+    title: str = "Can this network be trusted?",
+    class_names: Sequence[str] | None = None,
+    images: Any = None,
+    others: Mapping[str, Prediction] | None = None,
+    new_data: tuple[Features, Prediction] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    acceptable_error: float | None = None,
+    n_shown: int = 12,
+) -> str:
+    """The report as a string of HTML.
+
+    Args:
+        features: what was predicted on.
+        labels: ``(n,)`` true classes; -1 for a class the network does not know.
+        prediction: of the calibrator.
+        method: name of the calibrator, for the reader.
+        title: heading of the page.
+        class_names: by default the class numbers.
+        images: ``(n, ...)`` pictures of the samples, for thumbnails.
+        others: predictions of other methods on the same samples, for a table.
+        new_data: unlabelled features and their prediction, for the section on new data.
+        settings: listed at the end.
+        acceptable_error: share of wrong answers that may remain; by default about half of the network's.
+        n_shown: how many of the most corrected samples are listed.
+
+    Returns:
+        The page.
+    """
+    y = as_labels(labels, len(features), features.n_classes).cpu()
+    _check(features, prediction, images, class_names)
+    before, after = side(Prediction.from_probs(features, features.probs), y), side(prediction, y)
+    levels = acceptable_levels(before, after)
+    keep = _nearest(levels, nice_error(1 - after.accuracy) if acceptable_error is None else acceptable_error)
+    names = _Names(class_names)
+    context = {
+        "title": title, "method": method, "n": len(y), "n_classes": features.n_classes, "n_unknown": int((y < 0).sum()),
+        "before": before, "after": after, "verdict": verdict(before, after, method, keep), "keep": keep,
+        "changes": metric_changes(before, after, y), "samples": _sample_rows(features, y, prediction, images, names, n_shown),
+        "others": _other_scores(features, y, prediction, method, others), "shift": _shift(features, prediction, new_data, keep),
+        "scale": _unit(prediction), "additive": prediction.layers is not None and prediction.layers.additive,
+        "settings": dict(settings or {}), "versions": _versions(),
+        **_slider(before, after, levels, keep), **_pictures(before, after, prediction),
+    }  # fmt: skip
+    return _page(context)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Class names by number; the number itself where there is none."""
+
+    names: Sequence[str] | None
+
+    def __call__(self, label: int) -> str:
+        if label < 0:
+            return "unknown class"
+        return str(label) if self.names is None else str(self.names[label])
+
+
+def _check(features: Features, prediction: Prediction, images: Any, class_names: Sequence[str] | None) -> None:
+    if len(features) == 0:
+        raise ValueError("no samples: there is nothing to report on")
+    if len(prediction) != len(features):
+        raise ValueError(f"the prediction has {len(prediction)} samples, the features {len(features)}; they must describe the same samples")
+    if images is not None and len(images) != len(features):
+        raise ValueError(f"{len(images)} images for {len(features)} samples; give one per sample, in the same order")
+    if class_names is not None and len(class_names) < features.n_classes:
+        raise ValueError(f"{len(class_names)} class names for {features.n_classes} classes")
+
+
+def _nearest(levels: Sequence[Keep], error: float) -> Keep:
+    """The slider's level closest to ``error``; above the largest, everything may be kept anyway."""
+    return min(levels, key=lambda keep: abs(keep.error - error))
+
+
+def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> dict[str, Any]:
+    n, top = len(after.correct), levels[-1].error
+    figure, frame = figures.risk_coverage(before, after, keep, _headroom(before, after, top))
+    points = [
+        {
+            "error": f"{100 * k.error:.2f} %", "before": f"{k.before:,}", "after": f"{k.after:,}", "human": f"{n - k.after:,}",
+            "threshold": "none" if k.threshold is None else f"{100 * k.threshold:.1f} %",
+            "xb": round(frame.x(k.before / n), 1), "xa": round(frame.x(k.after / n), 1), "y": round(frame.y(k.error), 1),
+        }
+        for k in levels
+    ]  # fmt: skip
+    return {"risk_figure": figure, "points": points, "position": list(levels).index(keep), "steps": [levels[i] for i in (0, 10, 25, 50, 75, 100)]}
+
+
+def _headroom(before: Side, after: Side, top: float) -> float:
+    """Upper end of the error axis: the whole error rate, and a little of what the curves do above it."""
+    settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
+    return min(max(*settled, 1.1 * top), 2.0 * top)
+
+
+def _pictures(before: Side, after: Side, prediction: Prediction) -> dict[str, Any]:
+    shares = layer_shares(prediction)
+    return {
+        "reliability_before": figures.reliability(before, "before"),
+        "reliability_after": figures.reliability(after, "after"),
+        "layers": shares,
+        "layer_figure": figures.layer_profile(shares, _unit(prediction)) if shares else None,
+    }
+
+
+def _unit(prediction: Prediction) -> str:
+    return "log-odds" if prediction.layers is not None and prediction.layers.scale == "log-odds" else "confidence"
+
+
+def _sample_rows(features: Features, labels: Tensor, prediction: Prediction, images: Any, names: _Names, n_shown: int) -> list[dict[str, Any]]:
+    def row(found: Corrected) -> dict[str, Any]:
+        return {
+            "found": found,
+            "predicted": names(found.predicted),
+            "true": names(found.true),
+            "right": found.predicted == found.true,
+            "bar": figures.interval_bar(found.before, found.after, found.lower, found.upper),
+            "image": None if images is None else data_uri(images[found.row]),
+        }
+
+    return [row(found) for found in most_corrected(features, labels, prediction, n_shown)]
+
+
+def _other_scores(
+    features: Features, labels: Tensor, prediction: Prediction, method: str, others: Mapping[str, Prediction] | None
+) -> dict[str, Scores]:
+    if not others:
+        return {}
+    everyone = {"network alone": Prediction.from_probs(features, features.probs), **others, method: prediction}
+    return {name: evaluate(p, labels) for name, p in everyone.items()}
+
+
+def _shift(features: Features, prediction: Prediction, new_data: tuple[Features, Prediction] | None, keep: Keep) -> Shift | None:
+    return None if new_data is None else shift((features, prediction), new_data, keep)
+
+
+def _versions() -> dict[str, str]:
+    packages = ("salgp", "torch", "numpy", "scipy", "scikit-learn")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+
+
+def _page(context: Mapping[str, Any]) -> str:
+    import jinja2
+    from markupsafe import Markup
+
+    folder = files("salgp.report")
+    page, css, js = (folder.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(percent=_percent, signed=lambda x: f"{x:+.2f}", number=_number)
+    digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
+    return environment.from_string(page).render(css=Markup(css), js=Markup(js), script_hash=digest, **context)
+
+
+def _percent(x: float, digits: int = 0) -> str:
+    return f"{100 * x:.{digits}f} %"
+
+
+def _number(x: float | None) -> str:
+    return "n/a" if x is None or x != x else f"{x:.3f}"

@@ -1,0 +1,44 @@
+"use strict";
+(() => {
+  const byId = (id) => document.getElementById(id);
+  const points = JSON.parse(byId("points").textContent);
+  const slider = byId("error");
+
+  const show = () => {
+    const p = points[Number(slider.value)];
+    for (const key of ["error", "after", "before", "human", "threshold"]) byId("out-" + key).textContent = p[key];
+    slider.setAttribute("aria-valuetext", p.error);
+    for (const end of ["y1", "y2"]) byId("limit").setAttribute(end, p.y);
+    for (const [dot, x] of [["dot-before", p.xb], ["dot-after", p.xa]]) {
+      byId(dot).setAttribute("cx", x);
+      byId(dot).setAttribute("cy", p.y);
+    }
+  };
+  slider.addEventListener("input", show);
+  slider.parentElement.hidden = false;
+
+  const value = (row, column) => {
+    const cell = row.cells[column];
+    return cell.dataset.value !== undefined ? Number(cell.dataset.value) : cell.textContent.trim();
+  };
+  const sort = (table, heading, column) => {
+    const up = heading.getAttribute("aria-sort") !== "ascending";
+    for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
+    heading.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const body = table.tBodies[0];
+    const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true }));
+    const rows = [...body.rows].sort((a, b) => (up ? 1 : -1) * compare(value(a, column), value(b, column)));
+    body.append(...rows);
+  };
+  for (const table of document.querySelectorAll("table.sortable")) {
+    [...table.tHead.rows[0].cells].forEach((heading, column) => {
+      if (heading.classList.contains("nosort")) return;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.title = "sort";
+      button.textContent = heading.textContent;
+      heading.replaceChildren(button);
+      button.addEventListener("click", () => sort(table, heading, column));
+    });
+  }
+})();

@@ -1,0 +1,86 @@
+"""What unlabelled data from elsewhere tell: how sure the network is there, and what to expect of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from salgp.features import Features
+from salgp.prediction import Prediction
+from salgp.report.summary import Keep, layer_shares
+
+__all__ = ["LayerNotice", "Shift", "shift"]
+
+
+@dataclass(frozen=True)
+class LayerNotice:
+    """Mean size of a layer's correction on the labelled and on the new data."""
+
+    name: str
+    known: float
+    new: float
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A comparison of labelled data with unlabelled new data.
+
+    Args:
+        n: new samples.
+        sentence: what it means.
+        tone: ``good``, ``fair`` or ``poor``.
+        network: mean network confidence on known and new data.
+        calibrated: mean calibrated confidence on known and new data: the accuracy to expect.
+        std: mean standard deviation of the confidence on both, or None.
+        novel: share of new samples more novel than 95 % of the known ones, or None.
+        human: share of the new samples that falls below the threshold chosen on the known ones.
+        layers: how much each layer corrects on both.
+    """
+
+    n: int
+    sentence: str
+    tone: str
+    network: tuple[float, float]
+    calibrated: tuple[float, float]
+    std: tuple[float, float] | None
+    novel: float | None
+    human: float
+    layers: list[LayerNotice]
+
+
+def shift(known: tuple[Features, Prediction], new: tuple[Features, Prediction], keep: Keep) -> Shift:
+    """Compare predictions on known and on new data; no labels are needed."""
+    before = _mean(known[0].confidence), _mean(new[0].confidence)
+    after = _mean(known[1].confidence), _mean(new[1].confidence)
+    drop = after[0] - after[1]
+    tone = "good" if drop < 0.03 else "fair" if drop < 0.1 else "poor"
+    human = 1.0 if keep.threshold is None else float((new[1].confidence < keep.threshold).double().mean())
+    stds = [p.std for _, p in (known, new)]
+    std = None if stds[0] is None or stds[1] is None else (_mean(stds[0]), _mean(stds[1]))
+    return Shift(
+        len(new[1]), _sentence(before[1], after, drop), tone, before, after, std, _novel(known[1], new[1]), human, _notices(known[1], new[1])
+    )
+
+
+def _sentence(stated: float, after: tuple[float, float], drop: float) -> str:
+    expect = f"expect about {round(100 * after[1])} of 100 answers to be right"
+    if drop < 0.03:
+        return f"The new data look like the labelled data: {expect}."
+    return f"The new data differ: the network still says {100 * stated:.0f} %, but {expect}, instead of {round(100 * after[0])}."
+
+
+def _novel(known: Prediction, new: Prediction) -> float | None:
+    if known.novelty is None or new.novelty is None:
+        return None
+    limit = np.quantile(known.novelty.double().cpu().numpy(), 0.95)
+    return float((new.novelty.double().cpu().numpy() > limit).mean())
+
+
+def _notices(known: Prediction, new: Prediction) -> list[LayerNotice]:
+    theirs = {share.name: share.size for share in layer_shares(new)}
+    return [LayerNotice(share.name, share.size, theirs[share.name]) for share in layer_shares(known) if share.name in theirs]
+
+
+def _mean(x: object) -> float:
+    return float(x.double().mean())  # type: ignore[attr-defined]
