@@ -14,17 +14,18 @@ to the whole correction exactly, each with its own variance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator
+from salgp.calibrators.base import Calibrator, check_features
 from salgp.calibrators.fitting import Fitted, Settings, fit_bernoulli, fit_gaussian
 from salgp.calibrators.structures import Structure, rows_of, structure
-from salgp.features import Features
+from salgp.calibrators.updating import extend, new_sites, retract, spread_choice
+from salgp.features import Features, as_labels
 from salgp.gp.covariance import Rows, gaps, self_gaps
-from salgp.gp.likelihood import sigmoid_moments
+from salgp.gp.likelihood import Sites, sigmoid_moments
 from salgp.gp.regression import Posterior
 from salgp.prediction import LayerTerms, Prediction
 
@@ -115,6 +116,39 @@ class SALGP(Calibrator):
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
 
+    def update(self, features: Features, labels: Any) -> Self:
+        """Add labelled samples without learning the hyperparameters again; the same as conditioning on all from scratch."""
+        self.fitted_ = extend(self.fitted_, *self._observed(features, labels))
+        return self
+
+    def forget(self, features: Features, labels: Any) -> Self:
+        """Take back samples that were fitted on or added (with a Gaussian likelihood, whose sites do not depend on the rest)."""
+        if self.likelihood != "gaussian":
+            raise ValueError("forget needs likelihood='gaussian': Bernoulli sites depend on every sample; fit again on what is to be kept")
+        self.fitted_ = retract(self.fitted_, *self._observed(features, labels))
+        return self
+
+    def suggest(self, features: Features, k: int) -> Tensor:
+        """Indices of the ``k`` unlabelled samples whose labels would teach most: uncertain, and unlike each other."""
+        std = self.predict(features).std
+        assert std is not None
+        return spread_choice(features, std, k)
+
+    def _observed(self, features: Features, labels: Any) -> tuple[Rows, Sites]:
+        self._check_fitted()
+        check_features(features, with_layers=True)
+        y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
+        features = features.select(list(self.layer_widths_))
+        repeats = len(self.structure_.layers) if self.structure_.stacked else 1
+        rows = rows_of(self.structure_, features)
+        rows = rows.flatten() if self.structure_.stacked else rows
+        weight = 1.0 / repeats if self.tempering else 1.0
+        with torch.no_grad():
+            if self.likelihood == "gaussian":
+                return rows, new_sites(self.fitted_, rows, features.residual(y).double().repeat_interleave(repeats), None, weight)
+            offset = (log_odds_design(features) @ self.fitted_.mean_weights).repeat_interleave(repeats)
+            return rows, new_sites(self.fitted_, rows, features.correct(y).double().repeat_interleave(repeats), offset, weight)
+
     @property
     def coregionalisation_(self) -> Tensor | None:
         """The learned layer matrix ``B`` (of the first latent process), where the covariance has one."""
@@ -131,7 +165,7 @@ def fit_structure(structure: Structure, features: Features, labels: Tensor, like
     """Fit a structure's GP to the residuals (Gaussian) or to correctness (Bernoulli)."""
     rows = rows_of(structure, features)
     repeats = len(structure.layers) if structure.stacked else 1
-    rows = rows.flatten() if structure.stacked else rows
+    rows = (rows.flatten() if structure.stacked else rows).map(lambda x: x.clone(memory_format=torch.contiguous_format))
     weight = 1.0 / repeats if tempering else 1.0
     if likelihood == "gaussian":
         target = features.residual(labels).double().repeat_interleave(repeats)
@@ -154,7 +188,8 @@ def to_prediction(structure: Structure, fitted: Fitted, features: Features) -> P
     fitted = fitted.to(features.logits.device)
     mean, variance, layer_mean, layer_variance = predict_corrections(structure, fitted.posterior, features)
     scale = "log-odds" if len(fitted.mean_weights) else "confidence"
-    terms = LayerTerms(structure.terms or structure.layers, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
+    names = structure.terms or structure.layers
+    terms = LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms)) if structure.has_layer_terms else None
     return corrected(fitted, features, mean, variance, terms)
 
 
