@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from salgp.plots import flux_distributions, light_curves
 from salgp.study.lightcurves import LightCurves
 from salgp.study.mstar import Chips
 
@@ -38,18 +39,9 @@ def draw_lightcurve_grid(curves: LightCurves, rows: Sequence[int] = (0, 1, 2), b
     """Light curves with error bars: a column per object, a row per passband."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3 * len(rows), 1.2 * len(bands)), layout="constrained")
-    axes = figure.subplots(len(bands), len(rows), squeeze=False, sharex="col")
-    for column, i in enumerate(rows):
-        for band, name in enumerate(bands):
-            ax, x = axes[band][column], curves.curves[i, band].numpy()
-            time, flux, error, _ = x[x[:, 3] > 0].T
-            scale = 10 ** float(curves.meta[i, -1])
-            ax.errorbar(100 * time, scale * np.sinh(flux), scale * np.sinh(error), fmt=".", ms=3, lw=0.8, color=_COLOURS[band % 6])
-            ax.set_ylabel(f"{name} flux", fontsize=7)
-            ax.tick_params(labelsize=6)
-        axes[0][column].set_title(f"object {int(curves.object_id[i])}, class {curves.target[i]}", fontsize=8)
-        axes[-1][column].set_xlabel("days since first observation", fontsize=7)
+    figure = Figure(figsize=(3.2 * len(rows), 1.3 * len(bands)), layout="constrained")
+    titles = {i: f"object {int(curves.object_id[i])}, class {curves.target[i]}" for i in rows}
+    light_curves({titles[i]: _points(curves, [i]) for i in rows}, list(bands), figure)
     return figure
 
 
@@ -63,16 +55,9 @@ def draw_flux_distributions(curves: LightCurves, quantity: str = "flux", bands: 
     """
     from matplotlib.figure import Figure
 
-    channel = {"flux": 1, "flux error": 2}[quantity]
-    figure = Figure(figsize=(7, 1.8 * -(-len(bands) // 3)), layout="constrained")
-    for band, name in enumerate(bands):
-        ax = figure.add_subplot(-(-len(bands) // 3), 3, band + 1)
-        x = curves.curves[:, band].numpy()
-        scale = 10.0 ** curves.meta[:, -1:].numpy()
-        values = (scale * np.sinh(x[..., channel]))[x[..., 3] > 0]
-        ax.hist(values, bins=80, color=_COLOURS[band % 6], log=True)
-        ax.set_title(f"{name}: {quantity}", fontsize=8)
-        ax.tick_params(labelsize=6)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    _, band, flux, error = _points(curves, range(len(curves)))
+    flux_distributions({"flux": flux, "flux error": error}[quantity], band, list(bands), quantity, figure)
     return figure
 
 
@@ -119,7 +104,13 @@ def draw_architectures() -> Any:
     return figure
 
 
-_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9")
+def _points(curves: LightCurves, rows: Sequence[int]) -> tuple[Any, Any, Any, Any]:
+    """Time in days, band, flux and flux error of all observations of some objects, in the units of the file."""
+    x = curves.curves[list(rows)].numpy()
+    who, band, step = np.nonzero(x[..., 3])
+    time, flux, error, _ = x[who, band, step].T
+    scale = 10.0 ** curves.meta[list(rows), -1].numpy()[who]
+    return 100 * time, band, scale * np.sinh(flux), scale * np.sinh(error)
 
 
 def _box(ax: Any, x: float, y: float, text: str, width: float, height: float = 0.6) -> None:

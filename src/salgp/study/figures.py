@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from salgp.metrics import reliability_bins
+from salgp.plots import confusion_matrix, reliability_diagram, residual_fit
 from salgp.prediction import Prediction
 from salgp.storage import write_whole
 from salgp.study.drawings import draw_architectures, draw_chips, draw_flow, draw_flux_distributions, draw_lightcurve_grid
@@ -27,7 +26,6 @@ __all__ = ["draw_confusion", "draw_panels", "draw_reliability_grid", "make_figur
 
 Record = Mapping[str, Any]
 _GRID = ("Uncalibrated (Baseline)", "Isotonic", "BBQ (alpha 1)", "Temperature Scaled (init 0.5)", "Temperature Scaled (init 2)")
-_BLUE, _RED, _GREY = "#0072B2", "#D55E00", "#777777"
 
 
 def make_figures(out: str | os.PathLike[str], data: str | os.PathLike[str] | None = None, dpi: int = 80) -> list[Path]:
@@ -53,15 +51,13 @@ def draw_reliability_grid(out: str | os.PathLike[str], records: Sequence[Record]
     from matplotlib.figure import Figure
 
     fractions = sorted({r["fraction"] for r in records}, reverse=True)
-    figure = Figure(figsize=(2.2 * len(_GRID), 2.2 * len(fractions)), layout="constrained")
-    axes = figure.subplots(len(fractions), len(_GRID), squeeze=False)
+    figure = Figure(figsize=(2.6 * len(_GRID), 3 * len(fractions)), layout="constrained")
+    cells = figure.subfigures(len(fractions), len(_GRID), squeeze=False)
     for i, fraction in enumerate(fractions):
         for j, method in enumerate(_GRID):
             record = _one(records, fraction=fraction, method=method, test="pooled")
             if record is not None:
-                _reliability(axes[i][j], *read_prediction(out, record)[:2])
-            axes[i][j].set_title(method.replace(" (Baseline)", ""), fontsize=7) if i == 0 else None
-        axes[i][0].set_ylabel(f"{fraction:.0%} of the data\naccuracy", fontsize=7)
+                _reliability(cells[i][j], *read_prediction(out, record)[:2], f"{method.removesuffix(' (Baseline)')}, {fraction:.0%}")
     return figure
 
 
@@ -73,16 +69,14 @@ def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling:
     singles = [r for r in here if r["method"].startswith("Single GP")]
     names = ("Uncalibrated (Baseline)", "Temperature Scaled (Baseline)", None, "SAL-GP (ML) G", "SAL-GP (HL) G")
     chosen = [min(singles, key=lambda r: r["ece"], default=None) if n is None else _one(here, method=n) for n in names]
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    axes = figure.subplots(2, len(chosen), squeeze=False)
+    figure = Figure(figsize=(13, 5.4), layout="constrained")
+    cells = figure.subfigures(2, len(chosen), squeeze=False, height_ratios=(2, 3))
     for column, record in enumerate(chosen):
-        top, bottom = axes[0][column], axes[1][column]
-        if record is None:
-            continue
-        prediction, labels, raw = read_prediction(out, record)
-        bottom.set_title(f"{record['method']}\nECE {record['ece']:.4f}", fontsize=8)
-        _reliability(bottom, prediction, labels)
-        top.set_axis_off() if prediction.std is None else _residual_fit(top, prediction, labels, raw)
+        if record is not None:
+            prediction, labels, raw = read_prediction(out, record)
+            _reliability(cells[1][column], prediction, labels, f"{record['method']}\nECE {record['ece']:.4f}")
+            if prediction.std is not None:
+                _residual_fit(cells[0][column].subplots(), prediction, labels, raw)
     return figure
 
 
@@ -90,21 +84,10 @@ def draw_confusion(prediction: Prediction, labels: Tensor, class_names: Sequence
     """Normalised confusion matrix with an ``unknown`` row (true class not in training) and column (confidence below ``threshold``)."""
     from matplotlib.figure import Figure
 
-    names = [*class_names, "unknown"]
-    c = len(class_names)
-    true = np.where(labels.numpy() < 0, c, labels.numpy())
-    said = np.where(prediction.confidence.numpy() < threshold, c, prediction.label.numpy())
-    counts = np.zeros((c + 1, c + 1))
-    np.add.at(counts, (true, said), 1)
-    share = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
-    figure = Figure(figsize=(1.2 + 0.55 * len(names), 1 + 0.5 * len(names)), layout="constrained")
-    ax = figure.subplots()
-    ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    for i, j in np.ndindex(*share.shape):
-        ax.text(j, i, f"{share[i, j]:.2f}", ha="center", va="center", fontsize=7, color="white" if share[i, j] > 0.5 else "black")
-    ax.set_xticks(range(c + 1), names, fontsize=7, rotation=45)
-    ax.set_yticks(range(c + 1), names, fontsize=7)
-    ax.set(xlabel=f"predicted (unknown: confidence below {threshold})", ylabel="true")
+    side = 2 + 0.5 * len(class_names)
+    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
+    said = prediction.label.masked_fill(prediction.confidence < threshold, -1)
+    confusion_matrix(labels, said, class_names, figure.subplots())
     return figure
 
 
@@ -148,33 +131,27 @@ def _one(records: Sequence[Record], **wanted: Any) -> Record | None:
     return next((r for r in records if all(r[k] == v for k, v in wanted.items())), None)
 
 
-def _reliability(ax: Any, prediction: Prediction, labels: Tensor) -> None:
-    correct = prediction.label == labels
-    bins = reliability_bins(prediction.confidence, correct)
-    used = bins.count > 0
-    centre, width = (bins.edges[1:] + bins.edges[:-1]) / 2, np.diff(bins.edges)
-    ax.bar(centre[used], bins.accuracy[used], width[used], color=_BLUE, edgecolor="white", lw=0.5)
-    gap = bins.confidence[used] - bins.accuracy[used]
-    ax.bar(centre[used], gap, width[used], bottom=bins.accuracy[used], color=_RED, alpha=0.4, hatch="//", edgecolor=_RED, lw=0.5)
-    ax.plot([0, 1], [0, 1], ls="--", lw=0.8, color=_GREY)
-    ax.axvline(float(prediction.confidence.mean()), ls=":", lw=1, color=_RED)
-    ax.axhline(float(correct.double().mean()), ls=":", lw=1, color=_BLUE)
-    ax.set(xlim=(0, 1), ylim=(0, 1))
-    ax.tick_params(labelsize=6)
+def _reliability(cell: Any, prediction: Prediction, labels: Tensor, title: str) -> None:
+    for ax in reliability_diagram(prediction.confidence, prediction.label == labels, figure=cell):
+        _strip(ax)
+        ax.set(xlabel="", ylabel="")
+        ax.set_title("")
+    cell.suptitle(title, fontsize=8)
 
 
 def _residual_fit(ax: Any, prediction: Prediction, labels: Tensor, raw: Tensor, most: int = 400) -> None:
     assert prediction.std is not None
-    mean = (prediction.confidence - raw).numpy()
-    order = np.argsort(mean)[:: max(1, len(mean) // most)]
-    residual = ((prediction.label == labels).double() - raw).numpy()[order]
-    spread = 2 * prediction.std.numpy()[order]
-    x = np.arange(len(order))
-    ax.plot(x, residual, ".", ms=2, color=_GREY)
-    ax.fill_between(x, mean[order] - spread, mean[order] + spread, color=_BLUE, alpha=0.3, lw=0)
-    ax.plot(x, mean[order], color=_BLUE, lw=1)
-    ax.set_ylim(-1.1, 1.1)
+    rows = slice(None, None, max(1, len(labels) // most))
+    residual = (prediction.label == labels).double() - raw
+    residual_fit(residual[rows], (prediction.confidence - raw)[rows], prediction.std[rows], ax)
+    ax.set_title("")
+    _strip(ax)
+
+
+def _strip(ax: Any) -> None:
     ax.tick_params(labelsize=6)
+    if ax.get_legend() is not None:
+        ax.get_legend().remove()
 
 
 def _save(figure: Any, path: Path, dpi: int) -> Path:

@@ -32,7 +32,7 @@ class Experiment:
     protocol: str = "paper"
     fraction: float = 1.0
     poolings: tuple[str, ...] = ("avg", "max")
-    groups: tuple[str, ...] = ("conventional", "single", "ml", "hl", "subsets", "sum", "class", "deep", "evidence")
+    groups: tuple[str, ...] = ("conventional", "single", "ml", "hl", "subsets", "sum", "class", "deep")
     fit_on: tuple[str, ...] = ("validation", "train")
 
 
