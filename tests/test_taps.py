@@ -9,6 +9,7 @@ import networks
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from salgp.layers import MAX_LAYERS, auto_layers, make_taps
@@ -113,6 +114,7 @@ AUTOMATIC = [
     (ConvRecurrent, SERIES, ("blocks.0", "blocks.1", "gru", "lstm.0", "lstm.1", "fc1")),
     (lambda: nn.Sequential(nn.Linear(6, 3)), ROWS, ()),
     (lambda: nn.Linear(6, 3), ROWS, ()),
+    (lambda: nn.Sequential(weight_norm(nn.Linear(6, 6)), nn.ReLU(), weight_norm(nn.Linear(6, 3))), ROWS, ("1",)),
     (lambda: nn.Sequential(networks.sequential_cnn()), IMAGES, ("0.3", "0.7", "0.11")),
     (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 14), nn.Flatten()), IMAGES, ("1",)),
 ]

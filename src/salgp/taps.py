@@ -64,7 +64,8 @@ class Tap:
 def inference(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every submodule has the mode it had before.
 
-    Flags are set one by one and not through ``eval()``, which a network may have overridden to do more.
+    Flags are set one by one and not through ``eval()``, which a network may have overridden to do more. A network that
+    several threads use at once should be in evaluation mode already: then nothing is set at all.
 
     Example:
         >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
