@@ -64,31 +64,37 @@ class Calibrator(BaseEstimator, ABC):
             if reference[0].widths != features.widths:
                 raise ValueError(f"reference layers {reference[0].widths} differ from the calibration layers {features.widths}")
             reference = (reference[0], known)
-        self.n_classes_ = features.n_classes
-        self.layer_widths_ = features.widths if self.needs_layers else {}
         with torch.no_grad():
             self._fit(features, y, reference)
+        self.n_classes_ = features.n_classes  # last: a fit that failed is not a fit
+        self.layer_widths_ = features.widths if self.needs_layers else {}
         return self
 
     def predict(self, features: Features) -> Prediction:
         """Calibrated confidences for new samples."""
+        features = self.check_input(features)
+        size = self._chunk()
+        with torch.no_grad():
+            return Prediction.concatenate([self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)])
+
+    def check_input(self, features: Features) -> Features:
+        """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not fitted for."""
         self._check_fitted()
         check_features(features, self.needs_layers, allow_empty=True)
         if features.n_classes != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got logits of {features.n_classes}")
-        if self.needs_layers:
-            missing = [k for k in self.layer_widths_ if k not in features.layers]
-            if missing:
-                raise ValueError(f"layer {missing[0]!r} is missing; fitted on {list(self.layer_widths_)}, got {list(features.layers)}")
-            features = features.select(list(self.layer_widths_))
-            wrong = [k for k, d in self.layer_widths_.items() if features.widths[k] != d]
-            if wrong:
-                raise ValueError(
-                    f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on {self.layer_widths_[wrong[0]]}: is it the same network?"
-                )
-        size = self._chunk()
-        with torch.no_grad():
-            return Prediction.concatenate([self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)])
+        if not self.needs_layers:
+            return features
+        missing = [k for k in self.layer_widths_ if k not in features.layers]
+        if missing:
+            raise ValueError(f"layer {missing[0]!r} is missing; fitted on {list(self.layer_widths_)}, got {list(features.layers)}")
+        features = features.select(list(self.layer_widths_))
+        wrong = [k for k, d in self.layer_widths_.items() if features.widths[k] != d]
+        if wrong:
+            raise ValueError(
+                f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on {self.layer_widths_[wrong[0]]}: is it the same network?"
+            )
+        return features
 
     @abstractmethod
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
@@ -163,7 +169,7 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
         raise ValueError("this method reads hidden layers, but the features have none; extract them with salgp.extract(model, loader)")
     named = {"logits": features.logits, **({f"layer {k!r}": x for k, x in features.layers.items()} if with_layers else {})}
     for what, x in named.items():
-        finite = torch.isfinite(x).all(dim=1)
-        if not bool(finite.all()):
+        if x.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(x))).all()):  # the extremes first: one pass, no copy
+            finite = torch.isfinite(x).all(dim=1)
             row = int((~finite).nonzero()[0, 0])
             raise ValueError(f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} rows in all); clean the data or the network first")

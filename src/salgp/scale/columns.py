@@ -69,12 +69,12 @@ def write_table(table: Any, path: Path) -> None:
     pq.write_table(table, path, compression="zstd", compression_level=1, use_dictionary=False, write_statistics=False, row_group_size=1 << 20)
 
 
-def read_table(path: Path, columns: Sequence[str]) -> Any:
-    """The named columns of a memory-mapped Parquet file, on the calling thread."""
+def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
+    """The named columns (None: all) of a memory-mapped Parquet file, on the calling thread."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path, memory_map=True) as file:
-        return file.read(columns=list(columns), use_threads=False)
+        return file.read(columns=None if columns is None else list(columns), use_threads=False)
 
 
 def _matrix(column: Any) -> Tensor:

@@ -176,4 +176,5 @@ def _prepare(term: Covariance, posterior: Posterior, dtype: torch.dtype) -> _Ter
 
 def _squares(x: Tensor) -> Tensor:
     """Squared norm of each row, in double precision."""
-    return torch.linalg.vector_norm(x, dim=1).double().square_()
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1)
+    return norms.double().square_()
