@@ -17,7 +17,7 @@ from torch import Tensor
 
 from salgp.features import Features
 
-__all__ = ["INTERVAL", "LayerTerms", "Prediction", "spread_confidence"]
+__all__ = ["INTERVAL", "LayerTerms", "Prediction", "share_others", "spread_confidence"]
 
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""
@@ -160,9 +160,10 @@ class Prediction:
         inside = confidence.clamp(eps, 1 - eps)
         if interval is None and std is not None:
             interval = (confidence - _Z * std, confidence + _Z * std)
-        low, high = (None, None) if interval is None else (interval[0].clamp(0, 1), interval[1].clamp(0, 1))
-        probs = spread_confidence(features.probs.to(inside.dtype), features.label, inside)
-        return Prediction(features.label, probs, inside, std, low, high, layers, novelty, inside != confidence)
+        low, high = (None, None) if interval is None else (interval[0].clamp(0, 1).minimum(inside), interval[1].clamp(0, 1).maximum(inside))
+        label = features.label
+        probs = spread_confidence(features.probs.to(inside.dtype), label, inside)
+        return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
 
 def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor) -> Tensor:
@@ -174,8 +175,21 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor) -> Tenso
         >>> spread_confidence(torch.tensor([[0.8, 0.2, 0.0]]), torch.tensor([0]), torch.tensor([0.6]))
         tensor([[0.6000, 0.4000, 0.0000]])
     """
-    rest = probs.scatter(1, label[:, None], 0.0)
-    total = rest.sum(dim=1, keepdim=True)
-    even = torch.ones_like(rest).scatter(1, label[:, None], 0.0) / max(probs.shape[1] - 1, 1)
-    share = torch.where(total > math.sqrt(torch.finfo(probs.dtype).tiny), rest / total.clamp_min(torch.finfo(probs.dtype).tiny), even)
-    return (share * (1 - confidence)[:, None]).scatter(1, label[:, None], confidence[:, None])
+    others = probs.scatter(1, label[:, None], 0.0)
+    return share_others(others, others.sum(dim=1), label, confidence)
+
+
+def share_others(others: Tensor, rest: Tensor, label: Tensor, confidence: Tensor) -> Tensor:
+    """`spread_confidence` for probabilities whose label is already cut out; overwrites and returns ``others``.
+
+    Args:
+        others: ``(n, c)`` probabilities with 0 at the label.
+        rest: ``(n,)`` their row sums.
+        label: ``(n,)``.
+        confidence: ``(n,)``.
+    """
+    left = 1 - confidence
+    some = rest > math.sqrt(torch.finfo(others.dtype).tiny)
+    scale = torch.where(some, left / rest.clamp_min(torch.finfo(others.dtype).tiny), 0.0)
+    even = torch.where(some, 0.0, left / max(others.shape[1] - 1, 1))
+    return others.mul_(scale[:, None]).add_(even[:, None]).scatter_(1, label[:, None], confidence[:, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def by_hand(score: list[float], hit: list[bool], at: float, prior: tuple[float, 
         cuts = [round(b * n / bins) for b in range(1, bins)]
         edges = [0.0, *((pairs[k - 1][0] + pairs[k][0]) / 2 for k in cuts), 1.0]
         log_evidence, value = 0.0, math.nan
-        for b, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        for b, (low, high) in enumerate(itertools.pairwise(edges)):
             members = [h for s, h in pairs if (s >= low or b == 0) and (s < high or b == bins - 1)]
             centre = (low + high) / 2
             alpha, beta = prior or (2 / bins * centre, 2 / bins * (1 - centre))

@@ -10,7 +10,8 @@ import torch
 from scipy.optimize import minimize
 
 from salgp import Features
-from salgp.calibrators.sigmoid import BetaCalibration, PlattScaling, fit_logistic, log_odds, platt_targets
+from salgp.calibrators.sigmoid import BetaCalibration, PlattScaling, fit_logistic, platt_targets
+from salgp.calibrators.toplabel import top_label
 
 
 def drawn(n: int = 600, c: int = 4, temperature: float = 2.0, seed: int = 0) -> tuple[Features, torch.Tensor]:
@@ -21,16 +22,16 @@ def drawn(n: int = 600, c: int = 4, temperature: float = 2.0, seed: int = 0) -> 
 
 def test_log_odds_are_those_of_the_confidence() -> None:
     f, _ = drawn(50)
-    torch.testing.assert_close(log_odds(f.logits), torch.logit(f.confidence), atol=1e-9, rtol=1e-6)
+    torch.testing.assert_close(top_label(f).log_odds, torch.logit(f.confidence), atol=1e-9, rtol=1e-6)
     before = f.logits.clone()
-    log_odds(f.logits)
+    top_label(f).log_odds
     assert torch.equal(f.logits, before)
 
 
 def test_platt_equals_sklearn() -> None:
     calibration = pytest.importorskip("sklearn.calibration")
     f, labels = drawn()
-    u = log_odds(f.logits).numpy()
+    u = top_label(f).log_odds.numpy()
     rival = calibration._SigmoidCalibration().fit(u, f.correct(labels).numpy().astype(int))
     ours = PlattScaling().fit(f, labels).predict(f).confidence.numpy()
     np.testing.assert_allclose(ours, rival.predict(u), atol=1e-4)
@@ -69,7 +70,7 @@ def test_logistic_fit_equals_a_general_optimiser() -> None:
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_large_and_small_scores_give_the_same_fit(scale: float) -> None:
     f, labels = drawn(200)
-    u = log_odds(f.logits)
+    u = top_label(f).log_odds
     X = torch.stack([u * scale, torch.ones_like(u)], dim=1)
     plain = fit_logistic(torch.stack([u, torch.ones_like(u)], dim=1), platt_targets(f.correct(labels)))
     found = fit_logistic(X, platt_targets(f.correct(labels)))

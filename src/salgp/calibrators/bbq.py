@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.sigmoid import top_label_prediction
+from salgp.calibrators.toplabel import put_back, split_top_label, top_label
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -75,7 +75,8 @@ class BBQ(Calibrator):
         self.folds = folds
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        score, hit = _sorted(features.confidence.cpu().double().numpy(), features.correct(labels).cpu().numpy())
+        top = top_label(features)
+        score, hit = _sorted(top.confidence.cpu().double().numpy(), (top.label == labels).cpu().numpy())
         prior = self._choose_prior(score, hit)
         found = _average(_binnings(score, hit), prior)
         self.alpha_: float | None = prior[0] if prior else None
@@ -97,9 +98,9 @@ class BBQ(Calibrator):
         return self.alpha, self.beta
 
     def _predict(self, features: Features) -> Prediction:
-        score = features.confidence
-        at, value = self.steps_at_.to(score.device), self.steps_.to(score.device)
-        return top_label_prediction(features, value[torch.searchsorted(at, score.double(), right=True) - 1])
+        top, others = split_top_label(features.logits)
+        at, value = self.steps_at_.to(others.device), self.steps_.to(others.device)
+        return put_back(top, others, value[torch.searchsorted(at, top.confidence.double(), right=True) - 1])
 
 
 @dataclass(frozen=True)

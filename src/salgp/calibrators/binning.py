@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.sigmoid import top_label_prediction
+from salgp.calibrators.toplabel import put_back, split_top_label, top_label
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -53,10 +53,11 @@ class HistogramBinning(Calibrator):
             raise ValueError(f"n_bins must be at least 1, got {self.n_bins}")
         if self.smoothing < 0:
             raise ValueError(f"smoothing must not be negative, got {self.smoothing}")
-        score = features.confidence.double()
+        top = top_label(features)
+        score = top.confidence.double()
         edges = self._edges(score)
         bins = _bin_of(score, edges)
-        hits = torch.bincount(bins, features.correct(labels).double(), minlength=self.n_bins)
+        hits = torch.bincount(bins, (top.label == labels).double(), minlength=self.n_bins)
         size = torch.bincount(bins, minlength=self.n_bins)
         centre = (edges[1:] + edges[:-1]) / 2
         values = (hits + self.smoothing * centre) / (size + self.smoothing)
@@ -72,9 +73,9 @@ class HistogramBinning(Calibrator):
         return torch.cat([edges[:1], inner, edges[-1:]])
 
     def _predict(self, features: Features) -> Prediction:
-        score = features.confidence
-        bins = _bin_of(score.double(), self.edges_.to(score.device))
-        return top_label_prediction(features, self.values_.to(score.device)[bins])
+        top, others = split_top_label(features.logits)
+        bins = _bin_of(top.confidence.double(), self.edges_.to(others.device))
+        return put_back(top, others, self.values_.to(others.device)[bins])
 
 
 def _bin_of(score: Tensor, edges: Tensor) -> Tensor:

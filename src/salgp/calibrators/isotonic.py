@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.sigmoid import top_label_prediction
+from salgp.calibrators.toplabel import put_back, split_top_label, top_label
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -49,7 +49,8 @@ class IsotonicRegression(Calibrator):
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if self.mode == "top-label":
-            knots = [monotone_fit(_numpy(features.confidence), _numpy(features.correct(labels)))]
+            top = top_label(features)
+            knots = [monotone_fit(_numpy(top.confidence), _numpy(top.label == labels))]
         elif self.mode == "one-vs-rest":
             columns, y = _numpy(features.probs.T.contiguous()), _numpy(labels)
             knots = [monotone_fit(p, y == k) for k, p in enumerate(columns)]
@@ -59,7 +60,8 @@ class IsotonicRegression(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         if self.mode == "top-label":
-            return top_label_prediction(features, interpolate(features.confidence[None], self.x_, self.y_)[0])
+            top, others = split_top_label(features.logits)
+            return put_back(top, others, interpolate(top.confidence[None], self.x_, self.y_)[0])
         probs = features.probs
         mapped = interpolate(probs.T.contiguous(), self.x_, self.y_).T
         return Prediction.from_probs(features, (mapped / mapped.sum(dim=1, keepdim=True)).to(probs.dtype))

@@ -272,22 +272,38 @@ def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | Non
 
 
 def _safeguarded_newton(slope: Callable[[float], tuple[float, float]], low: float, high: float, start: float) -> tuple[float, bool]:
-    """Root of an increasing function in [low, high]; the second value says that an end was returned for want of a root."""
-    below, above = slope(low)[0], slope(high)[0]
+    """Root of an increasing function in [low, high]; the second value says that an end was returned for want of a root.
+
+    The ends are looked at only where the first steps do not settle: each look costs a pass over the data.
+    """
     x = min(max(start, low), high)
+    for _ in range(8):
+        g, h = slope(x)
+        new = x - g / h if h > 0 else math.nan
+        if not low < new < high:
+            break
+        if abs(new - x) <= 1e-4 * x:  # convergence is quadratic: the new one is good to about 1e-8
+            return new, False
+        x = new
+    below, above = slope(low)[0], slope(high)[0]
     if below >= 0 >= above:  # flat: no preference anywhere
-        return x, False
+        return min(max(start, low), high), False
     if below >= 0 or above <= 0:
         return (low, True) if below >= 0 else (high, True)
+    return _bracketed_newton(slope, low, high, x), False
+
+
+def _bracketed_newton(slope: Callable[[float], tuple[float, float]], low: float, high: float, x: float) -> float:
+    """Newton steps inside a bracket of the root, halving it (on a log scale) where they leave it."""
     for _ in range(100):
         g, h = slope(x)
         low, high = (low, x) if g > 0 else (x, high)
         new = x - g / h if h > 0 else math.inf
         new = new if low < new < high else math.sqrt(low * high)
         if abs(new - x) <= 1e-7 * x:
-            return new, False
+            return new
         x = new
-    return x, False
+    return x
 
 
 def _gradient_steps(logits: Tensor, labels: Tensor, bounds: tuple[float, float], init: float, steps: int, lr: float) -> float:

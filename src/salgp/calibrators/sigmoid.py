@@ -1,7 +1,7 @@
 """Smooth monotone maps of the top-label confidence: Platt scaling and beta calibration.
 
 Both are logistic regressions on one or two functions of the confidence ``s`` with the target *correct*. They work on
-the log-odds ``u = z_top - logsumexp(other z)``, which stay exact where ``s`` itself rounds to 1.
+the log-odds ``u = log s - log(1 - s)``, which stay exact where ``s`` itself rounds to 1.
 Targets are smoothed as Platt does, ``(n_1 + 1) / (n_1 + 2)`` and ``1 / (n_0 + 2)``, so that a calibration set without
 errors, or one that a threshold separates, still has a finite optimum.
 """
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.scaling import row_chunks
+from salgp.calibrators.toplabel import put_back, split_top_label, top_label
 from salgp.features import Features
 from salgp.prediction import Prediction
 
-__all__ = ["BetaCalibration", "PlattScaling", "fit_logistic", "log_odds", "platt_targets", "top_label_prediction"]
+__all__ = ["BetaCalibration", "PlattScaling", "fit_logistic", "platt_targets"]
 
 
 class PlattScaling(Calibrator):
@@ -41,12 +41,13 @@ class PlattScaling(Calibrator):
     name: ClassVar[str] = "platt"
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        u = log_odds(features.logits)
-        target = platt_targets(features.correct(labels))
-        self.slope_, self.intercept_ = fit_logistic(torch.stack([u, torch.ones_like(u)], dim=1), target).tolist()
+        top = top_label(features)
+        X = torch.stack([top.log_odds, torch.ones_like(top.log_odds)], dim=1)
+        self.slope_, self.intercept_ = fit_logistic(X, platt_targets(top.label == labels)).tolist()
 
     def _predict(self, features: Features) -> Prediction:
-        return top_label_prediction(features, torch.sigmoid(self.slope_ * log_odds(features.logits) + self.intercept_))
+        top, others = split_top_label(features.logits)
+        return put_back(top, others, torch.sigmoid(self.slope_ * top.log_odds + self.intercept_))
 
 
 class BetaCalibration(Calibrator):
@@ -70,24 +71,15 @@ class BetaCalibration(Calibrator):
     name: ClassVar[str] = "beta"
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        X = _beta_inputs(log_odds(features.logits))
+        top = top_label(features)
+        X = _beta_inputs(top.log_odds)
         lower = X.new_tensor([0.0, 0.0, -torch.inf])
-        self.a_, self.b_, self.intercept_ = fit_logistic(X, platt_targets(features.correct(labels)), lower).tolist()
+        self.a_, self.b_, self.intercept_ = fit_logistic(X, platt_targets(top.label == labels), lower).tolist()
 
     def _predict(self, features: Features) -> Prediction:
-        X = _beta_inputs(log_odds(features.logits))
-        return top_label_prediction(features, torch.sigmoid(X @ X.new_tensor([self.a_, self.b_, self.intercept_])))
-
-
-def log_odds(logits: Tensor) -> Tensor:
-    """Log-odds of the top label, ``log s - log(1 - s)``, ``(n,)`` in double precision and never infinite.
-
-    Example:
-        >>> log_odds(torch.tensor([[1e4, 0.0], [1.0, 1.0]]))
-        tensor([10000.,     0.], dtype=torch.float64)
-    """
-    parts = [_log_odds_chunk(logits[rows]) for rows in row_chunks(*logits.shape)]
-    return torch.cat(parts) if parts else logits.new_zeros(0, dtype=torch.float64)
+        top, others = split_top_label(features.logits)
+        X = _beta_inputs(top.log_odds)
+        return put_back(top, others, torch.sigmoid(X @ X.new_tensor([self.a_, self.b_, self.intercept_])))
 
 
 def platt_targets(correct: Tensor) -> Tensor:
@@ -133,17 +125,6 @@ def fit_logistic(X: Tensor, targets: Tensor, lower: Tensor | None = None, ridge:
             break
         value = new
     return w / scale
-
-
-def top_label_prediction(features: Features, confidence: Tensor) -> Prediction:
-    """A prediction from the confidence alone, in the precision of the logits (at least single)."""
-    return Prediction.from_confidence(features, confidence.to(torch.promote_types(features.logits.dtype, torch.float32)))
-
-
-def _log_odds_chunk(logits: Tensor) -> Tensor:
-    z = logits.double()
-    top, label = z.max(dim=1)
-    return top - z.scatter(1, label[:, None], -torch.inf).logsumexp(dim=1)
 
 
 def _beta_inputs(u: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torch import Tensor
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.isotonic import interpolate, monotone_fit
 from salgp.calibrators.neighbours import class_distances, nearest
-from salgp.calibrators.sigmoid import fit_logistic, platt_targets, top_label_prediction
+from salgp.calibrators.sigmoid import fit_logistic, platt_targets
+from salgp.calibrators.toplabel import put_back, split_top_label
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -70,7 +71,7 @@ class TrustScore(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         score = self._log_score(features)
-        return replace(top_label_prediction(features, _apply_link(score, self.link_)), novelty=-score)
+        return replace(put_back(*split_top_label(features.logits), _apply_link(score, self.link_)), novelty=-score)
 
     def _log_score(self, features: Features, own: Tensor | None = None) -> Tensor:
         """``log`` of the trust score; ``own`` marks the samples that are themselves the reference, in its order."""
@@ -121,7 +122,7 @@ class DeepKNN(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         score = self._log_odds_credibility(self._neighbour_labels(features), features.label)
-        return replace(top_label_prediction(features, _apply_link(score, self.link_)), novelty=-score)
+        return replace(put_back(*split_top_label(features.logits), _apply_link(score, self.link_)), novelty=-score)
 
     def _neighbour_labels(self, features: Features, leave_one_out: bool = False) -> Tensor:
         classes = self.classes_.to(features.logits.device)

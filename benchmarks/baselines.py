@@ -1,0 +1,197 @@
+"""Time of the baseline calibrators against netcal and scikit-learn, for the same method on the same samples.
+
+Everybody starts from the same logits and ends with calibrated ``(n, c)`` probabilities. A rival that wants confidences
+gets the softmax and its maximum first, and its answer is put back into the rows, other classes scaled in proportion;
+that is part of its time, as it is of ours. All run on one thread; processor time is counted, the best of ``--repeat``
+runs. The ratio is the rival's time over ours: above 1 we are faster.
+
+    python benchmarks/baselines.py                          # 5,000 x 100, under a minute
+    python benchmarks/baselines.py --n 50000 --c 1000       # the full size; some rivals take many minutes
+    python benchmarks/baselines.py --only temperature platt --skip-slow
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.calibration import _SigmoidCalibration, _TemperatureScaling
+from sklearn.isotonic import IsotonicRegression
+
+from salgp import Features, calibrators
+
+Predict = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """``fit(logits, labels)`` returns the function that predicts ``(n, c)`` probabilities."""
+
+    method: str
+    arguments: dict[str, Any]
+    library: str
+    fit: Callable[[np.ndarray, np.ndarray], Predict]
+    slow: bool = False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=5000, help="samples")
+    parser.add_argument("--c", type=int, default=100, help="classes")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each; the fastest counts")
+    parser.add_argument("--only", nargs="*", help="names of methods")
+    parser.add_argument("--skip-slow", action="store_true", help="leave out rivals that fit one model per class")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logits, labels = draw(args.n, args.c)
+    print(f"{args.n:,} x {args.c:,} float32, processor seconds on one thread, best of {args.repeat}\n")
+    print("| method | rival | fit ours s | fit rival s | ratio | predict ours s | predict rival s | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    ours: dict[str, tuple[float, float]] = {}
+    for rival in rivals():
+        if (args.only and rival.method not in args.only) or (args.skip_slow and rival.slow):
+            continue
+        key = f"{rival.method} {' '.join(map(str, rival.arguments.values()))}".strip()
+        if key not in ours:
+            ours[key] = timed(lambda z, y, rival=rival: fit_ours(rival, z, y), logits, labels, args.repeat)
+        with quiet():
+            theirs = timed(rival.fit, logits, labels, 1 if rival.slow else args.repeat)
+        cells = [f"{a:.3f} | {b:.3f} | {b / a:.1f}" for a, b in zip(ours[key], theirs, strict=True)]
+        print(f"| {key} | {rival.library} | {' | '.join(cells)} |", flush=True)
+
+
+def draw(n: int, c: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Overconfident logits: labels come from a softmax at temperature 1.5."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, c, generator=generator) * 3
+    labels = torch.multinomial(torch.softmax(z / 1.5, dim=1), 1, generator=generator)[:, 0]
+    return z.numpy(), labels.numpy()
+
+
+def timed(fit: Callable[[np.ndarray, np.ndarray], Predict], logits: np.ndarray, labels: np.ndarray, repeat: int) -> tuple[float, float]:
+    """Seconds to fit and to predict, the best of each."""
+    fits, predicts = [], []
+    for _ in range(repeat):
+        start = time.process_time()
+        predict = fit(logits, labels)
+        middle = time.process_time()
+        probs = predict(logits)
+        fits.append(middle - start)
+        predicts.append(time.process_time() - middle)
+        assert probs.shape == logits.shape
+    return min(fits), min(predicts)
+
+
+def fit_ours(rival: Rival, logits: np.ndarray, labels: np.ndarray) -> Predict:
+    fitted = calibrators.get(rival.method, **rival.arguments).fit(Features(torch.from_numpy(logits)), labels)
+    return lambda z: fitted.predict(Features(torch.from_numpy(z))).probs.numpy()
+
+
+def rivals() -> list[Rival]:
+    from netcal import binning, scaling
+
+    return [
+        Rival("temperature", {}, "scikit-learn", fit_sklearn_temperature),
+        Rival("temperature", {}, "netcal", lambda z, y: on_probabilities(scaling.TemperatureScaling(method="mle"), z, y, np.float64), slow=True),
+        Rival("platt", {}, "scikit-learn", lambda z, y: on_log_odds(_SigmoidCalibration(), z, y)),
+        Rival("platt", {}, "netcal", lambda z, y: on_confidence(scaling.LogisticCalibration(method="mle"), z, y)),
+        Rival("beta", {}, "netcal", lambda z, y: on_confidence(scaling.BetaCalibration(method="mle"), z, y)),
+        Rival("histogram", {}, "netcal", lambda z, y: on_confidence(binning.HistogramBinning(bins=15), z, y)),
+        Rival("bbq", {}, "netcal", lambda z, y: on_confidence(binning.BBQ(), z, y), slow=True),
+        Rival("isotonic", {}, "scikit-learn", lambda z, y: on_confidence(IsotonicRegression(out_of_bounds="clip"), z, y)),
+        Rival("isotonic", {}, "netcal", lambda z, y: on_confidence(binning.IsotonicRegression(), z, y)),
+        Rival("isotonic", {"mode": "one-vs-rest"}, "scikit-learn", fit_sklearn_one_vs_rest, slow=True),
+        Rival("isotonic", {"mode": "one-vs-rest"}, "netcal", lambda z, y: on_probabilities(binning.IsotonicRegression(), z, y), slow=True),
+    ]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    return torch.softmax(torch.from_numpy(logits), dim=1).numpy()
+
+
+def on_confidence(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predict:
+    """A rival that maps the top-label confidence."""
+    probs = softmax(logits)
+    method.fit(probs.max(axis=1), (probs.argmax(axis=1) == labels).astype(int))
+
+    def predict(z: np.ndarray) -> np.ndarray:
+        p = softmax(z)
+        return put_back(p, method.transform(p.max(axis=1)))
+
+    return predict
+
+
+def on_log_odds(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predict:
+    """A rival that maps a decision score: the log-odds of the top label."""
+
+    def scores(p: np.ndarray) -> np.ndarray:
+        s = np.clip(p.max(axis=1).astype(np.float64), 1e-12, 1 - 1e-12)
+        return np.log(s) - np.log1p(-s)
+
+    probs = softmax(logits)
+    method.fit(scores(probs), (probs.argmax(axis=1) == labels).astype(int))
+
+    def predict(z: np.ndarray) -> np.ndarray:
+        p = softmax(z)
+        return put_back(p, method.predict(scores(p)))
+
+    return predict
+
+
+def on_probabilities(method: Any, logits: np.ndarray, labels: np.ndarray, dtype: Any = np.float32) -> Predict:
+    """A rival that maps whole probability vectors; netcal's temperature stays 1 without a word unless they are double."""
+    method.fit(softmax(logits).astype(dtype), labels)
+    return lambda z: method.transform(softmax(z).astype(dtype))
+
+
+def fit_sklearn_temperature(logits: np.ndarray, labels: np.ndarray) -> Predict:
+    return _TemperatureScaling().fit(logits, labels).predict
+
+
+def fit_sklearn_one_vs_rest(logits: np.ndarray, labels: np.ndarray) -> Predict:
+    """What `CalibratedClassifierCV(method="isotonic")` does for each class, then normalisation."""
+    probs = softmax(logits)
+    each = [IsotonicRegression(out_of_bounds="clip").fit(probs[:, k], labels == k) for k in range(probs.shape[1])]
+
+    def predict(z: np.ndarray) -> np.ndarray:
+        p = softmax(z)
+        mapped = np.stack([method.predict(p[:, k]) for k, method in enumerate(each)], axis=1)
+        return mapped / np.maximum(mapped.sum(axis=1, keepdims=True), 1e-12)
+
+    return predict
+
+
+def put_back(probs: np.ndarray, confidence: np.ndarray) -> np.ndarray:
+    """Put the confidence on the top label and scale the other classes in proportion."""
+    rows, top = np.arange(len(probs)), probs.argmax(axis=1)
+    rest = np.maximum(1 - probs[rows, top], 1e-12)
+    out = probs * ((1 - confidence) / rest)[:, None]
+    out[rows, top] = confidence
+    return out
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Rivals print bars, warn, and write log folders where they stand: let them do it elsewhere."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(here)
+
+
+if __name__ == "__main__":
+    main()
