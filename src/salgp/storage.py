@@ -36,6 +36,8 @@ def storable(cls: T) -> T:
 def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     """Turn ``value`` into JSON, moving every tensor into ``tensors`` under its path."""
     if isinstance(value, Tensor):
+        while path in tensors:  # {"a": {"b": x}, "a.b": y}
+            path += "'"
         tensors[path] = value.detach().contiguous().cpu()
         return {"$tensor": path}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -106,7 +108,8 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         raise FileNotFoundError(f"no such file: {path}")
     try:
         with safe_open(str(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            # a copy, because the file's memory is not aligned and BLAS rounds differently on such addresses
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except SafetensorError as error:
         raise FormatError(f"{path}: not a whole safetensors file ({error})") from error
 
