@@ -406,13 +406,15 @@ class _OnFixedDistances(torch.autograd.Function):
 def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """Squared Euclidean distances (..., N, M) in double precision, clipped at zero.
 
-    The common mean is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate.
+    The common mean is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate. The norms
+    travel as two further columns, so that one matrix product does it all.
     """
     centre = b.double().mean(dim=-2, keepdim=True) if b.shape[-2] else 0.0
     x, y = a.double() - centre, b.double() - centre
-    norms = (x * x).sum(-1)[..., :, None] + (y * y).sum(-1)[..., None, :]
-    multiply_add = torch.baddbmm if x.ndim == 3 else torch.addmm
-    return multiply_add(norms, x, y.mT, alpha=-2.0).clamp_min_(0.0)
+    left, right = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
+    left = torch.cat([x.mul(-2.0), left, torch.ones_like(left)], dim=-1)
+    right = torch.cat([y, torch.ones_like(right), right], dim=-1)
+    return (left @ right.mT).clamp_min_(0.0)
 
 
 def _within(name: str, group: str) -> bool:
