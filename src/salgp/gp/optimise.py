@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from salgp.gp.covariance import Parameter
 from salgp.gp.linalg import NotPositiveDefiniteError
 
-__all__ = ["Fit", "NotConvergedWarning", "maximise"]
+__all__ = ["Fit", "NotConvergedWarning", "maximise", "restarted"]
 
 Objective = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -79,14 +79,26 @@ def maximise(
     """
     if optimizer not in ("lbfgs", "adam"):
         raise ValueError(f"unknown optimizer {optimizer!r}; choose 'lbfgs' or 'adam'")
-    starts = [_flatten([p.start for p in parameters]), *_random_starts(parameters, restarts, seed)]
     run = _lbfgs if optimizer == "lbfgs" else _adam
     steps = max_steps or (200 if optimizer == "lbfgs" else 2000)
+    starts = [_flatten([p.start for p in each]) for each in restarted(parameters, restarts, seed)]
     fits = [run(objective, parameters, start, steps, tolerance, learning_rate) for start in starts]
     best = max(fits, key=lambda fit: fit.value if np.isfinite(fit.value) else -np.inf)
     usable = np.isfinite(best.value) and best.value > NO_VALUE
     reason = best.reason if usable else "no starting point has a finite objective"
     return Fit(best.theta, best.value, bool(best.converged and usable), reason, best.history, tuple(fit.value for fit in fits))
+
+
+def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list[list[Parameter]]:
+    """The parameters themselves, and ``restarts`` copies that start at seeded random points within the bounds."""
+    generator = np.random.default_rng(seed)
+    lower, upper = _bounds(parameters)
+    centre = _flatten([p.start for p in parameters])
+    moved = [np.clip(centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape), lower, upper) for _ in range(restarts)]
+    return [
+        list(parameters),
+        *([replace(p, start=start) for p, start in zip(parameters, _named(parameters, x).values(), strict=True)] for x in moved),
+    ]
 
 
 def _lbfgs(objective: Objective, parameters: Sequence[Parameter], start: np.ndarray, steps: int, tolerance: float, _: float) -> Fit:
@@ -162,10 +174,3 @@ def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
 def _bounds(parameters: Sequence[Parameter]) -> tuple[np.ndarray, np.ndarray]:
     lower = np.concatenate([np.zeros(0), *(np.full(p.start.numel(), p.lower) for p in parameters)])
     return lower, np.concatenate([np.zeros(0), *(np.full(p.start.numel(), p.upper) for p in parameters)])
-
-
-def _random_starts(parameters: Sequence[Parameter], restarts: int, seed: int) -> list[np.ndarray]:
-    generator = np.random.default_rng(seed)
-    lower, upper = _bounds(parameters)
-    centre = _flatten([p.start for p in parameters])
-    return [np.clip(centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape), lower, upper) for _ in range(restarts)]

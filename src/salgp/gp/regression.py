@@ -233,5 +233,3 @@ class _LogGaussian(torch.autograd.Function):
 def _whiten(Kuu: Tensor, s: Statistics) -> tuple[Tensor, Tensor]:
     Luu = cholesky(Kuu, start=INDUCING_JITTER)
     return Luu, solve_lower(Luu, solve_lower(Luu, s.A).T)
-
-
