@@ -16,7 +16,7 @@ from torch import Tensor
 
 from salgp.gp.covariance import Covariance, Gaps, Parameter, Rows, Scale, gaps, self_gaps
 from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites
-from salgp.gp.optimise import Fit, NotConvergedWarning, maximise
+from salgp.gp.optimise import Fit, NotConvergedWarning, maximise, restarted
 from salgp.gp.regression import (
     Posterior,
     Statistics,
@@ -33,6 +33,10 @@ __all__ = ["EXACT_LIMIT", "Fitted", "Settings", "fit_bernoulli", "fit_gaussian"]
 
 EXACT_LIMIT = 1200
 """Largest number of rows for which ``inference="auto"`` factorises the full matrix."""
+
+
+STRIDE = 1_000_003
+"""A prime: multiples of it, modulo the number of rows, pick rows of all layers alike (an even stride would pick one layer's)."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ def fit_gaussian(covariance: Covariance, rows: Rows, y: Tensor, settings: Settin
         return problem.log_evidence(theta, sites.target, sites.noise) + sites.constant
 
     fit = _search(objective, [*parameters, _on(log_noise, y.device)], settings)
+    _report(fit)
     theta = dict(fit.theta)
     sites = gaussian_sites(y, theta["log_noise"], weight)
     noise = float(theta.pop("log_noise"))
@@ -150,7 +155,6 @@ def fit_bernoulli(
     design: Tensor,
     settings: Settings,
     weight: Tensor | float = 1.0,
-    rounds: int = 30,
 ) -> Fitted:
     """Learn log-odds of correctness ``f = design @ weights + g``, ``g ~ GP``, by the Jaakkola-Jordan bound.
 
@@ -161,32 +165,56 @@ def fit_bernoulli(
         design: ``(N, p)`` columns of the parametric mean; the first is free (bias), the others have weights >= 0.
         settings: how to learn.
         weight: of each observation in the likelihood.
-        rounds: most updates of the sites; each is followed by a few steps on the hyperparameters.
     """
     problem, parameters = _prepare(covariance, rows, 1.0, settings)
     parameters = [*parameters, *_mean_parameters(design)]
-    fit = Fit({p.name: p.start for p in parameters}, -float("inf"), False, "not started", ())
-    mean, variance = _mean(fit.theta, design), torch.ones_like(correct)
-    sites = bernoulli_sites(correct, mean, variance, weight)
-    for _ in range(rounds):
-        current = sites
-
-        def objective(theta: Mapping[str, Tensor], sites: Sites = current) -> Tensor:
-            return problem.log_evidence(theta, sites.target - _mean(theta, design), sites.noise) + sites.constant
-
-        step = maximise(objective, [replace(p, start=fit.theta[p.name]) for p in parameters], max_steps=10)
-        gain, fit = step.value - fit.value, step
-        posterior, _sums = problem.condition(fit.theta, sites.target - _mean(fit.theta, design), sites.noise)
-        mean, variance = problem.moments(fit.theta, posterior)
-        sites = bernoulli_sites(correct, mean + _mean(fit.theta, design), variance, weight)
-        if gain < 1e-4 * len(correct) ** 0.5:
-            break
-    fit = replace(fit, converged=True, reason="the bound stopped rising") if gain < 1e-2 * len(correct) ** 0.5 else fit
+    observed = _Observed(correct, design, weight)
+    climbs = [_climb(problem, start, observed, settings) for start in restarted(parameters, settings.restarts, settings.seed)]
+    fit, sites = max(climbs, key=lambda climb: climb[0].value)
     _report(fit)
     weights = torch.cat([fit.theta["mean.bias"][None], fit.theta["mean.slopes"]])
     centred = replace(sites, target=sites.target - design @ weights)
     theta = {k: v for k, v in fit.theta.items() if not k.startswith("mean.")}
     return _finish(problem, theta, centred, fit, 0.0, weights)
+
+
+@dataclass(frozen=True, eq=False)
+class _Observed:
+    """Fixed part of a Bernoulli fit: what was seen, and the columns of its mean."""
+
+    correct: Tensor
+    design: Tensor
+    weight: Tensor | float
+
+    def sites(self, mean: Tensor, variance: Tensor) -> Sites:
+        return bernoulli_sites(self.correct, mean, variance, self.weight)
+
+
+def _climb(problem: _Problem, parameters: list[Parameter], seen: _Observed, settings: Settings) -> tuple[Fit, Sites]:
+    """Alternate a few steps on the hyperparameters with an update of the sites; neither lowers the bound."""
+    stride, total = (10, settings.max_steps or 300) if settings.optimizer != "adam" else (50, settings.max_steps or 2000)
+    fit = Fit({p.name: p.start for p in parameters}, -float("inf"), False, "not started", ())
+    sites = seen.sites(_mean(fit.theta, seen.design), torch.ones_like(seen.correct))
+    enough = len(seen.correct) ** 0.5
+    for done in range(0, total, stride):
+        step = _round(problem, parameters, seen, sites, replace(settings, max_steps=min(stride, total - done)), fit)
+        gain, fit = step.value - fit.value, step
+        mean = _mean(fit.theta, seen.design)
+        posterior, _ = problem.condition(fit.theta, sites.target - mean, sites.noise)
+        correction, variance = problem.moments(fit.theta, posterior)
+        sites = seen.sites(mean + correction, variance)
+        if gain < 1e-4 * enough:
+            break
+    if gain < 1e-2 * enough:
+        return replace(fit, converged=True, reason="the bound stopped rising"), sites
+    return replace(fit, converged=False, reason=f"the bound was still rising after {total} steps"), sites
+
+
+def _round(problem: _Problem, parameters: list[Parameter], seen: _Observed, sites: Sites, settings: Settings, fit: Fit) -> Fit:
+    def objective(theta: Mapping[str, Tensor]) -> Tensor:
+        return problem.log_evidence(theta, sites.target - _mean(theta, seen.design), sites.noise) + sites.constant
+
+    return _search(objective, [replace(p, start=fit.theta[p.name]) for p in parameters], replace(settings, restarts=0))
 
 
 def _prepare(covariance: Covariance, rows: Rows, variance: float, settings: Settings) -> tuple[_Problem, list[Parameter]]:
@@ -202,12 +230,10 @@ def _prepare(covariance: Covariance, rows: Rows, variance: float, settings: Sett
 
 
 def _search(objective: Callable[[Mapping[str, Tensor]], Tensor], parameters: list[Parameter], settings: Settings) -> Fit:
-    fit = maximise(
+    return maximise(
         objective, parameters, optimizer=settings.optimizer, max_steps=settings.max_steps,
         learning_rate=settings.learning_rate, restarts=settings.restarts, seed=settings.seed,
     )  # fmt: skip
-    _report(fit)
-    return fit
 
 
 def _report(fit: Fit) -> None:
@@ -223,9 +249,8 @@ def _finish(problem: _Problem, theta: Mapping[str, Tensor], sites: Sites, fit: F
 
 
 def _typical(block: Tensor, most: int = 500) -> float:
-    """Median squared distance between (evenly chosen) rows; the scale of a block."""
-    step = max(1, len(block) // most)
-    some = block[::step].double()
+    """Median squared distance between rows; the scale of a block. Rows are chosen by a stride that visits every layer."""
+    some = block[torch.arange(min(len(block), most), device=block.device) * STRIDE % len(block)].double()
     squared = torch.pdist(some).square()
     positive = squared[squared > 1e-12 * float(squared.max())] if len(squared) else squared
     return float(positive.median()) if len(positive) else 1.0
