@@ -79,7 +79,7 @@ class ResidualGP(Calibrator):
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if self.form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}")
-        self.layer_ = features.layer_names[self.layer] if isinstance(self.layer, int) else self.layer
+        self.layer_ = _layer_name(features, self.layer)
         settings = Settings(self.inference, self.n_inducing, self.optimizer, self.max_steps, self.learning_rate, self.restarts, self.seed)
         one = features.select([self.layer_])
         self.structure_ = structure(FORMS[self.form], one.widths, one.n_classes, kernel=self.kernel)
@@ -90,3 +90,12 @@ class ResidualGP(Calibrator):
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
+
+
+def _layer_name(features: Features, layer: str | int) -> str:
+    L = len(features.layer_names)
+    if isinstance(layer, str):
+        return layer
+    if not -L <= layer < L:
+        raise ValueError(f"layer {layer} does not exist, the features have {L} layers: {', '.join(features.layer_names)}")
+    return features.layer_names[layer]
