@@ -54,6 +54,11 @@ class Structure:
     terms: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
+    @property
+    def has_layer_terms(self) -> bool:
+        """Does each layer (or term) have a correction of its own?"""
+        return self.stacked or bool(self.terms) or len(self.layers) == 1
+
     def split(self) -> tuple[Covariance | None, Covariance | None]:
         """The part shared by all layers, and the part that depends on the layer."""
         terms = self.covariance.terms if isinstance(self.covariance, Sum) else (self.covariance,)
