@@ -31,6 +31,7 @@ _WHERE = {
     "trust-score": "trust.TrustScore",
     "deep-knn": "trust.DeepKNN",
     "residual-gp": "residual_gp.ResidualGP",
+    "layer-evidence": "evidence.LayerEvidence",
     "sal-gp": "layerwise.SALGP",
 }
 """Short name -> module.Class inside this package; modules are imported on first use."""
