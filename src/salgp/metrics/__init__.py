@@ -10,7 +10,7 @@ from salgp.metrics.binned import ReliabilityBins, adaptive_ece, classwise_ece, d
 from salgp.metrics.interval import IntervalBins, interval_bins, interval_coverage, interval_width
 from salgp.metrics.proper import BrierDecomposition, accuracy, brier, brier_correct, brier_decomposition, mean_variance, nll, nll_correct
 from salgp.metrics.ranking import RiskCoverage, aurc, auroc, fpr95, ood_auroc, risk_coverage
-from salgp.metrics.resample import Interval, bootstrap
+from salgp.metrics.resample import Interval, accuracy_band, bootstrap
 from salgp.metrics.scores import Comparison, Scores, compare, evaluate
 from salgp.metrics.smooth import smooth_ece
 
@@ -23,6 +23,7 @@ __all__ = [
     "RiskCoverage",
     "Scores",
     "accuracy",
+    "accuracy_band",
     "adaptive_ece",
     "aurc",
     "auroc",

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from salgp.metrics.statistic import ArrayLike, FloatArray, IntArray, Statistic, as_binary, as_distribution, as_scores, group_sums
+from salgp.metrics.statistic import ArrayLike, FloatArray, Groups, IntArray, Statistic, as_binary, as_distribution, as_scores
 
 __all__ = ["ReliabilityBins", "Scheme", "adaptive_ece", "classwise_ece", "debiased_ece", "ece", "mce", "reliability_bins"]
 
@@ -196,11 +196,11 @@ def debiased_ece_statistic(
     if norm not in ("l1", "l2"):
         raise ValueError(f"norm must be 'l1' or 'l2', got {norm!r}")
     s, c = _checked(confidence, correct)
-    index, edges = assign_bins(s, n_bins, scheme)
+    groups = _bin_groups(s, n_bins, scheme)
     formula = _debiased_l1 if norm == "l1" else _debiased_l2
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        count, hits, gap = (group_sums(weights * x, index, len(edges) - 1) for x in (np.ones_like(s), c, s - c))
+        count, hits, gap = (groups.sums(weights * x) for x in (1.0, c, s - c))
         some = np.maximum(count, 1)
         return np.maximum(formula(count, gap / some, hits / some), 0.0)
 
@@ -236,12 +236,13 @@ def _of_gaps(
     confidence: ArrayLike, correct: ArrayLike, n_bins: int, scheme: Scheme, reduce: Callable[[FloatArray, FloatArray], FloatArray]
 ) -> Statistic:
     s, c = _checked(confidence, correct)
-    index, edges = assign_bins(s, n_bins, scheme)
+    groups, gap = _bin_groups(s, n_bins, scheme), s - c
+    return Statistic(len(s), lambda weights: reduce(groups.sums(weights), groups.sums(weights * gap)))
 
-    def of_weights(weights: FloatArray) -> FloatArray:
-        return reduce(group_sums(weights, index, len(edges) - 1), group_sums(weights * (s - c), index, len(edges) - 1))
 
-    return Statistic(len(s), of_weights)
+def _bin_groups(confidence: FloatArray, n_bins: int, scheme: Scheme) -> Groups:
+    index, edges = assign_bins(confidence, n_bins, scheme)
+    return Groups(index, len(edges) - 1)
 
 
 def _checked(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.metrics.binned import Scheme, assign_bins
-from salgp.metrics.statistic import ArrayLike, FloatArray, IntArray, Statistic, as_binary, as_scores, group_sums, mean_of
+from salgp.metrics.statistic import ArrayLike, FloatArray, Groups, IntArray, Statistic, as_binary, as_scores, mean_of
 
 __all__ = ["IntervalBins", "interval_bins", "interval_coverage", "interval_width"]
 
@@ -111,9 +111,10 @@ def interval_coverage_statistic(
 ) -> Statistic:
     s, c, low, high = _checked(confidence, correct, lower, upper)
     index, edges = assign_bins(s, n_bins, scheme)
+    groups = Groups(index, len(edges) - 1)
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        count, a, b, hits = (group_sums(weights * x, index, len(edges) - 1) for x in (np.ones_like(s), low, high, c))
+        count, a, b, hits = (groups.sums(weights * x) for x in (1.0, low, high, c))
         return np.asarray((count * _inside(a, b, hits)).sum(axis=-1) / count.sum(axis=-1))
 
     return Statistic(len(s), of_weights)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from salgp.metrics.statistic import ArrayLike, FloatArray, IntArray, Statistic, as_binary, as_numbers, group_sums
+from salgp.metrics.statistic import ArrayLike, FloatArray, Groups, Statistic, as_binary, as_numbers
 
 __all__ = ["RiskCoverage", "aurc", "auroc", "fpr95", "ood_auroc", "risk_coverage"]
 
@@ -64,10 +64,10 @@ def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
         array([0.  , 0.  , 0.33, 0.25])
     """
     s, c = _checked(confidence, correct)
-    group, n_groups = _rank_groups(-s)
-    expected = np.bincount(group, 1 - c, n_groups) / np.bincount(group, minlength=n_groups)
+    ranks = _rank_groups(-s)
+    expected = ranks.sums(1 - c) / ranks.sums(np.ones_like(c))
     accepted = np.arange(1, len(s) + 1)
-    return RiskCoverage(accepted / len(s), np.cumsum(expected[np.sort(group)]) / accepted)
+    return RiskCoverage(accepted / len(s), np.cumsum(expected[np.sort(ranks.index)]) / accepted)
 
 
 def aurc(confidence: ArrayLike, correct: ArrayLike) -> float:
@@ -141,11 +141,11 @@ def aurc_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
     """In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the expected risk
     ``(E + k e/g) / (N + k)``; their sum is ``e + (E - N e/g) (H(N + g) - H(N))`` with harmonic numbers H."""
     s, c = _checked(confidence, correct)
-    group, n_groups = _rank_groups(s)
+    ranks = _rank_groups(s)
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        g, e = (group_sums(weights * x, group, n_groups)[..., ::-1] for x in (1.0, 1 - c))  # most confident first
+        g, e = (ranks.sums(weights * x)[..., ::-1] for x in (1.0, 1 - c))  # most confident first
         after, errors_after = g.cumsum(axis=-1), e.cumsum(axis=-1)
         before = after - g
         steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]
@@ -157,10 +157,10 @@ def aurc_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
 
 def _pair_order(score: FloatArray, positive: FloatArray) -> Statistic:
     """Share of (positive, negative) pairs in the right order, ties counting half."""
-    group, n_groups = _rank_groups(score)
+    ranks = _rank_groups(score)
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        p, q = group_sums(weights * positive, group, n_groups), group_sums(weights * (1 - positive), group, n_groups)
+        p, q = ranks.sums(weights * positive), ranks.sums(weights * (1 - positive))
         pairs = p.sum(axis=-1) * q.sum(axis=-1)
         ordered = (p * (q.cumsum(axis=-1) - q / 2)).sum(axis=-1)
         return np.where(pairs > 0, ordered / np.maximum(pairs, 1), np.nan)
@@ -168,9 +168,9 @@ def _pair_order(score: FloatArray, positive: FloatArray) -> Statistic:
     return Statistic(len(score), of_weights)
 
 
-def _rank_groups(score: FloatArray) -> tuple[IntArray, int]:
-    values, group = np.unique(score, return_inverse=True)
-    return group, len(values)
+def _rank_groups(score: FloatArray) -> Groups:
+    values, index = np.unique(score, return_inverse=True)
+    return Groups(index, len(values))
 
 
 def _checked(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:

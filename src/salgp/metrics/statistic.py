@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["ArrayLike", "FloatArray", "IntArray", "Statistic", "as_binary", "as_distribution", "as_numbers", "as_scores", "group_sums", "mean_of"]
+__all__ = ["ArrayLike", "FloatArray", "Groups", "IntArray", "Statistic", "as_binary", "as_distribution", "as_numbers", "as_scores", "mean_of"]
 
 ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -55,20 +55,33 @@ def mean_of(scores: FloatArray) -> Statistic:
     return Statistic(len(scores), lambda weights: weights @ scores / weights.sum(axis=-1))
 
 
-def group_sums(weights: FloatArray, index: IntArray, n_groups: int) -> FloatArray:
-    """Sum weights ``(..., n)`` over the groups given by ``index`` ``(n,)``: ``(..., n_groups)``.
+class Groups:
+    """A partition of ``n`` samples, to sum weights over each part.
+
+    Args:
+        index: ``(n,)`` group of each sample. Sums over sorted indices, as `bootstrap` arranges them, are several times faster.
+        n_groups: number of groups, empty ones included.
 
     Example:
-        >>> group_sums(np.array([1.0, 2.0, 4.0]), np.array([0, 1, 0]), 2)
-        array([5., 2.])
+        >>> Groups(np.array([0, 1, 0]), 3).sums(np.array([1.0, 2.0, 4.0]))
+        array([5., 2., 0.])
     """
-    if (np.diff(index) >= 0).all():  # contiguous groups, as `bootstrap` arranges them: several times faster
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(index)) + 1])
-        sums = np.zeros((*weights.shape[:-1], n_groups))
-        sums[..., index[starts]] = np.add.reduceat(weights, starts, axis=-1)
+
+    def __init__(self, index: IntArray, n_groups: int) -> None:
+        steps = np.diff(index)
+        self.index = index
+        self.n_groups = n_groups
+        self._starts = np.concatenate([[0], np.flatnonzero(steps) + 1]) if (steps >= 0).all() else None
+
+    def sums(self, weights: FloatArray) -> FloatArray:
+        """Sum weights ``(..., n)`` over the groups: ``(..., n_groups)``."""
+        sums = np.zeros((*weights.shape[:-1], self.n_groups))
+        if self._starts is not None:
+            sums[..., self.index[self._starts]] = np.add.reduceat(weights, self._starts, axis=-1)
+            return sums
+        for row, out in zip(weights.reshape(-1, weights.shape[-1]), sums.reshape(-1, self.n_groups), strict=True):
+            out[:] = np.bincount(self.index, row, self.n_groups)
         return sums
-    rows = weights.reshape(-1, weights.shape[-1])
-    return np.stack([np.bincount(index, row, n_groups).astype(np.float64, copy=False) for row in rows]).reshape(*weights.shape[:-1], n_groups)
 
 
 def as_numbers(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:

@@ -1,0 +1,27 @@
+"""Plots that compute first and then draw: on the axes given, or on a new figure of their own.
+
+All return the axes and leave matplotlib's settings alone; ``axes.figure.savefig(...)`` writes a file.
+"""
+
+from __future__ import annotations
+
+from salgp.plots.comparison import confusion_counts, confusion_matrix, method_comparison, risk_coverage_curves
+from salgp.plots.correction import LayerShares, coregionalisation, layer_profile, layer_shares, residual_fit
+from salgp.plots.lightcurves import flux_density, flux_distributions, light_curves
+from salgp.plots.reliability import reliability_diagram
+
+__all__ = [
+    "LayerShares",
+    "confusion_counts",
+    "confusion_matrix",
+    "coregionalisation",
+    "flux_density",
+    "flux_distributions",
+    "layer_profile",
+    "layer_shares",
+    "light_curves",
+    "method_comparison",
+    "reliability_diagram",
+    "residual_fit",
+    "risk_coverage_curves",
+]

@@ -1,0 +1,96 @@
+"""Reliability diagram in two panels: how confident the samples are, and how often they are right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from salgp.metrics import ReliabilityBins, accuracy_band, reliability_bins
+from salgp.metrics.statistic import ArrayLike
+from salgp.plots.style import BLUE, GREY, RED, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+__all__ = ["draw_reliability", "draw_shares", "reliability_diagram"]
+
+
+def reliability_diagram(
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    n_bins: int = 15,
+    *,
+    figure: Figure | SubFigure | None = None,
+    axes: tuple[Axes, Axes] | None = None,
+    band: float | None = None,
+    seed: int = 0,
+    title: str = "",
+) -> tuple[Axes, Axes]:
+    """Upper panel: share of samples by confidence; lower panel: observed accuracy (blue) and its gap to the confidence (red).
+
+    Args:
+        confidence: ``(n,)`` in [0, 1].
+        correct: ``(n,)`` 0/1 or boolean.
+        n_bins: number of equal-width bins.
+        figure: figure or subfigure to draw into; a new one by default.
+        axes: upper and lower axes to draw on, instead of a figure.
+        band: probability mass of a bootstrap interval on each accuracy, e.g. 0.9; none by default.
+        seed: of the bootstrap.
+        title: above the upper panel.
+
+    Returns:
+        The upper and the lower axes.
+
+    Example:
+        >>> upper, lower = reliability_diagram([0.6, 0.9, 0.95], [0, 1, 1], n_bins=5)
+        >>> lower.get_xlabel()
+        'confidence'
+    """
+    bins = reliability_bins(confidence, correct, n_bins)
+    if axes is None:
+        where = new_figure(4.0, 4.6) if figure is None else figure
+        upper, lower = where.subplots(2, 1, sharex=True, height_ratios=[1, 2.2])
+    else:
+        upper, lower = axes
+    draw_shares(upper, bins)
+    draw_reliability(lower, bins, None if band is None else accuracy_band(bins, level=band, seed=seed))
+    upper.set_title(title)
+    return upper, lower
+
+
+def draw_shares(ax: Axes, bins: ReliabilityBins) -> Axes:
+    """Share of samples per bin, with dotted lines at mean accuracy and mean confidence."""
+    width = np.diff(bins.edges)
+    ax.bar(bins.edges[:-1], bins.share, width, align="edge", color="0.85", edgecolor="0.3", linewidth=0.6)
+    mean_accuracy, mean_confidence = (float(np.nansum(bins.share * x)) for x in (bins.accuracy, bins.confidence))
+    ax.axvline(mean_accuracy, linestyle=":", linewidth=2.2, color=BLUE, label=f"mean accuracy {mean_accuracy:.3f}")
+    ax.axvline(mean_confidence, linestyle=(0, (1, 3)), linewidth=2.2, color=RED, label=f"mean confidence {mean_confidence:.3f}")
+    ax.set(ylabel="share of\nsamples", xlim=(0, 1), ylim=(0, min(1.0, 1.15 * float(bins.share.max()))))
+    ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
+    return ax
+
+
+def draw_reliability(ax: Axes, bins: ReliabilityBins, band: tuple[np.ndarray, np.ndarray] | None = None) -> Axes:
+    """Accuracy by bin, the gap to the mean confidence, the diagonal, and an interval of each accuracy where given."""
+    some = bins.count > 0
+    left, width, accuracy, gap = bins.edges[:-1][some], np.diff(bins.edges)[some], bins.accuracy[some], bins.gap[some]
+    ax.bar(left, accuracy, width, align="edge", color=BLUE, edgecolor="black", linewidth=0.6, label="observed accuracy")
+    ax.bar(
+        left, gap, width, accuracy, align="edge", facecolor=(*_rgb(RED), 0.3), edgecolor=RED, hatch="///", linewidth=0.8, label="gap to confidence"
+    )
+    ax.plot([0, 1], [0, 1], linestyle="--", color=GREY, linewidth=1.2, label="perfectly calibrated")
+    if band is not None:
+        error = np.abs(np.stack(band)[:, some] - accuracy)
+        ax.errorbar(left + width / 2, accuracy, error, fmt="none", ecolor="black", elinewidth=1.2, capsize=2.5, label="bootstrap interval")
+    ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
+    return ax
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(colour)
+    return red, green, blue
