@@ -29,7 +29,7 @@ def draw_chips(chips: Chips, depression: int = 17) -> Any:
     for k, name in enumerate(chips.class_names):
         ax = figure.add_subplot(-(-n // 5), min(n, 5), k + 1)
         row = ((chips.label == k) & (chips.depression == depression)).nonzero()[0, 0]
-        ax.imshow(chips.x[row], cmap="gray", vmin=0, vmax=float(chips.x[row].quantile(0.998)))
+        ax.imshow(chips.x[row].numpy(), cmap="gray", vmin=0, vmax=float(chips.x[row].quantile(0.998)))
         ax.set_title(name, fontsize=8)
         ax.set_axis_off()
     return figure
@@ -65,9 +65,9 @@ def draw_flow() -> Any:
     """The flow of the method: network, pooled layers, stacked rows, structured kernel, corrected confidence."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
     ax = figure.subplots()
-    ax.set(xlim=(0, 10), ylim=(0, 6))
+    ax.set(xlim=(0, 12.6), ylim=(-0.4, 6))
     ax.set_axis_off()
     _box(ax, 0.6, 3, "input", 0.9)
     for k in range(5):
@@ -80,10 +80,15 @@ def draw_flow() -> Any:
     for k in range(4):
         _arrow(ax, (2.2, 4.95 - 1.1 * k), (2.2, 4.4 - 1.1 * k))
     _box(ax, 6.4, 3, "rows $[f^{(l)}, s, l]$\ntarget $r = correct - s$", 1.6, 1.2)
-    _box(ax, 8.7, 4.3, "global $G$:\n$s$ + mean, variance", 1.9, 1.0)
-    _box(ax, 8.7, 1.7, "layers $L_1..L_5$:\neach its own correction", 1.9, 1.0)
-    _arrow(ax, (7.25, 3.3), (7.7, 4.2))
-    _arrow(ax, (7.25, 2.7), (7.7, 1.8))
+    _box(ax, 4.2, 0, "softmax, confidence $s$", 1.9)
+    _arrow(ax, (2.2, 0.45), (3.2, 0.05))
+    _arrow(ax, (5.2, 0.1), (5.9, 2.35))
+    _box(ax, 8.8, 3, "Gaussian process\n$k_{feat} + k_{conf} + B_{ll'}$ (ML)\n$k_{global} + [l = l'] k_{layer}$ (HL)", 2.3, 1.4)
+    _arrow(ax, (7.25, 3), (7.6, 3))
+    _box(ax, 11.5, 4.3, "global $G$:\n$s$ + mean, variance", 1.9, 1.0)
+    _box(ax, 11.5, 1.7, "layers $L_1..L_5$:\neach its own correction", 1.9, 1.0)
+    _arrow(ax, (10.0, 3.3), (10.5, 4.2))
+    _arrow(ax, (10.0, 2.7), (10.5, 1.8))
     return figure
 
 

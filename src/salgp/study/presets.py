@@ -50,6 +50,8 @@ class Preset:
         deep: arguments of the deep GP.
         max_steps: longest light curve per band.
         size: side of the centre cut out of each radar chip.
+        complete: every method with every pooling and every split it can be fitted on. Otherwise subsets of layers, class-specific
+            structures and the deep GP run with the first of each only, and further splits with the first pooling only.
         same_steps: with a part of the training data, take more epochs, so that the number of optimiser steps stays the same.
     """
 
@@ -62,6 +64,7 @@ class Preset:
     deep: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int = 128
     size: int = 128
+    complete: bool = True
     same_steps: bool = False
 
 
@@ -113,9 +116,10 @@ PRESETS: Mapping[str, Preset] = {
         n_test=4000,
         size=64,
         max_steps=24,
+        complete=False,
         same_steps=True,
-        gp={name: {"n_inducing": 256} for name in ("mstar", "spcc", "plasticc")},
-        deep={"steps": 300},
+        gp={name: {"n_inducing": 128} for name in ("mstar", "spcc", "plasticc")},
+        deep={"steps": 200},
     ),
     "paper": Preset(
         "paper",

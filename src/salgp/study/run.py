@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ __all__ = ["Run", "open_runs", "read_prediction", "run_study"]
 
 N_LAYERS = 5
 """Every backbone of the paper is tapped at five places."""
+SIDE_GROUPS = ("subsets", "class", "deep")
+"""Groups of methods a preset that is not complete runs only once."""
 _POOLINGS = {"avg": "channel-avg", "max": "channel-max", "none": "flatten"}
 
 Progress = Callable[[str], None]
@@ -134,13 +137,16 @@ class Run:
     def plan(self) -> Iterator[tuple[Method, str, str]]:
         """What is fitted: method, pooling, split it is fitted on."""
         gp = self.preset.gp.get(self.experiment.dataset, {})
-        methods = [m for group in self.experiment.groups for m in methods_of(group, N_LAYERS, gp, self.preset.deep)]
-        for fit_on in self.experiment.fit_on:
-            for method in methods:
+        e = self.experiment
+        for fit_on, group in product(e.fit_on, e.groups):
+            first = fit_on == e.fit_on[0]
+            if group in SIDE_GROUPS and not (first or self.preset.complete):
+                continue
+            poolings = e.poolings if self.preset.complete or (first and group not in SIDE_GROUPS) else e.poolings[:1]
+            for method in methods_of(group, N_LAYERS, gp, self.preset.deep):
                 if method.reference and fit_on != "validation":
                     continue  # the training set is its own nearest neighbour
-                for pooling in self.experiment.poolings if method.reads_layers else ("none",):
-                    yield method, pooling, fit_on
+                yield from ((method, pooling, fit_on) for pooling in (poolings if method.reads_layers else ("none",)))
 
     @property
     def name(self) -> str:
