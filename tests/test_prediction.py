@@ -1,0 +1,125 @@
+"""Predictions: confidence on the label, the rest shared proportionally, intervals, slicing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from salgp.features import Features
+from salgp.prediction import INTERVAL, LayerTerms, Prediction, spread_confidence
+
+G = torch.Generator().manual_seed(0)
+FEATURES = Features(torch.randn(8, 4, generator=G, dtype=torch.float64))
+CONFIDENCE = torch.linspace(0.05, 0.95, 8, dtype=torch.float64)
+STD = torch.linspace(0.0, 0.4, 8, dtype=torch.float64)
+
+
+def test_confidence_sits_on_the_label_and_rows_sum_to_one() -> None:
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE)
+    assert torch.equal(p.label, FEATURES.label)
+    assert torch.equal(p.probs.gather(1, p.label[:, None])[:, 0], CONFIDENCE)
+    torch.testing.assert_close(p.probs.sum(1), torch.ones(8, dtype=torch.float64), rtol=0, atol=1e-14)
+    assert p.std is p.lower is p.upper is None
+
+
+def test_other_classes_keep_their_proportions() -> None:
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE)
+    for i in range(8):
+        others = [j for j in range(4) if j != int(p.label[i])]
+        before, after = FEATURES.probs[i, others], p.probs[i, others]
+        torch.testing.assert_close(after / after.sum(), before / before.sum())
+
+
+def test_unchanged_confidence_gives_back_the_softmax() -> None:
+    torch.testing.assert_close(Prediction.from_confidence(FEATURES, FEATURES.confidence).probs, FEATURES.probs)
+
+
+def test_label_is_kept_where_another_class_overtakes() -> None:
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE)
+    overtaken = p.probs.argmax(1) != p.label
+    assert bool(overtaken.any())
+    assert torch.equal(p.flips, overtaken)
+    assert torch.equal(p.label, FEATURES.label)
+
+
+def test_two_classes_at_a_half_do_not_flip() -> None:
+    two = Features(torch.tensor([[3.0, 1.0]], dtype=torch.float64))
+    assert not bool(Prediction.from_confidence(two, torch.tensor([0.5], dtype=torch.float64)).flips)
+
+
+def test_values_outside_are_clipped_and_counted() -> None:
+    p = Prediction.from_confidence(FEATURES[:4], torch.tensor([-0.2, 0.5, 1.0, 1.7], dtype=torch.float64))
+    torch.testing.assert_close(p.confidence, torch.tensor([1e-6, 0.5, 1 - 1e-6, 1 - 1e-6], dtype=torch.float64))
+    assert int(p.n_clipped) == 3
+
+
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 1.0])
+def test_interval_is_ninety_percent_inside_the_unit_interval_and_holds_the_confidence(shift: float) -> None:
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE + shift, STD)
+    assert p.lower is not None
+    assert p.upper is not None
+    assert bool(((p.lower >= 0) & (p.lower <= p.confidence) & (p.confidence <= p.upper) & (p.upper <= 1)).all())
+    if shift == 0.0:
+        quantile = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + INTERVAL) / 2, dtype=torch.float64))
+        torch.testing.assert_close(p.upper, (CONFIDENCE + quantile * STD).clamp(0, 1), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(p.lower, (CONFIDENCE - quantile * STD).clamp(0, 1), rtol=1e-6, atol=1e-6)
+
+
+def test_given_interval_is_used() -> None:
+    low, high = CONFIDENCE - 0.01, CONFIDENCE + 0.02
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, (low, high))
+    assert torch.equal(p.lower, low)  # type: ignore[arg-type]
+    assert torch.equal(p.upper, high)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_certain_softmax_shares_the_rest_evenly(dtype: torch.dtype) -> None:
+    probs = torch.tensor([[0.0, 1.0, 0.0]], dtype=dtype)
+    spread = spread_confidence(probs, torch.tensor([1]), torch.tensor([0.4], dtype=dtype))
+    torch.testing.assert_close(spread, torch.tensor([[0.3, 0.4, 0.3]], dtype=dtype))
+
+
+def test_tiny_rest_keeps_its_proportions() -> None:
+    probs = torch.tensor([[1.0, 3e-12, 1e-12]], dtype=torch.float64)
+    spread = spread_confidence(probs, torch.tensor([0]), torch.tensor([0.2], dtype=torch.float64))
+    torch.testing.assert_close(spread, torch.tensor([[0.2, 0.6, 0.2]], dtype=torch.float64))
+
+
+def test_from_probs_reads_the_mass_on_the_networks_label() -> None:
+    probs = torch.full((8, 4), 0.25, dtype=torch.float64)
+    probs[:, 0], probs[:, 1] = 0.4, 0.1
+    p = Prediction.from_probs(FEATURES, probs)
+    assert torch.equal(p.label, FEATURES.label)
+    assert torch.equal(p.confidence, probs.gather(1, FEATURES.label[:, None])[:, 0])
+    assert torch.equal(p.flips, FEATURES.label != 0)
+
+
+def test_slicing_cuts_everything() -> None:
+    terms = LayerTerms(("a", "b"), torch.randn(8, 2, generator=G), torch.rand(8, 2, generator=G), "log-odds", True)
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, layers=terms, novelty=STD)
+    q = p[2:5]
+    assert len(q) == 3
+    assert torch.equal(q.confidence, CONFIDENCE[2:5])
+    assert q.layers is not None
+    assert torch.equal(q.layers.mean, terms.mean[2:5])
+    assert (q.layers.names, q.layers.scale, q.layers.additive) == (("a", "b"), "log-odds", True)
+    assert torch.equal(p[torch.tensor([7, 0])].novelty, STD[[7, 0]])  # type: ignore[arg-type]
+
+
+def test_concatenate_is_the_inverse_of_slicing() -> None:
+    terms = LayerTerms(("a", "b"), torch.randn(8, 2, generator=G), torch.rand(8, 2, generator=G))
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE + 0.1, STD, layers=terms)
+    q = Prediction.concatenate([Prediction.from_confidence(FEATURES[i : i + 3], CONFIDENCE[i : i + 3] + 0.1, STD[i : i + 3]) for i in (0, 3, 6)])
+    assert torch.equal(p.probs, q.probs)
+    assert torch.equal(p.upper, q.upper)  # type: ignore[arg-type]
+    assert int(p.n_clipped) == int(q.n_clipped)
+    whole = Prediction.concatenate([p[:3], p[3:]])
+    assert whole.layers is not None
+    assert torch.equal(whole.layers.mean, terms.mean)
+
+
+def test_numpy_leaves_out_what_is_absent() -> None:
+    assert set(Prediction.from_confidence(FEATURES, CONFIDENCE).numpy()) == {"label", "probs", "confidence", "clipped"}
+    arrays = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, novelty=STD).numpy()
+    assert set(arrays) == {"label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped"}
+    assert arrays["probs"].shape == (8, 4)

@@ -1,0 +1,138 @@
+"""Storage: packing is lossless and builds nothing unregistered; files are whole or untouched."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from salgp.gp.covariance import Index, Rows, Stationary
+from salgp.storage import FormatError, pack, read_json, read_tensors, unpack, write_json, write_tensors, write_whole
+
+
+def there_and_back(value: Any) -> Any:
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(pack(value, tensors))
+    return unpack(json.loads(text), tensors)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 2.5, "x", [1, [2, "y"]], (1, (2,)), {}, {"a": 1, "b": {"c": (1, 2)}}, [], (), float("inf"), {"$tensor": 1, "$class": "Rows"}],
+)
+def test_plain_values_come_back_with_their_types(value: Any) -> None:
+    assert there_and_back(value) == value
+    assert type(there_and_back(value)) is type(value)
+
+
+def test_nan_comes_back() -> None:
+    assert there_and_back([float("nan")])[0] != there_and_back([float("nan")])[0]
+
+
+def test_keys_keep_order_and_type() -> None:
+    assert list(there_and_back({"b": 1, "a": 2, 3: 4}).items()) == [("b", 1), ("a", 2), (3, 4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors_come_back_bit_for_bit(dtype: torch.dtype) -> None:
+    x = torch.arange(6).reshape(2, 3).to(dtype)
+    back = there_and_back({"x": x.T, "scalar": x[0, 1], "empty": x[:0]})
+    assert torch.equal(back["x"], x.T)
+    assert back["x"].dtype == dtype
+    assert back["scalar"].shape == ()
+    assert back["empty"].shape == (0, 3)
+
+
+def test_paths_that_look_alike_stay_apart() -> None:
+    value = {"a": {"b": torch.zeros(1)}, "a.b": torch.ones(1), "a.b'": torch.full((1,), 2.0)}
+    back = there_and_back(value)
+    assert [float(back["a"]["b"]), float(back["a.b"]), float(back["a.b'"])] == [0.0, 1.0, 2.0]
+
+
+def test_storables_are_rebuilt() -> None:
+    covariance = Stationary("x", "rbf", per="layer", n_groups=2) + Index("layer", 2, 1)
+    assert there_and_back(covariance) == covariance
+    rows = there_and_back(Rows({"x": torch.ones(2, 3)}, {"layer": torch.tensor([0, 1])}))
+    assert isinstance(rows, Rows)
+    assert torch.equal(rows.groups["layer"], torch.tensor([0, 1]))
+
+
+@dataclass(frozen=True)
+class Unregistered:
+    x: int = 1
+
+
+@pytest.mark.parametrize("value", [Unregistered(), {1, 2}, object(), print, 1j, b"bytes"])
+def test_what_cannot_be_stored_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"is not storable|cannot store"):
+        pack({"here": value}, {})
+
+
+def test_unpack_builds_nothing_unknown() -> None:
+    with pytest.raises(FormatError, match="unknown kind of value 'Popen'"):
+        unpack({"$class": "Popen", "fields": {"args": "true"}}, {})
+    with pytest.raises(FormatError, match="tensor 'x' is missing"):
+        unpack({"$tensor": "x"}, {})
+
+
+def test_loaded_tensors_are_aligned_and_own_their_memory(tmp_path: Path) -> None:
+    odd = {f"{i}": torch.randn(i + 1, dtype=torch.float64) for i in range(9)} | {"byte": torch.zeros(3, dtype=torch.uint8)}
+    loaded, metadata = read_tensors(write_tensors(tmp_path / "t.safetensors", odd, {"k": "v"}))
+    assert metadata == {"k": "v"}
+    assert all(x.data_ptr() % 16 == 0 for x in loaded.values())
+    (tmp_path / "t.safetensors").unlink()
+    assert all(torch.equal(loaded[k], x) for k, x in odd.items())
+
+
+def test_tensors_that_share_memory_are_written(tmp_path: Path) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    loaded, _ = read_tensors(write_tensors(tmp_path / "t.safetensors", {"x": x, "row": x[0], "turned": x.T}, {}))
+    assert torch.equal(loaded["turned"], x.T)
+    assert torch.equal(loaded["row"], x[0])
+
+
+def test_json_round_trip_and_refusal(tmp_path: Path) -> None:
+    value = {"a": [1, 2.5, None], "ü": "ä"}
+    assert read_json(write_json(tmp_path / "x.json", value)) == value
+    (tmp_path / "x.json").write_text('{"a": [1,')
+    with pytest.raises(FormatError, match="not valid JSON"):
+        read_json(tmp_path / "x.json")
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FormatError, match="not valid JSON"):
+        read_json(tmp_path / "x.json")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "x.json", {"old": True})
+
+    def fail(part: Path) -> None:
+        part.write_text("half")
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        write_whole(path, fail)
+    assert read_json(path) == {"old": True}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    os.umask(mask)
+    assert write_json(tmp_path / "x.json", 1).stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_truncated_and_missing_tensor_files(tmp_path: Path) -> None:
+    path = write_tensors(tmp_path / "t.safetensors", {"x": torch.ones(100)}, {})
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(FormatError, match="not a whole safetensors file"):
+        read_tensors(path)
+    path.write_bytes(b"")
+    with pytest.raises(FormatError, match="not a whole safetensors file"):
+        read_tensors(path)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_tensors(tmp_path / "none")
