@@ -211,12 +211,16 @@ def _read_parquet(path: Path) -> Loaded:
     from salgp.features import Features, as_labels
     from salgp.storage import FormatError
 
+    if (path / "manifest.json").is_file():
+        from salgp.scale.store import FeatureStore
+
+        return Loaded(path, *FeatureStore(path).to_features())
     columns = read_columns(path)
     if "logits" not in columns:
         raise FormatError(f"{path}: no column named 'logits'; found {', '.join(columns) or 'nothing'}")
     layers = {name.removeprefix("layers."): torch.as_tensor(x) for name, x in columns.items() if name.startswith("layers.")}
     features = Features(torch.as_tensor(columns["logits"]), layers)
-    labels = as_labels(columns["labels"], len(features)) if "labels" in columns else None
+    labels = next((as_labels(columns[name], len(features)) for name in ("labels", "label") if name in columns), None)
     return Loaded(path, features, labels)
 
 

@@ -203,12 +203,15 @@ def _image_folder(folder: Path, batch_size: int, classes: Sequence[str] | None, 
     unknown = [name for name in folders if name not in names]
     if unknown:
         raise ValueError(f"{folder}: sub-folder {unknown[0]!r} is not among --classes {','.join(names)}")
-    found = [(p, names.index(name)) for name in folders for p in _images(folder / name)] if folders else [(p, -1) for p in _images(folder)]
-    paths = [p for p, _ in found]
-    if not found:
+    paths = [p for name in folders for p in _images(folder / name)] if folders else _images(folder)
+    if not paths:
         raise ValueError(f"{folder}: no images here; expected one sub-folder per class, or image files ({', '.join(IMAGES)})")
-    labels = torch.tensor([label for _, label in found]) if folders else None
-    return Inputs(len(found), batch_size, lambda rows: (torch.stack([_read_image(p, how) for p in paths[rows]]),), labels, names or None)
+    labels = torch.tensor([names.index(p.relative_to(folder).parts[0]) for p in paths]) if folders else None
+
+    def take(rows: slice) -> tuple[Tensor]:
+        return (torch.stack([_read_image(p, how) for p in paths[rows]]),)
+
+    return Inputs(len(paths), batch_size, take, labels, names or None)
 
 
 def _images(folder: Path) -> list[Path]:

@@ -20,7 +20,19 @@ from salgp.metrics import Scores, evaluate
 from salgp.prediction import Prediction
 from salgp.report import figures
 from salgp.report.shift import Shift, shift
-from salgp.report.summary import Corrected, Keep, Side, acceptable_levels, layer_shares, metric_changes, most_corrected, nice_error, side, verdict
+from salgp.report.summary import (
+    Corrected,
+    Keep,
+    Side,
+    acceptable_levels,
+    layer_shares,
+    metric_changes,
+    most_corrected,
+    nice_error,
+    nice_step,
+    side,
+    verdict,
+)  # fmt: skip
 from salgp.report.thumbnails import data_uri
 from salgp.storage import write_whole
 
@@ -111,6 +123,7 @@ def render(
     context = {
         "title": title, "method": method, "n": len(y), "n_classes": features.n_classes, "n_unknown": int((y < 0).sum()),
         "before": before, "after": after, "verdict": verdict(before, after, method, keep), "keep": keep,
+        "off": abs(before.stated - before.accuracy) >= 0.01,
         "changes": metric_changes(before, after, y), "samples": _sample_rows(features, y, prediction, images, names, n_shown),
         "others": _other_scores(features, y, prediction, method, others), "shift": _shift(features, prediction, new_data, keep),
         "scale": _unit(prediction), "additive": prediction.layers is not None and prediction.layers.additive,
@@ -153,19 +166,19 @@ def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> di
     figure, frame = figures.risk_coverage(before, after, keep, _headroom(before, after, top))
     points = [
         {
-            "error": f"{100 * k.error:.2f} %", "before": f"{k.before:,}", "after": f"{k.after:,}", "human": f"{n - k.after:,}",
+            "error": f"{100 * k.error:.3g} %", "before": f"{k.before:,}", "after": f"{k.after:,}", "human": f"{n - k.after:,}",
             "threshold": "none" if k.threshold is None else f"{100 * k.threshold:.1f} %",
             "xb": round(frame.x(k.before / n), 1), "xa": round(frame.x(k.after / n), 1), "y": round(frame.y(k.error), 1),
         }
         for k in levels
     ]  # fmt: skip
-    return {"risk_figure": figure, "points": points, "position": list(levels).index(keep), "steps": [levels[i] for i in (0, 10, 25, 50, 75, 100)]}
+    return {"risk_figure": figure, "points": points, "position": list(levels).index(keep), "steps": levels[:: max(len(levels) // 8, 1)]}
 
 
 def _headroom(before: Side, after: Side, top: float) -> float:
-    """Upper end of the error axis: the whole error rate, and a little of what the curves do above it."""
+    """Upper end of the error axis: four round steps that hold the error rate and a little of what the curves do above it."""
     settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
-    return min(max(*settled, 1.1 * top), 2.0 * top)
+    return 4 * nice_step(min(max(*settled, top), 1.5 * top) / 4)
 
 
 def _pictures(before: Side, after: Side, prediction: Prediction) -> dict[str, Any]:

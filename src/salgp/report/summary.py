@@ -21,7 +21,7 @@ from salgp.prediction import Prediction
 
 __all__ = [
     "Change", "Corrected", "Keep", "LayerShare", "Side", "Verdict", "acceptable_levels", "layer_shares", "metric_changes", "most_corrected",
-    "number_kept", "side", "verdict",
+    "nice_error", "nice_step", "number_kept", "side", "verdict",
 ]  # fmt: skip
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -165,16 +165,28 @@ def number_kept(curve: RiskCoverage, error: float) -> int:
     return int(fine[-1]) + 1 if len(fine) else 0
 
 
-def acceptable_levels(before: Side, after: Side, n_levels: int = 101) -> list[Keep]:
-    """What is kept at acceptable errors from 0 to the network's whole error rate."""
+def acceptable_levels(before: Side, after: Side, n_levels: int = 100) -> list[Keep]:
+    """What is kept at acceptable errors from 0 to the network's whole error rate, in round steps."""
     ranked = np.sort(after.confidence)[::-1]
-    top = max(1 - after.accuracy, 1e-4)
+    top = max(1 - after.accuracy, 1e-3)
+    step = nice_step(top / n_levels)
 
     def keep(error: float) -> Keep:
         kept = number_kept(after.curve, error)
         return Keep(error, number_kept(before.curve, error), kept, float(ranked[kept - 1]) if kept else None)
 
-    return [keep(float(error)) for error in np.linspace(0.0, top, n_levels)]
+    return [keep(round(k * step, 12)) for k in range(math.ceil(top / step - 1e-9) + 1)]
+
+
+def nice_step(least: float) -> float:
+    """The smallest of 1, 2 or 5 times a power of ten that is not below ``least``.
+
+    Example:
+        >>> nice_step(0.0031)
+        0.005
+    """
+    power = 10.0 ** math.floor(math.log10(least))
+    return round(min(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9)), 12)
 
 
 def nice_error(error_rate: float) -> float:

@@ -1,0 +1,186 @@
+"""Commands that make something of a fitted calibrator, or look into a file: report, export, info, demo, score."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from salgp.cli import files
+from salgp.cli.calibrating import AnyNetwork, Cal, Feats, Force, Out, predicted
+from salgp.cli.shell import Shell, UsageError, command
+
+if TYPE_CHECKING:
+    from salgp.features import Features
+    from salgp.prediction import Prediction
+
+__all__ = ["register"]
+
+NAMES = {"sal-gp": "SAL-GP", "temperature": "temperature scaling"}
+"""Names for the reader of a report, where they differ from the short ones."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to ``app``."""
+    command(app, "report", "salgp report cal test.safetensors -o report.html")(report)
+    command(app, "export", "salgp export cal -o head.onnx")(export)
+    command(app, "score", "salgp score cal shards/ -o scored/ --engine local")(score)
+    command(app, "info", "salgp info calibration.safetensors")(info)
+    command(app, "demo", "salgp demo --out demo")(demo)
+
+
+def report(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    out: Out,
+    new_data: Annotated[Path | None, typer.Option(help="Features of unlabelled new data, for a section on shift.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The samples as pictures (.npz, .safetensors or image folder), in the same order.")] = None,
+    inputs: Annotated[str | None, typer.Option(help="Array of --images that holds the pictures.")] = None,
+    classes: Annotated[str | None, typer.Option(help="Class names, separated by commas.")] = None,
+    compare: Annotated[str | None, typer.Option(metavar="CAL,...", help="Further calibrators for comparison, separated by commas.")] = None,
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Can this network be trusted?",
+    error: Annotated[float | None, typer.Option(min=0, max=1, help="Acceptable share of wrong answers.")] = None,
+    any_network: AnyNetwork = False,
+    force: Force = False,
+) -> None:
+    """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
+    from salgp.report import build
+
+    files.check_target(out, force, features)
+    _, labels = files.read_labelled(features)
+    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    fitted = files.read_calibrator(calibrator)
+    others = {NAMES.get(o.name, o.name): o.predict(loaded.features) for o in map(files.read_calibrator, map(Path, files.split_names(compare) or []))}
+    with shell.progress("writing the report"):
+        build(
+            out, loaded.features, labels, prediction, force=force,
+            method=NAMES.get(fitted.name, fitted.name), title=title, acceptable_error=error,
+            class_names=files.split_names(classes) or loaded.classes or files.read_origin(calibrator).get("classes"),
+            images=None if images is None else _pictures(images, inputs, len(loaded.features)),
+            others=others, new_data=None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
+            settings={"calibrator": calibrator.name, "features": features.name, **fitted.get_params(deep=False)},
+        )  # fmt: skip
+    shell.finish({"report": str(out), "bytes": out.stat().st_size}, f"report: [bold]{out}[/] (open it in any browser)")
+
+
+def export(
+    shell: Shell,
+    calibrator: Cal,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Target: .onnx, or .pt2 for torch.export.")],
+    force: Force = False,
+) -> None:
+    """Export a fitted calibrator: logits and layer features in, calibrated confidence out; salgp is not needed to run it."""
+    if out.suffix not in (".onnx", ".pt2"):
+        raise UsageError(f"--out {out}: expected a name that ends in .onnx or .pt2")
+    files.check_target(out, force)
+    fitted = files.read_calibrator(calibrator)
+    with shell.progress(f"exporting {fitted.name}"):
+        _later("salgp.export", "export_head")(fitted, out)
+    shell.finish({"out": str(out), "bytes": out.stat().st_size}, f"exported [bold]{fitted.name}[/] to [bold]{out}[/] ({out.stat().st_size:,} bytes)")
+
+
+def score(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")],
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time.")] = None,
+) -> None:
+    """Score any number of samples shard by shard, on this machine or on Ray; continues where it was stopped."""
+    if engine not in ("local", "ray"):
+        raise UsageError(f"--engine {engine}: expected local or ray")
+    run = _later("salgp.scale.score", "score")
+    files.read_calibrator(calibrator)
+    accepted = inspect.signature(run).parameters
+    options = {"engine": engine, "workers": workers, "progress": not (shell.quiet or shell.json)}
+    result = run(calibrator, features, out, **{k: v for k, v in options.items() if k in accepted})
+    shell.finish({"out": str(out), "result": str(result)}, f"scored in [bold]{out}[/]")
+
+
+def info(shell: Shell, path: Annotated[Path | None, typer.Argument(help="Any file or folder of salgp. None: list the methods.")] = None) -> None:
+    """Say what is in a file: features, predictions or a calibrator; without a file, list the methods."""
+    if path is None:
+        from salgp.calibrators import names
+
+        table = Table("method", "what it is")
+        for name, what in names().items():
+            table.add_row(name, what)
+        shell.finish({"methods": names()}, table)
+        return
+    if not path.exists():
+        raise FileNotFoundError(f"no such file or folder: {path}")
+    found = _described(path)
+    table = Table(show_header=False)
+    for key, value in found.items():
+        table.add_row(key, str(value))
+    shell.finish(found, table)
+
+
+def demo(
+    shell: Shell,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the demo's files.")] = Path("salgp-demo"),
+    seed: Annotated[int, typer.Option(help="Seed of data, network and calibration.")] = 0,
+    force: Force = False,
+) -> None:
+    """Train a small network on handwritten digits, calibrate it, and show what that buys on clean and on damaged digits."""
+    from salgp.cli.tables import score_table
+    from salgp.demo import STEPS, run_demo
+
+    files.check_target(out / "report.html", force)
+    with shell.progress("demo", total=STEPS) as advance:
+        result = run_demo(out, seed=seed, force=force, progress=lambda text: advance(1, text))
+    shown: list[Any] = [score_table(result.scores[name], f"{name}: {what}") for name, what in result.tests.items()]
+    layers = ", ".join(f"{name} ({size:.2f})" for name, size in result.layers.items())
+    text = f"layers that mattered (mean correction, {result.unit}): {layers}\n\nreport: [bold]{result.report}[/] (open it in any browser)"
+    scores = {name: comparison.as_dict() for name, comparison in result.scores.items()}
+    shell.finish({"report": str(result.report), "scores": scores, "layers": result.layers}, *shown, text)
+
+
+def _later(module: str, name: str) -> Any:
+    """A function of a part of the library that may not be installed."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name == module:
+            raise ImportError(f"this version of salgp has no {module}; install a newer one") from error
+        raise
+
+
+def _new_data(calibrator: Path, path: Path, any_network: bool, shell: Shell) -> tuple[Features, Prediction]:
+    loaded, prediction = predicted(calibrator, path, any_network, shell)
+    return loaded.features, prediction
+
+
+def _pictures(path: Path, inputs: str | None, n: int) -> Any:
+    from salgp.cli.inputs import open_inputs
+
+    found = open_inputs(path, batch_size=max(n, 1), inputs=files.split_names(inputs), scale=1.0)
+    batch = next(iter(found))
+    return (batch[0] if isinstance(batch, tuple) else batch).numpy()
+
+
+def _described(path: Path) -> dict[str, Any]:
+    kind = files.kind_of(path)
+    if kind == "calibrator":
+        fitted = files.read_calibrator(path)
+        return {"kind": "calibrator", "method": fitted.name, "classes": fitted.n_classes_, "layers": fitted.layer_widths_,
+                "settings": fitted.get_params(deep=False), **files.read_origin(path)}  # fmt: skip
+    if kind in ("features", "parquet"):
+        loaded = files.read_features(path)
+        f = loaded.features
+        accuracy = None if loaded.labels is None else float(f.correct(loaded.labels).double().mean())
+        return {"kind": "features", "samples": len(f), "classes": f.n_classes, "layers": f.widths, "labelled": loaded.labels is not None,
+                "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None, "accuracy": accuracy,
+                "network": loaded.metadata.get("network"), "class names": loaded.classes}  # fmt: skip
+    from salgp.storage import read_tensors
+
+    if path.is_dir():
+        raise ValueError(f"{path}: a folder with neither a calibrator nor Parquet shards")
+    tensors, metadata = read_tensors(path)
+    return {"kind": kind, **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}, **metadata}

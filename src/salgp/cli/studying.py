@@ -1,0 +1,73 @@
+"""``salgp study``: the paper's study on real data, resumable, with tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from salgp.cli.shell import Shell, UsageError, command
+
+__all__ = ["register"]
+
+Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of the records; a stopped study continues there.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of the real data. Default: the environment variable SALGP_DATA.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``salgp study`` and its commands to ``app``."""
+    study = typer.Typer(help="Reproduce the paper's study: list, run, table, figures.", no_args_is_help=True)
+    command(study, "list", "salgp study list")(list_)
+    command(study, "run", "salgp study run mstar-convnet --preset cpu --seeds 0,1,2 -o study")(run)
+    command(study, "table", "salgp study table -o study")(table)
+    command(study, "figures", "salgp study figures -o study")(figures)
+    app.add_typer(study, name="study")
+
+
+def list_(shell: Shell) -> None:
+    """List the studies and presets."""
+    from salgp.study.presets import PRESETS, list_studies
+
+    shown = Table("study", "what it is", title=f"presets: {', '.join(PRESETS)}", title_justify="left")
+    for name, what in list_studies().items():
+        shown.add_row(name, what)
+    shell.finish({"studies": list_studies(), "presets": list(PRESETS)}, shown)
+
+
+def run(
+    shell: Shell,
+    name: Annotated[str, typer.Argument(help="A study of `salgp study list`, or all.")],
+    preset: Annotated[str, typer.Option(help="smoke (seconds), cpu (hours) or paper.")] = "cpu",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    out: Folder = Path("study"),
+    data: Data = None,
+) -> None:
+    """Run a study; finished parts are not run again."""
+    from salgp.study.run import run_study
+
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--seeds {seeds}: expected whole numbers separated by commas") from error
+    with shell.progress(f"study {name}") as advance:
+        folder = run_study(name, preset, numbers, out, data, progress=lambda line: advance(1, line))
+    shell.finish({"out": str(folder)}, f"records in [bold]{folder}[/]; next: salgp study table -o {folder}")
+
+
+def table(shell: Shell, out: Folder = Path("study")) -> None:
+    """Write the tables of a study folder as Markdown and LaTeX."""
+    from salgp.study.tables import make_tables
+
+    written = [str(path) for path in make_tables(out)]
+    shell.finish({"tables": written}, "\n".join(written))
+
+
+def figures(shell: Shell, out: Folder = Path("study"), data: Data = None) -> None:
+    """Draw the figures of a study folder."""
+    from salgp.study.figures import make_figures
+
+    with shell.progress("drawing"):
+        written = [str(path) for path in make_figures(out, data)]
+    shell.finish({"figures": written}, "\n".join(written))
