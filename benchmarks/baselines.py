@@ -120,13 +120,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def on_confidence(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predict:
-    """A rival that maps the top-label confidence."""
+    """A rival that maps the top-label confidence; in double precision, since netcal's optimiser stands still in single."""
     probs = softmax(logits)
-    method.fit(probs.max(axis=1), (probs.argmax(axis=1) == labels).astype(int))
+    method.fit(probs.max(axis=1).astype(np.float64), (probs.argmax(axis=1) == labels).astype(int))
 
     def predict(z: np.ndarray) -> np.ndarray:
         p = softmax(z)
-        return put_back(p, method.transform(p.max(axis=1)))
+        return put_back(p, method.transform(p.max(axis=1).astype(np.float64)))
 
     return predict
 

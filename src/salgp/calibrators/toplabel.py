@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.scaling import row_chunks
-from salgp.features import Features
+from salgp.features import Features, largest
 from salgp.prediction import Prediction, share_others
 
 __all__ = ["TopLabel", "split_top_label", "top_label"]
@@ -57,7 +57,7 @@ def top_label(features: Features) -> TopLabel:
 def split_top_label(logits: Tensor) -> tuple[TopLabel, Tensor]:
     """The top label, and the softmax of all other classes (0 at the label), ``(n, c)``."""
     probs = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=1)
-    label = logits.argmax(dim=1)
+    label = largest(logits)
     confidence = probs.gather(1, label[:, None])[:, 0]
     others = probs.scatter_(1, label[:, None], 0.0)
     return TopLabel(label, confidence, others.sum(dim=1)), others
