@@ -3,7 +3,7 @@
 Scaling both sides by ``sqrt(c) / lengthscale`` and carrying the norms as two more columns,
 ``[x, |x|^2, 1] [-2u, 1, |u|^2]' = c r^2``, makes the scaled squared distance a single matrix product. The kernel is then
 applied in place to a block of rows that stays in the cache, and added to the running sum of the terms. Blocks and
-buffers are the same size whatever the number of samples. It works in single or double precision; `salgp.scale.score`
+buffers are the same size whatever the number of samples. It works in single or double precision; `salgp.scale.scoring`
 measures on the data which one is accurate enough.
 """
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, load_calibrator
 from salgp.calibrators.layerwise import SALGP, corrected
+from salgp.calibrators.residual_gp import ResidualGP
 from salgp.calibrators.structures import rows_of
 from salgp.features import Features
 from salgp.prediction import LayerTerms, Prediction
@@ -169,7 +170,7 @@ def predictor(calibrator: Calibrator, layers: bool = False, precision: str = "do
         precision: ``double`` or ``single``, where the calibrator has a fast path.
     """
     plan = plan_of(calibrator.fitted_.posterior, torch.float32 if precision == "single" else torch.float64) if _has_plan(calibrator) else None
-    if plan is None or not isinstance(calibrator, SALGP):
+    if plan is None:
         return calibrator.predict
     return functools.partial(_predict_fast, calibrator, plan, layers)
 
@@ -187,7 +188,7 @@ def _cached_predictor(calibrator: str, checksum: str, layers: bool, precision: s
     return _Predictor(predictor(loaded, layers, precision), loaded.needs_layers)
 
 
-def _predict_fast(calibrator: SALGP, plan: CrossPlan, layers: bool, features: Features) -> Prediction:
+def _predict_fast(calibrator: Any, plan: CrossPlan, layers: bool, features: Features) -> Prediction:
     features = calibrator.check_input(features)
     structure, fitted = calibrator.structure_, calibrator.fitted_
     with torch.no_grad():
@@ -201,7 +202,7 @@ def _predict_fast(calibrator: SALGP, plan: CrossPlan, layers: bool, features: Fe
 
 
 def _has_plan(calibrator: Calibrator) -> bool:
-    return isinstance(calibrator, SALGP) and not calibrator.structure_.stacked and plan_of(calibrator.fitted_.posterior) is not None
+    return isinstance(calibrator, SALGP | ResidualGP) and not calibrator.structure_.stacked and plan_of(calibrator.fitted_.posterior) is not None
 
 
 def _open(folder: Path, source: FeatureStore, calibrator: Path, layers: bool, precision: str, verify: bool) -> Manifest:
