@@ -33,7 +33,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("density-aware", {"k": 10, "then": "ensemble"}),
     ("trust-score", {"filter": 0.1, "link": "isotonic"}),
 ]
-NOT_SMALL = {"residual-gp", "sal-gp"}
+NOT_SMALL = {"layer-evidence", "residual-gp", "sal-gp"}
 """Methods with tests of their own for what is slow or rests on the layers alone."""
 
 

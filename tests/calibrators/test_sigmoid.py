@@ -24,7 +24,7 @@ def test_log_odds_are_those_of_the_confidence() -> None:
     f, _ = drawn(50)
     torch.testing.assert_close(top_label(f).log_odds, torch.logit(f.confidence), atol=1e-9, rtol=1e-6)
     before = f.logits.clone()
-    top_label(f).log_odds
+    assert len(top_label(f).log_odds) == 50
     assert torch.equal(f.logits, before)
 
 
