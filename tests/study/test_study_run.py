@@ -143,8 +143,8 @@ def test_fit_on_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_seeds_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "STUDIES", {"small": ("", (Experiment("spcc", "rnn", "spectroscopic", poolings=("none",), groups=("conventional",)),))})
     run_study("small", "smoke", (0, 1), tmp_path)
-    ece = {r["seed"]: r["ece"] for r in read_records(tmp_path) if r["method"].startswith("Uncal")}
-    assert ece[0] != ece[1]
+    nll = {r["seed"]: r["nll"] for r in read_records(tmp_path) if r["method"].startswith("Uncal")}
+    assert nll[0] != nll[1]
 
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ def curve_splits(
     if n_test is not None and n_test < len(test):
         order = torch.randperm(len(test), generator=torch.Generator().manual_seed(seed))
         test = test[order[:n_test].sort().values]
-    centre, spread = curves.meta[rows[used[train]]].mean(dim=0), curves.meta[rows[used[train]]].std(dim=0).clamp(min=1e-6)
+    known_meta = curves.meta[rows[used[train]]]
+    centre, spread = known_meta.mean(dim=0), known_meta.std(dim=0)
+    spread = torch.where(spread > 1e-6, spread, 1.0)  # a column that never varies is left in its own unit
 
     def data(index: Tensor) -> TensorDataset:
         return TensorDataset(curves.curves[index], (curves.meta[index] - centre) / spread, labels[index])

@@ -1,7 +1,7 @@
 """Where a study keeps what it has done: append-only records, and stages cached by the content of their configuration.
 
 A record is one JSON object per line. Each is written whole and synced before the next begins; a last line torn by a kill is cut off
-on the next write and ignored by the reader.
+on the next write and ignored by the reader. Several processes may write into one folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from salgp.storage import FormatError
 
@@ -72,10 +72,19 @@ def append_record(folder: str | os.PathLike[str], record: Mapping[str, Any]) -> 
     path = Path(folder) / RECORDS
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        _cut_torn_line(path, file.tell())
+        _lock(file)
+        _cut_torn_line(path, file.seek(0, os.SEEK_END))
         file.write((json.dumps(record, allow_nan=False) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Wait until no other process is writing; released when the file is closed."""
+    if os.name == "posix":
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _cut_torn_line(path: Path, size: int) -> None:
