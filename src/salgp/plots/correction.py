@@ -63,7 +63,7 @@ def residual_fit(residual: ArrayLike, mean: ArrayLike, std: ArrayLike, ax: Axes 
     ax.plot(rank, m, color="black", linewidth=1.6, label="GP mean")
     ax.axhline(0, color="0.5", linewidth=0.6)
     ax.set(xlabel="samples, sorted by GP mean", ylabel="residual", xlim=(-0.5, len(m) - 0.5))
-    ax.legend(loc="best", fontsize="small")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize="small", frameon=False)
     return ax
 
 
@@ -115,10 +115,9 @@ def layer_profile(terms: LayerTerms, weights: ArrayLike | None = None, ax: Axes 
     for k, (name, values) in enumerate(shown.items()):
         colour, _, _, hatch = CYCLE[k]
         ax.barh(place + (k - (len(shown) - 1) / 2) * height, values, height, color=colour, edgecolor="white", hatch=hatch, label=f"share of {name}")
-    ax.set(xlabel="share", xlim=(0, None))
+    ax.set(xlabel="share", xlim=(0, None), ylim=(len(place) - 0.5, -0.5))
     ax.set_yticks(place, shares.names)
-    ax.invert_yaxis()
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18 - 0.3 / len(place)), ncols=len(shown), fontsize="small", frameon=False)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(shown), fontsize="small", frameon=False)
     return ax
 
 

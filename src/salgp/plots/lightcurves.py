@@ -103,23 +103,24 @@ def flux_distributions(
     """
     x = as_numbers(flux, "flux")
     index = as_numbers(band, "band", len(x))
-    columns = min(3, len(bands))
+    columns = 2 if len(bands) in (2, 4) else min(3, len(bands))
     rows = -(-len(bands) // columns)
     where = new_figure(0.8 + 2.3 * columns, 0.5 + 1.8 * rows) if figure is None else figure
     axes: np.ndarray = where.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    densities = {k: flux_density(x[index == k]) for k in range(len(bands)) if (index == k).any()}
+    floor = min((0.5 / ((index == k).sum() * np.ptp(grid)) for k, (grid, _) in densities.items()), default=1.0)  # half a sample in all
     for k, (name, ax) in enumerate(zip(bands, axes, strict=False)):
         colour = CYCLE[k % len(CYCLE)][0]
+        grid, density = densities.get(k, (np.zeros(0), np.zeros(0)))
+        ax.fill_between(grid, np.maximum(density, floor), floor, color=colour, alpha=0.35, linewidth=0)
+        ax.plot(grid, np.maximum(density, floor), color=colour, linewidth=1.4)
         ax.set_title(name, fontsize="medium")
-        if (index == k).any():
-            grid, density = flux_density(x[index == k])
-            floor = density[density > 0].min()
-            ax.fill_between(grid, np.maximum(density, floor), floor, color=colour, alpha=0.35, linewidth=0)
-            ax.plot(grid, np.maximum(density, floor), color=colour, linewidth=1.4)
         ax.set_yscale("log")
+        ax.set_ylim(bottom=floor)
         ax.tick_params(labelsize="small")
     for ax in axes[len(bands) :]:
         ax.set_visible(False)
-    for ax in axes[max(len(bands) - columns, 0) : len(bands)]:
+    for ax in axes[len(bands) - columns : len(bands)]:
         ax.set_xlabel(label)
     for ax in axes[::columns]:
         ax.set_ylabel("density")

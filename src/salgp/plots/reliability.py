@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_reliability", "draw_shares", "reliability_diagram"]
 
+_FAINT_RED = "#F3C4B8"
+
 
 def reliability_diagram(
     confidence: ArrayLike,
@@ -56,7 +58,7 @@ def reliability_diagram(
         upper, lower = axes
     draw_shares(upper, bins)
     draw_reliability(lower, bins, None if band is None else accuracy_band(bins, level=band, seed=seed))
-    upper.set_title(title)
+    upper.set_title(title, fontsize="medium")
     return upper, lower
 
 
@@ -65,8 +67,8 @@ def draw_shares(ax: Axes, bins: ReliabilityBins) -> Axes:
     width = np.diff(bins.edges)
     ax.bar(bins.edges[:-1], bins.share, width, align="edge", color="0.85", edgecolor="0.3", linewidth=0.6)
     mean_accuracy, mean_confidence = (float(np.nansum(bins.share * x)) for x in (bins.accuracy, bins.confidence))
-    ax.axvline(mean_accuracy, linestyle=":", linewidth=2.2, color=BLUE, label=f"mean accuracy {mean_accuracy:.3f}")
-    ax.axvline(mean_confidence, linestyle=(0, (1, 3)), linewidth=2.2, color=RED, label=f"mean confidence {mean_confidence:.3f}")
+    ax.axvline(mean_accuracy, linestyle=":", linewidth=1.6, color=BLUE, label=f"mean accuracy {mean_accuracy:.3f}")
+    ax.axvline(mean_confidence, linestyle=(0, (1, 1.6)), linewidth=3.6, color=RED, label=f"mean confidence {mean_confidence:.3f}")
     ax.set(ylabel="share of\nsamples", xlim=(0, 1), ylim=(0, min(1.0, 1.15 * float(bins.share.max()))))
     ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
     return ax
@@ -77,9 +79,11 @@ def draw_reliability(ax: Axes, bins: ReliabilityBins, band: tuple[np.ndarray, np
     some = bins.count > 0
     left, width, accuracy, gap = bins.edges[:-1][some], np.diff(bins.edges)[some], bins.accuracy[some], bins.gap[some]
     ax.bar(left, accuracy, width, align="edge", color=BLUE, edgecolor="black", linewidth=0.6, label="observed accuracy")
-    ax.bar(
-        left, gap, width, accuracy, align="edge", facecolor=(*_rgb(RED), 0.3), edgecolor=RED, hatch="///", linewidth=0.8, label="gap to confidence"
-    )
+    for kind, hatch, here in (("overconfident", "///", gap > 0), ("underconfident", "\\\\\\", gap < 0)):
+        if here.any():
+            style = {"facecolor": _FAINT_RED, "edgecolor": RED, "hatch": hatch, "linewidth": 0.8, "label": f"gap: {kind}"}
+            ax.bar(left[here], gap[here], width[here], accuracy[here], align="edge", **style)
+    ax.hlines(accuracy, left, left + width, color="black", linewidth=1.8)
     ax.plot([0, 1], [0, 1], linestyle="--", color=GREY, linewidth=1.2, label="perfectly calibrated")
     if band is not None:
         error = np.abs(np.stack(band)[:, some] - accuracy)
@@ -87,10 +91,3 @@ def draw_reliability(ax: Axes, bins: ReliabilityBins, band: tuple[np.ndarray, np
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
     return ax
-
-
-def _rgb(colour: str) -> tuple[float, float, float]:
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = to_rgb(colour)
-    return red, green, blue

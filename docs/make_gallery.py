@@ -1,0 +1,137 @@
+"""Draw every plot of `salgp.plots` on made-up data: ``python docs/make_gallery.py [folder]``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from salgp import LayerTerms, metrics, plots
+
+HERE = Path(__file__).parent / "img" / "gallery"
+LAYERS = ("conv1", "conv2", "conv3", "conv4", "fc")
+
+
+def main(folder: Path = HERE) -> list[Path]:
+    """Write one PNG per plot into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [save(draw(), folder / f"{name}.png") for name, draw in PLOTS.items()]
+
+
+def save(axes: Any, path: Path) -> Path:
+    """Write the figure that the axes belong to."""
+    first = np.ravel(np.asarray(axes, dtype=object))[0]
+    first.figure.savefig(path, dpi=90, metadata={"Software": None})
+    return path
+
+
+def sample(n: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Overconfident scores, a better-calibrated version of them, and whether each prediction was correct."""
+    rng = np.random.default_rng(seed)
+    truth = np.clip(rng.beta(4, 1.5, n), 0.1, 1)
+    correct = rng.random(n) < truth
+    overconfident = truth ** (1 / 3)
+    return overconfident, np.clip(truth + rng.normal(0, 0.03, n), 0, 1), correct
+
+
+def reliability() -> Any:
+    overconfident, _, correct = sample()
+    return plots.reliability_diagram(overconfident, correct, title="uncalibrated")
+
+
+def reliability_band() -> Any:
+    _, calibrated, correct = sample(600)
+    return plots.reliability_diagram(calibrated, correct, n_bins=10, band=0.9, title="calibrated, 90 % intervals")
+
+
+def residual_fit() -> Any:
+    rng = np.random.default_rng(0)
+    overconfident, calibrated, correct = sample(250)
+    return plots.residual_fit(correct - overconfident, calibrated - overconfident, 0.08 + 0.3 * rng.random(250) * (1 - calibrated))
+
+
+def layer_profile() -> Any:
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.tensor([0.02, 0.05, 0.04, 0.12, 0.2])
+    terms = LayerTerms(LAYERS, torch.randn(300, 5, generator=generator) * scale, torch.rand(300, 5, generator=generator) * scale.flip(0))
+    return plots.layer_profile(terms, weights=[0.1, 0.2, 0.3, 0.9, 1.4])
+
+
+def coregionalisation() -> Any:
+    return plots.coregionalisation(0.4 + np.diag([0.1, 0.3, 0.2, 0.6, 1.1]), LAYERS)
+
+
+def coregionalisation_signed() -> Any:
+    w = np.array([[1.0, 0.8, 0.3, -0.4, -0.9]])
+    return plots.coregionalisation(w.T @ w + np.diag(np.full(5, 0.2)), LAYERS)
+
+
+def method_comparison() -> Any:
+    overconfident, calibrated, correct = sample(800)
+    scores = {"overconfident": overconfident, "squared": overconfident**2, "rounded": calibrated.round(1), "near the truth": calibrated}
+    return plots.method_comparison({name: metrics.bootstrap(metrics.ece, s, correct) for name, s in scores.items()}, "ECE (90 % bootstrap interval)")
+
+
+def risk_coverage() -> Any:
+    overconfident, calibrated, correct = sample(800)
+    noisy = overconfident + np.random.default_rng(1).normal(0, 0.1, 800)
+    scores = {"near the truth": calibrated, "noisy": noisy, "at random": np.random.default_rng(2).random(800)}
+    return plots.risk_coverage_curves({name: metrics.risk_coverage(s, correct) for name, s in scores.items()})
+
+
+def confusion_matrix() -> Any:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(-1, 6, 900)
+    predicted = np.where((rng.random(900) < 0.75) & (labels >= 0), labels, rng.integers(-1, 6, 900))
+    return plots.confusion_matrix(labels, predicted, ["2S1", "BMP2", "BRDM2", "T62", "T72", "ZSU23"])
+
+
+def supernova(peak: float, height: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Time, band, flux and flux error of a rise and a slower fall, seen in four bands."""
+    rng = np.random.default_rng(seed)
+    time, band = np.sort(rng.uniform(0, 120, 100)), rng.integers(4, size=100)
+    shape = np.exp((time - peak) / -(20 + 8 * band)) / (1 + np.exp((peak - time) / 4))
+    error = rng.uniform(2, 6, 100)
+    return time, band, height * (0.5 + 0.3 * band) * shape * 2 + error * rng.normal(size=100), error
+
+
+def light_curves() -> Any:
+    return plots.light_curves({"Ia": supernova(40, 90, 0), "II": supernova(60, 40, 1), "Ibc": supernova(30, 60, 2)}, "griz")
+
+
+def flux_distributions() -> Any:
+    rng = np.random.default_rng(0)
+    band = rng.integers(6, size=12_000)
+    flux = rng.standard_t(2.5, 12_000) * (5 + 4 * band) + rng.exponential(10 + 10 * band)
+    return plots.flux_distributions(flux, band, "ugrizy")
+
+
+def flux_error_distributions() -> Any:
+    rng = np.random.default_rng(1)
+    band = rng.integers(4, size=8000)
+    return plots.flux_distributions(rng.lognormal(1 + 0.2 * band, 0.6), band, "griz", "flux error")
+
+
+PLOTS: dict[str, Callable[[], Any]] = {
+    "reliability": reliability,
+    "reliability_band": reliability_band,
+    "residual_fit": residual_fit,
+    "layer_profile": layer_profile,
+    "coregionalisation": coregionalisation,
+    "coregionalisation_signed": coregionalisation_signed,
+    "method_comparison": method_comparison,
+    "risk_coverage": risk_coverage,
+    "confusion_matrix": confusion_matrix,
+    "light_curves": light_curves,
+    "flux_distributions": flux_distributions,
+    "flux_error_distributions": flux_error_distributions,
+}
+
+
+if __name__ == "__main__":
+    for written in main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE):
+        print(written)

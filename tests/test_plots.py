@@ -1,0 +1,180 @@
+"""Plots draw the numbers they were given, on the axes they were given, and leave matplotlib as it was."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from salgp import LayerTerms, metrics, plots
+
+GALLERY = Path(__file__).parents[1] / "docs" / "make_gallery.py"
+
+
+def load_gallery():
+    spec = importlib.util.spec_from_file_location("make_gallery", GALLERY)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sample(n: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    s = rng.random(n)
+    return s, rng.random(n) < s**2
+
+
+def test_gallery_script_draws_every_plot(tmp_path: Path) -> None:
+    settings = dict(matplotlib.rcParams)
+    written = load_gallery().main(tmp_path)
+    assert dict(matplotlib.rcParams) == settings
+    assert len(written) == 12
+    for path in written:
+        image = matplotlib.image.imread(path)
+        assert 100 < image.shape[0] < 1200
+        assert image[..., :3].std() > 0.05  # something was drawn
+        assert path.stat().st_size < 120_000
+
+
+def test_gallery_page_shows_every_picture() -> None:
+    page = GALLERY.with_name("gallery.md").read_text()
+    for name in load_gallery().PLOTS:
+        assert f"img/gallery/{name}.png" in page
+
+
+def test_importing_plots_does_not_import_matplotlib() -> None:
+    code = "import sys, salgp.plots; raise SystemExit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_reliability_bars_are_the_bins() -> None:
+    s, c = sample()
+    upper, lower = plots.reliability_diagram(s, c, n_bins=10)
+    bins = metrics.reliability_bins(s, c, 10)
+    assert [bar.get_height() for bar in upper.patches] == pytest.approx(bins.share)
+    blue = lower.containers[0]
+    assert [bar.get_height() for bar in blue] == pytest.approx(bins.accuracy)
+    tops = {round(bar.get_x(), 6): bar.get_y() + bar.get_height() for gap in lower.containers[1:] for bar in gap}
+    assert [tops[round(x, 6)] for x in bins.edges[:-1]] == pytest.approx(bins.confidence)
+    assert all(bar.get_hatch() for gap in lower.containers[1:] for bar in gap)
+    lines = sorted(line.get_xdata()[0] for line in upper.lines)
+    assert lines == pytest.approx(sorted([s.mean(), c.mean()]))
+
+
+def test_reliability_draws_where_it_is_told() -> None:
+    figure = Figure()
+    pair = figure.subplots(2, 1)
+    assert plots.reliability_diagram(*sample(), axes=tuple(pair)) == tuple(pair)
+    sub = Figure().subfigures(1, 2)[1]
+    upper, _ = plots.reliability_diagram(*sample(), figure=sub)
+    assert upper.figure is sub
+
+
+def test_reliability_band_holds_the_accuracy_and_narrows_with_samples() -> None:
+    small, large = (metrics.reliability_bins(*sample(n), n_bins=5) for n in (200, 20_000))
+    for bins in (small, large):
+        lower, upper = metrics.accuracy_band(bins)
+        assert (lower <= bins.accuracy + 1e-12).all()
+        assert (bins.accuracy <= upper + 1e-12).all()
+    width = [np.subtract(*metrics.accuracy_band(bins)[::-1]).mean() for bins in (small, large)]
+    assert width[1] < 0.2 * width[0]
+    _, ax = plots.reliability_diagram(*sample(), band=0.9)
+    assert any("bootstrap" in t.get_text() for t in ax.get_legend().get_texts())
+
+
+def test_one_sample_and_certain_confidence_draw() -> None:
+    upper, lower = plots.reliability_diagram([1.0], [1], band=0.9)
+    assert len(lower.containers[0]) == 1
+    assert upper.patches[-1].get_height() == 1
+
+
+def test_residuals_are_sorted_by_the_mean() -> None:
+    ax = plots.residual_fit(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, -0.5, 0.0]), torch.full((3,), 0.1))
+    assert ax.lines[0].get_ydata() == pytest.approx([-0.5, 0, 0.5])
+    assert np.asarray(ax.collections[1].get_offsets())[:, 1] == pytest.approx([0.2, 0.3, 0.1])
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((-0.7, 0.7))
+
+
+def test_layer_shares_sum_to_one() -> None:
+    terms = LayerTerms(("a", "b"), torch.tensor([[0.1, -0.3], [0.1, 0.3]]), torch.tensor([[0.1, 0.2], [0.1, 0.2]]))
+    shares = plots.layer_shares(terms, weights=[1.0, 3.0])
+    assert shares.correction == pytest.approx([0.25, 0.75])
+    assert shares.variance == pytest.approx([0.2, 0.8])
+    assert shares.weight == pytest.approx([0.25, 0.75])
+    ax = plots.layer_profile(terms, weights=[1.0, 3.0])
+    assert [[bar.get_width() for bar in group] for group in ax.containers] == [
+        pytest.approx(x) for x in (shares.weight, shares.correction, shares.variance)
+    ]
+    assert len(plots.layer_profile(LayerTerms(("a",), torch.zeros(2, 1))).containers) == 1
+    with pytest.raises(ValueError, match="2 values"):
+        plots.layer_profile(terms, weights=[1.0])
+
+
+def test_coregionalisation_prints_every_value() -> None:
+    ax = plots.coregionalisation(torch.tensor([[1.0, -0.25], [-0.25, 0.5]]), ["a", "b"])
+    assert [t.get_text() for t in ax.texts] == ["1", "-0.25", "-0.25", "0.5"]
+    with pytest.raises(ValueError, match="square"):
+        plots.coregionalisation([[1.0, 2.0]])
+    with pytest.raises(ValueError, match="2 layer names"):
+        plots.coregionalisation(np.eye(2), ["a"])
+
+
+def test_method_comparison_sorts_and_shows_intervals() -> None:
+    s, c = sample()
+    interval = metrics.bootstrap(metrics.ece, s, c, n_resamples=50)
+    ax = plots.method_comparison({"bare": 0.9, "with": interval})
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["with", "bare"]
+    assert ax.collections[0].get_segments()[0][:, 0] == pytest.approx([interval.lower, interval.upper])
+    assert [t.get_text() for t in plots.method_comparison({"b": 2.0, "a": 1.0}, sort=False).get_yticklabels()] == ["b", "a"]
+    with pytest.raises(ValueError, match="empty"):
+        plots.method_comparison({})
+
+
+def test_risk_coverage_curves_are_told_apart_without_colour() -> None:
+    curve = metrics.risk_coverage(*sample())
+    ax = plots.risk_coverage_curves({str(k): curve for k in range(7)})
+    assert len({str(line._unscaled_dash_pattern) for line in ax.lines}) == 7
+    assert f"{curve.area:.3f}" in ax.get_legend().get_texts()[0].get_text()
+
+
+def test_confusion_counts_equal_scikit_learn() -> None:
+    from sklearn.metrics import confusion_matrix
+
+    rng = np.random.default_rng(0)
+    y, p = rng.integers(-1, 4, 300), rng.integers(-1, 4, 300)
+    assert (plots.confusion_counts(y, p, 4) == confusion_matrix(y, p, labels=[0, 1, 2, 3, -1])).all()
+    with pytest.raises(ValueError, match="prediction 4 is out of range"):
+        plots.confusion_counts([0], [4], 4)
+
+
+def test_unknown_appears_only_where_there_is_one() -> None:
+    known = plots.confusion_matrix([0, 1], [0, 1], ["a", "b"])
+    assert "unknown" not in " ".join(t.get_text() for t in [*known.get_yticklabels(), *known.get_xticklabels()])
+    rejected = plots.confusion_matrix([0, 1], [0, -1], ["a", "b"])
+    assert [t.get_text() for t in rejected.get_xticklabels()] == ["a", "b", "unknown"]
+
+
+def test_light_curves_put_each_point_in_its_band() -> None:
+    axes = plots.light_curves({"x": ([1.0, 2.0, 3.0], [0, 1, 1], [5.0, 6.0, 7.0], [0.1, 0.1, 0.1])}, ["g", "r", "i"])
+    assert [list(ax.lines[1].get_ydata()) for ax in axes[:, 0]] == [[5.0], [6.0, 7.0], []]
+    with pytest.raises(ValueError, match="flux must have 2 values"):
+        plots.light_curves({"x": ([1.0, 2.0], [0, 0], [1.0], [1.0])}, ["g"])
+
+
+def test_flux_density_recovers_a_normal() -> None:
+    grid, density = plots.flux_density(np.random.default_rng(0).normal(0, 2, 50_000))
+    assert density == pytest.approx(np.exp(-((grid / 2) ** 2) / 2) / np.sqrt(8 * np.pi), abs=0.008)
+    assert np.isfinite(plots.flux_density(np.ones(5))[1]).all()
+
+
+def test_flux_distributions_bear_an_empty_band() -> None:
+    axes = plots.flux_distributions(np.arange(50.0), np.zeros(50), ["g", "r", "i", "z"])
+    assert [ax.get_yscale() for ax in axes] == ["log"] * 4
