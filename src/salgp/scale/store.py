@@ -143,15 +143,19 @@ def write_store(
 
 def open_manifest(folder: str | os.PathLike[str], features: Features, labels: Tensor | None, dtype: str, source: dict[str, object]) -> Manifest:
     """Begin or continue a store of features like these; ``source`` says what they come from."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    sweep(Path(folder))
+    return Manifest.open(folder, KIND, header_of(features, labels, dtype, source))
+
+
+def header_of(features: Features, labels: Tensor | None, dtype: str, source: dict[str, object]) -> dict[str, object]:
+    """What a store of features like these says about itself."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    header = {
+    return {
         "n_classes": features.n_classes, "layers": [[k, d] for k, d in features.widths.items()], "labels": labels is not None,
         "groups": features.groups is not None, "dtype": dtype, "source": source,
     }  # fmt: skip
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    sweep(Path(folder))
-    return Manifest.open(folder, KIND, header)
 
 
 def write_shard(folder: Path, index: int, features: Features, labels: Tensor | None, header: dict[str, object]) -> Entry:
