@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from salgp.study import run
+from salgp.study.predictions import read_prediction
 from salgp.study.presets import PRESETS, Experiment, list_studies
-from salgp.study.run import open_runs, read_prediction, run_study
+from salgp.study.run import open_runs, run_study
 from salgp.study.scores import score_prediction
 from salgp.study.store import append_record, read_records
 

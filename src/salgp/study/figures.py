@@ -18,7 +18,7 @@ from salgp.storage import write_whole
 from salgp.study.drawings import draw_architectures, draw_chips, draw_flow, draw_flux_distributions, draw_lightcurve_grid
 from salgp.study.lightcurves import load_plasticc
 from salgp.study.mstar import load_mstar
-from salgp.study.run import read_prediction
+from salgp.study.predictions import read_prediction
 from salgp.study.sources import data_folder
 from salgp.study.store import read_records
 

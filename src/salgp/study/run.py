@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
 from salgp.features import Features, load_features
-from salgp.prediction import LayerTerms, Prediction
+from salgp.prediction import Prediction
 from salgp.storage import read_tensors, write_tensors
 from salgp.study.backbones import build_backbone
 from salgp.study.methods import Method, methods_of, rows_of_prediction
+from salgp.study.predictions import pack_prediction, unpack_prediction
 from salgp.study.presets import PRESETS, STUDIES, Experiment, Preset
 from salgp.study.protocol import Splits
 from salgp.study.scores import join_predictions, score_prediction
@@ -34,7 +35,7 @@ from salgp.study.sources import Source, names_of_tests, open_source
 from salgp.study.store import append_record, content_key, read_records
 from salgp.study.train import Recipe, train_network
 
-__all__ = ["Run", "open_runs", "read_prediction", "run_study"]
+__all__ = ["Run", "open_runs", "run_study"]
 
 N_LAYERS = 5
 """Every backbone of the paper is tapped at five places."""
@@ -210,7 +211,7 @@ class Run:
         rows: dict[str, dict[str, Prediction]] = {}
         for test in self._single_tests():
             features = method.select(self.features(view, test)[0])
-            rows[test] = rows_of_prediction(method, _unpack(tensors, test, features), features)
+            rows[test] = rows_of_prediction(method, unpack_prediction(tensors, test, features), features)
         if "pooled" in names_of_tests(self.experiment):
             rows["pooled"] = {row: join_predictions([rows[test][row] for test in self._single_tests()]) for row in method.rows(N_LAYERS)}
         notes = {"seconds": float(metadata["seconds"]), "warnings": [w for w in metadata["warnings"].split("\n") if w]}
@@ -246,7 +247,7 @@ class Run:
             calibrator.fit(features, labels, reference=None if known is None else (method.select(known[0]), known[1]))
             fitted = {t: calibrator.predict(method.select(self.features(pooling, t)[0])) for t in self._single_tests()}
         seconds = time.perf_counter() - start
-        tensors = {f"{test}/{k}": x for test, prediction in fitted.items() for k, x in _pack(prediction).items()}
+        tensors = {f"{test}/{k}": x for test, prediction in fitted.items() for k, x in pack_prediction(prediction).items()}
         said = "\n".join(sorted({str(w.message).replace("\n", " ") for w in caught}))
         write_tensors(path, tensors, {"seconds": f"{seconds:.2f}", "warnings": said})
 
@@ -275,41 +276,6 @@ class Run:
 
     def _sizes(self) -> dict[str, int]:
         return {split: len(self.features(self.experiment.poolings[0], split)[1]) for split in ("train", "validation", *self._single_tests())}
-
-
-def read_prediction(out: str | os.PathLike[str], record: Mapping[str, Any]) -> tuple[Prediction, Tensor, Tensor]:
-    """The prediction a record scored, the true labels, and the network's own confidence, read from the cache."""
-    cache, keys = Path(out) / "cache", record["cache"]
-    tests = [t for t in record["sizes"] if t not in ("train", "validation")] if record["test"] == "pooled" else [record["test"]]
-    tensors, _ = read_tensors(cache / f"predictions-{keys['predictions']}.safetensors")
-    parts, labels, confidence = [], [], []
-    for test in tests:
-        features, y = load_features(cache / f"features-{keys['train']}" / f"{keys['view']}-{test}.safetensors")
-        assert y is not None
-        stem, _, row = record["method"].rpartition(" ")
-        stacked = row == "G" or (row[:1] == "L" and row[1:].isdigit())
-        method = Method(stem, "", per_layer=True) if stacked else Method(record["method"], "")
-        parts.append(rows_of_prediction(method, _unpack(tensors, test, features), features)[record["method"]])
-        labels.append(y)
-        confidence.append(features.confidence)
-    return join_predictions(parts), torch.cat(labels), torch.cat(confidence)
-
-
-def _pack(prediction: Prediction) -> dict[str, Tensor]:
-    terms = prediction.layers
-    parts = {"probs": prediction.probs, "confidence": prediction.confidence, "std": prediction.std, "novelty": prediction.novelty}
-    parts |= {"lower": prediction.lower, "upper": prediction.upper, "clipped": prediction.clipped}
-    if terms is not None and terms.scale == "confidence" and not terms.additive:
-        parts |= {"layers.mean": terms.mean, "layers.std": terms.std}
-    return {name: x for name, x in parts.items() if x is not None}
-
-
-def _unpack(tensors: Mapping[str, Tensor], test: str, features: Features) -> Prediction:
-    part = {name.removeprefix(f"{test}/"): x for name, x in tensors.items() if name.startswith(f"{test}/")}
-    mean = part.get("layers.mean")
-    terms = None if mean is None else LayerTerms(features.layer_names, mean, part.get("layers.std"))
-    std, lower, upper, novelty = (part.get(name) for name in ("std", "lower", "upper", "novelty"))
-    return Prediction(features.label, part["probs"], part["confidence"], std, lower, upper, terms, novelty, part.get("clipped"))
 
 
 def _versions() -> dict[str, str]:
