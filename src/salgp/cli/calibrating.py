@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from salgp.prediction import Prediction
 
 __all__ = [
-    "DEFAULT_METHOD",
     "AnyNetwork",
     "Cal",
     "Feats",
@@ -34,8 +33,6 @@ __all__ = [
     "read_reference",
     "register",
 ]
-
-DEFAULT_METHOD = "sal-gp"
 
 
 def known_methods() -> list[str]:
@@ -52,7 +49,10 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing result
 AnyNetwork = Annotated[bool, typer.Option("--any-network", help="Accept features known to come from another network.")]
 Reference = Annotated[Path | None, typer.Option("--reference", help="Features of the network's training data, for methods that compare against it.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-Method = Annotated[str, typer.Option("--method", "-m", autocompletion=known_methods, help="Name of the calibrator; `salgp info` lists them.")]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", "-m", autocompletion=known_methods, help="Calibrator; `salgp info` lists them. Default: that of `calibrate`."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +67,7 @@ def fit(
     shell: Shell,
     features: Feats,
     out: Out,
-    method: Method = DEFAULT_METHOD,
+    method: Method = None,
     reference: Reference = None,
     layers: Annotated[str | None, typer.Option(help="Use only these layers, separated by commas.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An argument of the method; may be repeated.")] = None,
@@ -80,12 +80,12 @@ def fit(
     chosen = files.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)
     known = read_reference(reference, data)
-    with shell.progress(f"fitting {method} on {len(data)} samples"):
+    with shell.progress(f"fitting {calibrator.name} on {len(data)} samples"):
         calibrator.fit(data, labels, known)
     files.save_calibrator(out, calibrator, origin_of(loaded), force)
     shell.finish(
-        {"calibrator": str(out), "method": method, "n": len(data), "layers": list(calibrator.layer_widths_)},
-        f"fitted [bold]{method}[/] on {len(data):,} samples; saved in [bold]{out}[/]\nnext: salgp evaluate {out} TEST.safetensors",
+        {"calibrator": str(out), "method": calibrator.name, "n": len(data), "layers": list(calibrator.layer_widths_)},
+        f"fitted [bold]{calibrator.name}[/] on {len(data):,} samples; saved in [bold]{out}[/]\nnext: salgp evaluate {out} TEST.safetensors",
     )
 
 
@@ -139,19 +139,21 @@ def explain(
     shell.finish({"samples": explained}, explanation_table(explained))
 
 
-def make_calibrator(method: str, settings: Sequence[str]) -> Calibrator:
-    """A calibrator by name with ``NAME=VALUE`` settings; values are JSON or else plain text."""
+def make_calibrator(method: str | None, settings: Sequence[str]) -> Calibrator:
+    """A calibrator by name (None: the library's default) with ``NAME=VALUE`` settings; values are JSON or else plain text."""
     from salgp.calibrators import get
+    from salgp.module import _unfitted
 
     try:
-        known = get(method).get_params(deep=False)
+        calibrator = _unfitted(None) if method is None else get(method)
     except KeyError as error:
         raise UsageError(f"--method: {error.args[0]}") from error
+    known = calibrator.get_params(deep=False)
     arguments = dict(_setting(text) for text in settings)
     unknown = [name for name in arguments if name not in known]
     if unknown:
-        raise UsageError(f"--set {unknown[0]}: {method} has no such setting; it has {', '.join(known) or 'none'}")
-    return get(method, **arguments)
+        raise UsageError(f"--set {unknown[0]}: {calibrator.name} has no such setting; it has {', '.join(known) or 'none'}")
+    return calibrator.set_params(**arguments)
 
 
 def uncalibrated(features: Features) -> Prediction:

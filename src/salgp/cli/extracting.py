@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,11 +48,19 @@ def extract(
     image_std: Annotated[str | None, typer.Option(help="Standard deviation of each channel, divided by.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 64,
     max_width: Annotated[int | None, typer.Option(min=1, help="Project wider layers to this width.")] = None,
+    perturb: Annotated[bool, typer.Option(help="Add perturbed copies of the samples: calibration data for use under shift.")] = False,
     device: Annotated[str | None, typer.Option(help="Device to run on, e.g. cuda.")] = None,
     force: Force = False,
 ) -> None:
-    """Run a network over data and write its logits and pooled layers, with the labels where there are some."""
-    files.check_target(out, force, data)
+    """Run a network over data and write its logits and pooled layers, with the labels where there are some.
+
+    A name ending in .safetensors makes one file; any other makes a folder of Parquet shards, of any size, which a
+    stopped run continues.
+    """
+    if out.suffix == ".safetensors":
+        files.check_target(out, force, data)
+    elif perturb:
+        raise UsageError("--perturb writes one file; give --out a name that ends in .safetensors")
     images = _image_options(model, image_size, gray, image_mean, image_std)
     folder = Path(model.removeprefix(HUGGING_FACE)) if model.startswith(HUGGING_FACE) else None
     loader = open_inputs(
@@ -61,27 +70,52 @@ def extract(
     network = open_network(model, weights)
     if weights is None and folder is None:
         shell.say("note: no --weights given; the network is used as the factory made it")
-    options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width}
-    features, labels = _run(shell, network if device is None else network.to(device), loader, options)
-    features.save(out, labels, _metadata(network, loader.classes))
+    options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width} | ({"perturb": "auto"} if perturb else {})
+    network = network if device is None else network.to(device)
+    if out.suffix != ".safetensors":
+        n, widths = _run_to_store(shell, network, loader, out, options)
+    else:
+        features, labels = _run(shell, network, loader, options)
+        features.save(out, labels, _metadata(network, loader.classes))
+        n, widths = len(features), features.widths
     shell.finish(
-        {"out": str(out), "n": len(features), "classes": features.n_classes, "layers": features.widths, "labelled": labels is not None},
-        f"{len(features):,} samples, {features.n_classes} classes, {'with' if labels is not None else 'without'} labels in [bold]{out}[/]\n"
-        f"layers: {', '.join(f'{name} ({width})' for name, width in features.widths.items()) or 'none'}",
+        {"out": str(out), "n": n, "layers": widths, "labelled": loader.labels is not None},
+        f"{n:,} samples {'with' if loader.labels is not None else 'without'} labels in [bold]{out}[/]\n"
+        f"layers: {', '.join(f'{name} ({width})' for name, width in widths.items()) or 'none'}",
     )
 
 
-def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Any) -> Any:
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """A loader that tells a progress bar how far it is; may be read several times."""
+
+    loader: Inputs
+    advance: Callable[..., None]
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for i, batch in enumerate(self.loader):
+            yield batch
+            self.advance(min(self.loader.batch_size, self.loader.n - i * self.loader.batch_size))
+
+
+def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any]) -> Any:
     from salgp.extraction import extract
 
+    perturbed = options.get("perturb") is not None
+    with shell.progress("extracting", total=None if perturbed else loader.n) as advance:
+        return extract(network, _Shown(loader, advance), **options)
+
+
+def _run_to_store(shell: Shell, network: nn.Module, loader: Inputs, out: Path, options: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    from salgp.extraction import extract_batches
+    from salgp.scale import write_store
+
     with shell.progress("extracting", total=loader.n) as advance:
-
-        def shown() -> Iterator[Any]:
-            for i, batch in enumerate(loader):
-                yield batch
-                advance(min(loader.batch_size, loader.n - i * loader.batch_size))
-
-        return extract(network, shown(), **options)
+        store = write_store(extract_batches(network, _Shown(loader, advance), **options), out)
+    return len(store), store.widths
 
 
 def _metadata(network: nn.Module, classes: list[str] | None) -> dict[str, str]:

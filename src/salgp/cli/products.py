@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-NAMES = {"sal-gp": "SAL-GP", "temperature": "temperature scaling"}
+NAMES = {"sal-gp": "SAL-GP", "layer-evidence": "SAL-GP", "temperature": "temperature scaling"}
 """Names for the reader of a report, where they differ from the short ones."""
 
 
@@ -79,8 +77,10 @@ def export(
         raise UsageError(f"--out {out}: expected a name that ends in .onnx or .pt2")
     files.check_target(out, force)
     fitted = files.read_calibrator(calibrator)
+    from salgp.export import export_head
+
     with shell.progress(f"exporting {fitted.name}"):
-        _later("salgp.export", "export_head")(fitted, out)
+        export_head(fitted, out)
     shell.finish({"out": str(out), "bytes": out.stat().st_size}, f"exported [bold]{fitted.name}[/] to [bold]{out}[/] ({out.stat().st_size:,} bytes)")
 
 
@@ -90,17 +90,22 @@ def score(
     features: Feats,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")],
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Pieces of work at a time. Default: one per core.")] = None,
+    layers: Annotated[bool, typer.Option(help="Also write each layer's part of the correction.")] = False,
 ) -> None:
     """Score any number of samples shard by shard, on this machine or on Ray; continues where it was stopped."""
     if engine not in ("local", "ray"):
         raise UsageError(f"--engine {engine}: expected local or ray")
-    run = _later("salgp.scale.score", "score")
     files.read_calibrator(calibrator)
-    accepted = inspect.signature(run).parameters
-    options = {"engine": engine, "workers": workers, "progress": not (shell.quiet or shell.json)}
-    result = run(calibrator, features, out, **{k: v for k, v in options.items() if k in accepted})
-    shell.finish({"out": str(out), "result": str(result)}, f"scored in [bold]{out}[/]")
+    if features.is_file():
+        raise UsageError(f"{features} is one file; score works on a folder of shards (salgp extract -o FOLDER), salgp apply on a file")
+    from salgp.scale import score as run
+
+    done = run(features, calibrator, out, engine=engine, workers=workers, layers=layers, progress=not (shell.quiet or shell.json))
+    shell.finish(
+        {"out": str(out), "rows": done.rows, "new_rows": done.new_rows, "seconds": done.seconds, "precision": done.precision},
+        f"{done.rows:,} samples in [bold]{out}[/], {done.new_rows:,} of them now ({done.rate:,.0f} per second)",
+    )
 
 
 def info(shell: Shell, path: Annotated[Path | None, typer.Argument(help="Any file or folder of salgp. None: list the methods.")] = None) -> None:
@@ -140,16 +145,6 @@ def demo(
     text = f"layers that mattered (mean correction, {result.unit}): {layers}\n\nreport: [bold]{result.report}[/] (open it in any browser)"
     scores = {name: comparison.as_dict() for name, comparison in result.scores.items()}
     shell.finish({"report": str(result.report), "scores": scores, "layers": result.layers}, *shown, text)
-
-
-def _later(module: str, name: str) -> Any:
-    """A function of a part of the library that may not be installed."""
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name == module:
-            raise ImportError(f"this version of salgp has no {module}; install a newer one") from error
-        raise
 
 
 def _new_data(calibrator: Path, path: Path, any_network: bool, shell: Shell) -> tuple[Features, Prediction]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.metadata
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -31,9 +32,9 @@ from salgp.report.summary import (
     nice_error,
     nice_step,
     side,
-    verdict,
 )  # fmt: skip
 from salgp.report.thumbnails import data_uri
+from salgp.report.words import verdict
 from salgp.storage import write_whole
 
 __all__ = ["build", "render"]
@@ -163,7 +164,7 @@ def _nearest(levels: Sequence[Keep], error: float) -> Keep:
 
 def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> dict[str, Any]:
     n, top = len(after.correct), levels[-1].error
-    figure, frame = figures.risk_coverage(before, after, keep, _headroom(before, after, top))
+    figure, frame = figures.risk_coverage(before, after, keep, _error_ticks(before, after, top))
     points = [
         {
             "error": f"{100 * k.error:.3g} %", "before": f"{k.before:,}", "after": f"{k.after:,}", "human": f"{n - k.after:,}",
@@ -175,10 +176,12 @@ def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> di
     return {"risk_figure": figure, "points": points, "position": list(levels).index(keep), "steps": levels[:: max(len(levels) // 8, 1)]}
 
 
-def _headroom(before: Side, after: Side, top: float) -> float:
-    """Upper end of the error axis: four round steps that hold the error rate and a little of what the curves do above it."""
+def _error_ticks(before: Side, after: Side, top: float) -> list[float]:
+    """Round steps that hold the error rate and a little of what the curves do above it."""
     settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
-    return 4 * nice_step(min(max(*settled, top), 1.5 * top) / 4)
+    needed = min(max(*settled, top), 1.5 * top)
+    step = nice_step(needed / 5)
+    return [k * step for k in range(math.ceil(needed / step - 1e-9) + 1)]
 
 
 def _pictures(before: Side, after: Side, prediction: Prediction) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def reliability(side: Side, name: str) -> Markup:
     bins = reliability_bins(side.confidence, side.correct, N_BINS)
     words = f"Reliability diagram, {name}: mean gap between stated confidence and how often it is right {100 * side.ece:.1f} points."
     canvas = Canvas(420, 420, words, "plot")
-    frame = Frame(canvas, (62, 12, 340, 300))
+    frame = Frame(canvas, (62, 12, 332, 300))
     frame.axes("stated confidence", "how often it is right", (0, 0.25, 0.5, 0.75, 1))
     for b in np.flatnonzero(bins.count):
         _bin(frame, bins.edges[b : b + 2].tolist(), float(bins.confidence[b]), float(bins.accuracy[b]), int(bins.count[b]), float(bins.share[b]))
@@ -99,12 +99,12 @@ def reliability(side: Side, name: str) -> Markup:
     return canvas.markup()
 
 
-def risk_coverage(before: Side, after: Side, keep: Keep, top: float) -> tuple[Markup, Frame]:
+def risk_coverage(before: Side, after: Side, keep: Keep, ticks: Sequence[float]) -> tuple[Markup, Frame]:
     """Error rate among the kept predictions, by the share kept, with a mark at the acceptable error."""
     words = "Error rate among the predictions kept, by the share kept, surest first; the calibrated curve is solid, the network's own dashed."
     canvas = Canvas(640, 340, words, "plot wide")
-    frame = Frame(canvas, (66, 12, 556, 270), top)
-    frame.axes("share of predictions kept (the surest ones)", "wrong among them", [top * k / 4 for k in range(5)])
+    frame = Frame(canvas, (66, 12, 542, 270), ticks[-1])
+    frame.axes("share of predictions kept (the surest ones)", "wrong among them", ticks)
     for side, css in ((before, "curve before"), (after, "curve after")):
         canvas.add("path", d=_path(frame, side.curve.coverage, side.curve.risk), css=css)
     n = len(after.correct)
@@ -121,10 +121,10 @@ def layer_profile(shares: Sequence[LayerShare], unit: str) -> Markup:
     canvas = Canvas(640, 34 * len(shares) + 8, words, "plot wide")
     for i, share in enumerate(shares):
         y, scale = 34 * i + 6, 360 / largest
-        canvas.text(186, y + 18, _short(share.name), "layer", "end")
-        canvas.rect(196, y + 3, share.lowers * scale, 20, "lowers", f"{share.name}: lowers by {share.lowers:.3g} {unit}")
-        canvas.rect(196 + share.lowers * scale, y + 3, share.raises * scale, 20, "raises", f"{share.name}: raises by {share.raises:.3g} {unit}")
-        canvas.text(202 + share.size * scale, y + 18, f"{share.size:.2g}", "tick", "start")
+        canvas.text(190, y + 18, _short(share.name), "layer", "end")
+        canvas.rect(200, y + 3, share.lowers * scale, 20, "lowers", f"{share.name}: lowers by {share.lowers:.3g} {unit}")
+        canvas.rect(200 + share.lowers * scale, y + 3, share.raises * scale, 20, "raises", f"{share.name}: raises by {share.raises:.3g} {unit}")
+        canvas.text(206 + share.size * scale, y + 18, f"{share.size:.2g}", "tick", "start")
     return canvas.markup()
 
 
@@ -156,7 +156,7 @@ def _path(frame: Frame, coverage: np.ndarray, risk: np.ndarray, n_points: int = 
     return "M" + "L".join(pairs)
 
 
-def _short(name: str, length: int = 24) -> str:
+def _short(name: str, length: int = 20) -> str:
     return name if len(name) <= length else "…" + name[1 - length :]
 
 

@@ -1,7 +1,4 @@
-"""The numbers behind the report, and the sentences that say them in plain words.
-
-Everything here is computed by `salgp.metrics`; this file chooses what a reader who never heard of calibration needs.
-"""
+"""The numbers behind the report: all computed by `salgp.metrics`, chosen for a reader who never heard of calibration."""
 
 from __future__ import annotations
 
@@ -20,14 +17,12 @@ from salgp.metrics import RiskCoverage
 from salgp.prediction import Prediction
 
 __all__ = [
-    "Change", "Corrected", "Keep", "LayerShare", "Side", "Verdict", "acceptable_levels", "layer_shares", "metric_changes", "most_corrected",
-    "nice_error", "nice_step", "number_kept", "side", "verdict",
+    "Change", "Corrected", "Keep", "LayerShare", "Side", "acceptable_levels", "layer_shares", "metric_changes", "most_corrected",
+    "nice_error", "nice_step", "number_kept", "side",
 ]  # fmt: skip
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
-SMALL = 0.015
-"""A confidence error below this needs no correction."""
 LEVEL = 0.9
 """Probability mass of the bootstrap spread."""
 
@@ -76,15 +71,6 @@ class Keep:
     before: int
     after: int
     threshold: float | None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The report in sentences."""
-
-    headline: str
-    action: str
-    tone: str
 
 
 @dataclass(frozen=True)
@@ -203,14 +189,6 @@ def nice_error(error_rate: float) -> float:
     return round(max(m * power for m in (1, 2, 5) if m * power <= half * (1 + 1e-9)), 12)
 
 
-def verdict(before: Side, after: Side, method: str, keep: Keep) -> Verdict:
-    """Say what is wrong, what the correction achieves, and what to do."""
-    small = min(before.ece, after.ece)
-    improved = after.ece < before.ece
-    tone = "good" if after.ece < SMALL or (improved and after.ece < 0.5 * before.ece) else "fair" if improved or small < SMALL else "poor"
-    return Verdict(f"{_diagnosis(before)}; {_result(before, after, method)}.", _action(keep, len(after.confidence), after.accuracy), tone)
-
-
 def metric_changes(before: Side, after: Side, labels: Tensor, n_resamples: int | None = None) -> list[Change]:
     """Every metric with its bootstrap spread on both sides; the same resamples serve both, so that the change is paired."""
     n = len(after.correct)
@@ -287,45 +265,6 @@ def _judge(before: metrics.Interval, after: metrics.Interval, larger_is_better: 
     if low <= 0 <= high:
         return "no clear change"
     return "better" if (low > 0) == larger_is_better else "worse"
-
-
-def _points(x: float) -> str:
-    whole = max(round(100 * abs(x)), 1)
-    return f"{whole} point" + ("s" if whole != 1 else "")
-
-
-def _within(x: float) -> str:
-    whole = max(math.ceil(100 * x - 0.05), 1)
-    return f"{whole} point" + ("s" if whole != 1 else "")
-
-
-def _diagnosis(before: Side) -> str:
-    gap = before.stated - before.accuracy
-    if before.ece < SMALL:
-        return f"The network's confidence is already right to within {_within(before.ece)}"
-    if abs(gap) < 0.5 * before.ece:
-        return f"The network's confidence is off by {_points(before.ece)}, too high in places and too low in others"
-    return f"The network is {'overconfident' if gap > 0 else 'underconfident'} by {_points(before.ece)}"
-
-
-def _result(before: Side, after: Side, method: str) -> str:
-    if before.ece < SMALL and after.ece < SMALL:
-        return f"after {method} it still is"
-    if after.ece < before.ece:
-        return f"after {method} it is within {_within(after.ece)}"
-    return f"{method} does not help here: it is off by {_points(after.ece)}"
-
-
-def _action(keep: Keep, n: int, accuracy: float) -> str:
-    human = n - keep.after
-    if accuracy == 1:
-        return f"All {n:,} predictions are right; none needs a human."
-    wrong = f"at most {100 * keep.error:.2g} % of the automatic answers may be wrong"
-    if human == 0:
-        return f"If {wrong}, no prediction needs a human."
-    if human == n:
-        return f"If {wrong}, all {n:,} predictions should go to a human."
-    return f"If {wrong}, {human:,} of {n:,} predictions should go to a human."
 
 
 def _corrected(row: int, before: float, true: int, prediction: Prediction) -> Corrected:

@@ -1,0 +1,164 @@
+"""The report's numbers and sentences, apart from the page."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from salgp import Features, Prediction, metrics
+from salgp.prediction import LayerTerms
+from salgp.report.shift import shift
+from salgp.report.summary import Keep, acceptable_levels, layer_shares, metric_changes, most_corrected, nice_error, nice_step, number_kept, side
+from salgp.report.thumbnails import encode_png, to_pixels
+from salgp.report.words import verdict
+
+
+def made(confidence: list[float] | torch.Tensor, correct: list[bool] | torch.Tensor) -> tuple[Features, torch.Tensor, Prediction]:
+    """Two classes, always predicting 0, with the given confidence and correctness."""
+    s = torch.as_tensor(confidence, dtype=torch.float64)
+    features = Features(torch.stack([torch.logit(s.clamp(0.501, 1 - 1e-9)), torch.zeros_like(s)], 1))
+    labels = torch.where(torch.as_tensor(correct), 0, 1)
+    return features, labels, Prediction.from_confidence(features, s)
+
+
+def test_kept_predictions_by_a_double_loop() -> None:
+    g = np.random.default_rng(0)
+    s, c = g.random(60), g.random(60) < 0.7
+    curve = metrics.risk_coverage(s, c)
+    ranked = c[np.argsort(-s)]
+    for error in (0.0, 0.05, 0.2, 0.3, 1.0):
+        best = 0
+        for k in range(1, 61):
+            if sum(not hit for hit in ranked[:k]) / k <= error:
+                best = k
+        assert number_kept(curve, error) == best
+
+
+@given(st.floats(1e-4, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_levels_are_round_and_hold_the_default(rate: float) -> None:
+    step = nice_step(rate / 100)
+    assert step >= rate / 100 * (1 - 1e-6)
+    assert nice_error(rate) <= rate / 2 * (1 + 1e-6)
+    ratio = nice_error(rate) / step
+    assert abs(ratio - round(ratio)) < 1e-6
+
+
+def test_levels_grow_with_the_acceptable_error() -> None:
+    g = torch.Generator().manual_seed(0)
+    s = 0.5 + 0.5 * torch.rand(300, generator=g)
+    _, labels, prediction = made(s, torch.rand(300, generator=g) < s)
+    one = side(prediction, labels)
+    levels = acceptable_levels(one, one)
+    assert [k.after for k in levels] == sorted(k.after for k in levels)
+    assert levels[0].error == 0
+    assert levels[-1].after == 300
+    for keep in levels:
+        kept = one.confidence >= (keep.threshold or 2)
+        assert kept.sum() == keep.after
+        if keep.after:
+            assert 1 - one.correct[kept].mean() <= keep.error + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ((0.9, 0.8), (0.8, 0.8), "overconfident by 10 points; after M it is within 1 point."),
+        ((0.7, 0.8), (0.8, 0.8), "underconfident by 10 points; after M it is within 1 point."),
+        ((0.8, 0.8), (0.8, 0.8), "already right to within 1 point; after M it still is."),
+        ((0.85, 0.8), (0.95, 0.8), "overconfident by 5 points; M does not help here: it is off by 15 points."),
+        ((0.9, 0.8), (0.83, 0.8), "overconfident by 10 points; after M it is within 3 points."),
+    ],
+)
+def test_verdict(before: tuple[float, float], after: tuple[float, float], words: str) -> None:
+    sides = []
+    for stated, right in (before, after):
+        _, labels, prediction = made([stated] * 100, [i < round(100 * right) for i in range(100)])
+        sides.append(side(prediction, labels))
+    found = verdict(sides[0], sides[1], "M", Keep(0.1, 50, 63, 0.8))
+    assert found.headline.endswith(words)
+    assert found.action == "If at most 10 % of the automatic answers may be wrong, 37 of 100 predictions should go to a human."
+
+
+def test_verdict_where_both_directions_cancel() -> None:
+    _, labels, prediction = made([0.95] * 50 + [0.6] * 50, [i % 10 < 8 for i in range(50)] + [i % 10 < 8 for i in range(50)])
+    one = side(prediction, labels)
+    assert "too high in places and too low in others" in verdict(one, one, "M", Keep(0.1, 5, 5, 0.9)).headline
+
+
+@pytest.mark.parametrize(("kept", "words"), [(100, "no prediction needs a human"), (0, "all 100 predictions should go to a human")])
+def test_action_at_the_ends(kept: int, words: str) -> None:
+    _, labels, prediction = made([0.8] * 100, [i < 80 for i in range(100)])
+    one = side(prediction, labels)
+    assert words in verdict(one, one, "M", Keep(0.1, kept, kept, 0.5)).action
+
+
+def test_changes_are_paired_and_never_touch_accuracy() -> None:
+    g = torch.Generator().manual_seed(0)
+    s = 0.55 + 0.4 * torch.rand(400, generator=g)
+    correct = torch.rand(400, generator=g) < s
+    features, labels, good = made(s, correct)
+    wild = Prediction.from_confidence(features, (s + 0.3 * torch.rand(400, generator=g)).clamp(max=0.999))
+    changes = {c.name.split(" (")[-1].rstrip(")"): c for c in metric_changes(side(wild, labels), side(good, labels), labels)}
+    assert changes["accuracy"].verdict == "unchanged"
+    assert changes["ECE"].verdict == "better"
+    back = {c.name.split(" (")[-1].rstrip(")"): c for c in metric_changes(side(good, labels), side(wild, labels), labels)}
+    assert back["ECE"].verdict == "worse"
+    for change in changes.values():
+        value, low, high = change.before
+        assert low <= value <= high
+
+
+def test_changes_without_errors_or_known_classes() -> None:
+    _, labels, prediction = made([0.9, 0.8, 0.7], [True, True, True])
+    one = side(prediction, labels)
+    found = {c.name: c for c in metric_changes(one, one, labels)}
+    assert math.isnan(found["Spotting errors (AUROC)"].before[0])
+    unknown = torch.full((3,), -1)
+    assert not [c for c in metric_changes(side(prediction, unknown), side(prediction, unknown), unknown) if "Brier" in c.name]
+
+
+def test_layer_shares_and_most_corrected() -> None:
+    features, labels, _ = made([0.9, 0.8, 0.7], [True, False, True])
+    mean = torch.tensor([[0.1, -0.2], [-0.4, 0.0], [0.0, 0.05]], dtype=torch.float64)
+    terms = LayerTerms(("a", "b"), mean, None, "confidence", True)
+    prediction = Prediction.from_confidence(features, features.confidence + mean.sum(1), layers=terms)
+    shares = layer_shares(prediction)
+    assert [(s.name, round(s.lowers, 4), round(s.raises, 4)) for s in shares] == [("a", 0.1333, 0.0333), ("b", 0.0667, 0.0167)]
+    top = most_corrected(features, labels, prediction, 2)
+    assert [s.row for s in top] == [1, 0]
+    assert top[1].layers == (("b", -0.2), ("a", 0.1))
+
+
+def test_shift_says_what_to_expect() -> None:
+    known = made([0.9] * 50, [True] * 50)
+    features, _, _ = made([0.95] * 40, [True] * 40)
+    new = Prediction.from_confidence(features, torch.full((40,), 0.6, dtype=torch.float64))
+    found = shift((known[0], known[2]), (features, new), Keep(0.05, 10, 10, 0.8))
+    assert "expect about 60 of 100 answers to be right, instead of 90" in found.sentence
+    assert (found.tone, found.human) == ("poor", 1.0)
+    same = shift((known[0], known[2]), (known[0], known[2]), Keep(0.05, 10, 10, 0.8))
+    assert (same.tone, same.human) == ("good", 0.0)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 5, 7), (3, 5, 7), (5, 7, 3), (5, 7, 1), (300, 200)])
+def test_png_reads_back(shape: tuple[int, ...]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    import io
+
+    x = np.random.default_rng(0).normal(size=shape)
+    pixels = to_pixels(x)
+    assert max(pixels.shape[:2]) <= 96
+    np.testing.assert_array_equal(np.asarray(image.open(io.BytesIO(encode_png(pixels)))), pixels)
+
+
+def test_odd_pictures() -> None:
+    with pytest.raises(ValueError, match="an image must have shape"):
+        to_pixels(np.zeros((2, 3, 4, 5)))
+    assert to_pixels(np.full((2, 2), np.nan)).max() == 0
+    assert to_pixels(np.array([[0.0, np.inf], [1.0, -np.inf]])).tolist() == [[0, 255], [255, 0]]

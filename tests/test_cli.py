@@ -1,0 +1,469 @@
+"""The command line: every command, twenty wrong uses, and the whole way from a user's own network to a report."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import sequential_cnn
+from safetensors.torch import save_file
+
+import salgp
+from salgp.cli import main
+from salgp.storage import write_tensors
+
+NETWORK = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def number():
+    return 3
+"""
+
+
+def made_features(n: int, seed: int, classes: int = 3, width: int = 4) -> tuple[salgp.Features, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, classes, (n,), generator=g)
+    z = torch.randn(n, classes, generator=g)
+    z[torch.arange(n), y] += 1.5
+    layers = {"conv": torch.randn(n, width, generator=g) + z[:, :1], "fc": z + 0.3 * torch.randn(n, classes, generator=g)}
+    return salgp.Features(2 * z, layers), y
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good and bad files, made once; tests only read them."""
+    where = tmp_path_factory.mktemp("files")
+    for name, seed, n in (("cal", 1, 120), ("test", 2, 150)):
+        features, labels = made_features(n, seed)
+        features.save(where / f"{name}.safetensors", labels, {"network": "a" * 64})
+    features, labels = made_features(40, 3)
+    features.save(where / "unlabelled.safetensors")
+    features.save(where / "other.safetensors", labels, {"network": "b" * 64})
+    made_features(40, 4, width=7)[0].save(where / "wider.safetensors", labels)
+    made_features(40, 4, classes=5)[0].save(where / "classes5.safetensors", labels)
+    salgp.Features(torch.full((4, 3), torch.nan)).save(where / "nan.safetensors", torch.zeros(4, dtype=torch.int64))
+    salgp.Features(torch.zeros(4, 1)).save(where / "one.safetensors", torch.zeros(4, dtype=torch.int64))
+    features.save(where / "range.safetensors", labels + 3)
+    write_tensors(where / "key.safetensors", {"scores": torch.zeros(3, 2)}, {})
+    write_tensors(where / "newer.safetensors", {"logits": torch.zeros(3, 2)}, {"format": "salgp-features", "format_version": "99"})
+    (where / "empty.safetensors").write_bytes(b"")
+    (where / "cut.safetensors").write_bytes((where / "cal.safetensors").read_bytes()[:500])
+    (where / "file").write_text("in the way")
+    (where / "net.py").write_text(NETWORK)
+    np.savez(where / "names.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.array(["cat", "dog", "cat", "dog"]))
+    np.savez(where / "data.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4) % 3)
+    np.savez(where / "two.npz", a=np.zeros((4, 2), np.float32), b=np.zeros((4, 2), np.float32))
+    np.savez(where / "bytes.npz", x=np.zeros((4, 1, 8, 8), np.uint8))
+    save_file({"0.weight": torch.zeros(2, 2)}, where / "weights.safetensors")
+    assert main(["fit", str(where / "cal.safetensors"), "-o", str(where / "cal"), "-m", "temperature", "-q"]) == 0
+    layered = ["-m", "sal-gp", "--set", "max_steps=5", "-q"]
+    assert main(["fit", str(where / "cal.safetensors"), "-o", str(where / "layered"), *layered]) == 0
+    damaged = json.loads((where / "cal" / "calibrator.json").read_text()) | {"format_version": 99}
+    (where / "newer").mkdir()
+    (where / "newer" / "calibrator.json").write_text(json.dumps(damaged))
+    (where / "newer" / "calibrator.safetensors").write_bytes((where / "cal" / "calibrator.safetensors").read_bytes())
+    return where
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str, str]]:
+    """Run a line: ``IN`` is the folder of files, ``OUT`` an empty one."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def call(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([part.replace("IN", str(folder)).replace("OUT", str(tmp_path)) for part in line.split()])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong use: the line, what is said, the exit code, and what to break first."""
+
+    name: str
+    line: str
+    says: str
+    code: int = 1
+    breaks: Callable[[pytest.MonkeyPatch], None] | None = field(default=None)
+
+
+def _no_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+
+
+def _interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("salgp.calibrators.base.write_json", stop)
+
+
+def _bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any, **__: Any) -> None:
+        raise AttributeError("nothing here")
+
+    monkeypatch.setattr("salgp.cli.files.read_features", crash)
+
+
+FIT = "-o OUT/cal -m temperature"
+WRONG = [
+    Wrong("missing file", f"fit IN/nothing.safetensors {FIT}", "no such file"),
+    Wrong("wrong key", f"fit IN/key.safetensors {FIT}", "no tensor named 'logits'; found scores"),
+    Wrong("not a number", f"fit IN/nan.safetensors {FIT}", "logits holds NaN or infinity in row 0"),
+    Wrong("labels as strings", "extract IN/net.py:make IN/names.npz -o OUT/f.safetensors", "the labels are names (cat, dog"),
+    Wrong("swapped arguments", "apply IN/test.safetensors IN/cal -o OUT/p.csv", "are two arguments swapped?"),
+    Wrong("calibrator as features", f"fit IN/cal {FIT}", "is a calibrator, but features were expected"),
+    Wrong("other network, by fingerprint", "apply IN/cal IN/other.safetensors -o OUT/p.csv", "extracted from another network"),
+    Wrong("other network, by width", "apply IN/layered IN/wider.safetensors -o OUT/p.csv", "is it the same network?"),
+    Wrong("other classes", "apply IN/cal IN/classes5.safetensors -o OUT/p.csv", "fitted on 3 classes, got logits of 5"),
+    Wrong("file in place of folder", "fit IN/cal.safetensors -m temperature -o IN/file/cal", "is a file, not a folder"),
+    Wrong("disk full", f"fit IN/cal.safetensors {FIT}", "No space left on device", breaks=_no_space),
+    Wrong("disk full, prediction", "apply IN/cal IN/test.safetensors -o OUT/p.safetensors", "No space left on device", breaks=_no_space),
+    Wrong("Ctrl-C in the middle", f"fit IN/cal.safetensors {FIT}", "nothing was left half-written", 130, _interrupt),
+    Wrong("features of a newer version", f"fit IN/newer.safetensors {FIT}", "newer version of salgp"),
+    Wrong("calibrator of a newer version", "apply IN/newer IN/test.safetensors -o OUT/p.csv", "newer version of salgp"),
+    Wrong("existing output", "fit IN/cal.safetensors -m temperature -o IN/cal", "pass --force to replace it"),
+    Wrong("output is input", "apply IN/cal IN/test.safetensors --force -o IN/test.safetensors", "is also an input"),
+    Wrong("unknown method", "fit IN/cal.safetensors -o OUT/cal -m magic", "no calibrator called 'magic'; known:", 2),
+    Wrong("unknown methods", "compare IN/cal.safetensors --methods temperature,magic", "no calibrator called 'magic'", 2),
+    Wrong("unknown setting", f"fit IN/cal.safetensors {FIT} --set colour=red", "has no such setting", 2),
+    Wrong("setting without value", f"fit IN/cal.safetensors {FIT} --set bounds", "expected NAME=VALUE", 2),
+    Wrong("unknown layer", f"fit IN/cal.safetensors {FIT} --layers conv,nose", "no layer named 'nose'; known layers: conv, fc"),
+    Wrong("unknown layer of a network", "extract IN/net.py:make IN/data.npz -o OUT/f.safetensors --layers nose", "nose"),
+    Wrong("empty file", f"fit IN/empty.safetensors {FIT}", "not a whole safetensors file"),
+    Wrong("truncated file", f"fit IN/cut.safetensors {FIT}", "not a whole safetensors file"),
+    Wrong("one column", f"fit IN/one.safetensors {FIT}", "at least 2 columns"),
+    Wrong("label out of range", f"fit IN/range.safetensors {FIT}", "is out of range: expected 0..2"),
+    Wrong("no labels", f"fit IN/unlabelled.safetensors {FIT}", "has no labels"),
+    Wrong("unknown option", f"fit IN/cal.safetensors {FIT} --fast", "see salgp fit --help", 2),
+    Wrong("missing argument", "fit", "Missing argument", 2),
+    Wrong("unknown command", "calibrate", "No such command", 2),
+    Wrong("unknown suffix", "apply IN/cal IN/test.safetensors -o OUT/p.doc", ".csv, .parquet or .safetensors", 2),
+    Wrong("no such row", "explain IN/cal IN/test.safetensors --sample 999", "the rows of", 2),
+    Wrong("model without a name", "extract IN/net.py IN/data.npz -o OUT/f.safetensors", "expected package.module:factory", 2),
+    Wrong("model not in the file", "extract IN/net.py:build IN/data.npz -o OUT/f.safetensors", "has no 'build'; it has make, number", 2),
+    Wrong("no such module", "extract nowhere.net:make IN/data.npz -o OUT/f.safetensors", "cannot import 'nowhere.net'", 2),
+    Wrong("not a network", "extract IN/net.py:number IN/data.npz -o OUT/f.safetensors", "gave a int; expected a torch.nn.Module"),
+    Wrong("foreign weights", "extract IN/net.py:make IN/data.npz --weights IN/weights.safetensors -o OUT/f.safetensors", "does not fit the network"),
+    Wrong("not a model folder", "extract hf:IN IN/data.npz -o OUT/f.safetensors", "no config.json"),
+    Wrong("several inputs", "extract IN/net.py:make IN/two.npz -o OUT/f.safetensors", "choose with --inputs"),
+    Wrong("unknown input", "extract IN/net.py:make IN/two.npz --inputs c -o OUT/f.safetensors", "no array named 'c'; it has a, b"),
+    Wrong("bytes", "extract IN/net.py:make IN/bytes.npz -o OUT/f.safetensors", "--scale"),
+    Wrong("unknown data", "extract IN/net.py:make IN/net.py -o OUT/f.safetensors", "unknown kind of data"),
+    Wrong("report over report", "report IN/cal IN/test.safetensors -o IN/file", "pass --force to replace it"),
+    Wrong("too few class names", "report IN/cal IN/test.safetensors -o OUT/r.html --classes a,b", "2 class names for 3 classes"),
+    Wrong("export to what", "export IN/cal -o OUT/head.exe", "ends in .onnx or .pt2", 2),
+    Wrong("unknown engine", "score IN/cal IN/test.safetensors -o OUT/s --engine cloud", "expected local or ray", 2),
+    Wrong("one file to score", "score IN/cal IN/test.safetensors -o OUT/s", "works on a folder of shards", 2),
+    Wrong("unknown study", "study run nothing -o OUT/s --preset smoke", "no study called 'nothing'"),
+    Wrong("study without records", "study table -o OUT", "no records here"),
+    Wrong("seeds in words", "study run mstar-convnet --seeds one -o OUT/s", "expected whole numbers", 2),
+    Wrong("info on nothing", "info IN/nothing", "no such file or folder"),
+    Wrong("a fault of our own", f"fit IN/cal.safetensors {FIT}", "AttributeError: nothing here (--debug shows where)", breaks=_bug),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.name)
+def test_wrong_use(wrong: Wrong, run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    if wrong.breaks is not None:
+        wrong.breaks(monkeypatch)
+    code, out, err = run(wrong.line)
+    lines = [line for line in err.splitlines() if not line.startswith("note:")]
+    assert (code, len(lines), out) == (wrong.code, 1, ""), err
+    assert lines[0].startswith("salgp: ")
+    assert wrong.says in lines[0]
+    assert list(tmp_path.iterdir()) == []  # nothing, whole or half, was left
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts} == before
+
+
+def test_debug_shows_the_traceback(run: Any) -> None:
+    with pytest.raises(FileNotFoundError):
+        run(f"fit IN/nothing.safetensors {FIT} --debug")
+
+
+def test_fit_apply_in_every_format_agree(run: Any, tmp_path: Path) -> None:
+    for suffix in ("csv", "parquet", "safetensors"):
+        code, out, _ = run(f"apply IN/layered IN/test.safetensors -o OUT/p.{suffix} --json")
+        assert code == 0
+        assert json.loads(out)["n"] == 150
+    import pyarrow.parquet as pq
+    from safetensors.torch import load_file
+
+    with (tmp_path / "p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    whole = load_file(tmp_path / "p.safetensors")
+    np.testing.assert_allclose([float(r["confidence"]) for r in rows], whole["confidence"].numpy(), rtol=1e-12)
+    np.testing.assert_array_equal(pq.read_table(tmp_path / "p.parquet")["std"].to_numpy(), whole["std"].numpy())
+    np.testing.assert_allclose([float(r["correction.fc"]) for r in rows], whole["layers.mean"][:, 1].numpy(), rtol=1e-12)
+
+
+def test_apply_is_the_library_s_own_prediction(run: Any, folder: Path, tmp_path: Path) -> None:
+    assert run("apply IN/layered IN/test.safetensors -o OUT/p.safetensors -q") == (0, "", "")
+    from safetensors.torch import load_file
+
+    expected = salgp.load(folder / "layered").predict(salgp.Features.load(folder / "test.safetensors"))
+    assert torch.equal(load_file(tmp_path / "p.safetensors")["probs"], expected.probs)
+
+
+def test_evaluate_scores_both_sides(run: Any, folder: Path) -> None:
+    code, out, _ = run("evaluate IN/cal IN/test.safetensors --json")
+    scores = json.loads(out)
+    features, labels = salgp.load_features(folder / "test.safetensors")
+    expected = salgp.evaluate(salgp.load(folder / "cal").predict(features), labels)
+    assert code == 0
+    assert scores["temperature"] == pytest.approx(expected.as_dict())
+    assert scores["uncalibrated"]["accuracy"] == scores["temperature"]["accuracy"]
+    assert "ECE" in run("evaluate IN/cal IN/test.safetensors")[1]
+
+
+def test_explain_names_the_layers(run: Any) -> None:
+    code, out, _ = run("explain IN/layered IN/test.safetensors --sample 3 --sample 5 --json")
+    samples = json.loads(out)["samples"]
+    assert code == 0
+    assert [s["row"] for s in samples] == [3, 5]
+    assert set(samples[0]["layers"]) == {"conv", "fc", "confidence"}
+    for s in samples:
+        assert s["network_confidence"] + sum(s["layers"].values()) == pytest.approx(s["confidence"], abs=1e-6)
+    assert "conv" in run("explain IN/layered IN/test.safetensors --top 2")[1]
+
+
+def test_compare_sorts_and_splits_by_seed(run: Any) -> None:
+    line = "compare IN/cal.safetensors --methods uncalibrated,temperature,histogram --json"
+    results = [json.loads(run(f"{line} --seed {seed}")[1]) for seed in (0, 0, 1)]
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+    assert results[0]["n_fit"] + results[0]["n_test"] == 120
+    values = [s["nll_correct"] for s in results[0]["scores"].values()]
+    assert values == sorted(values)
+    assert json.loads(run(f"{line} --test IN/test.safetensors")[1])["n_test"] == 150
+
+
+def test_compare_keeps_copies_of_a_sample_together(run: Any, tmp_path: Path) -> None:
+    features, labels = made_features(60, 5)
+    grouped = salgp.Features(features.logits, features.layers, torch.arange(60) // 3)
+    grouped.save(tmp_path / "g.safetensors", labels)
+    found = json.loads(run("compare OUT/g.safetensors --methods temperature --json")[1])
+    assert found["n_fit"] % 3 == 0
+
+
+def test_compare_goes_on_where_a_method_cannot(run: Any, tmp_path: Path) -> None:
+    features, labels = made_features(60, 5)
+    features.select([]).save(tmp_path / "logits.safetensors", labels)
+    code, out, _ = run("compare OUT/logits.safetensors --methods temperature,residual-gp --json")
+    assert code == 0
+    assert "hidden layers" in json.loads(out)["left_out"]["residual-gp"]
+    code, _, err = run("compare OUT/logits.safetensors --methods residual-gp")
+    assert code == 1
+    assert "no method could be fitted" in err
+
+
+def test_force_replaces_a_whole_calibrator(run: Any, tmp_path: Path) -> None:
+    assert run("fit IN/cal.safetensors -o OUT/cal -m temperature")[0] == 0
+    assert run("fit IN/cal.safetensors -o OUT/cal -m platt --force")[0] == 0
+    assert salgp.load(tmp_path / "cal").name == "platt"
+    assert [p.name for p in tmp_path.iterdir()] == ["cal"]
+
+
+def test_a_failed_replacement_keeps_the_old_one(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("fit IN/cal.safetensors -o OUT/cal -m temperature")[0] == 0
+    _no_space(monkeypatch)
+    assert run("fit IN/cal.safetensors -o OUT/cal -m platt --force")[0] == 1
+    assert salgp.load(tmp_path / "cal").name == "temperature"
+    assert [p.name for p in tmp_path.iterdir()] == ["cal"]
+
+
+def test_any_network_is_accepted_on_request(run: Any) -> None:
+    assert run("apply IN/cal IN/other.safetensors -o OUT/p.csv --any-network")[0] == 0
+
+
+def test_parquet_shards_are_features_too(run: Any, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    features, labels = made_features(90, 6)
+    features.save(tmp_path / "f.safetensors", labels)
+    (tmp_path / "shards").mkdir()
+    for i, rows in enumerate((slice(0, 50), slice(50, 90))):
+        columns = {"logits": features.logits[rows].tolist(), "labels": labels[rows].tolist()}
+        columns |= {f"layers.{k}": x[rows].tolist() for k, x in features.layers.items()}
+        pq.write_table(pa.table(columns), tmp_path / "shards" / f"{i}.parquet")
+    one, two = (json.loads(run(f"evaluate IN/cal OUT/{name} --json")[1]) for name in ("shards", "f.safetensors"))
+    assert one == two
+
+
+@pytest.mark.parametrize("line", ["info", "info IN/cal", "info IN/cal.safetensors", "info IN/key.safetensors", "study list"])
+def test_info_and_lists(line: str, run: Any) -> None:
+    code, out, _ = run(line)
+    assert code == 0
+    assert out
+    assert json.loads(run(f"{line} --json")[1])
+
+
+def test_every_command_has_help_with_an_example(run: Any) -> None:
+    shown = run("--help")[1]
+    for name in ("demo", "extract", "fit", "apply", "evaluate", "explain", "compare", "report", "export", "info", "study", "score"):
+        assert name in shown
+        if name != "study":
+            assert f"Example:  salgp {name}" in run(f"{name} --help")[1]
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys; from salgp.cli import main; main(['--help']); print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_shell_completion_is_offered() -> None:
+    environment = {"_SALGP_COMPLETE": "complete_bash", "COMP_WORDS": "salgp ev", "COMP_CWORD": "1", "PATH": ""}
+    code = "from salgp.cli import main; raise SystemExit(main([]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert "evaluate" in done.stdout
+
+
+def test_end_to_end_with_a_network_of_the_user(run: Any, folder: Path, tmp_path: Path) -> None:
+    """extract -> fit -> compare -> report -> apply -> export, by command line alone; ONNX agrees with apply."""
+    g = torch.Generator().manual_seed(0)
+    for name, n in (("train", 150), ("cal", 150), ("test", 200)):
+        y = torch.randint(0, 3, (n,), generator=g)
+        x = 0.8 * torch.randn(n, 1, 8, 8, generator=g) + (y[:, None, None, None] - 1) * torch.linspace(-1, 1, 8)
+        np.savez(tmp_path / f"{name}.npz", x=x.numpy(), y=y.numpy())
+    (tmp_path / "net.py").write_text(NETWORK)
+    _train(tmp_path)
+    for name in ("train", "cal", "test"):
+        line = f"extract OUT/net.py:make OUT/{name}.npz --weights OUT/w.safetensors -o OUT/{name}.safetensors --classes low,<b>mid</b>,high"
+        assert run(line)[0] == 0
+    assert run("fit OUT/cal.safetensors --reference OUT/train.safetensors -m sal-gp --set max_steps=10 -o OUT/calibrator")[0] == 0
+    assert run("compare OUT/cal.safetensors --test OUT/test.safetensors --methods uncalibrated,temperature,sal-gp")[0] == 0
+    assert run("report OUT/calibrator OUT/test.safetensors --images OUT/test.npz --new-data OUT/train.safetensors -o OUT/report.html")[0] == 0
+    assert run("apply OUT/calibrator OUT/test.safetensors -o OUT/p.safetensors")[0] == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "&lt;b&gt;mid&lt;/b&gt;" in page
+    assert "<b>mid" not in page
+    pytest.importorskip("onnxruntime")
+    assert run("export OUT/calibrator -o OUT/head.onnx")[0] == 0
+    _compare_with_onnx(tmp_path)
+
+
+def test_extract_to_shards_and_score(run: Any, tmp_path: Path) -> None:
+    assert run("extract IN/net.py:make IN/data.npz -o OUT/shards")[0] == 0
+    assert run("extract IN/net.py:make IN/data.npz -o OUT/f.safetensors")[0] == 0
+    whole, stored = (json.loads(run(f"info OUT/{name} --json")[1]) for name in ("f.safetensors", "shards"))
+    assert whole["layers"] == stored["layers"]
+    features, labels = salgp.load_features(tmp_path / "f.safetensors")
+    salgp.calibrators.get("uncalibrated").fit(features, labels).save(tmp_path / "cal")
+    code, out, _ = run("score OUT/cal OUT/shards -o OUT/scored --workers 1 --json")
+    assert code == 0
+    assert json.loads(out)["rows"] == 4
+
+
+@pytest.mark.parametrize("options", ["--gray", "--gray --image-size 8,8 --image-mean 0.5 --image-std 0.5"])
+def test_extract_from_an_image_folder(options: str, run: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cat", "dog", "eel"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(2):
+            image.fromarray(np.full((8, 8), 40 * i, np.uint8)).save(tmp_path / "images" / name / f"{i}.png")
+    assert run(f"extract IN/net.py:make OUT/images -o OUT/f.safetensors {options}")[0] == 0
+    labels = salgp.load_features(tmp_path / "f.safetensors")[1]
+    assert labels is not None
+    assert labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert json.loads(run("info OUT/f.safetensors --json")[1])["class names"] == ["cat", "dog", "eel"]
+
+
+def test_extract_with_named_labels_and_a_module_of_this_folder(run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    assert run("extract net:make IN/names.npz --classes dog,cat,eel -o OUT/f.safetensors")[0] == 0
+    labels = salgp.load_features(tmp_path / "f.safetensors")[1]
+    assert labels is not None
+    assert labels.tolist() == [1, 0, 1, 0]
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+
+
+def test_extract_from_hugging_face_and_parquet(run: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    config = transformers.BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, num_labels=3)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    columns = {"input_ids": [[1, 2, 3], [4, 5, 0]], "attention_mask": [[1, 1, 1], [1, 1, 0]], "labels": [0, 2]}
+    pq.write_table(pa.table(columns), tmp_path / "text.parquet")
+    code, _, err = run("extract hf:OUT/model OUT/text.parquet -o OUT/f.safetensors")
+    assert code == 0, err
+    features, labels = salgp.load_features(tmp_path / "f.safetensors")
+    assert features.n_classes == 3
+    assert len(features.layers) >= 2
+    assert labels is not None
+
+
+def test_demo(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("salgp.demo.EPOCHS", 3)
+    code, out, _ = run("demo --out OUT/demo --json")
+    found = json.loads(out)
+    assert code == 0
+    assert Path(found["report"]).is_file()
+    for scores in found["scores"].values():
+        assert list(scores) == ["uncalibrated", "temperature", "sal-gp"]
+        assert len({s["accuracy"] for s in scores.values()}) == 1  # calibration never changes an answer
+    assert found["layers"]
+    assert "exists already" in run("demo --out OUT/demo")[2]
+
+
+def _train(where: Path) -> None:
+    """Train the user's network a little, so that there is something to calibrate."""
+    from salgp.cli.networks import open_network
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = open_network(f"{where / 'net.py'}:make")
+    data = np.load(where / "train.npz", allow_pickle=False)
+    x, y = torch.as_tensor(data["x"]), torch.as_tensor(data["y"])
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(40):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(network(x), y).backward()
+        optimiser.step()
+    save_file(network.state_dict(), where / "w.safetensors")
+
+
+def _compare_with_onnx(where: Path) -> None:
+    import onnxruntime
+    from safetensors.torch import load_file
+
+    features = salgp.Features.load(where / "test.safetensors")
+    session = onnxruntime.InferenceSession(str(where / "head.onnx"), providers=["CPUExecutionProvider"])
+    named = {"logits": features.logits, **{f"layers.{k}": x for k, x in features.layers.items()}}
+    result = dict(zip([o.name for o in session.get_outputs()], session.run(None, {k: x.numpy() for k, x in named.items()}), strict=True))
+    np.testing.assert_allclose(result["confidence"], load_file(where / "p.safetensors")["confidence"].numpy(), atol=1e-5)
+
+
+def test_the_user_s_network_is_used_as_it_is(tmp_path: Path) -> None:
+    from salgp.cli.networks import open_network
+
+    (tmp_path / "mine.py").write_text("from networks import sequential_cnn\nnet = sequential_cnn()\n")
+    (tmp_path / "networks.py").write_text("raise RuntimeError('the installed one is meant')\n")
+    assert type(open_network(f"{tmp_path / 'mine.py'}:net")) is type(sequential_cnn())
