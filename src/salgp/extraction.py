@@ -7,7 +7,7 @@ memory holds pooled features only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,13 +18,17 @@ from torch.nn.utils.rnn import PackedSequence
 from salgp.batches import Batch
 from salgp.features import Features, as_labels
 from salgp.layers import Layers, Poolings
+from salgp.perturb import Family
 from salgp.reader import Choice, Forward, Reader, placement
+from salgp.rehearsal import rehearse
 from salgp.taps import unwrap
 
-__all__ = ["Perturb", "collect", "extract", "extract_batches", "read_batches"]
+__all__ = ["Copies", "Perturb", "collect", "extract", "extract_batches", "read_batches"]
 
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 """``perturb(inputs, generator) -> inputs``, applied to the first floating-point input of each batch."""
+Copies = str | Sequence[str | Family]
+"""Which perturbed copies to add to the originals: see `salgp.perturb.families_for`."""
 
 
 def extract(
@@ -37,7 +41,7 @@ def extract(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     max_width: int | None = None,
-    perturb: Perturb | None = None,
+    perturb: Perturb | Copies | None = None,
     seed: int = 0,
     progress: bool = False,
     forward: Forward | None = None,
@@ -56,7 +60,9 @@ def extract(
             are cast to the type of the network's parameters, so that half-precision networks take any loader.
         dtype: of the features; by default the network's own, and single precision for half precision.
         max_width: wider layers are projected to this width by a random Gaussian matrix fixed by ``seed`` and layer name.
-        perturb: ``perturb(inputs, generator) -> inputs``, applied to the first floating-point input of each batch.
+        perturb: ``"auto"``, or families of perturbations (`salgp.perturb.families_for`): labelled originals are followed by
+            perturbed copies that share their original's group. A function ``perturb(inputs, generator) -> inputs`` instead
+            replaces the first floating-point input of each batch.
         seed: of ``perturb`` and the projections.
         progress: show a progress bar (needs ``rich``).
         forward: ``forward(model, *inputs, **keywords) -> output`` for networks that are not simply called.
@@ -72,6 +78,8 @@ def extract(
         (3, {'1': 8}, tensor([0, 1, 2]))
     """
     choice = Choice(layers, pooling, output, max_width, seed, forward)
+    if perturb is not None and not callable(perturb):
+        return rehearse(model, loader, choice, perturb, device=device, dtype=dtype, seed=seed)[1:]
     parts = read_batches(model, loader, choice, device=device, dtype=dtype, perturb=perturb, seed=seed, progress=progress)
     return collect(features_and_labels for _, *features_and_labels in parts)
 

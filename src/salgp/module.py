@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from salgp.batches import Batch, named_fields
 from salgp.calibrators import Calibrator, get, load_calibrator
-from salgp.extraction import Perturb, collect, read_batches
+from salgp.extraction import Copies, Perturb, collect, read_batches
 from salgp.features import Features
 from salgp.fingerprint import Fingerprint, fingerprint
 from salgp.layers import Layers, Poolings, pooling_for
 from salgp.pooling import Layout
 from salgp.prediction import Prediction
 from salgp.reader import Choice, Forward, Reader
+from salgp.rehearsal import rehearse
 from salgp.storage import FormatError, read_json, write_json
 from salgp.taps import Tap
 
@@ -114,7 +115,7 @@ def calibrate(
     output: str = "logits",
     device: torch.device | str | None = None,
     max_width: int | None = None,
-    perturb: Perturb | None = None,
+    perturb: Perturb | Copies | None = "default",
     seed: int = 0,
     progress: bool = False,
     forward: Forward | None = None,
@@ -124,14 +125,15 @@ def calibrate(
     Args:
         model: the classifier; it is not changed.
         loader: labelled calibration data, see `salgp.extract`.
-        method: a calibrator (a fitted copy is made), its name, or None for SAL-GP.
+        method: a calibrator (a fitted copy is made), its name, or None for layer evidence, the library's default.
         reference: loader of the network's training data, for methods that compare against it.
         layers: see `salgp.extract`.
         pooling: see `salgp.extract`.
         output: see `salgp.extract`.
         device: see `salgp.extract`.
         max_width: see `salgp.extract`.
-        perturb: see `salgp.extract`; applied to the calibration data, not to the reference.
+        perturb: see `salgp.extract`; applied to the calibration data, not to the reference. By default ``"auto"`` for methods
+            that learn from perturbed copies, and None for the others.
         seed: see `salgp.extract`.
         progress: show progress bars.
         forward: see `salgp.extract`.
@@ -148,7 +150,12 @@ def calibrate(
     """
     calibrator = _unfitted(method)
     choice = Choice(layers if calibrator.needs_layers else (), pooling if calibrator.needs_layers else "auto", output, max_width, seed, forward)
-    features, labels, reader = _read(model, loader, choice, device=device, perturb=perturb, seed=seed, progress=progress)
+    if perturb == "default":
+        perturb = "auto" if calibrator.uses_copies else None
+    if perturb is None or callable(perturb):
+        features, labels, reader = _read(model, loader, choice, device=device, perturb=perturb, seed=seed, progress=progress)
+    else:
+        reader, features, labels = rehearse(model, loader, choice, perturb, device=device, seed=seed)
     known = None
     if reference is not None:
         known = _read(model, reference, reader, device=device, seed=seed, progress=progress)[:2]
@@ -208,7 +215,7 @@ def _unfitted(method: Calibrator | str | None) -> Calibrator:
         copy: Calibrator = clone(method)
         return copy
     if method is None or isinstance(method, str):
-        return get(method or "sal-gp")
+        return get(method or "layer-evidence")
     raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
 
 

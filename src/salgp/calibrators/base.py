@@ -44,6 +44,8 @@ class Calibrator(BaseEstimator, ABC):
     """Short name for look-up, e.g. ``"temperature"``."""
     needs_layers: ClassVar[bool] = False
     """Does the method read hidden layers, or the logits only?"""
+    uses_copies: ClassVar[bool] = False
+    """Does the method learn from perturbed copies of the calibration samples (`Features.groups`)?"""
 
     def fit(self, features: Features, labels: Any, reference: tuple[Features, Any] | None = None) -> Self:
         """Learn from labelled calibration data.

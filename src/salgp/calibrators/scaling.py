@@ -129,6 +129,7 @@ class PerturbedTemperatureScaling(Calibrator):
     """
 
     name: ClassVar[str] = "perturbed-temperature"
+    uses_copies: ClassVar[bool] = True
 
     def __init__(self, bounds: tuple[float, float] = BOUNDS) -> None:
         self.bounds = bounds
