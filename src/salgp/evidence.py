@@ -178,7 +178,7 @@ def _space(x: Tensor, width: int, ridge: float = 1e-3) -> LayerSpace:
     kept = variance[:width] > 1e-6 * variance[0].clamp_min(1e-30)
     scale = (variance[:width] + ridge * variance[0]).clamp_min(1e-30).rsqrt()
     directions = (Vh[:width].T * scale)[:, kept] if bool(kept.any()) else Vh[:1].T
-    return LayerSpace(centre, directions, (unit - centre) @ directions)
+    return LayerSpace(centre, directions.contiguous(), (unit - centre) @ directions)
 
 
 def _prototypes(spaces: dict[str, LayerSpace], classes: Tensor, per_class: int, generator: torch.Generator) -> tuple[dict[str, LayerSpace], Tensor]:

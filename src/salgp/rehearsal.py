@@ -151,11 +151,20 @@ def _first_input(batch: Batch) -> tuple[int | str | None, Tensor | None]:
 
 
 def _changed(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
+    """The first floating-point input perturbed; further ones of two axes (metadata) get noise of the same strength."""
     where, x = _first_input(batch)
     if x is None:
         raise ValueError(f"perturbation {family.name!r} needs a floating-point input tensor, but the batch has none; use perturb='tokens'")
     new = family(x, strength, generator)
     if isinstance(where, str):
         return Batch(batch.inputs, {**batch.keywords, where: new}, batch.labels)
-    inputs = tuple(new if i == where else old for i, old in enumerate(batch.inputs))
+    inputs = tuple(new if i == where else _noisy(old, strength, generator) for i, old in enumerate(batch.inputs))
     return Batch(inputs, batch.keywords, batch.labels)
+
+
+def _noisy(x: Any, strength: Tensor, generator: torch.Generator) -> Any:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 2:
+        return x
+    spread = x.std(dim=0) if len(x) > 1 else torch.zeros_like(x[0])
+    noise = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
+    return x + strength.to(x)[:, None] * spread * noise

@@ -4,12 +4,14 @@ Each layer answers two questions with the training set as reference (`salgp.evid
 class, and how novel is the input to it? With both standardised on the calibration set (``A_l``, ``N_l``), and ``t`` the
 log-odds of the temperature-scaled confidence, correctness is Bernoulli with log-odds
 
-    f = a + b t + sum_l u_l g(N_l) A_l - sum_l v_l h(N_l),      b, u, v >= 0,
+    f = a + b t + sum_l u_l g(N_l) A_l - sum_l v_l h(P_l),      b, u, v >= 0,
 
-    h(N) = log(1 + softplus(N)),      g(N) = 1 / (1 + 0.3 softplus(N - 1)).
+    P_l = min(N_l, ..., N_L),   h(P) = log(1 + softplus(P)),   g(N) = 1 / (1 + 0.3 softplus(N - 1)).
 
-Monotone terms extrapolate sanely: more novelty never raises a confidence, more agreement never lowers it, and the
-agreement of a layer counts less where that layer has not seen such input. The problem is convex in the weights.
+Monotone terms extrapolate sanely: more novelty never raises a confidence, more agreement never lowers it. What is new to
+an early layer counts only as far as it persists through all later ones, ``P_l``: a network that has undone a change of
+contrast or sharpness is not blamed for it. The agreement of a layer counts less where that layer has not seen such
+input. The problem is convex in the weights.
 
 Fitted on the calibration set together with perturbed copies of it (`Features.groups`), original samples carry most of
 the weight, which keeps confidences right in domain, and errors among the copies count ``caution`` times: a shift met in
@@ -94,6 +96,7 @@ class LayerEvidence(Calibrator):
 
     name: ClassVar[str] = "layer-evidence"
     needs_layers: ClassVar[bool] = True
+    uses_copies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class LayerEvidence(Calibrator):
         width: int = WIDTH,
         prototypes: int | None = None,
         clean: float = 0.8,
-        caution: float = 2.0,
+        caution: float = 1.25,
         ridge: float = 0.2,
         looseness: float = 1.5,
         seed: int = 0,
@@ -139,7 +142,7 @@ class LayerEvidence(Calibrator):
         X = design(features, evidence, self.temperature_, self.scales_)
         log_odds = X @ self.weights_.to(X)
         variance = self.looseness**2 * ((X @ self.covariance_.to(X)) * X).sum(dim=1)
-        confidence, std = sigmoid_moments(log_odds, variance)
+        _, std = sigmoid_moments(log_odds, variance)
         half = 1.6448536269514722 * variance.sqrt()
         names = ("confidence", *features.layer_names)
         layers = LayerTerms(names, *self._terms(X, features), "log-odds", True)
@@ -241,12 +244,13 @@ def log_odds(features: Features, temperature: float) -> Tensor:
 
 
 def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
-    """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, gated agreements, negative novelties."""
+    """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, gated agreements, negative persistent novelties."""
     t = log_odds(features, temperature)
     N = (evidence.novelty - scales.novelty.to(t)) / scales.spread.to(t)
     A = evidence.agreement / scales.agreement.to(t)
     gate = 1.0 / (1.0 + 0.3 * softplus(N - 1.0))
-    return torch.cat([torch.ones_like(t)[:, None], t[:, None], A * gate, -torch.log1p(softplus(N))], dim=1)
+    persistent = N.flip(1).cummin(dim=1).values.flip(1)
+    return torch.cat([torch.ones_like(t)[:, None], t[:, None], A * gate, -torch.log1p(softplus(persistent))], dim=1)
 
 
 def _scaled_design(features: Features, evidence: Evidence, temperature: float, first: Tensor) -> tuple[Scales, Tensor]:
@@ -282,4 +286,4 @@ def _fit_weights(X: Tensor, correct: Tensor, weight: Tensor, ridge: float) -> tu
     w = torch.as_tensor(found.x).to(X)
     p = torch.sigmoid(X @ w)
     H = X.T @ ((weight * p * (1 - p))[:, None] * X) + prior.diag()
-    return w, torch.linalg.inv(H)
+    return w, torch.linalg.inv(H).contiguous()
