@@ -379,6 +379,17 @@ def test_extract_to_shards_and_score(run: Any, tmp_path: Path) -> None:
     assert json.loads(out)["rows"] == 4
 
 
+def test_extract_with_perturbed_copies(run: Any, tmp_path: Path) -> None:
+    data = np.random.default_rng(0).normal(size=(12, 1, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=data, y=np.arange(12) % 3)
+    assert run("extract IN/net.py:make OUT/data.npz --perturb -o OUT/f.safetensors -q")[0] == 0
+    features = salgp.Features.load(tmp_path / "f.safetensors")
+    assert features.groups is not None
+    assert len(features) > 12
+    assert set(features.groups.tolist()) == set(range(12))
+    assert run("extract IN/net.py:make OUT/data.npz --perturb -o OUT/shards")[0] == 2
+
+
 @pytest.mark.parametrize("options", ["--gray", "--gray --image-size 8,8 --image-mean 0.5 --image-std 0.5"])
 def test_extract_from_an_image_folder(options: str, run: Any, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")

@@ -7,6 +7,7 @@ clean digits, and on digits that arrive rotated and noisy, which neither trainin
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +18,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from salgp.calibrators import get
+from salgp.extraction import extract
 from salgp.features import Features
 from salgp.metrics import Comparison, compare
-from salgp.module import CalibratedClassifier, calibrate
+from salgp.module import CalibratedClassifier
 from salgp.prediction import Prediction
+from salgp.reader import Choice
+from salgp.rehearsal import rehearse
 from salgp.report import build
 from salgp.report.summary import layer_shares
 
-__all__ = ["STEPS", "DemoResult", "Digits", "load_digits", "run_demo", "train_network"]
+__all__ = ["STEPS", "DemoResult", "Digits", "calibrated", "damage", "load_digits", "run_demo", "train_network"]
 
 EPOCHS = 30
 STEPS = EPOCHS + 4
@@ -82,7 +86,7 @@ def run_demo(
     say = progress or (lambda line: None)
     train, calibration, test = load_digits(seed)
     network = train_network(train, seed, lambda epoch: say(f"training, epoch {epoch} of {EPOCHS}"))
-    classifier = calibrate(network, calibration.loader(), reference=train.loader(), seed=seed)  # the method: give method=... for another
+    classifier = calibrated(network, calibration, train, seed)
     say("calibrated")
     damaged = damage(test, seed)
     rivals = {"temperature": get("temperature").fit(classifier.features(calibration.images), calibration.labels)}
@@ -95,7 +99,8 @@ def run_demo(
         say(f"scored the {name} digits")
     path = _report(Path(out), classifier, damaged, predictions["damaged"], force, seed)
     say("report written")
-    shares = sorted(layer_shares(predictions["damaged"]["sal-gp"]), key=lambda share: -share.size)
+    names = list(classifier.calibrator.layer_widths_)
+    shares = sorted((s for s in layer_shares(predictions["damaged"]["sal-gp"]) if s.name in names), key=lambda share: -share.size)
     terms = predictions["damaged"]["sal-gp"].layers
     tests = {"clean": "digits like those it was trained on", "damaged": "rotated and noisy digits, never seen before"}
     return DemoResult(path, tests, scores, {share.name: share.size for share in shares}, "" if terms is None else terms.scale)
@@ -115,11 +120,13 @@ def load_digits(seed: int = 0) -> tuple[Digits, Digits, Digits]:
 def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] | None = None) -> nn.Module:
     """A small convolutional network, trained until it knows its 300 digits by heart."""
     with _seeded(seed):
-        network = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10),
-        )  # fmt: skip
+        parts = {
+            "stroke": nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            "shape": nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            "whole": nn.Sequential(nn.Flatten(), nn.Linear(128, 64), nn.ReLU()),
+            "digit": nn.Linear(64, 10),
+        }
+        network = nn.Sequential(OrderedDict(parts))
     optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(1, EPOCHS + 1):
@@ -130,6 +137,13 @@ def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] 
         if progress is not None:
             progress(epoch)
     return network.eval()
+
+
+def calibrated(network: nn.Module, calibration: Digits, train: Digits, seed: int = 0) -> CalibratedClassifier:
+    """The network with SAL-GP's layer evidence, rehearsed on perturbed copies of the calibration digits."""
+    reader, features, labels = rehearse(network, calibration.loader(), Choice(), seed=seed)
+    known, truth = extract(network, train.loader(), layers=features.layer_names)
+    return CalibratedClassifier(network, get("layer-evidence").fit(features, labels, (known, truth)), reader)
 
 
 def damage(digits: Digits, seed: int = 0) -> Digits:

@@ -133,6 +133,9 @@ def test_layer_shares_and_most_corrected() -> None:
     top = most_corrected(features, labels, prediction, 2)
     assert [s.row for s in top] == [1, 0]
     assert top[1].layers == (("b", -0.2), ("a", 0.1))
+    named = Features(features.logits, {"b": torch.zeros(3, 1)})
+    assert most_corrected(named, labels, prediction, 2)[1].layers == (("b", -0.2),)
+    assert [s.name for s in layer_shares(prediction, ["b"])] == ["a alone", "b"]
 
 
 def test_shift_says_what_to_expect() -> None:

@@ -137,7 +137,7 @@ def test_sections_appear_only_where_there_is_something_to_say(page: Path) -> Non
 def test_verdict_comes_first(page: Path) -> None:
     text = page.read_text()
     assert re.search(r'class="headline">The network is overconfident by \d+ points; after SAL-GP it is within \d+ points?\.<', text)
-    assert re.search(r'class="action">If at most \S+ % of the automatic answers may be wrong, \d+ of 400 predictions should go to a human', text)
+    assert re.search(r'class="action">If at most \S+\s% of the automatic answers may be wrong, \d+ of 400 predictions should go to a human', text)
     assert text.index("headline") < text.index("ECE")
 
 

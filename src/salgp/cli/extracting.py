@@ -70,12 +70,12 @@ def extract(
     network = open_network(model, weights)
     if weights is None and folder is None:
         shell.say("note: no --weights given; the network is used as the factory made it")
-    options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width} | ({"perturb": "auto"} if perturb else {})
+    options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width}
     network = network if device is None else network.to(device)
     if out.suffix != ".safetensors":
         n, widths = _run_to_store(shell, network, loader, out, options)
     else:
-        features, labels = _run(shell, network, loader, options)
+        features, labels = _run(shell, network, loader, options, perturb)
         features.save(out, labels, _metadata(network, loader.classes))
         n, widths = len(features), features.widths
     shell.finish(
@@ -101,11 +101,15 @@ class _Shown:
             self.advance(min(self.loader.batch_size, self.loader.n - i * self.loader.batch_size))
 
 
-def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any]) -> Any:
+def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any], perturb: bool) -> Any:
     from salgp.extraction import extract
+    from salgp.reader import Choice
+    from salgp.rehearsal import rehearse
 
-    perturbed = options.get("perturb") is not None
-    with shell.progress("extracting", total=None if perturbed else loader.n) as advance:
+    if perturb:
+        with shell.progress("extracting samples and perturbed copies"):
+            return rehearse(network, loader, Choice(**options))[1:]
+    with shell.progress("extracting", total=loader.n) as advance:
         return extract(network, _Shown(loader, advance), **options)
 
 

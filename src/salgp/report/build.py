@@ -129,7 +129,7 @@ def render(
         "others": _other_scores(features, y, prediction, method, others), "shift": _shift(features, prediction, new_data, keep),
         "scale": _unit(prediction), "additive": prediction.layers is not None and prediction.layers.additive,
         "settings": dict(settings or {}), "versions": _versions(),
-        **_slider(before, after, levels, keep), **_pictures(before, after, prediction),
+        **_slider(before, after, levels, keep), **_pictures(before, after, prediction, features.layer_names),
     }  # fmt: skip
     return _page(context)
 
@@ -167,8 +167,8 @@ def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> di
     figure, frame = figures.risk_coverage(before, after, keep, _error_ticks(before, after, top))
     points = [
         {
-            "error": f"{100 * k.error:.3g} %", "before": f"{k.before:,}", "after": f"{k.after:,}", "human": f"{n - k.after:,}",
-            "threshold": "none" if k.threshold is None else f"{100 * k.threshold:.1f} %",
+            "error": _unbroken(f"{100 * k.error:.3g} %"), "before": f"{k.before:,}", "after": f"{k.after:,}", "human": f"{n - k.after:,}",
+            "threshold": "none" if k.threshold is None else _percent(k.threshold, 1),
             "xb": round(frame.x(k.before / n), 1), "xa": round(frame.x(k.after / n), 1), "y": round(frame.y(k.error), 1),
         }
         for k in levels
@@ -184,8 +184,8 @@ def _error_ticks(before: Side, after: Side, top: float) -> list[float]:
     return [k * step for k in range(math.ceil(needed / step - 1e-9) + 1)]
 
 
-def _pictures(before: Side, after: Side, prediction: Prediction) -> dict[str, Any]:
-    shares = layer_shares(prediction)
+def _pictures(before: Side, after: Side, prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
+    shares = layer_shares(prediction, names)
     return {
         "reliability_before": figures.reliability(before, "before"),
         "reliability_after": figures.reliability(after, "after"),
@@ -237,13 +237,18 @@ def _page(context: Mapping[str, Any]) -> str:
     folder = files("salgp.report")
     page, css, js = (folder.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(percent=_percent, signed=lambda x: f"{x:+.2f}", number=_number)
+    environment.filters.update(percent=_percent, unbroken=_unbroken, signed=lambda x: f"{x:+.2f}", number=_number)
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     return environment.from_string(page).render(css=Markup(css), js=Markup(js), script_hash=digest, **context)
 
 
 def _percent(x: float, digits: int = 0) -> str:
-    return f"{100 * x:.{digits}f} %"
+    return _unbroken(f"{100 * x:.{digits}f} %")
+
+
+def _unbroken(text: str) -> str:
+    """Keep a number and its per cent sign on one line."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _number(x: float | None) -> str:

@@ -78,7 +78,7 @@ class Frame:
             self.canvas.text(self.left - 6, self.y(value) + 4, f"{100 * value:.3g} %", anchor="end")
         self.canvas.text(self.left + self.width / 2, self.upper + self.height + 36, x_label, "axis")
         middle = self.upper + self.height / 2
-        self.canvas.text(14, middle, y_label, "axis", transform=f"rotate(-90 14 {middle:.0f})")
+        self.canvas.text(14, middle, y_label, "axis side", transform=f"rotate(-90 14 {middle:.0f})")
 
 
 def reliability(side: Side, name: str) -> Markup:

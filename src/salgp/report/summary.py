@@ -119,7 +119,7 @@ class Corrected:
         std: its standard deviation or None.
         lower: end of the interval or None.
         upper: end of the interval or None.
-        layers: name and correction, largest first.
+        layers: name and correction, those that caused the change first.
     """
 
     row: int
@@ -203,14 +203,20 @@ def metric_changes(before: Side, after: Side, labels: Tensor, n_resamples: int |
     return found
 
 
-def layer_shares(prediction: Prediction) -> list[LayerShare]:
-    """Mean size of each layer's corrections, in the order of the network; empty where the method has no layers."""
+def layer_shares(prediction: Prediction, layers: Sequence[str] = ()) -> list[LayerShare]:
+    """Mean size of each layer's corrections, in the order of the network; empty where the method has no layers.
+
+    Args:
+        prediction: with or without layer terms.
+        layers: names of the network's layers; a term that is none of them is said to stand alone.
+    """
     terms = prediction.layers
     if terms is None:
         return []
     mean = terms.mean.double().cpu().numpy()
     low, high = np.maximum(-mean, 0).mean(axis=0), np.maximum(mean, 0).mean(axis=0)
-    return [LayerShare(str(name), float(a), float(b)) for name, a, b in zip(terms.names, low, high, strict=True)]
+    names = [str(name) if name in layers or not layers else f"{name} alone" for name in terms.names]
+    return [LayerShare(name, float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)]
 
 
 def most_corrected(features: Features, labels: Tensor, prediction: Prediction, n_shown: int) -> list[Corrected]:
@@ -218,7 +224,7 @@ def most_corrected(features: Features, labels: Tensor, prediction: Prediction, n
     before = features.confidence.double().cpu()
     change = (prediction.confidence.double().cpu() - before).abs()
     rows = change.argsort(descending=True, stable=True)[:n_shown].tolist()
-    return [_corrected(row, float(before[row]), int(labels[row]), prediction) for row in rows]
+    return [_corrected(row, float(before[row]), int(labels[row]), prediction, features.layer_names) for row in rows]
 
 
 _METRICS: tuple[tuple[str, str, Callable[..., float], str, bool], ...] = (
@@ -267,14 +273,17 @@ def _judge(before: metrics.Interval, after: metrics.Interval, larger_is_better: 
     return "better" if (low > 0) == larger_is_better else "worse"
 
 
-def _corrected(row: int, before: float, true: int, prediction: Prediction) -> Corrected:
+def _corrected(row: int, before: float, true: int, prediction: Prediction, names: Sequence[str]) -> Corrected:
     def number(x: Tensor | None) -> float | None:
         return None if x is None else float(x[row])
 
     terms = prediction.layers
-    values = [] if terms is None else [(str(name), float(value)) for name, value in zip(terms.names, terms.mean[row], strict=True)]
+    after = float(prediction.confidence[row])
+    pairs = [] if terms is None else [(str(name), float(value)) for name, value in zip(terms.names, terms.mean[row], strict=True)]
+    values = [(name, value) for name, value in pairs if name in names] or pairs  # a term that is no layer explains nothing here
+    towards = -1.0 if after < before else 1.0
     return Corrected(
-        row, int(prediction.label[row]), true, before, float(prediction.confidence[row]),
+        row, int(prediction.label[row]), true, before, after,
         number(prediction.std), number(prediction.lower), number(prediction.upper),
-        tuple(sorted(values, key=lambda item: -abs(item[1]))),
+        tuple(sorted(values, key=lambda item: -towards * item[1])),
     )  # fmt: skip
