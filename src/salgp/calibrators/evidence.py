@@ -37,8 +37,8 @@ from salgp.storage import storable
 
 __all__ = ["LayerEvidence", "Scales", "explain_terms"]
 
-LARGEST_LOG_ODDS = 9.0
-"""Log-odds of the tempered confidence are kept within this bound."""
+LARGEST_LOG_ODDS = 4.0
+"""The model's ``t`` is kept within this bound: beyond 98 %, more confidence of the network says little more."""
 
 
 @storable
@@ -106,7 +106,7 @@ class LayerEvidence(Calibrator):
         clean: float = 0.8,
         caution: float = 1.25,
         ridge: float = 0.2,
-        looseness: float = 1.5,
+        looseness: float = 1.0,
         seed: int = 0,
     ) -> None:
         self.k = k
@@ -174,7 +174,7 @@ class LayerEvidence(Calibrator):
         picks = [[0, 1], *([2 + j, 2 + L + j] for j in range(L))]
         mean = torch.stack([moved[:, p] @ w[p] for p in picks], dim=1)
         constant = self.scales_.typical.to(X)[2:] @ w[2:]
-        mean[:, 0] += constant - log_odds(features, 1.0)
+        mean[:, 0] += constant - log_odds(features, 1.0, 20.0)
         std = torch.stack([((moved[:, p] @ S[p][:, p]) * moved[:, p]).sum(dim=1).clamp_min(0).sqrt() for p in picks], dim=1)
         return mean, std
 
@@ -236,16 +236,16 @@ def sample_weights(is_copy: Tensor, correct: Tensor, clean: float, caution: floa
     return torch.where(is_copy, n * (1 - clean) * copies / copies.sum(), clean).to(correct)
 
 
-def log_odds(features: Features, temperature: float) -> Tensor:
-    """Log-odds ``log s / (1 - s)`` of the tempered confidence, without cancellation, ``(n,)``."""
+def log_odds(features: Features, temperature: float, largest: float) -> Tensor:
+    """Log-odds ``log s / (1 - s)`` of the tempered confidence, without cancellation and within ``largest``, ``(n,)``."""
     z = features.logits.double() / temperature
     rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
-    return (z.amax(dim=1) - rest).clamp(-LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
+    return (z.amax(dim=1) - rest).clamp(-largest, largest)
 
 
 def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
     """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, gated agreements, negative persistent novelties."""
-    t = log_odds(features, temperature)
+    t = log_odds(features, temperature, LARGEST_LOG_ODDS)
     N = (evidence.novelty - scales.novelty.to(t)) / scales.spread.to(t)
     A = evidence.agreement / scales.agreement.to(t)
     gate = 1.0 / (1.0 + 0.3 * softplus(N - 1.0))
