@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,6 +199,23 @@ def test_wrong_use(wrong: Wrong, run: Any, folder: Path, tmp_path: Path, monkeyp
     assert wrong.says in lines[0]
     assert list(tmp_path.iterdir()) == []  # nothing, whole or half, was left
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts} == before
+
+
+def test_a_real_interrupt(folder: Path, tmp_path: Path) -> None:
+    """SIGINT while the user's network is being built: exit code 130, one sentence, no file."""
+    waiting = "import pathlib, time\n\n\ndef make():\n    pathlib.Path('started').touch()\n    time.sleep(120)\n"
+    (tmp_path / "slow.py").write_text(waiting)
+    call = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from salgp.cli import main; raise SystemExit(main())"
+    arguments = ["extract", "slow.py:make", str(folder / "data.npz"), "-o", "f.safetensors"]
+    process = subprocess.Popen([sys.executable, "-c", call, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == "salgp: stopped; nothing was left half-written"
+    assert {p.name for p in tmp_path.iterdir()} <= {"slow.py", "started", "__pycache__"}
 
 
 def test_debug_shows_the_traceback(run: Any) -> None:
