@@ -9,7 +9,6 @@ Trains what is not cached (hours on two cores for the MSTAR and SPCC networks), 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -90,7 +89,7 @@ def _score(case: Cached, name: str, calibrator: Calibrator, copies: bool) -> lis
         warnings.simplefilter("ignore")
         calibrator.fit(features, labels, case.train)
     seconds = time.perf_counter() - start
-    inside = [calibrator.predict(f).novelty for kind, f, _ in case.tests.values() if kind == "in"][0]
+    inside = next(calibrator.predict(f).novelty for kind, f, _ in case.tests.values() if kind == "in")
     rows = []
     for test, (kind, f, y) in case.tests.items():
         p = calibrator.predict(f)
@@ -112,7 +111,7 @@ def scores(prediction: Prediction, correct: np.ndarray) -> dict[str, float]:
         "aurc": aurc(s, correct),
     }
     if prediction.lower is not None and prediction.upper is not None:
-        low, high = prediction.lower.numpy(), prediction.upper.numpy()
+        low, high = prediction.lower.double().numpy(), prediction.upper.double().numpy()
         out |= {"coverage": predictive_coverage(s, correct, low, high), "width": float((high - low).mean())}
     return {k: float(v) for k, v in out.items()}
 
@@ -165,7 +164,7 @@ def _ood(case: Cached, f: Features, y: torch.Tensor, p: Prediction, inside: torc
     """AUROC of telling shifted samples from in-domain ones, and unknown classes from known ones."""
     if p.novelty is None or inside is None:
         return {}
-    base = [g for k, g, _ in case.tests.values() if k == "in"][0]
+    base = next(g for k, g, _ in case.tests.values() if k == "in")
     out = {}
     unknown = (y < 0).double().numpy()
     pairs = {

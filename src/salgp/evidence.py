@@ -185,7 +185,8 @@ def _prototypes(spaces: dict[str, LayerSpace], classes: Tensor, per_class: int, 
     if per_class < 1:
         raise ValueError(f"prototypes must be at least 1 per class, got {per_class}")
     joint = torch.cat([s.points / s.points.shape[1] ** 0.5 for s in spaces.values()], dim=1)
-    assigned, kept = torch.full_like(classes, -1), []
+    assigned = torch.full_like(classes, -1)
+    kept: list[int] = []
     for c in classes.unique().tolist():
         rows = (classes == c).nonzero()[:, 0]
         cluster = _k_means(joint[rows], per_class, generator)
@@ -208,7 +209,8 @@ def _k_means(x: Tensor, k: int, generator: torch.Generator, rounds: int = 25) ->
         if bool((moved == cluster).all()):
             break
         cluster = moved
-    return cluster.unique(return_inverse=True)[1]
+    numbered: Tensor = cluster.unique(return_inverse=True)[1]
+    return numbered
 
 
 def _sums(x: Tensor, group: Tensor, n: int) -> Tensor:
