@@ -9,6 +9,7 @@ Trains what is not cached (hours on two cores for the MSTAR and SPCC networks), 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,8 +26,10 @@ from salgp.features import Features
 from salgp.metrics.binned import assign_bins
 from salgp.prediction import Prediction
 
+Methods = dict[str, tuple[Callable[[], Calibrator], bool]]
+
 OURS = "layer evidence"
-METHODS: dict[str, tuple[Callable[[], Calibrator], bool]] = {
+METHODS: Methods = {
     "uncalibrated": (lambda: get("uncalibrated"), False),
     "temperature": (lambda: get("temperature"), False),
     "perturbed temperature": (lambda: get("perturbed-temperature"), True),
@@ -47,7 +50,7 @@ METHODS: dict[str, tuple[Callable[[], Calibrator], bool]] = {
 }
 """Name -> how it is built, and whether it is fitted on perturbed copies too."""
 
-SLOW: dict[str, tuple[Callable[[], Calibrator], bool]] = {
+SLOW: Methods = {
     "residual GP, last layer (RIO)": (lambda: get("residual-gp"), False),
     "SAL-GP ML (paper)": (lambda: get("sal-gp", covariance="ml", inference="inducing", n_inducing=128, max_steps=60), False),
     "SAL-GP HL (paper)": (lambda: get("sal-gp", covariance="hl", inference="inducing", n_inducing=128, max_steps=60), False),
@@ -61,15 +64,27 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     records: list[dict[str, Any]] = []
     methods = {**METHODS, **(SLOW if options.slow else {})}
-    for key in options.cases:
-        for seed in options.seeds:
-            records += score_case(cached(key, seed, options.cache, options.data), methods, options.cache)
+    for seed in options.seeds:
+        for key in options.cases:
+            records += _kept(key, seed, methods, options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(report(records), encoding="utf-8")
     print(report(records))
 
 
-def score_case(case: Cached, methods: dict[str, tuple[Callable[[], Calibrator], bool]], cache: Path) -> list[dict[str, Any]]:
+def _kept(key: str, seed: int, methods: Methods, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Records of one case and seed, from the cache where they are there."""
+    path = options.cache / "records" / f"{key}-s{seed}{'-slow' if options.slow else ''}.json"
+    if path.is_file() and not options.fresh:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    records = score_case(cached(key, seed, options.cache, options.data), methods)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(records), encoding="utf-8")
+    return records
+
+
+def score_case(case: Cached, methods: Methods) -> list[dict[str, Any]]:
     """Scores of all methods on all test sets of one case; the last layer alone is an ablation of ours."""
     rows = []
     for name, (build, copies) in methods.items():
@@ -255,6 +270,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--slow", action="store_true")
+    parser.add_argument("--fresh", action="store_true", help="score again, though records are cached")
     return parser.parse_args()
 
 
