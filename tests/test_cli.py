@@ -280,12 +280,18 @@ def test_compare_sorts_and_splits_by_seed(run: Any) -> None:
     assert json.loads(run(f"{line} --test IN/test.safetensors")[1])["n_test"] == 150
 
 
-def test_compare_keeps_copies_of_a_sample_together(run: Any, tmp_path: Path) -> None:
+def test_copies_stay_with_their_sample_and_are_never_scored(run: Any, tmp_path: Path) -> None:
     features, labels = made_features(60, 5)
-    grouped = salgp.Features(features.logits, features.layers, torch.arange(60) // 3)
-    grouped.save(tmp_path / "g.safetensors", labels)
-    found = json.loads(run("compare OUT/g.safetensors --methods temperature --json")[1])
-    assert found["n_fit"] % 3 == 0
+    three = salgp.Features(features.logits.repeat(3, 1), {k: x.repeat(3, 1) for k, x in features.layers.items()}, torch.arange(60).repeat(3))
+    three.save(tmp_path / "copies.safetensors", labels.repeat(3))
+    features.save(tmp_path / "plain.safetensors", labels)
+    line = "--methods temperature,perturbed-temperature --seed 3 --json"
+    copies, plain = (json.loads(run(f"compare OUT/{name}.safetensors {line}")[1]) for name in ("copies", "plain"))
+    assert (copies["n_fit"], copies["n_test"]) == (90, 30)
+    assert copies["scores"]["temperature"] == plain["scores"]["temperature"]  # which learns from originals only
+    for name in ("copies", "plain"):
+        assert run(f"fit OUT/{name}.safetensors -m temperature -o OUT/{name} -q")[0] == 0
+    assert salgp.load(tmp_path / "copies").temperature_ == salgp.load(tmp_path / "plain").temperature_
 
 
 def test_compare_goes_on_where_a_method_cannot(run: Any, tmp_path: Path) -> None:

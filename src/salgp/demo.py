@@ -18,17 +18,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from salgp.calibrators import get
-from salgp.extraction import extract
 from salgp.features import Features
 from salgp.metrics import Comparison, compare
-from salgp.module import CalibratedClassifier
+from salgp.module import CalibratedClassifier, calibrate
 from salgp.prediction import Prediction
-from salgp.reader import Choice
-from salgp.rehearsal import rehearse
 from salgp.report import build
 from salgp.report.summary import layer_shares
 
-__all__ = ["STEPS", "DemoResult", "Digits", "calibrated", "damage", "load_digits", "run_demo", "train_network"]
+__all__ = ["STEPS", "DemoResult", "Digits", "damage", "load_digits", "run_demo", "train_network"]
 
 EPOCHS = 30
 STEPS = EPOCHS + 4
@@ -86,7 +83,7 @@ def run_demo(
     say = progress or (lambda line: None)
     train, calibration, test = load_digits(seed)
     network = train_network(train, seed, lambda epoch: say(f"training, epoch {epoch} of {EPOCHS}"))
-    classifier = calibrated(network, calibration, train, seed)
+    classifier = calibrate(network, calibration.loader(), reference=train.loader(), seed=seed)
     say("calibrated")
     damaged = damage(test, seed)
     rivals = {"temperature": get("temperature").fit(classifier.features(calibration.images), calibration.labels)}
@@ -137,13 +134,6 @@ def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] 
         if progress is not None:
             progress(epoch)
     return network.eval()
-
-
-def calibrated(network: nn.Module, calibration: Digits, train: Digits, seed: int = 0) -> CalibratedClassifier:
-    """The network with SAL-GP's layer evidence, rehearsed on perturbed copies of the calibration digits."""
-    reader, features, labels = rehearse(network, calibration.loader(), Choice(), seed=seed)
-    known, truth = extract(network, train.loader(), layers=features.layer_names)
-    return CalibratedClassifier(network, get("layer-evidence").fit(features, labels, (known, truth)), reader)
 
 
 def damage(digits: Digits, seed: int = 0) -> Digits:

@@ -28,6 +28,7 @@ __all__ = [
     "Out",
     "Reference",
     "Seed",
+    "fitting_rows",
     "known_methods",
     "predicted",
     "read_reference",
@@ -80,6 +81,7 @@ def fit(
     chosen = files.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)
     known = read_reference(reference, data)
+    data, labels = fitting_rows(calibrator, data, labels)
     with shell.progress(f"fitting {calibrator.name} on {len(data)} samples"):
         calibrator.fit(data, labels, known)
     files.save_calibrator(out, calibrator, origin_of(loaded), force)
@@ -154,6 +156,17 @@ def make_calibrator(method: str | None, settings: Sequence[str]) -> Calibrator:
     if unknown:
         raise UsageError(f"--set {unknown[0]}: {calibrator.name} has no such setting; it has {', '.join(known) or 'none'}")
     return calibrator.set_params(**arguments)
+
+
+def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
+    """What a method learns from: perturbed copies only where it knows what they are, else the original samples."""
+    from salgp.calibrators.evidence import originals
+
+    if calibrator.uses_copies or features.groups is None:
+        return features, labels
+    rows = originals(features)[0]
+    plain = features[rows]
+    return type(features)(plain.logits, plain.layers), labels[rows]
 
 
 def uncalibrated(features: Features) -> Prediction:

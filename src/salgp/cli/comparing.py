@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.calibrating import Feats, Reference, Seed, known_methods, read_reference
+from salgp.cli.calibrating import Feats, Reference, Seed, fitting_rows, known_methods, read_reference
 from salgp.cli.shell import Shell, UsageError, command, sentence
 from salgp.cli.tables import SHOWN, score_table
 
@@ -61,19 +61,22 @@ def _chosen_methods(methods: str | None) -> list[str]:
 
 
 def _train_and_test(features: Features, labels: Tensor, test: Path | None, share: float, seed: int) -> Any:
-    """Two pairs of features and labels; rows made from one original sample stay on one side."""
+    """Two pairs of features and labels; perturbed copies stay on the side of their original, and none is scored."""
     import torch
+
+    from salgp.calibrators.evidence import originals
 
     if test is not None:
         loaded, truth = files.read_labelled(test)
         return (features, labels), (loaded.features, truth)
-    groups = torch.arange(len(features)) if features.groups is None else torch.unique(features.groups, return_inverse=True)[1]
-    n_groups = int(groups.max()) + 1
-    order = torch.randperm(n_groups, generator=torch.Generator().manual_seed(seed))
-    first = torch.isin(groups, order[: max(1, round(share * n_groups))])
-    if bool(first.all()):
-        raise ValueError(f"{len(features)} samples are too few to split; give the data to score on with --test")
-    return (features[first], labels[first]), (features[~first], labels[~first])
+    first, original = originals(features)
+    order = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))
+    n_fit = max(1, round(share * len(first)))
+    if n_fit >= len(first):
+        raise ValueError(f"{len(first)} samples are too few to split; give the data to score on with --test")
+    fitted = torch.isin(original, order[:n_fit])
+    rows = first[order[n_fit:].sort().values]
+    return (features[fitted], labels[fitted]), (features[rows], labels[rows])
 
 
 def _fit_all(
@@ -87,7 +90,8 @@ def _fit_all(
         for name in methods:
             advance(0, f"fitting {name}")
             try:
-                predictions[name] = get(name).fit(data[0], data[1], reference).predict(held_out)
+                calibrator = get(name)
+                predictions[name] = calibrator.fit(*fitting_rows(calibrator, *data), reference=reference).predict(held_out)
             except (ValueError, TypeError, RuntimeError, ImportError) as error:
                 failed[name] = sentence(error)
             advance()
