@@ -43,7 +43,7 @@ class Preset:
     Args:
         name: of the preset.
         made: use made data instead of the real sets.
-        epochs: of each backbone.
+        epochs: of each backbone, or of a ``backbone/protocol``.
         arguments: of each backbone, beyond the number of classes.
         n_test: photometric test objects; None for all.
         gp: arguments of every GP, per data set.
@@ -111,7 +111,7 @@ PRESETS: Mapping[str, Preset] = {
     "cpu": Preset(
         "cpu",
         made=False,
-        epochs={"convnet": 12, "aconvnet": 8, "resnet18": 5, "rnn": 20},
+        epochs={"convnet": 12, "convnet/soc": 30, "aconvnet": 8, "resnet18": 5, "rnn": 20},
         arguments={"convnet": {"size": 64}, "aconvnet": {"size": 64}, "rnn": {"hidden": 16}},
         n_test=4000,
         size=64,

@@ -158,8 +158,9 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """How the network is trained."""
-        epochs = self.preset.epochs[self.experiment.backbone]
-        return Recipe(epochs=round(epochs / self.experiment.fraction) if self.preset.same_steps else epochs, seed=self.seed)
+        e = self.experiment
+        epochs = self.preset.epochs.get(f"{e.backbone}/{e.protocol}", self.preset.epochs[e.backbone])
+        return Recipe(epochs=round(epochs / e.fraction) if self.preset.same_steps else epochs, seed=self.seed)
 
     @property
     def train_config(self) -> dict[str, Any]:
