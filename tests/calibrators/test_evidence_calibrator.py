@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.calibrators import get
-from salgp.calibrators.evidence import LayerEvidence, _fit_weights, originals, sample_weights
+from salgp.calibrators.evidence import LayerEvidence, _fit_weights, leave_group_out, originals, sample_weights
+from salgp.calibrators.moved import shift_report
 from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp.reader import Choice
@@ -124,6 +125,35 @@ def test_covariance_is_the_inverse_curvature() -> None:
 
     H = torch.autograd.functional.hessian(loss, w)
     torch.testing.assert_close(S @ H, torch.eye(3, dtype=torch.float64), atol=1e-8, rtol=1e-8)
+
+
+def test_leave_group_out_is_close_to_refitting() -> None:
+    g = torch.Generator().manual_seed(2)
+    X = torch.cat([torch.ones(80, 1), torch.randn(80, 2, generator=g).abs()], dim=1).double()
+    correct = torch.bernoulli(torch.sigmoid(X @ torch.tensor([-1.0, 1.0, 0.7]).double()), generator=g)
+    weight, group = torch.full((80,), 0.5, dtype=torch.float64), torch.arange(80) % 20
+    found = leave_group_out(X, correct, weight, *_fit_weights(X, correct, weight, 0.2), group)
+    for k in range(0, 20, 5):
+        keep = group != k
+        w, _ = _fit_weights(X[keep], correct[keep], weight[keep], 0.2)
+        torch.testing.assert_close(found[~keep], torch.sigmoid(X[~keep] @ w), atol=0.02, rtol=0)
+    assert (found - torch.sigmoid(X @ _fit_weights(X, correct, weight, 0.2)[0])).abs().max() > 0.01
+
+
+def test_shift_report_sees_a_shift_and_only_a_shift() -> None:
+    calibrator = fitted()
+    still, moved = (shift_report(calibrator, world(150, 12, noise)[0]) for noise in (0.0, 1.5))
+    assert still.p_value > 0.02
+    assert moved.p_value < 0.005
+    assert moved.confidence < still.confidence
+    assert all(moved.moved[name] > still.moved[name] for name in ("one", "two"))
+    assert "expected accuracy" in str(moved)
+
+
+def test_shift_report_is_calibrated_without_shift() -> None:
+    calibrator = fitted()
+    p = [shift_report(calibrator, world(60, seed)[0], draws=99, seed=seed).p_value for seed in range(20, 50)]
+    assert 0.25 < float(np.mean(p)) < 0.75
 
 
 def test_without_reference_a_sample_is_not_its_own_neighbour() -> None:

@@ -80,6 +80,8 @@ class LayerEvidence(Calibrator):
         weights_: ``(2 + 2 L,)`` weights ``a, b, u, v``.
         covariance_: ``(2 + 2 L, 2 + 2 L)`` their posterior covariance.
         relevance_: layer name -> standard deviation of its term over the calibration data, in log-odds.
+        loo_confidence_: ``(n,)`` confidence of each original by the model without it and its copies (one Newton step).
+        novelty_: ``(n, L)`` standardised novelty of the originals.
         temperature_: temperature of ``t``.
         reference_: the reference samples.
         scales_: standardisation of the evidence.
@@ -134,6 +136,8 @@ class LayerEvidence(Calibrator):
         correct = features.correct(labels).double()
         weight = sample_weights(is_copy, correct, self.clean, self.caution)
         self.weights_, self.covariance_ = _fit_weights(X, correct, weight, self.ridge)
+        self.loo_confidence_ = leave_group_out(X, correct, weight, self.weights_, self.covariance_, original)[first]
+        self.novelty_ = standardised(evidence, self.scales_)[1][first]
         terms = self._terms(X, features)[0]
         self.relevance_ = dict(zip(features.layer_names, terms[:, 1:].std(dim=0, correction=0).tolist(), strict=True))
 
@@ -164,6 +168,10 @@ class LayerEvidence(Calibrator):
         """
         rows = [i % len(features)]
         return explain_terms(features[rows], self.predict(features[rows]))
+
+    def standard_novelty(self, features: Features) -> Tensor:
+        """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
+        return standardised(layer_evidence(self.reference_, self.check_input(features)), self.scales_)[1]
 
     def _terms(self, X: Tensor, features: Features) -> tuple[Tensor, Tensor]:
         """Log-odds added by the confidence and by each layer, and their standard deviations, ``(n, 1 + L)``."""
@@ -243,14 +251,36 @@ def log_odds(features: Features, temperature: float, largest: float) -> Tensor:
     return (z.amax(dim=1) - rest).clamp(-largest, largest)
 
 
+def standardised(evidence: Evidence, scales: Scales) -> tuple[Tensor, Tensor]:
+    """Agreement ``A`` and novelty ``N`` in units of the original calibration samples."""
+    N = (evidence.novelty - scales.novelty.to(evidence.novelty)) / scales.spread.to(evidence.novelty)
+    return evidence.agreement / scales.agreement.to(N), N
+
+
 def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
     """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, gated agreements, negative persistent novelties."""
     t = log_odds(features, temperature, LARGEST_LOG_ODDS)
-    N = (evidence.novelty - scales.novelty.to(t)) / scales.spread.to(t)
-    A = evidence.agreement / scales.agreement.to(t)
+    A, N = standardised(evidence, scales)
     gate = 1.0 / (1.0 + 0.3 * softplus(N - 1.0))
     persistent = N.flip(1).cummin(dim=1).values.flip(1)
     return torch.cat([torch.ones_like(t)[:, None], t[:, None], A * gate, -torch.log1p(softplus(persistent))], dim=1)
+
+
+def leave_group_out(X: Tensor, correct: Tensor, weight: Tensor, w: Tensor, S: Tensor, group: Tensor) -> Tensor:
+    """Confidence of every row by the model fitted without its whole group, ``(n,)``, by one Newton step from the optimum.
+
+    With ``V = X_g S X_g'`` and ``W = weight p (1 - p)``, ``f_g - V (1 - W V)^-1 weight (correct - p)``.
+    """
+    f = X @ w
+    p = torch.sigmoid(f)
+    out = f.clone()
+    order = group.argsort(stable=True)
+    for rows in order.split(torch.bincount(group).tolist()):
+        V = X[rows] @ S @ X[rows].T
+        W = (weight * p * (1 - p))[rows]
+        pull = torch.linalg.solve(torch.eye(len(rows)).to(V) - W[:, None] * V, (weight * (correct - p))[rows])
+        out[rows] = f[rows] - V @ pull
+    return torch.sigmoid(out)
 
 
 def _scaled_design(features: Features, evidence: Evidence, temperature: float, first: Tensor) -> tuple[Scales, Tensor]:
