@@ -26,13 +26,13 @@ from salgp.calibrators.updating import extend, new_sites, retract, spread_choice
 from salgp.features import Features, as_labels
 from salgp.gp.covariance import Rows, gaps, self_gaps
 from salgp.gp.likelihood import Sites, sigmoid_moments
-from salgp.gp.regression import Posterior
+from salgp.gp.regression import Posterior, remaining
 from salgp.prediction import LayerTerms, Prediction
 
 __all__ = ["SALGP", "corrected", "predict_corrections", "to_prediction"]
 
-CHUNK_ENTRIES = 4_000_000
-"""Covariance entries computed at once during prediction; bounds memory whatever the number of samples."""
+CHUNK_ENTRIES = 1_000_000
+"""Covariance entries computed at once during prediction: small enough for the cache, whatever the number of samples."""
 
 
 class SALGP(Calibrator):
@@ -221,23 +221,24 @@ def _sample_moments(structure: Structure, posterior: Posterior, rows: Rows) -> t
         mean, variance = posterior.moments(posterior.covariance(posterior.theta, compared), posterior.covariance(posterior.theta, own))
         return mean, variance, mean[:, None], variance[:, None]
     terms = posterior.covariance.terms  # type: ignore[attr-defined]
-    crosses = [term(posterior.theta, compared) for term in terms]
     priors = [term(posterior.theta, own) for term in terms]
-    means, variances = zip(*(posterior.moments(c, p) for c, p in zip(crosses, priors, strict=True)), strict=True)
-    mean, variance = posterior.moments(torch.stack(crosses).sum(0), torch.stack(priors).sum(0))
-    return mean, variance, torch.stack(means, 1), torch.stack(variances, 1)
+    means, reduced = zip(*(posterior.project(term(posterior.theta, compared)) for term in terms), strict=True)
+    variances = [remaining(prior, part) for prior, part in zip(priors, reduced, strict=True)]
+    return sum(means), remaining(sum(priors), sum(reduced)), torch.stack(means, 1), torch.stack(variances, 1)
 
 
 def _stacked_moments(structure: Structure, posterior: Posterior, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One row per sample and layer; the global function is the shared one, averaged over the sample's inputs."""
     shared, local = structure.split()
-    L, flat, theta = len(structure.layers), rows.flatten(), posterior.theta
-    compared, own = gaps(flat, posterior.rows, posterior.covariance), self_gaps(flat, posterior.covariance)
-    common = shared(theta, compared) if shared else None
-    cross = posterior.covariance(theta, compared) if common is None else common if local is None else common + local(theta, compared)
-    layer_mean, layer_variance = posterior.moments(cross, posterior.covariance(theta, own))
-    averaged = (cross if common is None else common).reshape(-1, L, cross.shape[-1]).mean(1)
-    formula = posterior.covariance if shared is None else shared
-    within = formula(theta, gaps(rows, rows, posterior.covariance)).mean((-1, -2))
-    mean, variance = posterior.moments(averaged, within)
-    return mean, variance, layer_mean.reshape(-1, L), layer_variance.reshape(-1, L)
+    theta, formula = posterior.theta, posterior.covariance if shared is None else shared
+    compared = gaps(rows, posterior.rows, posterior.covariance)
+    within = formula(theta, gaps(rows, rows, formula)).mean((-1, -2))
+    mean, reduced = posterior.project(formula(theta, compared))  # (n, L), (n, L, r)
+    layer_mean, layer_reduced = mean, reduced
+    if shared is not None and local is not None:
+        if not local.reads():  # the same for every sample
+            compared = gaps(rows.map(lambda x: x[:1]), posterior.rows, local)
+        own_mean, own_reduced = posterior.project(local(theta, compared))
+        layer_mean, layer_reduced = mean + own_mean, reduced + own_reduced
+    layer_variance = remaining(posterior.covariance(theta, self_gaps(rows, posterior.covariance)), layer_reduced)
+    return mean.mean(1), remaining(within, reduced.mean(1)), layer_mean, layer_variance

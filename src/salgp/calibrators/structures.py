@@ -130,8 +130,12 @@ def _block(name: str, structure: Structure, features: Features) -> Tensor:
     if name == "confidence":
         return s[:, None, :].expand(-1, L, -1)
     width = max(features.layers[k].shape[1] for k in structure.layers)
-    padded = torch.stack([torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in (features.layers[k] for k in structure.layers)], dim=1)
+    padded = torch.stack([_pad(features.layers[k], width) for k in structure.layers], dim=1)
     return padded if name == "features" else torch.cat([padded.double(), s[:, None, :].expand(-1, L, -1)], dim=2)
+
+
+def _pad(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[1] == width else torch.nn.functional.pad(x, (0, width - x.shape[1]))
 
 
 def _group(name: str, structure: Structure, features: Features) -> Tensor:

@@ -80,9 +80,6 @@ def gaps(a: Rows, b: Rows, covariance: Covariance) -> Gaps:
     """Compare rows ``a`` (..., N) with rows ``b`` (..., M), for the blocks that ``covariance`` reads."""
     kinds = covariance.reads()
     squared = {k: _squared_distance(a.blocks[k], b.blocks[k]) for k, kind in kinds if kind == "squared"}
-    if a is b:
-        for x in squared.values():
-            x.diagonal(dim1=-2, dim2=-1).zero_()
     points = {k: (a.blocks[k], b.blocks[k]) for k, kind in kinds if kind == "points"}
     return Gaps(squared, points, pairs_of(a, b))
 
@@ -176,8 +173,7 @@ class Stationary(Covariance):
             mask, own = (left == right) & (left >= 0), left.clamp_min(0)
             log_lengthscale = log_lengthscale[own]
             log_variance = None if log_variance is None else log_variance[own]
-        K = stationary(self.kernel, gaps.squared[self.block], log_lengthscale)
-        K = K if log_variance is None else K * log_variance.exp()
+        K = stationary(self.kernel, gaps.squared[self.block], log_lengthscale, log_variance)
         return K if mask is None else K * mask
 
     def parameters(self, scale: Scale) -> list[Parameter]:
@@ -214,7 +210,7 @@ class ARD(Covariance):
             squared = _squared_distance(left * inverse, right * inverse)
         else:
             squared = gaps.squared[self.block]
-        return rbf(squared)[0] * theta[f"{name}.log_variance"].exp()
+        return rbf(squared, False)[0] * theta[f"{name}.log_variance"].exp()
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         name, typical = self.name or self.block, 0.5 * _log(scale.squared[self.block] or 1.0)
@@ -242,8 +238,13 @@ class Index(Covariance):
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
         left, right = gaps.pairs[self.group]
-        B = self.matrix(theta)
-        return B[left.clamp_min(0), right.clamp_min(0)] * ((left >= 0) & (right >= 0))
+        if left.shape == right.shape:
+            return (self._members(left) @ self.matrix(theta) * self._members(right)).sum(-1)
+        return self._members(left.squeeze(-1)) @ self.matrix(theta) @ self._members(right.squeeze(-2)).mT
+
+    def _members(self, group: Tensor) -> Tensor:
+        """``(..., n_groups)`` indicator of each row's group, zero for rows without one: ``B[g, g']`` as a product."""
+        return (group[..., None] == torch.arange(self.n_groups, device=group.device)).double()
 
     def matrix(self, theta: Theta) -> Tensor:
         """The learned ``B``, ``(n_groups, n_groups)``."""
@@ -343,64 +344,75 @@ class Product(Covariance):
         return any(factor.uses_group(group) for factor in self.factors)
 
 
-def rbf(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """RBF value and its derivative by the log-lengthscale, from ``r^2``."""
+Values = tuple[Tensor, Tensor | None]
+
+
+def rbf(squared: Tensor, slope: bool) -> Values:
+    """RBF value and, if asked for, its derivative by the log-lengthscale, from ``r^2``."""
     value = (-0.5 * squared).exp()
-    return value, squared * value
+    return value, squared * value if slope else None
 
 
-def matern12(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """Matern 1/2 value and its derivative by the log-lengthscale, from ``r^2``."""
-    r = squared.sqrt()
-    value = (-r).exp()
-    return value, r.mul_(value)
+def matern12(squared: Tensor, slope: bool) -> Values:
+    """Matern 1/2 value and, if asked for, its derivative by the log-lengthscale, from ``r^2``."""
+    t = squared.sqrt()
+    value = t.neg().exp_()
+    return value, t.mul_(value) if slope else None
 
 
-def matern32(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """Matern 3/2 value and its derivative by the log-lengthscale, from ``r^2``: in place, without spare matrices."""
+def matern32(squared: Tensor, slope: bool) -> Values:
+    """Matern 3/2 value and, if asked for, its derivative by the log-lengthscale, from ``r^2``."""
     t = (3.0 * squared).sqrt_()
     decay = t.neg().exp_()
-    linear = t * decay
-    return decay.add_(linear), t.mul_(linear)
+    value = torch.addcmul(decay, decay, t)
+    return value, t.square_().mul_(decay) if slope else None
 
 
-def matern52(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """Matern 5/2 value and its derivative by the log-lengthscale, from ``r^2``: in place, without spare matrices."""
+def matern52(squared: Tensor, slope: bool) -> Values:
+    """Matern 5/2 value and, if asked for, its derivative by the log-lengthscale, from ``r^2``."""
     t = (5.0 * squared).sqrt_()
     decay = t.neg().exp_()
-    linear = t * decay
-    quadratic = (t * linear).mul_(1.0 / 3.0)
-    return decay.add_(linear).add_(quadratic), t.mul_(quadratic).add_(quadratic)
+    value = torch.addcmul(decay, decay, torch.addcmul(t, t, t, value=1.0 / 3.0))
+    return value, torch.addcmul(t, t, t).mul_(t).mul_(decay).mul_(1.0 / 3.0) if slope else None
 
 
-KERNELS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
-"""Base kernels by name: ``r^2 -> (value, d value / d log lengthscale)``."""
+KERNELS: dict[str, Callable[[Tensor, bool], Values]] = {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
+"""Base kernels by name: ``r^2 -> (value, d value / d log lengthscale)``; the derivative only where asked for."""
 
 
-def stationary(kernel: str, squared: Tensor, log_lengthscale: Tensor) -> Tensor:
-    """Kernel value on fixed squared distances; differentiable in the log-lengthscale only."""
-    if log_lengthscale.requires_grad and torch.is_grad_enabled():
-        value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale)  # type: ignore[no-untyped-call]
+def stationary(kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None = None) -> Tensor:
+    """``variance * kernel`` on fixed squared distances; differentiable in the logarithms of lengthscale and variance only."""
+    if torch.is_grad_enabled() and (log_lengthscale.requires_grad or (log_variance is not None and log_variance.requires_grad)):
+        value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
         return value
-    return KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())[0]
+    value = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp(), False)[0]
+    return value if log_variance is None else value.mul_(log_variance.exp())
 
 
 class _OnFixedDistances(torch.autograd.Function):
-    """Closed-form gradient by the log-lengthscale: one saved matrix instead of autograd's five."""
+    """Closed-form gradients: two saved matrices instead of autograd's seven."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor) -> Tensor:
-        value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
-        ctx.save_for_backward(slope)
-        ctx.shape = log_lengthscale.shape
+    def forward(ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None) -> Tensor:
+        value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp(), True)
+        assert slope is not None
+        if log_variance is not None:
+            value.mul_(log_variance.exp())
+            slope.mul_(log_variance.exp())
+        ctx.save_for_backward(value, slope)
+        ctx.shapes = log_lengthscale.shape, None if log_variance is None else log_variance.shape
         return value
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:  # type: ignore[override]
-        (slope,) = ctx.saved_tensors
-        if not ctx.shape:
-            return None, None, torch.dot(grad.reshape(-1), slope.reshape(-1))
-        return None, None, (grad * slope).sum_to_size(ctx.shape)
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor | None]:  # type: ignore[override]
+        value, slope = ctx.saved_tensors
+        by_lengthscale, by_variance = ctx.shapes
+        return None, None, _total(grad, slope, by_lengthscale), None if by_variance is None else _total(grad, value, by_variance)
+
+
+def _total(grad: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
+    """``grad * slope`` summed to ``shape``."""
+    return (grad * slope).sum_to_size(shape) if shape else torch.dot(grad.reshape(-1), slope.reshape(-1))
 
 
 def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -409,12 +421,23 @@ def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
     The common mean is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate. The norms
     travel as two further columns, so that one matrix product does it all.
     """
-    centre = b.double().mean(dim=-2, keepdim=True) if b.shape[-2] else 0.0
-    x, y = a.double() - centre, b.double() - centre
-    left, right = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
-    left = torch.cat([x.mul(-2.0), left, torch.ones_like(left)], dim=-1)
-    right = torch.cat([y, torch.ones_like(right), right], dim=-1)
+    y = b.double()
+    centre = y.mean(dim=-2, keepdim=True) if b.shape[-2] else y.new_zeros(())
+    y = y - centre
+    if a is b:  # with the norms from the same product, the diagonal is exactly zero
+        G = y @ y.mT
+        norms = G.diagonal(dim1=-2, dim2=-1)
+        return (norms[..., :, None] + norms[..., None, :]).sub_(G, alpha=2.0).clamp_min_(0.0)
+    x = _distinct(a) - centre
+    left, right = (torch.linalg.vector_norm(v, dim=-1, keepdim=True).square() for v in (x, y))
+    left = torch.cat([x, left, torch.ones_like(left)], dim=-1)
+    right = torch.cat([-2.0 * y, torch.ones_like(right), right], dim=-1)
     return (left @ right.mT).clamp_min_(0.0)
+
+
+def _distinct(a: Tensor) -> Tensor:
+    """One row where all ``N`` are the same memory (a sample's confidence, repeated for its layers); the result broadcasts."""
+    return a[..., :1, :] if a.ndim > 2 and a.stride(-2) == 0 else a
 
 
 def _within(name: str, group: str) -> bool:

@@ -27,7 +27,7 @@ from salgp.storage import storable
 
 __all__ = [
     "Posterior", "Statistics", "condition_exact", "condition_inducing", "exact_log_evidence",
-    "inducing_log_evidence", "inducing_rows", "leave_one_out", "statistics",
+    "inducing_log_evidence", "inducing_rows", "leave_one_out", "remaining", "statistics",
 ]  # fmt: skip
 
 INDUCING_JITTER = 1e-8
@@ -65,7 +65,12 @@ class Posterior:
 
     def moments(self, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of any linear functional with covariance ``cross`` to ``U`` and variance ``prior``."""
-        return cross @ self.alpha, (prior - (cross @ self.root).square().sum(-1)).clamp_min(0.0)
+        mean, reduced = self.project(cross)
+        return mean, remaining(prior, reduced)
+
+    def project(self, cross: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``cross @ alpha`` and ``cross @ R``; linear, so the parts of a sum or an average need no product of their own."""
+        return cross @ self.alpha, cross @ self.root
 
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of ``f`` at each row."""
@@ -81,6 +86,11 @@ class Posterior:
         """The same posterior on another device."""
         theta = {k: v.to(device) for k, v in self.theta.items()}
         return Posterior(self.covariance, theta, self.rows.map(lambda x: x.to(device)), self.alpha.to(device), self.root.to(device))
+
+
+def remaining(prior: Tensor, reduced: Tensor) -> Tensor:
+    """Posterior variance: ``prior - |reduced|^2``, with ``reduced = k(x, U) R``."""
+    return (prior - torch.linalg.vector_norm(reduced, dim=-1).square()).clamp_min(0.0)
 
 
 def exact_log_evidence(K: Tensor, y: Tensor, noise: Tensor) -> Tensor:
@@ -149,8 +159,8 @@ class Statistics:
 
 def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
     """Sums over one batch of rows: ``Kuf`` is ``(m, n)``, ``prior`` the variances ``k_ii``."""
-    weighted = Kuf / noise
-    return Statistics(weighted @ Kuf.T, weighted @ y, (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum(), len(y))
+    A, b = _Weighted.apply(Kuf, y, noise)  # type: ignore[no-untyped-call]
+    return Statistics(A, b, (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum(), len(y))
 
 
 def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
@@ -228,6 +238,24 @@ class _LogGaussian(torch.autograd.Function):
         L, alpha = ctx.saved_tensors
         slope = torch.cholesky_inverse(L).mul_(-0.5).addr_(alpha, alpha, alpha=0.5)
         return grad * slope, -grad * alpha
+
+
+class _Weighted(torch.autograd.Function):
+    """``A = Kuf N^-1 Kfu`` and ``b = Kuf N^-1 y``; the gradient takes one matrix product where autograd takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, Kuf: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(Kuf, y, noise)
+        weighted = Kuf / noise
+        return weighted @ Kuf.T, weighted @ y
+
+    @staticmethod
+    def backward(ctx: Any, by_A: Tensor, by_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        Kuf, y, noise = ctx.saved_tensors
+        by_Kuf = (by_A + by_A.T) @ Kuf
+        quadratic = 0.5 * (by_Kuf * Kuf).sum(0)  # k_i' dA k_i of each row
+        linear = by_b @ Kuf
+        return by_Kuf.addr_(by_b, y).div_(noise), linear / noise, -(quadratic + linear * y) / noise.square()
 
 
 def _whiten(Kuu: Tensor, s: Statistics) -> tuple[Tensor, Tensor]:
