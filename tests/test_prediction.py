@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from salgp.features import Features
-from salgp.prediction import INTERVAL, LayerTerms, Prediction, spread_confidence
+from salgp.prediction import INTERVAL, LayerTerms, Prediction, confidence_points, spread_confidence
 
 G = torch.Generator().manual_seed(0)
 FEATURES = Features(torch.randn(8, 4, generator=G, dtype=torch.float64))
@@ -123,3 +125,24 @@ def test_numpy_leaves_out_what_is_absent() -> None:
     arrays = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, novelty=STD).numpy()
     assert set(arrays) == {"label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped"}
     assert arrays["probs"].shape == (8, 4)
+
+
+def test_points_add_up_and_stay_bounded_where_large_terms_cancel() -> None:
+    terms = torch.tensor([4.0, -3.5, -2.0, 0.1])
+    points = confidence_points(0.5, terms)
+    change = torch.sigmoid(torch.tensor(0.5 + float(terms.sum()))) - torch.sigmoid(torch.tensor(0.5))
+    torch.testing.assert_close(float(points.sum()), float(change), atol=1e-6, rtol=0)
+    assert (points.abs() < 1).all()
+    assert (points.sign() == terms.sign()).all()
+
+
+def test_points_are_the_average_over_all_orders() -> None:
+    terms = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    expected = torch.zeros(3, dtype=torch.float64)
+    orders = list(itertools.permutations(range(3)))
+    for order in orders:
+        at = torch.tensor(0.3, dtype=torch.float64)
+        for j in order:
+            expected[j] += (torch.sigmoid(at + terms[j]) - torch.sigmoid(at)) / len(orders)
+            at = at + terms[j]
+    torch.testing.assert_close(confidence_points(0.3, terms), expected)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from salgp.features import Features
 
-__all__ = ["INTERVAL", "LayerTerms", "Prediction", "share_others", "spread_confidence"]
+__all__ = ["INTERVAL", "LayerTerms", "Prediction", "confidence_points", "share_others", "spread_confidence"]
 
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""
@@ -193,3 +193,33 @@ def share_others(others: Tensor, rest: Tensor, label: Tensor, confidence: Tensor
     scale = torch.where(some, left / rest.clamp_min(torch.finfo(others.dtype).tiny), 0.0)
     even = torch.where(some, 0.0, left / max(others.shape[1] - 1, 1))
     return others.mul_(scale[:, None]).add_(even[:, None]).scatter_(1, label[:, None], confidence[:, None])
+
+
+def confidence_points(log_odds: float, terms: Tensor) -> Tensor:
+    """Share of each log-odds term in the change of confidence, in confidence points; the shares add up to the change.
+
+    The Shapley value of each term: its effect on ``sigmoid`` averaged over all orders of adding the terms, so that no
+    share can exceed one point in size even where large terms cancel.
+
+    Args:
+        log_odds: of the confidence before any term is added.
+        terms: ``(k,)`` terms in log-odds; at most 20.
+
+    Returns:
+        ``(k,)`` points.
+
+    Example:
+        >>> confidence_points(2.0, torch.tensor([-2.0, 0.0]))
+        tensor([-0.3808,  0.0000], dtype=torch.float64)
+    """
+    k = len(terms)
+    if k > 20:
+        raise ValueError(f"cannot share a change among {k} terms; at most 20")
+    members = (torch.arange(2**k)[:, None] >> torch.arange(k)) & 1  # (2^k, k) every subset
+    value = torch.sigmoid(log_odds + members.double() @ terms.double().cpu())
+    weight = torch.tensor([math.factorial(m) * math.factorial(k - m - 1) / math.factorial(k) for m in range(k)] or [0.0], dtype=torch.float64)
+    points = torch.zeros(k, dtype=torch.float64)
+    for j in range(k):
+        without = (members[:, j] == 0).nonzero()[:, 0]
+        points[j] = (weight[members[without].sum(1)] * (value[without + 2**j] - value[without])).sum()
+    return points

@@ -32,7 +32,7 @@ from salgp.calibrators.scaling import best_temperature
 from salgp.evidence import NEAREST, WIDTH, Evidence, layer_evidence, make_reference
 from salgp.features import Features
 from salgp.gp.likelihood import sigmoid_moments
-from salgp.prediction import LayerTerms, Prediction
+from salgp.prediction import LayerTerms, Prediction, confidence_points
 from salgp.storage import storable
 
 __all__ = ["LayerEvidence", "Scales", "explain_terms"]
@@ -190,7 +190,7 @@ class LayerEvidence(Calibrator):
 def explain_terms(features: Features, prediction: Prediction) -> str:
     """One line for a single sample: confidence before and after, and each term in confidence points, largest first.
 
-    Terms add up in log-odds; each is given in points by the slope of the secant between before and after.
+    Terms add up in log-odds; each is given in points by `salgp.prediction.confidence_points`.
 
     Example:
         >>> f = Features(torch.tensor([[2.0, 0.0]]))
@@ -201,11 +201,10 @@ def explain_terms(features: Features, prediction: Prediction) -> str:
     if prediction.layers is None or prediction.std is None:
         raise ValueError("this prediction has no layer terms to explain")
     before, after = float(features.confidence[0]), float(prediction.confidence[0])
-    terms = prediction.layers.mean[0]
-    total = float(terms.sum())
-    slope = (after - before) / total if abs(total) > 1e-9 else after * (1 - after)
-    order = terms.abs().argsort(descending=True).tolist()
-    parts = ", ".join(f"{prediction.layers.names[j]} {slope * float(terms[j]) + 0.0:+.2f}" for j in order)
+    terms = prediction.layers.mean[0].cpu()
+    points = confidence_points(float(torch.logit(prediction.confidence[0].double())) - float(terms.sum()), terms)
+    order = points.abs().argsort(descending=True).tolist()
+    parts = ", ".join(f"{prediction.layers.names[j]} {float(points[j]) + 0.0:+.2f}" for j in order)
     return f"{before:.2f} -> {after:.2f} +- {float(prediction.std[0]):.2f}: {parts}"
 
 
