@@ -88,7 +88,8 @@ def extract_to_store(
         per_shard = max(1, -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1)))
         source: dict[str, object] = {
             "weights": fingerprint(model).weights, "first_batch": _hash(first), "batches": per_shard, "perturbed": perturb is not None,
-            "layers": repr(layers), "pooling": pooling if isinstance(pooling, str) else "custom", "output": output, "max_width": max_width, "seed": seed,
+            "layers": repr(layers), "pooling": pooling if isinstance(pooling, str) else "custom", "output": output,
+            "max_width": max_width, "seed": seed,
         }  # fmt: skip
         manifest = open_manifest(out, features, labels, store_dtype, source)
         total = len(loader) if isinstance(loader, Sized) else 0

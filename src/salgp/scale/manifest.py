@@ -154,5 +154,6 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> str:
 
 def sweep(folder: Path) -> None:
     """Remove what killed writers left behind; only while nobody else writes into the folder."""
-    for part in folder.glob(".*.part"):
-        part.unlink(missing_ok=True)
+    for pattern in (".*.part", ".tmp*"):  # the second is what safetensors calls its own
+        for part in folder.glob(pattern):
+            part.unlink(missing_ok=True)

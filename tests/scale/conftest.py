@@ -1,0 +1,8 @@
+"""Makes ``scale_jobs`` importable, also from processes that tests start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
