@@ -1,0 +1,370 @@
+"""Speed and memory of the GP core against the paper's recipe in GPyTorch, in one table.
+
+The recipe: `ExactGP` on the stacked rows (features, confidence, layer), Matern 5/2 on the features plus Matern 5/2 on
+the confidence plus an index kernel over layers, 2,000 Adam steps at rate 5e-3, in single precision as by default.
+Every line runs in its own process, so that peak memory is its own; ours and theirs alternate, so that a busy machine
+slows both. What is extrapolated is said in the table's notes. Run: ``python benchmarks/core.py`` (about 15 minutes on two cores).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salgp.features import Features
+
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+CLOCK = time.process_time if THREADS == 1 else time.perf_counter
+"""One thread is timed by the processor time it used, so that other programs on the machine do not count; several by the clock on the wall."""
+
+RESULTS = Path(__file__).parent / "results" / "core.md"
+STEPS, RATE = 2000, 5e-3
+L, WIDTH, CLASSES = 5, 256, 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--job", help="run one measurement and print it as JSON (used internally)")
+    parser.add_argument("--options", default="{}", help="its arguments as JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    if arguments.job:
+        torch.set_num_threads(THREADS)
+        found = JOBS[arguments.job](**json.loads(arguments.options))
+        found["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(found))
+        return
+    page = report()
+    print(page)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(page + "\n", encoding="utf-8")
+
+
+def report() -> str:
+    """Measure everything and lay it out as Markdown."""
+    lines = [*fit_lines(), *large_lines(), *prediction_lines(), *module_lines(), *growth_lines()]
+    head = ["| | ours | GPyTorch | ratio | wanted | met | peak MB, ours / theirs |", "|---|---|---|---|---|---|---|"]
+    clock = "processor time of one thread" if THREADS == 1 else f"wall-clock time of {THREADS} threads"
+    notes = __doc__.split("Run:")[0].strip().splitlines()
+    return "\n".join(["# The GP core, measured", "", *notes, "", f"torch {torch.__version__}; {clock}.", "", *head, *lines, "", *NOTES])
+
+
+NOTES = [
+    "- A GPyTorch fit is 2,000 times its median step (20 steps timed after 2 of warm-up). The faster of its two ways is taken:",
+    "  conjugate gradients (its default above 800 rows, also used at 10,000 rows, where 2 steps are timed) or Cholesky (5 steps).",
+    "- A GPyTorch prediction of 10,000 samples is ten times that of 1,000 (5,000 stacked rows in batches of 1,000, caches warm).",
+    "- Held-out log density: mean over rows of log N(residual | mean, variance + noise) on 1,000 new samples.",
+    "  At n = 150 GPyTorch runs its full 2,000 steps; at n = 500, where that takes too long, ours with inducing rows is held",
+    "  against ours exact (the same objective, brought to its optimum by L-BFGS).",
+    "- Our times are the median of three runs, of one run where a fit takes long.",
+]
+
+
+# --- lines of the table ------------------------------------------------------------------------------------------
+
+
+def fit_lines() -> list[str]:
+    """(a) Fits at n = 500, and their quality."""
+    ml = run("fit", covariance="ml", n=500)
+    steps = [run("gpytorch_steps", n=500, steps=20, cholesky=False), run("gpytorch_steps", n=500, steps=5, cholesky=True, warm=1)]
+    total = run("fit", covariance="sum", n=500)
+    theirs = min(steps, key=lambda job: job["seconds"])
+    recipe = STEPS * theirs["seconds"]
+    exact = run("fit", covariance="ml", n=500, inference="exact", repeats=1)
+    small, small_recipe = run("fit", covariance="ml", n=150), run("gpytorch_recipe", n=150)
+    return [
+        line("(a) fit ML, n = 500", seconds(ml["seconds"]), seconds(recipe), recipe / ml["seconds"], 100, ml, theirs),
+        line("(a) fit sum, n = 500", seconds(total["seconds"]), seconds(recipe), recipe / total["seconds"], 500, total, theirs),
+        density("(a) log density ML, n = 500 (ours inducing / ours exact)", ml, exact),
+        density("(a) log density ML, n = 150 (GPyTorch, all 2,000 steps)", small, small_recipe),
+        density("(a) log density sum, n = 500 (against ML exact)", total, exact),
+    ]
+
+
+def large_lines() -> list[str]:
+    """(b) A whole fit at 10,000 rows against one step of GPyTorch."""
+    ours = run("fit", covariance="ml", n=2000, repeats=1)
+    step = run("gpytorch_steps", n=2000, steps=2, cholesky=False, warm=0)
+    ratio = ours["seconds"] / step["seconds"]
+    cells = ["(b) fit ML, n = 2,000 / one step", seconds(ours["seconds"]), seconds(step["seconds"]), f"{ratio:.2f}", "< 5", yes(ratio < 5)]
+    return [row([*cells, memory(ours, step)])]
+
+
+def prediction_lines() -> list[str]:
+    """(c) Prediction with variance of 10,000 samples."""
+    ours = run("predict", covariance="ml", n=500, new=10_000)
+    theirs = run("gpytorch_predict", n=500, new=1000, fast=False)
+    fast = run("gpytorch_predict", n=500, new=1000, fast=True)
+    again = run("predict", covariance="ml", n=500, new=10_000)
+    time_of = (ours["seconds"] + again["seconds"]) / 2
+    whole, quick = 10 * theirs["seconds"], 10 * fast["seconds"]
+    return [
+        line("(c) predict 10,000 samples, ML", seconds(time_of), seconds(whole), whole / time_of, 50, ours, theirs),
+        line("(c) the same, their approximate `fast_pred_var`", seconds(time_of), seconds(quick), quick / time_of, None, ours, fast),
+    ]
+
+
+def module_lines() -> list[str]:
+    """(d) The calibrated network against the bare one."""
+    lines = []
+    for name in ("ML", "sum", "layer evidence"):
+        found = run("module", method=name)
+        extra = found["calibrated"] / found["bare"] - 1
+        cells = [
+            f"(d) ResNet-18 at 128x128, batch of 64, calibrated by {name} / bare",
+            seconds(found["calibrated"]),
+            f"{seconds(found['bare'])} (bare)",
+        ]
+        lines.append(row([*cells, f"{100 * extra:+.1f} %", "< +5 %", yes(extra < 0.05), f"{found['megabytes']:.0f}"]))
+    return lines
+
+
+def growth_lines() -> list[str]:
+    """(e) Time of a fit as n grows."""
+    sizes = (500, 1000, 2000, 4000)
+    jobs = {n: run("fit", covariance="ml", n=n, repeats=1 if n > 1000 else 3) for n in sizes}
+    lines, base = [], jobs[500]["seconds"] / 500
+    for n, job in jobs.items():
+        relative = job["seconds"] / n / base
+        cells = [
+            f"(e) fit ML, n = {n:,}", seconds(job["seconds"]), "", f"{relative:.2f} per sample", "<= 1.0" if n > 500 else "", yes(relative <= 1.05),
+            f"{job['megabytes']:.0f}",
+        ]  # fmt: skip
+        lines.append(row(cells))
+    return lines
+
+
+def line(name: str, ours: str, theirs: str, ratio: float, wanted: float | None, a: dict[str, Any], b: dict[str, Any]) -> str:
+    target, met = ("", "") if wanted is None else (f">= {wanted:g}x", yes(ratio >= wanted))
+    return row([name, ours, theirs, f"{ratio:,.0f}x", target, met, memory(a, b)])
+
+
+def density(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    a, b = ours["log_density"], theirs["log_density"]
+    return row([name, f"{a:.4f}", f"{b:.4f}", f"{100 * (a - b) / abs(b):+.2f} %", ">= -1 %", yes(a >= b - 0.01 * abs(b)), memory(ours, theirs)])
+
+
+def row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def memory(a: dict[str, Any], b: dict[str, Any]) -> str:
+    return f"{a['megabytes']:.0f} / {b['megabytes']:.0f}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "**no**"
+
+
+def run(job: str, **options: Any) -> dict[str, Any]:
+    """Run one measurement in a process of its own."""
+    command = [sys.executable, __file__, "--job", job, "--options", json.dumps(options)]
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{job} {options} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{job} {options}: {found} ({time.perf_counter() - started:.0f} s)", file=sys.stderr, flush=True)
+    return found
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+
+def sample(n: int, seed: int) -> tuple[Features, Tensor]:
+    """An overconfident network: a latent of 4 dimensions drives 5 layers of width 256, the logits, and the errors."""
+    fixed, drawn = torch.Generator().manual_seed(1234), torch.Generator().manual_seed(seed)
+    latent = torch.randn(n, 4, generator=drawn)
+    layers = {}
+    for index in range(L):
+        hidden = torch.tanh(latent @ torch.randn(4, WIDTH, generator=fixed) * 0.7)
+        layers[f"layer{index}"] = hidden + 0.2 * torch.randn(n, WIDTH, generator=drawn)
+    logits = 2.5 * latent @ torch.randn(4, CLASSES, generator=fixed)
+    chance = torch.sigmoid(1.5 + 1.5 * torch.sin(1.5 * latent[:, 0]) - latent[:, 1].square())
+    other = (logits.argmax(1) + torch.randint(1, CLASSES, (n,), generator=drawn)) % CLASSES
+    return Features(logits, layers), torch.where(torch.rand(n, generator=drawn) < chance, logits.argmax(1), other)
+
+
+def mean_log_density(residual: Tensor, mean: Tensor, variance: Tensor) -> float:
+    """Mean over rows of ``log N(residual | mean, variance)``."""
+    return float((-0.5 * (math.log(2 * math.pi) + variance.log() + (residual - mean).square() / variance)).mean())
+
+
+# --- ours --------------------------------------------------------------------------------------------------------
+
+
+def fit(covariance: str, n: int, inference: str = "auto", repeats: int = 3) -> dict[str, Any]:
+    """Median time of a whole fit, and the held-out log density of its last one."""
+    from salgp.calibrators.layerwise import SALGP, predict_corrections
+
+    features, labels = sample(n, 0)
+    times, method = [], SALGP(covariance, inference=inference)
+    for _ in range(repeats):
+        times.append(timed(lambda: method.fit(features, labels)))
+    new, new_labels = sample(1000, 1)
+    noise = math.exp(method.fitted_.log_noise)
+    with torch.no_grad():
+        mean, variance, layer_mean, layer_variance = predict_corrections(method.structure_, method.fitted_.posterior, new)
+    residual = new.residual(new_labels).double()
+    if method.structure_.stacked:
+        value = mean_log_density(residual[:, None].expand_as(layer_mean), layer_mean, layer_variance + noise)
+    else:
+        value = mean_log_density(residual, mean, variance + noise)
+    return {"seconds": statistics.median(times), "log_density": value, "inference": method.fitted_.inference, "reason": method.fitted_.reason}
+
+
+def predict(covariance: str, n: int, new: int) -> dict[str, Any]:
+    """Median time of predicting ``new`` samples with all layer terms and variances."""
+    from salgp.calibrators.layerwise import SALGP
+
+    method, fresh = SALGP(covariance).fit(*sample(n, 0)), sample(new, 1)[0]
+    return {"seconds": median_time(lambda: method.predict(fresh), 5)}
+
+
+def module(method: str, batch: int = 64, size: int = 128, repeats: int = 7) -> dict[str, Any]:
+    """Median forward time of a bare and of a calibrated ResNet-18, taken in turns."""
+    from salgp.calibrators.layerwise import SALGP
+    from salgp.module import calibrate
+    from salgp.study.backbones import ResNet18
+
+    warnings.simplefilter("ignore")
+    drawn = torch.Generator().manual_seed(0)
+    model = ResNet18(n_classes=CLASSES).eval()
+    data = [(torch.randn(batch, 1, size, size, generator=drawn), torch.randint(0, CLASSES, (batch,), generator=drawn)) for _ in range(8)]
+    chosen = {"ML": SALGP("ml", max_steps=5), "sum": SALGP("sum", max_steps=5), "layer evidence": None}[method]
+    calibrated = calibrate(model, data, method=chosen, perturb=None)
+    x, bare, whole = data[0][0], [], []
+    with torch.no_grad():
+        model(x), calibrated(x)
+        for _ in range(repeats):
+            bare.append(timed(lambda: model(x)))
+            whole.append(timed(lambda: calibrated(x)))
+    return {"bare": statistics.median(bare), "calibrated": statistics.median(whole)}
+
+
+# --- GPyTorch ----------------------------------------------------------------------------------------------------
+
+
+def stacked(features: Features) -> Tensor:
+    """Rows ``[f; s; l]`` of the paper, sample by sample."""
+    n = len(features)
+    s = features.confidence[:, None, None].expand(n, L, 1)
+    layer = torch.arange(L, dtype=s.dtype)[None, :, None].expand(n, L, 1)
+    return torch.cat([torch.stack(list(features.layers.values()), 1), s, layer], dim=2).reshape(n * L, -1)
+
+
+def recipe(n: int) -> tuple[Any, Any, Any, Tensor, Tensor]:
+    """Model, likelihood, loss and data of the paper's recipe."""
+    warnings.simplefilter("ignore")
+    import gpytorch
+    from gpytorch.kernels import IndexKernel, MaternKernel, ScaleKernel
+
+    class Model(gpytorch.models.ExactGP):
+        def __init__(self, x: Tensor, y: Tensor, likelihood: Any) -> None:
+            super().__init__(x, y, likelihood)
+            self.mean_module = gpytorch.means.ZeroMean()
+            feature = ScaleKernel(MaternKernel(nu=2.5, active_dims=list(range(WIDTH))))
+            confidence = ScaleKernel(MaternKernel(nu=2.5, active_dims=[WIDTH]))
+            self.covar_module = feature + confidence + IndexKernel(num_tasks=L, rank=1, active_dims=[WIDTH + 1])
+
+        def forward(self, x: Tensor) -> Any:
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    torch.manual_seed(0)
+    features, labels = sample(n, 0)
+    x, y = stacked(features), features.residual(labels).repeat_interleave(L)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    model = Model(x, y, likelihood)
+    return model, likelihood, gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model), x, y
+
+
+def gpytorch_steps(n: int, steps: int, cholesky: bool, warm: int = 2) -> dict[str, Any]:
+    """Median time of one Adam step."""
+    model, likelihood, loss, x, y = recipe(n)
+    import gpytorch
+
+    model.train(), likelihood.train()
+    adam = torch.optim.Adam(model.parameters(), lr=RATE)
+    with gpytorch.settings.max_cholesky_size(10**6 if cholesky else 800):
+        times = [timed(lambda: adam_step(model, loss, adam, x, y)) for _ in range(warm + steps)]
+    return {"seconds": statistics.median(times[warm:]), "cholesky": cholesky}
+
+
+def gpytorch_recipe(n: int) -> dict[str, Any]:
+    """The whole recipe, and its held-out log density."""
+    model, likelihood, loss, x, y = recipe(n)
+    import gpytorch
+
+    model.train(), likelihood.train()
+    adam, started = torch.optim.Adam(model.parameters(), lr=RATE), CLOCK()
+    for _ in range(STEPS):
+        adam_step(model, loss, adam, x, y)
+    elapsed = CLOCK() - started
+    model.eval(), likelihood.eval()
+    new, new_labels = sample(1000, 1)
+    rows, residual = stacked(new), new.residual(new_labels).repeat_interleave(L)
+    with torch.no_grad(), gpytorch.settings.max_cholesky_size(10**6):
+        parts = [likelihood(model(rows[i : i + 1000])) for i in range(0, len(rows), 1000)]
+        value = mean_log_density(residual, torch.cat([p.mean for p in parts]), torch.cat([p.variance for p in parts]))
+    return {"seconds": elapsed, "log_density": value}
+
+
+def gpytorch_predict(n: int, new: int, fast: bool) -> dict[str, Any]:
+    """Median time of predicting the stacked rows of ``new`` samples, with the caches of training warm."""
+    model, likelihood, _, _, _ = recipe(n)
+    import gpytorch
+
+    model.eval(), likelihood.eval()
+    rows = stacked(sample(new, 1)[0])
+
+    def predicted() -> None:
+        for i in range(0, len(rows), 1000):
+            found = model(rows[i : i + 1000])
+            _ = found.mean, found.variance
+
+    with torch.no_grad(), gpytorch.settings.max_cholesky_size(10**6), gpytorch.settings.fast_pred_var(fast):
+        model(rows[:1000]).variance  # noqa: B018
+        return {"seconds": median_time(predicted, 3)}
+
+
+def adam_step(model: Any, loss: Any, adam: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    adam.zero_grad()
+    (-loss(model(x), y)).backward()
+    adam.step()
+
+
+def timed(function: Callable[[], Any]) -> float:
+    started = CLOCK()
+    function()
+    return CLOCK() - started
+
+
+def median_time(function: Callable[[], Any], repeats: int) -> float:
+    return statistics.median(timed(function) for _ in range(repeats))
+
+
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "fit": fit, "predict": predict, "module": module,
+    "gpytorch_steps": gpytorch_steps, "gpytorch_recipe": gpytorch_recipe, "gpytorch_predict": gpytorch_predict,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main()
