@@ -141,32 +141,59 @@ def layer_evidence(reference: Reference, features: Features, own: Tensor | None 
         tensor([ True, False])
     """
     reference = reference.to(features.logits.device)
-    label = features.label
-    parts = [_one_layer(space, reference, features.layers[name], label, own) for name, space in reference.layers.items()]
+    order = reference.classes.argsort(stable=True)
+    classes, sizes = reference.classes[order].unique_consecutive(return_counts=True)
+    position = (classes[None, :] == features.label[:, None]).int()
+    mine = torch.where(position.any(dim=1), position.argmax(dim=1), -1)  # column of the predicted class
+    skip = None if own is None else torch.where(own >= 0, order.argsort()[own], -1)
+    spaces = [(space.project(features.layers[name]), space.points[order]) for name, space in reference.layers.items()]
+    parts = [_one_layer(x, points, sizes.tolist(), mine, skip, reference.k) for x, points in spaces]
     return Evidence(torch.stack([a for a, _ in parts], dim=1), torch.stack([n for _, n in parts], dim=1))
 
 
-def _one_layer(space: LayerSpace, reference: Reference, x: Tensor, label: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
-    size = max(1, CHUNK_ENTRIES // max(len(reference), 1))
-    agreement, novelty = [x.new_zeros(0).double()], [x.new_zeros(0).double()]
-    for start in range(0, len(x), size):
-        rows = slice(start, start + size)
-        D = torch.cdist(space.project(x[rows]), space.points)  # (b, m)
-        if own is not None:
-            here = (own[rows] >= 0).nonzero()[:, 0]
-            D[here, own[rows][here]] = torch.inf
-        same = label[rows, None] == reference.classes[None, :]
-        any_, mine, other = (_mean_nearest(d, reference.k) for d in (D, D.masked_fill(~same, torch.inf), D.masked_fill(same, torch.inf)))
-        agreement.append((other.log() - mine.log()).nan_to_num(0.0).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
-        novelty.append(any_.log())
+def _one_layer(x: Tensor, points: Tensor, sizes: list[int], mine: Tensor, skip: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    """Agreement and novelty ``(n,)`` from coordinates; ``points`` are sorted by class, with ``sizes`` of each class."""
+    agreement, novelty = [x.new_zeros(0)], [x.new_zeros(0)]
+    step = max(1, CHUNK_ENTRIES // max(len(points), 1))
+    fast = points.float()
+    squares = fast.square().sum(dim=1)
+    for start in range(0, len(x), step):
+        rows = slice(start, start + step)
+        D = torch.addmm(squares, x[rows].float(), fast.T, alpha=-2)  # (b, m), without the row's own square
+        if skip is not None:
+            here = (skip[rows] >= 0).nonzero()[:, 0]
+            D[here, skip[rows][here]] = torch.inf
+        near, index = _nearest_per_class(D, sizes, k)  # (b, C, k)
+        own_class = torch.arange(len(sizes), device=x.device)[None, :, None] == mine[rows, None, None]
+        masks = (torch.ones_like(own_class), own_class, ~own_class)
+        d_any, d_own, d_other = (_mean_distance(x[rows], points, near.masked_fill(~mask, torch.inf), index, k) for mask in masks)
+        agreement.append((d_other.log() - d_own.log()).nan_to_num(0.0).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
+        novelty.append(d_any.log())
     return torch.cat(agreement), torch.cat(novelty)
 
 
-def _mean_nearest(D: Tensor, k: int) -> Tensor:
-    """Mean of the ``k`` smallest finite distances of each row; infinite where there are none."""
-    near = D.topk(min(k, D.shape[1]), dim=1, largest=False).values
-    finite = near.isfinite()
-    mean = near.masked_fill(~finite, 0.0).sum(dim=1) / finite.sum(dim=1)
+def _nearest_per_class(D: Tensor, sizes: list[int], k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` smallest entries of every class's columns and where they are; overwrites ``D``, infinite where there are fewer."""
+    near = D.new_full((len(D), len(sizes), k), torch.inf)
+    index = torch.zeros(near.shape, dtype=torch.long, device=D.device)
+    start = 0
+    for c, size in enumerate(sizes):
+        columns = D[:, start : start + size]
+        for j in range(min(k, size)):
+            near[:, c, j], found = columns.min(dim=1)
+            index[:, c, j] = found + start
+            columns.scatter_(1, found[:, None], torch.inf)
+        start += size
+    return near, index
+
+
+def _mean_distance(x: Tensor, points: Tensor, near: Tensor, index: Tensor, k: int) -> Tensor:
+    """Mean distance, computed anew from the differences, to the ``k`` nearest candidates; infinite where there are none."""
+    best, where = near.flatten(1).topk(min(k, near.shape[1] * near.shape[2]), dim=1, largest=False)
+    chosen = points[index.flatten(1).gather(1, where)]  # (b, k, q)
+    exact = (chosen - x[:, None, :]).norm(dim=2)
+    finite = best.isfinite()
+    mean: Tensor = exact.masked_fill(~finite, 0.0).sum(dim=1) / finite.sum(dim=1)
     return mean.masked_fill(~finite.any(dim=1), torch.inf).clamp_min(1e-9)
 
 
