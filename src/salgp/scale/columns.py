@@ -57,8 +57,8 @@ def list_column(x: Tensor, dtype: str, what: str) -> Any:
 def from_table(table: Any, layers: Sequence[str], labels: bool, groups: bool) -> tuple[Features, Tensor | None]:
     """Inverse of `to_table`; numbers come back as float32."""
     values = {f"layers.{k}": _matrix(table.column(f"layers.{k}")) for k in layers}
-    group = torch.from_numpy(_own(table.column("group").combine_chunks())) if groups else None
-    label = torch.from_numpy(_own(table.column("label").combine_chunks())).long() if labels else None
+    group = _own(table.column("group").combine_chunks()) if groups else None
+    label = _own(table.column("label").combine_chunks()).long() if labels else None
     return Features(_matrix(table.column("logits")), {k: values[f"layers.{k}"] for k in layers}, group), label
 
 
@@ -78,10 +78,10 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
 
 
 def _matrix(column: Any) -> Tensor:
-    parts = [torch.from_numpy(_own(chunk.flatten())).float() for chunk in column.chunks]
+    parts = [_own(chunk.flatten()).float() for chunk in column.chunks]
     return (parts[0] if len(parts) == 1 else torch.cat([torch.empty(0), *parts])).reshape(-1, column.type.list_size)
 
 
-def _own(array: Any) -> np.ndarray:
-    """A writable copy, which is what torch asks for."""
-    return np.array(array.to_numpy(zero_copy_only=False), copy=True)
+def _own(array: Any) -> Tensor:
+    """A copy in memory that torch has allocated, so that its alignment, and with it every bit of what follows, is the same."""
+    return torch.tensor(array.to_numpy(zero_copy_only=False))

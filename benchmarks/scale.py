@@ -1,0 +1,318 @@
+"""Scale: fitting out of core and batch scoring, with time, processor time and peak memory of a process of their own.
+
+``python benchmarks/scale.py all --out benchmarks/results/scale.md`` runs everything; the parts are ``fit``, ``score``,
+``gpytorch`` and ``ray``, each with its sizes as arguments. Stores are made once under ``--work`` and reused. Every
+measurement runs in a fresh process, so that its peak memory is its own. Wall-clock time depends on what else the machine
+does; processor seconds say what the work itself costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salgp.calibrators.layerwise import SALGP
+from salgp.features import Features
+from salgp.scale import FeatureStore, fit_store, score, write_store
+
+LAYERS, WIDTH, CLASSES, LATENT = 5, 64, 10, 8
+CHUNK = 50_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=["all", "fit", "score", "gpytorch", "ray", "task"])
+    parser.add_argument("--fit-sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--score-size", type=int, default=3_500_000)
+    parser.add_argument("--ray-size", type=int, default=3_500_000)
+    parser.add_argument("--inducing", type=int, default=256)
+    parser.add_argument("--subset", type=int, default=4000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "salgp-scale")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--task")
+    parser.add_argument("--arguments", type=json.loads, default={})
+    a = parser.parse_args()
+    if a.part == "task":
+        return report_task(a.task, a.arguments)
+    a.work.mkdir(parents=True, exist_ok=True)
+    parts = ["fit", "score", "gpytorch", "ray"] if a.part == "all" else [a.part]
+    lines = [line for part in parts for line in PARTS[part](a)]
+    text = "\n".join(lines) + "\n"
+    if a.out:
+        a.out.parent.mkdir(parents=True, exist_ok=True)
+        a.out.write_text((a.out.read_text() + "\n" if a.out.exists() and a.part != "all" else "") + text)
+    return None
+
+
+def fit_part(a: argparse.Namespace) -> Iterator[str]:
+    """Time and memory of an out-of-core fit against the number of samples."""
+    yield from said(f"## Fit, {LAYERS} layers x {WIDTH}, {a.inducing} inducing rows, hyperparameters on {a.subset} rows, {machine()}")
+    yield from said("\n| samples | seconds | processor s | of which passes over all rows | peak RSS MB |\n|---|---|---|---|---|")
+    for n in a.fit_sizes:
+        store = store_of(a.work, n)
+        r = measure("fit", {"store": str(store), "inducing": a.inducing, "subset": a.subset, "workers": a.workers, "save": str(a.work / f"cal-{n}")})
+        yield from said(f"| {n:,} | {r['seconds']:.1f} | {r['cpu']:.1f} | {r['passes']:.1f} s | {r['rss']:.0f} |")
+    n = min(max(a.fit_sizes), 100_000)
+    r = measure("equal", {"store": str(store_of(a.work, n)), "calibrator": str(a.work / f"cal-{n}")})
+    yield from said(
+        f"\nAgainst conditioning in memory on the same inducing rows at {n:,} samples: largest difference of confidence {r['confidence']:.1e},"
+    )
+    yield from said(f"of its standard deviation {r['std']:.1e} (in memory: {r['rss']:.0f} MB).")
+
+
+def score_part(a: argparse.Namespace) -> Iterator[str]:
+    """Rate of scoring, against reading the same bytes."""
+    n, store = a.score_size, store_of(a.work, a.score_size)
+    calibrator = calibrator_of(a)
+    yield from said(f"\n## Scoring {n:,} samples with variance, {a.inducing} inducing rows, {machine()}")
+    yield from said("\n| what | seconds | samples/s | processor us/sample | peak RSS MB |\n|---|---|---|---|---|")
+    jobs = {"score": {}, "score, double precision": {"precision": "double"}, "score with layer terms": {"layers": True}}
+    for name, options in jobs.items():
+        r = measure("score", {"store": str(store), "calibrator": str(calibrator), "workers": a.workers, "options": options})
+        yield from said(f"| {name} ({r['precision']}) | {r['seconds']:.1f} | {n / r['seconds']:,.0f} | {1e6 * r['cpu'] / n:.1f} | {r['rss']:.0f} |")
+    for name, task in (("reading and decoding the shards only", "read"), ("summing the same floats from memory (NumPy)", "bandwidth")):
+        r = measure(task, {"store": str(store), "workers": a.workers})
+        yield from said(f"| {name} | {r['seconds']:.1f} | {n / r['seconds']:,.0f} | {1e6 * r['cpu'] / n:.2f} | {r['rss']:.0f} |")
+
+
+def gpytorch_part(a: argparse.Namespace) -> Iterator[str]:
+    """Rate of GPyTorch on the same model, kernel and inducing rows."""
+    yield from said(f"\n## GPyTorch prediction with variance, same kernel and {a.inducing} inducing rows, single precision, {machine()}")
+    yield from said("\n| model | batch | samples/s | processor us/sample |\n|---|---|---|---|")
+    for model in ("sgpr", "svgp", "exact"):
+        for batch in (1000, 4000):
+            r = measure("gpytorch", {"model": model, "inducing": a.inducing, "batch": batch, "threads": a.workers})
+            yield from said(f"| {model} | {batch} | {r['rate']:,.0f} | {1e6 * r['cpu_per_sample']:.0f} |")
+
+
+def ray_part(a: argparse.Namespace) -> Iterator[str]:
+    """The same scoring on threads and on Ray."""
+    n, store, calibrator = a.ray_size, store_of(a.work, a.ray_size), calibrator_of(a)
+    yield from said(f"\n## Local against Ray, {n:,} samples with layer terms, {a.workers} workers, {machine()}")
+    yield from said("\n| engine | seconds | bytes of output |\n|---|---|---|")
+    found = {}
+    for name, options in (("local", {}), ("ray", {"engine": "ray"}), ("ray, one worker SIGKILLed", {"engine": "ray", "kill": True})):
+        r = measure("score", {"store": str(store), "calibrator": str(calibrator), "workers": a.workers, "options": {"layers": True, **options}})
+        found[name] = r
+        yield from said(f"| {name} | {r['seconds']:.1f} | {r['digest'][:16]} |")
+    same = len({r["digest"] for r in found.values()}) == 1
+    overhead = found["ray"]["seconds"] / found["local"]["seconds"] - 1
+    yield from said(f"\nOutput identical: {same}. Overhead of Ray, start included: {100 * overhead:.0f} %.")
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {"fit": fit_part, "score": score_part, "gpytorch": gpytorch_part, "ray": ray_part}
+
+
+def fit_task(store: str, inducing: int, subset: int, workers: int, save: str) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as work:
+        fitted = fit_store(SALGP(n_inducing=inducing, inference="inducing"), store, subset=subset, workers=workers, work=work)
+        learned = (Path(work) / "hyperparameters/calibrator.json").stat().st_mtime
+        passes = (Path(work) / "final/calibrator.json").stat().st_mtime - learned
+    fitted.save(save)
+    return {"passes": passes}
+
+
+def equal_task(store: str, calibrator: str) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from salgp.calibrators.base import load_calibrator
+    from salgp.calibrators.structures import rows_of
+    from salgp.gp.covariance import gaps, self_gaps
+    from salgp.gp.regression import condition_inducing, statistics
+
+    fitted: Any = load_calibrator(calibrator)
+    features, labels = FeatureStore(store).to_features()
+    assert labels is not None
+    p, rows = fitted.fitted_.posterior, rows_of(fitted.structure_, features)
+    y = features.residual(labels).double()
+    noise = torch.full_like(y, fitted.fitted_.log_noise).exp()
+    with torch.no_grad():
+        sums = statistics(p.covariance(p.theta, gaps(p.rows, rows, p.covariance)), p.covariance(p.theta, self_gaps(rows, p.covariance)), y, noise)
+        found = fitted.predict(features[:5000])
+        fitted.fitted_ = replace(fitted.fitted_, posterior=condition_inducing(p.covariance, p.theta, p.rows, sums))
+        whole = fitted.predict(features[:5000])
+    return {k: float((getattr(found, k) - getattr(whole, k)).abs().max()) for k in ("confidence", "std")}
+
+
+def score_task(store: str, calibrator: str, workers: int, options: dict[str, Any]) -> dict[str, Any]:
+    import hashlib
+    import threading
+
+    if options.pop("kill", False):
+        threading.Thread(target=_kill_a_worker, daemon=True).start()
+    with tempfile.TemporaryDirectory(dir=Path(store).parent) as out:
+        done = score(store, calibrator, out, workers=workers, **options)
+        digest = hashlib.sha256((Path(out) / "manifest.json").read_bytes()).hexdigest()
+    return {"seconds": done.seconds, "precision": done.precision, "digest": digest}
+
+
+def read_task(store: str, workers: int) -> dict[str, Any]:
+    from salgp.scale.engines import run_local
+
+    source = FeatureStore(store)
+    start = time.perf_counter()
+    for _ in run_local(lambda i: len(source.shard(i)[0]), ((i,) for i in range(source.n_shards)), workers):
+        pass
+    return {"seconds": time.perf_counter() - start}
+
+
+def bandwidth_task(store: str, workers: int) -> dict[str, Any]:
+    """Sum the numbers of one shard, held in memory, as often as there are shards."""
+    source = FeatureStore(store)
+    arrays = [x.numpy() for x in source.shard(0)[0].layers.values()]
+    start = time.perf_counter()
+    for _ in range(round(len(source) / source.rows[0])):
+        for x in arrays:
+            x.sum()
+    return {"seconds": time.perf_counter() - start}
+
+
+def gpytorch_task(model: str, inducing: int, batch: int, threads: int) -> dict[str, Any]:
+    import gpytorch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(threads)
+    g = torch.Generator().manual_seed(0)
+    z, x, y = (
+        torch.randn(inducing, LAYERS * WIDTH + 1, generator=g),
+        torch.randn(2000, LAYERS * WIDTH + 1, generator=g),
+        torch.randn(2000, generator=g),
+    )
+    network = _gpytorch_model(model, z, x, y).eval()
+    queries = torch.randn(batch, LAYERS * WIDTH + 1, generator=g)
+    count, best, cpu = 0, 0.0, float("inf")
+    with torch.no_grad(), gpytorch.settings.fast_pred_var():
+        until = time.perf_counter() + 20
+        while count < 3 or time.perf_counter() < until:
+            start, used = time.perf_counter(), time.process_time()
+            found = network(queries)
+            _ = found.mean, found.variance
+            if count:
+                best, cpu = max(best, batch / (time.perf_counter() - start)), min(cpu, (time.process_time() - used) / batch)
+            count += 1
+    return {"rate": best, "cpu_per_sample": cpu}
+
+
+TASKS = {"fit": fit_task, "equal": equal_task, "score": score_task, "read": read_task, "bandwidth": bandwidth_task, "gpytorch": gpytorch_task}
+
+
+def measure(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run one task in a process of its own; adds its time, processor time and peak memory to what it found."""
+    command = [sys.executable, __file__, "task", "--task", task, "--arguments", json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{task} {arguments} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def report_task(task: str, arguments: dict[str, Any]) -> None:
+    start, used = time.perf_counter(), _processor_seconds()
+    found = TASKS[task](**arguments)
+    cpu, peak = _processor_seconds() - used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"seconds": time.perf_counter() - start, "cpu": cpu, "rss": peak, **found}))
+
+
+def made(n: int, seed: int) -> tuple[Features, Tensor]:
+    """Layers that see a latent variable through noise, over-confident logits, labels from flatter ones."""
+    g, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(10**6)
+    h = torch.randn(n, LATENT, generator=g)
+    layers = {}
+    for i in range(LAYERS):
+        layers[f"layer{i}"] = torch.relu(h @ torch.randn(LATENT, WIDTH, generator=fixed) + 0.5 * torch.randn(n, WIDTH, generator=g))
+    logits = 1.5 * h @ torch.randn(LATENT, CLASSES, generator=fixed)
+    return Features(logits, layers), torch.multinomial((0.6 * logits).softmax(1), 1, generator=g)[:, 0]
+
+
+def store_of(work: Path, n: int) -> Path:
+    folder = work / f"store-{n}"
+    write_store((made(min(CHUNK, n - i), i) for i in range(0, n, CHUNK)), folder, dtype="float16", rows=65_536)
+    return folder
+
+
+def calibrator_of(a: argparse.Namespace) -> Path:
+    saved = [a.work / f"cal-{n}" for n in sorted(a.fit_sizes, reverse=True) if (a.work / f"cal-{n}").is_dir()]
+    if not saved:
+        n = min(a.fit_sizes)
+        measure(
+            "fit",
+            {"store": str(store_of(a.work, n)), "inducing": a.inducing, "subset": a.subset, "workers": a.workers, "save": str(a.work / f"cal-{n}")},
+        )
+        saved = [a.work / f"cal-{n}"]
+    return saved[0]
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start"
+
+
+def said(line: str) -> Iterator[str]:
+    print(line, flush=True)
+    yield line
+
+
+def _gpytorch_model(name: str, z: Tensor, x: Tensor, y: Tensor) -> Any:
+    import gpytorch
+    from gpytorch.distributions import MultivariateNormal
+    from gpytorch.kernels import InducingPointKernel, MaternKernel, ScaleKernel
+    from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+
+    parts = [list(range(i * WIDTH, (i + 1) * WIDTH)) for i in range(LAYERS)] + [[LAYERS * WIDTH]]
+    kernel: Any = sum((ScaleKernel(MaternKernel(2.5, active_dims=dims)) for dims in parts[1:]), ScaleKernel(MaternKernel(2.5, active_dims=parts[0])))
+    for part in kernel.modules():
+        if isinstance(part, MaternKernel):
+            part.lengthscale = 8.0
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().eval()
+
+    class Exact(gpytorch.models.ExactGP):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(x, y, likelihood)
+            self.covariance = kernel if name == "exact" else InducingPointKernel(kernel, z.clone(), likelihood)
+
+        def forward(self, rows: Tensor) -> MultivariateNormal:
+            return MultivariateNormal(rows.new_zeros(rows.shape[:-1]), self.covariance(rows))
+
+    class Variational(gpytorch.models.ApproximateGP):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(VariationalStrategy(self, z, CholeskyVariationalDistribution(len(z))))
+            self.covariance = kernel
+
+        def forward(self, rows: Tensor) -> MultivariateNormal:
+            return MultivariateNormal(rows.new_zeros(rows.shape[:-1]), self.covariance(rows))
+
+    return Variational() if name == "svgp" else Exact()
+
+
+def _processor_seconds() -> float:
+    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+
+
+def _kill_a_worker() -> None:
+    """SIGKILL the first busy Ray worker that shows up, a few seconds into its work."""
+    import signal
+
+    for _ in range(600):
+        time.sleep(0.5)
+        for line in subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines():
+            if "ray::_one_thread" in line:
+                time.sleep(3)
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+                return
+
+
+if __name__ == "__main__":
+    main()
