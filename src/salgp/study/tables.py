@@ -144,7 +144,7 @@ def _uncertainty(study: str, records: Sequence[Record]) -> Table:
     }
     rows = []
     for (fit_on, test, pooling, method), group in _grouped(records, ("fit_on", "test", "pooling", "method")).items():
-        if any(r["mean_variance"] is not None or r["n_unknown"] for r in group):
+        if test in ("pooled", "photometric") and any(r["mean_variance"] is not None or r["n_unknown"] for r in group):
             rows.append((fit_on, test, pooling, method, *(mean_std(r[c] for r in group) for c in columns)))
     heads = ("Fitted on", "Test", "Pooling", "Method", *columns.values())
     return Table(f"{study}-uncertainty", f"{study}: predictive variance and unknown classes", (), heads, tuple(rows))
