@@ -49,7 +49,7 @@ def network() -> nn.Sequential:
     return model
 
 
-def loader(n_batches: int = 60, part: int = 0) -> list[tuple[Tensor, Tensor]]:
+def loader(n_batches: int = 40, part: int = 0) -> list[tuple[Tensor, Tensor]]:
     """Batches of different sizes."""
     g = torch.Generator().manual_seed(7 + part)
     return [(torch.randn(10 + i % 3, 5, generator=g), torch.randint(3, (10 + i % 3,), generator=g)) for i in range(n_batches)]
@@ -76,7 +76,7 @@ def fit_job(folder: str) -> None:
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fitted = fit_store(small_calibrator("bernoulli"), f"{folder}/store", subset=200, rounds=3, work=f"{folder}/work", workers=2)
+        fitted = fit_store(small_calibrator("bernoulli"), f"{folder}/store", subset=150, rounds=2, work=f"{folder}/work", workers=2)
     fitted.save(f"{folder}/out")
 
 

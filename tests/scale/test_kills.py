@@ -17,7 +17,7 @@ KILLS = {"fast": 4, "slow": 20}
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the jobs read."""
     folder = tmp_path_factory.mktemp("kills")
-    small_store(folder / "store", n=3000, rows=100)
+    small_store(folder / "store", n=1000, rows=50)
     small_calibrator().set_params(max_steps=None).fit(*samples(200)).save(folder / "calibrator")
     return folder
 

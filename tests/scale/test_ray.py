@@ -25,8 +25,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """One small Ray for all tests here."""
-    with ray_session(workers=2) as session:
-        yield session
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        with ray_session(workers=2) as session:
+            yield session
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def test_extracted_store_equals_extract(tmp_path: Path) -> None:
     found, known = store.to_features()
     assert same(found, features)
     assert torch.equal(known, labels)
-    assert store.n_shards == 12
+    assert store.n_shards == 8
 
 
 def test_continuing_with_other_data_or_weights_is_refused(tmp_path: Path) -> None:
