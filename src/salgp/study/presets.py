@@ -47,6 +47,7 @@ class Preset:
         arguments: of each backbone, beyond the number of classes.
         n_test: photometric test objects; None for all.
         gp: arguments of every GP, per data set.
+        stacked: further arguments of GPs with one row per sample and layer.
         deep: arguments of the deep GP.
         max_steps: longest light curve per band.
         size: side of the centre cut out of each radar chip.
@@ -61,6 +62,7 @@ class Preset:
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     n_test: int | None = None
     gp: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stacked: Mapping[str, Any] = field(default_factory=dict)
     deep: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int = 128
     size: int = 128
@@ -119,6 +121,7 @@ PRESETS: Mapping[str, Preset] = {
         complete=False,
         same_steps=True,
         gp={name: {"n_inducing": 128} for name in ("mstar", "spcc", "plasticc")},
+        stacked={"n_inducing": 512},
         deep={"steps": 200},
     ),
     "paper": Preset(

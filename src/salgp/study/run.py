@@ -39,6 +39,8 @@ __all__ = ["Run", "open_runs", "run_study"]
 
 N_LAYERS = 5
 """Every backbone of the paper is tapped at five places."""
+STACKED_GROUPS = ("ml", "hl", "subsets", "class")
+"""Groups of methods with one row per sample and layer."""
 SIDE_GROUPS = ("subsets", "class", "deep")
 """Groups of methods a preset that is not complete runs only once."""
 _POOLINGS = {"avg": "channel-avg", "max": "channel-max", "none": "flatten"}
@@ -144,7 +146,7 @@ class Run:
             if group in SIDE_GROUPS and not (first or self.preset.complete):
                 continue
             poolings = e.poolings if self.preset.complete or (first and group not in SIDE_GROUPS) else e.poolings[:1]
-            for method in methods_of(group, N_LAYERS, gp, self.preset.deep):
+            for method in methods_of(group, N_LAYERS, {**gp, **(self.preset.stacked if group in STACKED_GROUPS else {})}, self.preset.deep):
                 if method.reference and fit_on != "validation":
                     continue  # the training set is its own nearest neighbour
                 yield from ((method, pooling, fit_on) for pooling in (poolings if method.reads_layers else ("none",)))
