@@ -1,7 +1,7 @@
 """The data of the shift benchmark: networks, calibration data with perturbed copies, and shifted test sets.
 
 Every case gives features as files in a cache folder, so that methods are compared on the same numbers and a second run
-costs nothing. Perturbations used for fitting (`salgp.perturb.KINDS`) and corruptions used for testing are disjoint:
+costs nothing. Perturbations used for fitting (`salgp.network.perturb.KINDS`) and corruptions used for testing are disjoint:
 
 | case | fitted on copies with | tested on |
 |---|---|---|
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 from torch.utils.data import DataLoader, TensorDataset
 
-from salgp.extraction import extract
 from salgp.features import Features, load_features
-from salgp.perturb import FAMILIES
-from salgp.reader import Choice
-from salgp.rehearsal import rehearse
+from salgp.network.extraction import extract
+from salgp.network.perturb import FAMILIES
+from salgp.network.reader import Choice
+from salgp.network.rehearsal import rehearse
 
 SEVERITIES = (0.4, 0.8)
 Corruption = Callable[[Tensor, float, torch.Generator], Tensor]

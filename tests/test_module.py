@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
 from salgp.calibrators import Calibrator, get
-from salgp.fingerprint import fingerprint
 from salgp.module import CalibratedClassifier, calibrate, load
+from salgp.network.fingerprint import fingerprint
+from salgp.network.reader import Choice
 from salgp.prediction import LayerTerms, Prediction
-from salgp.reader import Choice
 
 X = torch.randn(60, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 

@@ -22,7 +22,7 @@ _WHERE = {
     "SALGP": "calibrators.layerwise",
     "calibrate": "module",
     "evaluate": "metrics",
-    "extract": "extraction",
+    "extract": "network.extraction",
     "load": "module",
     "load_features": "features",
 }

@@ -15,18 +15,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from salgp.batches import Batch, named_fields
 from salgp.calibrators import Calibrator, get, load_calibrator
-from salgp.extraction import Copies, Perturb, collect, read_batches
 from salgp.features import Features
-from salgp.fingerprint import Fingerprint, fingerprint
-from salgp.layers import Layers, Poolings, pooling_for
-from salgp.pooling import Layout
+from salgp.network.batches import Batch, named_fields
+from salgp.network.extraction import Copies, Perturb, collect, read_batches
+from salgp.network.fingerprint import Fingerprint, fingerprint
+from salgp.network.layers import Layers, Poolings, pooling_for
+from salgp.network.pooling import Layout
+from salgp.network.reader import Choice, Forward, Reader
+from salgp.network.rehearsal import rehearse
+from salgp.network.taps import Tap
 from salgp.prediction import Prediction
-from salgp.reader import Choice, Forward, Reader
-from salgp.rehearsal import rehearse
 from salgp.storage import FormatError, read_json, write_json
-from salgp.taps import Tap
 
 __all__ = ["CalibratedClassifier", "calibrate", "load"]
 

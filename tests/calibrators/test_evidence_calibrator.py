@@ -12,9 +12,9 @@ from salgp.calibrators import get
 from salgp.calibrators.evidence import LayerEvidence, _fit_weights, leave_group_out, originals, sample_weights
 from salgp.calibrators.moved import shift_report
 from salgp.features import Features
+from salgp.network.reader import Choice
+from salgp.network.rehearsal import rehearse
 from salgp.prediction import Prediction
-from salgp.reader import Choice
-from salgp.rehearsal import rehearse
 
 
 def world(n: int, seed: int, noise: float = 0.0) -> tuple[Features, Tensor]:

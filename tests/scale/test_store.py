@@ -8,8 +8,8 @@ import pytest
 import torch
 from scale_jobs import contents, jitter, loader, network, part_loader, samples, small_store
 
-from salgp.extraction import extract
 from salgp.features import Features
+from salgp.network.extraction import extract
 from salgp.scale.extraction import extract_parts, extract_to_store
 from salgp.scale.manifest import ChecksumError, Manifest
 from salgp.scale.sampling import stratified, subset_of

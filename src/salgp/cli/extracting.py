@@ -102,9 +102,9 @@ class _Shown:
 
 
 def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any], perturb: bool) -> Any:
-    from salgp.extraction import extract
-    from salgp.reader import Choice
-    from salgp.rehearsal import rehearse
+    from salgp.network.extraction import extract
+    from salgp.network.reader import Choice
+    from salgp.network.rehearsal import rehearse
 
     if perturb:
         with shell.progress("extracting samples and perturbed copies"):
@@ -114,7 +114,7 @@ def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str,
 
 
 def _run_to_store(shell: Shell, network: nn.Module, loader: Inputs, out: Path, options: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
-    from salgp.extraction import extract_batches
+    from salgp.network.extraction import extract_batches
     from salgp.scale import write_store
 
     with shell.progress("extracting", total=loader.n) as advance:
@@ -124,7 +124,7 @@ def _run_to_store(shell: Shell, network: nn.Module, loader: Inputs, out: Path, o
 
 def _metadata(network: nn.Module, classes: list[str] | None) -> dict[str, str]:
     import salgp
-    from salgp.fingerprint import fingerprint
+    from salgp.network.fingerprint import fingerprint
 
     known = fingerprint(network)
     kept = {"network": known.weights, "network_structure": known.structure, "salgp": salgp.__version__}

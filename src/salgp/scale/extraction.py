@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.batches import Batch
-from salgp.extraction import Perturb, collect, read_batches
 from salgp.features import Features
-from salgp.fingerprint import fingerprint
-from salgp.layers import Layers, Poolings
-from salgp.reader import Choice, Forward, Reader
+from salgp.network.batches import Batch
+from salgp.network.extraction import Perturb, collect, read_batches
+from salgp.network.fingerprint import fingerprint
+from salgp.network.layers import Layers, Poolings
+from salgp.network.reader import Choice, Forward, Reader
 from salgp.scale.engines import shown
 from salgp.scale.manifest import Entry, Manifest
 from salgp.scale.store import KIND, FeatureStore, header_of, open_manifest, shard_rows, write_shard
@@ -177,7 +177,7 @@ def _next_shard(
 def _extract_part(
     make_model: Callable[[], nn.Module], make_loader: Callable[[int], Iterable[Any]], index: int, out: str, dtype: str, options: dict[str, Any]
 ) -> tuple[int, tuple[str, int, str], dict[str, Any]]:
-    from salgp.extraction import extract
+    from salgp.network.extraction import extract
 
     features, labels = extract(_model(make_model), make_loader(index), **options)
     header = header_of(features, labels, dtype, {"parts": True})

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.batches import OUTPUTS, Batch, as_logits, raw_logits
 from salgp.features import Features
-from salgp.layers import Layers, Poolings, make_taps
-from salgp.taps import Tap, inference, tapped, unwrap
-from salgp.trace import trace
+from salgp.network.batches import OUTPUTS, Batch, as_logits, raw_logits
+from salgp.network.layers import Layers, Poolings, make_taps
+from salgp.network.taps import Tap, inference, tapped, unwrap
+from salgp.network.trace import trace
 
 __all__ = ["Choice", "Forward", "Reader", "placement", "projection"]
 

@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
-from salgp.batches import as_logits, raw_logits
-from salgp.extraction import extract_batches
-from salgp.reader import projection
+from salgp.network.batches import as_logits, raw_logits
+from salgp.network.extraction import extract_batches
+from salgp.network.reader import projection
 from salgp.study.backbones import build_backbone
 
 N = 10

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from salgp.taps import unwrap
+from salgp.network.taps import unwrap
 
 __all__ = ["Fingerprint", "fingerprint"]
 

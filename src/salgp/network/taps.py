@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from salgp.batches import named_fields
-from salgp.pooling import Layout, Pooling, pool
+from salgp.network.batches import named_fields
+from salgp.network.pooling import Layout, Pooling, pool
 
 __all__ = ["Tap", "activation", "hidden_state", "inference", "tapped", "unwrap"]
 

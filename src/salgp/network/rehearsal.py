@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.batches import Batch
 from salgp.features import Features, as_labels
-from salgp.perturb import Family, disturbed, families_for
-from salgp.reader import Choice, Reader
+from salgp.network.batches import Batch
+from salgp.network.perturb import Family, disturbed, families_for
+from salgp.network.reader import Choice, Reader
 
 __all__ = ["COPIES", "rehearse"]
 
@@ -44,7 +44,7 @@ def rehearse(
         model: the network.
         loader: labelled calibration data; its batches are kept in memory while copies are made.
         source: what to read.
-        perturb: see `salgp.perturb.families_for`.
+        perturb: see `salgp.network.perturb.families_for`.
         copies: of every sample and family.
         device: where batches are sent.
         dtype: of the features.

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from salgp.extraction import extract
-from salgp.perturb import FAMILIES, KINDS, Family, disturbed, families_for
-from salgp.reader import Choice
-from salgp.rehearsal import rehearse
+from salgp.network.extraction import extract
+from salgp.network.perturb import FAMILIES, KINDS, Family, disturbed, families_for
+from salgp.network.reader import Choice
+from salgp.network.rehearsal import rehearse
 
 
 def inputs(kind: str, n: int = 6) -> Tensor:
@@ -179,6 +179,6 @@ def test_own_family() -> None:
 
 
 def _batch(item: tuple[Tensor, Tensor]):  # type: ignore[no-untyped-def]
-    from salgp.batches import Batch
+    from salgp.network.batches import Batch
 
     return Batch.of(item)

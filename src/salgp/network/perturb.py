@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, conv2d, grid_sample, pad
 
-from salgp.taps import Tap, unwrap
+from salgp.network.taps import Tap, unwrap
 
 __all__ = ["FAMILIES", "KINDS", "Family", "disturbed", "families_for", "kind_of"]
 

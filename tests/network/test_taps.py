@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from salgp.layers import MAX_LAYERS, auto_layers, make_taps
-from salgp.pooling import Layout
-from salgp.taps import Tap, activation, hidden_state, inference, tapped, unwrap
-from salgp.trace import Trace, trace
+from salgp.network.layers import MAX_LAYERS, auto_layers, make_taps
+from salgp.network.pooling import Layout
+from salgp.network.taps import Tap, activation, hidden_state, inference, tapped, unwrap
+from salgp.network.trace import Trace, trace
 
 IMAGES = torch.linspace(-1, 1, 2 * 256).reshape(2, 1, 16, 16)
 BIG = torch.linspace(-1, 1, 2 * 64 * 64).reshape(2, 1, 64, 64)

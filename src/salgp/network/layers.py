@@ -22,9 +22,9 @@ from math import prod
 
 from torch import nn
 
-from salgp.pooling import Pooling
-from salgp.taps import Tap
-from salgp.trace import Call, Trace, ancestors, numbered
+from salgp.network.pooling import Pooling
+from salgp.network.taps import Tap
+from salgp.network.trace import Call, Trace, ancestors, numbered
 
 __all__ = ["MAX_LAYERS", "Layers", "Poolings", "auto_layers", "make_taps", "pooling_for"]
 
@@ -43,7 +43,7 @@ def auto_layers(found: Trace) -> tuple[str, ...]:
 
     Example:
         >>> import torch
-        >>> from salgp.trace import trace
+        >>> from salgp.network.trace import trace
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 3))
         >>> auto_layers(trace(model, lambda: model(torch.zeros(2, 1, 8, 8))))
         ('2', '5')
@@ -74,7 +74,7 @@ def make_taps(found: Trace, layers: Layers = "auto", pooling: Poolings = "auto")
 
     Example:
         >>> import torch
-        >>> from salgp.trace import trace
+        >>> from salgp.network.trace import trace
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> found = trace(model, lambda: model(torch.zeros(2, 4)))
         >>> [t.name for t in make_taps(found, ["0", -1])]

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from salgp.batches import raw_logits
-from salgp.pooling import Layout
-from salgp.taps import Tap, activation, inference
+from salgp.network.batches import raw_logits
+from salgp.network.pooling import Layout
+from salgp.network.taps import Tap, activation, inference
 
 __all__ = ["Call", "Trace", "ancestors", "numbered", "trace"]
 

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from salgp.batches import Batch
 from salgp.features import Features, as_labels
-from salgp.layers import Layers, Poolings
-from salgp.perturb import Family
-from salgp.reader import Choice, Forward, Reader, placement
-from salgp.rehearsal import rehearse
-from salgp.taps import unwrap
+from salgp.network.batches import Batch
+from salgp.network.layers import Layers, Poolings
+from salgp.network.perturb import Family
+from salgp.network.reader import Choice, Forward, Reader, placement
+from salgp.network.rehearsal import rehearse
+from salgp.network.taps import unwrap
 
 __all__ = ["Copies", "Perturb", "collect", "extract", "extract_batches", "read_batches"]
 
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 """``perturb(inputs, generator) -> inputs``, applied to the first floating-point input of each batch."""
 Copies = str | Sequence[str | Family]
-"""Which perturbed copies to add to the originals: see `salgp.perturb.families_for`."""
+"""Which perturbed copies to add to the originals: see `salgp.network.perturb.families_for`."""
 
 
 def extract(
@@ -53,14 +53,14 @@ def extract(
         loader: yields ``(x, y)``, ``(x1, x2, ..., y)``, ``x`` alone, or mappings with keyword arguments (and ``labels``).
         layers: ``"auto"`` for block boundaries (at most 12), or names, globs (``"layer*"``) and positions among the
             automatic layers (``-1``), one or several; empty for the logits only.
-        pooling: one of `salgp.pooling.POOLINGS`, a function, or a mapping from layer name or glob to those.
+        pooling: one of `salgp.network.pooling.POOLINGS`, a function, or a mapping from layer name or glob to those.
         output: what the network returns: ``"logits"``, ``"probabilities"`` or ``"log-probabilities"``. It is not guessed.
             A binary network with one output column ``z`` gets the logits ``[0, z]``.
         device: where batches are sent; by default to the network, which itself is never moved. Floating-point inputs
             are cast to the type of the network's parameters, so that half-precision networks take any loader.
         dtype: of the features; by default the network's own, and single precision for half precision.
         max_width: wider layers are projected to this width by a random Gaussian matrix fixed by ``seed`` and layer name.
-        perturb: ``"auto"``, or families of perturbations (`salgp.perturb.families_for`): labelled originals are followed by
+        perturb: ``"auto"``, or families of perturbations (`salgp.network.perturb.families_for`): labelled originals are followed by
             perturbed copies that share their original's group. A function ``perturb(inputs, generator) -> inputs`` instead
             replaces the first floating-point input of each batch.
         seed: of ``perturb`` and the projections.

@@ -1,0 +1,1 @@
+"""Reading a network: which layers to tap, hooks that leave no trace, pooling, perturbed copies, extraction."""
