@@ -84,9 +84,9 @@ def test_one_call_equals_the_explicit_steps(model, loader):
     assert prediction.layers.names == features.layer_names
 
 
-def test_the_default_method_is_sal_gp(model, loader):
+def test_the_default_method_is_layer_evidence(model, loader):
     classifier = calibrate(model, loader)
-    assert classifier.calibrator.name == "sal-gp"
+    assert classifier.calibrator.name == "layer-evidence"
     prediction = classifier(X)
     assert torch.equal(prediction.label, classifier.features(X).label)
     assert prediction.std is not None
