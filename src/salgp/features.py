@@ -208,7 +208,7 @@ def largest(x: Tensor) -> Tensor:
         tensor([1])
     """
     plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
-    if not plain or torch.jit.is_tracing() or torch.compiler.is_compiling():
+    if not plain or torch.compiler.is_compiling():
         return x.argmax(dim=1)
     return torch.from_numpy(x.detach().numpy().argmax(axis=1))
 

@@ -43,7 +43,7 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
     Example:
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True)
-        >>> model = CalibratedTorchClassifier(method="temperature").fit(X, y)
+        >>> model = CalibratedTorchClassifier(method="platt", epochs=5).fit(X, y)
         >>> model.predict_proba(X).shape
         (150, 3)
     """

@@ -79,7 +79,7 @@ def test_confusion_counts_unknown_rows_and_columns() -> None:
     features = Features(torch.tensor([[3.0, 0.0], [0.1, 0.0], [0.0, 3.0]]))
     figure = draw_confusion(Prediction.from_probs(features, features.probs), torch.tensor([0, -1, -1]), ["A", "B"], threshold=0.6)
     shown = [t.get_text() or "0.00" for t in figure.axes[0].texts]  # empty cells may be left blank
-    assert shown == ["1.00", "0.00", "0.00", "0.00", "0.00", "0.00", "0.00", "0.50", "0.50"]
+    assert [text or "0.00" for text in shown] == ["1.00", "0.00", "0.00", "0.00", "0.00", "0.00", "0.00", "0.50", "0.50"]
 
 
 def test_tables_and_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
