@@ -72,12 +72,12 @@ def pool(x: Tensor, how: Pooling = "auto", layout: Layout | None = None, mask: T
         torch.Size([2, 5])
     """
     if not isinstance(how, str):
-        return _widened(_checked(how(x), len(x)))
+        return _widened(_checked(how(x), x.shape[0]))
     if how not in POOLINGS:
         raise ValueError(f"unknown pooling {how!r}; choose one of {', '.join(POOLINGS)}, or pass a function")
     layout = layout or Layout()
     if x.ndim <= 2:
-        return _widened(x.reshape(len(x), -1))
+        return _widened(x.reshape(x.shape[0], -1))
     if how == "none":
         raise ValueError(f"pooling 'none' needs an output of shape (n, d), got {tuple(x.shape)}; choose one of {', '.join(POOLINGS)}")
     if how == "flatten":
@@ -116,14 +116,14 @@ def _max(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _first(x: Tensor, mask: Tensor | None) -> Tensor:
-    return x[:, 0] if mask is None else x[torch.arange(len(x), device=x.device), mask.int().argmax(dim=1)]
+    return x[:, 0] if mask is None else x[torch.arange(x.shape[0], device=x.device), mask.int().argmax(dim=1)]
 
 
 def _last(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return x[:, -1]
     last = x.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
-    return x[torch.arange(len(x), device=x.device), last]
+    return x[torch.arange(x.shape[0], device=x.device), last]
 
 
 _REDUCE: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
@@ -150,7 +150,7 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _checked(pooled: object, n: int) -> Tensor:
-    if not isinstance(pooled, Tensor) or not pooled.is_floating_point() or pooled.ndim != 2 or len(pooled) != n:
+    if not isinstance(pooled, Tensor) or not pooled.is_floating_point() or pooled.ndim != 2 or pooled.shape[0] != n:
         got = f"{pooled.dtype} {tuple(pooled.shape)}" if isinstance(pooled, Tensor) else type(pooled).__name__
         raise ValueError(f"the pooling function must return a floating-point tensor of shape ({n}, d), got {got}")
     return pooled
