@@ -43,7 +43,8 @@ class SALGP(Calibrator):
         likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness.
         kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``.
         inference: ``exact``, ``inducing``, or ``auto`` by the number of rows.
-        n_inducing: number of inducing rows.
+        n_inducing: number of inducing rows. Stacked covariances on wide raw features may need 512 or more to match exact
+            inference; the study's approximation table says how far off fewer are.
         rank: of ``B = W W' + diag(v)``; 0 is the paper's ``a 11' + diag(b)`` (``ml``), or 1 (``icm``, ``lcm``).
         n_latent: number of terms of ``lcm``.
         groups: group levels of ``nested``: ``layer``, ``class``, ``layer/class``.
