@@ -180,7 +180,7 @@ WRONG = [
     Wrong("unknown engine", "score IN/cal IN/test.safetensors -o OUT/s --engine cloud", "expected local or ray", 2),
     Wrong("one file to score", "score IN/cal IN/test.safetensors -o OUT/s", "works on a folder of shards", 2),
     Wrong("unknown study", "study run nothing -o OUT/s --preset smoke", "no study called 'nothing'"),
-    Wrong("study without records", "study table -o OUT", "no records here"),
+    Wrong("study without records", "study table OUT", "no records here"),
     Wrong("seeds in words", "study run mstar-convnet --seeds one -o OUT/s", "expected whole numbers", 2),
     Wrong("info on nothing", "info IN/nothing", "no such file or folder"),
     Wrong("a fault of our own", f"fit IN/cal.safetensors {FIT}", "AttributeError: nothing here (--debug shows where)", breaks=_bug),

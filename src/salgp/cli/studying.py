@@ -13,6 +13,7 @@ from salgp.cli.shell import Shell, UsageError, command
 __all__ = ["register"]
 
 Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of the records; a stopped study continues there.")]
+Records = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the records, as given to `salgp study run --out`.")]
 Data = Annotated[Path | None, typer.Option(help="Folder of the real data. Default: the environment variable SALGP_DATA.")]
 
 
@@ -21,8 +22,8 @@ def register(app: typer.Typer) -> None:
     study = typer.Typer(help="Reproduce the paper's study: list, run, table, figures.", no_args_is_help=True)
     command(study, "list", "salgp study list")(list_)
     command(study, "run", "salgp study run mstar-convnet --preset cpu --seeds 0,1,2 -o study")(run)
-    command(study, "table", "salgp study table -o study")(table)
-    command(study, "figures", "salgp study figures -o study")(figures)
+    command(study, "table", "salgp study table study")(table)
+    command(study, "figures", "salgp study figures study")(figures)
     app.add_typer(study, name="study")
 
 
@@ -43,6 +44,7 @@ def run(
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     out: Folder = Path("study"),
     data: Data = None,
+    fit_on: Annotated[str | None, typer.Option(help="Fit calibrators on train, validation or both; the preset's choice by default.")] = None,
 ) -> None:
     """Run a study; finished parts are not run again."""
     from salgp.study.run import run_study
@@ -52,11 +54,11 @@ def run(
     except ValueError as error:
         raise UsageError(f"--seeds {seeds}: expected whole numbers separated by commas") from error
     with shell.progress(f"study {name}") as advance:
-        folder = run_study(name, preset, numbers, out, data, progress=lambda line: advance(1, line))
-    shell.finish({"out": str(folder)}, f"records in [bold]{folder}[/]; next: salgp study table -o {folder}")
+        folder = run_study(name, preset, numbers, out, data, progress=lambda line: advance(1, line), fit_on=fit_on.split(",") if fit_on else None)
+    shell.finish({"out": str(folder)}, f"records in [bold]{folder}[/]; next: salgp study table {folder}")
 
 
-def table(shell: Shell, out: Folder = Path("study")) -> None:
+def table(shell: Shell, out: Records) -> None:
     """Write the tables of a study folder as Markdown and LaTeX."""
     from salgp.study.tables import make_tables
 
@@ -64,7 +66,7 @@ def table(shell: Shell, out: Folder = Path("study")) -> None:
     shell.finish({"tables": written}, "\n".join(written))
 
 
-def figures(shell: Shell, out: Folder = Path("study"), data: Data = None) -> None:
+def figures(shell: Shell, out: Records, data: Data = None) -> None:
     """Draw the figures of a study folder."""
     from salgp.study.figures import make_figures
 
