@@ -102,11 +102,14 @@ def gpytorch_part(a: argparse.Namespace) -> Iterator[str]:
 def ray_part(a: argparse.Namespace) -> Iterator[str]:
     """The same scoring on threads and on Ray."""
     n, store, calibrator = a.ray_size, store_of(a.work, a.ray_size), calibrator_of(a)
-    yield from said(f"\n## Local against Ray, {n:,} samples with layer terms, {a.workers} workers, {machine()}")
+    yield from said(f"\n## Local against Ray, {n:,} samples with layer terms in double precision, {a.workers} workers, {machine()}")
     yield from said("\n| engine | seconds | bytes of output |\n|---|---|---|")
     found = {}
     for name, options in (("local", {}), ("ray", {"engine": "ray"}), ("ray, one worker SIGKILLed", {"engine": "ray", "kill": True})):
-        r = measure("score", {"store": str(store), "calibrator": str(calibrator), "workers": a.workers, "options": {"layers": True, **options}})
+        r = measure(
+            "score",
+            {"store": str(store), "calibrator": str(calibrator), "workers": a.workers, "options": {"layers": True, "precision": "double", **options}},
+        )
         found[name] = r
         yield from said(f"| {name} | {r['seconds']:.1f} | {r['digest'][:16]} |")
     same = len({r["digest"] for r in found.values()}) == 1
@@ -153,11 +156,15 @@ def score_task(store: str, calibrator: str, workers: int, options: dict[str, Any
     import hashlib
     import threading
 
-    if options.pop("kill", False):
-        threading.Thread(target=_kill_a_worker, daemon=True).start()
+    killer = threading.Thread(target=_kill_a_worker, daemon=True)
+    kill = options.pop("kill", False)
+    if kill:
+        killer.start()
     with tempfile.TemporaryDirectory(dir=Path(store).parent) as out:
         done = score(store, calibrator, out, workers=workers, **options)
         digest = hashlib.sha256((Path(out) / "manifest.json").read_bytes()).hexdigest()
+    if kill and killer.is_alive():
+        raise RuntimeError("no Ray worker was found to be killed")
     return {"seconds": done.seconds, "precision": done.precision, "digest": digest}
 
 
@@ -302,16 +309,27 @@ def _processor_seconds() -> float:
 
 
 def _kill_a_worker() -> None:
-    """SIGKILL the first busy Ray worker that shows up, a few seconds into its work."""
+    """SIGKILL the first busy Ray worker of this process, a few seconds into its work."""
     import signal
 
-    for _ in range(600):
+    while True:
         time.sleep(0.5)
-        for line in subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines():
-            if "ray::_one_thread" in line:
+        listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+        parents = {int(line.split()[0]): int(line.split()[1]) for line in listed}
+        for pid in [int(line.split()[0]) for line in listed if "ray::_one_thread" in line]:
+            if os.getpid() in _ancestors(pid, parents):
                 time.sleep(3)
-                os.kill(int(line.split()[0]), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+                print(f"killed worker {pid}", file=sys.stderr)
                 return
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> set[int]:
+    found: set[int] = set()
+    while pid in parents and pid not in found:
+        found.add(pid)
+        pid = parents[pid]
+    return found
 
 
 if __name__ == "__main__":
