@@ -91,6 +91,7 @@ def score(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")],
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="Pieces of work at a time. Default: one per core.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Of a running Ray cluster, e.g. auto. Default: start Ray here.")] = None,
     layers: Annotated[bool, typer.Option(help="Also write each layer's part of the correction.")] = False,
 ) -> None:
     """Score any number of samples shard by shard, on this machine or on Ray; continues where it was stopped."""
@@ -101,7 +102,9 @@ def score(
         raise UsageError(f"{features} is one file; score works on a folder of shards (salgp extract -o FOLDER), salgp apply on a file")
     from salgp.scale import score as run
 
-    done = run(features, calibrator, out, engine=engine, workers=workers, layers=layers, progress=not (shell.quiet or shell.json))
+    done = run(
+        features, calibrator, out, engine=engine, workers=workers, ray_address=ray_address, layers=layers, progress=not (shell.quiet or shell.json)
+    )
     shell.finish(
         {"out": str(out), "rows": done.rows, "new_rows": done.new_rows, "seconds": done.seconds, "precision": done.precision},
         f"{done.rows:,} samples in [bold]{out}[/], {done.new_rows:,} of them now ({done.rate:,.0f} per second)",
