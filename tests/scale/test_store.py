@@ -173,3 +173,12 @@ def test_extraction_in_parts(tmp_path: Path) -> None:
     torch.testing.assert_close(found.layers["1"], features.layers["1"])
     before = contents(store.folder)
     assert contents(extract_parts(network, part_loader, 3, tmp_path / "a").folder) == before
+
+
+def test_every_public_name_is_there() -> None:
+    import salgp.scale
+
+    for name in salgp.scale.__all__:
+        assert callable(getattr(salgp.scale, name))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = salgp.scale.nothing
