@@ -62,9 +62,8 @@ class IsotonicRegression(Calibrator):
         if self.mode == "top-label":
             top, others = split_top_label(features.logits)
             return put_back(top, others, interpolate(top.confidence[None], self.x_, self.y_)[0])
-        probs = features.probs
-        mapped = interpolate(probs.T.contiguous(), self.x_, self.y_).T
-        return Prediction.from_probs(features, (mapped / mapped.sum(dim=1, keepdim=True)).to(probs.dtype))
+        mapped = interpolate(features.probs.T.contiguous(), self.x_, self.y_).T
+        return Prediction.from_probs(features, mapped.div_(mapped.sum(dim=1, keepdim=True)))
 
 
 def monotone_fit(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -96,21 +95,39 @@ def monotone_fit(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def interpolate(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Piecewise linear functions through ``(x, y)``, constant beyond the ends; ``at`` is ``(k, n)``, ``x`` and ``y`` ``(k, m)``.
+    """Piecewise linear functions through ``(x, y)``, constant beyond the ends, in the precision of ``at``.
+
+    Args:
+        at: ``(k, n)`` where to evaluate; one row per function.
+        x: ``(k, m)`` knots, increasing; equal ones make a step.
+        y: ``(k, m)`` values there.
+
+    Returns:
+        ``(k, n)`` values.
 
     Example:
         >>> interpolate(torch.tensor([[0.0, 1.5, 9.0]]), torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0]]))
-        tensor([[10., 15., 20.]], dtype=torch.float64)
+        tensor([[10., 15., 20.]])
     """
-    return torch.stack([_interpolate_row(row, xs, ys) for row, xs, ys in zip(at, x.to(at.device), y.to(at.device), strict=True)])
+    x, y = x.to(at), y.to(at)
+    width = x.diff(dim=1)
+    slope = torch.where(width > 0, y.diff(dim=1) / width, 0.0)
+    values = torch.empty_like(at)
+    for i in range(len(at)):  # row by row: the temporaries stay in cache
+        _interpolate_row(at[i], x[i], y[i], slope[i], values[i])
+    return values
 
 
-def _interpolate_row(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    at, x, y = at.double().clamp(x[0], x[-1]), x.double(), y.double()
-    right = torch.searchsorted(x, at).clamp_(1, max(len(x) - 1, 1)).clamp_(max=len(x) - 1)
-    left = (right - 1).clamp_(min=0)
-    width = (x[right] - x[left]).clamp_(min=torch.finfo(x.dtype).tiny)
-    return torch.lerp(y[left], y[right], ((at - x[left]) / width).clamp_(0, 1))
+def _interpolate_row(at: Tensor, x: Tensor, y: Tensor, slope: Tensor, out: Tensor) -> None:
+    """``y_j + slope_j (at - x_j)`` on the piece ``j`` that holds each point; a single knot is a constant."""
+    if len(slope) == 0:
+        out.fill_(y[0])
+        return
+    torch.clamp(at, x[0], x[-1], out=out)
+    piece = torch.searchsorted(x[1:-1], out, out_int32=True)
+    out -= x.index_select(0, piece)
+    out *= slope.index_select(0, piece)
+    out += y.index_select(0, piece)
 
 
 def _padded(rows: list[np.ndarray]) -> Tensor:

