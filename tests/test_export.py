@@ -22,6 +22,9 @@ HEADS = {
     "ml": lambda: salgp.SALGP("ml", n_inducing=40, inference="inducing"),
     "hl-bernoulli": lambda: salgp.SALGP("hl", likelihood="bernoulli", n_inducing=30, inference="inducing"),
     "rio": lambda: salgp.ResidualGP("rio"),
+    "layer-evidence": lambda: get("layer-evidence", k=4),
+    "histogram": lambda: get("histogram"),
+    "beta": lambda: get("beta"),
 }
 
 
@@ -73,6 +76,60 @@ def test_whole_network_in_one_graph(tmp_path: Path) -> None:
     path = export_classifier(classifier, x[:4], tmp_path / "whole.onnx")
     for n in (1, 9):
         check(run_onnx(path, [x[:n]]), classifier(x[:n]))
+
+
+def test_layer_evidence_with_small_and_unknown_classes(tmp_path: Path) -> None:
+    """A class of fewer samples than neighbours, and a predicted class the reference lacks."""
+    features, labels = made(60, 0)
+    labels = torch.where(torch.arange(60) < 2, 3, labels.clamp(max=2))
+    labels[labels == 1] = 0
+    calibrator = get("layer-evidence", k=5).fit(features, labels)
+    path = export_head(calibrator, tmp_path / "head.onnx")
+    for n in (1, 23):
+        features, _ = made(n, 2)
+        check(run_onnx(path, [features.logits, *features.layers.values()]), calibrator.predict(features))
+
+
+class Two(nn.Module):
+    """Two inputs, also by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(3, 6), nn.Linear(6, 3)
+
+    def forward(self, image: Tensor, table: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(image) + self.second(table)))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_several_inputs_in_order_or_by_name(named: bool, tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(0)
+    batch = {"image": torch.randn(50, 4, generator=g), "table": torch.randn(50, 3, generator=g)}
+    y = torch.randint(0, 3, (50,), generator=g)
+    classifier = salgp.calibrate(Two(), [{**batch, "labels": y}] if named else [(*batch.values(), y)], method="uncalibrated")
+    example = {k: x[:3] for k, x in batch.items()}
+    path = export_classifier(classifier, example if named else list(example.values()), tmp_path / "two.onnx")
+    assert [i.name for i in ort.InferenceSession(str(path)).get_inputs()] == (list(batch) if named else ["input", "input1"])
+    check(run_onnx(path, [x[:7] for x in batch.values()]), classifier(*(x[:7] for x in batch.values())))
+
+
+class Moody(nn.Linear):
+    """A network whose way depends on the numbers, which no graph can follow."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) if float(input.sum()) > 0 else -super().forward(input)
+
+
+def test_what_cannot_be_a_graph_is_said_in_one_sentence(tmp_path: Path) -> None:
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    classifier = salgp.calibrate(Moody(4, 3), [(x, torch.arange(50) % 3)], method="uncalibrated")
+    with pytest.raises(RuntimeError, match="export the calibrator alone") as caught:
+        export_classifier(classifier, x[:4], tmp_path / "whole.onnx")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    with pytest.raises(ValueError, match="at least two samples"):
+        export_classifier(classifier, x[:1], tmp_path / "whole.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_ending_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ A reference row can be left out per query, so that the calibration set may serve
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -84,8 +86,19 @@ class Reference:
     def __len__(self) -> int:
         return len(self.classes)
 
+    @cached_property
+    def by_class(self) -> _ByClass:
+        """The same samples sorted by class: worked out once, since sorting them costs more than comparing a single sample with them."""
+        order = self.classes.argsort(stable=True)
+        classes, sizes = self.classes[order].unique_consecutive(return_counts=True)
+        sorted_points = ((name, space.points[order]) for name, space in self.layers.items())
+        points = {name: (x, x.float(), x.float().square().sum(dim=1)) for name, x in sorted_points}
+        return _ByClass(order.argsort(), classes, sizes.tolist(), points)
+
     def to(self, device: torch.device) -> Reference:
         """The same reference on another device."""
+        if self.classes.device == device:
+            return self
         moved = {n: LayerSpace(s.centre.to(device), s.directions.to(device), s.points.to(device)) for n, s in self.layers.items()}
         return Reference(moved, self.classes.to(device), self.k)
 
@@ -141,35 +154,62 @@ def layer_evidence(reference: Reference, features: Features, own: Tensor | None 
         tensor([ True, False])
     """
     reference = reference.to(features.logits.device)
-    order = reference.classes.argsort(stable=True)
-    classes, sizes = reference.classes[order].unique_consecutive(return_counts=True)
-    position = (classes[None, :] == features.label[:, None]).int()
+    known = reference.by_class
+    position = (known.classes[None, :] == features.label[:, None]).int()
     mine = torch.where(position.any(dim=1), position.argmax(dim=1), -1)  # column of the predicted class
-    skip = None if own is None else torch.where(own >= 0, order.argsort()[own], -1)
-    spaces = [(space.project(features.layers[name]), space.points[order]) for name, space in reference.layers.items()]
-    parts = [_one_layer(x, points, sizes.tolist(), mine, skip, reference.k) for x, points in spaces]
+    skip = None if own is None else torch.where(own >= 0, known.rank[own], -1)
+    spaces = [(space.project(features.layers[name]), known.points[name]) for name, space in reference.layers.items()]
+    parts = [_one_layer(x, points, known.sizes, mine, skip, reference.k) for x, points in spaces]
     return Evidence(torch.stack([a for a, _ in parts], dim=1), torch.stack([n for _, n in parts], dim=1))
 
 
-def _one_layer(x: Tensor, points: Tensor, sizes: list[int], mine: Tensor, skip: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    """Agreement and novelty ``(n,)`` from coordinates; ``points`` are sorted by class, with ``sizes`` of each class."""
+@dataclass(frozen=True, eq=False)
+class _ByClass:
+    """Reference samples sorted by class: where each one went, the classes, their sizes, and per layer the points, the same in single
+    precision, and their squared lengths."""
+
+    rank: Tensor
+    classes: Tensor
+    sizes: list[int]
+    points: dict[str, tuple[Tensor, Tensor, Tensor]]
+
+
+def _one_layer(x: Tensor, known: tuple[Tensor, Tensor, Tensor], sizes: list[int], mine: Tensor, skip: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    """Agreement and novelty ``(n,)`` from coordinates; the known points are sorted by class, with ``sizes`` of each class."""
+    points, fast, squares = known
     agreement, novelty = [x.new_zeros(0)], [x.new_zeros(0)]
-    step = max(1, CHUNK_ENTRIES // max(len(points), 1))
-    fast = points.float()
-    squares = fast.square().sum(dim=1)
-    for start in range(0, len(x), step):
-        rows = slice(start, start + step)
+    for rows in _chunks(x, max(1, CHUNK_ENTRIES // max(len(points), 1))):
         D = torch.addmm(squares, x[rows].float(), fast.T, alpha=-2)  # (b, m), without the row's own square
         if skip is not None:
             here = (skip[rows] >= 0).nonzero()[:, 0]
             D[here, skip[rows][here]] = torch.inf
-        near, index = _nearest_per_class(D, sizes, k)  # (b, C, k)
-        own_class = torch.arange(len(sizes), device=x.device)[None, :, None] == mine[rows, None, None]
+        near, index, group = _candidates(D, sizes, k)
+        own_class = group[None, :, None] == mine[rows, None, None]
         masks = (torch.ones_like(own_class), own_class, ~own_class)
         d_any, d_own, d_other = (_mean_distance(x[rows], points, near.masked_fill(~mask, torch.inf), index, k) for mask in masks)
         agreement.append((d_other.log() - d_own.log()).nan_to_num(0.0).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
         novelty.append(d_any.log())
     return torch.cat(agreement), torch.cat(novelty)
+
+
+def _chunks(x: Tensor, step: int) -> Iterator[slice]:
+    """Rows at a time; all of them in an exported graph, whose batch has no known size."""
+    if torch.compiler.is_exporting():
+        return iter([slice(None)])
+    return (slice(start, start + step) for start in range(0, len(x), step))
+
+
+def _candidates(D: Tensor, sizes: list[int], k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances ``(b, g, j)`` that may be among the nearest, their columns, and the class of each group ``(g,)``.
+
+    A group is a class with its ``k`` nearest, or, in an exported graph, a single column: three searches through all
+    columns make a far smaller graph than one through every class.
+    """
+    classes = torch.arange(len(sizes), device=D.device)
+    if not torch.compiler.is_exporting():
+        return *_nearest_per_class(D, sizes, k), classes
+    columns = torch.arange(sum(sizes), device=D.device)[None, :, None].expand(D.shape[0], -1, 1)
+    return D[:, :, None], columns, torch.cat([torch.full((size,), c, device=D.device) for c, size in enumerate(sizes)])
 
 
 def _nearest_per_class(D: Tensor, sizes: list[int], k: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from salgp.storage import write_whole
 
 __all__ = ["export_classifier", "export_head"]
 
+Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+"""One batch as a network takes it: its only input, its inputs in order, or by name."""
 OUTPUTS = ("label", "confidence", "std", "lower", "upper", "probs")
 
 
@@ -57,21 +59,35 @@ def export_head(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     return _export(head, example, names, path)
 
 
-def export_classifier(classifier: CalibratedClassifier, example: Tensor | Sequence[Tensor], path: str | os.PathLike[str]) -> Path:
+def export_classifier(classifier: CalibratedClassifier, example: Example, path: str | os.PathLike[str]) -> Path:
     """Export network and calibrator as one graph (feed-forward networks).
 
     Args:
         classifier: calibrated classifier.
-        example: one batch of inputs, as the network takes it; at least two samples.
+        example: one batch of inputs, as the network takes it: a tensor, several in order, or a mapping by name; at least two
+            samples. Only the first axis is dynamic, the others stay as they are here.
         path: target; ``.onnx`` or ``.pt2``.
 
     Returns:
         The path written.
+
+    Example:
+        >>> import salgp, tempfile
+        >>> model, x = nn.Linear(4, 3), torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+        >>> classifier = salgp.calibrate(model, [(x, torch.arange(60) % 3)], method="uncalibrated")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     export_classifier(classifier, x[:4], folder + "/whole.pt2").suffix
+        '.pt2'
     """
-    inputs = (example,) if isinstance(example, Tensor) else tuple(example)
-    classifier(*inputs)  # settles what is tapped
-    names = [f"input{i}" if i else "input" for i in range(len(inputs))]
-    return _export(_Whole(classifier), inputs, names, path)
+    keywords = list(example) if isinstance(example, Mapping) else None
+    values = (example,) if isinstance(example, Tensor) else example.values() if isinstance(example, Mapping) else example
+    inputs = tuple(_as_network(x, classifier.model) for x in values)
+    if min((len(x) for x in inputs), default=0) < 2:
+        raise ValueError("the example must have at least two samples: with one, the size of the batch could not be told from a constant")
+    whole = _Whole(classifier, keywords)
+    whole(*inputs)  # settles what is tapped
+    names = keywords or [f"input{i}" if i else "input" for i in range(len(inputs))]
+    return _export(whole, inputs, names, path)
 
 
 class _Head(nn.Module):
@@ -89,13 +105,17 @@ class _Head(nn.Module):
 class _Whole(nn.Module):
     """Network, taps and calibrator as one module of plain tensors."""
 
-    def __init__(self, classifier: CalibratedClassifier) -> None:
+    def __init__(self, classifier: CalibratedClassifier, keywords: Sequence[str] | None = None) -> None:
         super().__init__()
         self.classifier = classifier
+        self.calibrator = classifier.calibrator
+        self.keywords = keywords
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        features = self.classifier.features(*inputs)
-        calibrator = self.classifier.calibrator
+        features = (
+            self.classifier.features(*inputs) if self.keywords is None else self.classifier.features(dict(zip(self.keywords, inputs, strict=True)))
+        )
+        calibrator = self.calibrator
         return _outputs(calibrator._predict(features.select(list(calibrator.layer_widths_)) if calibrator.needs_layers else features))
 
 
@@ -104,26 +124,84 @@ def _outputs(prediction: Prediction) -> tuple[Tensor, ...]:
     return tuple(value for value in values if value is not None)
 
 
-def _export(module: nn.Module, example: tuple[Tensor, ...], names: list[str], path: str | os.PathLike[str]) -> Path:
+def _export(module: _Head | _Whole, example: tuple[Tensor, ...], names: list[str], path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix not in (".onnx", ".pt2"):
         raise ValueError(f"cannot export to {target.name!r}: name a file that ends in .onnx or .pt2 (torch.export)")
+    present = _output_names(module.calibrator)
+    with torch.no_grad(), _quiet(), _explained(module):
+        program = torch.export.export(module, example, dynamic_shapes=_shapes(example), strict=False)
+        if target.suffix == ".onnx":
+            graph: Any = torch.onnx.export(program.run_decompositions(_WITHOUT_ONNX), dynamo=True, input_names=names, output_names=present)
+    if target.suffix == ".pt2":
+        return write_whole(target, lambda part: _save_program(program, part))
+    return write_whole(target, lambda part: _save_graph(graph, part))
+
+
+def _shapes(example: tuple[Tensor, ...]) -> Any:
+    """The first axis of every input is the batch."""
     batch = torch.export.Dim("batch")
-    shapes = (tuple({0: batch} for _ in example),)
-    with torch.no_grad(), _quiet():
-        present = [name for name, value in _named_outputs(module, example) if value is not None]
-        program = torch.export.export(module, example, dynamic_shapes=shapes, strict=False)
-        if target.suffix == ".pt2":
-            return write_whole(target, lambda part: _save_program(program, part))
-        graph: Any = torch.onnx.export(program, dynamo=True, input_names=names, output_names=present)
-        return write_whole(target, lambda part: _save_graph(graph, part))
+    return (tuple({0: batch} for _ in example),)
 
 
-def _named_outputs(module: nn.Module, example: tuple[Tensor, ...]) -> list[tuple[str, Tensor | None]]:
-    calibrator: Calibrator = module.calibrator if isinstance(module, _Head) else module.classifier.calibrator  # type: ignore[union-attr,assignment]
-    shape = Features(torch.zeros(2, calibrator.n_classes_), {k: torch.zeros(2, d) for k, d in calibrator.layer_widths_.items()})
+def _output_names(calibrator: Calibrator) -> list[str]:
+    """What this method has to say, found by asking it once; what it caches is worked out before the graph is taken."""
+    shape = Features(torch.zeros(2, calibrator.n_classes_), {k: torch.ones(2, d) for k, d in calibrator.layer_widths_.items()})
     prediction = calibrator._predict(shape)
-    return [(name, getattr(prediction, name)) for name in OUTPUTS]
+    return [name for name in OUTPUTS if getattr(prediction, name) is not None]
+
+
+def _as_network(x: Tensor, model: nn.Module) -> Tensor:
+    """Floating-point inputs in the type of the network's parameters and where it is, as `CalibratedClassifier` would send them."""
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if first is None:
+        return x
+    return x.to(first) if x.is_floating_point() else x.to(first.device)
+
+
+def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """``log(1 + exp x)``: onnxruntime has none in double precision."""
+    z = beta * x
+    return (z.clamp_min(0) + torch.log1p(torch.exp(-z.abs()))) / beta
+
+
+def _searchsorted(edges: Tensor, x: Tensor, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None) -> Tensor:
+    """How many edges lie below: ONNX has no binary search."""
+    after = right or side == "right"
+    return ((edges <= x[..., None]) if after else (edges < x[..., None])).sum(dim=-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Running minimum over an axis of known length, which ONNX lacks; nobody asks for the indices."""
+    values = [x.select(dim, 0)]
+    for i in range(1, x.shape[dim]):
+        values.append(torch.minimum(values[-1], x.select(dim, i)))
+    whole = torch.stack(values, dim=dim)
+    return whole, torch.zeros_like(whole, dtype=torch.int64)
+
+
+_WITHOUT_ONNX: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.softplus.default: _softplus,
+    torch.ops.aten.searchsorted.Tensor: _searchsorted,
+    torch.ops.aten.cummin.default: _cummin,
+}
+"""Operations that ONNX or onnxruntime lack, in terms of others."""
+
+
+@contextlib.contextmanager
+def _explained(module: _Head | _Whole) -> Iterator[None]:
+    """The exporter's pages of reasons as one sentence that says what to do."""
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split(".  ")[0].split())[:160] or type(error).__name__
+        if isinstance(module, _Head):
+            advice = f"{module.calibrator.name} cannot be exported; choose another method, such as layer-evidence, sal-gp or temperature"
+        else:
+            advice = "this network and calibrator do not make one graph; export the calibrator alone and run the network as it is"
+        raise RuntimeError(f"{advice} (the exporter said: {reason})") from error
 
 
 def _save_graph(graph: Any, part: Path) -> None:
@@ -132,7 +210,8 @@ def _save_graph(graph: Any, part: Path) -> None:
 
 def _save_program(program: Any, part: Path) -> None:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer)
+    with _quiet():
+        torch.export.save(program, buffer)
     part.write_bytes(buffer.getvalue())
 
 
