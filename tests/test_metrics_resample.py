@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom, chisquare, poisson
 
 from salgp import metrics
-from salgp.metrics import resample
+from salgp.metrics import draws, resample
+from salgp.metrics.draws import resample_counts
 
 N = 80
 
@@ -65,13 +67,11 @@ def test_every_fast_metric_is_compared() -> None:
 def test_equal_mass_bins_stay_those_of_the_whole_sample() -> None:
     """With the bins held fixed, an equal-mass resample is a resample of the bin sums."""
     s, c = arrays("top-label")
-    s, c = np.sort(s), c[np.argsort(s, kind="stable")]
     edges = metrics.reliability_bins(s, c, 5, "mass").edges
     index = np.clip(np.searchsorted(edges, s) - 1, 0, None)
-    rng = np.random.default_rng(2)
     expected = []
-    for _ in range(10):
-        row = rng.integers(N, size=N)
+    for counts in np.concatenate(list(resample_counts(N, 10, seed=2))):
+        row = np.repeat(np.arange(N), counts)
         gaps = [abs((s - c)[row][index[row] == b].mean()) for b in range(len(edges) - 1) if (index[row] == b).any()]
         expected.append(np.mean(gaps))
     got = metrics.bootstrap(metrics.adaptive_ece, s, c, n_resamples=10, seed=2, n_bins=5)
@@ -81,8 +81,43 @@ def test_equal_mass_bins_stay_those_of_the_whole_sample() -> None:
 def test_chunks_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     s, c = arrays("top-label")
     whole = metrics.bootstrap(metrics.ece, s, c, n_resamples=20)
-    monkeypatch.setattr(resample, "_CHUNK", 3 * N)
+    monkeypatch.setattr(draws, "_CHUNK", 3 * N)
     np.testing.assert_array_equal(whole.replicates, metrics.bootstrap(metrics.ece, s, c, n_resamples=20).replicates)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 30, 400])
+def test_counts_are_multinomial(n: int) -> None:
+    counts = np.concatenate(list(resample_counts(n, 20_000, seed=0)))
+    assert (counts.sum(axis=1) == n).all()
+    each = binom(n, 1 / n)
+    k = np.arange(min(n, 8) + 1)
+    observed = (counts[:, :, None] == k).mean(axis=(0, 1)) if n < 100 else np.array([(counts == j).mean() for j in k])
+    np.testing.assert_allclose(observed, each.pmf(k), atol=6 / np.sqrt(counts.size))
+    if n > 1:  # the sum of a part is binomial: samples crowd each other out
+        part = counts[:, : n // 2].sum(axis=1)
+        assert part.var() == pytest.approx(n // 2 * (1 - (n // 2) / n), rel=0.06)
+
+
+def test_counts_of_two_samples_have_exact_frequencies() -> None:
+    counts = np.concatenate(list(resample_counts(2, 40_000, seed=1)))[:, 0]
+    np.testing.assert_allclose(np.bincount(counts.astype(int)) / len(counts), [0.25, 0.5, 0.25], atol=0.01)
+
+
+def test_poisson_numbers_follow_their_law_and_a_sum_too_large_is_drawn_again() -> None:
+    source = draws._Poisson(0.95, seed=0)
+    few = source.counts(500, 2000).ravel()
+    assert chisquare(np.bincount(few, minlength=30)[:7], few.size * poisson(0.95).pmf(np.arange(7)), sum_check=False).pvalue > 1e-3
+    assert 0 < (source.table == draws._UNDECIDED).sum() < 30
+    assert (draws._Poisson(0.95, seed=0).completed(200, 20).sum(axis=1) == 20).all()  # half of these sums exceed 20 or come close
+
+
+def test_the_same_seed_draws_the_same_samples_whatever_their_order() -> None:
+    """Paired: the mean of a difference is the difference of the means, resample by resample."""
+    s, _ = arrays("top-label")
+    other = np.random.default_rng(5).random(N)
+    one, two = (metrics.bootstrap(metrics.mean_variance, x, n_resamples=30).replicates for x in (s, other))
+    both = metrics.bootstrap(lambda a, b: float((a**2 - b**2).mean()), s, other, n_resamples=30).replicates
+    np.testing.assert_allclose(one - two, both, atol=1e-12)
 
 
 def test_seed_decides() -> None:

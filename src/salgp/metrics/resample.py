@@ -1,12 +1,12 @@
 """Bootstrap intervals for any metric: seeded, and at array speed for the metrics of this package.
 
-A resample is a vector of counts, how often each sample was drawn. Metrics that are a `Statistic` take many count
-vectors at once; any other function of arrays is called once per resample.
+A resample is a vector of counts, how often each sample was drawn: multinomial, ``n`` draws over ``n`` samples. Metrics
+that are a `Statistic` take many count vectors at once; any other function of arrays is called once per resample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from salgp.metrics import binned, interval, proper, ranking
+from salgp.metrics.draws import resample_counts
 from salgp.metrics.statistic import FloatArray, IntArray, Statistic
 
 __all__ = ["Interval", "accuracy_band", "bootstrap"]
-
-_CHUNK = 2**17
-"""Draws held in memory at a time: a megabyte, which stays in cache."""
 
 _STATISTICS: dict[Callable[..., Any], Callable[..., Statistic]] = {
     binned.adaptive_ece: binned.adaptive_ece_statistic,
@@ -73,12 +71,14 @@ def bootstrap(metric: Callable[..., float], *arrays: Any, n_resamples: int = 100
 
     Metrics over bins keep the bins of the whole sample in every resample. Calibration errors are biased upwards,
     and resamples doubly so: the interval may lie above the value. Resamples where the metric is NaN are left out.
+    A resample is drawn as multinomial counts (through Poisson counts, exact in distribution) rather than as indices, and
+    the metrics of this package are computed from many count vectors at once; other functions are called on each resample.
 
     Args:
         metric: one of this package, or any function from arrays to a number.
         arrays: its array arguments, with one row per sample.
         n_resamples: number of resamples.
-        seed: of the generator; the same seed gives the same interval.
+        seed: of the generator; the same seed redraws the same samples, so that replicates of two metrics or methods are paired.
         level: probability mass of the interval.
         options: keyword arguments of the metric.
 
@@ -88,20 +88,22 @@ def bootstrap(metric: Callable[..., float], *arrays: Any, n_resamples: int = 100
     Example:
         >>> from salgp.metrics import accuracy
         >>> result = bootstrap(accuracy, [1] * 80 + [0] * 20)
-        >>> result.value, round(result.lower, 2), round(result.upper, 2)
-        (0.8, 0.73, 0.87)
+        >>> result.value, round(result.lower, 1), round(result.upper, 1)
+        (0.8, 0.7, 0.9)
     """
     n = _common_length(arrays)
     if n_resamples < 1 or not 0 < level < 1:
         raise ValueError(f"expected n_resamples >= 1 and 0 < level < 1, got {n_resamples} and {level}")
-    columns = _sorted_by_first(arrays)
-    draws = _draws(n, n_resamples, np.random.default_rng(seed))
+    columns = [x.detach().cpu() if isinstance(x, Tensor) else np.asarray(x) for x in arrays]
     value = float(metric(*columns, **options))
+    draws = resample_counts(n, n_resamples, seed)
     if metric in _STATISTICS:
-        statistic = _STATISTICS[metric](*columns, **options)
-        replicates = np.concatenate([statistic.of_weights(_counts(rows)) for rows in draws])
+        order = _order(columns[0])
+        statistic = _STATISTICS[metric](*(x[order] for x in columns), **options)
+        replicates = np.concatenate([statistic.of_weights(np.take(counts, order, axis=1).astype(np.float64)) for counts in draws])
     else:
-        replicates = np.array([float(metric(*(x[row] for x in columns), **options)) for rows in draws for row in rows])
+        rows = (np.repeat(np.arange(n), row) for counts in draws for row in counts)
+        replicates = np.array([float(metric(*(x[row] for x in columns), **options)) for row in rows])
     lower, upper = _quantiles(replicates, level)
     return Interval(value, lower, upper, level, replicates)
 
@@ -129,26 +131,9 @@ def accuracy_band(bins: binned.ReliabilityBins, n_resamples: int = 1000, seed: i
     return np.where(bins.count > 0, lower, np.nan), np.where(bins.count > 0, upper, np.nan)
 
 
-def _draws(n: int, n_resamples: int, generator: np.random.Generator) -> Iterator[IntArray]:
-    """Sample indices ``(rows, n)``, a chunk of resamples at a time."""
-    step = max(_CHUNK // n, 1)
-    for start in range(0, n_resamples, step):
-        yield generator.integers(n, size=(min(step, n_resamples - start), n))
-
-
-def _counts(rows: IntArray) -> FloatArray:
-    """How often each sample was drawn, ``(rows, n)``; overwrites ``rows``."""
-    rows += rows.shape[1] * np.arange(len(rows))[:, None]
-    return np.bincount(rows.ravel(), minlength=rows.size).reshape(rows.shape).astype(np.float64)
-
-
-def _sorted_by_first(arrays: tuple[Any, ...]) -> list[Any]:
+def _order(first: Any) -> IntArray:
     """Samples in order of the first array, so that bins and ranks are contiguous; a metric does not care for the order."""
-    columns = [x.detach().cpu() if isinstance(x, Tensor) else np.asarray(x) for x in arrays]
-    if columns[0].ndim != 1:
-        return columns
-    order = np.argsort(np.asarray(columns[0]), kind="stable")
-    return [x[order] for x in columns]
+    return np.argsort(np.asarray(first), kind="stable") if first.ndim == 1 else np.arange(len(first))
 
 
 def _quantiles(replicates: FloatArray, level: float) -> tuple[float, float]:
