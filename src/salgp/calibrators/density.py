@@ -18,7 +18,8 @@ from torch.nn.functional import normalize
 
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.neighbours import nearest
-from salgp.calibrators.scaling import BOUNDS, EnsembleTemperatureScaling, best_temperature, ensemble_softmax, row_chunks, tempered_softmax
+from salgp.calibrators.scaling import EnsembleTemperatureScaling, ensemble_softmax
+from salgp.calibrators.temperature import BOUNDS, best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
 from salgp.prediction import Prediction
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import CalibrationWarning, Calibrator
-from salgp.calibrators.scaling import row_chunks
+from salgp.calibrators.temperature import row_chunks
 from salgp.features import Features
 from salgp.prediction import INTERVAL, Prediction
 

@@ -9,6 +9,7 @@ References: Guo et al., ICML 2017; Kull et al., Beyond temperature scaling, Neur
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import ClassVar
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import CalibrationWarning, Calibrator
-from salgp.calibrators.scaling import row_chunks, tempered_softmax
+from salgp.calibrators.temperature import row_chunks, tempered_softmax
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -144,11 +145,11 @@ def _fit_affine(x: Tensor, labels: Tensor, start: Tensor, off: float, intercept:
     """Weights and intercept of the smallest penalised negative log-likelihood, started at the identity."""
     c = x.shape[1]
     known = labels >= 0
-    x, y = x[known], labels[known]
+    x, y = (x, labels) if bool(known.all()) else (x[known], labels[known])
     if len(x) == 0:
         warnings.warn("no calibration sample has a known class: the map stays the identity", CalibrationWarning, stacklevel=4)
         return start, torch.zeros(c, dtype=torch.float64)
-    size = float(x.double().pow(2).mean().sqrt()) or 1.0  # parameters are scaled by it, so that large logits converge as fast
+    size = _root_mean_square(x) or 1.0  # parameters are scaled by it, so that large logits converge as fast
 
     def loss(flat: Tensor) -> tuple[float, Tensor]:
         W, b = flat[:-c].view_as(start).to(x.device), flat[-c:].to(x.device)
@@ -158,6 +159,11 @@ def _fit_affine(x: Tensor, labels: Tensor, start: Tensor, off: float, intercept:
 
     flat = _lbfgs(loss, torch.cat([(start * size).flatten(), torch.zeros(c, dtype=torch.float64)]), max_iterations)
     return flat[:-c].view_as(start) / size, flat[-c:].clone()
+
+
+def _root_mean_square(x: Tensor) -> float:
+    """Of all entries, in double precision without a copy of them all."""
+    return math.sqrt(sum(float(x[rows].double().pow(2).sum()) for rows in row_chunks(*x.shape)) / x.numel())
 
 
 def _nll_gradient(x: Tensor, labels: Tensor, W: Tensor, b: Tensor) -> tuple[float, Tensor, Tensor]:

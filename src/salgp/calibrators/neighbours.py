@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from salgp.calibrators.scaling import row_chunks
+from salgp.calibrators.temperature import row_chunks
 
 __all__ = ["class_distances", "nearest"]
 

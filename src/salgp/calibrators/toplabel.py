@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salgp.calibrators.scaling import row_chunks
+from salgp.calibrators.temperature import row_chunks
 from salgp.features import Features, largest
 from salgp.prediction import Prediction, share_others
 
