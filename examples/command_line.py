@@ -49,7 +49,19 @@ for line in (
     "compare calibration.safetensors --test test.safetensors --reference train.safetensors --methods uncalibrated,temperature,layer-evidence",
     "report calibrator test.safetensors --images test.npz -o report.html --force",
     "apply calibrator test.safetensors -o predictions.csv --force",
+    "export calibrator --model network.py:make --weights network.safetensors --data test.npz -o whole.onnx --force",
 ):
     print(f"$ salgp {line}")
     if main(line.split()) != 0:
         raise SystemExit(1)
+
+# What runs elsewhere, without salgp: the whole of it in one file, for any number of samples.
+import onnxruntime  # noqa: E402
+
+session = onnxruntime.InferenceSession("whole.onnx")
+names = [output.name for output in session.get_outputs()]
+result = dict(zip(names, session.run(None, {"input": np.load("test.npz", allow_pickle=False)["x"]}), strict=True))
+applied = np.genfromtxt("predictions.csv", delimiter=",", names=True)
+print(f"whole.onnx against salgp apply: {np.abs(result['confidence'] - applied['confidence']).max():.1e} apart")
+assert np.abs(result["confidence"] - applied["confidence"]).max() < 1e-5
+assert (result["label"] == applied["label"]).all()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -66,6 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (where / "empty.safetensors").write_bytes(b"")
     (where / "cut.safetensors").write_bytes((where / "cal.safetensors").read_bytes()[:500])
     (where / "file").write_text("in the way")
+    (where / "there.onnx").write_text("in the way")
     (where / "net.py").write_text(NETWORK)
     np.savez(where / "names.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.array(["cat", "dog", "cat", "dog"]))
     np.savez(where / "data.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4) % 3)
@@ -75,6 +78,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["fit", str(where / "cal.safetensors"), "-o", str(where / "cal"), "-m", "temperature", "-q"]) == 0
     layered = ["-m", "sal-gp", "--set", "max_steps=5", "-q"]
     assert main(["fit", str(where / "cal.safetensors"), "-o", str(where / "layered"), *layered]) == 0
+    assert main(["extract", f"{where / 'net.py'}:make", str(where / "data.npz"), "-o", str(where / "own.safetensors"), "-q"]) == 0
+    assert main(["fit", str(where / "own.safetensors"), "-o", str(where / "own"), "-m", "uncalibrated", "-q"]) == 0
     damaged = json.loads((where / "cal" / "calibrator.json").read_text()) | {"format_version": 99}
     (where / "newer").mkdir()
     (where / "newer" / "calibrator.json").write_text(json.dumps(damaged))
@@ -129,6 +134,7 @@ def _bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("salgp.cli.files.read_features", crash)
 
 
+EXPORT = "export IN/own --model IN/net.py:make"
 FIT = "-o OUT/cal -m temperature"
 WRONG = [
     Wrong("missing file", f"fit IN/nothing.safetensors {FIT}", "no such file"),
@@ -177,6 +183,13 @@ WRONG = [
     Wrong("report over report", "report IN/cal IN/test.safetensors -o IN/file", "pass --force to replace it"),
     Wrong("too few class names", "report IN/cal IN/test.safetensors -o OUT/r.html --classes a,b", "2 class names for 3 classes"),
     Wrong("export to what", "export IN/cal -o OUT/head.exe", "ends in .onnx or .pt2", 2),
+    Wrong("export over a file", "export IN/cal -o IN/there.onnx", "pass --force to replace it"),
+    Wrong("weights without network", "export IN/cal --weights IN/weights.safetensors -o OUT/h.onnx", "--weights goes with --model", 2),
+    Wrong("network without example", f"{EXPORT} -o OUT/h.onnx", "--input-shape 3,224,224", 2),
+    Wrong("shape in words", f"{EXPORT} --input-shape 1,wide -o OUT/h.onnx", "whole numbers separated by commas", 2),
+    Wrong("no word on the network", "export IN/cal --model IN/net.py:make --input-shape 1,8,8 -o OUT/h.onnx", "how its features were read"),
+    Wrong("export with other weights", f"{EXPORT} --data IN/data.npz -o OUT/h.onnx", "other weights than the network"),
+    Wrong("shape of another network", f"{EXPORT} --any-network --input-shape 7 -o OUT/h.onnx", "does not run on an example of shape (3, 7)"),
     Wrong("unknown engine", "score IN/cal IN/test.safetensors -o OUT/s --engine cloud", "expected local or ray", 2),
     Wrong("one file to score", "score IN/cal IN/test.safetensors -o OUT/s", "works on a folder of shards", 2),
     Wrong("unknown study", "study run nothing -o OUT/s --preset smoke", "no study called 'nothing'"),
@@ -347,12 +360,62 @@ def test_info_and_lists(line: str, run: Any) -> None:
     assert json.loads(run(f"{line} --json")[1])
 
 
-def test_every_command_has_help_with_an_example(run: Any) -> None:
+def commands() -> dict[str, Any]:
+    """Every command with its full name: ``salgp fit``, ``salgp study run``, ..."""
+    from typer.main import get_command
+
+    from salgp.cli import app
+
+    found: dict[str, Any] = {}
+    waiting = {"salgp": get_command(app)}
+    while waiting:
+        name, one = waiting.popitem()
+        inner = getattr(one, "commands", None)
+        if inner is None:
+            found[name] = one
+        else:
+            waiting |= {f"{name} {part}": value for part, value in inner.items()}
+    return found
+
+
+def test_every_command_has_help(run: Any) -> None:
     shown = run("--help")[1]
     for name in ("demo", "extract", "fit", "apply", "evaluate", "explain", "compare", "report", "export", "info", "study", "score"):
         assert name in shown
-        if name != "study":
-            assert f"Example:  salgp {name}" in run(f"{name} --help")[1]
+    for name in commands():
+        code, out, _ = run(f"{name.removeprefix('salgp ')} --help")
+        assert code == 0
+        assert f"Example:  {name}" in out
+
+
+@pytest.mark.parametrize("name", commands())
+def test_examples_in_the_help_are_right_as_typed(name: str) -> None:
+    """Every example is of its own command, and its arguments and options exist and have values of the right kind."""
+    one = commands()[name]
+    examples = re.findall(r"Example:  (.*)", one.epilog)
+    assert examples
+    for example in examples:
+        words = shlex.split(example)
+        assert words[: len(name.split())] == name.split()
+        one.make_context(name, words[len(name.split()) :])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs", "examples"])
+def test_command_lines_in_the_documents_are_right(page: str) -> None:
+    """Every ``salgp ...`` line in a shell block parses, with the options it names."""
+    root = Path(__file__).parents[1] / page
+    known = commands()
+    for path in [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in (".md", ".py")):
+        text = path.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            name = next((n for n in sorted(known, key=len, reverse=True) if words[: len(n.split())] == n.split()), None)
+            if words[:1] == ["salgp"] and words[1:2] not in (["--help"], ["--version"], ["--install-completion"]):
+                assert name is not None, f"{path.name}: {line}"
+                rest = words[len(name.split()) :]
+                if "--help" not in rest:
+                    known[name].make_context(name, rest)
 
 
 def test_help_does_not_import_torch() -> None:
@@ -369,7 +432,7 @@ def test_shell_completion_is_offered() -> None:
 
 
 def test_end_to_end_with_a_network_of_the_user(run: Any, folder: Path, tmp_path: Path) -> None:
-    """extract -> fit -> compare -> report -> apply -> export, by command line alone; ONNX agrees with apply."""
+    """extract -> fit -> compare -> report -> apply -> export (alone, whole), by command line alone; both agree with apply."""
     g = torch.Generator().manual_seed(0)
     for name, n in (("train", 150), ("cal", 150), ("test", 200)):
         y = torch.randint(0, 3, (n,), generator=g)
@@ -388,8 +451,13 @@ def test_end_to_end_with_a_network_of_the_user(run: Any, folder: Path, tmp_path:
     assert "&lt;b&gt;mid&lt;/b&gt;" in page
     assert "<b>mid" not in page
     pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
     assert run("export OUT/calibrator -o OUT/head.onnx")[0] == 0
-    _compare_with_onnx(tmp_path)
+    whole = "export OUT/calibrator --model OUT/net.py:make --weights OUT/w.safetensors"
+    assert run(f"{whole} --data OUT/test.npz -o OUT/whole.onnx")[0] == 0
+    assert run(f"{whole} --input-shape 1,8,8 -o OUT/whole.pt2 --json")[0] == 0
+    assert "pass --force" in run(f"{whole} --input-shape 1,8,8 -o OUT/whole.pt2")[2]
+    _compare_with_exported(tmp_path)
 
 
 def test_extract_to_shards_and_score(run: Any, tmp_path: Path) -> None:
@@ -486,15 +554,29 @@ def _train(where: Path) -> None:
     save_file(network.state_dict(), where / "w.safetensors")
 
 
-def _compare_with_onnx(where: Path) -> None:
-    import onnxruntime
+def _compare_with_exported(where: Path) -> None:
+    """Head and whole graph, by onnxruntime and by torch.export, for all samples and for one: what apply wrote."""
     from safetensors.torch import load_file
 
+    expected = {k: x.numpy() for k, x in load_file(where / "p.safetensors").items()}
     features = salgp.Features.load(where / "test.safetensors")
-    session = onnxruntime.InferenceSession(str(where / "head.onnx"), providers=["CPUExecutionProvider"])
-    named = {"logits": features.logits, **{f"layers.{k}": x for k, x in features.layers.items()}}
-    result = dict(zip([o.name for o in session.get_outputs()], session.run(None, {k: x.numpy() for k, x in named.items()}), strict=True))
-    np.testing.assert_allclose(result["confidence"], load_file(where / "p.safetensors")["confidence"].numpy(), atol=1e-5)
+    x = np.load(where / "test.npz", allow_pickle=False)["x"]
+    named = {"logits": features.logits.numpy(), **{f"layers.{k}": v.numpy() for k, v in features.layers.items()}}
+    for rows in (slice(None), slice(0, 1), slice(3, 20)):
+        found = [_run_onnx(where / "head.onnx", {k: v[rows] for k, v in named.items()}), _run_onnx(where / "whole.onnx", {"input": x[rows]})]
+        values = torch.export.load(where / "whole.pt2").module()(torch.as_tensor(x[rows]))
+        found.append(dict(zip(found[0], (v.numpy() for v in values), strict=True)))
+        for result in found:
+            assert list(result) == ["label", "confidence", "std", "lower", "upper", "probs"]
+            for name, value in result.items():
+                np.testing.assert_allclose(value, expected[name][rows], atol=1e-5, err_msg=name)
+
+
+def _run_onnx(path: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True))
 
 
 def test_the_user_s_network_is_used_as_it_is(tmp_path: Path) -> None:

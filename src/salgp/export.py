@@ -85,7 +85,7 @@ def export_classifier(classifier: CalibratedClassifier, example: Example, path: 
     if min((len(x) for x in inputs), default=0) < 2:
         raise ValueError("the example must have at least two samples: with one, the size of the batch could not be told from a constant")
     whole = _Whole(classifier, keywords)
-    whole(*inputs)  # settles what is tapped
+    _try(whole, inputs)
     names = keywords or [f"input{i}" if i else "input" for i in range(len(inputs))]
     return _export(whole, inputs, names, path)
 
@@ -151,6 +151,17 @@ def _output_names(calibrator: Calibrator) -> list[str]:
     return [name for name in OUTPUTS if getattr(prediction, name) is not None]
 
 
+def _try(whole: _Whole, inputs: tuple[Tensor, ...]) -> None:
+    """Run once, which settles what is tapped, and say so where the example is not what the network takes."""
+    try:
+        with torch.no_grad():
+            whole(*inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"the network does not run on an example of shape {shapes} (batch first): {reason}") from error
+
+
 def _as_network(x: Tensor, model: nn.Module) -> Tensor:
     """Floating-point inputs in the type of the network's parameters and where it is, as `CalibratedClassifier` would send them."""
     first = next((p for p in model.parameters() if p.is_floating_point()), None)
@@ -200,7 +211,7 @@ def _explained(module: _Head | _Whole) -> Iterator[None]:
         if isinstance(module, _Head):
             advice = f"{module.calibrator.name} cannot be exported; choose another method, such as layer-evidence, sal-gp or temperature"
         else:
-            advice = "this network and calibrator do not make one graph; export the calibrator alone and run the network as it is"
+            advice = f"this network with {module.calibrator.name} does not make one graph; export the calibrator alone, or fit another method"
         raise RuntimeError(f"{advice} (the exporter said: {reason})") from error
 
 

@@ -28,7 +28,7 @@ from salgp.network.taps import Tap
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, read_json, write_json
 
-__all__ = ["CalibratedClassifier", "calibrate", "load"]
+__all__ = ["CalibratedClassifier", "calibrate", "load", "module_header"]
 
 FORMAT = "salgp-module"
 FORMAT_VERSION = 1
@@ -84,23 +84,8 @@ class CalibratedClassifier(nn.Module):
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the calibrator, and ``module.json`` with the taps and the network's fingerprint."""
-        taps = self.taps
-        header: dict[str, Any] = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "fingerprint": dataclasses.asdict(fingerprint(self.model)),
-            "output": taps.output,
-            "max_width": taps.max_width,
-            "seed": taps.seed,
-            "needs_forward": taps.forward is not None,
-        }
-        if isinstance(taps, Reader):
-            header["taps"] = [{**dataclasses.asdict(tap), "pooling": _named(tap.pooling)} for tap in taps.taps]
-        else:
-            header["layers"] = taps.layers if isinstance(taps.layers, str | int) else list(taps.layers)
-            header["pooling"] = {k: _named(v) for k, v in taps.pooling.items()} if isinstance(taps.pooling, Mapping) else _named(taps.pooling)
         self.calibrator.save(folder)
-        write_json(Path(folder) / "module.json", header)
+        write_json(Path(folder) / "module.json", module_header(self.model, self.taps))
         return Path(folder)
 
 
@@ -206,6 +191,28 @@ def load(
         return CalibratedClassifier(model, calibrator, _source(header, pooling, forward))
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path}: incomplete or damaged ({type(error).__name__}: {error})") from error
+
+
+def module_header(model: nn.Module, taps: Choice | Reader) -> dict[str, Any]:
+    """What ``module.json`` says: which network it is, and what is read from it.
+
+    Example:
+        >>> module_header(nn.Linear(4, 3), Choice(layers=()))["layers"]
+        []
+    """
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "fingerprint": dataclasses.asdict(fingerprint(model)),
+        "output": taps.output,
+        "max_width": taps.max_width,
+        "seed": taps.seed,
+        "needs_forward": taps.forward is not None,
+    }
+    if isinstance(taps, Reader):
+        return header | {"taps": [{**dataclasses.asdict(tap), "pooling": _named(tap.pooling)} for tap in taps.taps]}
+    pooling = {k: _named(v) for k, v in taps.pooling.items()} if isinstance(taps.pooling, Mapping) else _named(taps.pooling)
+    return header | {"layers": taps.layers if isinstance(taps.layers, str | int) else list(taps.layers), "pooling": pooling}
 
 
 def _unfitted(method: Calibrator | str | None) -> Calibrator:

@@ -84,7 +84,7 @@ def fit(
     data, labels = fitting_rows(calibrator, data, labels)
     with shell.progress(f"fitting {calibrator.name} on {len(data)} samples"):
         calibrator.fit(data, labels, known)
-    files.save_calibrator(out, calibrator, origin_of(loaded), force)
+    files.save_calibrator(out, calibrator, origin_of(loaded), force, loaded.metadata.get("module"))
     shell.finish(
         {"calibrator": str(out), "method": calibrator.name, "n": len(data), "layers": list(calibrator.layer_widths_)},
         f"fitted [bold]{calibrator.name}[/] on {len(data):,} samples; saved in [bold]{out}[/]\nnext: salgp evaluate {out} TEST.safetensors",
@@ -160,7 +160,7 @@ def make_calibrator(method: str | None, settings: Sequence[str]) -> Calibrator:
 
 def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
     """What a method learns from: perturbed copies only where it knows what they are, else the original samples."""
-    from salgp.calibrators.evidence import originals
+    from salgp.calibrators.evidence_model import originals
 
     if calibrator.uses_copies or features.groups is None:
         return features, labels

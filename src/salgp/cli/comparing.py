@@ -64,7 +64,7 @@ def _train_and_test(features: Features, labels: Tensor, test: Path | None, share
     """Two pairs of features and labels; perturbed copies stay on the side of their original, and none is scored."""
     import torch
 
-    from salgp.calibrators.evidence import originals
+    from salgp.calibrators.evidence_model import originals
 
     if test is not None:
         loaded, truth = files.read_labelled(test)

@@ -17,9 +17,12 @@ from salgp.cli.networks import HUGGING_FACE, open_network
 from salgp.cli.shell import Shell, UsageError, command
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-__all__ = ["register"]
+    from salgp.features import Features
+    from salgp.network.reader import Reader
+
+__all__ = ["image_options", "register"]
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="package.module:factory, path/to/file.py:factory, or hf:FOLDER (local).")]
 Data = Annotated[Path, typer.Argument(metavar="DATA", help=".npz, .safetensors, .parquet, or a folder of images or Parquet shards.")]
@@ -61,7 +64,7 @@ def extract(
         files.check_target(out, force, data)
     elif perturb:
         raise UsageError("--perturb writes one file; give --out a name that ends in .safetensors")
-    images = _image_options(model, image_size, gray, image_mean, image_std)
+    images = image_options(model, image_size, gray, image_mean, image_std)
     folder = Path(model.removeprefix(HUGGING_FACE)) if model.startswith(HUGGING_FACE) else None
     loader = open_inputs(
         data, batch_size=batch_size, inputs=files.split_names(inputs), classes=files.split_names(classes), images=images, scale=scale,
@@ -72,12 +75,13 @@ def extract(
         shell.say("note: no --weights given; the network is used as the factory made it")
     options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width}
     network = network if device is None else network.to(device)
-    if out.suffix != ".safetensors":
-        n, widths = _run_to_store(shell, network, loader, out, options)
-    else:
-        features, labels = _run(shell, network, loader, options, perturb)
-        features.save(out, labels, _metadata(network, loader.classes))
+    if out.suffix == ".safetensors":
+        reader, features, labels = _run(shell, network, loader, options, perturb)
+        features.save(out, labels, _metadata(network, reader, loader.classes))
         n, widths = len(features), features.widths
+    else:
+        reader, n, widths = _run_to_store(shell, network, loader, out, options)
+        files.write_metadata(out, _metadata(network, reader, loader.classes))
     shell.finish(
         {"out": str(out), "n": n, "layers": widths, "labelled": loader.labels is not None},
         f"{n:,} samples {'with' if loader.labels is not None else 'without'} labels in [bold]{out}[/]\n"
@@ -101,33 +105,47 @@ class _Shown:
             self.advance(min(self.loader.batch_size, self.loader.n - i * self.loader.batch_size))
 
 
-def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any], perturb: bool) -> Any:
-    from salgp.network.extraction import extract
+def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any], perturb: bool) -> tuple[Reader, Features, Tensor | None]:
+    from salgp.network.extraction import collect
     from salgp.network.reader import Choice
     from salgp.network.rehearsal import rehearse
 
     if perturb:
         with shell.progress("extracting samples and perturbed copies"):
-            return rehearse(network, loader, Choice(**options))[1:]
+            return rehearse(network, loader, Choice(**options))
+    seen: list[Reader] = []
     with shell.progress("extracting", total=loader.n) as advance:
-        return extract(network, _Shown(loader, advance), **options)
+        features, labels = collect(_batches(network, _Shown(loader, advance), options, seen))
+    return seen[0], features, labels
 
 
-def _run_to_store(shell: Shell, network: nn.Module, loader: Inputs, out: Path, options: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
-    from salgp.network.extraction import extract_batches
+def _run_to_store(shell: Shell, network: nn.Module, loader: Inputs, out: Path, options: Mapping[str, Any]) -> tuple[Reader, int, dict[str, int]]:
     from salgp.scale import write_store
 
+    seen: list[Reader] = []
     with shell.progress("extracting", total=loader.n) as advance:
-        store = write_store(extract_batches(network, _Shown(loader, advance), **options), out)
-    return len(store), store.widths
+        store = write_store(_batches(network, _Shown(loader, advance), options, seen), out)
+    return seen[0], len(store), store.widths
 
 
-def _metadata(network: nn.Module, classes: list[str] | None) -> dict[str, str]:
+def _batches(network: nn.Module, loader: _Shown, options: Mapping[str, Any], seen: list[Reader]) -> Iterator[tuple[Features, Tensor | None]]:
+    """Features and labels, batch by batch; ``seen`` learns what is read from the network."""
+    from salgp.network.extraction import read_batches
+    from salgp.network.reader import Choice
+
+    for reader, features, labels in read_batches(network, loader, Choice(**options)):
+        seen[:] = [reader]
+        yield features, labels
+
+
+def _metadata(network: nn.Module, reader: Reader, classes: list[str] | None) -> dict[str, str]:
+    """What a features file says of its network: enough to put network and calibrator together again."""
     import salgp
-    from salgp.network.fingerprint import fingerprint
+    from salgp.module import module_header
 
-    known = fingerprint(network)
-    kept = {"network": known.weights, "network_structure": known.structure, "salgp": salgp.__version__}
+    header = module_header(network, reader)
+    known = header["fingerprint"]
+    kept = {"network": known["weights"], "network_structure": known["structure"], "salgp": salgp.__version__, "module": json.dumps(header)}
     return kept | ({} if classes is None else {"classes": json.dumps(classes)})
 
 
@@ -137,7 +155,7 @@ def _layers(text: str) -> Any:
     return [int(name) if name.lstrip("-").isdigit() else name for name in files.split_names(text) or []]
 
 
-def _image_options(model: str, size: str | None, gray: bool, mean: str | None, std: str | None) -> Images:
+def image_options(model: str, size: str | None, gray: bool, mean: str | None, std: str | None) -> Images:
     """The options given, and for a Hugging Face folder what its ``preprocessor_config.json`` says."""
     stored: dict[str, Any] = {}
     path = Path(model.removeprefix(HUGGING_FACE)) / "preprocessor_config.json"

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Loaded", "check_network", "check_target", "kind_of", "read_calibrator", "read_features", "read_labelled",
-    "read_columns", "read_origin", "save_calibrator", "split_names", "write_folder", "write_prediction",
+    "read_columns", "read_origin", "save_calibrator", "split_names", "write_folder", "write_metadata", "write_prediction",
 ]  # fmt: skip
 
 ORIGIN = "origin.json"
+METADATA = "network.json"
+"""Beside Parquet shards: what a safetensors file of features has in its header."""
 PREDICTION_FORMAT = "salgp-prediction"
 
 
@@ -102,15 +104,32 @@ def check_network(calibrator: Path, loaded: Loaded, any_network: bool) -> None:
         )
 
 
-def save_calibrator(folder: Path, calibrator: Calibrator, origin: Mapping[str, Any], force: bool) -> Path:
-    """Write the calibrator's folder, all of it or nothing."""
+def save_calibrator(folder: Path, calibrator: Calibrator, origin: Mapping[str, Any], force: bool, module: str | None = None) -> Path:
+    """Write the calibrator's folder, all of it or nothing.
+
+    Args:
+        folder: target.
+        calibrator: fitted.
+        origin: where it came from.
+        force: replace an existing folder.
+        module: what the features say of their network, so that `salgp.load` can put both together.
+    """
     from salgp.storage import write_json
 
     def write(part: Path) -> None:
         calibrator.save(part)
         write_json(part / ORIGIN, dict(origin))
+        if module is not None:
+            write_json(part / "module.json", _only_needed(json.loads(module), calibrator))
 
     return write_folder(folder, write, force)
+
+
+def write_metadata(folder: Path, metadata: Mapping[str, str]) -> Path:
+    """Keep beside Parquet shards what a safetensors file has in its header."""
+    from salgp.storage import write_json
+
+    return write_json(folder / METADATA, dict(metadata))
 
 
 def write_prediction(path: Path, prediction: Prediction, before: Tensor) -> Path:
@@ -191,6 +210,12 @@ def split_names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _only_needed(module: dict[str, Any], calibrator: Calibrator) -> dict[str, Any]:
+    """Only the taps this calibrator reads."""
+    taps = [tap for tap in module.get("taps", []) if calibrator.needs_layers and tap["name"] in calibrator.layer_widths_]
+    return module | {"taps": taps}
+
+
 def _metadata(path: Path) -> dict[str, str]:
     from safetensors import SafetensorError, safe_open
 
@@ -214,7 +239,7 @@ def _read_parquet(path: Path) -> Loaded:
     if (path / "manifest.json").is_file():
         from salgp.scale.store import FeatureStore
 
-        return Loaded(path, *FeatureStore(path).to_features())
+        return Loaded(path, *FeatureStore(path).to_features(), _beside(path))
     columns = read_columns(path)
     if "logits" not in columns:
         raise FormatError(f"{path}: no column named 'logits'; found {', '.join(columns) or 'nothing'}")
@@ -222,6 +247,12 @@ def _read_parquet(path: Path) -> Loaded:
     features = Features(torch.as_tensor(columns["logits"]), layers)
     labels = next((as_labels(columns[name], len(features)) for name in ("labels", "label") if name in columns), None)
     return Loaded(path, features, labels)
+
+
+def _beside(folder: Path) -> dict[str, str]:
+    from salgp.storage import read_json
+
+    return dict(read_json(folder / METADATA)) if (folder / METADATA).is_file() else {}
 
 
 def read_columns(path: Path) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def open_inputs(
     scale: float | None = None,
     by_name: bool = False,
     tokenizer: Path | None = None,
+    labels: bool = True,
 ) -> Inputs:
     """Data of any of the formats above.
 
@@ -93,6 +94,7 @@ def open_inputs(
         scale: numbers are multiplied by it, e.g. 1/255 for bytes.
         by_name: pass inputs by name (Hugging Face).
         tokenizer: folder of the tokenizer for a ``text`` column.
+        labels: read the labels of arrays, where there are some.
     """
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {path}")
@@ -100,10 +102,11 @@ def open_inputs(
         return _image_folder(path, batch_size, classes, images or Images())
     arrays = _arrays(path)
     key = next((name for name in LABELS if name in arrays), None)
-    labels, names = (None, None) if key is None else _labels(arrays.pop(key), classes, path)
+    found = None if key is None else arrays.pop(key)
+    known, names = (None, None) if found is None or not labels else _labels(found, classes, path)
     if tokenizer is not None and "text" in arrays:
         arrays = _tokens(arrays["text"].tolist(), tokenizer)
-    return _of_arrays(arrays, path, batch_size, inputs, by_name, scale, labels, names)
+    return _of_arrays(arrays, path, batch_size, inputs, by_name, scale, known, names)
 
 
 def _of_arrays(

@@ -1,4 +1,4 @@
-"""Commands that make something of a fitted calibrator, or look into a file: report, export, info, demo, score."""
+"""Commands that make something of a fitted calibrator, or look into a file: report, info, demo, score."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ NAMES = {"sal-gp": "SAL-GP", "layer-evidence": "SAL-GP", "temperature": "tempera
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to ``app``."""
     command(app, "report", "salgp report cal test.safetensors -o report.html")(report)
-    command(app, "export", "salgp export cal -o head.onnx")(export)
     command(app, "score", "salgp score cal shards/ -o scored/ --engine local")(score)
     command(app, "info", "salgp info calibration.safetensors")(info)
     command(app, "demo", "salgp demo --out demo")(demo)
@@ -64,24 +63,6 @@ def report(
             settings={"calibrator": calibrator.name, "features": features.name, **fitted.get_params(deep=False)},
         )  # fmt: skip
     shell.finish({"report": str(out), "bytes": out.stat().st_size}, f"report: [bold]{out}[/] (open it in any browser)")
-
-
-def export(
-    shell: Shell,
-    calibrator: Cal,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Target: .onnx, or .pt2 for torch.export.")],
-    force: Force = False,
-) -> None:
-    """Export a fitted calibrator: logits and layer features in, calibrated confidence out; salgp is not needed to run it."""
-    if out.suffix not in (".onnx", ".pt2"):
-        raise UsageError(f"--out {out}: expected a name that ends in .onnx or .pt2")
-    files.check_target(out, force)
-    fitted = files.read_calibrator(calibrator)
-    from salgp.export import export_head
-
-    with shell.progress(f"exporting {fitted.name}"):
-        export_head(fitted, out)
-    shell.finish({"out": str(out), "bytes": out.stat().st_size}, f"exported [bold]{fitted.name}[/] to [bold]{out}[/] ({out.stat().st_size:,} bytes)")
 
 
 def score(

@@ -77,8 +77,8 @@ class Shell:
             yield advance
 
 
-def command(app: typer.Typer, name: str, example: str) -> Callable[[F], F]:
-    """Register ``function(shell, ...)`` as a command with ``--json``, ``--quiet``, ``--debug`` and an example in its help."""
+def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
+    """Register ``function(shell, ...)`` as a command with ``--json``, ``--quiet``, ``--debug`` and examples in its help."""
 
     def decorate(function: F) -> F:
         hints = get_type_hints(function, include_extras=True)
@@ -93,7 +93,12 @@ def command(app: typer.Typer, name: str, example: str) -> Callable[[F], F]:
         common = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind) for key, kind in _COMMON.items()]
         run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in [*own, *common]}
-        app.command(name, help=inspect.getdoc(function), epilog=f"Example:  {example}", no_args_is_help=False)(run)
+        app.command(
+            name,
+            help=_paragraphs(inspect.getdoc(function)),
+            epilog="\n\n".join(f"Example:  {example}" for example in examples),
+            no_args_is_help=False,
+        )(run)
         return function
 
     return decorate
@@ -143,13 +148,27 @@ def sentence(error: BaseException) -> str:
     return text if expected and text else f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
 
 
-_EXTRAS = {"jinja2": "report", "matplotlib": "plots", "pyarrow": "parquet", "ray": "ray", "onnx": "onnx", "onnxruntime": "onnx", "gpytorch": "deep"}
+_EXTRAS = {
+    "jinja2": "report",
+    "matplotlib": "plots",
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
+    "gpytorch": "deep",
+}
 
 _COMMON: dict[str, Any] = {
     "json": Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")],
     "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")],
     "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
 }
+
+
+def _paragraphs(text: str | None) -> str:
+    """Each paragraph on one line: the terminal decides where lines end."""
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 
 
 def _stderr() -> Console:
