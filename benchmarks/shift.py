@@ -21,7 +21,8 @@ import torch
 from shift_suite import CASES, Cached, cached
 
 from salgp.calibrators import Calibrator, get
-from salgp.calibrators.evidence import LayerEvidence, originals
+from salgp.calibrators.evidence import LayerEvidence
+from salgp.calibrators.evidence_model import originals
 from salgp.features import Features
 from salgp.metrics.binned import assign_bins
 from salgp.prediction import Prediction

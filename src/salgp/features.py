@@ -33,6 +33,7 @@ class Features:
         logits: ``(n, c)`` raw network outputs before any softmax.
         layers: ordered mapping from layer name to ``(n, d_l)`` pooled features.
         groups: ``(n,)`` integers; rows made from the same original sample (by perturbation) share one.
+        families: ``(n,)`` integers; the family of perturbations that made the row, 0 for an original sample.
 
     Example:
         >>> import torch
@@ -46,6 +47,7 @@ class Features:
     logits: Tensor
     layers: Mapping[str, Tensor] = field(default_factory=dict)
     groups: Tensor | None = None
+    families: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logits", _as_tensor(self.logits, "logits"))
@@ -55,10 +57,11 @@ class Features:
         for name, x in layers.items():
             if x.shape[0] != n:
                 raise ValueError(f"layer {name!r} has {x.shape[0]} rows, the logits have {n}; they must describe the same samples")
-        if self.groups is not None:
-            object.__setattr__(self, "groups", torch.as_tensor(self.groups).long())
-            if self.groups.shape != (n,):
-                raise ValueError(f"groups must have shape ({n},), got {tuple(self.groups.shape)}")
+        for what in ("groups", "families"):
+            if getattr(self, what) is not None:
+                object.__setattr__(self, what, torch.as_tensor(getattr(self, what)).long())
+                if getattr(self, what).shape != (n,):
+                    raise ValueError(f"{what} must have shape ({n},), got {tuple(getattr(self, what).shape)}")
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -103,8 +106,8 @@ class Features:
 
     def __getitem__(self, rows: slice | Tensor | np.ndarray | Sequence[int]) -> Features:
         index = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.logits.device)
-        groups = None if self.groups is None else self.groups[index]
-        return Features(self.logits[index], {k: x[index] for k, x in self.layers.items()}, groups)
+        origin = (None if x is None else x[index.to(x.device) if isinstance(index, Tensor) else index] for x in (self.groups, self.families))
+        return Features(self.logits[index], {k: x[index] for k, x in self.layers.items()}, *origin)
 
     def select(self, names: Sequence[str]) -> Features:
         """Keep only the named layers, in the given order."""
@@ -115,8 +118,9 @@ class Features:
 
     def to(self, *args: Any, **kwargs: Any) -> Features:
         """Move or cast every tensor, with the arguments of `torch.Tensor.to`."""
-        groups = None if self.groups is None else self.groups.to(self.logits.to(*args, **kwargs).device)
-        return Features(self.logits.to(*args, **kwargs), {k: x.to(*args, **kwargs) for k, x in self.layers.items()}, groups)
+        logits = self.logits.to(*args, **kwargs)
+        origin = (None if x is None else x.to(logits.device) for x in (self.groups, self.families))
+        return Features(logits, {k: x.to(*args, **kwargs) for k, x in self.layers.items()}, *origin)
 
     @staticmethod
     def concatenate(parts: Sequence[Features]) -> Features:
@@ -126,17 +130,15 @@ class Features:
         names = parts[0].layer_names
         if any(p.layer_names != names for p in parts):
             raise ValueError("cannot concatenate Features with different layers")
-        some = [p.groups for p in parts if p.groups is not None]
-        groups = torch.cat(some) if len(some) == len(parts) else None
-        return Features(torch.cat([p.logits for p in parts]), {k: torch.cat([p.layers[k] for p in parts]) for k in names}, groups)
+        origin = (_joined([p.groups for p in parts]), _joined([p.families for p in parts]))
+        return Features(torch.cat([p.logits for p in parts]), {k: torch.cat([p.layers[k] for p in parts]) for k in names}, *origin)
 
     def save(self, path: str | os.PathLike[str], labels: Tensor | None = None, metadata: Mapping[str, str] | None = None) -> Path:
-        """Write one safetensors file with ``logits``, optional ``labels`` and ``groups``, and ``layers.<name>``."""
+        """Write one safetensors file with ``logits``, optional ``labels``, ``groups`` and ``families``, and ``layers.<name>``."""
         tensors = {"logits": self.logits, **{f"layers.{k}": x for k, x in self.layers.items()}}
         if labels is not None:
             tensors["labels"] = as_labels(labels, len(self))
-        if self.groups is not None:
-            tensors["groups"] = self.groups
+        tensors |= {k: x for k, x in (("groups", self.groups), ("families", self.families)) if x is not None}
         header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "layers": json.dumps(self.layer_names)}
         return write_tensors(path, tensors, {**(metadata or {}), **header})
 
@@ -168,7 +170,7 @@ def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None
     missing = [name for name in names if name not in stored]
     if missing:
         raise FormatError(f"{path}: layer {missing[0]!r} is listed but not stored; the file is incomplete")
-    features = Features(tensors["logits"], {k: tensors[f"layers.{k}"] for k in names}, tensors.get("groups"))
+    features = Features(tensors["logits"], {k: tensors[f"layers.{k}"] for k in names}, tensors.get("groups"), tensors.get("families"))
     labels = tensors.get("labels")
     return features, None if labels is None else as_labels(labels, len(features))
 
@@ -220,6 +222,12 @@ def _as_tensor(x: Any, what: str) -> Tensor:
     if tensor.ndim != 2:
         raise ValueError(f"{what} must have shape (n, width), got {tuple(tensor.shape)}")
     return tensor
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """All parts one after another, or nothing where one is missing."""
+    known = [x for x in parts if x is not None]
+    return torch.cat(known) if len(known) == len(parts) else None
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

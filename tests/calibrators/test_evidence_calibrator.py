@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.calibrators import get
-from salgp.calibrators.evidence import LayerEvidence, _fit_weights, leave_group_out, originals, sample_weights
+from salgp.calibrators.evidence import LayerEvidence
+from salgp.calibrators.evidence_model import LogOdds, fit_log_odds, leave_group_out, originals, sample_weights
 from salgp.calibrators.moved import shift_report
 from salgp.features import Features
 from salgp.network.reader import Choice
@@ -34,6 +35,11 @@ def fitted(**arguments: float) -> LayerEvidence:
     return LayerEvidence(**arguments).fit(together, labels.repeat(3), reference=world(400, 0))
 
 
+def fit_one(X: Tensor, correct: Tensor, weight: Tensor, ridge: float) -> LogOdds:
+    """Without offsets of classes."""
+    return fit_log_odds(X, torch.zeros(len(X), dtype=torch.long), correct, weight, 1, ridge, 0.0)
+
+
 def nll(prediction: Prediction, features: Features, labels: Tensor) -> float:
     p, c = prediction.confidence.clamp(1e-6, 1 - 1e-6), features.correct(labels).double()
     return float(-(c * p.log() + (1 - c) * (1 - p).log()).mean())
@@ -54,7 +60,7 @@ def test_terms_add_up_to_the_whole_correction() -> None:
     features, _ = world(40, 3)
     prediction = fitted().predict(features)
     assert prediction.layers is not None
-    assert prediction.layers.names == ("confidence", "one", "two")
+    assert prediction.layers.names == ("confidence", "predicted class", "one", "two")
     before = torch.logit(features.confidence.double())
     inside = before.abs() < 12  # single precision of the softmax
     whole = torch.logit(prediction.confidence) - before
@@ -63,7 +69,7 @@ def test_terms_add_up_to_the_whole_correction() -> None:
 
 def test_novelty_never_raises_and_agreement_never_lowers_confidence() -> None:
     calibrator = fitted()
-    assert (calibrator.weights_[1:] >= 0).all()
+    assert (calibrator.model_.weights[1:] >= 0).all()
     sure = Features(torch.tensor([[9.0, 0.0, 0.0]]).repeat(3, 1), {k: x[:1].repeat(3, 1) for k, x in world(9, 4)[0].layers.items()})
     x = torch.zeros(3, 6)
     x[0, 0], x[1, 1], x[2, 5] = 3.0, 3.0, 30.0  # as its class, as another class, as nothing seen before
@@ -108,7 +114,7 @@ def test_weights_are_the_optimum_scikit_learn_finds() -> None:
     X = torch.randn(400, 4, generator=g, dtype=torch.float64)
     X[:, 0] = 1.0
     correct = torch.bernoulli(torch.sigmoid(X @ torch.tensor([0.3, 1.0, 0.8, 0.6], dtype=torch.float64)), generator=g)
-    w, _ = _fit_weights(X, correct, torch.ones(400, dtype=torch.float64), 1e-6)
+    w = fit_one(X, correct, torch.ones(400, dtype=torch.float64), 1e-6).weights
     peer = LogisticRegression(C=1e6, tol=1e-10, max_iter=1000).fit(X[:, 1:], correct)
     np.testing.assert_allclose(w.numpy(), np.r_[peer.intercept_, peer.coef_[0]], atol=2e-3)
 
@@ -116,7 +122,8 @@ def test_weights_are_the_optimum_scikit_learn_finds() -> None:
 def test_covariance_is_the_inverse_curvature() -> None:
     X = torch.randn(50, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     correct = (X[:, 1] > 0).double()
-    w, S = _fit_weights(X, correct, torch.ones(50, dtype=torch.float64), 0.5)
+    found = fit_one(X, correct, torch.ones(50, dtype=torch.float64), 0.5)
+    w, S = found.weights, found.covariance
 
     def loss(v: Tensor) -> Tensor:
         f = X @ v
@@ -132,12 +139,53 @@ def test_leave_group_out_is_close_to_refitting() -> None:
     X = torch.cat([torch.ones(80, 1), torch.randn(80, 2, generator=g).abs()], dim=1).double()
     correct = torch.bernoulli(torch.sigmoid(X @ torch.tensor([-1.0, 1.0, 0.7]).double()), generator=g)
     weight, group = torch.full((80,), 0.5, dtype=torch.float64), torch.arange(80) % 20
-    found = leave_group_out(X, correct, weight, *_fit_weights(X, correct, weight, 0.2), group)
+    label = torch.arange(80) // 7 % 3
+    model = fit_log_odds(X, label, correct, weight, 3, 0.2, 0.7)
+    found = leave_group_out(X, label, correct, weight, model, group)
     for k in range(0, 20, 5):
         keep = group != k
-        w, _ = _fit_weights(X[keep], correct[keep], weight[keep], 0.2)
-        torch.testing.assert_close(found[~keep], torch.sigmoid(X[~keep] @ w), atol=0.02, rtol=0)
-    assert (found - torch.sigmoid(X @ _fit_weights(X, correct, weight, 0.2)[0])).abs().max() > 0.01
+        without = fit_log_odds(X[keep], label[keep], correct[keep], weight[keep], 3, 0.2, 0.7)
+        torch.testing.assert_close(found[~keep], torch.sigmoid(without.moments(X[~keep], label[~keep])[0]), atol=0.02, rtol=0)
+    assert (found - torch.sigmoid(model.moments(X, label)[0])).abs().max() > 0.01
+
+
+def test_posterior_with_offsets_is_that_of_the_whole_design() -> None:
+    """Offsets as columns of ones and zeros, solved without any block structure."""
+    g = torch.Generator().manual_seed(3)
+    X = torch.cat([torch.ones(90, 1), torch.randn(90, 2, generator=g).abs()], dim=1).double()
+    label = torch.randint(4, (90,), generator=g)
+    correct = torch.bernoulli(torch.sigmoid(X @ torch.tensor([-1.0, 1.0, 0.7]).double() + torch.tensor([0.0, 1.0, -1.0, 0.5])[label]), generator=g)
+    model = fit_log_odds(X, label, correct, torch.ones(90).double(), 4, 0.2, 0.8)
+    whole = torch.cat([X, torch.eye(4).double()[label]], dim=1)
+    v = torch.cat([model.weights, model.offsets])
+    prior = torch.tensor([1e-2, 0.04, 0.4, *[0.8**-2] * 4]).double()
+    p = torch.sigmoid(whole @ v)
+    slope = whole.T @ (p - correct) + prior * (v - torch.tensor([0.0, 1.0, 0, 0, 0, 0, 0]))
+    assert (slope.abs() < 2e-3).all()
+    H = whole.T @ ((p * (1 - p))[:, None] * whole) + prior.diag()
+    torch.testing.assert_close(model.joint(X, label), whole @ torch.linalg.inv(H) @ whole.T)
+    torch.testing.assert_close(model.moments(X, label)[1], model.joint(X, label).diag())
+
+
+def test_a_class_the_network_falls_into_loses_confidence() -> None:
+    features, labels = world(600, 13)
+    spoilt = torch.where((features.label == 1) & (torch.arange(600) % 2 == 0), 2, labels)
+    p = LayerEvidence().fit(features, spoilt).predict(features)
+    offsets = LayerEvidence().fit(features, spoilt).model_.offsets
+    assert offsets[1] < min(offsets[0], offsets[2])
+    assert not LayerEvidence(class_spread=0.0).fit(features, spoilt).model_.offsets.any()
+    assert p.confidence[features.label == 1].mean() < p.confidence[features.label != 1].mean()
+
+
+def test_rows_may_come_in_any_order_where_families_are_known() -> None:
+    clean, labels = world(120, 1)
+    copies = [world(120, 1, noise)[0] for noise in (0.5, 1.5)]
+    parts = [Features(f.logits, f.layers, torch.arange(120), torch.full((120,), i)) for i, f in enumerate((clean, *copies))]
+    together, y = Features.concatenate(parts), labels.repeat(3)
+    order = torch.randperm(360, generator=torch.Generator().manual_seed(0))
+    a = LayerEvidence().fit(together, y, reference=world(200, 0)).predict(clean)
+    b = LayerEvidence().fit(together[order], y[order], reference=world(200, 0)).predict(clean)
+    torch.testing.assert_close(a.confidence, b.confidence, atol=1e-4, rtol=0)
 
 
 def test_shift_report_sees_a_shift_and_only_a_shift() -> None:
@@ -193,7 +241,7 @@ def test_prototypes_stay_close_to_the_full_reference() -> None:
     assert nll(small.predict(features), features, labels) < nll(full.predict(features), features, labels) + 0.05
 
 
-@pytest.mark.parametrize("wrong", [{"clean": 0.0}, {"caution": 0.0}, {"ridge": 0.0}])
+@pytest.mark.parametrize("wrong", [{"clean": 0.0}, {"caution": 0.0}, {"ridge": 0.0}, {"class_spread": -1.0}])
 def test_wrong_arguments_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="need 0 < clean"):
         LayerEvidence(**wrong).fit(*world(30, 0))

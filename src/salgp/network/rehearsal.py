@@ -38,7 +38,7 @@ def rehearse(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> tuple[Reader, Features, Tensor]:
-    """Features of originals, first, and of their perturbed copies; rows of one original share a group.
+    """Features of originals, first, and of their perturbed copies; rows of one original share a group, families are numbered from 1.
 
     Args:
         model: the network.
@@ -51,7 +51,7 @@ def rehearse(
         seed: of all random numbers.
 
     Returns:
-        The reader in use, features with groups, labels.
+        The reader in use, features with groups and families, labels.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -70,15 +70,15 @@ def rehearse(
     originals = [run.read(batch) for batch in batches]
     labels = [as_labels(batch.labels, len(f)).cpu() for batch, f in zip(batches, originals, strict=True)]
     starts = [sum(len(y) for y in labels[:i]) for i in range(len(labels))]
-    parts = [Features(f.logits, f.layers, torch.arange(s, s + len(f))) for f, s in zip(originals, starts, strict=True)]
-    for family in families_for(perturb, _first_input(batches[0])[1]):
+    parts = [Features(f.logits, f.layers, torch.arange(s, s + len(f)), torch.zeros(len(f))) for f, s in zip(originals, starts, strict=True)]
+    for number, family in enumerate(families_for(perturb, _first_input(batches[0])[1]), start=1):
         if family.inside and not run.layers_that_matter(batches[0]):
             continue
         scale = run.scale_of(family, batches, originals, labels)
         for _ in range(copies):
             for batch, part in zip(batches, parts[: len(batches)], strict=True):
                 copy = run.copy(batch, family, scale * run.uniform(len(part)))
-                parts.append(Features(copy.logits, copy.layers, part.groups))
+                parts.append(Features(copy.logits, copy.layers, part.groups, torch.full((len(part),), number)))
     return reader, Features.concatenate(parts), torch.cat(labels).repeat(len(parts) // len(batches))
 
 

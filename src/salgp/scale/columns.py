@@ -12,20 +12,24 @@ from torch import Tensor
 
 from salgp.features import Features
 
-__all__ = ["DTYPES", "column_names", "from_table", "list_column", "read_table", "to_table", "write_table"]
+__all__ = ["DTYPES", "WHOLE", "column_names", "from_table", "list_column", "read_table", "to_table", "write_table"]
 
 DTYPES = ("float16", "float32")
 """Types in which layers are stored; logits are always float32, since a confidence is read from their differences."""
 
 
-def column_names(layers: Sequence[str], labels: bool, groups: bool) -> list[str]:
-    """Columns of a shard, in order.
+WHOLE = ("label", "group", "family")
+"""Columns of one whole number per sample that a shard may have."""
+
+
+def column_names(layers: Sequence[str], whole: Sequence[str] = ()) -> list[str]:
+    """Columns of a shard, in order; ``whole`` are those of `WHOLE` that it has.
 
     Example:
-        >>> column_names(["conv1"], labels=True, groups=False)
+        >>> column_names(["conv1"], ["label"])
         ['logits', 'label', 'layers.conv1']
     """
-    return ["logits", *(["label"] if labels else []), *(["group"] if groups else []), *(f"layers.{k}" for k in layers)]
+    return ["logits", *whole, *(f"layers.{k}" for k in layers)]
 
 
 def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") -> Any:
@@ -33,10 +37,9 @@ def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") 
     import pyarrow as pa
 
     columns = {"logits": list_column(features.logits, "float32", "logits")}
-    if labels is not None:
-        columns["label"] = pa.array(labels.cpu().numpy().astype(np.int32))
-    if features.groups is not None:
-        columns["group"] = pa.array(features.groups.cpu().numpy().astype(np.int64))
+    for name, values, kind in (("label", labels, np.int32), ("group", features.groups, np.int64), ("family", features.families, np.int32)):
+        if values is not None:
+            columns[name] = pa.array(values.cpu().numpy().astype(kind))
     for name, x in features.layers.items():
         columns[f"layers.{name}"] = list_column(x, dtype, f"layer {name!r}")
     return pa.Table.from_arrays(list(columns.values()), schema=pa.schema([pa.field(k, v.type, nullable=False) for k, v in columns.items()]))
@@ -54,12 +57,11 @@ def list_column(x: Tensor, dtype: str, what: str) -> Any:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=pa.list_(item, values.shape[1]))
 
 
-def from_table(table: Any, layers: Sequence[str], labels: bool, groups: bool) -> tuple[Features, Tensor | None]:
+def from_table(table: Any, layers: Sequence[str]) -> tuple[Features, Tensor | None]:
     """Inverse of `to_table`; numbers come back as float32."""
-    values = {f"layers.{k}": _matrix(table.column(f"layers.{k}")) for k in layers}
-    group = _own(table.column("group").combine_chunks()) if groups else None
-    label = _own(table.column("label").combine_chunks()).long() if labels else None
-    return Features(_matrix(table.column("logits")), {k: values[f"layers.{k}"] for k in layers}, group), label
+    values = {k: _matrix(table.column(f"layers.{k}")) for k in layers}
+    label, group, family = (_own(table.column(k).combine_chunks()).long() if k in table.column_names else None for k in WHOLE)
+    return Features(_matrix(table.column("logits")), values, group, family), label
 
 
 def write_table(table: Any, path: Path) -> None:

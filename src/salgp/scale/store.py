@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features, as_labels
-from salgp.scale.columns import DTYPES, column_names, from_table, read_table, to_table, write_table
+from salgp.scale.columns import DTYPES, WHOLE, column_names, from_table, read_table, to_table, write_table
 from salgp.scale.manifest import Entry, Manifest, digest, sweep, write_durably
 
 __all__ = ["FeatureStore", "shard_rows", "write_shard", "write_store"]
@@ -51,6 +51,7 @@ class FeatureStore:
         self.widths: dict[str, int] = dict(header["layers"])
         self.has_labels: bool = header["labels"]
         self.has_groups: bool = header["groups"]
+        self.has_families: bool = header.get("families", False)
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -89,8 +90,9 @@ class FeatureStore:
         unknown = [name for name in names if name not in self.widths]
         if unknown:
             raise KeyError(f"no layer named {unknown[0]!r} in {self.folder}; it has {', '.join(self.layer_names) or 'none'}")
-        table = read_table(self.folder / entry.file, column_names(names, self.has_labels, self.has_groups))
-        return from_table(table, names, self.has_labels, self.has_groups)
+        there = (self.has_labels, self.has_groups, self.has_families)
+        columns = column_names(names, [name for name, has in zip(WHOLE, there, strict=True) if has])
+        return from_table(read_table(self.folder / entry.file, columns), names)
 
     def batches(self, size: int = 8192, layers: Sequence[str] | None = None, verify: bool = True) -> Iterator[tuple[Features, Tensor | None]]:
         """Features and labels of at most ``size`` samples at a time, in order; a batch never spans two shards."""
@@ -154,7 +156,7 @@ def header_of(features: Features, labels: Tensor | None, dtype: str, source: dic
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     return {
         "n_classes": features.n_classes, "layers": [[k, d] for k, d in features.widths.items()], "labels": labels is not None,
-        "groups": features.groups is not None, "dtype": dtype, "source": source,
+        "groups": features.groups is not None, "families": features.families is not None, "dtype": dtype, "source": source,
     }  # fmt: skip
 
 
