@@ -16,6 +16,7 @@ _WHERE = {
     "CalibratedClassifier": "module",
     "Features": "features",
     "FormatError": "storage",
+    "LayerEvidence": "calibrators.evidence",
     "LayerTerms": "prediction",
     "Prediction": "prediction",
     "ResidualGP": "calibrators.residual_gp",

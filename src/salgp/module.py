@@ -104,6 +104,7 @@ def calibrate(
     seed: int = 0,
     progress: bool = False,
     forward: Forward | None = None,
+    layer_cost: float | None = None,
 ) -> CalibratedClassifier:
     """Calibrate a trained classifier on labelled samples it was not trained on.
 
@@ -122,6 +123,8 @@ def calibrate(
         seed: see `salgp.extract`.
         progress: show progress bars.
         forward: see `salgp.extract`.
+        layer_cost: with layer evidence, read only the layers that are worth this much, see
+            `salgp.calibrators.evidence_choice.select_layers`; None reads all.
 
     Returns:
         The calibrated classifier; its fitted calibrator is ``.calibrator``.
@@ -144,6 +147,10 @@ def calibrate(
     known = None
     if reference is not None:
         known = _read(model, reference, reader, device=device, seed=seed, progress=progress)[:2]
+    if layer_cost is not None:
+        names = _worth(calibrator, features, labels, known, layer_cost)
+        reader = dataclasses.replace(reader, taps=tuple(tap for tap in reader.taps if tap.name in names))
+        features, known = features.select(names), None if known is None else (known[0].select(names), known[1])
     calibrator.fit(features, labels, known)
     return CalibratedClassifier(model, calibrator, reader)
 
@@ -224,6 +231,15 @@ def _unfitted(method: Calibrator | str | None) -> Calibrator:
     if method is None or isinstance(method, str):
         return get(method or "layer-evidence")
     raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
+
+
+def _worth(calibrator: Calibrator, features: Features, labels: Tensor, known: tuple[Features, Tensor] | None, cost: float) -> tuple[str, ...]:
+    from salgp.calibrators.evidence import LayerEvidence
+    from salgp.calibrators.evidence_choice import select_layers
+
+    if not isinstance(calibrator, LayerEvidence):
+        raise ValueError(f"layer_cost needs layer evidence, the default method; {calibrator.name!r} takes the layers given by layers=...")
+    return select_layers(features, labels, known, cost, calibrator).names
 
 
 def _read(model: nn.Module, loader: Iterable[Any], source: Choice | Reader, **options: Any) -> tuple[Features, Tensor, Reader]:
