@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from salgp import Features, Prediction, metrics
+from salgp import Features, Prediction
 from salgp.prediction import LayerTerms
+from salgp.report.keeping import Keep, acceptable_levels, cuts, nice_error, nice_step
 from salgp.report.shift import shift
-from salgp.report.summary import Keep, acceptable_levels, layer_shares, metric_changes, most_corrected, nice_error, nice_step, number_kept, side
+from salgp.report.summary import layer_shares, metric_changes, most_corrected, side
 from salgp.report.thumbnails import encode_png, to_pixels
 from salgp.report.words import verdict
 
@@ -26,17 +27,50 @@ def made(confidence: list[float] | torch.Tensor, correct: list[bool] | torch.Ten
     return features, labels, Prediction.from_confidence(features, s)
 
 
-def test_kept_predictions_by_a_double_loop() -> None:
+@pytest.mark.parametrize("ties", [False, True])
+def test_kept_predictions_by_a_double_loop(ties: bool) -> None:
+    """The most that a limit on the confidence can keep: what is equally sure is kept together."""
     g = np.random.default_rng(0)
     s, c = g.random(60), g.random(60) < 0.7
-    curve = metrics.risk_coverage(s, c)
-    ranked = c[np.argsort(-s)]
+    s = np.round(s, 1) if ties else s
+    found = cuts(s, c)
     for error in (0.0, 0.05, 0.2, 0.3, 1.0):
         best = 0
-        for k in range(1, 61):
-            if sum(not hit for hit in ranked[:k]) / k <= error:
-                best = k
-        assert number_kept(curve, error) == best
+        for limit in s:
+            kept = [hit for value, hit in zip(s, c, strict=True) if value >= limit]
+            if sum(not hit for hit in kept) / len(kept) <= error:
+                best = max(best, len(kept))
+        chosen = found.choose(error)
+        assert (0 if chosen < 0 else found.kept[chosen]) == best
+        if best:
+            assert found.at(found.limit[chosen]) == (best, int((~c[s >= found.limit[chosen]]).sum()))
+    assert found.at(2.0) == (0, 0)
+
+
+def test_limits_are_checked_on_the_half_they_were_not_chosen_on() -> None:
+    """By two loops; and where the confidence says nothing, the check finds more errors than the limit promises."""
+    g = torch.Generator().manual_seed(0)
+    s = 0.5 + 0.5 * torch.rand(300, generator=g)
+    _, labels, prediction = made(s, torch.rand(300, generator=g) < 0.7)
+    one = side(prediction, labels)
+    order = np.random.default_rng(0).permutation(300)
+    promised = found = 0.0
+    for keep in acceptable_levels(one, one):
+        kept = wrong = 0
+        for here, there in ((order[:150], order[150:]), (order[150:], order[:150])):
+            fine = [t for t in one.confidence[here] if np.mean(~one.correct[here][one.confidence[here] >= t]) <= keep.error + 1e-12]
+            above = one.confidence[there] >= (min(fine) if fine else 2)
+            kept, wrong = kept + int(above.sum()), wrong + int((~one.correct[there][above]).sum())
+        assert keep.tried is not None
+        assert (keep.tried.kept, keep.tried.wrong) == (kept, wrong)
+        promised, found = promised + keep.error * kept, found + wrong
+    assert found > 1.05 * promised
+
+
+def test_too_few_predictions_are_not_split() -> None:
+    _, labels, prediction = made([0.9, 0.8, 0.7], [True, False, True])
+    one = side(prediction, labels)
+    assert {k.tried for k in acceptable_levels(one, one)} == {None}
 
 
 @given(st.floats(1e-4, 1.0))

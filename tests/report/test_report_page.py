@@ -207,7 +207,7 @@ def test_browser_slider_changes_the_figures(browser: Any, page: Path) -> None:
     found = []
     for position in (0, 20, 60):
         browser.execute_script("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", slider, position)
-        values = {name: text_of(browser, f"out-{name}") for name in ("error", "after", "before", "human", "threshold")}
+        values = {name: text_of(browser, f"out-{name}") for name in ("error", "after", "before", "human", "threshold", "kept", "wrong")}
         dot = float(browser.find_element("id", "dot-after").get_attribute("cx"))
         found.append((dot, values))
         assert int(values["after"].replace(",", "")) + int(values["human"].replace(",", "")) == 400
@@ -215,6 +215,7 @@ def test_browser_slider_changes_the_figures(browser: Any, page: Path) -> None:
     assert kept[0] < kept[1] < kept[2]
     assert found[0][0] < found[1][0] < found[2][0]
     assert len({values["error"] for _, values in found}) == 3
+    assert len({values["kept"] for _, values in found}) == 3
 
 
 def test_browser_keyboard_moves_the_slider(browser: Any, page: Path) -> None:

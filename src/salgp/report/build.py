@@ -20,19 +20,9 @@ from salgp.features import Features, as_labels
 from salgp.metrics import Scores, evaluate
 from salgp.prediction import Prediction
 from salgp.report import figures
+from salgp.report.keeping import Keep, acceptable_levels, nice_error, nice_step
 from salgp.report.shift import Shift, shift
-from salgp.report.summary import (
-    Corrected,
-    Keep,
-    Side,
-    acceptable_levels,
-    layer_shares,
-    metric_changes,
-    most_corrected,
-    nice_error,
-    nice_step,
-    side,
-)  # fmt: skip
+from salgp.report.summary import Corrected, Side, layer_shares, metric_changes, most_corrected, side
 from salgp.report.thumbnails import data_uri
 from salgp.report.words import verdict
 from salgp.storage import write_whole
@@ -169,6 +159,8 @@ def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> di
         {
             "error": _unbroken(f"{100 * k.error:.3g} %"), "before": f"{k.before:,}", "after": f"{k.after:,}", "human": f"{n - k.after:,}",
             "threshold": "none" if k.threshold is None else _percent(k.threshold, 1),
+            "kept": "" if k.tried is None else f"{k.tried.kept:,}",
+            "wrong": "" if k.tried is None else (_percent(k.tried.error, 1) if k.tried.kept else "none"),
             "xb": round(frame.x(k.before / n), 1), "xa": round(frame.x(k.after / n), 1), "y": round(frame.y(k.error), 1),
         }
         for k in levels

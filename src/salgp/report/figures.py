@@ -9,7 +9,8 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from salgp.metrics import reliability_bins
-from salgp.report.summary import Keep, LayerShare, Side
+from salgp.report.keeping import Keep
+from salgp.report.summary import LayerShare, Side
 
 __all__ = ["Canvas", "Frame", "interval_bar", "layer_profile", "reliability", "risk_coverage"]
 
@@ -120,11 +121,11 @@ def layer_profile(shares: Sequence[LayerShare], unit: str) -> Markup:
     words = "Mean correction by layer: " + ", ".join(f"{share.name} {share.size:.3g}" for share in shares) + f" {unit}."
     canvas = Canvas(640, 34 * len(shares) + 8, words, "plot wide")
     for i, share in enumerate(shares):
-        y, scale = 34 * i + 6, 360 / largest
-        canvas.text(190, y + 18, _short(share.name), "layer", "end")
-        canvas.rect(200, y + 3, share.lowers * scale, 20, "lowers", f"{share.name}: lowers by {share.lowers:.3g} {unit}")
-        canvas.rect(200 + share.lowers * scale, y + 3, share.raises * scale, 20, "raises", f"{share.name}: raises by {share.raises:.3g} {unit}")
-        canvas.text(206 + share.size * scale, y + 18, f"{share.size:.2g}", "tick", "start")
+        y, scale = 34 * i + 6, 310 / largest
+        canvas.text(240, y + 18, _short(share.name), "layer", "end")
+        canvas.rect(250, y + 3, share.lowers * scale, 20, "lowers", f"{share.name}: lowers by {share.lowers:.3g} {unit}")
+        canvas.rect(250 + share.lowers * scale, y + 3, share.raises * scale, 20, "raises", f"{share.name}: raises by {share.raises:.3g} {unit}")
+        canvas.text(256 + share.size * scale, y + 18, f"{share.size:.2g}", "tick", "start")
     return canvas.markup()
 
 
@@ -156,7 +157,7 @@ def _path(frame: Frame, coverage: np.ndarray, risk: np.ndarray, n_points: int = 
     return "M" + "L".join(pairs)
 
 
-def _short(name: str, length: int = 20) -> str:
+def _short(name: str, length: int = 23) -> str:
     return name if len(name) <= length else "…" + name[1 - length :]
 
 

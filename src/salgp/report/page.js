@@ -6,7 +6,7 @@
 
   const show = () => {
     const p = points[Number(slider.value)];
-    for (const key of ["error", "after", "before", "human", "threshold"]) byId("out-" + key).textContent = p[key];
+    for (const key of ["error", "after", "before", "human", "threshold", "kept", "wrong"]) if (byId("out-" + key)) byId("out-" + key).textContent = p[key];
     slider.setAttribute("aria-valuetext", p.error);
     for (const end of ["y1", "y2"]) byId("limit").setAttribute(end, p.y);
     for (const [dot, x] of [["dot-before", p.xb], ["dot-after", p.xa]]) {
@@ -16,6 +16,8 @@
   };
   slider.addEventListener("input", show);
   slider.parentElement.hidden = false;
+
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => (part.open = true)));
 
   const value = (row, column) => {
     const cell = row.cells[column];

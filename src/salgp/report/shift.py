@@ -8,7 +8,8 @@ import numpy as np
 
 from salgp.features import Features
 from salgp.prediction import Prediction
-from salgp.report.summary import Keep, layer_shares
+from salgp.report.keeping import Keep
+from salgp.report.summary import layer_shares
 
 __all__ = ["LayerNotice", "Shift", "shift"]
 

@@ -16,10 +16,7 @@ from salgp.features import Features
 from salgp.metrics import RiskCoverage
 from salgp.prediction import Prediction
 
-__all__ = [
-    "Change", "Corrected", "Keep", "LayerShare", "Side", "acceptable_levels", "layer_shares", "metric_changes", "most_corrected",
-    "nice_error", "nice_step", "number_kept", "side",
-]  # fmt: skip
+__all__ = ["Change", "Corrected", "LayerShare", "Side", "layer_shares", "metric_changes", "most_corrected", "side"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -54,23 +51,6 @@ class Side:
     def accuracy(self) -> float:
         """Share of correct predictions."""
         return float(self.correct.mean())
-
-
-@dataclass(frozen=True)
-class Keep:
-    """How many predictions can be kept so that at most ``error`` of them are wrong.
-
-    Args:
-        error: acceptable share of wrong ones among the kept.
-        before: number kept by the network's own confidence.
-        after: number kept by the calibrated confidence.
-        threshold: calibrated confidence from which predictions are kept; None where none are.
-    """
-
-    error: float
-    before: int
-    after: int
-    threshold: float | None
 
 
 @dataclass(frozen=True)
@@ -138,55 +118,6 @@ def side(prediction: Prediction, labels: Tensor) -> Side:
     confidence = prediction.confidence.double().cpu().numpy()
     correct = (prediction.label.cpu() == labels.cpu()).numpy()
     return Side(prediction, confidence, correct, metrics.ece(confidence, correct), metrics.risk_coverage(confidence, correct))
-
-
-def number_kept(curve: RiskCoverage, error: float) -> int:
-    """The most predictions, surest first, of which at most ``error`` are wrong.
-
-    Example:
-        >>> number_kept(metrics.risk_coverage([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), 0.25)
-        4
-    """
-    fine = np.flatnonzero(curve.risk <= error + 1e-12)
-    return int(fine[-1]) + 1 if len(fine) else 0
-
-
-def acceptable_levels(before: Side, after: Side, n_levels: int = 100) -> list[Keep]:
-    """What is kept at acceptable errors from 0 to the network's whole error rate, in round steps."""
-    ranked = np.sort(after.confidence)[::-1]
-    top = max(1 - after.accuracy, 1e-3)
-    step = nice_step(top / n_levels)
-
-    def keep(error: float) -> Keep:
-        kept = number_kept(after.curve, error)
-        return Keep(error, number_kept(before.curve, error), kept, float(ranked[kept - 1]) if kept else None)
-
-    return [keep(round(k * step, 12)) for k in range(math.ceil(top / step - 1e-9) + 1)]
-
-
-def nice_step(least: float) -> float:
-    """The smallest of 1, 2 or 5 times a power of ten that is not below ``least``.
-
-    Example:
-        >>> nice_step(0.0031)
-        0.005
-    """
-    power = 10.0 ** math.floor(math.log10(least))
-    return round(min(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9)), 12)
-
-
-def nice_error(error_rate: float) -> float:
-    """Half the error rate, rounded down to 1, 2 or 5 times a power of ten.
-
-    Example:
-        >>> nice_error(0.09)
-        0.02
-    """
-    if error_rate <= 0:
-        return 0.0
-    half = error_rate / 2
-    power = 10.0 ** math.floor(math.log10(half))
-    return round(max(m * power for m in (1, 2, 5) if m * power <= half * (1 + 1e-9)), 12)
 
 
 def metric_changes(before: Side, after: Side, labels: Tensor, n_resamples: int | None = None) -> list[Change]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from salgp.report.summary import Keep, Side
+from salgp.report.keeping import Keep
+from salgp.report.summary import Side
 
 __all__ = ["Verdict", "verdict"]
 
