@@ -176,7 +176,9 @@ def classwise_ece(probs: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> floa
 
 
 def ece_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> Statistic:
-    return _of_gaps(confidence, correct, n_bins, scheme, lambda count, gap: np.abs(gap).sum(axis=-1) / count.sum(axis=-1))
+    s, c = _checked(confidence, correct)
+    groups, gap = _bin_groups(s, n_bins, scheme), s - c
+    return Statistic(len(s), lambda weights: np.abs(groups.sums(weights, gap)).sum(axis=-1) / weights.sum(axis=-1))
 
 
 def mce_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> Statistic:
@@ -200,7 +202,7 @@ def debiased_ece_statistic(
     formula = _debiased_l1 if norm == "l1" else _debiased_l2
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        count, hits, gap = (groups.sums(weights * x) for x in (1.0, c, s - c))
+        count, hits, gap = groups.sums(weights), groups.sums(weights, c), groups.sums(weights, s - c)
         some = np.maximum(count, 1)
         return np.maximum(formula(count, gap / some, hits / some), 0.0)
 
@@ -237,7 +239,7 @@ def _of_gaps(
 ) -> Statistic:
     s, c = _checked(confidence, correct)
     groups, gap = _bin_groups(s, n_bins, scheme), s - c
-    return Statistic(len(s), lambda weights: reduce(groups.sums(weights), groups.sums(weights * gap)))
+    return Statistic(len(s), lambda weights: reduce(groups.sums(weights), groups.sums(weights, gap)))
 
 
 def _bin_groups(confidence: FloatArray, n_bins: int, scheme: Scheme) -> Groups:

@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 
 __all__ = ["resample_counts"]
 
-_CHUNK = 2**17
-"""Counts held in memory at a time: a megabyte, which stays in cache."""
+_CHUNK = 2**18
+"""Counts made at a time: few enough to stay in cache, as bytes and as floats."""
 
 _CELLS = 2**16
-"""Cells of [0, 1) whose Poisson count is looked up; one random number of 64 bits chooses four of them."""
+"""Cells of [0, 1), each looked up for the counts of two samples; one random number of 64 bits chooses four of them."""
 
-_UNDECIDED = 255
+_LARGEST = 20
+"""Larger counts of mean below 1 are rarer than double precision can tell."""
+
+_UNDECIDED = 0xFFFF
 """Mark of the few cells that a step of the distribution function goes through: further digits decide."""
 
 
@@ -47,14 +50,16 @@ def resample_counts(n: int, n_resamples: int, seed: int) -> Iterator[NDArray[np.
 
 
 class _Poisson:
-    """Poisson counts by look-up of 16 random bits, and of further ones in the cells where these do not decide."""
+    """Poisson counts, two at a time, by look-up of 16 random bits, and of further ones where these do not decide."""
 
     def __init__(self, mean: float, seed: int) -> None:
-        k = np.arange(30)
-        self.at_most = np.cumsum(np.exp(-mean) * mean**k / np.cumprod(np.maximum(k, 1.0)))  # P(count <= k)
-        steps = np.minimum((self.at_most * _CELLS).astype(np.int64), _CELLS)  # the cell that each step is in
-        self.table = np.repeat(np.arange(len(k) + 1, dtype=np.uint8), np.diff(steps, prepend=0, append=_CELLS))
-        self.table[steps[steps < _CELLS]] = _UNDECIDED
+        k = np.arange(_LARGEST + 1)
+        share = np.exp(-mean) * mean**k / np.cumprod(np.maximum(k, 1.0))
+        self.pairs = (k[:, None] + 256 * k).astype(np.uint16).reshape(-1)  # one byte for each count
+        self.steps = np.cumsum(np.outer(share, share))[:-1]  # of the distribution function over the pairs
+        cell = np.minimum((self.steps * _CELLS).astype(np.int64), _CELLS)
+        self.table = np.repeat(self.pairs, np.diff(cell, prepend=0, append=_CELLS))
+        self.table[cell[cell < _CELLS]] = _UNDECIDED
         self.bits, self.digits, self.missing = np.random.default_rng(seed).spawn(3)
 
     def completed(self, rows: int, n: int) -> NDArray[np.uint8]:
@@ -71,9 +76,9 @@ class _Poisson:
 
     def counts(self, rows: int, n: int) -> NDArray[np.uint8]:
         """Independent Poisson counts, ``(rows, n)``."""
-        raw: NDArray[np.uint64] = self.bits.bit_generator.random_raw(rows * math.ceil(n / 4))  # rows start on whole numbers
-        cells = raw.view(np.uint16).reshape(rows, -1)[:, :n].reshape(-1)
-        counts = np.take(self.table, cells)
-        rest = np.flatnonzero(counts == _UNDECIDED)
-        counts[rest] = np.searchsorted(self.at_most, (cells[rest] + self.digits.random(len(rest))) / _CELLS, "right")
-        return counts.reshape(rows, n)
+        raw: NDArray[np.uint64] = self.bits.bit_generator.random_raw(rows * math.ceil(n / 8))  # rows start on whole numbers
+        cells = raw.view(np.uint16)
+        pairs = np.take(self.table, cells)
+        rest = np.flatnonzero(pairs == _UNDECIDED)
+        pairs[rest] = self.pairs[np.searchsorted(self.steps, (cells[rest] + self.digits.random(len(rest))) / _CELLS, "right")]
+        return np.ascontiguousarray(pairs.view(np.uint8).reshape(rows, -1)[:, :n])

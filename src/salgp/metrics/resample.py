@@ -6,11 +6,13 @@ that are a `Statistic` take many count vectors at once; any other function of ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from salgp.metrics import binned, interval, proper, ranking
@@ -100,7 +102,7 @@ def bootstrap(metric: Callable[..., float], *arrays: Any, n_resamples: int = 100
     if metric in _STATISTICS:
         order = _order(columns[0])
         statistic = _STATISTICS[metric](*(x[order] for x in columns), **options)
-        replicates = np.concatenate([statistic.of_weights(np.take(counts, order, axis=1).astype(np.float64)) for counts in draws])
+        replicates = np.concatenate([statistic.of_weights(weights) for weights in _as_weights(draws, order)])
     else:
         rows = (np.repeat(np.arange(n), row) for counts in draws for row in counts)
         replicates = np.array([float(metric(*(x[row] for x in columns), **options)) for row in rows])
@@ -129,6 +131,15 @@ def accuracy_band(bins: binned.ReliabilityBins, n_resamples: int = 1000, seed: i
     hits = np.random.default_rng(seed).binomial(bins.count, np.nan_to_num(bins.accuracy).clip(0, 1), (n_resamples, len(bins.count)))
     lower, upper = np.quantile(hits / np.maximum(bins.count, 1), [(1 - level) / 2, (1 + level) / 2], axis=0)
     return np.where(bins.count > 0, lower, np.nan), np.where(bins.count > 0, upper, np.nan)
+
+
+def _as_weights(draws: Iterator[NDArray[np.uint8]], order: IntArray) -> Iterator[FloatArray]:
+    """Counts of the samples in the given order as floats, in one piece of memory that every chunk overwrites."""
+    first = next(draws)
+    weights = np.empty(first.shape)
+    for counts in chain([first], draws):
+        np.copyto(weights[: len(counts)], np.take(counts, order, axis=1))
+        yield weights[: len(counts)]
 
 
 def _order(first: Any) -> IntArray:

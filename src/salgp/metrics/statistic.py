@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,9 @@ FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 
 _SUM_TOLERANCE = 1e-3
+
+_FEW_GROUPS = 64
+"""Up to so many groups, a matrix product for each is faster than the products of all samples and their sums."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +77,14 @@ class Groups:
         self.n_groups = n_groups
         self._starts = np.concatenate([[0], np.flatnonzero(steps) + 1]) if (steps >= 0).all() else None
 
-    def sums(self, weights: FloatArray) -> FloatArray:
-        """Sum weights ``(..., n)`` over the groups: ``(..., n_groups)``."""
+    def sums(self, weights: FloatArray, values: FloatArray | None = None) -> FloatArray:
+        """Sum weights ``(..., n)``, each times its sample's value ``(n,)`` if given, over the groups: ``(..., n_groups)``."""
         sums = np.zeros((*weights.shape[:-1], self.n_groups))
+        if self._starts is not None and values is not None and len(self._starts) <= _FEW_GROUPS:
+            for start, end in pairwise([*self._starts, len(self.index)]):
+                sums[..., self.index[start]] = weights[..., start:end] @ values[start:end]
+            return sums
+        weights = weights if values is None else weights * values
         if self._starts is not None:
             sums[..., self.index[self._starts]] = np.add.reduceat(weights, self._starts, axis=-1)
             return sums
