@@ -69,7 +69,7 @@ def test_terms_add_up_to_the_whole_correction() -> None:
 
 def test_novelty_never_raises_and_agreement_never_lowers_confidence() -> None:
     calibrator = fitted()
-    assert (calibrator.model_.weights[1:] >= 0).all()
+    assert (calibrator.evidence_.posterior.weights[1:] >= 0).all()
     sure = Features(torch.tensor([[9.0, 0.0, 0.0]]).repeat(3, 1), {k: x[:1].repeat(3, 1) for k, x in world(9, 4)[0].layers.items()})
     x = torch.zeros(3, 6)
     x[0, 0], x[1, 1], x[2, 5] = 3.0, 3.0, 30.0  # as its class, as another class, as nothing seen before
@@ -171,9 +171,9 @@ def test_a_class_the_network_falls_into_loses_confidence() -> None:
     features, labels = world(600, 13)
     spoilt = torch.where((features.label == 1) & (torch.arange(600) % 2 == 0), 2, labels)
     p = LayerEvidence().fit(features, spoilt).predict(features)
-    offsets = LayerEvidence().fit(features, spoilt).model_.offsets
+    offsets = LayerEvidence().fit(features, spoilt).evidence_.posterior.offsets
     assert offsets[1] < min(offsets[0], offsets[2])
-    assert not LayerEvidence(class_spread=0.0).fit(features, spoilt).model_.offsets.any()
+    assert not LayerEvidence(class_spread=0.0).fit(features, spoilt).evidence_.posterior.offsets.any()
     assert p.confidence[features.label == 1].mean() < p.confidence[features.label != 1].mean()
 
 
@@ -237,7 +237,7 @@ def test_all_correct_and_unknown_classes_are_fine() -> None:
 def test_prototypes_stay_close_to_the_full_reference() -> None:
     features, labels = world(800, 10)
     full, small = fitted(), fitted(prototypes=10)
-    assert len(small.reference_) == 30
+    assert len(small.evidence_.reference) == 30
     assert nll(small.predict(features), features, labels) < nll(full.predict(features), features, labels) + 0.05
 
 

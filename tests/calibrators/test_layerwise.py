@@ -24,6 +24,7 @@ from salgp.features import Features
 from salgp.gp.covariance import gaps
 from salgp.gp.optimise import NotConvergedWarning
 from salgp.gp.regression import condition_exact
+from salgp.metrics import nll_correct
 
 COVARIANCES = ["sum", "ml", "hl", "additive", "icm", "lcm", "nested", "concat"]
 FEATURES, LABELS = sample(40)
@@ -540,3 +541,34 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 def test_pickling_is_refused() -> None:
     with pytest.raises(TypeError, match="never pickled; use save"):
         pickle.dumps(fitted(quick(max_steps=2)))
+
+
+def evidence_world(n: int, seed: int) -> tuple[Features, Tensor]:
+    """A layer that knows more of the class than the logits do."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (n,), generator=g)
+    x = 1.8 * torch.eye(3, 5)[labels] + 0.6 * torch.randn(n, 5, generator=g)
+    return Features(4.0 * (x[:, :3] + 0.8 * torch.randn(n, 3, generator=g)), {"a": x, "b": torch.randn(n, 4, generator=g)}), labels
+
+
+@pytest.mark.filterwarnings("ignore::salgp.gp.optimise.NotConvergedWarning")
+@pytest.mark.parametrize("covariance", ["sum", "ml"])
+def test_gaussian_processes_on_the_evidence_of_the_layers(covariance: str, tmp_path: Path) -> None:
+    reference, calibration, (new, labels) = evidence_world(300, 0), evidence_world(200, 1), evidence_world(500, 2)
+    gp = SALGP(covariance, "bernoulli", inputs="evidence", max_steps=60).fit(*calibration, reference)
+    assert gp.fitted_.mean_weights[1] > 0.3  # leans on the monotone log-odds
+    p = gp.predict(new)
+    plain = SALGP(covariance, "bernoulli", max_steps=60).fit(*calibration).predict(new)
+    correct = new.correct(labels)
+    assert nll_correct(p.confidence, correct) < nll_correct(plain.confidence, correct)
+    assert p.layers is not None
+    assert p.layers.names[:2] == ("a", "b")
+    again = salgp.load(gp.save(tmp_path / "gp")).predict(new)
+    assert bool((again.confidence == p.confidence).all())
+    more = gp.update(*evidence_world(50, 3)).predict(new)
+    assert not torch.equal(more.confidence, p.confidence)
+
+
+def test_inputs_are_features_or_evidence() -> None:
+    with pytest.raises(ValueError, match="inputs must be 'features' or 'evidence'"):
+        SALGP(inputs="layers").fit(*evidence_world(30, 0))

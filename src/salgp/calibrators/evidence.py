@@ -28,8 +28,7 @@ from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.evidence_model import (
-    LogOdds,
-    design,
+    EvidenceModel,
     fit_log_odds,
     leave_group_out,
     log_odds,
@@ -39,7 +38,7 @@ from salgp.calibrators.evidence_model import (
     standardised,
 )
 from salgp.calibrators.scaling import best_temperature
-from salgp.evidence import NEAREST, WIDTH, Evidence, layer_evidence, make_reference
+from salgp.evidence import NEAREST, WIDTH, Evidence, Reference, layer_evidence, make_reference
 from salgp.features import Features
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.prediction import LayerTerms, Prediction, confidence_points
@@ -66,13 +65,11 @@ class LayerEvidence(Calibrator):
         seed: of the prototypes.
 
     Attributes:
-        model_: posterior of the weights ``a, b, u, v`` and of the offsets of the classes.
+        evidence_: the fitted model: reference samples, temperature of ``t``, standardisation of the evidence, and the
+            posterior of the weights ``a, b, u, v`` and of the offsets of the classes.
         relevance_: layer name -> standard deviation of its term over the calibration data, in log-odds.
         loo_confidence_: ``(n,)`` confidence of each original by the model without it and its copies (one Newton step).
         novelty_: ``(n, L)`` standardised novelty of the originals.
-        temperature_: temperature of ``t``.
-        reference_: the reference samples.
-        scales_: standardisation of the evidence.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -115,38 +112,37 @@ class LayerEvidence(Calibrator):
         own = None
         if reference is None:
             reference, own = (features[first], labels[first]), original
-        self.reference_ = make_reference(*reference, k=self.k, width=self.width, prototypes=self.prototypes, seed=self.seed)
-        self.learn(features, labels, layer_evidence(self.reference_, features, own if self.prototypes is None else None))
+        known = make_reference(*reference, k=self.k, width=self.width, prototypes=self.prototypes, seed=self.seed)
+        self.learn(features, labels, layer_evidence(known, features, own if self.prototypes is None else None), known)
 
-    def learn(self, features: Features, labels: Tensor, evidence: Evidence) -> None:
-        """Fit to evidence that is known already, against the reference at hand."""
+    def learn(self, features: Features, labels: Tensor, evidence: Evidence, reference: Reference) -> None:
+        """Fit to evidence, against this reference, that is known already."""
         if not 0 < self.clean <= 1 or min(self.caution, self.ridge) <= 0 or self.class_spread < 0:
             got = f"clean={self.clean}, caution={self.caution}, ridge={self.ridge}, class_spread={self.class_spread}"
             raise ValueError(f"need 0 < clean <= 1, caution > 0, ridge > 0, class_spread >= 0; got {got}")
         first, original = originals(features)
         label, correct = features.label, features.correct(labels).double()
-        self.temperature_ = best_temperature(features.logits[first], labels[first], warn=False)[0]
-        self.scales_, X = scaled_design(features, evidence, self.temperature_, first)
+        temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
+        scales, X = scaled_design(features, evidence, temperature, first)
         is_copy = torch.ones(len(features), dtype=torch.bool, device=X.device).index_fill(0, first, False)
         weight = sample_weights(is_copy, correct, self.clean, self.caution)
-        self.model_ = fit_log_odds(X, label, correct, weight, features.n_classes, self.ridge, self.class_spread)
-        self.loo_confidence_ = leave_group_out(X, label, correct, weight, self.model_, original)[first]
-        self.novelty_ = standardised(evidence, self.scales_)[1][first]
-        terms = self._terms(self.model_, X, features)[0]
+        posterior = fit_log_odds(X, label, correct, weight, features.n_classes, self.ridge, self.class_spread)
+        self.evidence_ = EvidenceModel(reference, temperature, scales, posterior)
+        self.loo_confidence_ = leave_group_out(X, label, correct, weight, posterior, original)[first]
+        self.novelty_ = standardised(evidence, scales)[1][first]
+        terms = self._terms(X, features)[0]
         self.relevance_ = dict(zip(features.layer_names, terms[:, 2:].std(dim=0, correction=0).tolist(), strict=True))
 
     def _predict(self, features: Features) -> Prediction:
-        return self.from_evidence(features, layer_evidence(self.reference_, features))
+        return self.from_evidence(features, layer_evidence(self.evidence_.reference, features))
 
     def from_evidence(self, features: Features, evidence: Evidence) -> Prediction:
         """Prediction from evidence that is known already."""
-        X = design(features, evidence, self.temperature_, self.scales_)
-        model = self.model_.to(X)
-        f, variance = model.moments(X, features.label)
+        X, f, variance = self.evidence_.log_odds(features, evidence)
         variance = self.looseness**2 * variance
         half = 1.6448536269514722 * variance.sqrt()
         names = ("confidence", "predicted class", *features.layer_names)
-        layers = LayerTerms(names, *self._terms(model, X, features), "log-odds", True)
+        layers = LayerTerms(names, *self._terms(X, features), "log-odds", True)
         novelty = (-X[:, 2 + len(features.layers) :]).mean(dim=1)
         interval = (torch.sigmoid(f - half), torch.sigmoid(f + half))
         return Prediction.from_confidence(features, torch.sigmoid(f), sigmoid_moments(f, variance)[1], interval, layers=layers, novelty=novelty)
@@ -168,17 +164,17 @@ class LayerEvidence(Calibrator):
 
     def standard_novelty(self, features: Features) -> Tensor:
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
-        return standardised(layer_evidence(self.reference_, self.check_input(features)), self.scales_)[1]
+        return standardised(layer_evidence(self.evidence_.reference, self.check_input(features)), self.evidence_.scales)[1]
 
-    def _terms(self, model: LogOdds, X: Tensor, features: Features) -> tuple[Tensor, Tensor]:
+    def _terms(self, X: Tensor, features: Features) -> tuple[Tensor, Tensor]:
         """Log-odds added by the confidence, the predicted class and each layer, and their standard deviations, ``(n, 2 + L)``."""
-        L, label = len(features.layers), features.label
-        moved = X - self.scales_.typical.to(X)
+        L, label, typical, model = len(features.layers), features.label, self.evidence_.scales.typical.to(X), self.evidence_.posterior.to(X)
+        moved = X - typical
         moved[:, :2] = X[:, :2]
         w, S, pull = model.weights, model.covariance, model.pull[label]
         picks = [[0, 1], *([2 + j, 2 + L + j] for j in range(L))]
         mean = [moved[:, p] @ w[p] for p in picks]
-        mean[0] = mean[0] + self.scales_.typical.to(X)[2:] @ w[2:] - log_odds(features, 1.0, 20.0)
+        mean[0] = mean[0] + typical[2:] @ w[2:] - log_odds(features, 1.0, 20.0)
         variance = [((moved[:, p] @ S[p][:, p]) * moved[:, p]).sum(dim=1) for p in picks]
         mean.insert(1, model.offsets[label])
         variance.insert(1, ((pull @ S) * pull).sum(dim=1) + model.spare[label])

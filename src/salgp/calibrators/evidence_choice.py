@@ -15,7 +15,7 @@ from torch import Tensor
 
 from salgp.calibrators.evidence import LayerEvidence
 from salgp.calibrators.evidence_model import originals
-from salgp.evidence import Evidence, layer_evidence, make_reference
+from salgp.evidence import Evidence, Reference, layer_evidence, make_reference
 from salgp.features import Features, as_labels
 from salgp.metrics import ece, nll_correct
 
@@ -78,8 +78,8 @@ def leave_family_out(
         >>> sorted(leave_family_out(copies, y.repeat(2)).nll)
         [0, 1]
     """
-    y, evidence, settings = _prepared(features, labels, reference, calibrator)
-    return _scores(settings, features, y, evidence)
+    y, known, evidence, settings = _prepared(features, labels, reference, calibrator)
+    return _scores(settings, features, y, evidence, known)
 
 
 def select_layers(
@@ -112,12 +112,12 @@ def select_layers(
     """
     if cost < 0:
         raise ValueError(f"cost must not be negative, got {cost}")
-    y, evidence, settings = _prepared(features, labels, reference, calibrator)
+    y, known, evidence, settings = _prepared(features, labels, reference, calibrator)
     names = features.layer_names
 
     def loss(kept: tuple[int, ...]) -> float:
         columns = Evidence(evidence.agreement[:, kept], evidence.novelty[:, kept])
-        return _scores(settings, features.select([names[j] for j in kept]), y, columns).loss
+        return _scores(settings, features.select([names[j] for j in kept]), y, columns, known).loss
 
     kept = tuple(range(len(names)))
     path = [(kept, loss(kept))]
@@ -131,26 +131,26 @@ def select_layers(
 
 def _prepared(
     features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None, calibrator: LayerEvidence | None
-) -> tuple[Tensor, Evidence, LayerEvidence]:
+) -> tuple[Tensor, Reference, Evidence, LayerEvidence]:
     settings: LayerEvidence = clone(calibrator) if calibrator is not None else LayerEvidence()
     y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
     first, original = originals(features)
     base = reference if reference is not None else (features[first], y[first])
     known = make_reference(*base, k=settings.k, width=settings.width, prototypes=settings.prototypes, seed=settings.seed)
     own = original if reference is None and settings.prototypes is None else None
-    return y, layer_evidence(known, features, own), settings
+    return y, known, layer_evidence(known, features, own), settings
 
 
-def _scores(settings: LayerEvidence, features: Features, labels: Tensor, evidence: Evidence) -> FamilyScores:
+def _scores(settings: LayerEvidence, features: Features, labels: Tensor, evidence: Evidence, known: Reference) -> FamilyScores:
     first, _ = originals(features)
     family = torch.zeros(len(features), dtype=torch.long) if features.families is None else features.families.cpu()
     whole: LayerEvidence = clone(settings)
-    whole.learn(features, labels, evidence)
+    whole.learn(features, labels, evidence, known)
     found = {0: (whole.loo_confidence_, features[first].correct(labels[first]))}
     for number in family[family > 0].unique().tolist():
         fit, held = (family != number).nonzero()[:, 0], (family == number).nonzero()[:, 0]
         part: LayerEvidence = clone(settings)
-        part.learn(features[fit], labels[fit], Evidence(evidence.agreement[fit], evidence.novelty[fit]))
+        part.learn(features[fit], labels[fit], Evidence(evidence.agreement[fit], evidence.novelty[fit]), known)
         there = features[held]
         prediction = part.from_evidence(there, Evidence(evidence.agreement[held], evidence.novelty[held]))
         found[number] = (prediction.confidence, there.correct(labels[held]))

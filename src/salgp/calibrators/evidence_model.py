@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.evidence import Evidence
+from salgp.evidence import Evidence, Reference, layer_evidence
 from salgp.features import Features
 from salgp.storage import storable
 
@@ -92,6 +92,29 @@ class LogOdds:
         """Covariance ``(n, n)`` of the log-odds."""
         phi = X - self.pull[label]
         return phi @ self.covariance @ phi.T + (label[:, None] == label) * self.spare[label]
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class EvidenceModel:
+    """All that is needed to turn features into log-odds of being correct.
+
+    Args:
+        reference: what layers are compared with.
+        temperature: of the network's confidence.
+        scales: of the evidence.
+        posterior: of weights and offsets.
+    """
+
+    reference: Reference
+    temperature: float
+    scales: Scales
+    posterior: LogOdds
+
+    def log_odds(self, features: Features, evidence: Evidence | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns ``(n, p)``, mean and variance ``(n,)`` of the log-odds; ``evidence`` where it is known already."""
+        X = design(features, evidence if evidence is not None else layer_evidence(self.reference, features), self.temperature, self.scales)
+        return X, *self.posterior.to(X).moments(X, features.label)
 
 
 def originals(features: Features) -> tuple[Tensor, Tensor]:

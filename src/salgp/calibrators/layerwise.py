@@ -9,6 +9,10 @@ rows the layer index -1: terms tied to a layer drop, the shared function is eval
 and averaged under the joint posterior. Layer predictions keep their local terms. A structure without a shared part
 (``icm``, ``lcm``) averages its layer predictions, again under the joint posterior. In ``sum`` the layer terms add up
 to the whole correction exactly, each with its own variance.
+
+``inputs="evidence"`` puts the Gaussian processes on what the layers say of a prediction (`salgp.calibrators.evidence`: agreement and
+novelty, two numbers per layer) instead of on their features; with a Bernoulli likelihood the mean is then ``a + b f``, ``f`` the
+monotone log-odds of layer evidence, and the processes take what is not monotone.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, check_features
+from salgp.calibrators.evidence import LayerEvidence
 from salgp.calibrators.fitting import Fitted, Settings, fit_bernoulli, fit_gaussian
 from salgp.calibrators.structures import Structure, rows_of, structure
 from salgp.calibrators.updating import extend, new_sites, retract, spread_choice
@@ -55,10 +60,12 @@ class SALGP(Calibrator):
         learning_rate: of Adam.
         restarts: further optimisations from random starting points; the best evidence wins.
         seed: of the restarts.
+        inputs: ``features`` of each layer (the paper), or their ``evidence``.
 
     Attributes:
         fitted_: the conditioned GP.
         structure_: covariance and row layout.
+        evidence_: where ``inputs="evidence"``, the monotone model below the GP.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -87,6 +94,7 @@ class SALGP(Calibrator):
         learning_rate: float = 5e-3,
         restarts: int = 0,
         seed: int = 0,
+        inputs: str = "features",
     ) -> None:
         self.covariance = covariance
         self.likelihood = likelihood
@@ -102,17 +110,31 @@ class SALGP(Calibrator):
         self.learning_rate = learning_rate
         self.restarts = restarts
         self.seed = seed
+        self.inputs = inputs
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         settings = Settings(self.inference, self.n_inducing, self.optimizer, self.max_steps, self.learning_rate, self.restarts, self.seed)
+        if self.inputs not in ("features", "evidence"):
+            raise ValueError(f"inputs must be 'features' or 'evidence', got {self.inputs!r}")
+        self.evidence_ = LayerEvidence(seed=self.seed).fit(features, labels, reference).evidence_ if self.inputs == "evidence" else None
+        seen, design = self._seen(features)
         self.structure_ = structure(
-            self.covariance, features.widths, features.n_classes,
+            self.covariance, seen.widths, seen.n_classes,
             kernel=self.kernel, rank=self.rank, n_latent=self.n_latent, groups=tuple(self.groups),
         )  # fmt: skip
-        self.fitted_ = fit_structure(self.structure_, features, labels, self.likelihood, settings, self.tempering)
+        self.fitted_ = fit_structure(self.structure_, seen, labels, self.likelihood, settings, self.tempering, design)
 
     def _predict(self, features: Features) -> Prediction:
-        return to_prediction(self.structure_, self.fitted_, features)
+        return to_prediction(self.structure_, self.fitted_, *self._seen(features))
+
+    def _seen(self, features: Features) -> tuple[Features, Tensor]:
+        """What the GP sees of the samples, and the columns of its parametric mean."""
+        if self.evidence_ is None:
+            return features, log_odds_design(features)
+        X, f, _ = self.evidence_.log_odds(features)
+        L = len(features.layers)
+        pairs = {name: X[:, [2 + j, 2 + L + j]] for j, name in enumerate(features.layer_names)}
+        return Features(features.logits, pairs, features.groups, features.families), torch.stack([torch.ones_like(f), f], dim=1)
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
@@ -139,7 +161,7 @@ class SALGP(Calibrator):
         self._check_fitted()
         check_features(features, with_layers=True)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
-        features = features.select(list(self.layer_widths_))
+        features, design = self._seen(features.select(list(self.layer_widths_)))
         repeats = len(self.structure_.layers) if self.structure_.stacked else 1
         rows = rows_of(self.structure_, features)
         rows = rows.flatten() if self.structure_.stacked else rows
@@ -147,7 +169,7 @@ class SALGP(Calibrator):
         with torch.no_grad():
             if self.likelihood == "gaussian":
                 return rows, new_sites(self.fitted_, rows, features.residual(y).double().repeat_interleave(repeats), None, weight)
-            offset = (log_odds_design(features) @ self.fitted_.mean_weights).repeat_interleave(repeats)
+            offset = (design @ self.fitted_.mean_weights).repeat_interleave(repeats)
             return rows, new_sites(self.fitted_, rows, features.correct(y).double().repeat_interleave(repeats), offset, weight)
 
     @property
@@ -162,8 +184,16 @@ class SALGP(Calibrator):
         return index[0].matrix(self.fitted_.posterior.theta) if index else None
 
 
-def fit_structure(structure: Structure, features: Features, labels: Tensor, likelihood: str, settings: Settings, tempering: bool = False) -> Fitted:
-    """Fit a structure's GP to the residuals (Gaussian) or to correctness (Bernoulli)."""
+def fit_structure(
+    structure: Structure,
+    features: Features,
+    labels: Tensor,
+    likelihood: str,
+    settings: Settings,
+    tempering: bool = False,
+    design: Tensor | None = None,
+) -> Fitted:
+    """Fit a structure's GP to the residuals (Gaussian) or to correctness (Bernoulli, with ``design`` the columns of its mean)."""
     rows = rows_of(structure, features)
     repeats = len(structure.layers) if structure.stacked else 1
     rows = (rows.flatten() if structure.stacked else rows).map(lambda x: x.clone(memory_format=torch.contiguous_format))
@@ -173,7 +203,8 @@ def fit_structure(structure: Structure, features: Features, labels: Tensor, like
         return fit_gaussian(structure.covariance, rows, target, settings, weight)
     if likelihood == "bernoulli":
         correct = features.correct(labels).double().repeat_interleave(repeats)
-        return fit_bernoulli(structure.covariance, rows, correct, log_odds_design(features).repeat_interleave(repeats, 0), settings, weight)
+        columns = log_odds_design(features) if design is None else design
+        return fit_bernoulli(structure.covariance, rows, correct, columns.repeat_interleave(repeats, 0), settings, weight)
     raise ValueError(f"likelihood must be 'gaussian' or 'bernoulli', got {likelihood!r}")
 
 
@@ -184,21 +215,23 @@ def log_odds_design(features: Features, limit: float = 12.0) -> Tensor:
     return torch.stack([torch.ones_like(rest), (z.amax(dim=1) - rest).clamp(-limit, limit)], dim=1)
 
 
-def to_prediction(structure: Structure, fitted: Fitted, features: Features) -> Prediction:
+def to_prediction(structure: Structure, fitted: Fitted, features: Features, design: Tensor | None = None) -> Prediction:
     """Turn the GP's correction into calibrated confidences with intervals and layer terms."""
     fitted = fitted.to(features.logits.device)
     mean, variance, layer_mean, layer_variance = predict_corrections(structure, fitted.posterior, features)
     scale = "log-odds" if len(fitted.mean_weights) else "confidence"
     names = structure.terms or structure.layers
     terms = LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms)) if structure.has_layer_terms else None
-    return corrected(fitted, features, mean, variance, terms)
+    return corrected(fitted, features, mean, variance, terms, design)
 
 
-def corrected(fitted: Fitted, features: Features, mean: Tensor, variance: Tensor, terms: LayerTerms | None = None) -> Prediction:
+def corrected(
+    fitted: Fitted, features: Features, mean: Tensor, variance: Tensor, terms: LayerTerms | None = None, design: Tensor | None = None
+) -> Prediction:
     """Apply a correction of given mean and variance to the network's confidence (Gaussian) or log-odds (Bernoulli)."""
     if len(fitted.mean_weights) == 0:
         return Prediction.from_confidence(features, features.confidence.double() + mean, variance.sqrt(), layers=terms)
-    log_odds = log_odds_design(features) @ fitted.mean_weights + mean
+    log_odds = (log_odds_design(features) if design is None else design) @ fitted.mean_weights + mean
     confidence, std = sigmoid_moments(log_odds, variance)
     half = 1.6448536269514722 * variance.sqrt()
     return Prediction.from_confidence(features, confidence, std, (torch.sigmoid(log_odds - half), torch.sigmoid(log_odds + half)), layers=terms)

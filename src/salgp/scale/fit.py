@@ -101,7 +101,7 @@ def fit_store(
     source = store if isinstance(store, FeatureStore) else FeatureStore(store)
     if inducing not in INDUCING:
         raise ValueError(f"inducing must be one of {', '.join(INDUCING)}, got {inducing!r}")
-    if not isinstance(calibrator, SALGP | ResidualGP):
+    if not isinstance(calibrator, SALGP | ResidualGP) or calibrator.get_params().get("inputs") == "evidence":
         return _fit_in_memory(calibrator, source, subset, seed)
     if calibrator.inference == "exact":
         raise ValueError("a store is fitted with inducing rows: set inference='auto' or 'inducing', or fit store.to_features() in memory")

@@ -202,7 +202,8 @@ def _predict_fast(calibrator: Any, plan: CrossPlan, layers: bool, features: Feat
 
 
 def _has_plan(calibrator: Calibrator) -> bool:
-    return isinstance(calibrator, SALGP | ResidualGP) and not calibrator.structure_.stacked and plan_of(calibrator.fitted_.posterior) is not None
+    plain = isinstance(calibrator, ResidualGP) or (isinstance(calibrator, SALGP) and calibrator.evidence_ is None)
+    return plain and not calibrator.structure_.stacked and plan_of(calibrator.fitted_.posterior) is not None  # type: ignore[attr-defined]
 
 
 def _open(folder: Path, source: FeatureStore, calibrator: Path, layers: bool, precision: str, verify: bool) -> Manifest:
