@@ -195,6 +195,9 @@ WRONG = [
     Wrong("unknown study", "study run nothing -o OUT/s --preset smoke", "no study called 'nothing'"),
     Wrong("study without records", "study table OUT", "no records here"),
     Wrong("seeds in words", "study run mstar-convnet --seeds one -o OUT/s", "expected whole numbers", 2),
+    Wrong("unknown score", "compare IN/cal.safetensors --methods temperature --sort beauty", "no such score; choose one of accuracy", 2),
+    Wrong("no such device", "extract IN/net.py:make IN/data.npz --device abacus -o OUT/f.safetensors", "--device abacus: not available here", 2),
+    Wrong("info on a script", "info IN/net.py", "unknown kind of file"),
     Wrong("info on nothing", "info IN/nothing", "no such file or folder"),
     Wrong("a fault of our own", f"fit IN/cal.safetensors {FIT}", "AttributeError: nothing here (--debug shows where)", breaks=_bug),
 ]  # fmt: skip
@@ -352,7 +355,13 @@ def test_parquet_shards_are_features_too(run: Any, tmp_path: Path) -> None:
     assert one == two
 
 
-@pytest.mark.parametrize("line", ["info", "info IN/cal", "info IN/cal.safetensors", "info IN/key.safetensors", "study list"])
+def test_without_arguments_the_help_is_shown(run: Any) -> None:
+    code, out, err = run("")
+    assert (code, err) == (2, "")
+    assert "salgp demo" in out
+
+
+@pytest.mark.parametrize("line", ["info", "info IN/cal", "info IN/cal.safetensors", "info IN/key.safetensors", "info IN/data.npz", "study list"])
 def test_info_and_lists(line: str, run: Any) -> None:
     code, out, _ = run(line)
     assert code == 0

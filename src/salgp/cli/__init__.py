@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return complain("stopped", INTERRUPTED)
     except _CLICK_ERROR as error:
-        return complain(_usage(error), int(error.exit_code))  # type: ignore[attr-defined]
+        code = int(error.exit_code)  # type: ignore[attr-defined]
+        return complain(_usage(error), code) if given else code  # without arguments, the help has been shown
     return int(code or 0)
 
 

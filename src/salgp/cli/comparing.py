@@ -35,11 +35,13 @@ def compare(
     share: Annotated[float, typer.Option(min=0.05, max=0.95, help="Part of FEATURES to fit on, where no --test is given.")] = 0.5,
     methods: Annotated[str | None, typer.Option(help="Methods, separated by commas. Default: all.")] = None,
     reference: Reference = None,
-    sort: Annotated[str, typer.Option(help="Score to sort by.")] = "nll_correct",
+    sort: Annotated[str, typer.Option(autocompletion=lambda: list(SHOWN), help=f"Score to sort by: {', '.join(SHOWN)}.")] = "nll_correct",
     seed: Seed = 0,
 ) -> None:
     """Fit every calibrator on the same data and score all of them on the same held-out data."""
     chosen = _chosen_methods(methods)
+    if sort not in SHOWN:
+        raise UsageError(f"--sort {sort}: no such score; choose one of {', '.join(SHOWN)}")
     loaded, labels = files.read_labelled(features)
     (data, y), (held_out, truth) = _train_and_test(loaded.features, labels, test, share, seed)
     predictions, failed = _fit_all(shell, chosen, (data, y), held_out, read_reference(reference, data))
@@ -103,9 +105,7 @@ def _sorted(predictions: Mapping[str, Prediction], truth: Tensor, sort: str) -> 
     from salgp.metrics import compare as compare_predictions
 
     comparison = compare_predictions(predictions, truth)
-    if sort not in next(iter(comparison.as_dict().values())):
-        raise UsageError(f"--sort {sort}: no such score; choose one of {', '.join(SHOWN)}")
-    sign = -1 if sort in ("accuracy", "auroc", "coverage") else 1
+    sign = -1 if sort in ("accuracy", "auroc") else 1
     value = {name: getattr(s, sort) for name, s in comparison.rows.items()}
     order = sorted(value, key=lambda name: (value[name] is None, sign * (value[name] or 0.0)))
     return Comparison({name: comparison.rows[name] for name in order})

@@ -74,7 +74,7 @@ def extract(
     if weights is None and folder is None:
         shell.say("note: no --weights given; the network is used as the factory made it")
     options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width}
-    network = network if device is None else network.to(device)
+    network = network if device is None else _moved(network, device)
     if out.suffix == ".safetensors":
         reader, features, labels = _run(shell, network, loader, options, perturb)
         features.save(out, labels, _metadata(network, reader, loader.classes))
@@ -136,6 +136,13 @@ def _batches(network: nn.Module, loader: _Shown, options: Mapping[str, Any], see
     for reader, features, labels in read_batches(network, loader, Choice(**options)):
         seen[:] = [reader]
         yield features, labels
+
+
+def _moved(network: nn.Module, device: str) -> nn.Module:
+    try:
+        return network.to(device)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch that was built without it
+        raise UsageError(f"--device {device}: not available here ({str(error).splitlines()[0][:120]})") from error
 
 
 def _metadata(network: nn.Module, reader: Reader, classes: list[str] | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-__all__ = ["Images", "Inputs", "open_inputs"]
+__all__ = ["Images", "Inputs", "open_inputs", "read_arrays"]
 
 LABELS = ("labels", "label", "y")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -100,7 +100,7 @@ def open_inputs(
         raise FileNotFoundError(f"no such file or folder: {path}")
     if path.is_dir() and not any(path.glob("*.parquet")):
         return _image_folder(path, batch_size, classes, images or Images())
-    arrays = _arrays(path)
+    arrays = read_arrays(path)
     key = next((name for name in LABELS if name in arrays), None)
     found = None if key is None else arrays.pop(key)
     known, names = (None, None) if found is None or not labels else _labels(found, classes, path)
@@ -140,7 +140,8 @@ def _of_arrays(
     return Inputs(n, batch_size, take, labels, classes)
 
 
-def _arrays(path: Path) -> dict[str, Any]:
+def read_arrays(path: Path) -> dict[str, Any]:
+    """The named arrays of a file of data."""
     from salgp.cli.files import read_columns
     from salgp.storage import FormatError, read_tensors
 

@@ -157,9 +157,27 @@ def _described(path: Path) -> dict[str, Any]:
         return {"kind": "features", "samples": len(f), "classes": f.n_classes, "layers": f.widths, "labelled": loaded.labels is not None,
                 "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None, "accuracy": accuracy,
                 "network": loaded.metadata.get("network"), "class names": loaded.classes}  # fmt: skip
-    from salgp.storage import read_tensors
-
     if path.is_dir():
         raise ValueError(f"{path}: a folder with neither a calibrator nor Parquet shards")
+    if path.suffix in (".npz", ".csv"):
+        return _described_data(path)
+    from salgp.storage import read_tensors
+
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{path}: unknown kind of file; info reads .safetensors, .npz, .csv, Parquet and calibrator folders")
     tensors, metadata = read_tensors(path)
     return {"kind": kind, **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}, **metadata}
+
+
+def _described_data(path: Path) -> dict[str, Any]:
+    """A user's arrays, or predictions as text."""
+    if path.suffix == ".npz":
+        from salgp.cli.inputs import read_arrays
+
+        return {"kind": "arrays", **{name: f"{x.shape} {x.dtype}" for name, x in read_arrays(path).items()}}
+    import csv
+
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        columns = next(rows, [])
+        return {"kind": "prediction" if "network_confidence" in columns else "table", "rows": sum(1 for _ in rows), "columns": ", ".join(columns)}
