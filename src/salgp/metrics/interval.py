@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from salgp.metrics.binned import Scheme, assign_bins
 from salgp.metrics.statistic import ArrayLike, FloatArray, Groups, IntArray, Statistic, as_binary, as_scores, mean_of
 
-__all__ = ["IntervalBins", "interval_bins", "interval_coverage", "interval_width"]
+__all__ = ["IntervalBins", "interval_bins", "interval_coverage", "interval_width", "predictive_coverage"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +94,62 @@ def interval_coverage(
         0.5
     """
     return interval_coverage_statistic(confidence, correct, lower, upper, n_bins, scheme).value()
+
+
+def predictive_coverage(
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    n_bins: int = 15,
+    level: float = 0.9,
+    draws: int = 400,
+    seed: int = 0,
+) -> float:
+    """Share of samples in bins whose number of correct answers falls where the intervals say it will.
+
+    The number of correct answers of a bin varies with the confidences, as their intervals say (normal in log-odds, all of
+    a bin together), and with the luck of its draws. With ``F`` the distribution that follows for the count ``k``, the bin counts by
+    the share of ``[F(k - 1), F(k)]`` inside the central ``level``: a count is discrete, and where nearly all answers are right,
+    asking only whether ``k`` is inside a range would call any interval too wide. Right intervals give ``level`` on average.
+
+    Args:
+        confidence: ``(n,)`` in (0, 1).
+        correct: ``(n,)`` 0/1 or boolean.
+        lower: ``(n,)`` lower ends.
+        upper: ``(n,)`` upper ends.
+        n_bins: number of bins of equal mass.
+        level: of the intervals.
+        draws: of the confidences within their intervals.
+        seed: of the draws.
+
+    Returns:
+        A value in [0, 1].
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> p = rng.uniform(0.2, 0.95, 3000)
+        >>> correct = rng.random(3000) < p
+        >>> round(predictive_coverage(p, correct, p - 0.01, p + 0.01, n_bins=60), 1)
+        0.9
+    """
+    from scipy.stats import binom, norm
+
+    s, c, low, high = _checked(confidence, correct, lower, upper)
+    centre, below, above = (np.log(x / (1 - x)) for x in (np.clip(x, 1e-9, 1 - 1e-9) for x in (s, low, high)))
+    z, wide = np.random.default_rng(seed).standard_normal(draws)[:, None], norm.ppf((1 + level) / 2)
+    index, edges = assign_bins(s, n_bins, "mass")
+    total = 0.0
+    for b in range(len(edges) - 1):
+        rows = index == b
+        if rows.any():
+            step = np.where(z > 0, above[rows] - centre[rows], centre[rows] - below[rows]) / wide
+            p = (1 / (1 + np.exp(-(centre[rows] + step * z)))).mean(axis=1)
+            k, m = c[rows].sum(), rows.sum()
+            start, end = binom.cdf(k - 1, m, p).mean(), binom.cdf(k, m, p).mean()
+            inside = max(0.0, min(end, (1 + level) / 2) - max(start, (1 - level) / 2))
+            total += m * (inside / (end - start) if end > start else 0.0)
+    return float(total / len(s))
 
 
 def interval_width(lower: ArrayLike, upper: ArrayLike) -> float:
