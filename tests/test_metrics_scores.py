@@ -192,12 +192,34 @@ def test_published_figures(network: str, accuracy: float, ece: float, mce: float
         confidence, correct = data[f"{network}_confidence"], data[f"{network}_true"] == data[f"{network}_pred"]
     assert metrics.accuracy(correct) == pytest.approx(accuracy, abs=1e-12)
     assert metrics.ece(confidence, correct) == pytest.approx(ece, abs=1e-7)
-    bins = metrics.reliability_bins(confidence, correct)
-    worst = int(np.nanargmax(np.abs(bins.gap)))
-    if bins.count[worst] > 1:
+    if network == "densenet40_c100":
         assert metrics.mce(confidence, correct) == pytest.approx(mce, abs=1e-7)
-    else:
-        # the bin holds one wrong sample, so its gap is that sample's confidence, stored in single precision:
-        # 0.29579917 in the file, 2.1e-7 off the published figure whatever the formula
-        assert metrics.mce(confidence, correct) == confidence.min()
-        assert metrics.mce(confidence, correct) == pytest.approx(mce, abs=2.5e-7)
+        return
+    # The worst bin, (4/15, 5/15], holds one wrong sample, so the MCE is that sample's confidence. Both the published and the stored one are
+    # single precision, 7 units in the last place (2.09e-7) apart: as much as the published code's softmax may round, which shifts all logits by
+    # the largest of the whole set (see the next test). The logits of this network are not in the file, so this figure cannot be met closer.
+    bins = metrics.reliability_bins(confidence, correct)
+    assert np.flatnonzero(bins.count).min() == 4
+    assert bins.count[4] == 1
+    assert metrics.mce(confidence, correct) == confidence.min()
+    assert float(np.float32(mce)) == pytest.approx(mce, abs=1e-12)
+    assert confidence.min() - np.float64(np.float32(mce)) == 7 * np.spacing(np.float32(mce))
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not DATA.is_file(), reason=f"published network outputs not found; set SALGP_DATA to the folder that holds {DATA.name}")
+def test_one_shift_for_all_logits_moves_confidences_more_than_one_for_each_row() -> None:
+    """Why single figures of the published code cannot be met to the last digit."""
+    with np.load(DATA) as data:
+        z = data["resnet50_c10_test_logits"]
+
+    def confidence(logits: np.ndarray, largest: np.ndarray) -> np.ndarray:
+        e = np.exp(logits - largest)
+        return (e / e.sum(axis=1, keepdims=True)).max(axis=1)
+
+    wide = z.astype(np.float64)
+    exact = confidence(wide, wide.max(axis=1, keepdims=True))
+    unsure = exact < 0.5
+    by_row, by_set = (np.abs(confidence(z, m) - exact)[unsure] for m in (z.max(axis=1, keepdims=True), z.max()))
+    assert by_set.max() > 1.2 * by_row.max()  # and more so for networks of larger logits
+    assert by_set.mean() > 1.2 * by_row.mean()
