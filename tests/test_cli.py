@@ -525,12 +525,17 @@ def test_extract_from_hugging_face_and_parquet(run: Any, tmp_path: Path) -> None
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
     columns = {"input_ids": [[1, 2, 3], [4, 5, 0]], "attention_mask": [[1, 1, 1], [1, 1, 0]], "labels": [0, 2]}
     pq.write_table(pa.table(columns), tmp_path / "text.parquet")
-    code, _, err = run("extract hf:OUT/model OUT/text.parquet -o OUT/f.safetensors")
-    assert code == 0, err
+    assert run("extract hf:OUT/model OUT/text.parquet -o OUT/f.safetensors -q") == (0, "", "")
     features, labels = salgp.load_features(tmp_path / "f.safetensors")
     assert features.n_classes == 3
     assert len(features.layers) >= 2
     assert labels is not None
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    assert run("fit OUT/f.safetensors -m uncalibrated -o OUT/cal")[0] == 0
+    assert run("export OUT/cal --model hf:OUT/model --data OUT/text.parquet -o OUT/whole.onnx -q") == (0, "", "")
+    found = _run_onnx(tmp_path / "whole.onnx", {name: np.asarray(columns[name]) for name in ("input_ids", "attention_mask")})
+    np.testing.assert_allclose(found["probs"], features.probs.numpy(), atol=1e-5)
 
 
 def test_demo(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ def test_whole_network_in_one_graph(tmp_path: Path) -> None:
     y = torch.randint(0, 3, (80,), generator=g)
     classifier = salgp.calibrate(model, [(x, y)], method=salgp.SALGP("sum"))
     path = export_classifier(classifier, x[:4], tmp_path / "whole.onnx")
+    assert [i.shape for i in ort.InferenceSession(str(path)).get_inputs()] == [["batch", 1, 8, 8]]
     for n in (1, 9):
         check(run_onnx(path, [x[:n]]), classifier(x[:n]))
 

@@ -216,7 +216,12 @@ def _explained(module: _Head | _Whole) -> Iterator[None]:
 
 
 def _save_graph(graph: Any, part: Path) -> None:
-    part.write_bytes(graph.model_proto.SerializeToString())
+    model = graph.model_proto
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for axis in (axis for value in values for axis in value.type.tensor_type.shape.dim if axis.dim_param == batch):
+        axis.dim_param = "batch"  # and not the tracer's own name for it
+    part.write_bytes(model.SerializeToString())
 
 
 def _save_program(program: Any, part: Path) -> None:

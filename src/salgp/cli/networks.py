@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,5 +109,19 @@ def _hugging_face(folder: Path, weights: Path | None) -> nn.Module:
         raise ValueError(
             f"{folder}: {name or 'no architecture'} is no classifier; expected ...ForSequenceClassification or ...ForImageClassification"
         )
-    model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    with _no_bars(transformers):
+        model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     return model
+
+
+@contextmanager
+def _no_bars(transformers: Any) -> Iterator[None]:
+    """Keep the library's own progress bars off the screen."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
