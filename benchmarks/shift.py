@@ -2,61 +2,34 @@
 
     python benchmarks/shift.py --data ../shared/data --cache .cache/shift --out docs/research/shift-results.md
 
-Trains what is not cached (hours on two cores for the MSTAR and SPCC networks), then takes minutes. ``--cases`` and
-``--seeds`` choose a part of it; ``--slow`` adds the Gaussian-process rivals. See `shift_suite` for the data.
+Trains what is not cached (hours on two cores for the MSTAR and SPCC networks); scoring everything then takes about half an hour.
+Records are kept per data set, seed and method, so that a run continues where it was stopped; ``--cases``, ``--seeds`` and
+``--methods`` choose a part of it. See `shift_suite` for the data and `shift_rivals` for the methods.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from shift_rivals import ABLATIONS, OURS, RIVALS, Rival
 from shift_suite import CASES, Cached, cached
 
-from salgp.calibrators import Calibrator, get
-from salgp.calibrators.evidence import LayerEvidence
+from salgp import metrics
+from salgp.calibrators.evidence_choice import select_layers
 from salgp.calibrators.evidence_model import originals
 from salgp.features import Features
-from salgp.metrics.binned import assign_bins
 from salgp.prediction import Prediction
 
-Methods = dict[str, tuple[Callable[[], Calibrator], bool]]
-
-OURS = "layer evidence"
-METHODS: Methods = {
-    "uncalibrated": (lambda: get("uncalibrated"), False),
-    "temperature": (lambda: get("temperature"), False),
-    "perturbed temperature": (lambda: get("perturbed-temperature"), True),
-    "ensemble temperature": (lambda: get("ensemble-temperature"), False),
-    "isotonic": (lambda: get("isotonic"), False),
-    "beta": (lambda: get("beta"), False),
-    "Dirichlet": (lambda: get("dirichlet"), False),
-    "latent GP (GPcalib)": (lambda: get("latent-gp"), False),
-    "density-aware": (lambda: get("density-aware"), False),
-    "density-aware, on copies": (lambda: get("density-aware"), True),
-    "Trust Score": (lambda: get("trust-score"), False),
-    "Trust Score, on copies": (lambda: get("trust-score"), True),
-    "deep k-NN": (lambda: get("deep-knn"), False),
-    OURS: (LayerEvidence, True),
-    "- without copies": (LayerEvidence, False),
-    "- without caution": (lambda: LayerEvidence(caution=1.0), True),
-    "- 20 prototypes per class": (lambda: LayerEvidence(prototypes=20), True),
-}
-"""Name -> how it is built, and whether it is fitted on perturbed copies too."""
-
-SLOW: Methods = {
-    "residual GP, last layer (RIO)": (lambda: get("residual-gp"), False),
-    "SAL-GP ML (paper)": (lambda: get("sal-gp", covariance="ml", inference="inducing", n_inducing=128, max_steps=60), False),
-    "SAL-GP HL (paper)": (lambda: get("sal-gp", covariance="hl", inference="inducing", n_inducing=128, max_steps=60), False),
-    "SAL-GP sum": (lambda: get("sal-gp", covariance="sum", max_steps=60), False),
-}
+METHODS = {**RIVALS, **ABLATIONS}
 
 
 def main() -> None:
@@ -64,116 +37,75 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     records: list[dict[str, Any]] = []
-    methods = {**METHODS, **(SLOW if options.slow else {})}
     for seed in options.seeds:
         for key in options.cases:
-            records += _kept(key, seed, methods, options)
+            if _there(key, seed, options):
+                records += _case_records(key, seed, options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(report(records), encoding="utf-8")
     print(report(records))
 
 
-def _kept(key: str, seed: int, methods: Methods, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Records of one case and seed, from the cache where they are there."""
-    path = options.cache / "records" / f"{key}-s{seed}{'-slow' if options.slow else ''}.json"
-    if path.is_file() and not options.fresh:
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    records = score_case(cached(key, seed, options.cache, options.data), methods)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(records), encoding="utf-8")
+def _there(key: str, seed: int, options: argparse.Namespace) -> bool:
+    return not options.cached_only or (options.cache / f"{key}-s{seed}" / "done").is_file()
+
+
+def _case_records(key: str, seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Records of one case and seed, method by method, from the cache where they are there."""
+    case: Cached | None = None
+    records = []
+    for name in options.methods:
+        path = options.cache / "records" / f"{key}-s{seed}" / (re.sub(r"\W+", "-", name).strip("-+") + ("-plus" if name[0] == "+" else "") + ".json")
+        if options.fresh or not path.is_file():
+            case = case or cached(key, seed, options.cache, options.data)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(_score(case, name, METHODS[name])), encoding="utf-8")
+        records += json.loads(path.read_text(encoding="utf-8"))
     return records
 
 
-def score_case(case: Cached, methods: Methods) -> list[dict[str, Any]]:
-    """Scores of all methods on all test sets of one case; the last layer alone is an ablation of ours."""
-    rows = []
-    for name, (build, copies) in methods.items():
-        rows += _score(case, name, build(), copies)
-    rows += _score(_last_layer(case), "- last layer only", LayerEvidence(), True)
-    print(case.name, case.seed, "done", flush=True)
-    return rows
-
-
-def _score(case: Cached, name: str, calibrator: Calibrator, copies: bool) -> list[dict[str, Any]]:
-    features, labels = case.calibration
-    if not copies:
+def _score(case: Cached, name: str, rival: Rival) -> list[dict[str, Any]]:
+    """Scores of one method on all test sets of one case."""
+    if rival.sees != "all":
+        case = _seen(case, rival.sees)
+    (features, labels), method = case.calibration, rival.build()
+    if not rival.copies:
         first, _ = originals(features)
         features, labels = Features(features[first].logits, features[first].layers), labels[first]
-    start = time.perf_counter()
+    started = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        calibrator.fit(features, labels, case.train)
-    seconds = time.perf_counter() - start
-    inside = next(calibrator.predict(f).novelty for kind, f, _ in case.tests.values() if kind == "in")
+        method.fit(features, labels, case.train)
+    seconds = time.process_time() - started
+    print(f"{case.name} {case.seed} {name}: fitted in {seconds:.1f} s", flush=True)
+    inside = next(method.predict(f).novelty for kind, f, _ in case.tests.values() if kind == "in")
     rows = []
     for test, (kind, f, y) in case.tests.items():
-        p = calibrator.predict(f)
-        correct = f.correct(y).double().numpy()
+        p = method.predict(f)
         rows.append({"method": name, "case": case.name, "seed": case.seed, "test": test, "kind": kind, "fit_seconds": seconds,
-                     **scores(p, correct), **_ood(case, f, y, p, inside, kind)})  # fmt: skip
+                     "layers": len(f.layers), **scores(p, f.correct(y).double().numpy()), **_ood(case, f, y, p, inside, kind)})  # fmt: skip
     return rows
 
 
 def scores(prediction: Prediction, correct: np.ndarray) -> dict[str, float]:
     """Calibration of the confidence, ranking of errors, interval."""
-    s = prediction.confidence.double().numpy()
+    s, both = prediction.confidence.double().numpy(), 0 < correct.mean() < 1
     out = {
         "n": len(s),
         "accuracy": correct.mean(),
-        "ece": ece(s, correct),
-        "nll": nll(s, correct),
-        "auroc": auroc(s, correct),
-        "aurc": aurc(s, correct),
+        "ece": metrics.ece(s, correct),
+        "nll": metrics.nll_correct(s, correct),
+        "auroc": metrics.auroc(s, correct) if both else float("nan"),
+        "aurc": metrics.aurc(s, correct),
     }
     if prediction.lower is not None and prediction.upper is not None:
         low, high = prediction.lower.double().numpy(), prediction.upper.double().numpy()
-        out |= {"coverage": predictive_coverage(s, correct, low, high), "width": float((high - low).mean())}
+        out |= {
+            "coverage": metrics.predictive_coverage(s, correct, low, high),
+            "plain_coverage": metrics.interval_coverage(s, correct, low, high),
+            "width": metrics.interval_width(low, high),
+        }
     return {k: float(v) for k, v in out.items()}
-
-
-def ece(s: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
-    index = np.clip((s * bins).astype(int), 0, bins - 1)
-    return float(np.abs(np.bincount(index, s - correct, bins)).sum() / len(s))
-
-
-def nll(s: np.ndarray, correct: np.ndarray) -> float:
-    p = np.clip(s, 1e-6, 1 - 1e-6)
-    return float(-(correct * np.log(p) + (1 - correct) * np.log(1 - p)).mean())
-
-
-def auroc(score: np.ndarray, positive: np.ndarray) -> float:
-    from scipy.stats import rankdata
-
-    n1 = positive.sum()
-    n0 = len(positive) - n1
-    return float((rankdata(score)[positive > 0].sum() - n1 * (n1 + 1) / 2) / (n1 * n0)) if n1 and n0 else float("nan")
-
-
-def aurc(s: np.ndarray, correct: np.ndarray) -> float:
-    wrong = 1 - correct[np.argsort(-s, kind="stable")]
-    return float((np.cumsum(wrong) / np.arange(1, len(s) + 1)).mean())
-
-
-def predictive_coverage(s: np.ndarray, correct: np.ndarray, low: np.ndarray, high: np.ndarray, bins: int = 15, draws: int = 400) -> float:
-    """Share of samples in equal-mass bins whose accuracy is inside the 90 % range the intervals predict for that bin.
-
-    The accuracy of a bin of m samples varies with the confidences (as their intervals say, together) and with the
-    luck of m draws; the range holds both.
-    """
-    rng = np.random.default_rng(0)
-    logit = [np.log(np.clip(x, 1e-9, 1 - 1e-9) / (1 - np.clip(x, 1e-9, 1 - 1e-9))) for x in (low, s, high)]
-    up, down = (logit[2] - logit[1]) / 1.645, (logit[1] - logit[0]) / 1.645
-    index, edges = assign_bins(s, bins, "mass")
-    hit = 0
-    for b in range(len(edges) - 1):
-        rows = index == b
-        if rows.any():
-            z = rng.standard_normal(draws)[:, None]
-            p = 1 / (1 + np.exp(-(logit[1][rows] + np.where(z > 0, up[rows], down[rows]) * z)))
-            accuracy = rng.binomial(int(rows.sum()), p.mean(axis=1)) / rows.sum()
-            hit += rows.sum() * (np.quantile(accuracy, 0.05) - 1e-9 <= correct[rows].mean() <= np.quantile(accuracy, 0.95) + 1e-9)
-    return float(hit / len(s))
 
 
 def _ood(case: Cached, f: Features, y: torch.Tensor, p: Prediction, inside: torch.Tensor | None, kind: str) -> dict[str, float]:
@@ -191,17 +123,23 @@ def _ood(case: Cached, f: Features, y: torch.Tensor, p: Prediction, inside: torc
     for name, (a, b) in pairs.items():
         if kind == "shift":
             flag = np.r_[np.zeros(len(a)), np.ones(len(b))]
-            out[f"shift_{name}"] = auroc(np.r_[a.double().numpy(), b.double().numpy()], flag)
+            out[f"shift_{name}"] = metrics.auroc(np.r_[a.double().numpy(), b.double().numpy()], flag)
         if unknown.any():
-            out[f"unknown_{name}"] = auroc(b.double().numpy(), unknown)
+            out[f"unknown_{name}"] = metrics.auroc(b.double().numpy(), unknown)
     return out
 
 
-def _last_layer(case: Cached) -> Cached:
-    last = [case.train[0].layer_names[-1]]
-    pick = lambda pair: (pair[0].select(last), pair[1])  # noqa: E731
-    tests = {k: (kind, f.select(last), y) for k, (kind, f, y) in case.tests.items()}
-    return Cached(case.name, case.seed, pick(case.train), pick(case.calibration), tests)
+def _seen(case: Cached, what: str) -> Cached:
+    """The case with some of its layers: the ``last``, those ``chosen`` by their worth, or the ``confidence`` in their place."""
+    names = [case.train[0].layer_names[-1]] if what == "last" else list(case.train[0].layer_names)
+    if what == "chosen":
+        names = list(select_layers(*case.calibration, case.train).names)
+
+    def view(f: Features) -> Features:
+        return Features(f.logits, {"confidence": f.confidence[:, None]}, f.groups, f.families) if what == "confidence" else f.select(names)
+
+    tests = {k: (kind, view(f), y) for k, (kind, f, y) in case.tests.items()}
+    return Cached(case.name, case.seed, (view(case.train[0]), case.train[1]), (view(case.calibration[0]), case.calibration[1]), tests)
 
 
 def report(records: Sequence[dict[str, Any]]) -> str:
@@ -241,12 +179,13 @@ def _intervals(records: Sequence[dict[str, Any]], cases: Sequence[str]) -> list[
         "",
         "## 90 % interval of ours, and time to fit",
         "",
-        "| data set | coverage in | width in | coverage shift | width shift | fit (s) |",
-        "|---|---|---|---|---|---|",
+        "| data set | coverage in | width in | coverage shift | width shift | plain coverage in | fit (processor s) |",
+        "|---|---|---|---|---|---|---|",
     ]
     for case in cases:
         mine = [r for r in records if r["method"] == OURS and r["case"] == case]
         cells = [np.mean([r[k] for r in mine if r["kind"] == kind]) for kind in ("in", "shift") for k in ("coverage", "width")]
+        cells.append(np.mean([r["plain_coverage"] for r in mine if r["kind"] == "in"]))
         lines.append(f"| {case} | " + " | ".join(f"{x:.2f}" for x in cells) + f" | {np.mean([r['fit_seconds'] for r in mine]):.1f} |")
     return lines
 
@@ -270,7 +209,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--slow", action="store_true")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
+    parser.add_argument("--cached-only", action="store_true", help="leave out data sets whose features are not cached")
     parser.add_argument("--fresh", action="store_true", help="score again, though records are cached")
     return parser.parse_args()
 
