@@ -134,6 +134,15 @@ def test_sections_appear_only_where_there_is_something_to_say(page: Path) -> Non
     assert all(f'id="{name}"' in full for name in ("shift", "methods", "layers", "samples", "keep", "reliability", "figures", "settings"))
 
 
+def test_every_method_has_a_reliability_diagram(page: Path) -> None:
+    words = [a["aria-label"] or "" for tag, a in outline(page.read_text()).tags if tag == "svg" and "aria-label" in a]
+    assert [w.split(":")[0] for w in words if w.startswith("Reliability")] == [
+        "Reliability diagram, before",
+        "Reliability diagram, after",
+        f"Reliability diagram, rival {EVIL}",
+    ]
+
+
 def test_verdict_comes_first(page: Path) -> None:
     text = page.read_text()
     assert re.search(r'class="headline">The network is overconfident by \d+ points; after SAL-GP it is within \d+ points?\.<', text)

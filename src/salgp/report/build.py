@@ -116,7 +116,8 @@ def render(
         "before": before, "after": after, "verdict": verdict(before, after, method, keep), "keep": keep,
         "off": abs(before.stated - before.accuracy) >= 0.01,
         "changes": metric_changes(before, after, y), "samples": _sample_rows(features, y, prediction, images, names, n_shown),
-        "others": _other_scores(features, y, prediction, method, others), "shift": _shift(features, prediction, new_data, keep),
+        "others": _other_scores(features, y, prediction, method, others), "rivals": _rivals(others, y),
+        "shift": _shift(features, prediction, new_data, keep),
         "scale": _unit(prediction), "additive": prediction.layers is not None and prediction.layers.additive,
         "settings": dict(settings or {}), "versions": _versions(),
         **_slider(before, after, levels, keep), **_pictures(before, after, prediction, features.layer_names),
@@ -211,6 +212,12 @@ def _other_scores(
         return {}
     everyone = {"network alone": Prediction.from_probs(features, features.probs), **others, method: prediction}
     return {name: evaluate(p, labels) for name, p in everyone.items()}
+
+
+def _rivals(others: Mapping[str, Prediction] | None, labels: Tensor) -> list[tuple[str, float, Any]]:
+    """Name, mean gap and reliability diagram of each other method."""
+    sides = {name: side(prediction, labels) for name, prediction in (others or {}).items()}
+    return [(name, one.ece, figures.reliability(one, name)) for name, one in sides.items()]
 
 
 def _shift(features: Features, prediction: Prediction, new_data: tuple[Features, Prediction] | None, keep: Keep) -> Shift | None:
