@@ -120,12 +120,16 @@ def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
 def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | None) -> tuple[float, float]:
     """First and second derivative of the negative log-likelihood in the inverse temperature."""
     total = torch.zeros(2, dtype=torch.float64, device=logits.device)
+    work: list[Tensor] = []
     for rows in row_chunks(*logits.shape):
         y = labels[rows]
-        z = logits[rows] if logits.dtype.itemsize >= 4 else logits[rows].float()
-        z = z - z.amax(dim=1, keepdim=True)
-        p = torch.softmax(z * inverse, dim=1)
-        pz = p * z
+        x = logits[rows] if logits.dtype.itemsize >= 4 else logits[rows].float()
+        if not work or work[0].shape != x.shape:
+            work = [torch.empty_like(x) for _ in range(3)]  # reused: fresh memory costs more than the sums
+        z, p, pz = work
+        torch.sub(x, x.amax(dim=1, keepdim=True), out=z)
+        torch.softmax(torch.mul(z, inverse, out=pz), dim=1, out=p)
+        torch.mul(p, z, out=pz)
         mean = pz.sum(dim=1)
         each = torch.stack([mean - z.gather(1, y.clamp_min(0)[:, None])[:, 0], torch.linalg.vecdot(pz, z) - mean**2])
         w = (y >= 0).double() if weights is None else weights[rows] * (y >= 0)

@@ -50,13 +50,17 @@ def top_label(features: Features) -> TopLabel:
         >>> top_label(Features(torch.tensor([[2.0, 0.0, 0.0]]))).label
         tensor([0])
     """
-    parts = [split_top_label(features.logits[rows])[0] for rows in row_chunks(max(len(features), 1), features.n_classes)]
+    parts, work = [], None
+    for rows in row_chunks(max(len(features), 1), features.n_classes):
+        z = _wide(features.logits[rows])
+        work = work if work is not None and work.shape == z.shape else torch.empty_like(z)  # fresh memory costs more than the softmax
+        parts.append(split_top_label(z, work)[0])
     return TopLabel(torch.cat([p.label for p in parts]), torch.cat([p.confidence for p in parts]), torch.cat([p.rest for p in parts]))
 
 
-def split_top_label(logits: Tensor) -> tuple[TopLabel, Tensor]:
-    """The top label, and the softmax of all other classes (0 at the label), ``(n, c)``."""
-    probs = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=1)
+def split_top_label(logits: Tensor, work: Tensor | None = None) -> tuple[TopLabel, Tensor]:
+    """The top label, and the softmax of all other classes (0 at the label), ``(n, c)``, written into ``work`` if given."""
+    probs = torch.softmax(_wide(logits), dim=1, out=work)
     label = largest(logits)
     confidence = probs.gather(1, label[:, None])[:, 0]
     others = probs.scatter_(1, label[:, None], 0.0)
@@ -68,3 +72,8 @@ def put_back(top: TopLabel, others: Tensor, confidence: Tensor) -> Prediction:
     given = confidence.to(others.dtype)
     inside = given.clamp(EPS, 1 - EPS)
     return Prediction(top.label, share_others(others, top.rest, top.label, inside), inside, clipped=inside != given)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In at least single precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
