@@ -184,7 +184,7 @@ def _one_layer(x: Tensor, known: tuple[Tensor, Tensor, Tensor], sizes: list[int]
             here = (skip[rows] >= 0).nonzero()[:, 0]
             D[here, skip[rows][here]] = torch.inf
         near, index, group = _candidates(D, sizes, k)
-        own_class = group[None, :, None] == mine[rows, None, None]
+        own_class = group == mine[rows, None, None]
         masks = (torch.ones_like(own_class), own_class, ~own_class)
         d_any, d_own, d_other = (_mean_distance(x[rows], points, near.masked_fill(~mask, torch.inf), index, k) for mask in masks)
         agreement.append((d_other.log() - d_own.log()).nan_to_num(0.0).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
@@ -200,16 +200,16 @@ def _chunks(x: Tensor, step: int) -> Iterator[slice]:
 
 
 def _candidates(D: Tensor, sizes: list[int], k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances ``(b, g, j)`` that may be among the nearest, their columns, and the class of each group ``(g,)``.
+    """Distances that may be among the nearest, their columns, and the classes of those.
 
-    A group is a class with its ``k`` nearest, or, in an exported graph, a single column: three searches through all
-    columns make a far smaller graph than one through every class.
+    Of each class the ``k`` nearest, ``(b, C, k)``; in an exported graph all columns, ``(b, 1, m)``: three searches through
+    all of them make a far smaller graph than one through every class.
     """
-    classes = torch.arange(len(sizes), device=D.device)
     if not torch.compiler.is_exporting():
-        return *_nearest_per_class(D, sizes, k), classes
-    columns = torch.arange(sum(sizes), device=D.device)[None, :, None].expand(D.shape[0], -1, 1)
-    return D[:, :, None], columns, torch.cat([torch.full((size,), c, device=D.device) for c, size in enumerate(sizes)])
+        return *_nearest_per_class(D, sizes, k), torch.arange(len(sizes), device=D.device)[None, :, None]
+    columns = torch.arange(sum(sizes), device=D.device).expand(D.shape[0], 1, -1)
+    classes = torch.cat([torch.full((size,), c, device=D.device) for c, size in enumerate(sizes)])
+    return D[:, None, :], columns, classes[None, None, :]
 
 
 def _nearest_per_class(D: Tensor, sizes: list[int], k: int) -> tuple[Tensor, Tensor]:
