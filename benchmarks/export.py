@@ -1,0 +1,193 @@
+"""What an exported graph weighs and how long it takes, against the bare network in the same runtime.
+
+Two networks with random weights: ResNet-18 on images of 128 x 128 and a small convolutional network on 32 x 32. Features
+of the calibration set and of the reference are drawn around those of a few images, since neither size nor latency depends on
+what they say. Everything runs on one thread; processor time is counted, contenders take turns, and the median of
+``--repeat`` rounds is given, so that other work on the machine meets all of them alike.
+
+    python benchmarks/export.py                                       # prints the tables
+    python benchmarks/export.py --write benchmarks/results/export.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+import salgp
+from salgp.export import export_classifier, export_head
+from salgp.network.batches import Batch
+from salgp.network.reader import Choice
+from salgp.study.backbones import build_backbone
+
+BATCHES = (1, 64)
+Call = Callable[[], Any]
+Graphs = Mapping[str, tuple[Callable[..., Call], int]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network and the size of its images."""
+
+    title: str
+    backbone: str
+    size: int
+    arguments: Mapping[str, int]
+
+
+CASES = [
+    Case("small convolutional network, 32 x 32", "convnet", 32, {"size": 32}),
+    Case("ResNet-18, 128 x 128", "resnet18", 128, {}),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", type=int, default=2000, help="samples of the training set that layer evidence compares with")
+    parser.add_argument("--calibration", type=int, default=500)
+    parser.add_argument("--repeat", type=int, default=7, help="rounds; the median counts")
+    parser.add_argument("--write", type=Path, help="file for the tables")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    parts = [case_table(case, arguments.calibration, arguments.reference, arguments.repeat) for case in CASES]
+    text = "\n".join([heading(arguments), *parts])
+    print(text)
+    if arguments.write:
+        arguments.write.write_text(text, encoding="utf-8")
+
+
+def heading(arguments: argparse.Namespace) -> str:
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}"
+    return (
+        "# Exported graphs, measured by `python benchmarks/export.py`\n\n"
+        f"Ten classes; layer evidence with {arguments.reference:,} reference samples, SAL-GP (`sum`) with 256 inducing rows, both fitted on "
+        f"{arguments.calibration}\nsamples. Milliseconds of processor time per batch on one thread, contenders taking turns, median of "
+        f"{arguments.repeat} rounds; in\nbrackets the ratio to the bare network in the same runtime. {versions}.\n"
+    )
+
+
+def case_table(case: Case, n: int, m: int, repeat: int) -> str:
+    torch.manual_seed(0)
+    network = build_backbone(case.backbone, n_classes=10, **case.arguments).eval()
+    images = torch.randn(64, 1, case.size, case.size)
+    reader = Choice().reader(network, Batch((images[:2],)))
+    seen = reader.read(network, Batch((images,)))
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bare = bare_graphs(network, images, Path(folder))
+        for name, calibrator in fitted(seen, n, m).items():
+            classifier = salgp.CalibratedClassifier(network, calibrator, reader)
+            rows[f"{name}, alone"] = head_graphs(calibrator, seen, Path(folder))
+            rows[f"network with {name}"] = whole_graphs(classifier, images, Path(folder))
+        graphs = {"bare network": bare, **rows}
+        timed = {b: timings(graphs, b, repeat) for b in BATCHES}
+    lines = [f"## {case.title}, {len(reader.taps)} layers read\n"]
+    lines.append("| | runtime | file | " + " | ".join(f"batch of {b}, ms" for b in BATCHES) + " |\n|---|---|---|" + "---|" * len(BATCHES))
+    for name, runtimes in graphs.items():
+        for runtime, (_, size) in runtimes.items():
+            cells = [cell(timed[b], name, runtime) for b in BATCHES]
+            lines.append(f"| {name} | {runtime} | {file_size(size)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def cell(timed: Mapping[tuple[str, str], float], name: str, runtime: str) -> str:
+    own, bare = timed[name, runtime], timed["bare network", runtime]
+    return f"{1e3 * own:.2f}" + ("" if name == "bare network" else f" ({own / bare:.2f})")
+
+
+def file_size(size: int) -> str:
+    return f"{size / 2**20:.2f} MB" if size else "-"
+
+
+def fitted(seen: salgp.Features, n: int, m: int) -> dict[str, Any]:
+    """Calibrators on features drawn around those seen."""
+    calibration, labels = drawn(seen, n, 1)
+    reference = drawn(seen, m, 2)
+    evidence = salgp.calibrators.get("layer-evidence").fit(calibration, labels, reference)
+    return {"layer evidence": evidence, "SAL-GP": salgp.SALGP("sum", n_inducing=256, inference="inducing").fit(calibration, labels)}
+
+
+def drawn(seen: salgp.Features, n: int, seed: int) -> tuple[salgp.Features, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+
+    def like(x: Tensor) -> Tensor:
+        return x.mean(dim=0) + x.std(dim=0) * torch.randn(n, x.shape[1], generator=g)
+
+    features = salgp.Features(3 * torch.randn(n, seen.n_classes, generator=g), {k: like(x) for k, x in seen.layers.items()})
+    noisy = features.logits + 2 * torch.randn(features.logits.shape, generator=g)
+    return features, noisy.argmax(dim=1)
+
+
+def bare_graphs(network: nn.Module, images: Tensor, folder: Path) -> Graphs:
+    shapes = ({0: torch.export.Dim("batch")},)
+    with torch.no_grad():
+        program = torch.export.export(network, (images[:4],), dynamic_shapes=shapes)
+        torch.export.save(program, folder / "bare.pt2")
+        torch.onnx.export(program, dynamo=True, verbose=False, external_data=False).save(folder / "bare.onnx")
+    return {"eager": (lambda b: lambda: network(images[:b]), 0), **loaded(folder, "bare", [images])}
+
+
+def whole_graphs(classifier: salgp.CalibratedClassifier, images: Tensor, folder: Path) -> Graphs:
+    for suffix in ("pt2", "onnx"):
+        export_classifier(classifier, images[:4], folder / f"{classifier.calibrator.name}-whole.{suffix}")
+    return {"eager": (lambda b: lambda: classifier(images[:b]), 0), **loaded(folder, f"{classifier.calibrator.name}-whole", [images])}
+
+
+def head_graphs(calibrator: Any, seen: salgp.Features, folder: Path) -> Graphs:
+    for suffix in ("pt2", "onnx"):
+        export_head(calibrator, folder / f"{calibrator.name}-head.{suffix}")
+    inputs = [seen.logits, *(seen.layers[k] for k in calibrator.layer_widths_)]
+    return {"eager": (lambda b: lambda: calibrator.predict(seen[:b]), 0), **loaded(folder, f"{calibrator.name}-head", inputs)}
+
+
+def loaded(folder: Path, name: str, inputs: list[Tensor]) -> Graphs:
+    """The two exported files, ready to run."""
+    program = torch.export.load(folder / f"{name}.pt2").module()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
+    names = [i.name for i in session.get_inputs()]
+
+    def torch_call(b: int) -> Call:
+        given = [x[:b] for x in inputs]
+        return lambda: program(*given)
+
+    def onnx_call(b: int) -> Call:
+        given = dict(zip(names, (x[:b].numpy() for x in inputs), strict=True))
+        return lambda: session.run(None, given)
+
+    sizes = [(folder / f"{name}.{suffix}").stat().st_size for suffix in ("pt2", "onnx")]
+    return {"torch.export": (torch_call, sizes[0]), "onnxruntime": (onnx_call, sizes[1])}
+
+
+@torch.no_grad()
+def timings(graphs: Mapping[str, Graphs], b: int, repeat: int) -> dict[tuple[str, str], float]:
+    """Median seconds of one call; every round asks all contenders in turn."""
+    calls = {(name, runtime): make(b) for name, runtimes in graphs.items() for runtime, (make, _) in runtimes.items()}
+    often = {key: max(1, min(200, int(0.1 / max(seconds(call, 2), 1e-6)))) for key, call in calls.items()}
+    rounds = [{key: seconds(call, often[key]) for key, call in calls.items()} for _ in range(repeat)]
+    return {key: median(r[key] for r in rounds) for key in calls}
+
+
+def seconds(call: Call, often: int) -> float:
+    start = time.process_time()
+    for _ in range(often):
+        call()
+    return (time.process_time() - start) / often
+
+
+if __name__ == "__main__":
+    main()
