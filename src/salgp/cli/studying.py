@@ -45,6 +45,9 @@ def run(
     out: Folder = Path("study"),
     data: Data = None,
     fit_on: Annotated[str | None, typer.Option(help="Fit calibrators on train, validation or both; the preset's choice by default.")] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: every study and seed is a Ray task of its own.")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Tasks at once on Ray. Default: as many as it has cores for.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster. Default: Ray is started on this machine.")] = None,
 ) -> None:
     """Run a study; finished parts are not run again."""
     from salgp.study.run import run_study
@@ -53,8 +56,20 @@ def run(
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError as error:
         raise UsageError(f"--seeds {seeds}: expected whole numbers separated by commas") from error
+    if engine not in ("local", "ray"):
+        raise UsageError(f"--engine {engine}: expected local or ray")
+    on = fit_on.split(",") if fit_on else None
     with shell.progress(f"study {name}") as advance:
-        folder = run_study(name, preset, numbers, out, data, progress=lambda line: advance(1, line), fit_on=fit_on.split(",") if fit_on else None)
+
+        def progress(line: str) -> None:
+            advance(1, line)
+
+        if engine == "ray":
+            from salgp.scale.grid import run_grid
+
+            folder = run_grid([name], numbers, preset, out, data, workers=workers, ray_address=ray_address, fit_on=on, progress=progress)
+        else:
+            folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on)
     shell.finish({"out": str(folder)}, f"records in [bold]{folder}[/]; next: salgp study table {folder}")
 
 

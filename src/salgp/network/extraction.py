@@ -7,9 +7,10 @@ memory holds pooled features only.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from salgp.network.reader import Choice, Forward, Reader, placement
 from salgp.network.rehearsal import rehearse
 from salgp.network.taps import unwrap
 
+if TYPE_CHECKING:
+    from salgp.scale.store import FeatureStore
+
 __all__ = ["Copies", "Perturb", "collect", "extract", "extract_batches", "read_batches"]
 
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
@@ -31,6 +35,18 @@ Copies = str | Sequence[str | Family]
 """Which perturbed copies to add to the originals: see `salgp.network.perturb.families_for`."""
 
 
+@overload
+def extract(
+    model: nn.Module, loader: Iterable[Any], *, layers: Layers = ..., pooling: Poolings = ..., output: str = ...,
+    device: torch.device | str | None = ..., dtype: torch.dtype | None = ..., max_width: int | None = ..., perturb: Perturb | Copies | None = ...,
+    seed: int = ..., progress: bool = ..., forward: Forward | None = ..., out: None = ...,
+) -> tuple[Features, Tensor | None]: ...  # fmt: skip
+@overload
+def extract(
+    model: nn.Module, loader: Iterable[Any], *, layers: Layers = ..., pooling: Poolings = ..., output: str = ...,
+    device: torch.device | str | None = ..., dtype: torch.dtype | None = ..., max_width: int | None = ..., perturb: Perturb | Copies | None = ...,
+    seed: int = ..., progress: bool = ..., forward: Forward | None = ..., out: str | os.PathLike[str],
+) -> FeatureStore: ...  # fmt: skip
 def extract(
     model: nn.Module,
     loader: Iterable[Any],
@@ -45,7 +61,8 @@ def extract(
     seed: int = 0,
     progress: bool = False,
     forward: Forward | None = None,
-) -> tuple[Features, Tensor | None]:
+    out: str | os.PathLike[str] | None = None,
+) -> tuple[Features, Tensor | None] | FeatureStore:
     """Logits and pooled layer features of everything a loader yields.
 
     Args:
@@ -66,9 +83,11 @@ def extract(
         seed: of ``perturb`` and the projections.
         progress: show a progress bar (needs ``rich``).
         forward: ``forward(model, *inputs, **keywords) -> output`` for networks that are not simply called.
+        out: write to a feature store in this folder as batches pass, for more samples than memory holds; the same call continues
+            after a kill (`salgp.scale.extract_to_store`, which has further options). Families of ``perturb`` are read in memory first.
 
     Returns:
-        Features on the CPU, and labels ``(n,)`` or None where the loader has none.
+        Features on the CPU, and labels ``(n,)`` or None where the loader has none; with ``out``, the finished store.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -79,7 +98,15 @@ def extract(
     """
     choice = Choice(layers, pooling, output, max_width, seed, forward)
     if perturb is not None and not callable(perturb):
-        return rehearse(model, loader, choice, perturb, device=device, dtype=dtype, seed=seed)[1:]
+        features, labels = rehearse(model, loader, choice, perturb, device=device, dtype=dtype, seed=seed)[1:]
+        return (features, labels) if out is None else _stored(features, labels, out)
+    if out is not None:
+        from salgp.scale.extraction import extract_to_store
+
+        return extract_to_store(
+            model, loader, out, layers=layers, pooling=pooling, output=output, device=device, max_width=max_width,
+            perturb=perturb, seed=seed, progress=progress, forward=forward,
+        )  # fmt: skip
     parts = read_batches(model, loader, choice, device=device, dtype=dtype, perturb=perturb, seed=seed, progress=progress)
     return collect(features_and_labels for _, *features_and_labels in parts)
 
@@ -162,6 +189,12 @@ def collect(parts: Iterable[Any]) -> tuple[Features, Tensor | None]:
     if known and len(known) < len(labels):
         raise ValueError(f"only {len(known)} of {len(labels)} batches have labels; give all or none")
     return Features.concatenate(features), torch.cat(known) if known else None
+
+
+def _stored(features: Features, labels: Tensor, out: str | os.PathLike[str]) -> FeatureStore:
+    from salgp.scale.store import write_store
+
+    return write_store([(features, labels)], out)
 
 
 _END = object()

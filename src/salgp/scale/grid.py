@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from salgp.scale.engines import run
+from salgp.study.presets import list_studies
 
 __all__ = ["run_grid"]
 
@@ -21,11 +22,13 @@ def run_grid(
     engine: str = "ray",
     workers: int | None = None,
     ray_address: str | None = None,
+    fit_on: Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Run every study with every seed; records and cache are shared, and finished parts are not run again.
 
     Args:
-        studies: names of `salgp.study.list_studies`.
+        studies: names of `salgp.study.list_studies`; ``all`` stands for every one whose data are at hand.
         seeds: each trains its own network on its own split.
         preset: ``smoke``, ``cpu`` or ``paper``.
         out: folder of the records, reachable from all workers.
@@ -33,6 +36,8 @@ def run_grid(
         engine: ``ray``, or ``local`` for one piece after the other.
         workers: pieces at once on Ray.
         ray_address: of a running Ray cluster.
+        fit_on: see `salgp.study.run_study`.
+        progress: called with a line whenever a piece is done.
 
     Returns:
         The output folder.
@@ -41,13 +46,23 @@ def run_grid(
         >>> run_grid([], out="study", engine="local")
         PosixPath('study')
     """
-    pieces = [(study, preset, seed, str(out), None if data is None else str(data)) for study in studies for seed in seeds]
-    for _ in run(_run_one, pieces, engine=engine, workers=1 if engine == "local" else workers, ray_address=ray_address):
-        pass
+    where = None if data is None else str(Path(data).absolute())
+    names = [name for study in studies for name in (list_studies() if study == "all" else [study])]
+    pieces = [(name, preset, seed, str(Path(out).absolute()), where, fit_on, "all" in studies) for name in dict.fromkeys(names) for seed in seeds]
+    for done in run(_run_one, pieces, engine=engine, workers=1 if engine == "local" else workers, ray_address=ray_address):
+        if progress is not None:
+            progress(done)
     return Path(out)
 
 
-def _run_one(study: str, preset: str, seed: int, out: str, data: str | None) -> None:
+def _run_one(study: str, preset: str, seed: int, out: str, data: str | None, fit_on: Sequence[str] | None, leave_out: bool) -> str:
+    """Run one piece; a study without data is left out where all were asked for."""
     from salgp.study.run import run_study
 
-    run_study(study, preset, (seed,), out, data)
+    try:
+        run_study(study, preset, (seed,), out, data, fit_on=fit_on)
+    except FileNotFoundError:
+        if not leave_out:
+            raise
+        return f"{study}: no data"
+    return f"{study}, seed {seed}"
