@@ -62,3 +62,25 @@ def test_without_data_it_says_what_to_do() -> None:
     train, _ = loaders()
     with pytest.raises(ValueError, match="pass loader="):
         trainer(CalibrateAfterValidation(method="temperature")).fit(Small(), train)
+
+
+def test_a_calibrated_classifier_inside_a_module() -> None:
+    """As a part of a Lightning module it predicts what it predicts alone, and its network still trains."""
+    import salgp
+
+    train, validation = loaders()
+    module = Small()
+    trainer(pl.Callback()).fit(module, train, validation)
+    classifier = salgp.calibrate(module.model, validation, method="temperature")
+
+    class Deployed(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = classifier
+
+        def predict_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            return self.classifier(batch[0]).confidence
+
+    found = trainer(pl.Callback()).predict(Deployed(), validation)
+    torch.testing.assert_close(torch.cat(found), classifier(validation.dataset.tensors[0]).confidence)
+    trainer(pl.Callback()).fit(module, train, validation)
