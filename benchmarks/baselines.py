@@ -202,12 +202,12 @@ def fit_sklearn_one_vs_rest(logits: np.ndarray, labels: np.ndarray) -> Predict:
 
 
 def put_back(probs: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-    """Put the confidence on the top label and scale the other classes in proportion."""
+    """Put the confidence on the top label and scale the other classes in proportion, in place and in single precision."""
     rows, top = np.arange(len(probs)), probs.argmax(axis=1)
     rest = np.maximum(1 - probs[rows, top], 1e-12)
-    out = probs * ((1 - confidence) / rest)[:, None]
-    out[rows, top] = confidence
-    return out
+    probs *= ((1 - confidence) / rest).astype(probs.dtype)[:, None]
+    probs[rows, top] = confidence
+    return probs
 
 
 @contextlib.contextmanager

@@ -11,12 +11,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from salgp.calibrators.base import CalibrationWarning
 
-__all__ = ["BOUNDS", "best_temperature", "gradient_steps", "row_chunks", "tempered_softmax"]
+__all__ = ["BOUNDS", "best_temperature", "gradient_steps", "room_for", "row_chunks", "tempered_softmax"]
 
 BOUNDS = (0.05, 20.0)
 """Smallest and largest temperature looked for, unless told otherwise."""
@@ -34,9 +35,11 @@ def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:
         tensor([[0.7311, 0.2689]])
     """
     z = logits if logits.dtype.itemsize >= 4 else logits.float()
-    if isinstance(temperature, Tensor) or temperature != 1.0:
+    if isinstance(temperature, Tensor):
         z = z / temperature
-    return torch.softmax(z, dim=1).clamp_(min=torch.finfo(z.dtype).tiny)
+    elif temperature != 1.0:
+        z = torch.div(z, temperature, out=room_for(z))
+    return torch.softmax(z, dim=1, out=room_for(z)).clamp_(min=torch.finfo(z.dtype).tiny)
 
 
 def best_temperature(
@@ -115,6 +118,22 @@ def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
     """
     step = max(1, elements // max(width, 1))
     return (slice(i, i + step) for i in range(0, n, step))
+
+
+def room_for(x: Tensor) -> Tensor | None:
+    """Memory for a result of the size of a large ``x``, else None: the ``out`` of an operation.
+
+    Taken from NumPy, which asks the system for huge pages: handing out small ones takes longer than a softmax. Only for plain
+    tensors on a processor that no gradient is taken of; all else is left to torch.
+
+    Example:
+        >>> room_for(torch.zeros(2, 2)) is None, room_for(torch.zeros(2000, 1000)).shape
+        (True, torch.Size([2000, 1000]))
+    """
+    plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    if not plain or x.numel() < 2**20 or torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
+        return None
+    return torch.from_numpy(np.empty(x.shape, np.float32 if x.dtype == torch.float32 else np.float64))
 
 
 def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | None) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salgp.calibrators.temperature import row_chunks
+from salgp.calibrators.temperature import room_for, row_chunks
 from salgp.features import Features, largest
 from salgp.prediction import Prediction, share_others
 
@@ -60,7 +60,8 @@ def top_label(features: Features) -> TopLabel:
 
 def split_top_label(logits: Tensor, work: Tensor | None = None) -> tuple[TopLabel, Tensor]:
     """The top label, and the softmax of all other classes (0 at the label), ``(n, c)``, written into ``work`` if given."""
-    probs = torch.softmax(_wide(logits), dim=1, out=work)
+    z = _wide(logits)
+    probs = torch.softmax(z, dim=1, out=room_for(z) if work is None else work)
     label = largest(logits)
     confidence = probs.gather(1, label[:, None])[:, 0]
     others = probs.scatter_(1, label[:, None], 0.0)
