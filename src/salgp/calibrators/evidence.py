@@ -41,6 +41,7 @@ from salgp.calibrators.scaling import best_temperature
 from salgp.evidence import NEAREST, WIDTH, Evidence, Reference, layer_evidence, make_reference
 from salgp.features import Features
 from salgp.gp.likelihood import sigmoid_moments
+from salgp.metrics import ece, nll_correct
 from salgp.prediction import LayerTerms, Prediction, confidence_points
 
 __all__ = ["LayerEvidence", "explain_terms"]
@@ -69,6 +70,8 @@ class LayerEvidence(Calibrator):
             posterior of the weights ``a, b, u, v`` and of the offsets of the classes.
         relevance_: layer name -> standard deviation of its term over the calibration data, in log-odds.
         loo_confidence_: ``(n,)`` confidence of each original by the model without it and its copies (one Newton step).
+        loo_std_: ``(n,)`` its standard deviation.
+        loo_scores_: ``ece`` and ``nll`` of correctness of ``loo_confidence_``: what to expect on new data of the same kind.
         novelty_: ``(n, L)`` standardised novelty of the originals.
 
     Example:
@@ -128,7 +131,9 @@ class LayerEvidence(Calibrator):
         weight = sample_weights(is_copy, correct, self.clean, self.caution)
         posterior = fit_log_odds(X, label, correct, weight, features.n_classes, self.ridge, self.class_spread)
         self.evidence_ = EvidenceModel(reference, temperature, scales, posterior)
-        self.loo_confidence_ = leave_group_out(X, label, correct, weight, posterior, original)[first]
+        f, variance = (x[first] for x in leave_group_out(X, label, correct, weight, posterior, original))
+        self.loo_confidence_, self.loo_std_ = torch.sigmoid(f), sigmoid_moments(f, self.looseness**2 * variance)[1]
+        self.loo_scores_ = {"ece": ece(self.loo_confidence_, correct[first]), "nll": nll_correct(self.loo_confidence_, correct[first])}
         self.novelty_ = standardised(evidence, scales)[1][first]
         terms = self._terms(X, features)[0]
         self.relevance_ = dict(zip(features.layer_names, terms[:, 2:].std(dim=0, correction=0).tolist(), strict=True))

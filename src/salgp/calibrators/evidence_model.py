@@ -225,21 +225,23 @@ def fit_log_odds(X: Tensor, label: Tensor, correct: Tensor, weight: Tensor, n_cl
     return _around(X, label, weight, v[:p], offsets, prior[:p], prior[p:] if C else torch.full_like(offsets, torch.inf))
 
 
-def leave_group_out(X: Tensor, label: Tensor, correct: Tensor, weight: Tensor, model: LogOdds, group: Tensor) -> Tensor:
-    """Confidence of every row by the model fitted without its whole group, ``(n,)``, by one Newton step from the optimum.
+def leave_group_out(X: Tensor, label: Tensor, correct: Tensor, weight: Tensor, model: LogOdds, group: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance ``(n,)`` of every row's log-odds by the model fitted without its whole group, by one Newton step from the optimum.
 
-    With ``V`` the covariance of a group's log-odds and ``W = weight p (1 - p)``, ``f_g - V (1 - W V)^-1 weight (correct - p)``.
+    With ``V`` the covariance of a group's log-odds, ``W = weight p (1 - p)`` and ``U = V (1 - W V)^-1``, the mean is
+    ``f_g - U weight (correct - p)`` and the covariance ``U``.
     """
-    f = model.moments(X, label)[0]
+    f, variance = model.moments(X, label)
     p = torch.sigmoid(f)
     out = f.clone()
     order = group.argsort(stable=True)
     for rows in order.split(torch.bincount(group).tolist()):
         V = model.joint(X[rows], label[rows])
         W = (weight * p * (1 - p))[rows]
-        pull = torch.linalg.solve(torch.eye(len(rows)).to(V) - W[:, None] * V, (weight * (correct - p))[rows])
-        out[rows] = f[rows] - V @ pull
-    return torch.sigmoid(out)
+        U = torch.linalg.solve(torch.eye(len(rows)).to(V) - V * W, V)
+        out[rows] = f[rows] - U @ (weight * (correct - p))[rows]
+        variance[rows] = U.diagonal()
+    return out, variance
 
 
 def _around(X: Tensor, label: Tensor, weight: Tensor, w: Tensor, offsets: Tensor, prior: Tensor, class_prior: Tensor) -> LogOdds:
