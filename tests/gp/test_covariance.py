@@ -6,7 +6,8 @@ import pytest
 import torch
 from references import gpytorch
 
-from salgp.gp.covariance import ARD, KERNELS, Covariance, Index, Product, Rows, Same, Scale, Stationary, Sum, gaps, self_gaps, stationary
+from salgp.gp.covariance import ARD, Covariance, Index, Product, Rows, Same, Scale, Stationary, Sum, gaps, self_gaps
+from salgp.gp.kernels import KERNELS, stationary
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(7, 3, generator=G, dtype=torch.float64)

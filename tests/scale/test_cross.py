@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from salgp.gp.covariance import KERNELS, Index, Rows, Stationary, Sum, gaps, stationary
+from salgp.gp.covariance import Index, Rows, Stationary, Sum, gaps
+from salgp.gp.kernels import KERNELS, stationary
 from salgp.gp.regression import Posterior
 from salgp.scale import cross as module
 from salgp.scale.cross import SCALES, VALUES, plan_of

@@ -158,7 +158,7 @@ def rbf_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> N
 VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, float], None]] = {
     "matern52": matern52_into, "matern32": matern32_into, "matern12": matern12_into, "rbf": rbf_into,
 }  # fmt: skip
-"""Base kernels on ``c r^2`` with the ``c`` of `SCALES`, in place; the formulas of `salgp.gp.covariance.KERNELS`."""
+"""Base kernels on ``c r^2`` with the ``c`` of `SCALES`, in place; the formulas of `salgp.gp.kernels.KERNELS`."""
 
 SCALES = {"matern52": 5.0, "matern32": 3.0, "matern12": 1.0, "rbf": 0.5}
 
