@@ -146,7 +146,7 @@ def coregionalisation(B: ArrayLike, names: Sequence[str] | None = None, ax: Axes
     ax = new_axes(ax, 1.6 + 0.75 * n, 1.2 + 0.65 * n)
     limit = float(np.abs(values).max()) or 1.0
     signed = bool((values < 0).any())
-    image = ax.imshow(values, cmap="PuOr" if signed else "cividis", vmin=-limit if signed else 0.0, vmax=limit)
+    image = ax.imshow(values, cmap="cividis", vmin=-limit if signed else 0.0, vmax=limit)  # lightness rises with the value: grey will do
     annotate_cells(ax, values, [[f"{x:.2g}" for x in row] for row in values], image)
     ax.set_xticks(range(n), labels, rotation=45 if max(map(len, labels)) > 4 else 0)
     ax.set_yticks(range(n), labels)
