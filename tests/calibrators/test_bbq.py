@@ -12,7 +12,7 @@ import torch
 
 from salgp import Features
 from salgp.calibrators.bbq import BBQ, _binnings, _log_evidence, _sorted
-from salgp.metrics import ece, nll_correct
+from salgp.metrics import ece, mce, nll_correct
 
 
 def drawn(n: int = 300, seed: int = 0, temperature: float = 2.0) -> tuple[Features, torch.Tensor]:
@@ -93,7 +93,7 @@ def test_empirical_bayes_has_the_most_evidence() -> None:
     assert all(best >= evidence(a, b) - 1e-3 for a in (0.1, 0.3, 1, 3, 10) for b in (0.1, 0.3, 1, 3, 10))
 
 
-@pytest.mark.parametrize(("criterion", "score"), [("nll", nll_correct), ("ece", ece)])
+@pytest.mark.parametrize(("criterion", "score"), [("nll", nll_correct), ("ece", ece), ("mce", mce)])
 def test_cross_validation_picks_from_the_grid(criterion: str, score: object) -> None:
     f, labels = drawn(300)
     fitted = BBQ(select="cross-validation", criterion=criterion, grid=(0.1, 100.0)).fit(f, labels)  # type: ignore[arg-type]

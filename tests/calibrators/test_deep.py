@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from salgp import Features
+from salgp import SALGP, Features
 from salgp.calibrators.deep import DeepGPCalibrator, _build, _output
-from salgp.metrics import nll_correct
+from salgp.metrics import mean_variance, nll_correct
 
 
 def drawn(n: int = 200, seed: int = 0) -> tuple[Features, torch.Tensor]:
@@ -70,3 +70,14 @@ def test_absent_gpytorch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(ImportError, match=r"salgp\[deep\]"):
         DeepGPCalibrator().fit(*drawn(10))
+
+
+def test_variance_is_inflated_against_one_layer_of_gps() -> None:
+    """What the layerwise model is compared with: uncertainty of the hidden layer is carried on and adds up."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 2, generator=generator)
+    z = 3 * torch.stack([x[:, 0], -x[:, 0], x[:, 1]], dim=1)
+    labels = torch.multinomial(torch.softmax(z / 2, 1), 1, generator=generator)[:, 0]
+    f = Features(z, {"a": x, "b": x @ torch.randn(2, 3, generator=generator)})
+    deep, flat = (c.fit(f[:200], labels[:200]).predict(f[200:]) for c in (DeepGPCalibrator(steps=150), SALGP()))
+    assert mean_variance(deep.std) > 3 * mean_variance(flat.std)

@@ -8,6 +8,9 @@ a Beta(``alpha_b``, ``beta_b``) prior on its share of correct ones. The evidence
 its prediction ``(m_b + alpha_b) / (n_b + alpha_b + beta_b)``; binnings from ``n^(1/3) / 10`` to ``10 n^(1/3)`` bins are
 averaged with weights proportional to the evidence. In the original ``alpha_b = (2 / B) centre_b`` and
 ``beta_b = (2 / B) (1 - centre_b)``. Reference: Naeini, Cooper and Hauskrecht, AAAI 2015.
+
+netcal's class of the same name is another method by default: bins of equal width, weights by the Bayesian information
+criterion, and only the best binnings up to an elbow of their scores. The two agree where the data decide.
 """
 
 from __future__ import annotations
