@@ -21,7 +21,8 @@ the field is rarely one of those rehearsed, and misses the network more often th
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from torch import Tensor
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.evidence_model import (
     EvidenceModel,
+    LogOdds,
+    Seen,
     fit_log_odds,
     leave_group_out,
     log_odds,
@@ -38,8 +41,9 @@ from salgp.calibrators.evidence_model import (
     standardised,
 )
 from salgp.calibrators.scaling import best_temperature
+from salgp.calibrators.updating import spread_choice
 from salgp.evidence import NEAREST, WIDTH, Evidence, Reference, layer_evidence, make_reference
-from salgp.features import Features
+from salgp.features import Features, as_labels
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.metrics import ece, nll_correct
 from salgp.prediction import LayerTerms, Prediction, confidence_points
@@ -71,6 +75,7 @@ class LayerEvidence(Calibrator):
         relevance_: layer name -> standard deviation of its term over the calibration data, in log-odds.
         loo_confidence_: ``(n,)`` confidence of each original by the model without it and its copies (one Newton step).
         loo_std_: ``(n,)`` its standard deviation.
+        seen_: the rows it was fitted on, for `update` and `forget`.
         loo_scores_: ``ece`` and ``nll`` of correctness of ``loo_confidence_``: what to expect on new data of the same kind.
         novelty_: ``(n, L)`` standardised novelty of the originals.
 
@@ -128,8 +133,8 @@ class LayerEvidence(Calibrator):
         temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
         scales, X = scaled_design(features, evidence, temperature, first)
         is_copy = torch.ones(len(features), dtype=torch.bool, device=X.device).index_fill(0, first, False)
-        weight = sample_weights(is_copy, correct, self.clean, self.caution)
-        posterior = fit_log_odds(X, label, correct, weight, features.n_classes, self.ridge, self.class_spread)
+        self.seen_ = Seen(X, label, correct, is_copy)
+        posterior, weight = self._posterior(features.n_classes)
         self.evidence_ = EvidenceModel(reference, temperature, scales, posterior)
         f, variance = (x[first] for x in leave_group_out(X, label, correct, weight, posterior, original))
         self.loo_confidence_, self.loo_std_ = torch.sigmoid(f), sigmoid_moments(f, self.looseness**2 * variance)[1]
@@ -154,6 +159,40 @@ class LayerEvidence(Calibrator):
 
     def _chunk(self) -> int:
         return 8192
+
+    def update(self, features: Features, labels: Any) -> Self:
+        """Add labelled samples; reference, temperature and scales stay, the weights are those of a fit to all rows from scratch."""
+        self.seen_ = self.seen_.joined(self._observed(features, labels))
+        return self._refresh()
+
+    def forget(self, features: Features, labels: Any) -> Self:
+        """Take back samples that were added by `update`, or fitted on with a reference of their own."""
+        self.seen_ = self.seen_.without(self._observed(features, labels))
+        return self._refresh()
+
+    def suggest(self, features: Features, k: int) -> Tensor:
+        """Indices of the ``k`` unlabelled samples whose labels would teach most: uncertain, and unlike each other."""
+        std = self.predict(features).std
+        assert std is not None
+        return spread_choice(features, std, k)
+
+    def _observed(self, features: Features, labels: Any) -> Seen:
+        features = self.check_input(features)
+        y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
+        first, _ = originals(features)
+        with torch.no_grad():
+            X = self.evidence_.log_odds(features)[0]
+        is_copy = torch.ones(len(features), dtype=torch.bool, device=X.device).index_fill(0, first, False)
+        return Seen(X, features.label, features.correct(y).double(), is_copy)
+
+    def _refresh(self) -> Self:
+        self.evidence_ = replace(self.evidence_, posterior=self._posterior(self.n_classes_)[0])
+        return self
+
+    def _posterior(self, n_classes: int) -> tuple[LogOdds, Tensor]:
+        seen = self.seen_
+        weight = sample_weights(seen.is_copy, seen.correct, self.clean, self.caution)
+        return fit_log_odds(seen.X, seen.label, seen.correct, weight, n_classes, self.ridge, self.class_spread), weight
 
     def explain(self, features: Features, i: int) -> str:
         """Say in one line what each layer did to the confidence of sample ``i``.

@@ -38,6 +38,9 @@ __all__ = [
     "standardised",
 ]
 
+PRECISE = {"maxiter": 5000, "maxfun": 50_000, "ftol": 1e-15, "gtol": 1e-8}
+"""The optimum is unique; it is found to the last digits, so that neither order nor history of the samples shows."""
+
 LARGEST_LOG_ODDS = 4.0
 """The model's ``t`` is kept within this bound: beyond 98 %, more confidence of the network says little more."""
 
@@ -115,6 +118,43 @@ class EvidenceModel:
         """Columns ``(n, p)``, mean and variance ``(n,)`` of the log-odds; ``evidence`` where it is known already."""
         X = design(features, evidence if evidence is not None else layer_evidence(self.reference, features), self.temperature, self.scales)
         return X, *self.posterior.to(X).moments(X, features.label)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Rows the model was fitted on.
+
+    Args:
+        X: ``(n, p)`` columns.
+        label: ``(n,)`` predicted classes.
+        correct: ``(n,)`` 0 or 1.
+        is_copy: ``(n,)`` perturbed copy, or original?
+    """
+
+    X: Tensor
+    label: Tensor
+    correct: Tensor
+    is_copy: Tensor
+
+    def joined(self, more: Seen) -> Seen:
+        """These rows and more."""
+        return Seen(*(torch.cat([a, b.to(a)]) for a, b in zip(self._parts(), more._parts(), strict=True)))
+
+    def without(self, some: Seen) -> Seen:
+        """These rows without some of them, each taken once."""
+        keep = torch.ones(len(self.X), dtype=torch.bool, device=self.X.device)
+        for x, label, correct in zip(some.X.to(self.X), some.label.to(self.label), some.correct.to(self.correct), strict=True):
+            same = keep & (self.label == label) & (self.correct == correct) & torch.isclose(self.X, x, rtol=1e-6, atol=1e-7).all(dim=1)
+            if not bool(same.any()):
+                raise ValueError("a sample to forget is not among those the calibrator was fitted on, or its label was another")
+            keep[same.nonzero()[0, 0]] = False
+        if not bool((keep & ~self.is_copy).any()):
+            raise ValueError("cannot forget every sample a calibrator knows")
+        return Seen(*(part[keep] for part in self._parts()))
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.X, self.label, self.correct, self.is_copy
 
 
 def originals(features: Features) -> tuple[Tensor, Tensor]:
@@ -219,7 +259,7 @@ def fit_log_odds(X: Tensor, label: Tensor, correct: Tensor, weight: Tensor, n_cl
     start = torch.zeros_like(prior)
     start[1:p], start[1] = 0.1, 1.0
     bounds = [(None, None)] + [(0.0, None)] * (p - 1) + [(None, None)] * C
-    found = minimize(loss, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 1000})
+    found = minimize(loss, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=PRECISE)
     v = torch.as_tensor(found.x).to(X)
     offsets = v[p:] if C else X.new_zeros(n_classes)
     return _around(X, label, weight, v[:p], offsets, prior[:p], prior[p:] if C else torch.full_like(offsets, torch.inf))
