@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from shift_rivals import ABLATIONS, OURS, RIVALS, Rival
 from shift_suite import CASES, Cached, cached
+from shift_targets import mean, targets
 
 from salgp import metrics
 from salgp.calibrators.evidence_choice import select_layers
@@ -147,19 +148,21 @@ def report(records: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(r["method"] for r in records))
     cases = list(dict.fromkeys(r["case"] for r in records))
     seeds = {c: len({r["seed"] for r in records if r["case"] == c}) for c in cases}
-
-    def mean(kind: str, key: str, name: str, case: str | None = None) -> float:
-        per = [
-            [r[key] for r in records if r["method"] == name and r["kind"] == kind and r["case"] == c and key in r] for c in cases if case in (None, c)
-        ]
-        return float(np.mean([np.nanmean(v) for v in per if v])) if any(per) else float("nan")
-
-    lines = [f"Cases and seeds: {', '.join(f'{c} ({n})' for c, n in seeds.items())}.", "", "## Means over the data sets", ""]
+    lines = [
+        "# Shift benchmark: results",
+        "",
+        "Written by `python benchmarks/shift.py`. Means are over data sets, each the mean of its test sets and seeds.",
+    ]
+    lines += [f"Data sets and seeds: {', '.join(f'{c} ({n})' for c, n in seeds.items())}.", "", "## Against the targets", ""]
+    lines += [*targets(records), "", "## Means over the data sets", ""]
     lines += ["| method | in: ECE | NLL | AUROC | shift: ECE | NLL | AUROC | AURC |", "|---|---|---|---|---|---|---|---|"]
     keys = [("in", "ece"), ("in", "nll"), ("in", "auroc"), ("shift", "ece"), ("shift", "nll"), ("shift", "auroc"), ("shift", "aurc")]
-    lines += [f"| {n} | " + " | ".join(f"{mean(kind, key, n):.3f}" for kind, key in keys) + " |" for n in names]
+    lines += [f"| {n} | " + " | ".join(f"{mean(records, kind, key, n):.3f}" for kind, key in keys) + " |" for n in names]
     lines += ["", "## ECE in domain / under shift, by data set", "", "| method | " + " | ".join(cases) + " |", "|---|" + "---|" * len(cases)]
-    lines += [f"| {n} | " + " | ".join(f"{mean('in', 'ece', n, c):.3f} / {mean('shift', 'ece', n, c):.3f}" for c in cases) + " |" for n in names]
+    lines += [
+        f"| {n} | " + " | ".join(f"{mean(records, 'in', 'ece', n, c):.3f} / {mean(records, 'shift', 'ece', n, c):.3f}" for c in cases) + " |"
+        for n in names
+    ]
     return "\n".join([*lines, *_every_set(records), *_intervals(records, cases), *_novelty(records, cases)]) + "\n"
 
 

@@ -125,7 +125,9 @@ ABLATIONS: dict[str, Rival] = {
     "- 20 prototypes per class": Rival(lambda: LayerEvidence(prototypes=20), copies=True),
     "- last layer only": Rival(LayerEvidence, copies=True, sees="last"),
     "- layers chosen by their worth": Rival(LayerEvidence, copies=True, sees="chosen"),
-    "- Gaussian residual instead of Bernoulli": Rival(named("sal-gp", covariance="sum", inputs="evidence", max_steps=100), copies=True),
-    "+ layer GPs on top": Rival(named("sal-gp", covariance="sum", likelihood="bernoulli", inputs="evidence", max_steps=100), copies=True),
+    "- Gaussian residual instead of Bernoulli": Rival(named("sal-gp", covariance="sum", inputs="evidence", n_inducing=64, max_steps=30), copies=True),
+    "+ layer GPs on top": Rival(
+        named("sal-gp", covariance="sum", likelihood="bernoulli", inputs="evidence", n_inducing=64, max_steps=30), copies=True
+    ),
 }
 """Ours, and what each of its ingredients gives."""
