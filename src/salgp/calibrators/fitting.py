@@ -41,7 +41,7 @@ STRIDE = 1_000_003
 
 @dataclass(frozen=True)
 class Settings:
-    """How to learn: see the arguments of `salgp.SALGP` of the same names."""
+    """How to learn: see the arguments of `salgp.SALGP` of the same names; ``repeated`` says that observations stand in several rows."""
 
     inference: str = "auto"
     n_inducing: int = 256
@@ -50,12 +50,18 @@ class Settings:
     learning_rate: float = 5e-3
     restarts: int = 0
     seed: int = 0
+    repeated: bool = False
 
     def exact(self, n_rows: int) -> bool:
-        """Is the exact matrix affordable, or asked for?"""
+        """Is the exact matrix asked for, or affordable and wise?
+
+        Where each observation stands in several rows (``repeated``), the exact evidence is largest without any noise and the GP
+        believes too much; inducing rows cannot follow it there, so they are preferred as soon as there are enough rows.
+        """
         if self.inference not in ("auto", "exact", "inducing"):
             raise ValueError(f"inference must be 'auto', 'exact' or 'inducing', got {self.inference!r}")
-        return self.inference == "exact" or (self.inference == "auto" and n_rows <= EXACT_LIMIT)
+        limit = min(EXACT_LIMIT, self.n_inducing) if self.repeated else EXACT_LIMIT
+        return self.inference == "exact" or (self.inference == "auto" and n_rows <= limit)
 
 
 @storable

@@ -18,6 +18,7 @@ monotone log-odds of layer evidence, and the processes take what is not monotone
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -47,7 +48,8 @@ class SALGP(Calibrator):
         covariance: ``sum`` (ours), ``ml``, ``hl`` (the paper's), ``additive``, ``icm``, ``lcm``, ``nested``, ``concat``.
         likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness.
         kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``.
-        inference: ``exact``, ``inducing``, or ``auto`` by the number of rows.
+        inference: ``exact``, ``inducing``, or ``auto`` by the number of rows; stacked rows, which repeat each observation, are
+            given inducing rows as soon as there are more than ``n_inducing``, where exact inference believes too much.
         n_inducing: number of inducing rows. Stacked covariances on wide raw features may need 512 or more to match exact
             inference; the study's approximation table says how far off fewer are.
         rank: of ``B = W W' + diag(v)``; 0 is the paper's ``a 11' + diag(b)`` (``ml``), or 1 (``icm``, ``lcm``).
@@ -198,6 +200,7 @@ def fit_structure(
     repeats = len(structure.layers) if structure.stacked else 1
     rows = (rows.flatten() if structure.stacked else rows).map(lambda x: x.clone(memory_format=torch.contiguous_format))
     weight = 1.0 / repeats if tempering else 1.0
+    settings = replace(settings, repeated=repeats > 1 and not tempering)
     if likelihood == "gaussian":
         target = features.residual(labels).double().repeat_interleave(repeats)
         return fit_gaussian(structure.covariance, rows, target, settings, weight)
