@@ -96,8 +96,8 @@ def fit_lines() -> list[str]:
         line("(a) fit sum, n = 500", seconds(total["seconds"]), seconds(recipe), recipe / total["seconds"], 500, total, theirs),
         density("(a) log density ML, n = 500", ml, whole),
         density("(a) log density sum, n = 500", total, whole),
-        density("(a) log density ML, n = 150, inducing", small["inducing"], small_recipe),
-        density("(a) log density ML, n = 150, exact", small["exact"], small_recipe),
+        density("(a) log density ML, n = 150 (`auto`: inducing)", small["inducing"], small_recipe),
+        density("(a) log density ML, n = 150, exact where asked for", small["exact"], small_recipe),
     ]
 
 

@@ -13,7 +13,7 @@ from scale_jobs import JOBS, contents, samples, small_calibrator, small_store
 PRELOAD = ["pyarrow.parquet", "salgp.scale.extraction", "salgp.scale.fit", "salgp.scale.scoring"]
 """Imported once, before processes fork: they then start in a moment."""
 
-KILLS = {"fast": 4, "slow": 20}
+KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -26,28 +26,18 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_killed_jobs_continue(prepared: Path, tmp_path: Path, job: str) -> None:
-    kill_and_compare(prepared, tmp_path, job, KILLS["fast"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", JOBS)
 def test_jobs_killed_twenty_times_continue(prepared: Path, tmp_path: Path, job: str) -> None:
-    kill_and_compare(prepared, tmp_path, job, KILLS["slow"])
-
-
-def kill_and_compare(prepared: Path, tmp_path: Path, job: str, kills: int) -> None:
     """Kill the job again and again until it gets through, several times over, and compare what it leaves."""
     expected = prepared_copy(prepared, tmp_path / "expected")
     duration, moments, killed, finished = run(job, expected), random.Random(job), 0, 0
     found = prepared_copy(prepared, tmp_path / "found-0")
-    while killed < kills:
+    while killed < KILLS:
         if run(job, found, moments.uniform(0.0, duration)) < 0:
             killed += 1
             continue
         assert contents(found / "out") == contents(expected / "out")
         finished += 1
-        assert finished < 20 * kills, f"only {killed} runs were caught alive"
+        assert finished < 20 * KILLS, f"only {killed} runs were caught alive"
         found = prepared_copy(prepared, tmp_path / f"found-{finished}")
     assert run(job, found) > 0
     assert contents(found / "out") == contents(expected / "out")

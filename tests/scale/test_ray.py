@@ -19,7 +19,7 @@ from salgp.scale.ray_engine import ray_session
 from salgp.scale.scoring import score
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
