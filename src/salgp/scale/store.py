@@ -156,7 +156,7 @@ def header_of(features: Features, labels: Tensor | None, dtype: str, source: dic
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     return {
         "n_classes": features.n_classes, "layers": [[k, d] for k, d in features.widths.items()], "labels": labels is not None,
-        "groups": features.groups is not None, "families": features.families is not None, "dtype": dtype, "source": source,
+        "groups": features.groups is not None, **({"families": True} if features.families is not None else {}), "dtype": dtype, "source": source,
     }  # fmt: skip
 
 
