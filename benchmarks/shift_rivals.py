@@ -112,8 +112,8 @@ RIVALS: dict[str, Rival] = {
     "GP on the last layer alone": Rival(named("residual-gp", form="feature"), sees="last"),
     "RIO, last layer": Rival(named("residual-gp", form="rio"), sees="last"),
     "RED, last layer": Rival(named("residual-gp", form="red", max_steps=100), sees="last"),
-    "SAL-GP ML (paper)": Rival(named("sal-gp", covariance="ml")),
-    "SAL-GP HL (paper)": Rival(named("sal-gp", covariance="hl")),
+    "SAL-GP ML (paper)": Rival(named("sal-gp", covariance="ml", objective="evidence")),
+    "SAL-GP HL (paper)": Rival(named("sal-gp", covariance="hl", objective="evidence")),
     "SAL-GP sum": Rival(named("sal-gp", covariance="sum")),
 }
 

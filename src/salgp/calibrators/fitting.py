@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from salgp.gp.covariance import Covariance, Gaps, Parameter, Rows, Scale, gaps, self_gaps
+from salgp.gp.leaving import exact_leave_out_density, inducing_leave_out_density
 from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites
 from salgp.gp.optimise import Fit, NotConvergedWarning, maximise, restarted
 from salgp.gp.regression import (
@@ -41,7 +42,7 @@ STRIDE = 1_000_003
 
 @dataclass(frozen=True)
 class Settings:
-    """How to learn: see the arguments of `salgp.SALGP` of the same names; ``repeated`` says that observations stand in several rows."""
+    """How to learn: see the arguments of `salgp.SALGP` of the same names; each observation stands in ``repeats`` consecutive rows."""
 
     inference: str = "auto"
     n_inducing: int = 256
@@ -50,18 +51,20 @@ class Settings:
     learning_rate: float = 5e-3
     restarts: int = 0
     seed: int = 0
-    repeated: bool = False
+    objective: str = "auto"
+    repeats: int = 1
 
     def exact(self, n_rows: int) -> bool:
-        """Is the exact matrix asked for, or affordable and wise?
-
-        Where each observation stands in several rows (``repeated``), the exact evidence is largest without any noise and the GP
-        believes too much; inducing rows cannot follow it there, so they are preferred as soon as there are enough rows.
-        """
+        """Is the exact matrix affordable, or asked for?"""
         if self.inference not in ("auto", "exact", "inducing"):
             raise ValueError(f"inference must be 'auto', 'exact' or 'inducing', got {self.inference!r}")
-        limit = min(EXACT_LIMIT, self.n_inducing) if self.repeated else EXACT_LIMIT
-        return self.inference == "exact" or (self.inference == "auto" and n_rows <= limit)
+        return self.inference == "exact" or (self.inference == "auto" and n_rows <= EXACT_LIMIT)
+
+    def leaves_out(self) -> bool:
+        """Learn by leave-one-out density, and not by evidence? By default where observations are repeated."""
+        if self.objective not in ("auto", "evidence", "leave-one-out"):
+            raise ValueError(f"objective must be 'auto', 'evidence' or 'leave-one-out', got {self.objective!r}")
+        return self.objective == "leave-one-out" or (self.objective == "auto" and self.repeats > 1)
 
 
 @storable
@@ -114,6 +117,12 @@ class _Problem:
             return exact_log_evidence(self.covariance(theta, self.full), y, noise)
         return inducing_log_evidence(self.covariance(theta, self.small), self.sums(theta, y, noise))
 
+    def leave_out_density(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor, repeats: int) -> Tensor:
+        if self.small is None:
+            return exact_leave_out_density(self.covariance(theta, self.full), y, noise, repeats)
+        Kuu, Kuf, prior = self.covariance(theta, self.small), self.covariance(theta, self.full), self.covariance(theta, self.own)
+        return inducing_leave_out_density(Kuu, Kuf, prior, y, noise, repeats)
+
     def sums(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Statistics:
         return statistics(self.covariance(theta, self.full), self.covariance(theta, self.own), y, noise)
 
@@ -128,7 +137,7 @@ class _Problem:
 
 
 def fit_gaussian(covariance: Covariance, rows: Rows, y: Tensor, settings: Settings, weight: Tensor | float = 1.0) -> Fitted:
-    """Learn hyperparameters and noise by the evidence of ``N(y | f, noise)``, then condition.
+    """Learn hyperparameters and noise of ``N(y | f, noise)`` by evidence or leave-one-out density, then condition.
 
     Args:
         covariance: formula of the prior.
@@ -142,12 +151,17 @@ def fit_gaussian(covariance: Covariance, rows: Rows, y: Tensor, settings: Settin
     log_noise = Parameter("log_noise", noise_start, float(noise_start) - 10.0, float(noise_start) + 5.0)
     problem, parameters = _prepare(covariance, rows, variance, settings)
 
-    def objective(theta: Mapping[str, Tensor]) -> Tensor:
+    def evidence(theta: Mapping[str, Tensor]) -> Tensor:
         sites = gaussian_sites(y, theta["log_noise"], weight)
         return problem.log_evidence(theta, sites.target, sites.noise) + sites.constant
 
-    fit = _search(objective, [*parameters, _on(log_noise, y.device)], settings)
+    def density(theta: Mapping[str, Tensor]) -> Tensor:
+        sites = gaussian_sites(y, theta["log_noise"], weight)
+        return problem.leave_out_density(theta, sites.target, sites.noise, settings.repeats)
+
+    fit = _search(density if settings.leaves_out() else evidence, [*parameters, _on(log_noise, y.device)], settings)
     _report(fit)
+    fit = replace(fit, value=float(evidence(fit.theta)))
     theta = dict(fit.theta)
     sites = gaussian_sites(y, theta["log_noise"], weight)
     noise = float(theta.pop("log_noise"))

@@ -48,8 +48,7 @@ class SALGP(Calibrator):
         covariance: ``sum`` (ours), ``ml``, ``hl`` (the paper's), ``additive``, ``icm``, ``lcm``, ``nested``, ``concat``.
         likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness.
         kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``.
-        inference: ``exact``, ``inducing``, or ``auto`` by the number of rows; stacked rows, which repeat each observation, are
-            given inducing rows as soon as there are more than ``n_inducing``, where exact inference believes too much.
+        inference: ``exact``, ``inducing``, or ``auto`` by the number of rows.
         n_inducing: number of inducing rows. Stacked covariances on wide raw features may need 512 or more to match exact
             inference; the study's approximation table says how far off fewer are.
         rank: of ``B = W W' + diag(v)``; 0 is the paper's ``a 11' + diag(b)`` (``ml``), or 1 (``icm``, ``lcm``).
@@ -63,6 +62,9 @@ class SALGP(Calibrator):
         restarts: further optimisations from random starting points; the best evidence wins.
         seed: of the restarts.
         inputs: ``features`` of each layer (the paper), or their ``evidence``.
+        objective: learn hyperparameters by ``evidence`` (the paper), by ``leave-one-out`` density of each sample given the others, or
+            ``auto``: leave-one-out where a Gaussian likelihood sees each sample's residual once per layer, which the evidence takes
+            for so many independent observations.
 
     Attributes:
         fitted_: the conditioned GP.
@@ -97,6 +99,7 @@ class SALGP(Calibrator):
         restarts: int = 0,
         seed: int = 0,
         inputs: str = "features",
+        objective: str = "auto",
     ) -> None:
         self.covariance = covariance
         self.likelihood = likelihood
@@ -113,9 +116,11 @@ class SALGP(Calibrator):
         self.restarts = restarts
         self.seed = seed
         self.inputs = inputs
+        self.objective = objective
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        settings = Settings(self.inference, self.n_inducing, self.optimizer, self.max_steps, self.learning_rate, self.restarts, self.seed)
+        how = (self.inference, self.n_inducing, self.optimizer, self.max_steps, self.learning_rate, self.restarts, self.seed)
+        settings = Settings(*how, self.objective)
         if self.inputs not in ("features", "evidence"):
             raise ValueError(f"inputs must be 'features' or 'evidence', got {self.inputs!r}")
         self.evidence_ = LayerEvidence(seed=self.seed).fit(features, labels, reference).evidence_ if self.inputs == "evidence" else None
@@ -200,10 +205,12 @@ def fit_structure(
     repeats = len(structure.layers) if structure.stacked else 1
     rows = (rows.flatten() if structure.stacked else rows).map(lambda x: x.clone(memory_format=torch.contiguous_format))
     weight = 1.0 / repeats if tempering else 1.0
-    settings = replace(settings, repeated=repeats > 1 and not tempering)
+    settings = replace(settings, repeats=repeats, objective="evidence" if tempering and settings.objective == "auto" else settings.objective)
     if likelihood == "gaussian":
         target = features.residual(labels).double().repeat_interleave(repeats)
         return fit_gaussian(structure.covariance, rows, target, settings, weight)
+    if likelihood == "bernoulli" and settings.objective == "leave-one-out":
+        raise ValueError("objective='leave-one-out' needs likelihood='gaussian'; a Bernoulli likelihood learns by evidence")
     if likelihood == "bernoulli":
         correct = features.correct(labels).double().repeat_interleave(repeats)
         columns = log_odds_design(features) if design is None else design

@@ -126,7 +126,7 @@ def _single(layer: int, gp: Mapping[str, Any]) -> Method:
 
 
 def _salgp(name: str, gp: Mapping[str, Any], covariance: str, layers: tuple[int, ...] | None = None, per_layer: bool = False, **more: Any) -> Method:
-    arguments = {"covariance": covariance, "likelihood": "gaussian", **gp, **more}
+    arguments = {"covariance": covariance, "likelihood": "gaussian", "objective": "evidence", **gp, **more}
     return Method(name, "sal-gp", arguments, layers, True, per_layer)
 
 
