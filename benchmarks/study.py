@@ -2,8 +2,8 @@
 
     python benchmarks/study.py --features FEATURES.safetensors
 
-Hyperparameters are learned by evidence, as in the study. The features are those of the 1,939 training chips in the study's ConvNet (the shift benchmark caches them as
-``mstar-convnet-s0/train.safetensors``). Every row is fitted in a process of its own.
+Hyperparameters are learned by evidence, as in the study. The features are those of the 1,939 training chips in the study's
+ConvNet (the shift benchmark caches them as ``mstar-convnet-s0/train.safetensors``). Every row is fitted in a process of its own.
 """
 
 from __future__ import annotations
