@@ -202,7 +202,9 @@ def test_non_convergence_warns_with_its_reason_at_the_callers_line(likelihood: s
 def test_tempering_widens_the_variance() -> None:
     """L stacked rows repeat one observation; weighing each by 1/L takes that false certainty back."""
     made = structure("ml", FEATURES.widths, FEATURES.n_classes)
-    plain, tempered = (fit_structure(made, FEATURES, LABELS, "gaussian", Settings(max_steps=30), tempering) for tempering in (False, True))
+    plain, tempered = (
+        fit_structure(made, FEATURES, LABELS, "gaussian", Settings(max_steps=30, objective="evidence"), tempering) for tempering in (False, True)
+    )
     assert plain.noise is not None
     assert tempered.noise is not None
     torch.testing.assert_close(tempered.noise, torch.full_like(tempered.noise, tempered.log_noise).exp() * 3)
