@@ -36,6 +36,9 @@ EXACT_LIMIT = 1200
 """Largest number of rows for which ``inference="auto"`` factorises the full matrix."""
 
 
+LEAVE_OUT_TOLERANCE = 3e-5
+"""Relative change at which a search by leave-one-out density stops: the density is flat around its optimum, and less than this is lost."""
+
 STRIDE = 1_000_003
 """A prime: multiples of it, modulo the number of rows, pick rows of all layers alike (an even stride would pick one layer's)."""
 
@@ -159,7 +162,8 @@ def fit_gaussian(covariance: Covariance, rows: Rows, y: Tensor, settings: Settin
         sites = gaussian_sites(y, theta["log_noise"], weight)
         return problem.leave_out_density(theta, sites.target, sites.noise, settings.repeats)
 
-    fit = _search(density if settings.leaves_out() else evidence, [*parameters, _on(log_noise, y.device)], settings)
+    both = (density, LEAVE_OUT_TOLERANCE) if settings.leaves_out() else (evidence, 1e-6)
+    fit = _search(both[0], [*parameters, _on(log_noise, y.device)], settings, both[1])
     _report(fit)
     fit = replace(fit, value=float(evidence(fit.theta)))
     theta = dict(fit.theta)
@@ -249,9 +253,9 @@ def _prepare(covariance: Covariance, rows: Rows, variance: float, settings: Sett
     return _Problem(covariance, rows, inducing, gaps(inducing, rows, covariance), gaps(inducing, inducing, covariance), own), parameters
 
 
-def _search(objective: Callable[[Mapping[str, Tensor]], Tensor], parameters: list[Parameter], settings: Settings) -> Fit:
+def _search(objective: Callable[[Mapping[str, Tensor]], Tensor], parameters: list[Parameter], settings: Settings, tolerance: float = 1e-6) -> Fit:
     return maximise(
-        objective, parameters, optimizer=settings.optimizer, max_steps=settings.max_steps,
+        objective, parameters, optimizer=settings.optimizer, max_steps=settings.max_steps, tolerance=tolerance,
         learning_rate=settings.learning_rate, restarts=settings.restarts, seed=settings.seed,
     )  # fmt: skip
 
