@@ -41,7 +41,7 @@ docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 bench: $(VENV)/.dev  ## speed against GPyTorch, netcal, scikit-learn and torchmetrics, in one run
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/core.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/core.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/baselines.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/metrics.py
 
