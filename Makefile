@@ -49,7 +49,7 @@ bench-shift: $(VENV)/.dev  ## calibration under shift, every rival in the same r
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/shift.py
 
 bench-scale: $(VENV)/.dev  ## a million samples, out of core
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/scale.py
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/scale.py all --out benchmarks/results/scale.md
 
 clean:           ## remove what the commands made, except the environment
 	rm -rf out site build dist .mypy_cache .ruff_cache .pytest_cache
