@@ -32,6 +32,7 @@ from salgp.calibrators.evidence_model import (
     EvidenceModel,
     LogOdds,
     Seen,
+    copies,
     fit_log_odds,
     leave_group_out,
     log_odds,
@@ -132,8 +133,7 @@ class LayerEvidence(Calibrator):
         label, correct = features.label, features.correct(labels).double()
         temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
         scales, X = scaled_design(features, evidence, temperature, first)
-        is_copy = torch.ones(len(features), dtype=torch.bool, device=X.device).index_fill(0, first, False)
-        self.seen_ = Seen(X, label, correct, is_copy)
+        self.seen_ = Seen(X, label, correct, copies(features))
         posterior, weight = self._posterior(features.n_classes)
         self.evidence_ = EvidenceModel(reference, temperature, scales, posterior)
         f, variance = (x[first] for x in leave_group_out(X, label, correct, weight, posterior, original))
@@ -179,11 +179,9 @@ class LayerEvidence(Calibrator):
     def _observed(self, features: Features, labels: Any) -> Seen:
         features = self.check_input(features)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
-        first, _ = originals(features)
         with torch.no_grad():
             X = self.evidence_.log_odds(features)[0]
-        is_copy = torch.ones(len(features), dtype=torch.bool, device=X.device).index_fill(0, first, False)
-        return Seen(X, features.label, features.correct(y).double(), is_copy)
+        return Seen(X, features.label, features.correct(y).double(), copies(features))
 
     def _refresh(self) -> Self:
         self.evidence_ = replace(self.evidence_, posterior=self._posterior(self.n_classes_)[0])

@@ -179,6 +179,17 @@ def originals(features: Features) -> tuple[Tensor, Tensor]:
     return first.sort().values, rank[group]
 
 
+def copies(features: Features) -> Tensor:
+    """Is each row a perturbed copy, and not an original? ``(n,)``.
+
+    Example:
+        >>> copies(Features(torch.zeros(3, 2), groups=torch.tensor([7, 8, 7])))
+        tensor([False, False,  True])
+    """
+    first, _ = originals(features)
+    return torch.ones(len(features), dtype=torch.bool, device=first.device).index_fill(0, first, False)
+
+
 def sample_weights(is_copy: Tensor, correct: Tensor, clean: float, caution: float) -> Tensor:
     """Weight of each row: ``clean`` of the total for originals, the rest for copies, whose errors count ``caution`` times.
 

@@ -162,10 +162,13 @@ def fit_gaussian(covariance: Covariance, rows: Rows, y: Tensor, settings: Settin
         sites = gaussian_sites(y, theta["log_noise"], weight)
         return problem.leave_out_density(theta, sites.target, sites.noise, settings.repeats)
 
-    both = (density, LEAVE_OUT_TOLERANCE) if settings.leaves_out() else (evidence, 1e-6)
-    fit = _search(both[0], [*parameters, _on(log_noise, y.device)], settings, both[1])
+    parameters = [*parameters, _on(log_noise, y.device)]
+    if settings.leaves_out():
+        fit = _search(density, parameters, settings, LEAVE_OUT_TOLERANCE)
+        fit = replace(fit, value=float(evidence(fit.theta)))
+    else:
+        fit = _search(evidence, parameters, settings)
     _report(fit)
-    fit = replace(fit, value=float(evidence(fit.theta)))
     theta = dict(fit.theta)
     sites = gaussian_sites(y, theta["log_noise"], weight)
     noise = float(theta.pop("log_noise"))

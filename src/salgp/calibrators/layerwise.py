@@ -61,7 +61,7 @@ class SALGP(Calibrator):
         learning_rate: of Adam.
         restarts: further optimisations from random starting points; the best evidence wins.
         seed: of the restarts.
-        inputs: ``features`` of each layer (the paper), or their ``evidence``.
+        inputs: ``features`` of each layer (the paper), or their ``evidence``; perturbed copies then count for the GP as much as originals.
         objective: learn hyperparameters by ``evidence`` (the paper), by ``leave-one-out`` density of each sample given the others, or
             ``auto``: leave-one-out where a Gaussian likelihood sees each sample's residual once per layer, which the evidence takes
             for so many independent observations.
