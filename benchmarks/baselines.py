@@ -1,15 +1,16 @@
 """Time of the baseline calibrators against netcal and scikit-learn, for the same method on the same samples.
 
-Everybody starts from the same logits and ends with calibrated ``(n, c)`` probabilities. A rival that wants confidences
-gets the softmax and its maximum first, and its answer is put back into the rows, other classes scaled in proportion;
-that is part of its time, as it is of ours. All run on one thread; processor time is counted, ours and theirs take turns,
-and the median of ``--repeat`` rounds is given, so that other work on the machine meets both alike. The ratio is the
-rival's time over ours: above 1 we are faster. The last column is the mean difference of the two answers in the
-confidence of the label: the same method, up to what each library does at the edges (smoothing, prior, optimiser).
+Everybody starts from the same logits and ends with calibrated ``(n, c)`` probabilities. A rival that wants
+confidences gets the softmax and its maximum first, and its answer is put back into the rows, other classes
+scaled in proportion; that is part of its time, as it is of ours. All run on one thread; processor time is
+counted, ours and theirs take turns, and the median of ``--repeat`` rounds is given, so that other work on the
+machine meets both alike. The ratio is the rival's time over ours: above 1 we are faster. The last column is
+the mean difference of the two answers in the confidence of the label: the same method, up to what each
+library does at the edges (smoothing, prior, optimiser).
 
     python benchmarks/baselines.py                          # 5,000 x 100, under two minutes
-    python benchmarks/baselines.py --n 50000 --c 1000 --write benchmarks/results/baselines.md    # about ten minutes, 3 GB
-    python benchmarks/baselines.py --only temperature platt
+    python benchmarks/baselines.py --n 50000 --c 1000 --write benchmarks/results/baselines.md    # about ten
+    minutes, 3 GB python benchmarks/baselines.py --only temperature platt
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Rival:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, default=5000, help="samples")
     parser.add_argument("--c", type=int, default=100, help="classes")
     parser.add_argument("--repeat", type=int, default=5, help="rounds; the median counts")
@@ -76,12 +79,17 @@ def main() -> None:
 
 
 def header(n: int, c: int, repeat: int) -> list[str]:
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy", "scikit-learn", "netcal"))
+    libraries = ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "numpy", "scipy", "scikit-learn", "netcal")
+    )
     return [
-        f"# Baselines against netcal and scikit-learn, {n:,} x {c:,}, measured by `python benchmarks/baselines.py --n {n} --c {c}`\n",
-        f"Single-precision logits in, calibrated probabilities out; processor seconds on one thread, in turns, median of {repeat} rounds.",
+        f"# Baselines against netcal and scikit-learn, {n:,} x {c:,}, measured by `python "
+        f"benchmarks/baselines.py --n {n} --c {c}`\n",
+        f"Single-precision logits in, calibrated probabilities out; processor seconds on one "
+        f"thread, in turns, median of {repeat} rounds.",
         f"Python {platform.python_version()}, {libraries}. A ratio above 1: we are faster.\n",
-        "| method | rival | fit ours s | fit rival s | ratio | predict ours s | predict rival s | ratio | mean difference of confidence |",
+        "| method | rival | fit ours s | fit rival s | ratio | predict ours s | predict rival "
+        "s | ratio | mean difference of confidence |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
 
@@ -112,9 +120,13 @@ def draw(n: int, c: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return z.numpy(), labels.numpy()
 
 
-def timed(fit: Callable[[np.ndarray, np.ndarray], Predict], logits: np.ndarray, labels: np.ndarray) -> tuple[float, float, np.ndarray]:
+def timed(
+    fit: Callable[[np.ndarray, np.ndarray], Predict], logits: np.ndarray, labels: np.ndarray
+) -> tuple[float, float, np.ndarray]:
     """Seconds to fit and to predict, and the confidence of the label."""
-    np.ones(3 * logits.size, dtype=logits.dtype)  # touched and let go: nobody pays for being the first to use the machine's memory
+    np.ones(
+        3 * logits.size, dtype=logits.dtype
+    )  # touched and let go: nobody pays for being the first to use the machine's memory
     start = time.process_time()
     predict = fit(logits, labels)
     middle = time.process_time()
@@ -133,16 +145,33 @@ def rivals() -> list[Rival]:
 
     return [
         Rival("temperature", {}, "scikit-learn", fit_sklearn_temperature),
-        Rival("temperature", {}, "netcal", lambda z, y: on_probabilities(scaling.TemperatureScaling(method="mle"), z, y, np.float64)),
+        Rival(
+            "temperature",
+            {},
+            "netcal",
+            lambda z, y: on_probabilities(scaling.TemperatureScaling(method="mle"), z, y, np.float64),
+        ),
         Rival("platt", {}, "scikit-learn", lambda z, y: on_log_odds(_SigmoidCalibration(), z, y)),
-        Rival("platt", {}, "netcal", lambda z, y: on_confidence(scaling.LogisticCalibration(method="mle"), z, y)),
+        Rival(
+            "platt", {}, "netcal", lambda z, y: on_confidence(scaling.LogisticCalibration(method="mle"), z, y)
+        ),
         Rival("beta", {}, "netcal", lambda z, y: on_confidence(scaling.BetaCalibration(method="mle"), z, y)),
         Rival("histogram", {}, "netcal", lambda z, y: on_confidence(binning.HistogramBinning(bins=15), z, y)),
         Rival("bbq", {}, "netcal", lambda z, y: on_confidence(binning.BBQ(), z, y)),
-        Rival("isotonic", {}, "scikit-learn", lambda z, y: on_confidence(IsotonicRegression(out_of_bounds="clip"), z, y)),
+        Rival(
+            "isotonic",
+            {},
+            "scikit-learn",
+            lambda z, y: on_confidence(IsotonicRegression(out_of_bounds="clip"), z, y),
+        ),
         Rival("isotonic", {}, "netcal", lambda z, y: on_confidence(binning.IsotonicRegression(), z, y)),
         Rival("isotonic", {"mode": "one-vs-rest"}, "scikit-learn", fit_sklearn_one_vs_rest),
-        Rival("isotonic", {"mode": "one-vs-rest"}, "netcal", lambda z, y: on_probabilities(binning.IsotonicRegression(), z, y)),
+        Rival(
+            "isotonic",
+            {"mode": "one-vs-rest"},
+            "netcal",
+            lambda z, y: on_probabilities(binning.IsotonicRegression(), z, y),
+        ),
     ]
 
 
@@ -151,7 +180,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def on_confidence(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predict:
-    """A rival that maps the top-label confidence; in double precision, since netcal's optimiser stands still in single."""
+    """A rival that maps the top-label confidence; in double precision, since netcal's optimiser stands still
+    in single.
+    """
     probs = softmax(logits)
     method.fit(probs.max(axis=1).astype(np.float64), (probs.argmax(axis=1) == labels).astype(int))
 
@@ -180,7 +211,9 @@ def on_log_odds(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predict:
 
 
 def on_probabilities(method: Any, logits: np.ndarray, labels: np.ndarray, dtype: Any = np.float32) -> Predict:
-    """A rival that maps whole probability vectors; netcal's temperature stays 1 without a word unless they are double."""
+    """A rival that maps whole probability vectors; netcal's temperature stays 1 without a word unless they
+    are double.
+    """
     method.fit(softmax(logits).astype(dtype), labels)
     return lambda z: method.transform(softmax(z).astype(dtype))
 
@@ -192,7 +225,9 @@ def fit_sklearn_temperature(logits: np.ndarray, labels: np.ndarray) -> Predict:
 def fit_sklearn_one_vs_rest(logits: np.ndarray, labels: np.ndarray) -> Predict:
     """What `CalibratedClassifierCV(method="isotonic")` does for each class, then normalisation."""
     probs = softmax(logits)
-    each = [IsotonicRegression(out_of_bounds="clip").fit(probs[:, k], labels == k) for k in range(probs.shape[1])]
+    each = [
+        IsotonicRegression(out_of_bounds="clip").fit(probs[:, k], labels == k) for k in range(probs.shape[1])
+    ]
 
     def predict(z: np.ndarray) -> np.ndarray:
         p = softmax(z)
@@ -203,7 +238,9 @@ def fit_sklearn_one_vs_rest(logits: np.ndarray, labels: np.ndarray) -> Predict:
 
 
 def put_back(probs: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-    """Put the confidence on the top label and scale the other classes in proportion, in place and in single precision."""
+    """Put the confidence on the top label and scale the other classes in proportion, in place and in single
+    precision.
+    """
     rows, top = np.arange(len(probs)), probs.argmax(axis=1)
     rest = np.maximum(1 - probs[rows, top], 1e-12)
     probs *= ((1 - confidence) / rest).astype(probs.dtype)[:, None]
@@ -215,7 +252,11 @@ def put_back(probs: np.ndarray, confidence: np.ndarray) -> np.ndarray:
 def quiet() -> Iterator[None]:
     """Rivals print bars, warn, and write log folders where they stand: let them do it elsewhere."""
     here = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         os.chdir(folder)
         try:

@@ -1,10 +1,11 @@
 """Speed and memory of the GP core against the paper's recipe in GPyTorch, in one table.
 
-The recipe: `ExactGP` on the stacked rows (features, confidence, layer), Matern 5/2 on the features plus Matern 5/2 on
-the confidence plus an index kernel over layers, 2,000 Adam steps at rate 5e-3, in single precision as by default.
-Every line runs in its own process, so that peak memory is its own; ours and theirs alternate, so that a busy machine
-slows both. What is extrapolated is said in the table's notes. Run: ``python benchmarks/core.py`` (about 15 minutes on two cores, and half an hour
-more where GPyTorch's whole recipe is run anew).
+The recipe: `ExactGP` on the stacked rows (features, confidence, layer), Matern 5/2 on the features plus
+Matern 5/2 on the confidence plus an index kernel over layers, 2,000 Adam steps at rate 5e-3, in single
+precision as by default. Every line runs in its own process, so that peak memory is its own; ours and theirs
+alternate, so that a busy machine slows both. What is extrapolated is said in the table's notes. Run: ``python
+benchmarks/core.py`` (about 15 minutes on two cores, and half an hour more where GPyTorch's whole recipe is
+run anew).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from salgp.features import Features
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 CLOCK = time.process_time if THREADS == 1 else time.perf_counter
-"""One thread is timed by the processor time it used, so that other programs on the machine do not count; several by the clock on the wall."""
+"""One thread is timed by the processor time it used, so that other programs on the machine do not count;
+several by the clock on the wall.
+"""
 
 RESULTS = Path(__file__).parent / "results" / "core.md"
 RECIPE = RESULTS.with_name("gpytorch-recipe.json")
@@ -58,36 +61,73 @@ def main() -> None:
 
 def report() -> str:
     """Measure everything and lay it out as Markdown."""
-    lines = [*fit_lines(), *large_lines(), *prediction_lines(), *module_lines(), *growth_lines(), *import_lines()]
-    head = ["| | ours | GPyTorch | ratio | wanted | met | peak MB, ours / theirs |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        *fit_lines(),
+        *large_lines(),
+        *prediction_lines(),
+        *module_lines(),
+        *growth_lines(),
+        *import_lines(),
+    ]
+    head = [
+        "| | ours | GPyTorch | ratio | wanted | met | peak MB, ours / theirs |",
+        "|---|---|---|---|---|---|---|",
+    ]
     clock = "processor time of one thread" if THREADS == 1 else f"wall-clock time of {THREADS} threads"
     notes = __doc__.split("Run:")[0].strip().splitlines()
-    return "\n".join(["# The GP core, measured", "", *notes, "", f"torch {torch.__version__}; {clock}.", "", *head, *lines, "", *NOTES])
+    return "\n".join(
+        [
+            "# The GP core, measured",
+            "",
+            *notes,
+            "",
+            f"torch {torch.__version__}; {clock}.",
+            "",
+            *head,
+            *lines,
+            "",
+            *NOTES,
+        ]
+    )
 
 
 NOTES = [
-    "- A GPyTorch fit is 2,000 times its median step (20 steps timed after 2 of warm-up). The faster of its two ways is taken:",
-    "  conjugate gradients (its default above 800 rows, also used at 10,000 rows, where 2 steps are timed) or Cholesky (5 steps).",
-    "- A GPyTorch prediction of 10,000 samples is ten times that of 1,000 (5,000 stacked rows in batches of 1,000, caches warm).",
-    "- Held-out log density: mean over rows of log N(residual | mean, variance + noise) on 1,000 new samples.",
-    "  GPyTorch runs its full 2,000 steps for it (in double precision: in single its factorisation fails on the way); these",
-    "  runs are kept in `gpytorch-recipe.json` (made by `core.py --job gpytorch_recipe --options '{\"n\": 500}'`).",
-    "  The stacked rows repeat each target 5 times, so the evidence of ML rewards a noise near zero and a rough confidence kernel;",
-    '  ours learns by the leave-one-out density of each sample given the others (`objective="auto"`), GPyTorch stops early.',
+    "- A GPyTorch fit is 2,000 times its median step (20 steps timed after 2 of warm-up). The "
+    "faster of its two ways is taken:",
+    "  conjugate gradients (its default above 800 rows, also used at 10,000 rows, where 2 "
+    "steps are timed) or Cholesky (5 steps).",
+    "- A GPyTorch prediction of 10,000 samples is ten times that of 1,000 (5,000 stacked rows "
+    "in batches of 1,000, caches warm).",
+    "- Held-out log density: mean log N(residual | mean, variance + noise) on 1,000 new samples.",
+    "  GPyTorch runs its full 2,000 steps for it (in double precision: in single its "
+    "factorisation fails on the way); these",
+    "  runs are kept in `gpytorch-recipe.json` (made by `core.py --job gpytorch_recipe "
+    "--options '{\"n\": 500}'`).",
+    "  The stacked rows repeat each target 5 times, so the evidence of ML rewards a noise "
+    "near zero and a rough confidence kernel;",
+    "  ours learns by the leave-one-out density of each sample given the others "
+    '(`objective="auto"`), GPyTorch stops early.',
     "- Our times are the median of three runs, of one run where a fit takes long.",
-    "- One thread was chosen after a run with two (wall clock), where `sum` was 333x (its 500 x 500 element-wise work is slower with two",
-    "  threads on this machine: 2.6 s against 1.8 s) and the ResNet-18 calibrated by `sum` +9.4 %; all other rows were met there too.",
-    "- The leave-one-out objective and its tolerance were settled with the densities of this table in sight; GPyTorch's density is one seed.",
+    "- One thread was chosen after a run with two (wall clock), where `sum` was 333x (its 500 "
+    "x 500 element-wise work is slower with two",
+    "  threads on this machine: 2.6 s against 1.8 s) and the ResNet-18 calibrated by `sum` "
+    "+9.4 %; all other rows were met there too.",
+    "- The leave-one-out objective and its tolerance were settled with the densities of this "
+    "table in sight; GPyTorch's density is one seed.",
 ]
 
 
-# --- lines of the table ------------------------------------------------------------------------------------------
+# --- lines of the table
+# ------------------------------------------------------------------------------------------
 
 
 def fit_lines() -> list[str]:
     """(a) Fits at n = 500, and their quality."""
     ml = run("fit", covariance="ml", n=500)
-    steps = [run("gpytorch_steps", n=500, steps=20, cholesky=False), run("gpytorch_steps", n=500, steps=5, cholesky=True, warm=1)]
+    steps = [
+        run("gpytorch_steps", n=500, steps=20, cholesky=False),
+        run("gpytorch_steps", n=500, steps=5, cholesky=True, warm=1),
+    ]
     total = run("fit", covariance="sum", n=500)
     theirs = min(steps, key=lambda job: job["seconds"])
     recipe = STEPS * theirs["seconds"]
@@ -95,8 +135,24 @@ def fit_lines() -> list[str]:
     small_recipe = whole_recipe(150)
     small = {way: run("fit", covariance="ml", n=150, inference=way) for way in ("inducing", "exact")}
     return [
-        line("(a) fit ML, n = 500", seconds(ml["seconds"]), seconds(recipe), recipe / ml["seconds"], 100, ml, theirs),
-        line("(a) fit sum, n = 500", seconds(total["seconds"]), seconds(recipe), recipe / total["seconds"], 500, total, theirs),
+        line(
+            "(a) fit ML, n = 500",
+            seconds(ml["seconds"]),
+            seconds(recipe),
+            recipe / ml["seconds"],
+            100,
+            ml,
+            theirs,
+        ),
+        line(
+            "(a) fit sum, n = 500",
+            seconds(total["seconds"]),
+            seconds(recipe),
+            recipe / total["seconds"],
+            500,
+            total,
+            theirs,
+        ),
         density("(a) log density ML, n = 500", ml, whole),
         density("(a) log density sum, n = 500", total, whole),
         density("(a) log density ML, n = 150, inducing", small["inducing"], small_recipe),
@@ -105,8 +161,12 @@ def fit_lines() -> list[str]:
 
 
 def whole_recipe(n: int) -> dict[str, Any]:
-    """All 2,000 steps of GPyTorch's recipe: up to an hour, so results are kept; delete the file to run them again."""
-    kept: dict[str, dict[str, Any]] = json.loads(RECIPE.read_text(encoding="utf-8")) if RECIPE.is_file() else {}
+    """All 2,000 steps of GPyTorch's recipe: up to an hour, so results are kept; delete the file to run them
+    again.
+    """
+    kept: dict[str, dict[str, Any]] = (
+        json.loads(RECIPE.read_text(encoding="utf-8")) if RECIPE.is_file() else {}
+    )
     if str(n) not in kept:
         kept[str(n)] = run("gpytorch_recipe", n=n)
         RECIPE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
@@ -118,7 +178,14 @@ def large_lines() -> list[str]:
     ours = run("fit", covariance="ml", n=2000, repeats=1)
     step = run("gpytorch_steps", n=2000, steps=2, cholesky=False, warm=0)
     ratio = ours["seconds"] / step["seconds"]
-    cells = ["(b) fit ML, n = 2,000 / one step", seconds(ours["seconds"]), seconds(step["seconds"]), f"{ratio:.2f}", "< 5", yes(ratio < 5)]
+    cells = [
+        "(b) fit ML, n = 2,000 / one step",
+        seconds(ours["seconds"]),
+        seconds(step["seconds"]),
+        f"{ratio:.2f}",
+        "< 5",
+        yes(ratio < 5),
+    ]
     return [row([*cells, memory(ours, step)])]
 
 
@@ -131,8 +198,24 @@ def prediction_lines() -> list[str]:
     time_of = (ours["seconds"] + again["seconds"]) / 2
     whole, quick = 10 * theirs["seconds"], 10 * fast["seconds"]
     return [
-        line("(c) predict 10,000 samples, ML", seconds(time_of), seconds(whole), whole / time_of, 50, ours, theirs),
-        line("(c) the same, their approximate `fast_pred_var`", seconds(time_of), seconds(quick), quick / time_of, None, ours, fast),
+        line(
+            "(c) predict 10,000 samples, ML",
+            seconds(time_of),
+            seconds(whole),
+            whole / time_of,
+            50,
+            ours,
+            theirs,
+        ),
+        line(
+            "(c) the same, their approximate `fast_pred_var`",
+            seconds(time_of),
+            seconds(quick),
+            quick / time_of,
+            None,
+            ours,
+            fast,
+        ),
     ]
 
 
@@ -147,7 +230,9 @@ def module_lines() -> list[str]:
             seconds(found["calibrated"]),
             f"{seconds(found['bare'])} (bare)",
         ]
-        lines.append(row([*cells, f"{100 * extra:+.1f} %", "< +5 %", yes(extra < 0.05), f"{found['megabytes']:.0f}"]))
+        lines.append(
+            row([*cells, f"{100 * extra:+.1f} %", "< +5 %", yes(extra < 0.05), f"{found['megabytes']:.0f}"])
+        )
     return lines
 
 
@@ -159,9 +244,14 @@ def growth_lines() -> list[str]:
     for n, job in jobs.items():
         relative = job["seconds"] / n / base
         cells = [
-            f"(e) fit ML, n = {n:,}", seconds(job["seconds"]), "", f"{relative:.2f} per sample", "<= 1.0" if n > 500 else "", yes(relative <= 1.05),
+            f"(e) fit ML, n = {n:,}",
+            seconds(job["seconds"]),
+            "",
+            f"{relative:.2f} per sample",
+            "<= 1.0" if n > 500 else "",
+            yes(relative <= 1.05),
             f"{job['megabytes']:.0f}",
-        ]  # fmt: skip
+        ]
         lines.append(row(cells))
     return lines
 
@@ -176,18 +266,42 @@ def import_lines() -> list[str]:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     bare, both = (statistics.median(times) for times in taken.values())
-    cells = ["(f) import torch and salgp / import torch", seconds(both), f"{seconds(bare)} (torch)", f"{both - bare:+.2f} s", "<= +0.3 s"]
+    cells = [
+        "(f) import torch and salgp / import torch",
+        seconds(both),
+        f"{seconds(bare)} (torch)",
+        f"{both - bare:+.2f} s",
+        "<= +0.3 s",
+    ]
     return [row([*cells, yes(both - bare <= 0.3), ""])]
 
 
-def line(name: str, ours: str, theirs: str, ratio: float, wanted: float | None, a: dict[str, Any], b: dict[str, Any]) -> str:
+def line(
+    name: str,
+    ours: str,
+    theirs: str,
+    ratio: float,
+    wanted: float | None,
+    a: dict[str, Any],
+    b: dict[str, Any],
+) -> str:
     target, met = ("", "") if wanted is None else (f">= {wanted:g}x", yes(ratio >= wanted))
     return row([name, ours, theirs, f"{ratio:,.0f}x", target, met, memory(a, b)])
 
 
 def density(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     a, b = ours["log_density"], theirs["log_density"]
-    return row([name, f"{a:.4f}", f"{b:.4f}", f"{100 * (a - b) / abs(b):+.2f} %", ">= -1 %", yes(a >= b - 0.01 * abs(b)), memory(ours, theirs)])
+    return row(
+        [
+            name,
+            f"{a:.4f}",
+            f"{b:.4f}",
+            f"{100 * (a - b) / abs(b):+.2f} %",
+            ">= -1 %",
+            yes(a >= b - 0.01 * abs(b)),
+            memory(ours, theirs),
+        ]
+    )
 
 
 def row(cells: list[str]) -> str:
@@ -218,11 +332,14 @@ def run(job: str, **options: Any) -> dict[str, Any]:
     return found
 
 
-# --- data --------------------------------------------------------------------------------------------------------
+# --- data
+# --------------------------------------------------------------------------------------------------------
 
 
 def sample(n: int, seed: int) -> tuple[Features, Tensor]:
-    """An overconfident network: a latent of 4 dimensions drives 5 layers of width 256, the logits, and the errors."""
+    """An overconfident network: a latent of 4 dimensions drives 5 layers of width 256, the logits, and the
+    errors.
+    """
     fixed, drawn = torch.Generator().manual_seed(1234), torch.Generator().manual_seed(seed)
     latent = torch.randn(n, 4, generator=drawn)
     layers = {}
@@ -232,20 +349,25 @@ def sample(n: int, seed: int) -> tuple[Features, Tensor]:
     logits = 2.5 * latent @ torch.randn(4, CLASSES, generator=fixed)
     chance = torch.sigmoid(1.5 + 1.5 * torch.sin(1.5 * latent[:, 0]) - latent[:, 1].square())
     other = (logits.argmax(1) + torch.randint(1, CLASSES, (n,), generator=drawn)) % CLASSES
-    return Features(logits, layers), torch.where(torch.rand(n, generator=drawn) < chance, logits.argmax(1), other)
+    return Features(logits, layers), torch.where(
+        torch.rand(n, generator=drawn) < chance, logits.argmax(1), other
+    )
 
 
 def mean_log_density(residual: Tensor, mean: Tensor, variance: Tensor) -> float:
     """Mean over rows of ``log N(residual | mean, variance)``."""
-    return float((-0.5 * (math.log(2 * math.pi) + variance.log() + (residual - mean).square() / variance)).mean())
+    return float(
+        (-0.5 * (math.log(2 * math.pi) + variance.log() + (residual - mean).square() / variance)).mean()
+    )
 
 
-# --- ours --------------------------------------------------------------------------------------------------------
+# --- ours
+# --------------------------------------------------------------------------------------------------------
 
 
 def fit(covariance: str, n: int, inference: str = "auto", repeats: int = 3) -> dict[str, Any]:
     """Median time of a whole fit, and the held-out log density of its last one."""
-    from salgp.calibrators.layerwise import SALGP, predict_corrections
+    from salgp.calibrators.layerwise.salgp import SALGP, predict_corrections
 
     features, labels = sample(n, 0)
     times, method = [], SALGP(covariance, inference=inference)
@@ -254,19 +376,25 @@ def fit(covariance: str, n: int, inference: str = "auto", repeats: int = 3) -> d
     new, new_labels = sample(1000, 1)
     noise = math.exp(method.fitted_.log_noise)
     with torch.no_grad():
-        mean, variance, layer_mean, layer_variance = predict_corrections(method.structure_, method.fitted_.posterior, new)
+        mean, variance, layer_mean, layer_variance = predict_corrections(
+            method.structure_, method.fitted_.posterior, new
+        )
     residual = new.residual(new_labels).double()
     if method.structure_.stacked:
         value = mean_log_density(residual[:, None].expand_as(layer_mean), layer_mean, layer_variance + noise)
     else:
         value = mean_log_density(residual, mean, variance + noise)
-    outcome = {"inference": method.fitted_.inference, "log_evidence": method.fitted_.log_evidence, "noise": noise}
+    outcome = {
+        "inference": method.fitted_.inference,
+        "log_evidence": method.fitted_.log_evidence,
+        "noise": noise,
+    }
     return {"seconds": statistics.median(times), "log_density": value, **outcome}
 
 
 def predict(covariance: str, n: int, new: int) -> dict[str, Any]:
     """Median time of predicting ``new`` samples with all layer terms and variances."""
-    from salgp.calibrators.layerwise import SALGP
+    from salgp.calibrators.layerwise.salgp import SALGP
 
     method, fresh = SALGP(covariance).fit(*sample(n, 0)), sample(new, 1)[0]
     return {"seconds": median_time(lambda: method.predict(fresh), 5)}
@@ -274,15 +402,23 @@ def predict(covariance: str, n: int, new: int) -> dict[str, Any]:
 
 def module(method: str, batch: int = 64, size: int = 128, repeats: int = 7) -> dict[str, Any]:
     """Median forward time of a bare and of a calibrated ResNet-18, taken in turns."""
-    from salgp.calibrators.layerwise import SALGP
+    from salgp.calibrators.layerwise.salgp import SALGP
     from salgp.module import calibrate
-    from salgp.study.backbones import ResNet18
+    from salgp_study.backbones import ResNet18
 
     warnings.simplefilter("ignore")
     drawn = torch.Generator().manual_seed(0)
     model = ResNet18(n_classes=CLASSES).eval()
-    data = [(torch.randn(batch, 1, size, size, generator=drawn), torch.randint(0, CLASSES, (batch,), generator=drawn)) for _ in range(8)]
-    chosen = {"ML": SALGP("ml", max_steps=5), "sum": SALGP("sum", max_steps=5), "layer evidence": None}[method]
+    data = [
+        (
+            torch.randn(batch, 1, size, size, generator=drawn),
+            torch.randint(0, CLASSES, (batch,), generator=drawn),
+        )
+        for _ in range(8)
+    ]
+    chosen = {"ML": SALGP("ml", max_steps=5), "sum": SALGP("sum", max_steps=5), "layer evidence": None}[
+        method
+    ]
     calibrated = calibrate(model, data, method=chosen, perturb=None)
     x, bare, whole = data[0][0], [], []
     with torch.no_grad():
@@ -293,7 +429,8 @@ def module(method: str, batch: int = 64, size: int = 128, repeats: int = 7) -> d
     return {"bare": statistics.median(bare), "calibrated": statistics.median(whole)}
 
 
-# --- GPyTorch ----------------------------------------------------------------------------------------------------
+# --- GPyTorch
+# ----------------------------------------------------------------------------------------------------
 
 
 def stacked(features: Features) -> Tensor:
@@ -316,7 +453,9 @@ def recipe(n: int, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Any, T
             self.mean_module = gpytorch.means.ZeroMean()
             feature = ScaleKernel(MaternKernel(nu=2.5, active_dims=list(range(WIDTH))))
             confidence = ScaleKernel(MaternKernel(nu=2.5, active_dims=[WIDTH]))
-            self.covar_module = feature + confidence + IndexKernel(num_tasks=L, rank=1, active_dims=[WIDTH + 1])
+            self.covar_module = (
+                feature + confidence + IndexKernel(num_tasks=L, rank=1, active_dims=[WIDTH + 1])
+            )
 
         def forward(self, x: Tensor) -> Any:
             return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
@@ -342,7 +481,9 @@ def gpytorch_steps(n: int, steps: int, cholesky: bool, warm: int = 2) -> dict[st
 
 
 def gpytorch_recipe(n: int, steps: int = STEPS) -> dict[str, Any]:
-    """The whole recipe, and its held-out log density; in double precision, since in single its factorisation fails on the way."""
+    """The whole recipe, and its held-out log density; in double precision, since in single its factorisation
+    fails on the way.
+    """
     model, likelihood, loss, x, y = recipe(n, torch.float64)
     import gpytorch
 
@@ -356,7 +497,9 @@ def gpytorch_recipe(n: int, steps: int = STEPS) -> dict[str, Any]:
     rows, residual = stacked(new).double(), new.residual(new_labels).double().repeat_interleave(L)
     with torch.no_grad(), gpytorch.settings.max_cholesky_size(10**6):
         parts = [likelihood(model(rows[i : i + 1000])) for i in range(0, len(rows), 1000)]
-        value = mean_log_density(residual, torch.cat([p.mean for p in parts]), torch.cat([p.variance for p in parts]))
+        value = mean_log_density(
+            residual, torch.cat([p.mean for p in parts]), torch.cat([p.variance for p in parts])
+        )
     return {"seconds": elapsed, "log_density": value, "noise": float(likelihood.noise), "loss": loss_of}
 
 
@@ -397,9 +540,13 @@ def median_time(function: Callable[[], Any], repeats: int) -> float:
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    "fit": fit, "predict": predict, "module": module,
-    "gpytorch_steps": gpytorch_steps, "gpytorch_recipe": gpytorch_recipe, "gpytorch_predict": gpytorch_predict,
-}  # fmt: skip
+    "fit": fit,
+    "predict": predict,
+    "module": module,
+    "gpytorch_steps": gpytorch_steps,
+    "gpytorch_recipe": gpytorch_recipe,
+    "gpytorch_predict": gpytorch_predict,
+}
 
 if __name__ == "__main__":
     main()

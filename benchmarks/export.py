@@ -1,9 +1,10 @@
 """What an exported graph weighs and how long it takes, against the bare network in the same runtime.
 
-Two networks with random weights: ResNet-18 on images of 128 x 128 and a small convolutional network on 32 x 32. Features
-of the calibration set and of the reference are drawn around those of a few images, since neither size nor latency depends on
-what they say. Everything runs on one thread; processor time is counted, contenders take turns, and the median of
-``--repeat`` rounds is given, so that other work on the machine meets all of them alike.
+Two networks with random weights: ResNet-18 on images of 128 x 128 and a small convolutional network on 32 x
+32. Features of the calibration set and of the reference are drawn around those of a few images, since neither
+  size nor latency depends on
+what they say. Everything runs on one thread; processor time is counted, contenders take turns, and the median
+of ``--repeat`` rounds is given, so that other work on the machine meets all of them alike.
 
     python benchmarks/export.py                                       # prints the tables
     python benchmarks/export.py --write benchmarks/results/export.md
@@ -30,7 +31,7 @@ import salgp
 from salgp.export import export_classifier, export_head
 from salgp.network.batches import Batch
 from salgp.network.reader import Choice
-from salgp.study.backbones import build_backbone
+from salgp_study.backbones import build_backbone
 
 BATCHES = (1, 64)
 Call = Callable[[], Any]
@@ -54,8 +55,15 @@ CASES = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reference", type=int, default=2000, help="samples of the training set that layer evidence compares with")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--reference",
+        type=int,
+        default=2000,
+        help="samples of the training set that layer evidence compares with",
+    )
     parser.add_argument("--calibration", type=int, default=500)
     parser.add_argument("--repeat", type=int, default=7, help="rounds; the median counts")
     parser.add_argument("--write", type=Path, help="file for the tables")
@@ -70,12 +78,18 @@ def main() -> None:
 
 
 def heading(arguments: argparse.Namespace) -> str:
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}"
+    versions = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, onnxruntime "
+        f"{onnxruntime.__version__}"
+    )
     return (
         "# Exported graphs, measured by `python benchmarks/export.py`\n\n"
-        f"Ten classes; layer evidence with {arguments.reference:,} reference samples, SAL-GP (`sum`) with 256 inducing rows, both fitted on "
-        f"{arguments.calibration}\nsamples. Milliseconds of processor time per batch on one thread, contenders taking turns, median of "
-        f"{arguments.repeat} rounds; in\nbrackets the ratio to the bare network in the same runtime. {versions}.\n"
+        f"Ten classes; layer evidence with {arguments.reference:,} reference samples, SAL-GP "
+        f"(`sum`) with 256 inducing rows, both fitted on "
+        f"{arguments.calibration}\nsamples. Milliseconds of processor time per batch on one "
+        f"thread, contenders taking turns, median of "
+        f"{arguments.repeat} rounds; in\nbrackets the ratio to the bare network in the same "
+        f"runtime. {versions}.\n"
     )
 
 
@@ -95,7 +109,12 @@ def case_table(case: Case, n: int, m: int, repeat: int) -> str:
         graphs = {"bare network": bare, **rows}
         timed = {b: timings(graphs, b, repeat) for b in BATCHES}
     lines = [f"## {case.title}, {len(reader.taps)} layers read\n"]
-    lines.append("| | runtime | file | " + " | ".join(f"batch of {b}, ms" for b in BATCHES) + " |\n|---|---|---|" + "---|" * len(BATCHES))
+    lines.append(
+        "| | runtime | file | "
+        + " | ".join(f"batch of {b}, ms" for b in BATCHES)
+        + " |\n|---|---|---|"
+        + "---|" * len(BATCHES)
+    )
     for name, runtimes in graphs.items():
         for runtime, (_, size) in runtimes.items():
             cells = [cell(timed[b], name, runtime) for b in BATCHES]
@@ -117,7 +136,10 @@ def fitted(seen: salgp.Features, n: int, m: int) -> dict[str, Any]:
     calibration, labels = drawn(seen, n, 1)
     reference = drawn(seen, m, 2)
     evidence = salgp.calibrators.get("layer-evidence").fit(calibration, labels, reference)
-    return {"layer evidence": evidence, "SAL-GP": salgp.SALGP("sum", n_inducing=256, inference="inducing").fit(calibration, labels)}
+    return {
+        "layer evidence": evidence,
+        "SAL-GP": salgp.SALGP("sum", n_inducing=256, inference="inducing").fit(calibration, labels),
+    }
 
 
 def drawn(seen: salgp.Features, n: int, seed: int) -> tuple[salgp.Features, Tensor]:
@@ -126,7 +148,9 @@ def drawn(seen: salgp.Features, n: int, seed: int) -> tuple[salgp.Features, Tens
     def like(x: Tensor) -> Tensor:
         return x.mean(dim=0) + x.std(dim=0) * torch.randn(n, x.shape[1], generator=g)
 
-    features = salgp.Features(3 * torch.randn(n, seen.n_classes, generator=g), {k: like(x) for k, x in seen.layers.items()})
+    features = salgp.Features(
+        3 * torch.randn(n, seen.n_classes, generator=g), {k: like(x) for k, x in seen.layers.items()}
+    )
     noisy = features.logits + 2 * torch.randn(features.logits.shape, generator=g)
     return features, noisy.argmax(dim=1)
 
@@ -143,14 +167,20 @@ def bare_graphs(network: nn.Module, images: Tensor, folder: Path) -> Graphs:
 def whole_graphs(classifier: salgp.CalibratedClassifier, images: Tensor, folder: Path) -> Graphs:
     for suffix in ("pt2", "onnx"):
         export_classifier(classifier, images[:4], folder / f"{classifier.calibrator.name}-whole.{suffix}")
-    return {"eager": (lambda b: lambda: classifier(images[:b]), 0), **loaded(folder, f"{classifier.calibrator.name}-whole", [images])}
+    return {
+        "eager": (lambda b: lambda: classifier(images[:b]), 0),
+        **loaded(folder, f"{classifier.calibrator.name}-whole", [images]),
+    }
 
 
 def head_graphs(calibrator: Any, seen: salgp.Features, folder: Path) -> Graphs:
     for suffix in ("pt2", "onnx"):
         export_head(calibrator, folder / f"{calibrator.name}-head.{suffix}")
     inputs = [seen.logits, *(seen.layers[k] for k in calibrator.layer_widths_)]
-    return {"eager": (lambda b: lambda: calibrator.predict(seen[:b]), 0), **loaded(folder, f"{calibrator.name}-head", inputs)}
+    return {
+        "eager": (lambda b: lambda: calibrator.predict(seen[:b]), 0),
+        **loaded(folder, f"{calibrator.name}-head", inputs),
+    }
 
 
 def loaded(folder: Path, name: str, inputs: list[Tensor]) -> Graphs:
@@ -158,7 +188,9 @@ def loaded(folder: Path, name: str, inputs: list[Tensor]) -> Graphs:
     program = torch.export.load(folder / f"{name}.pt2").module()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(folder / f"{name}.onnx"), options, providers=["CPUExecutionProvider"]
+    )
     names = [i.name for i in session.get_inputs()]
 
     def torch_call(b: int) -> Call:
@@ -176,7 +208,11 @@ def loaded(folder: Path, name: str, inputs: list[Tensor]) -> Graphs:
 @torch.no_grad()
 def timings(graphs: Mapping[str, Graphs], b: int, repeat: int) -> dict[tuple[str, str], float]:
     """Median seconds of one call; every round asks all contenders in turn."""
-    calls = {(name, runtime): make(b) for name, runtimes in graphs.items() for runtime, (make, _) in runtimes.items()}
+    calls = {
+        (name, runtime): make(b)
+        for name, runtimes in graphs.items()
+        for runtime, (make, _) in runtimes.items()
+    }
     often = {key: max(1, min(200, int(0.1 / max(seconds(call, 2), 1e-6)))) for key, call in calls.items()}
     rounds = [{key: seconds(call, often[key]) for key, call in calls.items()} for _ in range(repeat)]
     return {key: median(r[key] for r in rounds) for key in calls}

@@ -1,9 +1,10 @@
 """Bootstrap of the calibration error: `salgp.metrics.bootstrap` against a Python loop over torchmetrics.
 
-Both redraw the same number of resamples and return the 90 % interval. Two loops are timed: the binary function on
-(confidence, correct), the least work torchmetrics can be asked for, and the multi-class one on probabilities, which is
-what its documentation suggests. All run on one thread; processor time is counted, the three take turns, and the median
-of ``--repeat`` rounds is given, so that other work on the machine meets all of them alike.
+Both redraw the same number of resamples and return the 90 % interval. Two loops are timed: the binary
+function on (confidence, correct), the least work torchmetrics can be asked for, and the multi-class one on
+probabilities, which is what its documentation suggests. All run on one thread; processor time is counted, the
+three take turns, and the median of ``--repeat`` rounds is given, so that other work on the machine meets all
+of them alike.
 
     python benchmarks/metrics.py                                       # prints the table
     python benchmarks/metrics.py --write benchmarks/results/metrics.md
@@ -30,7 +31,9 @@ N_BINS = 15
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--resamples", type=int, default=1000)
     parser.add_argument("--samples", type=int, nargs="+", default=[1000, 10_000, 50_000])
     parser.add_argument("--classes", type=int, default=10)
@@ -47,13 +50,18 @@ def main() -> None:
 
 
 def table(rows: list[str], n_resamples: int, n_classes: int, repeat: int) -> str:
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, NumPy {np.__version__}, torchmetrics {torchmetrics.__version__}"
+    versions = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, NumPy {np.__version__}, "
+        f"torchmetrics {torchmetrics.__version__}"
+    )
     return "\n".join(
         [
-            f"# Bootstrap interval of the ECE, {n_resamples:,} resamples, measured by `python benchmarks/metrics.py`\n",
-            f"{N_BINS} bins, {n_classes} classes; processor seconds on one thread, the contenders taking turns, median of {repeat} rounds.",
+            f"# Bootstrap interval of the ECE, {n_resamples:,} resamples, measured by `python "
+            f"benchmarks/metrics.py`\n",
+            f"{N_BINS} bins, {n_classes} classes; processor seconds on one thread, the "
+            f"contenders taking turns, median of {repeat} rounds.",
             f"{versions}.\n",
-            "| samples | `salgp.metrics.bootstrap` s | loop, binary s | ratio | loop, multi-class s | ratio |",
+            "| samples | `salgp.metrics.bootstrap` s | loop, binary s | ratio | multi-class s | ratio |",
             "|---|---|---|---|---|---|",
             *rows,
             "",
@@ -70,8 +78,12 @@ def row(n: int, n_classes: int, n_resamples: int, repeat: int) -> str:
     correct = (label == labels).int()
     contenders: list[Callable[[], object]] = [
         lambda: bootstrap(ece, confidence, correct, n_resamples=n_resamples),
-        lambda: loop(lambda i: binary_calibration_error(confidence[i], correct[i], n_bins=N_BINS), n, n_resamples),
-        lambda: loop(lambda i: multiclass_calibration_error(probs[i], labels[i], n_classes, N_BINS), n, n_resamples),
+        lambda: loop(
+            lambda i: binary_calibration_error(confidence[i], correct[i], n_bins=N_BINS), n, n_resamples
+        ),
+        lambda: loop(
+            lambda i: multiclass_calibration_error(probs[i], labels[i], n_classes, N_BINS), n, n_resamples
+        ),
     ]
     rounds = [[seconds(call) for call in contenders] for _ in range(repeat)]
     ours, binary, multi = (median(column) for column in zip(*rounds, strict=True))

@@ -1,9 +1,10 @@
-"""Scale: fitting out of core and batch scoring, with time, processor time and peak memory of a process of their own.
+"""Scale: fitting out of core and batch scoring, with time, processor time and peak memory of a process of
+their own.
 
-``python benchmarks/scale.py all --out benchmarks/results/scale.md`` runs everything; the parts are ``fit``, ``score``,
-``gpytorch`` and ``ray``, each with its sizes as arguments. Stores are made once under ``--work`` and reused. Every
-measurement runs in a fresh process, so that its peak memory is its own. Wall-clock time depends on what else the machine
-does; processor seconds say what the work itself costs.
+``python benchmarks/scale.py all --out benchmarks/results/scale.md`` runs everything; the parts are ``fit``,
+``score``, ``gpytorch`` and ``ray``, each with its sizes as arguments. Stores are made once under ``--work``
+and reused. Every measurement runs in a fresh process, so that its peak memory is its own. Wall-clock time
+depends on what else the machine does; processor seconds say what the work itself costs.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.calibrators.layerwise import SALGP
+from salgp.calibrators.layerwise.salgp import SALGP
 from salgp.features import Features
-from salgp.scale import FeatureStore, fit_store, score, write_store
+from salgp.store import FeatureStore, fit_store, score, write_store
 
 LAYERS, WIDTH, CLASSES, LATENT = 5, 64, 10, 8
 CHUNK = 50_000
@@ -60,16 +61,34 @@ def main() -> None:
 
 def fit_part(a: argparse.Namespace) -> Iterator[str]:
     """Time and memory of an out-of-core fit against the number of samples."""
-    yield from said(f"## Fit, {LAYERS} layers x {WIDTH}, {a.inducing} inducing rows, hyperparameters on {a.subset} rows, {machine()}")
-    yield from said("\n| samples | seconds | processor s | of which passes over all rows | peak RSS MB |\n|---|---|---|---|---|")
+    yield from said(
+        f"## Fit, {LAYERS} layers x {WIDTH}, {a.inducing} inducing rows, hyperparameters on "
+        f"{a.subset} rows, {machine()}"
+    )
+    yield from said(
+        "\n| samples | seconds | processor s | of which passes over all rows | peak RSS MB "
+        "|\n|---|---|---|---|---|"
+    )
     for n in a.fit_sizes:
         store = store_of(a.work, n)
-        r = measure("fit", {"store": str(store), "inducing": a.inducing, "subset": a.subset, "workers": a.workers, "save": str(a.work / f"cal-{n}")})
-        yield from said(f"| {n:,} | {r['seconds']:.1f} | {r['cpu']:.1f} | {r['passes']:.1f} s | {r['rss']:.0f} |")
+        r = measure(
+            "fit",
+            {
+                "store": str(store),
+                "inducing": a.inducing,
+                "subset": a.subset,
+                "workers": a.workers,
+                "save": str(a.work / f"cal-{n}"),
+            },
+        )
+        yield from said(
+            f"| {n:,} | {r['seconds']:.1f} | {r['cpu']:.1f} | {r['passes']:.1f} s | {r['rss']:.0f} |"
+        )
     n = min(max(a.fit_sizes), 100_000)
     r = measure("equal", {"store": str(store_of(a.work, n)), "calibrator": str(a.work / f"cal-{n}")})
     yield from said(
-        f"\nAgainst conditioning in memory on the same inducing rows at {n:,} samples: largest difference of confidence {r['confidence']:.1e},"
+        f"\nAgainst conditioning in memory on the same inducing rows at {n:,} samples: largest "
+        f"difference of confidence {r['confidence']:.1e},"
     )
     yield from said(f"of its standard deviation {r['std']:.1e} (in memory: {r['rss']:.0f} MB).")
 
@@ -79,7 +98,9 @@ def score_part(a: argparse.Namespace) -> Iterator[str]:
     n, store = a.score_size, store_of(a.work, a.score_size)
     calibrator = calibrator_of(a)
     yield from said(f"\n## Scoring {n:,} samples with variance, {a.inducing} inducing rows, {machine()}")
-    yield from said("\n| what | seconds | samples/s | processor us/sample | peak RSS MB |\n|---|---|---|---|---|")
+    yield from said(
+        "\n| what | seconds | samples/s | processor us/sample | peak RSS MB |\n|---|---|---|---|---|"
+    )
     jobs = {
         "score": {},
         "score, single precision": {"precision": "single"},
@@ -87,11 +108,23 @@ def score_part(a: argparse.Namespace) -> Iterator[str]:
         "score with layer terms": {"layers": True},
     }
     for name, options in jobs.items():
-        r = measure("score", {"store": str(store), "calibrator": str(calibrator), "workers": a.workers, "options": options})
-        yield from said(f"| {name} ({r['precision']}) | {r['seconds']:.1f} | {n / r['seconds']:,.0f} | {1e6 * r['cpu'] / n:.1f} | {r['rss']:.0f} |")
-    for name, task in (("reading and decoding the shards only", "read"), ("summing the same floats from memory (NumPy)", "bandwidth")):
+        r = measure(
+            "score",
+            {"store": str(store), "calibrator": str(calibrator), "workers": a.workers, "options": options},
+        )
+        yield from said(
+            f"| {name} ({r['precision']}) | {r['seconds']:.1f} | {n / r['seconds']:,.0f} | "
+            f"{1e6 * r['cpu'] / n:.1f} | {r['rss']:.0f} |"
+        )
+    for name, task in (
+        ("reading and decoding the shards only", "read"),
+        ("summing the same floats from memory (NumPy)", "bandwidth"),
+    ):
         r = measure(task, {"store": str(store), "workers": a.workers})
-        yield from said(f"| {name} | {r['seconds']:.1f} | {n / r['seconds']:,.0f} | {1e6 * r['cpu'] / n:.2f} | {r['rss']:.0f} |")
+        yield from said(
+            f"| {name} | {r['seconds']:.1f} | {n / r['seconds']:,.0f} | "
+            f"{1e6 * r['cpu'] / n:.2f} | {r['rss']:.0f} |"
+        )
 
 
 def gpytorch_part(a: argparse.Namespace) -> Iterator[str]:
@@ -106,20 +139,34 @@ def gpytorch_part(a: argparse.Namespace) -> Iterator[str]:
     }
     for model, said_of in what.items():
         for batch in (1000, 4000):
-            r = measure("gpytorch", {"model": model, "inducing": a.inducing, "batch": batch, "threads": a.workers})
+            r = measure(
+                "gpytorch", {"model": model, "inducing": a.inducing, "batch": batch, "threads": a.workers}
+            )
             yield from said(f"| {said_of} | {batch} | {r['rate']:,.0f} | {1e6 * r['cpu_per_sample']:.0f} |")
 
 
 def ray_part(a: argparse.Namespace) -> Iterator[str]:
     """The same scoring on threads and on Ray."""
     n, store, calibrator = a.ray_size, store_of(a.work, a.ray_size), calibrator_of(a)
-    yield from said(f"\n## Local against Ray, {n:,} samples with layer terms in double precision, {a.workers} workers, {machine()}")
+    yield from said(
+        f"\n## Local against Ray, {n:,} samples with layer terms in double precision, "
+        f"{a.workers} workers, {machine()}"
+    )
     yield from said("\n| engine | seconds | bytes of output |\n|---|---|---|")
     found = {}
-    for name, options in (("local", {}), ("ray", {"engine": "ray"}), ("ray, one worker SIGKILLed", {"engine": "ray", "kill": True})):
+    for name, options in (
+        ("local", {}),
+        ("ray", {"engine": "ray"}),
+        ("ray, one worker SIGKILLed", {"engine": "ray", "kill": True}),
+    ):
         r = measure(
             "score",
-            {"store": str(store), "calibrator": str(calibrator), "workers": a.workers, "options": {"layers": True, "precision": "double", **options}},
+            {
+                "store": str(store),
+                "calibrator": str(calibrator),
+                "workers": a.workers,
+                "options": {"layers": True, "precision": "double", **options},
+            },
         )
         found[name] = r
         yield from said(f"| {name} | {r['seconds']:.1f} | {r['digest'][:16]} |")
@@ -128,13 +175,20 @@ def ray_part(a: argparse.Namespace) -> Iterator[str]:
     yield from said(f"\nOutput identical: {same}. Overhead of Ray, start included: {100 * overhead:.0f} %.")
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {"fit": fit_part, "score": score_part, "gpytorch": gpytorch_part, "ray": ray_part}
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {
+    "fit": fit_part,
+    "score": score_part,
+    "gpytorch": gpytorch_part,
+    "ray": ray_part,
+}
 
 
 def fit_task(store: str, inducing: int, subset: int, workers: int, save: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as work:
-        fitted = fit_store(SALGP(n_inducing=inducing, inference="inducing"), store, subset=subset, workers=workers, work=work)
+        fitted = fit_store(
+            SALGP(n_inducing=inducing, inference="inducing"), store, subset=subset, workers=workers, work=work
+        )
         learned = (Path(work) / "hyperparameters/calibrator.json").stat().st_mtime
         passes = (Path(work) / "final/calibrator.json").stat().st_mtime - learned
     fitted.save(save)
@@ -145,7 +199,7 @@ def equal_task(store: str, calibrator: str) -> dict[str, Any]:
     from dataclasses import replace
 
     from salgp.calibrators.base import load_calibrator
-    from salgp.calibrators.structures import rows_of
+    from salgp.calibrators.layerwise.structures import rows_of
     from salgp.gp.covariance import gaps, self_gaps
     from salgp.gp.regression import condition_inducing, statistics
 
@@ -156,9 +210,16 @@ def equal_task(store: str, calibrator: str) -> dict[str, Any]:
     y = features.residual(labels).double()
     noise = torch.full_like(y, fitted.fitted_.log_noise).exp()
     with torch.no_grad():
-        sums = statistics(p.covariance(p.theta, gaps(p.rows, rows, p.covariance)), p.covariance(p.theta, self_gaps(rows, p.covariance)), y, noise)
+        sums = statistics(
+            p.covariance(p.theta, gaps(p.rows, rows, p.covariance)),
+            p.covariance(p.theta, self_gaps(rows, p.covariance)),
+            y,
+            noise,
+        )
         found = fitted.predict(features[:5000])
-        fitted.fitted_ = replace(fitted.fitted_, posterior=condition_inducing(p.covariance, p.theta, p.rows, sums))
+        fitted.fitted_ = replace(
+            fitted.fitted_, posterior=condition_inducing(p.covariance, p.theta, p.rows, sums)
+        )
         whole = fitted.predict(features[:5000])
     return {k: float((getattr(found, k) - getattr(whole, k)).abs().max()) for k in ("confidence", "std")}
 
@@ -180,7 +241,7 @@ def score_task(store: str, calibrator: str, workers: int, options: dict[str, Any
 
 
 def read_task(store: str, workers: int) -> dict[str, Any]:
-    from salgp.scale.engines import run_local
+    from salgp.store.engines import run_local
 
     source = FeatureStore(store)
     start = time.perf_counter()
@@ -208,7 +269,11 @@ def gpytorch_task(model: str, inducing: int, batch: int, threads: int) -> dict[s
     g = torch.Generator().manual_seed(0)
     width, repeats = (WIDTH + 2, LAYERS) if model == "paper" else (LAYERS * WIDTH + 1, 1)
     n = 500 * repeats if model == "paper" else 2000
-    z, x, y = torch.randn(inducing, width, generator=g), torch.randn(n, width, generator=g), torch.randn(n, generator=g)
+    z, x, y = (
+        torch.randn(inducing, width, generator=g),
+        torch.randn(n, width, generator=g),
+        torch.randn(n, generator=g),
+    )
     queries = torch.randn(batch * repeats, width, generator=g)
     if model == "paper":
         x[:, -1], queries[:, -1] = (torch.arange(len(rows)) % LAYERS for rows in (x, queries))
@@ -222,16 +287,28 @@ def gpytorch_task(model: str, inducing: int, batch: int, threads: int) -> dict[s
                 found = network(part)
                 _ = found.mean, found.variance
             if count:
-                best, cpu = max(best, batch / (time.perf_counter() - start)), min(cpu, (time.process_time() - used) / batch)
+                best, cpu = (
+                    max(best, batch / (time.perf_counter() - start)),
+                    min(cpu, (time.process_time() - used) / batch),
+                )
             count += 1
     return {"rate": best, "cpu_per_sample": cpu}
 
 
-TASKS = {"fit": fit_task, "equal": equal_task, "score": score_task, "read": read_task, "bandwidth": bandwidth_task, "gpytorch": gpytorch_task}
+TASKS = {
+    "fit": fit_task,
+    "equal": equal_task,
+    "score": score_task,
+    "read": read_task,
+    "bandwidth": bandwidth_task,
+    "gpytorch": gpytorch_task,
+}
 
 
 def measure(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run one task in a process of its own; adds its time, processor time and peak memory to what it found."""
+    """Run one task in a process of its own; adds its time, processor time and peak memory to what
+    it found.
+    """
     command = [sys.executable, __file__, "task", "--task", task, "--arguments", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -252,14 +329,18 @@ def made(n: int, seed: int) -> tuple[Features, Tensor]:
     h = torch.randn(n, LATENT, generator=g)
     layers = {}
     for i in range(LAYERS):
-        layers[f"layer{i}"] = torch.relu(h @ torch.randn(LATENT, WIDTH, generator=fixed) + 0.5 * torch.randn(n, WIDTH, generator=g))
+        layers[f"layer{i}"] = torch.relu(
+            h @ torch.randn(LATENT, WIDTH, generator=fixed) + 0.5 * torch.randn(n, WIDTH, generator=g)
+        )
     logits = 1.5 * h @ torch.randn(LATENT, CLASSES, generator=fixed)
     return Features(logits, layers), torch.multinomial((0.6 * logits).softmax(1), 1, generator=g)[:, 0]
 
 
 def store_of(work: Path, n: int) -> Path:
     folder = work / f"store-{n}"
-    write_store((made(min(CHUNK, n - i), i) for i in range(0, n, CHUNK)), folder, dtype="float16", rows=65_536)
+    write_store(
+        (made(min(CHUNK, n - i), i) for i in range(0, n, CHUNK)), folder, dtype="float16", rows=65_536
+    )
     return folder
 
 
@@ -269,7 +350,13 @@ def calibrator_of(a: argparse.Namespace) -> Path:
         n = min(a.fit_sizes)
         measure(
             "fit",
-            {"store": str(store_of(a.work, n)), "inducing": a.inducing, "subset": a.subset, "workers": a.workers, "save": str(a.work / f"cal-{n}")},
+            {
+                "store": str(store_of(a.work, n)),
+                "inducing": a.inducing,
+                "subset": a.subset,
+                "workers": a.workers,
+                "save": str(a.work / f"cal-{n}"),
+            },
         )
         saved = [a.work / f"cal-{n}"]
     return saved[0]
@@ -293,7 +380,10 @@ def _gpytorch_model(name: str, z: Tensor, x: Tensor, y: Tensor) -> Any:
     if name == "paper":
         return _paper_model(x, y)
     parts = [list(range(i * WIDTH, (i + 1) * WIDTH)) for i in range(LAYERS)] + [[LAYERS * WIDTH]]
-    kernel: Any = sum((ScaleKernel(MaternKernel(2.5, active_dims=dims)) for dims in parts[1:]), ScaleKernel(MaternKernel(2.5, active_dims=parts[0])))
+    kernel: Any = sum(
+        (ScaleKernel(MaternKernel(2.5, active_dims=dims)) for dims in parts[1:]),
+        ScaleKernel(MaternKernel(2.5, active_dims=parts[0])),
+    )
     for part in kernel.modules():
         if isinstance(part, MaternKernel):
             part.lengthscale = 8.0
@@ -302,7 +392,9 @@ def _gpytorch_model(name: str, z: Tensor, x: Tensor, y: Tensor) -> Any:
     class Exact(gpytorch.models.ExactGP):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(x, y, likelihood)
-            self.covariance = kernel if name == "exact" else InducingPointKernel(kernel, z.clone(), likelihood)
+            self.covariance = (
+                kernel if name == "exact" else InducingPointKernel(kernel, z.clone(), likelihood)
+            )
 
         def forward(self, rows: Tensor) -> MultivariateNormal:
             return MultivariateNormal(rows.new_zeros(rows.shape[:-1]), self.covariance(rows))
@@ -334,13 +426,18 @@ def _paper_model(x: Tensor, y: Tensor) -> Any:
             self.covariance = kernel
 
         def forward(self, rows: Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(rows.new_zeros(rows.shape[:-1]), self.covariance(rows))
+            return gpytorch.distributions.MultivariateNormal(
+                rows.new_zeros(rows.shape[:-1]), self.covariance(rows)
+            )
 
     return Model()
 
 
 def _processor_seconds() -> float:
-    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(
+        u.ru_utime + u.ru_stime
+        for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def _kill_a_worker() -> None:
@@ -349,7 +446,9 @@ def _kill_a_worker() -> None:
 
     while True:
         time.sleep(0.5)
-        listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+        listed = subprocess.run(
+            ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()[1:]
         parents = {int(line.split()[0]): int(line.split()[1]) for line in listed}
         for pid in [int(line.split()[0]) for line in listed if "ray::_one_thread" in line]:
             if os.getpid() in _ancestors(pid, parents):

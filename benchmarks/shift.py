@@ -2,9 +2,10 @@
 
     python benchmarks/shift.py --data ../shared/data --cache .cache/shift --out docs/research/shift-results.md
 
-Trains what is not cached (hours on two cores for the MSTAR and SPCC networks); scoring everything then takes about half an hour.
-Records are kept per data set, seed and method, so that a run continues where it was stopped; ``--cases``, ``--seeds`` and
-``--methods`` choose a part of it. See `shift_suite` for the data and `shift_rivals` for the methods.
+Trains what is not cached (hours on two cores for the MSTAR and SPCC networks); scoring everything then takes
+about half an hour. Records are kept per data set, seed and method, so that a run continues where it was
+stopped; ``--cases``, ``--seeds`` and ``--methods`` choose a part of it. See `shift_suite` for the data and
+`shift_rivals` for the methods.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from shift_suite import CASES, Cached, cached
 from shift_targets import mean, targets
 
 from salgp import metrics
-from salgp.calibrators.evidence_choice import select_layers
-from salgp.calibrators.evidence_model import originals
+from salgp.calibrators.evidence.choice import select_layers
+from salgp.calibrators.evidence.model import originals
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -56,7 +57,12 @@ def _case_records(key: str, seed: int, options: argparse.Namespace) -> list[dict
     case: Cached | None = None
     records = []
     for name in options.methods:
-        path = options.cache / "records" / f"{key}-s{seed}" / (re.sub(r"\W+", "-", name).strip("-+") + ("-plus" if name[0] == "+" else "") + ".json")
+        path = (
+            options.cache
+            / "records"
+            / f"{key}-s{seed}"
+            / (re.sub(r"\W+", "-", name).strip("-+") + ("-plus" if name[0] == "+" else "") + ".json")
+        )
         if options.fresh or not path.is_file():
             case = case or cached(key, seed, options.cache, options.data)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +89,19 @@ def _score(case: Cached, name: str, rival: Rival) -> list[dict[str, Any]]:
     rows = []
     for test, (kind, f, y) in case.tests.items():
         p = method.predict(f)
-        rows.append({"method": name, "case": case.name, "seed": case.seed, "test": test, "kind": kind, "fit_seconds": seconds,
-                     "layers": len(f.layers), **scores(p, f.correct(y).double().numpy()), **_ood(case, f, y, p, inside, kind)})  # fmt: skip
+        rows.append(
+            {
+                "method": name,
+                "case": case.name,
+                "seed": case.seed,
+                "test": test,
+                "kind": kind,
+                "fit_seconds": seconds,
+                "layers": len(f.layers),
+                **scores(p, f.correct(y).double().numpy()),
+                **_ood(case, f, y, p, inside, kind),
+            }
+        )
     return rows
 
 
@@ -109,7 +126,9 @@ def scores(prediction: Prediction, correct: np.ndarray) -> dict[str, float]:
     return {k: float(v) for k, v in out.items()}
 
 
-def _ood(case: Cached, f: Features, y: torch.Tensor, p: Prediction, inside: torch.Tensor | None, kind: str) -> dict[str, float]:
+def _ood(
+    case: Cached, f: Features, y: torch.Tensor, p: Prediction, inside: torch.Tensor | None, kind: str
+) -> dict[str, float]:
     """AUROC of telling shifted samples from in-domain ones, and unknown classes from known ones."""
     if p.novelty is None or inside is None:
         return {}
@@ -131,16 +150,28 @@ def _ood(case: Cached, f: Features, y: torch.Tensor, p: Prediction, inside: torc
 
 
 def _seen(case: Cached, what: str) -> Cached:
-    """The case with some of its layers: the ``last``, those ``chosen`` by their worth, or the ``confidence`` in their place."""
+    """The case with some of its layers: the ``last``, those ``chosen`` by their worth, or the ``confidence``
+    in their place.
+    """
     names = [case.train[0].layer_names[-1]] if what == "last" else list(case.train[0].layer_names)
     if what == "chosen":
         names = list(select_layers(*case.calibration, case.train).names)
 
     def view(f: Features) -> Features:
-        return Features(f.logits, {"confidence": f.confidence[:, None]}, f.groups, f.families) if what == "confidence" else f.select(names)
+        return (
+            Features(f.logits, {"confidence": f.confidence[:, None]}, f.groups, f.families)
+            if what == "confidence"
+            else f.select(names)
+        )
 
     tests = {k: (kind, view(f), y) for k, (kind, f, y) in case.tests.items()}
-    return Cached(case.name, case.seed, (view(case.train[0]), case.train[1]), (view(case.calibration[0]), case.calibration[1]), tests)
+    return Cached(
+        case.name,
+        case.seed,
+        (view(case.train[0]), case.train[1]),
+        (view(case.calibration[0]), case.calibration[1]),
+        tests,
+    )
 
 
 def report(records: Sequence[dict[str, Any]]) -> str:
@@ -151,27 +182,70 @@ def report(records: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Shift benchmark: results",
         "",
-        "Written by `python benchmarks/shift.py`. Means are over data sets, each the mean of its test sets and seeds.",
+        "Written by `python benchmarks/shift.py`. Means are over data sets, each the mean of "
+        "its test sets and seeds.",
     ]
-    lines += [f"Data sets and seeds: {', '.join(f'{c} ({n})' for c, n in seeds.items())}.", "", "## Against the targets", ""]
-    lines += [*targets(records), "", "## Means over the data sets", ""]
-    lines += ["| method | in: ECE | NLL | AUROC | shift: ECE | NLL | AUROC | AURC |", "|---|---|---|---|---|---|---|---|"]
-    keys = [("in", "ece"), ("in", "nll"), ("in", "auroc"), ("shift", "ece"), ("shift", "nll"), ("shift", "auroc"), ("shift", "aurc")]
-    lines += [f"| {n} | " + " | ".join(f"{mean(records, kind, key, n):.3f}" for kind, key in keys) + " |" for n in names]
-    lines += ["", "## ECE in domain / under shift, by data set", "", "| method | " + " | ".join(cases) + " |", "|---|" + "---|" * len(cases)]
     lines += [
-        f"| {n} | " + " | ".join(f"{mean(records, 'in', 'ece', n, c):.3f} / {mean(records, 'shift', 'ece', n, c):.3f}" for c in cases) + " |"
+        f"Data sets and seeds: {', '.join(f'{c} ({n})' for c, n in seeds.items())}.",
+        "",
+        "## Against the targets",
+        "",
+    ]
+    lines += [*targets(records), "", "## Means over the data sets", ""]
+    lines += [
+        "| method | in: ECE | NLL | AUROC | shift: ECE | NLL | AUROC | AURC |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    keys = [
+        ("in", "ece"),
+        ("in", "nll"),
+        ("in", "auroc"),
+        ("shift", "ece"),
+        ("shift", "nll"),
+        ("shift", "auroc"),
+        ("shift", "aurc"),
+    ]
+    lines += [
+        f"| {n} | " + " | ".join(f"{mean(records, kind, key, n):.3f}" for kind, key in keys) + " |"
         for n in names
     ]
-    return "\n".join([*lines, *_every_set(records), *_intervals(records, cases), *_novelty(records, cases)]) + "\n"
+    lines += [
+        "",
+        "## ECE in domain / under shift, by data set",
+        "",
+        "| method | " + " | ".join(cases) + " |",
+        "|---|" + "---|" * len(cases),
+    ]
+    lines += [
+        f"| {n} | "
+        + " | ".join(
+            f"{mean(records, 'in', 'ece', n, c):.3f} / {mean(records, 'shift', 'ece', n, c):.3f}"
+            for c in cases
+        )
+        + " |"
+        for n in names
+    ]
+    return (
+        "\n".join([*lines, *_every_set(records), *_intervals(records, cases), *_novelty(records, cases)])
+        + "\n"
+    )
 
 
 def _every_set(records: Sequence[dict[str, Any]]) -> list[str]:
     lines = ["", "## Every test set: ours against temperature scaling (mean over seeds)", ""]
-    lines += ["| data set | test | accuracy | ECE T | ECE ours | NLL T | NLL ours | AUROC T | AUROC ours |", "|---|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "| data set | test | accuracy | ECE T | ECE ours | NLL T | NLL ours | AUROC T | AUROC ours |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for case, test in dict.fromkeys((r["case"], r["test"]) for r in records):
-        both = [[r for r in records if (r["case"], r["test"], r["method"]) == (case, test, m)] for m in ("temperature", OURS)]
-        t, o = ({k: float(np.nanmean([r[k] for r in rows])) for k in ("accuracy", "ece", "nll", "auroc")} for rows in both)
+        both = [
+            [r for r in records if (r["case"], r["test"], r["method"]) == (case, test, m)]
+            for m in ("temperature", OURS)
+        ]
+        t, o = (
+            {k: float(np.nanmean([r[k] for r in rows])) for k in ("accuracy", "ece", "nll", "auroc")}
+            for rows in both
+        )
         pairs = " | ".join(f"{t[k]:.3f} | {o[k]:.3f}" for k in ("ece", "nll", "auroc"))
         lines.append(f"| {case} | {test} | {t['accuracy']:.2f} | {pairs} |")
     return lines
@@ -182,38 +256,64 @@ def _intervals(records: Sequence[dict[str, Any]], cases: Sequence[str]) -> list[
         "",
         "## 90 % interval of ours, and time to fit",
         "",
-        "| data set | coverage in | width in | coverage shift | width shift | plain coverage in | fit (processor s) |",
+        "| data set | coverage in | width in | coverage shift | width shift | plain coverage "
+        "in | fit (processor s) |",
         "|---|---|---|---|---|---|---|",
     ]
     for case in cases:
         mine = [r for r in records if r["method"] == OURS and r["case"] == case]
-        cells = [np.mean([r[k] for r in mine if r["kind"] == kind]) for kind in ("in", "shift") for k in ("coverage", "width")]
+        cells = [
+            np.mean([r[k] for r in mine if r["kind"] == kind])
+            for kind in ("in", "shift")
+            for k in ("coverage", "width")
+        ]
         cells.append(np.mean([r["plain_coverage"] for r in mine if r["kind"] == "in"]))
-        lines.append(f"| {case} | " + " | ".join(f"{x:.2f}" for x in cells) + f" | {np.mean([r['fit_seconds'] for r in mine]):.1f} |")
+        lines.append(
+            f"| {case} | "
+            + " | ".join(f"{x:.2f}" for x in cells)
+            + f" | {np.mean([r['fit_seconds'] for r in mine]):.1f} |"
+        )
     return lines
 
 
 def _novelty(records: Sequence[dict[str, Any]], cases: Sequence[str]) -> list[str]:
-    lines = ["", "## AUROC of telling novel samples", "", "| data set | what | novelty (ours) | max softmax | energy |", "|---|---|---|---|---|"]
+    lines = [
+        "",
+        "## AUROC of telling novel samples",
+        "",
+        "| data set | what | novelty (ours) | max softmax | energy |",
+        "|---|---|---|---|---|",
+    ]
     for case in cases:
         for what, label in (("shift", "shifted from in-domain"), ("unknown", "unknown from known classes")):
-            mine = [r for r in records if r["method"] == OURS and r["case"] == case and f"{what}_novelty" in r]
+            mine = [
+                r for r in records if r["method"] == OURS and r["case"] == case and f"{what}_novelty" in r
+            ]
             if mine:
-                cells = " | ".join(f"{np.nanmean([r[f'{what}_{k}'] for r in mine]):.3f}" for k in ("novelty", "softmax", "energy"))
+                cells = " | ".join(
+                    f"{np.nanmean([r[f'{what}_{k}'] for r in mine]):.3f}"
+                    for k in ("novelty", "softmax", "energy")
+                )
                 lines.append(f"| {case} | {label} | {cells} |")
     return lines
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--cache", type=Path, default=Path(".cache/shift"))
     parser.add_argument("--out", type=Path, default=Path("docs/research/shift-results.md"))
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
-    parser.add_argument("--cached-only", action="store_true", help="leave out data sets whose features are not cached")
+    parser.add_argument(
+        "--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD"
+    )
+    parser.add_argument(
+        "--cached-only", action="store_true", help="leave out data sets whose features are not cached"
+    )
     parser.add_argument("--fresh", action="store_true", help="score again, though records are cached")
     return parser.parse_args()
 

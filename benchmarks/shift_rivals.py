@@ -1,4 +1,6 @@
-"""Rivals of the shift benchmark: the library's own calibrators by name, and other libraries' behind the same two methods."""
+"""Rivals of the shift benchmark: the library's own calibrators by name, and other libraries' behind the same
+two methods.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators import Calibrator, get
-from salgp.calibrators.evidence import LayerEvidence
+from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -23,7 +25,9 @@ OURS = "layer evidence"
 class Method(Protocol):
     """What the benchmark asks of a method."""
 
-    def fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None) -> Any: ...
+    def fit(
+        self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None
+    ) -> Any: ...
     def predict(self, features: Features) -> Prediction: ...
 
 
@@ -48,7 +52,9 @@ class Probmetrics:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None) -> Self:
+    def fit(
+        self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None
+    ) -> Self:
         from probmetrics.calibrators import get_calibrator
         from probmetrics.distributions import CategoricalLogits
 
@@ -61,14 +67,20 @@ class Probmetrics:
         """Its probability of the network's own label; labels are kept, as by every method here."""
         from probmetrics.distributions import CategoricalLogits
 
-        probs = torch.as_tensor(self.fitted.predict_proba_torch(CategoricalLogits(features.logits.float())).get_probs()).double()
+        probs = torch.as_tensor(
+            self.fitted.predict_proba_torch(CategoricalLogits(features.logits.float())).get_probs()
+        ).double()
         return Prediction.from_confidence(features, probs.gather(1, features.label[:, None])[:, 0])
 
 
 class NetcalENIR:
-    """Ensemble of near-isotonic regressions of netcal, on the top-label confidence; left as it is where netcal cannot fit (few errors)."""
+    """Ensemble of near-isotonic regressions of netcal, on the top-label confidence; left as it is where
+    netcal cannot fit (few errors).
+    """
 
-    def fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None) -> Self:
+    def fit(
+        self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None
+    ) -> Self:
         from netcal.binning import ENIR
 
         self.fitted: Any = ENIR()
@@ -83,7 +95,9 @@ class NetcalENIR:
     def predict(self, features: Features) -> Prediction:
         if self.fitted is None:
             return Prediction.from_confidence(features, features.confidence.double())
-        found = np.nan_to_num(np.asarray(self.fitted.transform(features.confidence.double().numpy())).reshape(-1), nan=0.5)
+        found = np.nan_to_num(
+            np.asarray(self.fitted.transform(features.confidence.double().numpy())).reshape(-1), nan=0.5
+        )
         return Prediction.from_confidence(features, torch.as_tensor(found).clamp(1e-6, 1 - 1e-6))
 
 
@@ -125,9 +139,14 @@ ABLATIONS: dict[str, Rival] = {
     "- 20 prototypes per class": Rival(lambda: LayerEvidence(prototypes=20), copies=True),
     "- last layer only": Rival(LayerEvidence, copies=True, sees="last"),
     "- layers chosen by their worth": Rival(LayerEvidence, copies=True, sees="chosen"),
-    "- Gaussian residual instead of Bernoulli": Rival(named("sal-gp", covariance="sum", inputs="evidence", n_inducing=64, max_steps=30), copies=True),
+    "- Gaussian residual instead of Bernoulli": Rival(
+        named("sal-gp", covariance="sum", inputs="evidence", n_inducing=64, max_steps=30), copies=True
+    ),
     "+ layer GPs on top": Rival(
-        named("sal-gp", covariance="sum", likelihood="bernoulli", inputs="evidence", n_inducing=64, max_steps=30), copies=True
+        named(
+            "sal-gp", covariance="sum", likelihood="bernoulli", inputs="evidence", n_inducing=64, max_steps=30
+        ),
+        copies=True,
     ),
 }
 """Ours, and what each of its ingredients gives."""

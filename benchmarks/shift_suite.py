@@ -1,14 +1,15 @@
 """The data of the shift benchmark: networks, calibration data with perturbed copies, and shifted test sets.
 
-Every case gives features as files in a cache folder, so that methods are compared on the same numbers and a second run
-costs nothing. Perturbations used for fitting (`salgp.network.perturb.KINDS`) and corruptions used for testing are disjoint:
+Every case gives features as files in a cache folder, so that methods are compared on the same numbers and a
+second run costs nothing. Perturbations used for fitting (`salgp.network.perturb.KINDS`) and corruptions used
+for testing are disjoint:
 
 | case | fitted on copies with | tested on |
 |---|---|---|
 | digits CNN | noise, gain, affine, mixup, layer noise | blur, speckle, low resolution, occlusion |
-| tabular MLP (digit pixels, upright writing) | noise, gain, mixup, layer noise | slanted writing; missing values, feature gain |
-| MSTAR ConvNet, AConvNet, ResNet-18 (15 deg) | noise, gain, affine, mixup, layer noise | 30 deg; blur, speckle, low resolution, occlusion of 17 deg |
-| SPCC BiGRU (spectroscopic) | flux noise, lost epochs, dimming, stretch, layer noise | photometric set, with unknown types |
+| tabular MLP (digit pixels) | noise, gain, mixup, layer noise | slanted writing; missing values, gain |
+| MSTAR ConvNet, AConvNet, ResNet-18 | noise, gain, affine, mixup, layer noise | 30 deg; 17 deg corrupted |
+| SPCC BiGRU | flux noise, lost epochs, dimming, stretch, layer noise | photometric set, unknown types |
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from torch.utils.data import DataLoader, TensorDataset
 
 from salgp.features import Features, load_features
-from salgp.network.extraction import extract
+from salgp.network.extract import extract
 from salgp.network.perturb import FAMILIES
 from salgp.network.reader import Choice
 from salgp.network.rehearsal import rehearse
@@ -65,8 +66,17 @@ def cached(key: str, seed: int, cache: Path, data: Path) -> Cached:
     folder = cache / f"{key}-s{seed}"
     if not (folder / "done").is_file():
         _store(CASES[key](seed, cache, data), folder)
-    tests = {p.stem.split("~", 2)[2]: (p.stem.split("~", 2)[1], *load_features(p)) for p in sorted(folder.glob("test~*.safetensors"))}
-    return Cached(key, seed, load_features(folder / "train.safetensors"), load_features(folder / "calibration.safetensors"), tests)
+    tests = {
+        p.stem.split("~", 2)[2]: (p.stem.split("~", 2)[1], *load_features(p))
+        for p in sorted(folder.glob("test~*.safetensors"))
+    }
+    return Cached(
+        key,
+        seed,
+        load_features(folder / "train.safetensors"),
+        load_features(folder / "calibration.safetensors"),
+        tests,
+    )
 
 
 def _store(case: Case, folder: Path) -> None:
@@ -77,7 +87,9 @@ def _store(case: Case, folder: Path) -> None:
         features.save(folder / f"{name}.safetensors", labels)
 
     keep("train", case.train)
-    _, features, labels = rehearse(case.network, DataLoader(case.calibration, 128), choice, case.perturb, seed=case.seed)
+    _, features, labels = rehearse(
+        case.network, DataLoader(case.calibration, 128), choice, case.perturb, seed=case.seed
+    )
     features.save(folder / "calibration.safetensors", labels)
     for name, (kind, samples) in case.tests.items():
         keep(f"test~{kind}~{name}", samples)
@@ -96,7 +108,9 @@ def blur(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
 def speckle(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
     """Multiplicative gamma noise of variance ``1.5 severity^2``."""
     shape = 1.0 / (1.5 * severity**2)
-    draw = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator))).gamma(shape, 1 / shape, tuple(x.shape))
+    draw = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator))).gamma(
+        shape, 1 / shape, tuple(x.shape)
+    )
     low = x.amin()
     return low + (x - low) * torch.as_tensor(draw).to(x)
 
@@ -124,7 +138,12 @@ def feature_gain(x: Tensor, severity: float, generator: torch.Generator) -> Tens
     return x * torch.exp(0.8 * severity * torch.randn(x.shape, generator=generator))
 
 
-IMAGE_CORRUPTIONS: dict[str, Corruption] = {"blur": blur, "speckle": speckle, "low resolution": low_resolution, "occlusion": occlusion}
+IMAGE_CORRUPTIONS: dict[str, Corruption] = {
+    "blur": blur,
+    "speckle": speckle,
+    "low resolution": low_resolution,
+    "occlusion": occlusion,
+}
 TABULAR_CORRUPTIONS: dict[str, Corruption] = {"missing values": missing_values, "feature gain": feature_gain}
 
 
@@ -158,15 +177,27 @@ def _digits(seed: int, cache: Path, data: Path) -> Case:
         nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Sequential(nn.Flatten(), nn.Linear(256, 64), nn.ReLU()),
     ]
-    network = _fit(_seeded(lambda: nn.Sequential(*_again(blocks), nn.Linear(64, 10)), seed), x[:500], y[:500], 25, seed)
+    network = _fit(
+        _seeded(lambda: nn.Sequential(*_again(blocks), nn.Linear(64, 10)), seed), x[:500], y[:500], 25, seed
+    )
     test = TensorDataset(x[800:], y[800:])
     layers = ("0", "1", "2", "3")
-    return Case("digits", seed, network, TensorDataset(x[:500], y[:500]), TensorDataset(x[500:800], y[500:800]), {"test": ("in", test)},
-                layers=layers, corrupted=(test, IMAGE_CORRUPTIONS))  # fmt: skip
+    return Case(
+        "digits",
+        seed,
+        network,
+        TensorDataset(x[:500], y[:500]),
+        TensorDataset(x[500:800], y[500:800]),
+        {"test": ("in", test)},
+        layers=layers,
+        corrupted=(test, IMAGE_CORRUPTIONS),
+    )
 
 
 def _tabular(seed: int, cache: Path, data: Path) -> Case:
-    """Pixels as a table; trained on the 60 % most upright digits of each class, tested on the slanted ones too."""
+    """Pixels as a table; trained on the 60 % most upright digits of each class, tested on the slanted ones
+    too.
+    """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -179,11 +210,21 @@ def _tabular(seed: int, cache: Path, data: Path) -> Case:
     near = near[torch.randperm(len(near), generator=torch.Generator().manual_seed(seed))]
     a, b, t = near[:450], near[450:700], near[700:]
     blocks = [nn.Sequential(nn.Linear(i, o), nn.ReLU()) for i, o in ((64, 64), (64, 64), (64, 32))]
-    network = _fit(_seeded(lambda: nn.Sequential(*_again(blocks), nn.Linear(32, 10)), seed), x[a], y[a], 40, seed)
+    network = _fit(
+        _seeded(lambda: nn.Sequential(*_again(blocks), nn.Linear(32, 10)), seed), x[a], y[a], 40, seed
+    )
     test = TensorDataset(x[t], y[t])
     tests = {"test": ("in", test), "slanted": ("shift", TensorDataset(x[far], y[far]))}
-    return Case("tabular", seed, network, TensorDataset(x[a], y[a]), TensorDataset(x[b], y[b]), tests,
-                layers=("0", "1", "2"), corrupted=(test, TABULAR_CORRUPTIONS))  # fmt: skip
+    return Case(
+        "tabular",
+        seed,
+        network,
+        TensorDataset(x[a], y[a]),
+        TensorDataset(x[b], y[b]),
+        tests,
+        layers=("0", "1", "2"),
+        corrupted=(test, TABULAR_CORRUPTIONS),
+    )
 
 
 def _again(blocks: list[nn.Sequential]) -> Iterator[nn.Module]:
@@ -206,7 +247,7 @@ def _slant(images: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def _mstar(study: str) -> Callable[[int, Path, Path], Case]:
     def build(seed: int, cache: Path, data: Path) -> Case:
-        from salgp.study.run import open_runs
+        from salgp_study.run import open_runs
 
         run = next(iter(open_runs(study, "cpu", (seed,), cache / "study", data)))
         sets = run.splits.all
@@ -214,7 +255,14 @@ def _mstar(study: str) -> Callable[[int, Path, Path], Case]:
         sub = TensorDataset(*(t[rows] for t in sets["17"].tensors))
         tests = {"17 deg": ("in", sets["17"]), "30 deg": ("shift", sets["30"])}
         return Case(
-            study, seed, run.network, sets["train"], sets["validation"], tests, layers=tuple(run.network.taps), corrupted=(sub, IMAGE_CORRUPTIONS)
+            study,
+            seed,
+            run.network,
+            sets["train"],
+            sets["validation"],
+            tests,
+            layers=tuple(run.network.taps),
+            corrupted=(sub, IMAGE_CORRUPTIONS),
         )
 
     return build
@@ -222,15 +270,19 @@ def _mstar(study: str) -> Callable[[int, Path, Path], Case]:
 
 def _spcc(seed: int, cache: Path, data: Path) -> Case:
     """A third of the spectroscopic validation objects is kept for testing in domain."""
-    from salgp.study.run import open_runs
+    from salgp_study.run import open_runs
 
     run = next(iter(open_runs("spcc-rnn", "cpu", (seed,), cache / "study", data)))
     sets = run.splits.all
     order = torch.randperm(len(sets["validation"]), generator=torch.Generator().manual_seed(seed))
     cut = 2 * len(order) // 3
-    near, held = (TensorDataset(*(t[rows] for t in sets["validation"].tensors)) for rows in (order[:cut], order[cut:]))
+    near, held = (
+        TensorDataset(*(t[rows] for t in sets["validation"].tensors)) for rows in (order[:cut], order[cut:])
+    )
     tests = {"spectroscopic": ("in", held), "photometric": ("shift", sets["photometric"])}
-    return Case("spcc-rnn", seed, run.network, sets["train"], near, tests, "light-curves", tuple(run.network.taps))
+    return Case(
+        "spcc-rnn", seed, run.network, sets["train"], near, tests, "light-curves", tuple(run.network.taps)
+    )
 
 
 CASES: dict[str, Callable[[int, Path, Path], Case]] = {

@@ -45,19 +45,27 @@ def reliability() -> Any:
 
 def reliability_band() -> Any:
     _, calibrated, correct = sample(600)
-    return plots.reliability_diagram(calibrated, correct, n_bins=10, band=0.9, title="calibrated, 90 % intervals")
+    return plots.reliability_diagram(
+        calibrated, correct, n_bins=10, band=0.9, title="calibrated, 90 % intervals"
+    )
 
 
 def residual_fit() -> Any:
     rng = np.random.default_rng(0)
     overconfident, calibrated, correct = sample(250)
-    return plots.residual_fit(correct - overconfident, calibrated - overconfident, 0.08 + 0.3 * rng.random(250) * (1 - calibrated))
+    return plots.residual_fit(
+        correct - overconfident, calibrated - overconfident, 0.08 + 0.3 * rng.random(250) * (1 - calibrated)
+    )
 
 
 def layer_profile() -> Any:
     generator = torch.Generator().manual_seed(0)
     scale = torch.tensor([0.02, 0.05, 0.04, 0.12, 0.2])
-    terms = LayerTerms(LAYERS, torch.randn(300, 5, generator=generator) * scale, torch.rand(300, 5, generator=generator) * scale.flip(0))
+    terms = LayerTerms(
+        LAYERS,
+        torch.randn(300, 5, generator=generator) * scale,
+        torch.rand(300, 5, generator=generator) * scale.flip(0),
+    )
     return plots.layer_profile(terms, weights=[0.1, 0.2, 0.3, 0.9, 1.4])
 
 
@@ -72,8 +80,16 @@ def coregionalisation_signed() -> Any:
 
 def method_comparison() -> Any:
     overconfident, calibrated, correct = sample(800)
-    scores = {"overconfident": overconfident, "squared": overconfident**2, "rounded": calibrated.round(1), "near the truth": calibrated}
-    return plots.method_comparison({name: metrics.bootstrap(metrics.ece, s, correct) for name, s in scores.items()}, "ECE (90 % bootstrap interval)")
+    scores = {
+        "overconfident": overconfident,
+        "squared": overconfident**2,
+        "rounded": calibrated.round(1),
+        "near the truth": calibrated,
+    }
+    return plots.method_comparison(
+        {name: metrics.bootstrap(metrics.ece, s, correct) for name, s in scores.items()},
+        "ECE (90 % bootstrap interval)",
+    )
 
 
 def risk_coverage() -> Any:
@@ -100,7 +116,9 @@ def supernova(peak: float, height: float, seed: int) -> tuple[np.ndarray, np.nda
 
 
 def light_curves() -> Any:
-    return plots.light_curves({"Ia": supernova(40, 90, 0), "II": supernova(60, 40, 1), "Ibc": supernova(30, 60, 2)}, "griz")
+    return plots.light_curves(
+        {"Ia": supernova(40, 90, 0), "II": supernova(60, 40, 1), "Ibc": supernova(30, 60, 2)}, "griz"
+    )
 
 
 def flux_distributions() -> Any:

@@ -1,4 +1,6 @@
-"""The whole way by command line: a network in a file of your own, calibrated, compared, reported, applied, exported."""
+"""The whole way by command line: a network in a file of your own, calibrated, compared, reported, applied,
+exported.
+"""
 
 import sys
 from pathlib import Path
@@ -41,15 +43,18 @@ save_file(model.state_dict(), "network.safetensors")
 # What a user types, each line after the word salgp.
 for line in (
     "extract network.py:make train.npz --weights network.safetensors -o train.safetensors --force",
-    "extract network.py:make calibration.npz --weights network.safetensors --perturb -o calibration.safetensors --force",
+    "extract network.py:make calibration.npz --weights network.safetensors --perturb -o "
+    "calibration.safetensors --force",
     "extract network.py:make test.npz --weights network.safetensors -o test.safetensors --force",
     "fit calibration.safetensors --reference train.safetensors --method layer-evidence -o calibrator --force",
     "evaluate calibrator test.safetensors",
     "explain calibrator test.safetensors --top 3",
-    "compare calibration.safetensors --test test.safetensors --reference train.safetensors --methods uncalibrated,temperature,layer-evidence",
+    "compare calibration.safetensors --test test.safetensors --reference train.safetensors "
+    "--methods uncalibrated,temperature,layer-evidence",
     "report calibrator test.safetensors --images test.npz -o report.html --force",
     "apply calibrator test.safetensors -o predictions.csv --force",
-    "export calibrator --model network.py:make --weights network.safetensors --data test.npz -o whole.onnx --force",
+    "export calibrator --model network.py:make --weights network.safetensors --data test.npz "
+    "-o whole.onnx --force",
 ):
     print(f"$ salgp {line}")
     if main(line.split()) != 0:
@@ -60,8 +65,12 @@ import onnxruntime  # noqa: E402
 
 session = onnxruntime.InferenceSession("whole.onnx")
 names = [output.name for output in session.get_outputs()]
-result = dict(zip(names, session.run(None, {"input": np.load("test.npz", allow_pickle=False)["x"]}), strict=True))
+result = dict(
+    zip(names, session.run(None, {"input": np.load("test.npz", allow_pickle=False)["x"]}), strict=True)
+)
 applied = np.genfromtxt("predictions.csv", delimiter=",", names=True)
-print(f"whole.onnx against salgp apply: {np.abs(result['confidence'] - applied['confidence']).max():.1e} apart")
+print(
+    f"whole.onnx against salgp apply: {np.abs(result['confidence'] - applied['confidence']).max():.1e} apart"
+)
 assert np.abs(result["confidence"] - applied["confidence"]).max() < 1e-5
 assert (result["label"] == applied["label"]).all()

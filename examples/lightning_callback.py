@@ -18,7 +18,9 @@ warnings.filterwarnings("ignore", module="lightning")
 class Digits(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        self.model = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.model(x)
@@ -36,13 +38,21 @@ class Digits(pl.LightningModule):
 pl.seed_everything(0, verbose=False)
 digits = load_digits()
 x, y = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-train, validation = DataLoader(TensorDataset(x[:800], y[:800]), batch_size=64), DataLoader(TensorDataset(x[800:1300], y[800:1300]), batch_size=256)
+train, validation = (
+    DataLoader(TensorDataset(x[:800], y[:800]), batch_size=64),
+    DataLoader(TensorDataset(x[800:1300], y[800:1300]), batch_size=256),
+)
 
 calibration = CalibrateAfterValidation(reference=train)
 trainer = pl.Trainer(
-    max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    max_epochs=3,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
     callbacks=[calibration],
-)  # fmt: skip
+)
 trainer.fit(Digits(), train, validation)
 
 classifier = calibration.classifier

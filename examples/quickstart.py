@@ -12,12 +12,20 @@ digits = load_digits()
 x = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
 y = torch.tensor(digits.target)
 order = torch.randperm(len(x))
-train, calibration, test = (DataLoader(TensorDataset(x[i], y[i]), batch_size=64) for i in order.split([300, 400, 1097]))
+train, calibration, test = (
+    DataLoader(TensorDataset(x[i], y[i]), batch_size=64) for i in order.split([300, 400, 1097])
+)
 
 model = nn.Sequential(
-    nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-    nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10),
-)  # fmt: skip
+    nn.Conv2d(1, 16, 3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Conv2d(16, 32, 3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(128, 10),
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for _ in range(15):
     for images, labels in train:
@@ -31,7 +39,10 @@ images, labels = next(iter(test))
 prediction = classifier(images)
 for i in range(3):
     low, high = prediction.lower[i], prediction.upper[i]
-    print(f"says {prediction.label[i]}, confidence {prediction.confidence[i]:.2f} (90 % interval {low:.2f} to {high:.2f}), truth {labels[i]}")
+    print(
+        f"says {prediction.label[i]}, confidence {prediction.confidence[i]:.2f} (90 % interval "
+        f"{low:.2f} to {high:.2f}), truth {labels[i]}"
+    )
 
 features, labels = salgp.extract(model, test, layers=list(classifier.calibrator.layer_widths_))
 print(salgp.evaluate(classifier.calibrator.predict(features), labels))

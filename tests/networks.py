@@ -12,12 +12,21 @@ from torch.nn.functional import avg_pool2d, relu
 def sequential_cnn(n_classes: int = 3) -> nn.Sequential:
     """Plain sequential CNN for ``(N, 1, 16, 16)`` with batch-norm and dropout."""
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Linear(32, 16), nn.ReLU(), nn.Dropout(0.5),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 16),
+        nn.ReLU(),
+        nn.Dropout(0.5),
         nn.Linear(16, n_classes),
-    )  # fmt: skip
+    )
 
 
 class FunctionalCNN(nn.Module):
@@ -45,7 +54,9 @@ class ResidualBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.downsample = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return relu(self.bn2(self.conv2(relu(self.bn1(self.conv1(x))))) + self.downsample(x))
@@ -62,7 +73,10 @@ class ResidualNet(nn.Module):
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         sizes = [width, width, 2 * width, 4 * width, 8 * width]
         for i in range(1, 5):
-            blocks = ResidualBlock(sizes[i - 1], sizes[i], 1 if i == 1 else 2), ResidualBlock(sizes[i], sizes[i], 1)
+            blocks = (
+                ResidualBlock(sizes[i - 1], sizes[i], 1 if i == 1 else 2),
+                ResidualBlock(sizes[i], sizes[i], 1),
+            )
             self.add_module(f"layer{i}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(8 * width, n_classes)
@@ -76,7 +90,14 @@ class ResidualNet(nn.Module):
 class GRUClassifier(nn.Module):
     """Stacked recurrent classifier for ``(N, T, 5)``, pooled by maximum over time."""
 
-    def __init__(self, n_classes: int = 3, num_layers: int = 3, bidirectional: bool = True, batch_first: bool = True, kind: type = nn.GRU) -> None:
+    def __init__(
+        self,
+        n_classes: int = 3,
+        num_layers: int = 3,
+        bidirectional: bool = True,
+        batch_first: bool = True,
+        kind: type = nn.GRU,
+    ) -> None:
         super().__init__()
         self.gru = kind(5, 6, num_layers=num_layers, bidirectional=bidirectional, batch_first=batch_first)
         self.fc = nn.Linear(12 if bidirectional else 6, n_classes)
@@ -140,14 +161,23 @@ class Wrapped(nn.Module):
         h = self.body(x)
         z = self.head(h)
         return {
-            "tensor": z, "tuple": (z, h), "list": [torch.zeros(()), z], "dict": {"hidden": h, "logits": z}, "dataclass": Output(None, z),
-            "nameless": {"scores": z}, "binary": z[:, 0], "column": z[:, :1],
-            "probabilities": z.softmax(1), "log-probabilities": z.log_softmax(1),
-        }[self.kind]  # fmt: skip
+            "tensor": z,
+            "tuple": (z, h),
+            "list": [torch.zeros(()), z],
+            "dict": {"hidden": h, "logits": z},
+            "dataclass": Output(None, z),
+            "nameless": {"scores": z},
+            "binary": z[:, 0],
+            "column": z[:, :1],
+            "probabilities": z.softmax(1),
+            "log-probabilities": z.log_softmax(1),
+        }[self.kind]
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """The same network with seeded weights and buffers, so that tests do not depend on the global random state."""
+    """The same network with seeded weights and buffers, so that tests do not depend on the global random
+    state.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from salgp.calibrators.structures import Structure
+from salgp.calibrators.layerwise.structures import Structure
 from salgp.features import Features
 
 with warnings.catch_warnings():  # its import uses a deprecated part of torch
@@ -35,10 +35,19 @@ def perturbed_start(structure: Structure, scale: object, size: float = 0.4) -> d
     return theta
 
 
-# --- plain loops -------------------------------------------------------------------------------------------------
+# --- plain loops
+# -------------------------------------------------------------------------------------------------
 
 
-def double_loop(name: str, theta: Theta, features: Features, kernel: str, rank: int = 0, groups: Sequence[str] = (), stacked: bool = False) -> Tensor:
+def double_loop(
+    name: str,
+    theta: Theta,
+    features: Features,
+    kernel: str,
+    rank: int = 0,
+    groups: Sequence[str] = (),
+    stacked: bool = False,
+) -> Tensor:
     """The covariance matrix of a structure, entry by entry, with Python floats."""
     rows = _rows(features, stacked)
     value = _formula(name, theta, kernel, rank, tuple(groups), features.n_classes, stacked)
@@ -68,15 +77,24 @@ def _base(kernel: str, r: float) -> float:
 def _distance(a: Sequence[float], b: Sequence[float], scales: Sequence[float] | None = None) -> float:
     width = max(len(a), len(b))
     a, b = [*a, *[0.0] * (width - len(a))], [*b, *[0.0] * (width - len(b))]
-    return math.sqrt(sum(((x - y) / (1.0 if scales is None else scales[k])) ** 2 for k, (x, y) in enumerate(zip(a, b, strict=True))))
+    return math.sqrt(
+        sum(
+            ((x - y) / (1.0 if scales is None else scales[k])) ** 2
+            for k, (x, y) in enumerate(zip(a, b, strict=True))
+        )
+    )
 
 
-def _formula(name: str, theta: Theta, kernel: str, rank: int, groups: tuple[str, ...], n_classes: int, stacked: bool) -> Callable[[Row, Row], float]:
+def _formula(
+    name: str, theta: Theta, kernel: str, rank: int, groups: tuple[str, ...], n_classes: int, stacked: bool
+) -> Callable[[Row, Row], float]:
     def exp(key: str, at: int | None = None) -> float:
         return math.exp(float(theta[key] if at is None else theta[key][at]))
 
     def k(prefix: str, distance: float, unit: bool = False) -> float:
-        return (1.0 if unit else exp(f"{prefix}.log_variance")) * _base(kernel, distance / exp(f"{prefix}.log_lengthscale"))
+        return (1.0 if unit else exp(f"{prefix}.log_variance")) * _base(
+            kernel, distance / exp(f"{prefix}.log_lengthscale")
+        )
 
     def feature(a: Row, b: Row) -> float:
         return _distance(a[0][a[3]], b[0][b[3]])
@@ -85,7 +103,9 @@ def _formula(name: str, theta: Theta, kernel: str, rank: int, groups: tuple[str,
         return math.hypot(feature(a, b), a[1] - b[1])
 
     def concat(a: Row, b: Row) -> float:
-        return math.sqrt(sum(_distance(x, y) ** 2 for x, y in zip(a[0], b[0], strict=True)) + (a[1] - b[1]) ** 2)
+        return math.sqrt(
+            sum(_distance(x, y) ** 2 for x, y in zip(a[0], b[0], strict=True)) + (a[1] - b[1]) ** 2
+        )
 
     def index(prefix: str, a: int, b: int, r: int) -> float:
         own = exp(f"{prefix}.log_own", a) if a == b else 0.0
@@ -103,21 +123,34 @@ def _formula(name: str, theta: Theta, kernel: str, rank: int, groups: tuple[str,
 
     def nested(a: Row, b: Row) -> float:
         distance = joint(a, b) if stacked else concat(a, b)
-        return k("global", distance) + sum(k(f"local-{g.replace('/', '-')}", distance) for g in groups if group(g, a) == group(g, b))
+        return k("global", distance) + sum(
+            k(f"local-{g.replace('/', '-')}", distance) for g in groups if group(g, a) == group(g, b)
+        )
 
     def additive(a: Row, b: Row) -> float:
         local = 0.0
         if a[3] == b[3]:
-            local = exp("local.log_variance", a[3]) * _base(kernel, joint(a, b) / exp("local.log_lengthscale", a[3]))
+            local = exp("local.log_variance", a[3]) * _base(
+                kernel, joint(a, b) / exp("local.log_lengthscale", a[3])
+            )
         return k("global", joint(a, b)) + local
 
     def layer_sum(a: Row, b: Row) -> float:
-        names = [key.removesuffix(".log_variance") for key in theta if key.endswith(".log_variance") and key != "confidence.log_variance"]
-        return sum(k(p, _distance(x, y)) for p, x, y in zip(names, a[0], b[0], strict=True)) + k("confidence", abs(a[1] - b[1]))
+        names = [
+            key.removesuffix(".log_variance")
+            for key in theta
+            if key.endswith(".log_variance") and key != "confidence.log_variance"
+        ]
+        return sum(k(p, _distance(x, y)) for p, x, y in zip(names, a[0], b[0], strict=True)) + k(
+            "confidence", abs(a[1] - b[1])
+        )
 
     def coregionalised(a: Row, b: Row) -> float:
         n = sum(key.endswith(".log_own") for key in theta)
-        return sum(k(f"latent{q}", joint(a, b), unit=True) * index(f"layer{q}", a[3], b[3], max(rank, 1)) for q in range(n))
+        return sum(
+            k(f"latent{q}", joint(a, b), unit=True) * index(f"layer{q}", a[3], b[3], max(rank, 1))
+            for q in range(n)
+        )
 
     formulas: dict[str, Callable[[Row, Row], float]] = {
         "single": lambda a, b: k("features", feature(a, b)),
@@ -125,7 +158,11 @@ def _formula(name: str, theta: Theta, kernel: str, rank: int, groups: tuple[str,
         "red": lambda a, b: ard("features", a[0][0], b[0][0]) + ard("softmax", a[2], b[2]),
         "concat": lambda a, b: k("concat", concat(a, b)),
         "sum": layer_sum,
-        "ml": lambda a, b: k("features", feature(a, b)) + k("confidence", abs(a[1] - b[1])) + index("layer", a[3], b[3], rank),
+        "ml": lambda a, b: (
+            k("features", feature(a, b))
+            + k("confidence", abs(a[1] - b[1]))
+            + index("layer", a[3], b[3], rank)
+        ),
         "hl": lambda a, b: k("global", joint(a, b)) + (k("local", joint(a, b)) if a[3] == b[3] else 0.0),
         "additive": additive,
         "icm": coregionalised,
@@ -135,7 +172,8 @@ def _formula(name: str, theta: Theta, kernel: str, rank: int, groups: tuple[str,
     return formulas[name]
 
 
-# --- GPyTorch ----------------------------------------------------------------------------------------------------
+# --- GPyTorch
+# ----------------------------------------------------------------------------------------------------
 
 
 class GPyTorchGP:
@@ -151,7 +189,10 @@ class GPyTorchGP:
         self.model.train()
         x, y = self.model.train_inputs[0], self.model.train_targets
         with _exactly():
-            return float(gpytorch.mlls.ExactMarginalLogLikelihood(self.likelihood, self.model)(self.model(x), y) * len(y))
+            return float(
+                gpytorch.mlls.ExactMarginalLogLikelihood(self.likelihood, self.model)(self.model(x), y)
+                * len(y)
+            )
 
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the latent function at ``x``."""
@@ -162,7 +203,9 @@ class GPyTorchGP:
 
 
 class _Exact(gpytorch.models.ExactGP):
-    def __init__(self, x: Tensor, y: Tensor, likelihood: gpytorch.likelihoods.Likelihood, kernel: Kernel) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, likelihood: gpytorch.likelihoods.Likelihood, kernel: Kernel
+    ) -> None:
         super().__init__(x, y, likelihood)
         self.mean_module = gpytorch.means.ZeroMean()
         self.covar_module = kernel
@@ -186,27 +229,54 @@ def _exactly() -> Iterator[None]:
 
 
 def gpytorch_inputs(features: Features, stacked: bool) -> Tensor:
-    """Columns: features (padded; or all layers side by side), confidence, softmax, layer, class, layer and class."""
+    """Columns: features (padded; or all layers side by side), confidence, softmax, layer, class, layer and
+    class.
+    """
     n, L, c = len(features), len(features.layers), features.n_classes
-    s, softmax, label = features.confidence.double()[:, None], features.probs.double(), features.label.double()[:, None]
+    s, softmax, label = (
+        features.confidence.double()[:, None],
+        features.probs.double(),
+        features.label.double()[:, None],
+    )
     if not stacked:
-        return torch.cat([*(x.double() for x in features.layers.values()), s, softmax, torch.zeros(n, 1), label, label], dim=1)
+        return torch.cat(
+            [*(x.double() for x in features.layers.values()), s, softmax, torch.zeros(n, 1), label, label],
+            dim=1,
+        )
     width, parts = max(features.widths.values()), []
     for layer, x in enumerate(features.layers.values()):
         padded = torch.cat([x.double(), torch.zeros(n, width - x.shape[1], dtype=torch.float64)], dim=1)
-        parts.append(torch.cat([padded, s, softmax, torch.full_like(s, layer), label, layer * c + label], dim=1))
+        parts.append(
+            torch.cat([padded, s, softmax, torch.full_like(s, layer), label, layer * c + label], dim=1)
+        )
     return torch.stack(parts, dim=1).reshape(n * L, -1)
 
 
-def gpytorch_kernel(name: str, theta: Theta, features: Features, kernel: str, groups: Sequence[str] = (), stacked: bool = False) -> Kernel:
+def gpytorch_kernel(
+    name: str,
+    theta: Theta,
+    features: Features,
+    kernel: str,
+    groups: Sequence[str] = (),
+    stacked: bool = False,
+) -> Kernel:
     """The same covariance, assembled from GPyTorch's kernels."""
     L, c = len(features.layers), features.n_classes
     width = max(features.widths.values()) if stacked else sum(features.widths.values())
-    block = {"features": list(range(width)), "confidence": [width], "joint": list(range(width + 1)), "softmax": list(range(width + 1, width + 1 + c))}
+    block = {
+        "features": list(range(width)),
+        "confidence": [width],
+        "joint": list(range(width + 1)),
+        "softmax": list(range(width + 1, width + 1 + c)),
+    }
     column = {"layer": width + c + 1, "class": width + c + 2, "layer/class": width + c + 3}
 
     def base(dims: list[int], prefix: str, at: int | None = None) -> Kernel:
-        found = RBFKernel(active_dims=dims) if kernel == "rbf" else MaternKernel(nu={"12": 0.5, "32": 1.5, "52": 2.5}[kernel[-2:]], active_dims=dims)
+        found = (
+            RBFKernel(active_dims=dims)
+            if kernel == "rbf"
+            else MaternKernel(nu={"12": 0.5, "32": 1.5, "52": 2.5}[kernel[-2:]], active_dims=dims)
+        )
         raw = theta[f"{prefix}.log_lengthscale"]
         found = found.double()
         found.lengthscale = (raw if at is None else raw[at]).exp()
@@ -231,11 +301,19 @@ def gpytorch_kernel(name: str, theta: Theta, features: Features, kernel: str, gr
 
     def same(group: str, weight: Tensor | None = None) -> Kernel:
         size = {"layer": L, "class": c, "layer/class": L * c}[group]
-        return index(group, torch.zeros(size, 1, dtype=torch.float64), torch.ones(size, dtype=torch.float64) if weight is None else weight)
+        return index(
+            group,
+            torch.zeros(size, 1, dtype=torch.float64),
+            torch.ones(size, dtype=torch.float64) if weight is None else weight,
+        )
 
     def coregionalisation(prefix: str) -> Kernel:
         own = theta[f"{prefix}.log_own"].exp()
-        W = theta[f"{prefix}.W"] if f"{prefix}.W" in theta else (0.5 * theta[f"{prefix}.log_shared"]).exp().expand(L, 1)
+        W = (
+            theta[f"{prefix}.W"]
+            if f"{prefix}.W" in theta
+            else (0.5 * theta[f"{prefix}.log_shared"]).exp().expand(L, 1)
+        )
         return index("layer", W, own)
 
     if name == "single":
@@ -247,7 +325,11 @@ def gpytorch_kernel(name: str, theta: Theta, features: Features, kernel: str, gr
     if name == "concat":
         return scaled(block["joint"], "concat")
     if name == "ml":
-        return scaled(block["features"], "features") + scaled(block["confidence"], "confidence") + coregionalisation("layer")
+        return (
+            scaled(block["features"], "features")
+            + scaled(block["confidence"], "confidence")
+            + coregionalisation("layer")
+        )
     if name == "hl":
         return scaled(block["joint"], "global") + scaled(block["joint"], "local") * same("layer")
     if name == "nested":
@@ -258,14 +340,23 @@ def gpytorch_kernel(name: str, theta: Theta, features: Features, kernel: str, gr
     if name == "additive":
         total = scaled(block["joint"], "global")
         for layer in range(L):
-            total = total + scaled(block["joint"], "local", layer) * same("layer", torch.eye(L, dtype=torch.float64)[layer])
+            total = total + scaled(block["joint"], "local", layer) * same(
+                "layer", torch.eye(L, dtype=torch.float64)[layer]
+            )
         return total
     if name in ("icm", "lcm"):
-        terms = [base(block["joint"], f"latent{q}") * coregionalisation(f"layer{q}") for q in range(sum(k.endswith(".log_own") for k in theta))]
+        terms = [
+            base(block["joint"], f"latent{q}") * coregionalisation(f"layer{q}")
+            for q in range(sum(k.endswith(".log_own") for k in theta))
+        ]
         return terms[0] if len(terms) == 1 else sum(terms[1:], terms[0])
     if name == "sum":
         total, start = scaled(block["confidence"], "confidence"), 0
-        prefixes = [k.removesuffix(".log_variance") for k in theta if k.endswith(".log_variance") and k != "confidence.log_variance"]
+        prefixes = [
+            k.removesuffix(".log_variance")
+            for k in theta
+            if k.endswith(".log_variance") and k != "confidence.log_variance"
+        ]
         for prefix, width_l in zip(prefixes, features.widths.values(), strict=True):
             total = total + scaled(list(range(start, start + width_l)), prefix)
             start += width_l

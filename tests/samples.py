@@ -1,4 +1,6 @@
-"""Made-up calibration data with the structure of the real thing: a low-dimensional latent seen by every layer."""
+"""Made-up calibration data with the structure of the real thing: a low-dimensional latent seen by every
+layer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ __all__ = ["sample"]
 
 
 def sample(
-    n: int, widths: tuple[int, ...] = (4, 6, 5), n_classes: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
+    n: int,
+    widths: tuple[int, ...] = (4, 6, 5),
+    n_classes: int = 3,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[Features, Tensor]:
     """Features and labels of an overconfident network whose errors depend on the latent its layers see."""
     fixed, drawn = torch.Generator().manual_seed(99), torch.Generator().manual_seed(seed)

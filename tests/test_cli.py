@@ -1,4 +1,6 @@
-"""The command line: every command, twenty wrong uses, and the whole way from a user's own network to a report."""
+"""The command line: every command, twenty wrong uses, and the whole way from a user's own network to a
+report.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from torch import nn
 
 
 def make():
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+    maps = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*maps, nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def number():
@@ -44,7 +47,10 @@ def made_features(n: int, seed: int, classes: int = 3, width: int = 4) -> tuple[
     y = torch.randint(0, classes, (n,), generator=g)
     z = torch.randn(n, classes, generator=g)
     z[torch.arange(n), y] += 1.5
-    layers = {"conv": torch.randn(n, width, generator=g) + z[:, :1], "fc": z + 0.3 * torch.randn(n, classes, generator=g)}
+    layers = {
+        "conv": torch.randn(n, width, generator=g) + z[:, :1],
+        "fc": z + 0.3 * torch.randn(n, classes, generator=g),
+    }
     return salgp.Features(2 * z, layers), y
 
 
@@ -60,35 +66,65 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     features.save(where / "other.safetensors", labels, {"network": "b" * 64})
     made_features(40, 4, width=7)[0].save(where / "wider.safetensors", labels)
     made_features(40, 4, classes=5)[0].save(where / "classes5.safetensors", labels)
-    salgp.Features(torch.full((4, 3), torch.nan)).save(where / "nan.safetensors", torch.zeros(4, dtype=torch.int64))
+    salgp.Features(torch.full((4, 3), torch.nan)).save(
+        where / "nan.safetensors", torch.zeros(4, dtype=torch.int64)
+    )
     salgp.Features(torch.zeros(4, 1)).save(where / "one.safetensors", torch.zeros(4, dtype=torch.int64))
     features.save(where / "range.safetensors", labels + 3)
     write_tensors(where / "key.safetensors", {"scores": torch.zeros(3, 2)}, {})
-    write_tensors(where / "newer.safetensors", {"logits": torch.zeros(3, 2)}, {"format": "salgp-features", "format_version": "99"})
+    write_tensors(
+        where / "newer.safetensors",
+        {"logits": torch.zeros(3, 2)},
+        {"format": "salgp-features", "format_version": "99"},
+    )
     (where / "empty.safetensors").write_bytes(b"")
     (where / "cut.safetensors").write_bytes((where / "cal.safetensors").read_bytes()[:500])
     (where / "file").write_text("in the way")
     (where / "there.onnx").write_text("in the way")
     (where / "net.py").write_text(NETWORK)
-    np.savez(where / "names.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.array(["cat", "dog", "cat", "dog"]))
+    np.savez(
+        where / "names.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.array(["cat", "dog", "cat", "dog"])
+    )
     np.savez(where / "data.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4) % 3)
     np.savez(where / "two.npz", a=np.zeros((4, 2), np.float32), b=np.zeros((4, 2), np.float32))
     np.savez(where / "bytes.npz", x=np.zeros((4, 1, 8, 8), np.uint8))
     save_file({"0.weight": torch.zeros(2, 2)}, where / "weights.safetensors")
-    assert main(["fit", str(where / "cal.safetensors"), "-o", str(where / "cal"), "-m", "temperature", "-q"]) == 0
+    assert (
+        main(["fit", str(where / "cal.safetensors"), "-o", str(where / "cal"), "-m", "temperature", "-q"])
+        == 0
+    )
     layered = ["-m", "sal-gp", "--set", "max_steps=5", "-q"]
     assert main(["fit", str(where / "cal.safetensors"), "-o", str(where / "layered"), *layered]) == 0
-    assert main(["extract", f"{where / 'net.py'}:make", str(where / "data.npz"), "-o", str(where / "own.safetensors"), "-q"]) == 0
-    assert main(["fit", str(where / "own.safetensors"), "-o", str(where / "own"), "-m", "uncalibrated", "-q"]) == 0
+    assert (
+        main(
+            [
+                "extract",
+                f"{where / 'net.py'}:make",
+                str(where / "data.npz"),
+                "-o",
+                str(where / "own.safetensors"),
+                "-q",
+            ]
+        )
+        == 0
+    )
+    assert (
+        main(["fit", str(where / "own.safetensors"), "-o", str(where / "own"), "-m", "uncalibrated", "-q"])
+        == 0
+    )
     damaged = json.loads((where / "cal" / "calibrator.json").read_text()) | {"format_version": 99}
     (where / "newer").mkdir()
     (where / "newer" / "calibrator.json").write_text(json.dumps(damaged))
-    (where / "newer" / "calibrator.safetensors").write_bytes((where / "cal" / "calibrator.safetensors").read_bytes())
+    (where / "newer" / "calibrator.safetensors").write_bytes(
+        (where / "cal" / "calibrator.safetensors").read_bytes()
+    )
     return where
 
 
 @pytest.fixture
-def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str, str]]:
+def run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], tuple[int, str, str]]:
     """Run a line: ``IN`` is the folder of files, ``OUT`` an empty one."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -140,26 +176,83 @@ WRONG = [
     Wrong("missing file", f"fit IN/nothing.safetensors {FIT}", "no such file"),
     Wrong("wrong key", f"fit IN/key.safetensors {FIT}", "no tensor named 'logits'; found scores"),
     Wrong("not a number", f"fit IN/nan.safetensors {FIT}", "logits holds NaN or infinity in row 0"),
-    Wrong("labels as strings", "extract IN/net.py:make IN/names.npz -o OUT/f.safetensors", "the labels are names (cat, dog"),
+    Wrong(
+        "labels as strings",
+        "extract IN/net.py:make IN/names.npz -o OUT/f.safetensors",
+        "the labels are names (cat, dog",
+    ),
     Wrong("swapped arguments", "apply IN/test.safetensors IN/cal -o OUT/p.csv", "are two arguments swapped?"),
     Wrong("calibrator as features", f"fit IN/cal {FIT}", "is a calibrator, but features were expected"),
-    Wrong("other network, by fingerprint", "apply IN/cal IN/other.safetensors -o OUT/p.csv", "extracted from another network"),
-    Wrong("other network, by width", "apply IN/layered IN/wider.safetensors -o OUT/p.csv", "is it the same network?"),
-    Wrong("other classes", "apply IN/cal IN/classes5.safetensors -o OUT/p.csv", "fitted on 3 classes, got logits of 5"),
-    Wrong("file in place of folder", "fit IN/cal.safetensors -m temperature -o IN/file/cal", "is a file, not a folder"),
+    Wrong(
+        "other network, by fingerprint",
+        "apply IN/cal IN/other.safetensors -o OUT/p.csv",
+        "extracted from another network",
+    ),
+    Wrong(
+        "other network, by width",
+        "apply IN/layered IN/wider.safetensors -o OUT/p.csv",
+        "is it the same network?",
+    ),
+    Wrong(
+        "other classes",
+        "apply IN/cal IN/classes5.safetensors -o OUT/p.csv",
+        "fitted on 3 classes, got logits of 5",
+    ),
+    Wrong(
+        "file in place of folder",
+        "fit IN/cal.safetensors -m temperature -o IN/file/cal",
+        "is a file, not a folder",
+    ),
     Wrong("disk full", f"fit IN/cal.safetensors {FIT}", "No space left on device", breaks=_no_space),
-    Wrong("disk full, prediction", "apply IN/cal IN/test.safetensors -o OUT/p.safetensors", "No space left on device", breaks=_no_space),
-    Wrong("Ctrl-C in the middle", f"fit IN/cal.safetensors {FIT}", "nothing was left half-written", 130, _interrupt),
+    Wrong(
+        "disk full, prediction",
+        "apply IN/cal IN/test.safetensors -o OUT/p.safetensors",
+        "No space left on device",
+        breaks=_no_space,
+    ),
+    Wrong(
+        "Ctrl-C in the middle",
+        f"fit IN/cal.safetensors {FIT}",
+        "nothing was left half-written",
+        130,
+        _interrupt,
+    ),
     Wrong("features of a newer version", f"fit IN/newer.safetensors {FIT}", "newer version of salgp"),
-    Wrong("calibrator of a newer version", "apply IN/newer IN/test.safetensors -o OUT/p.csv", "newer version of salgp"),
+    Wrong(
+        "calibrator of a newer version",
+        "apply IN/newer IN/test.safetensors -o OUT/p.csv",
+        "newer version of salgp",
+    ),
     Wrong("existing output", "fit IN/cal.safetensors -m temperature -o IN/cal", "pass --force to replace it"),
-    Wrong("output is input", "apply IN/cal IN/test.safetensors --force -o IN/test.safetensors", "is also an input"),
-    Wrong("unknown method", "fit IN/cal.safetensors -o OUT/cal -m magic", "no calibrator called 'magic'; known:", 2),
-    Wrong("unknown methods", "compare IN/cal.safetensors --methods temperature,magic", "no calibrator called 'magic'", 2),
+    Wrong(
+        "output is input",
+        "apply IN/cal IN/test.safetensors --force -o IN/test.safetensors",
+        "is also an input",
+    ),
+    Wrong(
+        "unknown method",
+        "fit IN/cal.safetensors -o OUT/cal -m magic",
+        "no calibrator called 'magic'; known:",
+        2,
+    ),
+    Wrong(
+        "unknown methods",
+        "compare IN/cal.safetensors --methods temperature,magic",
+        "no calibrator called 'magic'",
+        2,
+    ),
     Wrong("unknown setting", f"fit IN/cal.safetensors {FIT} --set colour=red", "has no such setting", 2),
     Wrong("setting without value", f"fit IN/cal.safetensors {FIT} --set bounds", "expected NAME=VALUE", 2),
-    Wrong("unknown layer", f"fit IN/cal.safetensors {FIT} --layers conv,nose", "no layer named 'nose'; known layers: conv, fc"),
-    Wrong("unknown layer of a network", "extract IN/net.py:make IN/data.npz -o OUT/f.safetensors --layers nose", "nose"),
+    Wrong(
+        "unknown layer",
+        f"fit IN/cal.safetensors {FIT} --layers conv,nose",
+        "no layer named 'nose'; known layers: conv, fc",
+    ),
+    Wrong(
+        "unknown layer of a network",
+        "extract IN/net.py:make IN/data.npz -o OUT/f.safetensors --layers nose",
+        "nose",
+    ),
     Wrong("empty file", f"fit IN/empty.safetensors {FIT}", "not a whole safetensors file"),
     Wrong("truncated file", f"fit IN/cut.safetensors {FIT}", "not a whole safetensors file"),
     Wrong("one column", f"fit IN/one.safetensors {FIT}", "at least 2 columns"),
@@ -168,43 +261,120 @@ WRONG = [
     Wrong("unknown option", f"fit IN/cal.safetensors {FIT} --fast", "see salgp fit --help", 2),
     Wrong("missing argument", "fit", "Missing argument", 2),
     Wrong("unknown command", "calibrate", "No such command", 2),
-    Wrong("unknown suffix", "apply IN/cal IN/test.safetensors -o OUT/p.doc", ".csv, .parquet or .safetensors", 2),
+    Wrong(
+        "unknown suffix", "apply IN/cal IN/test.safetensors -o OUT/p.doc", ".csv, .parquet or .safetensors", 2
+    ),
     Wrong("no such row", "explain IN/cal IN/test.safetensors --sample 999", "the rows of", 2),
-    Wrong("model without a name", "extract IN/net.py IN/data.npz -o OUT/f.safetensors", "expected package.module:factory", 2),
-    Wrong("model not in the file", "extract IN/net.py:build IN/data.npz -o OUT/f.safetensors", "has no 'build'; it has make, number", 2),
-    Wrong("no such module", "extract nowhere.net:make IN/data.npz -o OUT/f.safetensors", "cannot import 'nowhere.net'", 2),
-    Wrong("not a network", "extract IN/net.py:number IN/data.npz -o OUT/f.safetensors", "gave a int; expected a torch.nn.Module"),
-    Wrong("foreign weights", "extract IN/net.py:make IN/data.npz --weights IN/weights.safetensors -o OUT/f.safetensors", "does not fit the network"),
+    Wrong(
+        "model without a name",
+        "extract IN/net.py IN/data.npz -o OUT/f.safetensors",
+        "expected package.module:factory",
+        2,
+    ),
+    Wrong(
+        "model not in the file",
+        "extract IN/net.py:build IN/data.npz -o OUT/f.safetensors",
+        "has no 'build'; it has make, number",
+        2,
+    ),
+    Wrong(
+        "no such module",
+        "extract nowhere.net:make IN/data.npz -o OUT/f.safetensors",
+        "cannot import 'nowhere.net'",
+        2,
+    ),
+    Wrong(
+        "not a network",
+        "extract IN/net.py:number IN/data.npz -o OUT/f.safetensors",
+        "gave a int; expected a torch.nn.Module",
+    ),
+    Wrong(
+        "foreign weights",
+        "extract IN/net.py:make IN/data.npz --weights IN/weights.safetensors -o OUT/f.safetensors",
+        "does not fit the network",
+    ),
     Wrong("not a model folder", "extract hf:IN IN/data.npz -o OUT/f.safetensors", "no config.json"),
     Wrong("several inputs", "extract IN/net.py:make IN/two.npz -o OUT/f.safetensors", "choose with --inputs"),
-    Wrong("unknown input", "extract IN/net.py:make IN/two.npz --inputs c -o OUT/f.safetensors", "no array named 'c'; it has a, b"),
+    Wrong(
+        "unknown input",
+        "extract IN/net.py:make IN/two.npz --inputs c -o OUT/f.safetensors",
+        "no array named 'c'; it has a, b",
+    ),
     Wrong("bytes", "extract IN/net.py:make IN/bytes.npz -o OUT/f.safetensors", "--scale"),
     Wrong("unknown data", "extract IN/net.py:make IN/net.py -o OUT/f.safetensors", "unknown kind of data"),
     Wrong("report over report", "report IN/cal IN/test.safetensors -o IN/file", "pass --force to replace it"),
-    Wrong("too few class names", "report IN/cal IN/test.safetensors -o OUT/r.html --classes a,b", "2 class names for 3 classes"),
+    Wrong(
+        "too few class names",
+        "report IN/cal IN/test.safetensors -o OUT/r.html --classes a,b",
+        "2 class names for 3 classes",
+    ),
     Wrong("export to what", "export IN/cal -o OUT/head.exe", "ends in .onnx or .pt2", 2),
     Wrong("export over a file", "export IN/cal -o IN/there.onnx", "pass --force to replace it"),
-    Wrong("weights without network", "export IN/cal --weights IN/weights.safetensors -o OUT/h.onnx", "--weights goes with --model", 2),
+    Wrong(
+        "weights without network",
+        "export IN/cal --weights IN/weights.safetensors -o OUT/h.onnx",
+        "--weights goes with --model",
+        2,
+    ),
     Wrong("network without example", f"{EXPORT} -o OUT/h.onnx", "--input-shape 3,224,224", 2),
-    Wrong("shape in words", f"{EXPORT} --input-shape 1,wide -o OUT/h.onnx", "whole numbers separated by commas", 2),
-    Wrong("no word on the network", "export IN/cal --model IN/net.py:make --input-shape 1,8,8 -o OUT/h.onnx", "how its features were read"),
-    Wrong("export with other weights", f"{EXPORT} --data IN/data.npz -o OUT/h.onnx", "other weights than the network"),
-    Wrong("shape of another network", f"{EXPORT} --any-network --input-shape 7 -o OUT/h.onnx", "does not run on an example of shape (3, 7)"),
-    Wrong("unknown engine", "score IN/cal IN/test.safetensors -o OUT/s --engine cloud", "expected local or ray", 2),
+    Wrong(
+        "shape in words",
+        f"{EXPORT} --input-shape 1,wide -o OUT/h.onnx",
+        "whole numbers separated by commas",
+        2,
+    ),
+    Wrong(
+        "no word on the network",
+        "export IN/cal --model IN/net.py:make --input-shape 1,8,8 -o OUT/h.onnx",
+        "how its features were read",
+    ),
+    Wrong(
+        "export with other weights",
+        f"{EXPORT} --data IN/data.npz -o OUT/h.onnx",
+        "other weights than the network",
+    ),
+    Wrong(
+        "shape of another network",
+        f"{EXPORT} --any-network --input-shape 7 -o OUT/h.onnx",
+        "does not run on an example of shape (3, 7)",
+    ),
+    Wrong(
+        "unknown engine",
+        "score IN/cal IN/test.safetensors -o OUT/s --engine cloud",
+        "expected local or ray",
+        2,
+    ),
     Wrong("one file to score", "score IN/cal IN/test.safetensors -o OUT/s", "works on a folder of shards", 2),
     Wrong("unknown study", "study run nothing -o OUT/s --preset smoke", "no study called 'nothing'"),
     Wrong("study without records", "study table OUT", "no records here"),
     Wrong("seeds in words", "study run mstar-convnet --seeds one -o OUT/s", "expected whole numbers", 2),
-    Wrong("unknown score", "compare IN/cal.safetensors --methods temperature --sort beauty", "no such score; choose one of accuracy", 2),
-    Wrong("no such device", "extract IN/net.py:make IN/data.npz --device abacus -o OUT/f.safetensors", "--device abacus: not available here", 2),
+    Wrong(
+        "unknown score",
+        "compare IN/cal.safetensors --methods temperature --sort beauty",
+        "no such score; choose one of accuracy",
+        2,
+    ),
+    Wrong(
+        "no such device",
+        "extract IN/net.py:make IN/data.npz --device abacus -o OUT/f.safetensors",
+        "--device abacus: not available here",
+        2,
+    ),
     Wrong("info on a script", "info IN/net.py", "unknown kind of file"),
     Wrong("info on nothing", "info IN/nothing", "no such file or folder"),
-    Wrong("a fault of our own", f"fit IN/cal.safetensors {FIT}", "AttributeError: nothing here (--debug shows where)", breaks=_bug),
-]  # fmt: skip
+    Wrong(
+        "a fault of our own",
+        f"fit IN/cal.safetensors {FIT}",
+        "AttributeError: nothing here (--debug shows where)",
+        breaks=_bug,
+    ),
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.name)
-def test_wrong_use(wrong: Wrong, run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_use(
+    wrong: Wrong, run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
     if wrong.breaks is not None:
         wrong.breaks(monkeypatch)
@@ -214,16 +384,25 @@ def test_wrong_use(wrong: Wrong, run: Any, folder: Path, tmp_path: Path, monkeyp
     assert lines[0].startswith("salgp: ")
     assert wrong.says in lines[0]
     assert list(tmp_path.iterdir()) == []  # nothing, whole or half, was left
-    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts} == before
+    assert {
+        p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    } == before
 
 
 def test_a_real_interrupt(folder: Path, tmp_path: Path) -> None:
     """SIGINT while the user's network is being built: exit code 130, one sentence, no file."""
-    waiting = "import pathlib, time\n\n\ndef make():\n    pathlib.Path('started').touch()\n    time.sleep(120)\n"
+    waiting = (
+        "import pathlib, time\n\n\ndef make():\n    pathlib.Path('started').touch()\n    time.sleep(120)\n"
+    )
     (tmp_path / "slow.py").write_text(waiting)
-    call = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from salgp.cli import main; raise SystemExit(main())"
+    call = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from salgp.cli "
+        "import main; raise SystemExit(main())"
+    )
     arguments = ["extract", "slow.py:make", str(folder / "data.npz"), "-o", "f.safetensors"]
-    process = subprocess.Popen([sys.executable, "-c", call, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", call, *arguments], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 100
     while not (tmp_path / "started").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -250,9 +429,15 @@ def test_fit_apply_in_every_format_agree(run: Any, tmp_path: Path) -> None:
     with (tmp_path / "p.csv").open() as file:
         rows = list(csv.DictReader(file))
     whole = load_file(tmp_path / "p.safetensors")
-    np.testing.assert_allclose([float(r["confidence"]) for r in rows], whole["confidence"].numpy(), rtol=1e-12)
-    np.testing.assert_array_equal(pq.read_table(tmp_path / "p.parquet")["std"].to_numpy(), whole["std"].numpy())
-    np.testing.assert_allclose([float(r["correction.fc"]) for r in rows], whole["layers.mean"][:, 1].numpy(), rtol=1e-12)
+    np.testing.assert_allclose(
+        [float(r["confidence"]) for r in rows], whole["confidence"].numpy(), rtol=1e-12
+    )
+    np.testing.assert_array_equal(
+        pq.read_table(tmp_path / "p.parquet")["std"].to_numpy(), whole["std"].numpy()
+    )
+    np.testing.assert_allclose(
+        [float(r["correction.fc"]) for r in rows], whole["layers.mean"][:, 1].numpy(), rtol=1e-12
+    )
 
 
 def test_apply_is_the_library_s_own_prediction(run: Any, folder: Path, tmp_path: Path) -> None:
@@ -298,13 +483,21 @@ def test_compare_sorts_and_splits_by_seed(run: Any) -> None:
 
 def test_copies_stay_with_their_sample_and_are_never_scored(run: Any, tmp_path: Path) -> None:
     features, labels = made_features(60, 5)
-    three = salgp.Features(features.logits.repeat(3, 1), {k: x.repeat(3, 1) for k, x in features.layers.items()}, torch.arange(60).repeat(3))
+    three = salgp.Features(
+        features.logits.repeat(3, 1),
+        {k: x.repeat(3, 1) for k, x in features.layers.items()},
+        torch.arange(60).repeat(3),
+    )
     three.save(tmp_path / "copies.safetensors", labels.repeat(3))
     features.save(tmp_path / "plain.safetensors", labels)
     line = "--methods temperature,perturbed-temperature --seed 3 --json"
-    copies, plain = (json.loads(run(f"compare OUT/{name}.safetensors {line}")[1]) for name in ("copies", "plain"))
+    copies, plain = (
+        json.loads(run(f"compare OUT/{name}.safetensors {line}")[1]) for name in ("copies", "plain")
+    )
     assert (copies["n_fit"], copies["n_test"]) == (90, 30)
-    assert copies["scores"]["temperature"] == plain["scores"]["temperature"]  # which learns from originals only
+    assert (
+        copies["scores"]["temperature"] == plain["scores"]["temperature"]
+    )  # which learns from originals only
     for name in ("copies", "plain"):
         assert run(f"fit OUT/{name}.safetensors -m temperature -o OUT/{name} -q")[0] == 0
     assert salgp.load(tmp_path / "copies").temperature_ == salgp.load(tmp_path / "plain").temperature_
@@ -328,7 +521,9 @@ def test_force_replaces_a_whole_calibrator(run: Any, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["cal"]
 
 
-def test_a_failed_replacement_keeps_the_old_one(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_replacement_keeps_the_old_one(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run("fit IN/cal.safetensors -o OUT/cal -m temperature")[0] == 0
     _no_space(monkeypatch)
     assert run("fit IN/cal.safetensors -o OUT/cal -m platt --force")[0] == 1
@@ -351,7 +546,9 @@ def test_parquet_shards_are_features_too(run: Any, tmp_path: Path) -> None:
         columns = {"logits": features.logits[rows].tolist(), "labels": labels[rows].tolist()}
         columns |= {f"layers.{k}": x[rows].tolist() for k, x in features.layers.items()}
         pq.write_table(pa.table(columns), tmp_path / "shards" / f"{i}.parquet")
-    one, two = (json.loads(run(f"evaluate IN/cal OUT/{name} --json")[1]) for name in ("shards", "f.safetensors"))
+    one, two = (
+        json.loads(run(f"evaluate IN/cal OUT/{name} --json")[1]) for name in ("shards", "f.safetensors")
+    )
     assert one == two
 
 
@@ -361,7 +558,17 @@ def test_without_arguments_the_help_is_shown(run: Any) -> None:
     assert "salgp demo" in out
 
 
-@pytest.mark.parametrize("line", ["info", "info IN/cal", "info IN/cal.safetensors", "info IN/key.safetensors", "info IN/data.npz", "study list"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "info",
+        "info IN/cal",
+        "info IN/cal.safetensors",
+        "info IN/key.safetensors",
+        "info IN/data.npz",
+        "study list",
+    ],
+)
 def test_info_and_lists(line: str, run: Any) -> None:
     code, out, _ = run(line)
     assert code == 0
@@ -389,7 +596,20 @@ def commands() -> dict[str, Any]:
 
 def test_every_command_has_help(run: Any) -> None:
     shown = run("--help")[1]
-    for name in ("demo", "extract", "fit", "apply", "evaluate", "explain", "compare", "report", "export", "info", "study", "score"):
+    for name in (
+        "demo",
+        "extract",
+        "fit",
+        "apply",
+        "evaluate",
+        "explain",
+        "compare",
+        "report",
+        "export",
+        "info",
+        "study",
+        "score",
+    ):
         assert name in shown
     for name in commands():
         code, out, _ = run(f"{name.removeprefix('salgp ')} --help")
@@ -399,7 +619,9 @@ def test_every_command_has_help(run: Any) -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_examples_in_the_help_are_right_as_typed(name: str) -> None:
-    """Every example is of its own command, and its arguments and options exist and have values of the right kind."""
+    """Every example is of its own command, and its arguments and options exist and have values of the right
+    kind.
+    """
     one = commands()[name]
     examples = re.findall(r"Example:  (.*)", one.epilog)
     assert examples
@@ -414,13 +636,22 @@ def test_command_lines_in_the_documents_are_right(page: str) -> None:
     """Every ``salgp ...`` line in a shell block parses, with the options it names."""
     root = Path(__file__).parents[1] / page
     known = commands()
-    for path in [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in (".md", ".py")):
+    for path in (
+        [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in (".md", ".py"))
+    ):
         text = path.read_text(encoding="utf-8")
         blocks = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
         for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
-            name = next((n for n in sorted(known, key=len, reverse=True) if words[: len(n.split())] == n.split()), None)
-            if words[:1] == ["salgp"] and words[1:2] not in (["--help"], ["--version"], ["--install-completion"]):
+            name = next(
+                (n for n in sorted(known, key=len, reverse=True) if words[: len(n.split())] == n.split()),
+                None,
+            )
+            if words[:1] == ["salgp"] and words[1:2] not in (
+                ["--help"],
+                ["--version"],
+                ["--install-completion"],
+            ):
                 assert name is not None, f"{path.name}: {line}"
                 rest = words[len(name.split()) :]
                 if "--help" not in rest:
@@ -428,33 +659,68 @@ def test_command_lines_in_the_documents_are_right(page: str) -> None:
 
 
 def test_help_does_not_import_torch() -> None:
-    code = "import sys; from salgp.cli import main; main(['--help']); print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = (
+        "import sys; from salgp.cli import main; main(['--help']); print('torch' in sys.modules, "
+        "'numpy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False False"
 
 
 def test_shell_completion_is_offered() -> None:
-    environment = {"_SALGP_COMPLETE": "complete_bash", "COMP_WORDS": "salgp ev", "COMP_CWORD": "1", "PATH": ""}
+    environment = {
+        "_SALGP_COMPLETE": "complete_bash",
+        "COMP_WORDS": "salgp ev",
+        "COMP_CWORD": "1",
+        "PATH": "",
+    }
     code = "from salgp.cli import main; raise SystemExit(main([]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
     assert "evaluate" in done.stdout
 
 
 def test_end_to_end_with_a_network_of_the_user(run: Any, folder: Path, tmp_path: Path) -> None:
-    """extract -> fit -> compare -> report -> apply -> export (alone, whole), by command line alone; both agree with apply."""
+    """extract -> fit -> compare -> report -> apply -> export (alone, whole), by command line alone; both
+    agree with apply.
+    """
     g = torch.Generator().manual_seed(0)
     for name, n in (("train", 150), ("cal", 150), ("test", 200)):
         y = torch.randint(0, 3, (n,), generator=g)
-        x = 0.8 * torch.randn(n, 1, 8, 8, generator=g) + (y[:, None, None, None] - 1) * torch.linspace(-1, 1, 8)
+        x = 0.8 * torch.randn(n, 1, 8, 8, generator=g) + (y[:, None, None, None] - 1) * torch.linspace(
+            -1, 1, 8
+        )
         np.savez(tmp_path / f"{name}.npz", x=x.numpy(), y=y.numpy())
     (tmp_path / "net.py").write_text(NETWORK)
     _train(tmp_path)
     for name in ("train", "cal", "test"):
-        line = f"extract OUT/net.py:make OUT/{name}.npz --weights OUT/w.safetensors -o OUT/{name}.safetensors --classes low,<b>mid</b>,high"
+        line = (
+            f"extract OUT/net.py:make OUT/{name}.npz --weights OUT/w.safetensors -o "
+            f"OUT/{name}.safetensors --classes low,<b>mid</b>,high"
+        )
         assert run(line)[0] == 0
-    assert run("fit OUT/cal.safetensors --reference OUT/train.safetensors -m sal-gp --set max_steps=10 -o OUT/calibrator")[0] == 0
-    assert run("compare OUT/cal.safetensors --test OUT/test.safetensors --methods uncalibrated,temperature,sal-gp")[0] == 0
-    assert run("report OUT/calibrator OUT/test.safetensors --images OUT/test.npz --new-data OUT/train.safetensors -o OUT/report.html")[0] == 0
+    assert (
+        run(
+            "fit OUT/cal.safetensors --reference OUT/train.safetensors -m sal-gp --set "
+            "max_steps=10 -o OUT/calibrator"
+        )[0]
+        == 0
+    )
+    assert (
+        run(
+            "compare OUT/cal.safetensors --test OUT/test.safetensors --methods "
+            "uncalibrated,temperature,sal-gp"
+        )[0]
+        == 0
+    )
+    assert (
+        run(
+            "report OUT/calibrator OUT/test.safetensors --images OUT/test.npz --new-data "
+            "OUT/train.safetensors -o OUT/report.html"
+        )[0]
+        == 0
+    )
     assert run("apply OUT/calibrator OUT/test.safetensors -o OUT/p.safetensors")[0] == 0
     page = (tmp_path / "report.html").read_text()
     assert "&lt;b&gt;mid&lt;/b&gt;" in page
@@ -506,7 +772,9 @@ def test_extract_from_an_image_folder(options: str, run: Any, tmp_path: Path) ->
     assert json.loads(run("info OUT/f.safetensors --json")[1])["class names"] == ["cat", "dog", "eel"]
 
 
-def test_extract_with_named_labels_and_a_module_of_this_folder(run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extract_with_named_labels_and_a_module_of_this_folder(
+    run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.delitem(sys.modules, "net", raising=False)
     assert run("extract net:make IN/names.npz --classes dog,cat,eel -o OUT/f.safetensors")[0] == 0
@@ -521,9 +789,20 @@ def test_extract_from_hugging_face_and_parquet(run: Any, tmp_path: Path) -> None
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    config = transformers.BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, num_labels=3)
+    config = transformers.BertConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=8,
+        num_labels=3,
+    )
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    columns = {"input_ids": [[1, 2, 3], [4, 5, 0]], "attention_mask": [[1, 1, 1], [1, 1, 0]], "labels": [0, 2]}
+    columns = {
+        "input_ids": [[1, 2, 3], [4, 5, 0]],
+        "attention_mask": [[1, 1, 1], [1, 1, 0]],
+        "labels": [0, 2],
+    }
     pq.write_table(pa.table(columns), tmp_path / "text.parquet")
     assert run("extract hf:OUT/model OUT/text.parquet -o OUT/f.safetensors -q") == (0, "", "")
     features, labels = salgp.load_features(tmp_path / "f.safetensors")
@@ -533,8 +812,14 @@ def test_extract_from_hugging_face_and_parquet(run: Any, tmp_path: Path) -> None
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     assert run("fit OUT/f.safetensors -m uncalibrated -o OUT/cal")[0] == 0
-    assert run("export OUT/cal --model hf:OUT/model --data OUT/text.parquet -o OUT/whole.onnx -q") == (0, "", "")
-    found = _run_onnx(tmp_path / "whole.onnx", {name: np.asarray(columns[name]) for name in ("input_ids", "attention_mask")})
+    assert run("export OUT/cal --model hf:OUT/model --data OUT/text.parquet -o OUT/whole.onnx -q") == (
+        0,
+        "",
+        "",
+    )
+    found = _run_onnx(
+        tmp_path / "whole.onnx", {name: np.asarray(columns[name]) for name in ("input_ids", "attention_mask")}
+    )
     np.testing.assert_allclose(found["probs"], features.probs.numpy(), atol=1e-5)
 
 
@@ -569,15 +854,23 @@ def _train(where: Path) -> None:
 
 
 def _compare_with_exported(where: Path) -> None:
-    """Head and whole graph, by onnxruntime and by torch.export, for all samples and for one: what apply wrote."""
+    """Head and whole graph, by onnxruntime and by torch.export, for all samples and for one: what apply
+    wrote.
+    """
     from safetensors.torch import load_file
 
     expected = {k: x.numpy() for k, x in load_file(where / "p.safetensors").items()}
     features = salgp.Features.load(where / "test.safetensors")
     x = np.load(where / "test.npz", allow_pickle=False)["x"]
-    named = {"logits": features.logits.numpy(), **{f"layers.{k}": v.numpy() for k, v in features.layers.items()}}
+    named = {
+        "logits": features.logits.numpy(),
+        **{f"layers.{k}": v.numpy() for k, v in features.layers.items()},
+    }
     for rows in (slice(None), slice(0, 1), slice(3, 20)):
-        found = [_run_onnx(where / "head.onnx", {k: v[rows] for k, v in named.items()}), _run_onnx(where / "whole.onnx", {"input": x[rows]})]
+        found = [
+            _run_onnx(where / "head.onnx", {k: v[rows] for k, v in named.items()}),
+            _run_onnx(where / "whole.onnx", {"input": x[rows]}),
+        ]
         values = torch.export.load(where / "whole.pt2").module()(torch.as_tensor(x[rows]))
         found.append(dict(zip(found[0], (v.numpy() for v in values), strict=True)))
         for result in found:

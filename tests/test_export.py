@@ -63,13 +63,24 @@ def test_head_agrees_for_other_batch_sizes(head: str, suffix: str, tmp_path: Pat
             found = run_onnx(path, inputs)
         else:
             values = torch.export.load(path).module()(*inputs)
-            found = {k: v.numpy() for k, v in zip((name for name in OUTPUTS if name in prediction.numpy()), values, strict=True)}
+            found = {
+                k: v.numpy()
+                for k, v in zip((name for name in OUTPUTS if name in prediction.numpy()), values, strict=True)
+            }
         check(found, prediction)
 
 
 def test_whole_network_in_one_graph(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    )
     x = torch.randn(80, 1, 8, 8, generator=g)
     y = torch.randint(0, 3, (80,), generator=g)
     classifier = salgp.calibrate(model, [(x, y)], method=salgp.SALGP("sum"))
@@ -107,10 +118,14 @@ def test_several_inputs_in_order_or_by_name(named: bool, tmp_path: Path) -> None
     g = torch.Generator().manual_seed(0)
     batch = {"image": torch.randn(50, 4, generator=g), "table": torch.randn(50, 3, generator=g)}
     y = torch.randint(0, 3, (50,), generator=g)
-    classifier = salgp.calibrate(Two(), [{**batch, "labels": y}] if named else [(*batch.values(), y)], method="uncalibrated")
+    classifier = salgp.calibrate(
+        Two(), [{**batch, "labels": y}] if named else [(*batch.values(), y)], method="uncalibrated"
+    )
     example = {k: x[:3] for k, x in batch.items()}
     path = export_classifier(classifier, example if named else list(example.values()), tmp_path / "two.onnx")
-    assert [i.name for i in ort.InferenceSession(str(path)).get_inputs()] == (list(batch) if named else ["input", "input1"])
+    assert [i.name for i in ort.InferenceSession(str(path)).get_inputs()] == (
+        list(batch) if named else ["input", "input1"]
+    )
     check(run_onnx(path, [x[:7] for x in batch.values()]), classifier(*(x[:7] for x in batch.values())))
 
 

@@ -23,7 +23,9 @@ def transformers():
 
 
 def test_hugging_face_resnet(transformers):
-    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 2, 1], layer_type="basic", num_labels=3)
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 2, 1], layer_type="basic", num_labels=3
+    )
     model = transformers.ResNetForImageClassification(config)
     features, labels = salgp.extract(model, [_image_batch()])
     assert features.widths == {f"resnet.encoder.stages.{i}": d for i, d in enumerate([8, 8, 16, 16])}
@@ -36,7 +38,13 @@ def test_hugging_face_resnet(transformers):
 
 def test_hugging_face_vit(transformers):
     config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8, num_labels=3
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=32,
+        patch_size=8,
+        num_labels=3,
     )
     model = transformers.ViTForImageClassification(config).train()
     features, _ = salgp.extract(model, [(IMAGES, LABELS)])
@@ -45,13 +53,22 @@ def test_hugging_face_vit(transformers):
         output = model.eval()(IMAGES, output_hidden_states=True)
     torch.testing.assert_close(features.logits, output.logits)
     assert len(features.layers) == 3
-    for name, hidden, token in zip(features.layer_names, output.hidden_states[1:], first.layers.values(), strict=True):
+    for name, hidden, token in zip(
+        features.layer_names, output.hidden_states[1:], first.layers.values(), strict=True
+    ):
         torch.testing.assert_close(features.layers[name], hidden.mean(1))
         torch.testing.assert_close(token, hidden[:, 0])
 
 
 def test_hugging_face_bert_leaves_padding_out(transformers):
-    config = transformers.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=3)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=3,
+    )
     model = transformers.BertForSequenceClassification(config)
     batch = {"input_ids": IDS, "attention_mask": MASK, "labels": LABELS}
     features, labels = salgp.extract(model, [batch])
@@ -67,9 +84,17 @@ def test_hugging_face_bert_leaves_padding_out(transformers):
 
 def test_hugging_face_albert_runs_one_block_many_times(transformers):
     config = transformers.AlbertConfig(
-        vocab_size=50, embedding_size=8, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, num_labels=3
+        vocab_size=50,
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=3,
     )
-    features, _ = salgp.extract(transformers.AlbertForSequenceClassification(config), [{"input_ids": IDS, "attention_mask": MASK}])
+    features, _ = salgp.extract(
+        transformers.AlbertForSequenceClassification(config), [{"input_ids": IDS, "attention_mask": MASK}]
+    )
     shared = "albert.encoder.albert_layer_groups.0"
     assert features.layer_names[:3] == (shared, f"{shared}@2", f"{shared}@3")
 
@@ -78,6 +103,8 @@ def test_hugging_face_albert_runs_one_block_many_times(transformers):
 def test_timm(name):
     timm = pytest.importorskip("timm", exc_type=ImportError)
     model = timm.create_model(name, num_classes=3)
-    features, _ = salgp.extract(model, [torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))])
+    features, _ = salgp.extract(
+        model, [torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))]
+    )
     assert len(features.layers) == (4 if name == "resnet18" else 12)
     assert features.n_classes == 3

@@ -22,7 +22,9 @@ FEATURES = Features(LOGITS, LAYERS, GROUPS)
 
 def same(a: Features, b: Features) -> bool:
     layers = a.layer_names == b.layer_names and all(torch.equal(a.layers[k], b.layers[k]) for k in a.layers)
-    groups = a.groups is b.groups is None or (a.groups is not None and b.groups is not None and torch.equal(a.groups, b.groups))
+    groups = a.groups is b.groups is None or (
+        a.groups is not None and b.groups is not None and torch.equal(a.groups, b.groups)
+    )
     return layers and groups and torch.equal(a.logits, b.logits)
 
 
@@ -37,7 +39,9 @@ def test_residual_is_correct_minus_confidence_and_unknown_is_never_correct() -> 
     labels = FEATURES.label.clone()
     labels[0], labels[1] = (labels[0] + 1) % 3, -1
     assert FEATURES.correct(labels).tolist() == [False, False, True, True, True, True]
-    torch.testing.assert_close(FEATURES.residual(labels), FEATURES.correct(labels).float() - FEATURES.confidence)
+    torch.testing.assert_close(
+        FEATURES.residual(labels), FEATURES.correct(labels).float() - FEATURES.confidence
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -103,9 +107,21 @@ def test_numpy_is_taken_and_gradients_are_not() -> None:
     [
         (lambda: Features(torch.zeros(3)), ValueError, r"logits must have shape \(n, width\), got \(3,\)"),
         (lambda: Features(torch.zeros(3, 2, dtype=torch.long)), TypeError, "logits must be floating point"),
-        (lambda: Features(LOGITS, {"x": torch.zeros(5, 2)}), ValueError, "layer 'x' has 5 rows, the logits have 6"),
-        (lambda: Features(LOGITS, {"x": torch.zeros(6, 2, 2)}), ValueError, r"layer 'x' must have shape \(n, width\), got \(6, 2, 2\)"),
-        (lambda: Features(LOGITS, {}, torch.zeros(5)), ValueError, r"groups must have shape \(6,\), got \(5,\)"),
+        (
+            lambda: Features(LOGITS, {"x": torch.zeros(5, 2)}),
+            ValueError,
+            "layer 'x' has 5 rows, the logits have 6",
+        ),
+        (
+            lambda: Features(LOGITS, {"x": torch.zeros(6, 2, 2)}),
+            ValueError,
+            r"layer 'x' must have shape \(n, width\), got \(6, 2, 2\)",
+        ),
+        (
+            lambda: Features(LOGITS, {}, torch.zeros(5)),
+            ValueError,
+            r"groups must have shape \(6,\), got \(5,\)",
+        ),
     ],
 )
 def test_malformed_input_is_refused(build: Any, error: type[Exception], message: str) -> None:
@@ -113,11 +129,19 @@ def test_malformed_input_is_refused(build: Any, error: type[Exception], message:
         build()
 
 
-# --- labels ------------------------------------------------------------------------------------------------------
+# --- labels
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "labels", [[0, 2, -1], (0, 2, -1), np.array([0, 2, -1]), torch.tensor([0, 2, -1], dtype=torch.int16), np.array([[0], [2], [-1]])]
+    "labels",
+    [
+        [0, 2, -1],
+        (0, 2, -1),
+        np.array([0, 2, -1]),
+        torch.tensor([0, 2, -1], dtype=torch.int16),
+        np.array([[0], [2], [-1]]),
+    ],
 )
 def test_labels_of_any_integer_kind(labels: Any) -> None:
     assert torch.equal(as_labels(labels, 3, 3), torch.tensor([0, 2, -1]))
@@ -137,7 +161,11 @@ def test_unsigned_labels() -> None:
         (["a", "b", "c"], TypeError, "map class names"),
         ([0, 1], ValueError, r"shape \(3,\), one per sample, got \(2,\)"),
         (np.eye(3, dtype=int), ValueError, r"shape \(3,\), one per sample, got \(3, 3\)"),
-        ([0, 1, 3], ValueError, "label 3 of sample 2 is out of range: expected 0..2, or -1 for an unknown class"),
+        (
+            [0, 1, 3],
+            ValueError,
+            "label 3 of sample 2 is out of range: expected 0..2, or -1 for an unknown class",
+        ),
         ([0, -2, 1], ValueError, "label -2 of sample 1 is out of range"),
     ],
 )
@@ -146,7 +174,8 @@ def test_bad_labels_are_refused(labels: Any, error: type[Exception], message: st
         as_labels(labels, 3, 3)
 
 
-# --- files -------------------------------------------------------------------------------------------------------
+# --- files
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_saved_and_loaded_is_the_same_in_the_same_order(tmp_path: Path) -> None:
@@ -168,7 +197,9 @@ def test_without_labels_groups_or_layers(tmp_path: Path) -> None:
 
 
 def test_foreign_files_without_metadata_are_read_in_name_order(tmp_path: Path) -> None:
-    path = write_tensors(tmp_path / "f.safetensors", {"logits": LOGITS, "layers.z": LOGITS, "layers.a": LOGITS}, {})
+    path = write_tensors(
+        tmp_path / "f.safetensors", {"logits": LOGITS, "layers.z": LOGITS, "layers.a": LOGITS}, {}
+    )
     assert load_features(path)[0].layer_names == ("a", "z")
 
 
@@ -184,4 +215,6 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="newer version"):
         load_features(write_tensors(tmp_path / "n.safetensors", {"logits": LOGITS}, {"format_version": "9"}))
     with pytest.raises(FormatError, match="layer 'x' is listed but not stored"):
-        load_features(write_tensors(tmp_path / "m.safetensors", {"logits": LOGITS}, {"layers": json.dumps(["x"])}))
+        load_features(
+            write_tensors(tmp_path / "m.safetensors", {"logits": LOGITS}, {"layers": json.dumps(["x"])})
+        )

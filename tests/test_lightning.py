@@ -34,11 +34,18 @@ def loaders() -> tuple[DataLoader, DataLoader]:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(240, 4, generator=g)
     y = (x[:, :3] + 0.5 * torch.randn(240, 3, generator=g)).argmax(1)
-    return DataLoader(TensorDataset(x[:120], y[:120]), batch_size=40), DataLoader(TensorDataset(x[120:], y[120:]), batch_size=40)
+    return DataLoader(TensorDataset(x[:120], y[:120]), batch_size=40), DataLoader(
+        TensorDataset(x[120:], y[120:]), batch_size=40
+    )
 
 
 def trainer(callback: object) -> object:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     return pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[callback], **quiet)
 
 

@@ -33,13 +33,17 @@ class Shrunk(Calibrator):
         self.strength = strength
 
     def _fit(self, features, labels, reference):
-        self.centre_ = {k: (reference[0] if reference else features).layers[k].mean(0) for k in features.layers}
+        self.centre_ = {
+            k: (reference[0] if reference else features).layers[k].mean(0) for k in features.layers
+        }
         self.n_reference_ = 0 if reference is None else len(reference[0])
 
     def _predict(self, features):
         far = torch.stack([(features.layers[k] - c).square().mean(1) for k, c in self.centre_.items()], dim=1)
         terms = LayerTerms(tuple(self.centre_), -self.strength * far, far)
-        return Prediction.from_confidence(features, features.confidence * torch.exp(-self.strength * far.sum(1)), far.mean(1), layers=terms)
+        return Prediction.from_confidence(
+            features, features.confidence * torch.exp(-self.strength * far.sum(1)), far.mean(1), layers=terms
+        )
 
 
 @pytest.fixture
@@ -112,7 +116,9 @@ def test_the_given_calibrator_is_not_changed(model, loader):
 def test_reference_and_perturbation(model, loader, labels):
     seen = calibrate(model, loader, method=Shrunk(), reference=[(X[:30], labels[:30])])
     assert seen.calibrator.n_reference_ == 30
-    noisy = calibrate(model, loader, method=Shrunk(), perturb=lambda x, g: x + torch.randn(x.shape, generator=g))
+    noisy = calibrate(
+        model, loader, method=Shrunk(), perturb=lambda x, g: x + torch.randn(x.shape, generator=g)
+    )
     clean = calibrate(model, loader, method=Shrunk())
     assert not torch.equal(noisy.calibrator.centre_["3"], clean.calibrator.centre_["3"])
 
@@ -149,7 +155,9 @@ def test_it_is_a_module(model, loader):
     assert _equal(before, classifier.to("cpu")(X))
     assert _equal(before, nn.Sequential(classifier)(X))
     double = copy.deepcopy(model).double()
-    assert CalibratedClassifier(double, classifier.calibrator, classifier.taps)(X).probs.dtype == torch.float64
+    assert (
+        CalibratedClassifier(double, classifier.calibrator, classifier.taps)(X).probs.dtype == torch.float64
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -200,7 +208,9 @@ def test_saved_and_loaded_predicts_bit_for_bit_the_same(model, loader, tmp_path,
 @pytest.mark.usefixtures("shrunk")
 def test_saving_before_the_first_batch(model, loader, tmp_path):
     features, labels = salgp.extract(model, loader, layers=["3", "11"], pooling="spatial-max")
-    classifier = CalibratedClassifier(model, Shrunk().fit(features, labels), Choice(["3", "11"], {"3": "spatial-max"}))
+    classifier = CalibratedClassifier(
+        model, Shrunk().fit(features, labels), Choice(["3", "11"], {"3": "spatial-max"})
+    )
     again = load(classifier.save(tmp_path), model)
     assert _equal(again(X), classifier(X))
 

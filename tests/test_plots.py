@@ -61,7 +61,9 @@ def test_reliability_bars_are_the_bins() -> None:
     assert [bar.get_height() for bar in upper.patches] == pytest.approx(bins.share)
     blue = lower.containers[0]
     assert [bar.get_height() for bar in blue] == pytest.approx(bins.accuracy)
-    tops = {round(bar.get_x(), 6): bar.get_y() + bar.get_height() for gap in lower.containers[1:] for bar in gap}
+    tops = {
+        round(bar.get_x(), 6): bar.get_y() + bar.get_height() for gap in lower.containers[1:] for bar in gap
+    }
     assert [tops[round(x, 6)] for x in bins.edges[:-1]] == pytest.approx(bins.confidence)
     assert all(bar.get_hatch() for gap in lower.containers[1:] for bar in gap)
     lines = sorted(line.get_xdata()[0] for line in upper.lines)
@@ -96,7 +98,9 @@ def test_one_sample_and_certain_confidence_draw() -> None:
 
 
 def test_residuals_are_sorted_by_the_mean() -> None:
-    ax = plots.residual_fit(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, -0.5, 0.0]), torch.full((3,), 0.1))
+    ax = plots.residual_fit(
+        torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, -0.5, 0.0]), torch.full((3,), 0.1)
+    )
     assert ax.lines[0].get_ydata() == pytest.approx([-0.5, 0, 0.5])
     assert np.asarray(ax.collections[1].get_offsets())[:, 1] == pytest.approx([0.2, 0.3, 0.1])
     band = ax.collections[0].get_paths()[0].vertices[:, 1]
@@ -104,7 +108,9 @@ def test_residuals_are_sorted_by_the_mean() -> None:
 
 
 def test_layer_shares_sum_to_one() -> None:
-    terms = LayerTerms(("a", "b"), torch.tensor([[0.1, -0.3], [0.1, 0.3]]), torch.tensor([[0.1, 0.2], [0.1, 0.2]]))
+    terms = LayerTerms(
+        ("a", "b"), torch.tensor([[0.1, -0.3], [0.1, 0.3]]), torch.tensor([[0.1, 0.2], [0.1, 0.2]])
+    )
     shares = plots.layer_shares(terms, weights=[1.0, 3.0])
     assert shares.correction == pytest.approx([0.25, 0.75])
     assert shares.variance == pytest.approx([0.2, 0.8])
@@ -133,7 +139,9 @@ def test_method_comparison_sorts_and_shows_intervals() -> None:
     ax = plots.method_comparison({"bare": 0.9, "with": interval})
     assert [t.get_text() for t in ax.get_yticklabels()] == ["with", "bare"]
     assert ax.collections[0].get_segments()[0][:, 0] == pytest.approx([interval.lower, interval.upper])
-    assert [t.get_text() for t in plots.method_comparison({"b": 2.0, "a": 1.0}, sort=False).get_yticklabels()] == ["b", "a"]
+    assert [
+        t.get_text() for t in plots.method_comparison({"b": 2.0, "a": 1.0}, sort=False).get_yticklabels()
+    ] == ["b", "a"]
     with pytest.raises(ValueError, match="empty"):
         plots.method_comparison({})
 
@@ -157,13 +165,17 @@ def test_confusion_counts_equal_scikit_learn() -> None:
 
 def test_unknown_appears_only_where_there_is_one() -> None:
     known = plots.confusion_matrix([0, 1], [0, 1], ["a", "b"])
-    assert "unknown" not in " ".join(t.get_text() for t in [*known.get_yticklabels(), *known.get_xticklabels()])
+    assert "unknown" not in " ".join(
+        t.get_text() for t in [*known.get_yticklabels(), *known.get_xticklabels()]
+    )
     rejected = plots.confusion_matrix([0, 1], [0, -1], ["a", "b"])
     assert [t.get_text() for t in rejected.get_xticklabels()] == ["a", "b", "unknown"]
 
 
 def test_light_curves_put_each_point_in_its_band() -> None:
-    axes = plots.light_curves({"x": ([1.0, 2.0, 3.0], [0, 1, 1], [5.0, 6.0, 7.0], [0.1, 0.1, 0.1])}, ["g", "r", "i"])
+    axes = plots.light_curves(
+        {"x": ([1.0, 2.0, 3.0], [0, 1, 1], [5.0, 6.0, 7.0], [0.1, 0.1, 0.1])}, ["g", "r", "i"]
+    )
     assert [list(ax.lines[1].get_ydata()) for ax in axes[:, 0]] == [[5.0], [6.0, 7.0], []]
     with pytest.raises(ValueError, match="flux must have 2 values"):
         plots.light_curves({"x": ([1.0, 2.0], [0, 0], [1.0], [1.0])}, ["g"])

@@ -33,7 +33,9 @@ def test_other_classes_keep_their_proportions() -> None:
 
 
 def test_unchanged_confidence_gives_back_the_softmax() -> None:
-    torch.testing.assert_close(Prediction.from_confidence(FEATURES, FEATURES.confidence).probs, FEATURES.probs)
+    torch.testing.assert_close(
+        Prediction.from_confidence(FEATURES, FEATURES.confidence).probs, FEATURES.probs
+    )
 
 
 def test_label_is_kept_where_another_class_overtakes() -> None:
@@ -51,7 +53,9 @@ def test_two_classes_at_a_half_do_not_flip() -> None:
 
 def test_values_outside_are_clipped_and_counted() -> None:
     p = Prediction.from_confidence(FEATURES[:4], torch.tensor([-0.2, 0.5, 1.0, 1.7], dtype=torch.float64))
-    torch.testing.assert_close(p.confidence, torch.tensor([1e-6, 0.5, 1 - 1e-6, 1 - 1e-6], dtype=torch.float64))
+    torch.testing.assert_close(
+        p.confidence, torch.tensor([1e-6, 0.5, 1 - 1e-6, 1 - 1e-6], dtype=torch.float64)
+    )
     assert int(p.n_clipped) == 3
 
 
@@ -60,9 +64,13 @@ def test_interval_is_ninety_percent_inside_the_unit_interval_and_holds_the_confi
     p = Prediction.from_confidence(FEATURES, CONFIDENCE + shift, STD)
     assert p.lower is not None
     assert p.upper is not None
-    assert bool(((p.lower >= 0) & (p.lower <= p.confidence) & (p.confidence <= p.upper) & (p.upper <= 1)).all())
+    assert bool(
+        ((p.lower >= 0) & (p.lower <= p.confidence) & (p.confidence <= p.upper) & (p.upper <= 1)).all()
+    )
     if shift == 0.0:
-        quantile = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + INTERVAL) / 2, dtype=torch.float64))
+        quantile = torch.distributions.Normal(0.0, 1.0).icdf(
+            torch.tensor((1 + INTERVAL) / 2, dtype=torch.float64)
+        )
         torch.testing.assert_close(p.upper, (CONFIDENCE + quantile * STD).clamp(0, 1), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(p.lower, (CONFIDENCE - quantile * STD).clamp(0, 1), rtol=1e-6, atol=1e-6)
 
@@ -97,7 +105,9 @@ def test_from_probs_reads_the_mass_on_the_networks_label() -> None:
 
 
 def test_slicing_cuts_everything() -> None:
-    terms = LayerTerms(("a", "b"), torch.randn(8, 2, generator=G), torch.rand(8, 2, generator=G), "log-odds", True)
+    terms = LayerTerms(
+        ("a", "b"), torch.randn(8, 2, generator=G), torch.rand(8, 2, generator=G), "log-odds", True
+    )
     p = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, layers=terms, novelty=STD)
     q = p[2:5]
     assert len(q) == 3
@@ -111,7 +121,12 @@ def test_slicing_cuts_everything() -> None:
 def test_concatenate_is_the_inverse_of_slicing() -> None:
     terms = LayerTerms(("a", "b"), torch.randn(8, 2, generator=G), torch.rand(8, 2, generator=G))
     p = Prediction.from_confidence(FEATURES, CONFIDENCE + 0.1, STD, layers=terms)
-    q = Prediction.concatenate([Prediction.from_confidence(FEATURES[i : i + 3], CONFIDENCE[i : i + 3] + 0.1, STD[i : i + 3]) for i in (0, 3, 6)])
+    q = Prediction.concatenate(
+        [
+            Prediction.from_confidence(FEATURES[i : i + 3], CONFIDENCE[i : i + 3] + 0.1, STD[i : i + 3])
+            for i in (0, 3, 6)
+        ]
+    )
     assert torch.equal(p.probs, q.probs)
     assert torch.equal(p.upper, q.upper)  # type: ignore[arg-type]
     assert int(p.n_clipped) == int(q.n_clipped)
@@ -121,7 +136,12 @@ def test_concatenate_is_the_inverse_of_slicing() -> None:
 
 
 def test_numpy_leaves_out_what_is_absent() -> None:
-    assert set(Prediction.from_confidence(FEATURES, CONFIDENCE).numpy()) == {"label", "probs", "confidence", "clipped"}
+    assert set(Prediction.from_confidence(FEATURES, CONFIDENCE).numpy()) == {
+        "label",
+        "probs",
+        "confidence",
+        "clipped",
+    }
     arrays = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, novelty=STD).numpy()
     assert set(arrays) == {"label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped"}
     assert arrays["probs"].shape == (8, 4)

@@ -25,11 +25,17 @@ def small(**arguments: object) -> CalibratedTorchClassifier:
     return CalibratedTorchClassifier(**{"method": "temperature", "epochs": 25, **arguments})
 
 
-CHECKS = [(check.func.__name__, check, estimator) for estimator, check in estimator_checks_generator(small()) if check.func.__name__ not in SKIPPED]
+CHECKS = [
+    (check.func.__name__, check, estimator)
+    for estimator, check in estimator_checks_generator(small())
+    if check.func.__name__ not in SKIPPED
+]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "check", "estimator"), CHECKS, ids=[f"{c[0]}-{i}" for i, c in enumerate(CHECKS)])
+@pytest.mark.parametrize(
+    ("name", "check", "estimator"), CHECKS, ids=[f"{c[0]}-{i}" for i, c in enumerate(CHECKS)]
+)
 def test_estimator_checks(name: str, check, estimator) -> None:
     check(estimator)
 

@@ -12,7 +12,16 @@ import pytest
 import torch
 
 from salgp.gp.covariance import Index, Rows, Stationary
-from salgp.storage import FormatError, pack, read_json, read_tensors, unpack, write_json, write_tensors, write_whole
+from salgp.storage import (
+    FormatError,
+    pack,
+    read_json,
+    read_tensors,
+    unpack,
+    write_json,
+    write_tensors,
+    write_whole,
+)
 
 
 def there_and_back(value: Any) -> Any:
@@ -23,7 +32,21 @@ def there_and_back(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 3, 2.5, "x", [1, [2, "y"]], (1, (2,)), {}, {"a": 1, "b": {"c": (1, 2)}}, [], (), float("inf"), {"$tensor": 1, "$class": "Rows"}],
+    [
+        None,
+        True,
+        3,
+        2.5,
+        "x",
+        [1, [2, "y"]],
+        (1, (2,)),
+        {},
+        {"a": 1, "b": {"c": (1, 2)}},
+        [],
+        (),
+        float("inf"),
+        {"$tensor": 1, "$class": "Rows"},
+    ],
 )
 def test_plain_values_come_back_with_their_types(value: Any) -> None:
     assert there_and_back(value) == value
@@ -38,7 +61,9 @@ def test_keys_keep_order_and_type() -> None:
     assert list(there_and_back({"b": 1, "a": 2, 3: 4}).items()) == [("b", 1), ("a", 2), (3, 4)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool]
+)
 def test_tensors_come_back_bit_for_bit(dtype: torch.dtype) -> None:
     x = torch.arange(6).reshape(2, 3).to(dtype)
     back = there_and_back({"x": x.T, "scalar": x[0, 1], "empty": x[:0]})
@@ -81,7 +106,9 @@ def test_unpack_builds_nothing_unknown() -> None:
 
 
 def test_loaded_tensors_are_aligned_and_own_their_memory(tmp_path: Path) -> None:
-    odd = {f"{i}": torch.randn(i + 1, dtype=torch.float64) for i in range(9)} | {"byte": torch.zeros(3, dtype=torch.uint8)}
+    odd = {f"{i}": torch.randn(i + 1, dtype=torch.float64) for i in range(9)} | {
+        "byte": torch.zeros(3, dtype=torch.uint8)
+    }
     loaded, metadata = read_tensors(write_tensors(tmp_path / "t.safetensors", odd, {"k": "v"}))
     assert metadata == {"k": "v"}
     assert all(x.data_ptr() % 16 == 0 for x in loaded.values())
@@ -91,7 +118,9 @@ def test_loaded_tensors_are_aligned_and_own_their_memory(tmp_path: Path) -> None
 
 def test_tensors_that_share_memory_are_written(tmp_path: Path) -> None:
     x = torch.arange(6.0).reshape(2, 3)
-    loaded, _ = read_tensors(write_tensors(tmp_path / "t.safetensors", {"x": x, "row": x[0], "turned": x.T}, {}))
+    loaded, _ = read_tensors(
+        write_tensors(tmp_path / "t.safetensors", {"x": x, "row": x[0], "turned": x.T}, {})
+    )
     assert torch.equal(loaded["turned"], x.T)
     assert torch.equal(loaded["row"], x[0])
 

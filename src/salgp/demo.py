@@ -1,7 +1,9 @@
-"""Two minutes that show what calibration buys: digits, a network trained on few of them, and a day in the field.
+"""Two minutes that show what calibration buys: digits, a network trained on few of them, and a day in the
+field.
 
-The network learns from 300 of scikit-learn's handwritten digits and is calibrated on 400 others. It is then tried on
-clean digits, and on digits that arrive rotated and noisy, which neither training nor calibration has seen.
+The network learns from 300 of scikit-learn's handwritten digits and is calibrated on 400 others. It is then
+tried on clean digits, and on digits that arrive rotated and noisy, which neither training nor calibration has
+seen.
 """
 
 from __future__ import annotations
@@ -86,21 +88,39 @@ def run_demo(
     classifier = calibrate(network, calibration.loader(), reference=train.loader(), seed=seed)
     say("calibrated")
     damaged = damage(test, seed)
-    rivals = {"temperature": get("temperature").fit(classifier.features(calibration.images), calibration.labels)}
+    rivals = {
+        "temperature": get("temperature").fit(classifier.features(calibration.images), calibration.labels)
+    }
     scores, predictions = {}, {}
     for name, data in {"clean": test, "damaged": damaged}.items():
         features = classifier.features(data.images)
         network_alone = Prediction.from_probs(features, features.probs)
-        methods = {"uncalibrated": network_alone, **{k: c.predict(features) for k, c in rivals.items()}, "sal-gp": classifier(data.images)}
+        methods = {
+            "uncalibrated": network_alone,
+            **{k: c.predict(features) for k, c in rivals.items()},
+            "sal-gp": classifier(data.images),
+        }
         scores[name], predictions[name] = compare(methods, data.labels), methods
         say(f"scored the {name} digits")
     path = _report(Path(out), classifier, damaged, predictions["damaged"], force, seed)
     say("report written")
     names = list(classifier.calibrator.layer_widths_)
-    shares = sorted((s for s in layer_shares(predictions["damaged"]["sal-gp"]) if s.name in names), key=lambda share: -share.size)
+    shares = sorted(
+        (s for s in layer_shares(predictions["damaged"]["sal-gp"]) if s.name in names),
+        key=lambda share: -share.size,
+    )
     terms = predictions["damaged"]["sal-gp"].layers
-    tests = {"clean": "digits like those it was trained on", "damaged": "rotated and noisy digits, never seen before"}
-    return DemoResult(path, tests, scores, {share.name: share.size for share in shares}, "" if terms is None else terms.scale)
+    tests = {
+        "clean": "digits like those it was trained on",
+        "damaged": "rotated and noisy digits, never seen before",
+    }
+    return DemoResult(
+        path,
+        tests,
+        scores,
+        {share.name: share.size for share in shares},
+        "" if terms is None else terms.scale,
+    )
 
 
 def load_digits(seed: int = 0) -> tuple[Digits, Digits, Digits]:
@@ -142,21 +162,41 @@ def damage(digits: Digits, seed: int = 0) -> Digits:
     n = len(digits.labels)
     angle = (2 * torch.rand(n, generator=g) - 1) * 40 * torch.pi / 180
     zero = torch.zeros(n)
-    rotation = torch.stack([torch.stack([angle.cos(), -angle.sin(), zero], 1), torch.stack([angle.sin(), angle.cos(), zero], 1)], 1)
+    rotation = torch.stack(
+        [torch.stack([angle.cos(), -angle.sin(), zero], 1), torch.stack([angle.sin(), angle.cos(), zero], 1)],
+        1,
+    )
     grid = nn.functional.affine_grid(rotation, list(digits.images.shape), align_corners=False)
     turned = nn.functional.grid_sample(digits.images, grid, align_corners=False)
     strength = 0.35 * torch.rand(n, 1, 1, 1, generator=g)
     return Digits((turned + strength * torch.randn(turned.shape, generator=g)).clamp(0, 1), digits.labels)
 
 
-def _report(out: Path, classifier: CalibratedClassifier, digits: Digits, predictions: Mapping[str, Prediction], force: bool, seed: int) -> Path:
+def _report(
+    out: Path,
+    classifier: CalibratedClassifier,
+    digits: Digits,
+    predictions: Mapping[str, Prediction],
+    force: bool,
+    seed: int,
+) -> Path:
     features: Features = classifier.features(digits.images)
     return build(
-        out / "report.html", features, digits.labels, predictions["sal-gp"], force=force,
+        out / "report.html",
+        features,
+        digits.labels,
+        predictions["sal-gp"],
+        force=force,
         title="Handwritten digits, rotated and noisy: can the network be trusted?",
-        class_names=[str(k) for k in range(10)], images=digits.images.numpy(), others={"temperature scaling": predictions["temperature"]},
-        settings={"network": "small convolutional network, 300 training digits", "calibration": "400 clean digits", "seed": seed},
-    )  # fmt: skip
+        class_names=[str(k) for k in range(10)],
+        images=digits.images.numpy(),
+        others={"temperature scaling": predictions["temperature"]},
+        settings={
+            "network": "small convolutional network, 300 training digits",
+            "calibration": "400 clean digits",
+            "seed": seed,
+        },
+    )
 
 
 @contextmanager

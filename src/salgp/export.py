@@ -1,8 +1,8 @@
 """Deploy anywhere: a fitted calibrator, or network and calibrator together, as `torch.export` or ONNX.
 
 The graph takes logits and layer features (head), or the network's own inputs (whole classifier), and gives
-``label, confidence, std, lower, upper, probs`` with a dynamic batch dimension; outputs the method does not have
-are left out. Nothing of salgp is needed to run it.
+``label, confidence, std, lower, upper, probs`` with a dynamic batch dimension; outputs the method does not
+have are left out. Nothing of salgp is needed to run it.
 """
 
 from __future__ import annotations
@@ -48,24 +48,31 @@ def export_head(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
         >>> features = Features(torch.randn(50, 3, generator=g))
         >>> from salgp.calibrators import get
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     export_head(get("temperature").fit(features, torch.arange(50) % 3), folder + "/head.pt2").suffix
+        ...     export_head(
+        ...         get("temperature").fit(features, torch.arange(50) % 3), folder + "/head.pt2"
+        ...     ).suffix
         '.pt2'
     """
     calibrator._check_fitted()
     head = _Head(calibrator)
     g = torch.Generator().manual_seed(0)
-    example = (torch.randn(3, calibrator.n_classes_, generator=g), *(torch.randn(3, d, generator=g) for d in calibrator.layer_widths_.values()))
+    example = (
+        torch.randn(3, calibrator.n_classes_, generator=g),
+        *(torch.randn(3, d, generator=g) for d in calibrator.layer_widths_.values()),
+    )
     names = ["logits", *(f"layers.{name}" for name in calibrator.layer_widths_)]
     return _export(head, example, names, path)
 
 
-def export_classifier(classifier: CalibratedClassifier, example: Example, path: str | os.PathLike[str]) -> Path:
+def export_classifier(
+    classifier: CalibratedClassifier, example: Example, path: str | os.PathLike[str]
+) -> Path:
     """Export network and calibrator as one graph (feed-forward networks).
 
     Args:
         classifier: calibrated classifier.
-        example: one batch of inputs, as the network takes it: a tensor, several in order, or a mapping by name; at least two
-            samples. Only the first axis is dynamic, the others stay as they are here.
+        example: one batch of inputs, as the network takes it: a tensor, several in order, or a mapping by
+            name; at least two samples. Only the first axis is dynamic, the others stay as they are here.
         path: target; ``.onnx`` or ``.pt2``.
 
     Returns:
@@ -80,10 +87,19 @@ def export_classifier(classifier: CalibratedClassifier, example: Example, path: 
         '.pt2'
     """
     keywords = list(example) if isinstance(example, Mapping) else None
-    values = (example,) if isinstance(example, Tensor) else example.values() if isinstance(example, Mapping) else example
+    values = (
+        (example,)
+        if isinstance(example, Tensor)
+        else example.values()
+        if isinstance(example, Mapping)
+        else example
+    )
     inputs = tuple(_as_network(x, classifier.model) for x in values)
     if min((len(x) for x in inputs), default=0) < 2:
-        raise ValueError("the example must have at least two samples: with one, the size of the batch could not be told from a constant")
+        raise ValueError(
+            "the example must have at least two samples: with one, the size of the batch "
+            "could not be told from a constant"
+        )
     whole = _Whole(classifier, keywords)
     _try(whole, inputs)
     names = keywords or [f"input{i}" if i else "input" for i in range(len(inputs))]
@@ -99,7 +115,11 @@ class _Head(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         logits, layers = inputs[0], inputs[1:]
-        return _outputs(self.calibrator._predict(Features(logits, dict(zip(self.calibrator.layer_widths_, layers, strict=True)))))
+        return _outputs(
+            self.calibrator._predict(
+                Features(logits, dict(zip(self.calibrator.layer_widths_, layers, strict=True)))
+            )
+        )
 
 
 class _Whole(nn.Module):
@@ -113,10 +133,16 @@ class _Whole(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         features = (
-            self.classifier.features(*inputs) if self.keywords is None else self.classifier.features(dict(zip(self.keywords, inputs, strict=True)))
+            self.classifier.features(*inputs)
+            if self.keywords is None
+            else self.classifier.features(dict(zip(self.keywords, inputs, strict=True)))
         )
         calibrator = self.calibrator
-        return _outputs(calibrator._predict(features.select(list(calibrator.layer_widths_)) if calibrator.needs_layers else features))
+        return _outputs(
+            calibrator._predict(
+                features.select(list(calibrator.layer_widths_)) if calibrator.needs_layers else features
+            )
+        )
 
 
 def _outputs(prediction: Prediction) -> tuple[Tensor, ...]:
@@ -124,15 +150,24 @@ def _outputs(prediction: Prediction) -> tuple[Tensor, ...]:
     return tuple(value for value in values if value is not None)
 
 
-def _export(module: _Head | _Whole, example: tuple[Tensor, ...], names: list[str], path: str | os.PathLike[str]) -> Path:
+def _export(
+    module: _Head | _Whole, example: tuple[Tensor, ...], names: list[str], path: str | os.PathLike[str]
+) -> Path:
     target = Path(path)
     if target.suffix not in (".onnx", ".pt2"):
-        raise ValueError(f"cannot export to {target.name!r}: name a file that ends in .onnx or .pt2 (torch.export)")
+        raise ValueError(
+            f"cannot export to {target.name!r}: name a file that ends in .onnx or .pt2 (torch.export)"
+        )
     present = _output_names(module.calibrator)
     with torch.no_grad(), _quiet(), _explained(module):
         program = torch.export.export(module, example, dynamic_shapes=_shapes(example), strict=False)
         if target.suffix == ".onnx":
-            graph: Any = torch.onnx.export(program.run_decompositions(_WITHOUT_ONNX), dynamo=True, input_names=names, output_names=present)
+            graph: Any = torch.onnx.export(
+                program.run_decompositions(_WITHOUT_ONNX),
+                dynamo=True,
+                input_names=names,
+                output_names=present,
+            )
     if target.suffix == ".pt2":
         return write_whole(target, lambda part: _save_program(program, part))
     return write_whole(target, lambda part: _save_graph(graph, part))
@@ -145,8 +180,13 @@ def _shapes(example: tuple[Tensor, ...]) -> Any:
 
 
 def _output_names(calibrator: Calibrator) -> list[str]:
-    """What this method has to say, found by asking it once; what it caches is worked out before the graph is taken."""
-    shape = Features(torch.zeros(2, calibrator.n_classes_), {k: torch.ones(2, d) for k, d in calibrator.layer_widths_.items()})
+    """What this method has to say, found by asking it once; what it caches is worked out before the graph is
+    taken.
+    """
+    shape = Features(
+        torch.zeros(2, calibrator.n_classes_),
+        {k: torch.ones(2, d) for k, d in calibrator.layer_widths_.items()},
+    )
     prediction = calibrator._predict(shape)
     return [name for name in OUTPUTS if getattr(prediction, name) is not None]
 
@@ -159,11 +199,15 @@ def _try(whole: _Whole, inputs: tuple[Tensor, ...]) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"the network does not run on an example of shape {shapes} (batch first): {reason}") from error
+        raise ValueError(
+            f"the network does not run on an example of shape {shapes} (batch first): {reason}"
+        ) from error
 
 
 def _as_network(x: Tensor, model: nn.Module) -> Tensor:
-    """Floating-point inputs in the type of the network's parameters and where it is, as `CalibratedClassifier` would send them."""
+    """Floating-point inputs in the type of the network's parameters and where it is, as
+    `CalibratedClassifier` would send them.
+    """
     first = next((p for p in model.parameters() if p.is_floating_point()), None)
     if first is None:
         return x
@@ -176,10 +220,20 @@ def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     return (z.clamp_min(0) + torch.log1p(torch.exp(-z.abs()))) / beta
 
 
-def _searchsorted(edges: Tensor, x: Tensor, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None) -> Tensor:
+def _searchsorted(
+    edges: Tensor,
+    x: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Tensor:
     """How many edges lie below: ONNX has no binary search."""
     after = right or side == "right"
-    return ((edges <= x[..., None]) if after else (edges < x[..., None])).sum(dim=-1, dtype=torch.int32 if out_int32 else torch.int64)
+    return ((edges <= x[..., None]) if after else (edges < x[..., None])).sum(
+        dim=-1, dtype=torch.int32 if out_int32 else torch.int64
+    )
 
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -209,9 +263,15 @@ def _explained(module: _Head | _Whole) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split(".  ")[0].split())[:160] or type(error).__name__
         if isinstance(module, _Head):
-            advice = f"{module.calibrator.name} cannot be exported; choose another method, such as layer-evidence, sal-gp or temperature"
+            advice = (
+                f"{module.calibrator.name} cannot be exported; choose another method, such as "
+                f"layer-evidence, sal-gp or temperature"
+            )
         else:
-            advice = f"this network with {module.calibrator.name} does not make one graph; export the calibrator alone, or fit another method"
+            advice = (
+                f"this network with {module.calibrator.name} does not make one graph; export the "
+                f"calibrator alone, or fit another method"
+            )
         raise RuntimeError(f"{advice} (the exporter said: {reason})") from error
 
 
@@ -219,7 +279,9 @@ def _save_graph(graph: Any, part: Path) -> None:
     model = graph.model_proto
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    for axis in (axis for value in values for axis in value.type.tensor_type.shape.dim if axis.dim_param == batch):
+    for axis in (
+        axis for value in values for axis in value.type.tensor_type.shape.dim if axis.dim_param == batch
+    ):
         axis.dim_param = "batch"  # and not the tracer's own name for it
     part.write_bytes(model.SerializeToString())
 

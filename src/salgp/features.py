@@ -56,7 +56,10 @@ class Features:
         n = self.logits.shape[0]
         for name, x in layers.items():
             if x.shape[0] != n:
-                raise ValueError(f"layer {name!r} has {x.shape[0]} rows, the logits have {n}; they must describe the same samples")
+                raise ValueError(
+                    f"layer {name!r} has {x.shape[0]} rows, the logits have {n}; they must "
+                    f"describe the same samples"
+                )
         for what in ("groups", "families"):
             if getattr(self, what) is not None:
                 object.__setattr__(self, what, torch.as_tensor(getattr(self, what)).long())
@@ -106,14 +109,20 @@ class Features:
 
     def __getitem__(self, rows: slice | Tensor | np.ndarray | Sequence[int]) -> Features:
         index = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.logits.device)
-        origin = (None if x is None else x[index.to(x.device) if isinstance(index, Tensor) else index] for x in (self.groups, self.families))
+        origin = (
+            None if x is None else x[index.to(x.device) if isinstance(index, Tensor) else index]
+            for x in (self.groups, self.families)
+        )
         return Features(self.logits[index], {k: x[index] for k, x in self.layers.items()}, *origin)
 
     def select(self, names: Sequence[str]) -> Features:
         """Keep only the named layers, in the given order."""
         unknown = [name for name in names if name not in self.layers]
         if unknown:
-            raise KeyError(f"no layer named {', '.join(map(repr, unknown))}; known layers: {', '.join(self.layer_names) or 'none'}")
+            raise KeyError(
+                f"no layer named {', '.join(map(repr, unknown))}; known layers: "
+                f"{', '.join(self.layer_names) or 'none'}"
+            )
         return replace(self, layers={name: self.layers[name] for name in names})
 
     def to(self, *args: Any, **kwargs: Any) -> Features:
@@ -131,15 +140,30 @@ class Features:
         if any(p.layer_names != names for p in parts):
             raise ValueError("cannot concatenate Features with different layers")
         origin = (_joined([p.groups for p in parts]), _joined([p.families for p in parts]))
-        return Features(torch.cat([p.logits for p in parts]), {k: torch.cat([p.layers[k] for p in parts]) for k in names}, *origin)
+        return Features(
+            torch.cat([p.logits for p in parts]),
+            {k: torch.cat([p.layers[k] for p in parts]) for k in names},
+            *origin,
+        )
 
-    def save(self, path: str | os.PathLike[str], labels: Tensor | None = None, metadata: Mapping[str, str] | None = None) -> Path:
-        """Write one safetensors file with ``logits``, optional ``labels``, ``groups`` and ``families``, and ``layers.<name>``."""
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        labels: Tensor | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Write one safetensors file with ``logits``, optional ``labels``, ``groups`` and ``families``, and
+        ``layers.<name>``.
+        """
         tensors = {"logits": self.logits, **{f"layers.{k}": x for k, x in self.layers.items()}}
         if labels is not None:
             tensors["labels"] = as_labels(labels, len(self))
         tensors |= {k: x for k, x in (("groups", self.groups), ("families", self.families)) if x is not None}
-        header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "layers": json.dumps(self.layer_names)}
+        header = {
+            "format": FORMAT,
+            "format_version": str(FORMAT_VERSION),
+            "layers": json.dumps(self.layer_names),
+        }
         return write_tensors(path, tensors, {**(metadata or {}), **header})
 
     @staticmethod
@@ -162,15 +186,25 @@ def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None
     """
     tensors, metadata = read_tensors(path)
     if "logits" not in tensors:
-        raise FormatError(f"{path}: no tensor named 'logits'; found {', '.join(sorted(tensors)) or 'nothing'}")
+        raise FormatError(
+            f"{path}: no tensor named 'logits'; found {', '.join(sorted(tensors)) or 'nothing'}"
+        )
     if int(metadata.get("format_version", "1")) > FORMAT_VERSION:
-        raise FormatError(f"{path}: written by a newer version of salgp (format {metadata['format_version']}); upgrade salgp to read it")
+        raise FormatError(
+            f"{path}: written by a newer version of salgp (format "
+            f"{metadata['format_version']}); upgrade salgp to read it"
+        )
     stored = [name.removeprefix("layers.") for name in sorted(tensors) if name.startswith("layers.")]
     names = json.loads(metadata["layers"]) if "layers" in metadata else stored
     missing = [name for name in names if name not in stored]
     if missing:
         raise FormatError(f"{path}: layer {missing[0]!r} is listed but not stored; the file is incomplete")
-    features = Features(tensors["logits"], {k: tensors[f"layers.{k}"] for k in names}, tensors.get("groups"), tensors.get("families"))
+    features = Features(
+        tensors["logits"],
+        {k: tensors[f"layers.{k}"] for k in names},
+        tensors.get("groups"),
+        tensors.get("families"),
+    )
     labels = tensors.get("labels")
     return features, None if labels is None else as_labels(labels, len(features))
 
@@ -185,7 +219,9 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
     try:
         y = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first") from error
+        raise TypeError(
+            f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first"
+        ) from error
     if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
         raise TypeError(f"labels must be integer class indices, got {y.dtype}")
     if y.ndim == 2 and y.shape[1] == 1:
@@ -196,20 +232,29 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
     top = n_classes if n_classes is not None else torch.iinfo(torch.int64).max
     bad = ((y < -1) | (y >= top)).nonzero()
     if len(bad):
-        raise ValueError(f"label {int(y[bad[0, 0]])} of sample {int(bad[0, 0])} is out of range: expected 0..{top - 1}, or -1 for an unknown class")
+        raise ValueError(
+            f"label {int(y[bad[0, 0]])} of sample {int(bad[0, 0])} is out of range: expected "
+            f"0..{top - 1}, or -1 for an unknown class"
+        )
     return y
 
 
 def largest(x: Tensor) -> Tensor:
     """Column of the largest entry of each row, the first of equals.
 
-    NumPy's search is several times faster than torch's on a processor; a tensor that is being traced stays with torch.
+    NumPy's search is several times faster than torch's on a processor; a tensor that is being traced stays
+    with torch.
 
     Example:
         >>> largest(torch.tensor([[0.0, 2.0, 2.0]]))
         tensor([1])
     """
-    plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
+    plain = (
+        type(x) is Tensor
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and x.numel() > 0
+    )
     if not plain or torch.compiler.is_compiling():
         return x.argmax(dim=1)
     return torch.from_numpy(x.detach().numpy().argmax(axis=1))

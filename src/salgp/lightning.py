@@ -1,7 +1,7 @@
 """Calibrate after validation: a Lightning callback (extra ``salgp[lightning]``).
 
-After every validation epoch (or only the last) the module's current weights are calibrated on the validation data;
-the result is ``callback.classifier``. The module itself is not changed.
+After every validation epoch (or only the last) the module's current weights are calibrated on the validation
+data; the result is ``callback.classifier``. The module itself is not changed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ class CalibrateAfterValidation(pl.Callback):
     """Fit a calibrator on labelled data whenever validation ends.
 
     Args:
-        loader: labelled calibration data, as `salgp.calibrate` takes it; the trainer's validation data by default.
+        loader: labelled calibration data, as `salgp.calibrate` takes it; the trainer's validation data by
+            default.
         method: calibrator or its name; None for the library's default.
-        network: attribute of the module that holds the classifier (``"model"``); the module itself by default.
+        network: attribute of the module that holds the classifier (``"model"``); the module itself by
+            default.
         reference: training data, for methods that compare against it.
         every_epoch: calibrate after each validation, or only when fitting ends.
         calibrate_options: further arguments of `salgp.calibrate`.
@@ -62,6 +64,11 @@ class CalibrateAfterValidation(pl.Callback):
     def _calibrate(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         loader = self.loader if self.loader is not None else trainer.val_dataloaders
         if loader is None:
-            raise ValueError("no calibration data: pass loader= to CalibrateAfterValidation, or give the trainer a validation loader")
+            raise ValueError(
+                "no calibration data: pass loader= to CalibrateAfterValidation, or give the "
+                "trainer a validation loader"
+            )
         network: nn.Module = getattr(module, self.network) if self.network else module
-        self.classifier = calibrate(network, loader, method=self.method, reference=self.reference, **self.calibrate_options)
+        self.classifier = calibrate(
+            network, loader, method=self.method, reference=self.reference, **self.calibrate_options
+        )

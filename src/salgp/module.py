@@ -1,7 +1,7 @@
 """The same classifier, with confidences that can be trusted: network, taps and calibrator in one module.
 
-`calibrate` makes one in a single call; `CalibratedClassifier.save` and `load` keep it. The network itself is not
-stored: a fingerprint makes sure that a calibrator is only ever used with the network it was made for.
+`calibrate` makes one in a single call; `CalibratedClassifier.save` and `load` keep it. The network itself is
+not stored: a fingerprint makes sure that a calibrator is only ever used with the network it was made for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from salgp.calibrators import Calibrator, get, load_calibrator
 from salgp.features import Features
 from salgp.network.batches import Batch, named_fields
-from salgp.network.extraction import Copies, Perturb, collect, read_batches
+from salgp.network.extract import Copies, Perturb, collect, read_batches
 from salgp.network.fingerprint import Fingerprint, fingerprint
 from salgp.network.layers import Layers, Poolings, pooling_for
 from salgp.network.pooling import Layout
@@ -37,14 +37,16 @@ FORMAT_VERSION = 1
 class CalibratedClassifier(nn.Module):
     """A network whose forward pass gives calibrated predictions.
 
-    The wrapped network is used as it is and never changed: it runs in evaluation mode without gradients and gets its
-    own modes back. ``train()`` and ``eval()`` have no effect on it, nor on the result; ``to(device)`` moves it. The
-    calibrator works where it was fitted, and its predictions come back to the network's device.
+    The wrapped network is used as it is and never changed: it runs in evaluation mode without gradients and
+    gets its own modes back. ``train()`` and ``eval()`` have no effect on it, nor on the result;
+    ``to(device)`` moves it. The calibrator works where it was fitted, and its predictions come back to the
+    network's device.
 
     Args:
         model: the classifier.
         calibrator: fitted on features of this network.
-        taps: what to read from the network; by default the layers the calibrator was fitted on, pooled automatically.
+        taps: what to read from the network; by default the layers the calibrator was fitted on, pooled
+            automatically.
 
     Example:
         >>> model, g = nn.Sequential(nn.Flatten()), torch.Generator().manual_seed(0)
@@ -111,20 +113,21 @@ def calibrate(
     Args:
         model: the classifier; it is not changed.
         loader: labelled calibration data, see `salgp.extract`.
-        method: a calibrator (a fitted copy is made), its name, or None for layer evidence, the library's default.
+        method: a calibrator (a fitted copy is made), its name, or None for layer evidence, the library's
+            default.
         reference: loader of the network's training data, for methods that compare against it.
         layers: see `salgp.extract`.
         pooling: see `salgp.extract`.
         output: see `salgp.extract`.
         device: see `salgp.extract`.
         max_width: see `salgp.extract`.
-        perturb: see `salgp.extract`; applied to the calibration data, not to the reference. By default ``"auto"`` for methods
-            that learn from perturbed copies, and None for the others.
+        perturb: see `salgp.extract`; applied to the calibration data, not to the reference. By default
+            ``"auto"`` for methods that learn from perturbed copies, and None for the others.
         seed: see `salgp.extract`.
         progress: show progress bars.
         forward: see `salgp.extract`.
         layer_cost: with layer evidence, read only the layers that are worth this much, see
-            `salgp.calibrators.evidence_choice.select_layers`; None reads all.
+            `salgp.calibrators.evidence.choice.select_layers`; None reads all.
 
     Returns:
         The calibrated classifier; its fitted calibrator is ``.calibrator``.
@@ -137,11 +140,20 @@ def calibrate(
         torch.Size([2, 3])
     """
     calibrator = _unfitted(method)
-    choice = Choice(layers if calibrator.needs_layers else (), pooling if calibrator.needs_layers else "auto", output, max_width, seed, forward)
+    choice = Choice(
+        layers if calibrator.needs_layers else (),
+        pooling if calibrator.needs_layers else "auto",
+        output,
+        max_width,
+        seed,
+        forward,
+    )
     if perturb == "default":
         perturb = "auto" if calibrator.uses_copies else None
     if perturb is None or callable(perturb):
-        features, labels, reader = _read(model, loader, choice, device=device, perturb=perturb, seed=seed, progress=progress)
+        features, labels, reader = _read(
+            model, loader, choice, device=device, perturb=perturb, seed=seed, progress=progress
+        )
     else:
         reader, features, labels = rehearse(model, loader, choice, perturb, device=device, seed=seed)
     known = None
@@ -150,7 +162,10 @@ def calibrate(
     if layer_cost is not None:
         names = _worth(calibrator, features, labels, known, layer_cost)
         reader = dataclasses.replace(reader, taps=tuple(tap for tap in reader.taps if tap.name in names))
-        features, known = features.select(names), None if known is None else (known[0].select(names), known[1])
+        features, known = (
+            features.select(names),
+            None if known is None else (known[0].select(names), known[1]),
+        )
     calibrator.fit(features, labels, known)
     return CalibratedClassifier(model, calibrator, reader)
 
@@ -190,7 +205,8 @@ def load(
     path = Path(folder) / "module.json"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder}: no module.json here, only a calibrator; use CalibratedClassifier(model, load(folder), taps) and say which taps"
+            f"{folder}: no module.json here, only a calibrator; use "
+            f"CalibratedClassifier(model, load(folder), taps) and say which taps"
         )
     header = _header(path)
     try:
@@ -217,9 +233,18 @@ def module_header(model: nn.Module, taps: Choice | Reader) -> dict[str, Any]:
         "needs_forward": taps.forward is not None,
     }
     if isinstance(taps, Reader):
-        return header | {"taps": [{**dataclasses.asdict(tap), "pooling": _named(tap.pooling)} for tap in taps.taps]}
-    pooling = {k: _named(v) for k, v in taps.pooling.items()} if isinstance(taps.pooling, Mapping) else _named(taps.pooling)
-    return header | {"layers": taps.layers if isinstance(taps.layers, str | int) else list(taps.layers), "pooling": pooling}
+        return header | {
+            "taps": [{**dataclasses.asdict(tap), "pooling": _named(tap.pooling)} for tap in taps.taps]
+        }
+    pooling = (
+        {k: _named(v) for k, v in taps.pooling.items()}
+        if isinstance(taps.pooling, Mapping)
+        else _named(taps.pooling)
+    )
+    return header | {
+        "layers": taps.layers if isinstance(taps.layers, str | int) else list(taps.layers),
+        "pooling": pooling,
+    }
 
 
 def _unfitted(method: Calibrator | str | None) -> Calibrator:
@@ -233,16 +258,27 @@ def _unfitted(method: Calibrator | str | None) -> Calibrator:
     raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
 
 
-def _worth(calibrator: Calibrator, features: Features, labels: Tensor, known: tuple[Features, Tensor] | None, cost: float) -> tuple[str, ...]:
-    from salgp.calibrators.evidence import LayerEvidence
-    from salgp.calibrators.evidence_choice import select_layers
+def _worth(
+    calibrator: Calibrator,
+    features: Features,
+    labels: Tensor,
+    known: tuple[Features, Tensor] | None,
+    cost: float,
+) -> tuple[str, ...]:
+    from salgp.calibrators.evidence.calibrator import LayerEvidence
+    from salgp.calibrators.evidence.choice import select_layers
 
     if not isinstance(calibrator, LayerEvidence):
-        raise ValueError(f"layer_cost needs layer evidence, the default method; {calibrator.name!r} takes the layers given by layers=...")
+        raise ValueError(
+            f"layer_cost needs layer evidence, the default method; {calibrator.name!r} takes "
+            f"the layers given by layers=..."
+        )
     return select_layers(features, labels, known, cost, calibrator).names
 
 
-def _read(model: nn.Module, loader: Iterable[Any], source: Choice | Reader, **options: Any) -> tuple[Features, Tensor, Reader]:
+def _read(
+    model: nn.Module, loader: Iterable[Any], source: Choice | Reader, **options: Any
+) -> tuple[Features, Tensor, Reader]:
     readers: list[Reader] = []
 
     def parts() -> Iterable[tuple[Features, Tensor | None]]:
@@ -252,7 +288,10 @@ def _read(model: nn.Module, loader: Iterable[Any], source: Choice | Reader, **op
 
     features, labels = collect(parts())
     if labels is None:
-        raise ValueError("calibration needs labels, but the loader yields inputs only; yield (x, y) or a mapping with 'labels'")
+        raise ValueError(
+            "calibration needs labels, but the loader yields inputs only; yield (x, y) or a "
+            "mapping with 'labels'"
+        )
     return features, labels, readers[0]
 
 
@@ -262,23 +301,33 @@ def _header(path: Path) -> dict[str, Any]:
         raise FormatError(f"{path}: not a salgp module")
     version = header.get("format_version")
     if version != FORMAT_VERSION:
-        raise FormatError(f"{path}: format {version!r}, expected {FORMAT_VERSION}; it was written by another version of salgp, use that or upgrade")
+        raise FormatError(
+            f"{path}: format {version!r}, expected {FORMAT_VERSION}; it was written by another "
+            f"version of salgp, use that or upgrade"
+        )
     return header
 
 
 def _check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
     found = fingerprint(model)
     if found.structure != stored.structure:
-        raise ValueError(f"another network: the parameter names or shapes of this {type(model).__name__} are not those the calibrator was made for")
+        raise ValueError(
+            f"another network: the parameter names or shapes of this {type(model).__name__} "
+            f"are not those the calibrator was made for"
+        )
     if strict and found.weights != stored.weights:
         raise ValueError(
-            "the network has other weights (or precision) than the calibrator was made for; recalibrate, or pass strict=False to use it anyway"
+            "the network has other weights (or precision) than the calibrator was made for; "
+            "recalibrate, or pass strict=False to use it anyway"
         )
 
 
 def _source(header: Mapping[str, Any], pooling: Poolings | None, forward: Forward | None) -> Choice | Reader:
     if header["needs_forward"] and forward is None:
-        raise ValueError("this classifier was made with a forward function; pass it again: load(folder, model, forward=...)")
+        raise ValueError(
+            "this classifier was made with a forward function; pass it again: load(folder, "
+            "model, forward=...)"
+        )
     rest = (header["output"], header["max_width"], header["seed"], forward)
     if "taps" in header:
         return Reader(tuple(_tap(stored, pooling) for stored in header["taps"]), *rest)
@@ -295,7 +344,10 @@ def _tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
     return Tap(**{**stored, "pooling": how, "layout": Layout(**stored["layout"])})
 
 
-_LOST_POOLING = "this classifier was made with a pooling function, and code is never stored; pass it again: load(folder, model, pooling=...)"
+_LOST_POOLING = (
+    "this classifier was made with a pooling function, and code is never stored; pass it again: "
+    "load(folder, model, pooling=...)"
+)
 
 
 def _named(pooling: Any) -> str | None:

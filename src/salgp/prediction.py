@@ -1,7 +1,8 @@
 """What a calibrator returns: calibrated confidence, its uncertainty, and each layer's part in the correction.
 
 The label is always the network's own. ``probs`` puts the calibrated confidence on that label and scales the
-other classes proportionally; where another class then has more mass than the label, `Prediction.flips` says so.
+other classes proportionally; where another class then has more mass than the label, `Prediction.flips` says
+so.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class LayerTerms:
         mean: ``(n, L)`` correction attributed to each layer.
         std: ``(n, L)`` its posterior standard deviation, or None.
         scale: unit of ``mean`` and ``std``: ``"confidence"`` points or ``"log-odds"``.
-        additive: do the terms add up to the whole correction (`sum`), or is each a whole prediction of its own?
+        additive: do the terms add up to the whole correction (`sum`), or is each a whole prediction of its
+            own?
     """
 
     names: tuple[str, ...]
@@ -113,7 +115,11 @@ class Prediction:
             return None if pieces[0] is None else torch.cat(pieces)
 
         terms = [p.layers for p in parts if p.layers is not None]
-        layers = replace(terms[0], mean=torch.cat([t.mean for t in terms]), std=join([t.std for t in terms])) if terms else None
+        layers = (
+            replace(terms[0], mean=torch.cat([t.mean for t in terms]), std=join([t.std for t in terms]))
+            if terms
+            else None
+        )
         joined: dict[str, Any] = {k: join([getattr(p, k) for p in parts]) for k in _PER_SAMPLE}
         return replace(first, layers=layers, **joined)
 
@@ -160,7 +166,11 @@ class Prediction:
         inside = confidence.clamp(eps, 1 - eps)
         if interval is None and std is not None:
             interval = (confidence - _Z * std, confidence + _Z * std)
-        low, high = (None, None) if interval is None else (interval[0].clamp(0, 1).minimum(inside), interval[1].clamp(0, 1).maximum(inside))
+        low, high = (
+            (None, None)
+            if interval is None
+            else (interval[0].clamp(0, 1).minimum(inside), interval[1].clamp(0, 1).maximum(inside))
+        )
         label = features.label
         probs = spread_confidence(features.probs.to(inside.dtype), label, inside)
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
@@ -180,7 +190,8 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor) -> Tenso
 
 
 def share_others(others: Tensor, rest: Tensor, label: Tensor, confidence: Tensor) -> Tensor:
-    """`spread_confidence` for probabilities whose label is already cut out; overwrites and returns ``others``.
+    """`spread_confidence` for probabilities whose label is already cut out; overwrites and returns
+    ``others``.
 
     Args:
         others: ``(n, c)`` probabilities with 0 at the label.
@@ -196,10 +207,11 @@ def share_others(others: Tensor, rest: Tensor, label: Tensor, confidence: Tensor
 
 
 def confidence_points(log_odds: float, terms: Tensor) -> Tensor:
-    """Share of each log-odds term in the change of confidence, in confidence points; the shares add up to the change.
+    """Share of each log-odds term in the change of confidence, in confidence points; the shares add up to the
+    change.
 
-    The Shapley value of each term: its effect on ``sigmoid`` averaged over all orders of adding the terms, so that no
-    share can exceed one point in size even where large terms cancel.
+    The Shapley value of each term: its effect on ``sigmoid`` averaged over all orders of adding the terms, so
+    that no share can exceed one point in size even where large terms cancel.
 
     Args:
         log_odds: of the confidence before any term is added.
@@ -217,7 +229,10 @@ def confidence_points(log_odds: float, terms: Tensor) -> Tensor:
         raise ValueError(f"cannot share a change among {k} terms; at most 20")
     members = (torch.arange(2**k)[:, None] >> torch.arange(k)) & 1  # (2^k, k) every subset
     value = torch.sigmoid(log_odds + members.double() @ terms.double().cpu())
-    weight = torch.tensor([math.factorial(m) * math.factorial(k - m - 1) / math.factorial(k) for m in range(k)] or [0.0], dtype=torch.float64)
+    weight = torch.tensor(
+        [math.factorial(m) * math.factorial(k - m - 1) / math.factorial(k) for m in range(k)] or [0.0],
+        dtype=torch.float64,
+    )
     points = torch.zeros(k, dtype=torch.float64)
     for j in range(k):
         without = (members[:, j] == 0).nonzero()[:, 0]

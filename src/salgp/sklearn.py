@@ -78,7 +78,9 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
         train, held_out = self._split(encoded)
         model = self._train(inputs[train], labels[train])
         reference = [(inputs[train], labels[train])]
-        self.classifier_: CalibratedClassifier = calibrate(model, [(inputs[held_out], labels[held_out])], method=self.method, reference=reference)
+        self.classifier_: CalibratedClassifier = calibrate(
+            model, [(inputs[held_out], labels[held_out])], method=self.method, reference=reference
+        )
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -108,7 +110,12 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
         if len(rows) < 2:
             return rows, rows
         enough = np.bincount(y).min() >= 2 and int(self.calibration_fraction * len(y)) >= len(self.classes_)
-        train, held_out = train_test_split(rows, test_size=self.calibration_fraction, random_state=self.random_state, stratify=y if enough else None)
+        train, held_out = train_test_split(
+            rows,
+            test_size=self.calibration_fraction,
+            random_state=self.random_state,
+            stratify=y if enough else None,
+        )
         return train, held_out
 
     def _train(self, inputs: Tensor, labels: Tensor) -> nn.Module:
@@ -127,4 +134,6 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _perceptron(n_features: int, n_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(n_features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, n_classes))
+    return nn.Sequential(
+        nn.Linear(n_features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, n_classes)
+    )

@@ -17,7 +17,17 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-__all__ = ["FormatError", "pack", "read_json", "read_tensors", "storable", "unpack", "write_json", "write_tensors", "write_whole"]
+__all__ = [
+    "FormatError",
+    "pack",
+    "read_json",
+    "read_tensors",
+    "storable",
+    "unpack",
+    "write_json",
+    "write_tensors",
+    "write_whole",
+]
 
 T = TypeVar("T", bound=type)
 _STORABLE: dict[str, type] = {}
@@ -45,7 +55,10 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         if _STORABLE.get(name) is not type(value):
             raise TypeError(f"{name} is not storable")
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {"$class": name, "fields": {k: pack(v, tensors, f"{path}.{k}" if path else k) for k, v in fields.items()}}
+        return {
+            "$class": name,
+            "fields": {k: pack(v, tensors, f"{path}.{k}" if path else k) for k, v in fields.items()},
+        }
     if isinstance(value, Mapping):
         return {"$dict": [[k, pack(v, tensors, f"{path}.{k}" if path else str(k))] for k, v in value.items()]}
     if isinstance(value, tuple | list):
@@ -53,7 +66,10 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         return {"$tuple": items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"cannot store a {type(value).__name__} at {path or 'the top'!r}: only numbers, strings, lists, dicts and tensors are stored")
+    raise TypeError(
+        f"cannot store a {type(value).__name__} at {path or 'the top'!r}: only numbers, "
+        f"strings, lists, dicts and tensors are stored"
+    )
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -72,12 +88,17 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {k: unpack(v, tensors) for k, v in value["$dict"]}
     cls = _STORABLE.get(value.get("$class", ""))
     if cls is None:
-        raise FormatError(f"unknown kind of value {value.get('$class')!r}; it was perhaps written by a newer version of salgp")
+        raise FormatError(
+            f"unknown kind of value {value.get('$class')!r}; it was perhaps written by a newer "
+            f"version of salgp"
+        )
     return cls(**{k: unpack(v, tensors) for k, v in value["fields"].items()})
 
 
 def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> Path:
-    """Let ``write`` fill a temporary file beside ``path``, then rename it: the target is whole or untouched."""
+    """Let ``write`` fill a temporary file beside ``path``, then rename it: the target is whole or
+    untouched.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
@@ -92,7 +113,9 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
     return target
 
 
-def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Path:
+def write_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Path:
     """Write tensors and string metadata as one safetensors file."""
     from safetensors.torch import save_file
 

@@ -24,7 +24,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::salgp.gp.optimise.NotConvergedWarning"),
 ]
 
-QUICK: dict[str, dict[str, Any]] = {"deep-gp": {"steps": 15, "n_inducing": 12}, "density-aware": {"k": 10}, "latent-gp": {"n_inducing": 6}}
+QUICK: dict[str, dict[str, Any]] = {
+    "deep-gp": {"steps": 15, "n_inducing": 12},
+    "density-aware": {"k": 10},
+    "latent-gp": {"n_inducing": 6},
+}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"optimizer": "gradient", "init": 2.0}),
     ("isotonic", {"mode": "one-vs-rest"}),
@@ -35,17 +39,37 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("density-aware", {"k": 10, "then": "ensemble"}),
     ("trust-score", {"filter": 0.1, "link": "isotonic"}),
 ]
-KEEPS_ORDER = {"uncalibrated", "temperature", "perturbed-temperature", "ensemble-temperature", "density-aware"}
+KEEPS_ORDER = {
+    "uncalibrated",
+    "temperature",
+    "perturbed-temperature",
+    "ensemble-temperature",
+    "density-aware",
+}
 """Methods that promise more than to keep the label: it also stays the largest class."""
-NO_COPY = ["uncalibrated", "temperature", "perturbed-temperature", "ensemble-temperature", "vector", "platt", "beta", "isotonic", "histogram", "bbq"]
+NO_COPY = [
+    "uncalibrated",
+    "temperature",
+    "perturbed-temperature",
+    "ensemble-temperature",
+    "vector",
+    "platt",
+    "beta",
+    "isotonic",
+    "histogram",
+    "bbq",
+]
 """Methods that read nothing but the logits, and in chunks."""
-LOOK_AT_VALUES = {"deep-gp": "GPyTorch checks its factorisations", "layer-evidence": "the reference is sorted by class"}
+LOOK_AT_VALUES = {
+    "deep-gp": "GPyTorch checks its factorisations",
+    "layer-evidence": "the reference is sorted by class",
+}
 """Methods that cannot predict tensors without values, and why."""
 
 
 def importable(name: str) -> bool:
     try:
-        importlib.import_module(f"salgp.calibrators.{_WHERE[name].partition('.')[0]}")
+        importlib.import_module(f"salgp.calibrators.{_WHERE[name].rpartition('.')[0]}")
     except ImportError:
         return False
     return True
@@ -55,19 +79,30 @@ CASES = [(name, QUICK.get(name, {})) for name in _WHERE if importable(name)] + V
 
 
 def label_of(case: Any) -> str:
-    return "-".join([case[0], *map(str, case[1].values())]) if isinstance(case, tuple) and case in VARIANTS else case[0]
+    return (
+        "-".join([case[0], *map(str, case[1].values())])
+        if isinstance(case, tuple) and case in VARIANTS
+        else case[0]
+    )
 
 
 every = pytest.mark.parametrize("case", CASES, ids=map(label_of, CASES))
 
 
-def world(n: int = 120, c: int = 4, seed: int = 0, temperature: float = 1.0, dtype: torch.dtype = torch.float32) -> tuple[Features, torch.Tensor]:
+def world(
+    n: int = 120, c: int = 4, seed: int = 0, temperature: float = 1.0, dtype: torch.dtype = torch.float32
+) -> tuple[Features, torch.Tensor]:
     """Logits with labels drawn from ``softmax(z / temperature)``: perfectly calibrated at temperature 1."""
     generator = torch.Generator().manual_seed(seed)
     z = 2 * torch.randn(n, c, generator=generator)
     labels = torch.multinomial(torch.softmax(z / temperature, 1), 1, generator=generator)[:, 0]
-    layers = {"first": torch.randn(n, 3, generator=generator), "last": z[:, :2] + 0.5 * torch.randn(n, 2, generator=generator)}
-    return Features(z.to(dtype), {k: x.to(dtype) for k, x in layers.items()}, torch.arange(n) // 2, torch.arange(n) % 2), labels
+    layers = {
+        "first": torch.randn(n, 3, generator=generator),
+        "last": z[:, :2] + 0.5 * torch.randn(n, 2, generator=generator),
+    }
+    return Features(
+        z.to(dtype), {k: x.to(dtype) for k, x in layers.items()}, torch.arange(n) // 2, torch.arange(n) % 2
+    ), labels
 
 
 def build(case: tuple[str, dict[str, Any]]) -> salgp.calibrators.Calibrator:
@@ -78,9 +113,13 @@ def check(prediction: salgp.Prediction, features: Features, labels: torch.Tensor
     """The promises every prediction keeps."""
     assert torch.equal(prediction.label, features.label)
     assert prediction.probs.shape == features.logits.shape
-    torch.testing.assert_close(prediction.probs.sum(dim=1), torch.ones_like(prediction.confidence), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        prediction.probs.sum(dim=1), torch.ones_like(prediction.confidence), atol=2e-5, rtol=0
+    )
     assert bool((prediction.probs >= 0).all())
-    torch.testing.assert_close(prediction.probs.gather(1, prediction.label[:, None])[:, 0], prediction.confidence)
+    torch.testing.assert_close(
+        prediction.probs.gather(1, prediction.label[:, None])[:, 0], prediction.confidence
+    )
     assert bool(((prediction.confidence >= 0) & (prediction.confidence <= 1)).all())
     if len(features):
         assert math.isfinite(nll_correct(prediction.confidence, prediction.label == labels))
@@ -89,7 +128,9 @@ def check(prediction: salgp.Prediction, features: Features, labels: torch.Tensor
         assert math.isfinite(float(-prediction.probs.gather(1, labels.clamp_min(0)[:, None]).log().mean()))
     if prediction.std is not None:
         assert bool((prediction.std >= 0).all())
-        assert bool(((prediction.lower >= 0) & (prediction.lower <= prediction.upper) & (prediction.upper <= 1)).all())
+        assert bool(
+            ((prediction.lower >= 0) & (prediction.lower <= prediction.upper) & (prediction.upper <= 1)).all()
+        )
 
 
 @every
@@ -144,7 +185,9 @@ def test_order_of_classes_changes_nothing_but_order(case: Any) -> None:
     order = torch.tensor([2, 0, 3, 1])  # new column j is old column order[j]
     moved = order.argsort()
     plain = build(case).fit(features, labels).predict(new)
-    renamed = build(case).fit(Features(features.logits[:, order], features.layers, features.groups), moved[labels])
+    renamed = build(case).fit(
+        Features(features.logits[:, order], features.layers, features.groups), moved[labels]
+    )
     permuted = renamed.predict(Features(new.logits[:, order], new.layers))
     torch.testing.assert_close(permuted.probs, plain.probs[:, order], atol=1e-4, rtol=1e-3)
 
@@ -154,10 +197,18 @@ def test_calibrated_data_stay_calibrated(case: Any) -> None:
     features, labels = world(n=2000)
     new, truth = world(n=4000, seed=1)
     features = Features(features.logits, features.layers)
-    arguments = {**case[1], **({"init": 1.0} if case[1].get("optimizer") == "gradient" else {})}  # it stays where it starts, or nearly so
+    arguments = {
+        **case[1],
+        **({"init": 1.0} if case[1].get("optimizer") == "gradient" else {}),
+    }  # it stays where it starts, or nearly so
     prediction = get(case[0], **arguments).fit(features, labels).predict(new)
-    assert ece(prediction.confidence, prediction.label == truth) < 0.05  # noise of one set of 2000: about 0.02
-    if case[0] not in ("trust-score", "deep-knn"):  # their confidence is no function of the network's, and sees less
+    assert (
+        ece(prediction.confidence, prediction.label == truth) < 0.05
+    )  # noise of one set of 2000: about 0.02
+    if case[0] not in (
+        "trust-score",
+        "deep-knn",
+    ):  # their confidence is no function of the network's, and sees less
         assert nll(prediction.probs, truth) < nll(new.probs, truth) + 0.02
 
 
@@ -176,21 +227,29 @@ def test_the_label_stays_the_largest_class_where_promised(case: Any) -> None:
     if case[0] in KEEPS_ORDER:
         assert not bool(prediction.flips.any())
     overtaken = prediction.probs.argmax(dim=1) != prediction.label
-    assert bool((prediction.flips | ~overtaken | (prediction.probs.amax(dim=1) - prediction.confidence < 1e-5)).all())
+    assert bool(
+        (prediction.flips | ~overtaken | (prediction.probs.amax(dim=1) - prediction.confidence < 1e-5)).all()
+    )
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses operations on tensors of two devices, as an accelerator would; single numbers may come from anywhere."""
+    """Refuses operations on tensors of two devices, as an accelerator would; single numbers may come from
+    anywhere.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        devices = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim}
+        devices = {
+            x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim
+        }
         assert len(devices) <= 1 or func._schema.name == "aten::copy_", f"{func} mixes {devices}"
         return func(*args, **(kwargs or {}))
 
 
 @every
 def test_prediction_stays_on_the_device_of_its_input(case: Any) -> None:
-    """Tensors without values stand for those of an accelerator: whatever is made by hand on the processor meets them and fails."""
+    """Tensors without values stand for those of an accelerator: whatever is made by hand on the processor
+    meets them and fails.
+    """
     if case[0] in LOOK_AT_VALUES:
         pytest.skip(LOOK_AT_VALUES[case[0]])
     features, labels = world(n=60)
@@ -206,10 +265,17 @@ def test_prediction_stays_on_the_device_of_its_input(case: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_fit_and_prediction_on_a_gpu_are_those_of_the_processor(case: Any) -> None:
     features, labels = world(n=60, dtype=torch.float64)
-    there = Features(features.logits.cuda(), {k: x.cuda() for k, x in features.layers.items()}, features.groups)
+    there = Features(
+        features.logits.cuda(), {k: x.cuda() for k, x in features.layers.items()}, features.groups
+    )
     prediction = build(case).fit(there, labels.cuda()).predict(there)
     assert prediction.probs.device.type == "cuda"
-    torch.testing.assert_close(prediction.probs.cpu(), build(case).fit(features, labels).predict(features).probs, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        prediction.probs.cpu(),
+        build(case).fit(features, labels).predict(features).probs,
+        atol=1e-4,
+        rtol=1e-3,
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -238,7 +304,9 @@ def test_fit_makes_no_second_matrix_of_logits(name: str) -> None:
 def degenerate() -> dict[str, tuple[Features, torch.Tensor]]:
     features, labels = world(n=40)
     wild = features.logits * 1e4
-    repeated = Features(features.logits[:1].repeat(40, 1), {k: x[:1].repeat(40, 1) for k, x in features.layers.items()})
+    repeated = Features(
+        features.logits[:1].repeat(40, 1), {k: x[:1].repeat(40, 1) for k, x in features.layers.items()}
+    )
     constant = Features(torch.zeros(40, 4), {k: torch.zeros_like(x) for k, x in features.layers.items()})
     return {
         "all correct": (features, features.label),
@@ -263,7 +331,10 @@ def test_degenerate_sets(case: Any, what: str) -> None:
     check(calibrator.predict(features), features, labels)
     new, truth = world(n=30, seed=5)
     check(calibrator.predict(new), new, truth)
-    certain = Features(torch.tensor([[1e4, -1e4, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]), {k: 1e3 * x[:2] for k, x in new.layers.items()})
+    certain = Features(
+        torch.tensor([[1e4, -1e4, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]),
+        {k: 1e3 * x[:2] for k, x in new.layers.items()},
+    )
     check(calibrator.predict(certain), certain, torch.tensor([1, 2]))
 
 

@@ -12,7 +12,9 @@ from scipy.optimize import minimize_scalar
 from salgp.calibrators.temperature import BOUNDS, best_temperature, tempered_softmax
 
 
-def drawn(n: int, c: int, temperature: float, seed: int = 0, scale: float = 3.0) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(
+    n: int, c: int, temperature: float, seed: int = 0, scale: float = 3.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     z = scale * torch.randn(n, c, generator=generator, dtype=torch.float64)
     return z, torch.multinomial(torch.softmax(z / temperature, 1), 1, generator=generator)[:, 0]
@@ -26,7 +28,9 @@ def test_temperature_is_the_optimum_of_a_plain_search(c: int, temperature: float
     def loss(log_t: float) -> float:
         return float(torch.nn.functional.cross_entropy(z / np.exp(log_t), labels))
 
-    best = minimize_scalar(loss, bounds=(np.log(BOUNDS[0]), np.log(BOUNDS[1])), method="bounded", options={"xatol": 1e-9})
+    best = minimize_scalar(
+        loss, bounds=(np.log(BOUNDS[0]), np.log(BOUNDS[1])), method="bounded", options={"xatol": 1e-9}
+    )
     found, at_bound = best_temperature(z, labels)
     assert np.log(found) == pytest.approx(best.x, abs=1e-5)
     assert not at_bound
@@ -40,20 +44,26 @@ def test_parity_with_sklearn() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_parity_with_netcal_whose_temperature_is_the_inverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parity_with_netcal_whose_temperature_is_the_inverse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # it may write log folders where it stands
     scaling = pytest.importorskip("netcal.scaling")
     z, labels = drawn(1000, 4, 2.0)
     rival = scaling.TemperatureScaling(method="mle")
     rival.fit(torch.softmax(z, 1).numpy(), labels.numpy())
-    assert float(rival.temperature[0]) != pytest.approx(1.0, abs=1e-3)  # its fit can be a silent no-op; then this test says nothing
+    assert float(rival.temperature[0]) != pytest.approx(
+        1.0, abs=1e-3
+    )  # its fit can be a silent no-op; then this test says nothing
     assert best_temperature(z, labels)[0] == pytest.approx(1 / float(rival.temperature[0]), rel=1e-3)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, -1e3])
 def test_an_offset_of_the_logits_means_nothing(offset: float) -> None:
     z, labels = drawn(300, 4, 2.0)
-    assert best_temperature((z + offset).float(), labels)[0] == pytest.approx(best_temperature(z, labels)[0], rel=1e-3)
+    assert best_temperature((z + offset).float(), labels)[0] == pytest.approx(
+        best_temperature(z, labels)[0], rel=1e-3
+    )
 
 
 def test_softmax_stays_positive() -> None:
@@ -70,7 +80,10 @@ def test_temporaries_do_not_grow_with_the_number_of_samples() -> None:
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             nonlocal largest
             out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() != z.untyped_storage().data_ptr():
+            if (
+                isinstance(out, torch.Tensor)
+                and out.untyped_storage().data_ptr() != z.untyped_storage().data_ptr()
+            ):
                 largest = max(largest, out.numel())
             return out
 

@@ -6,7 +6,19 @@ import pytest
 import torch
 from references import gpytorch
 
-from salgp.gp.covariance import ARD, Covariance, Index, Product, Rows, Same, Scale, Stationary, Sum, gaps, self_gaps
+from salgp.gp.covariance import (
+    ARD,
+    Covariance,
+    Index,
+    Product,
+    Rows,
+    Same,
+    Scale,
+    Stationary,
+    Sum,
+    gaps,
+    self_gaps,
+)
 from salgp.gp.kernels import KERNELS, stationary
 
 G = torch.Generator().manual_seed(0)
@@ -24,7 +36,11 @@ def rows(x: torch.Tensor = X) -> Rows:
 
 
 def theirs(kernel: str, lengthscale: torch.Tensor) -> gpytorch.kernels.Kernel:
-    made = gpytorch.kernels.RBFKernel() if kernel == "rbf" else gpytorch.kernels.MaternKernel(nu={"12": 0.5, "32": 1.5, "52": 2.5}[kernel[-2:]])
+    made = (
+        gpytorch.kernels.RBFKernel()
+        if kernel == "rbf"
+        else gpytorch.kernels.MaternKernel(nu={"12": 0.5, "32": 1.5, "52": 2.5}[kernel[-2:]])
+    )
     made = made.double()
     made.lengthscale = lengthscale
     return made
@@ -43,14 +59,20 @@ def test_ard_matches_gpytorch() -> None:
     expected = gpytorch.kernels.RBFKernel(ard_num_dims=3).double()
     expected.lengthscale = lengthscales
     k = ARD("x", 3)
-    K = k({"x.log_lengthscales": lengthscales.log(), "x.log_variance": scalar(0.4)}, gaps(rows(X), rows(Y), k))
-    torch.testing.assert_close(K, scalar(0.4).exp() * expected(X, Y).to_dense().detach(), rtol=1e-9, atol=1e-12)
+    K = k(
+        {"x.log_lengthscales": lengthscales.log(), "x.log_variance": scalar(0.4)}, gaps(rows(X), rows(Y), k)
+    )
+    torch.testing.assert_close(
+        K, scalar(0.4).exp() * expected(X, Y).to_dense().detach(), rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gradient_by_one_lengthscale(kernel: str) -> None:
     squared = torch.cdist(X, Y).square()
-    assert torch.autograd.gradcheck(lambda log_l: stationary(kernel, squared, log_l), scalar(0.2).requires_grad_(True))
+    assert torch.autograd.gradcheck(
+        lambda log_l: stationary(kernel, squared, log_l), scalar(0.2).requires_grad_(True)
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -63,7 +85,9 @@ def test_gradient_by_a_lengthscale_per_row(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gradient_is_finite_at_zero_distance(kernel: str) -> None:
     log_l = scalar(0.0).requires_grad_(True)
-    (gradient,) = torch.autograd.grad(stationary(kernel, torch.zeros(3, 3, dtype=torch.float64), log_l).sum(), log_l)
+    (gradient,) = torch.autograd.grad(
+        stationary(kernel, torch.zeros(3, 3, dtype=torch.float64), log_l).sum(), log_l
+    )
     assert float(gradient) == 0.0
 
 
@@ -82,8 +106,13 @@ COVARIANCES: list[Covariance] = [
 def test_gradients_by_every_parameter(k: Covariance) -> None:
     parameters = k.parameters(Scale({"x": 2.0, "t": 1.0}, 0.5))
     compared = gaps(rows(), rows(), k)
-    starts = tuple((p.start + 0.1 * torch.arange(p.start.numel()).reshape(p.start.shape)).requires_grad_(True) for p in parameters)
-    assert torch.autograd.gradcheck(lambda *values: k({p.name: v for p, v in zip(parameters, values, strict=True)}, compared), starts)
+    starts = tuple(
+        (p.start + 0.1 * torch.arange(p.start.numel()).reshape(p.start.shape)).requires_grad_(True)
+        for p in parameters
+    )
+    assert torch.autograd.gradcheck(
+        lambda *values: k({p.name: v for p, v in zip(parameters, values, strict=True)}, compared), starts
+    )
 
 
 @pytest.mark.parametrize("k", COVARIANCES, ids=lambda k: type(k).__name__)
@@ -107,7 +136,9 @@ def test_sum_and_product_compose() -> None:
     theta = {p.name: p.start for p in (a + b).parameters(Scale({"x": 2.0, "t": 1.0}, 0.5))}
     compared = gaps(rows(), rows(), a + b)
     torch.testing.assert_close((a * b)(theta, compared), a(theta, compared) * b(theta, compared))
-    torch.testing.assert_close((a + b * c)(theta, compared), a(theta, compared) + b(theta, compared) * c(theta, compared))
+    torch.testing.assert_close(
+        (a + b * c)(theta, compared), a(theta, compared) + b(theta, compared) * c(theta, compared)
+    )
 
 
 def test_rows_without_a_group_share_nothing_with_it() -> None:
@@ -116,11 +147,19 @@ def test_rows_without_a_group_share_nothing_with_it() -> None:
     assert bool((same[-1] == 0).all())
     assert bool((same[:, -1] == 0).all())
     index = Index("layer", 3)
-    B = index({"layer.log_shared": scalar(0.0), "layer.log_own": torch.zeros(3, dtype=torch.float64)}, compared)
+    B = index(
+        {"layer.log_shared": scalar(0.0), "layer.log_own": torch.zeros(3, dtype=torch.float64)}, compared
+    )
     assert bool((B[-1] == 0).all())
     assert B[0, :3].tolist() == [2.0, 1.0, 1.0]
     per = Stationary("x", per="layer", n_groups=3)
-    K = per({"x.log_lengthscale": torch.zeros(3, dtype=torch.float64), "x.log_variance": torch.zeros(3, dtype=torch.float64)}, compared)
+    K = per(
+        {
+            "x.log_lengthscale": torch.zeros(3, dtype=torch.float64),
+            "x.log_variance": torch.zeros(3, dtype=torch.float64),
+        },
+        compared,
+    )
     assert bool((K[-1] == 0).all())
 
 
@@ -149,7 +188,9 @@ def test_distances_of_half_precision_features_are_double() -> None:
 
 
 def test_rows_index_flatten_concatenate() -> None:
-    stacked = Rows({"x": torch.arange(12.0).reshape(2, 3, 2)}, {"layer": torch.tensor([[0, 1, 2], [0, 1, 2]])})
+    stacked = Rows(
+        {"x": torch.arange(12.0).reshape(2, 3, 2)}, {"layer": torch.tensor([[0, 1, 2], [0, 1, 2]])}
+    )
     flat = stacked.flatten()
     assert len(flat) == 6
     assert flat[torch.tensor([4])].groups["layer"].tolist() == [1]

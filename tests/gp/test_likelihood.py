@@ -1,4 +1,6 @@
-"""Gaussian and Bernoulli sites: tempering, the logistic bound against quadrature, and its monotone updates."""
+"""Gaussian and Bernoulli sites: tempering, the logistic bound against quadrature, and its monotone
+updates.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CORRECT = torch.tensor([1.0, 0.0], dtype=torch.float64)
 def gauss_hermite(dimensions: int, points: int = 80) -> tuple[Tensor, Tensor]:
     nodes, weights = np.polynomial.hermite_e.hermegauss(points)
     x, w = torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())
-    return torch.cartesian_prod(*[x] * dimensions).reshape(-1, dimensions), torch.cartesian_prod(*[w] * dimensions).reshape(-1, dimensions).prod(1)
+    return torch.cartesian_prod(*[x] * dimensions).reshape(-1, dimensions), torch.cartesian_prod(
+        *[w] * dimensions
+    ).reshape(-1, dimensions).prod(1)
 
 
 def true_log_evidence(K: Tensor, mean: Tensor, correct: Tensor) -> float:
@@ -27,7 +31,9 @@ def true_log_evidence(K: Tensor, mean: Tensor, correct: Tensor) -> float:
     return float(torch.logsumexp(torch.nn.functional.logsigmoid((2 * correct - 1) * f).sum(1) + w.log(), 0))
 
 
-def bound(K: Tensor, prior_mean: Tensor, correct: Tensor, mean: Tensor, variance: Tensor) -> tuple[float, Tensor, Tensor]:
+def bound(
+    K: Tensor, prior_mean: Tensor, correct: Tensor, mean: Tensor, variance: Tensor
+) -> tuple[float, Tensor, Tensor]:
     """Value of the bound with sites around (mean, variance), and the posterior these sites lead to."""
     sites = bernoulli_sites(correct, mean, variance)
     value = exact_log_evidence(K, sites.target - prior_mean, sites.noise) + sites.constant
@@ -58,7 +64,16 @@ def test_bernoulli_bound_holds_at_any_sites() -> None:
     truth = true_log_evidence(K, m, CORRECT)
     for mean in (-4.0, 0.0, 3.0):
         for variance in (0.0, 0.1, 10.0):
-            assert bound(K, m, CORRECT, torch.full((2,), mean, dtype=torch.float64), torch.full((2,), variance, dtype=torch.float64))[0] <= truth
+            assert (
+                bound(
+                    K,
+                    m,
+                    CORRECT,
+                    torch.full((2,), mean, dtype=torch.float64),
+                    torch.full((2,), variance, dtype=torch.float64),
+                )[0]
+                <= truth
+            )
 
 
 @pytest.mark.parametrize("f", [-8.0, -0.5, 0.0, 1e-9, 3.0])
@@ -83,7 +98,9 @@ def test_tempered_gaussian_site_is_the_density_to_that_power() -> None:
 
 
 def test_untempered_gaussian_site_has_no_constant() -> None:
-    assert float(gaussian_sites(CORRECT, torch.tensor(-1.0, dtype=torch.float64)).constant) == pytest.approx(0.0, abs=1e-15)
+    assert float(gaussian_sites(CORRECT, torch.tensor(-1.0, dtype=torch.float64)).constant) == pytest.approx(
+        0.0, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize("variance", [0.0, 0.3, 4.0])

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from salgp.gp.linalg import JITTERS, NotPositiveDefiniteError, cholesky, log_determinant, lower_inverse, solve_lower, spectral_root
+from salgp.gp.linalg import (
+    JITTERS,
+    NotPositiveDefiniteError,
+    cholesky,
+    log_determinant,
+    lower_inverse,
+    solve_lower,
+    spectral_root,
+)
 
 G = torch.Generator().manual_seed(0)
 ROOT = torch.randn(6, 6, generator=G, dtype=torch.float64)
@@ -25,7 +33,9 @@ def test_singular_matrix_gets_the_least_jitter_that_works() -> None:
 
 def test_start_adds_that_much_at_once() -> None:
     L = cholesky(K, start=1e-6)
-    torch.testing.assert_close((L @ L.T - K).diagonal(), 1e-6 * K.diagonal().mean().expand(6), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(
+        (L @ L.T - K).diagonal(), 1e-6 * K.diagonal().mean().expand(6), rtol=1e-6, atol=1e-12
+    )
 
 
 def test_jitter_is_relative_to_the_matrix() -> None:
@@ -35,7 +45,9 @@ def test_jitter_is_relative_to_the_matrix() -> None:
 
 
 def test_indefinite_matrix_is_refused() -> None:
-    with pytest.raises(NotPositiveDefiniteError, match=f"not positive definite even with jitter {JITTERS[-1]:g}"):
+    with pytest.raises(
+        NotPositiveDefiniteError, match=f"not positive definite even with jitter {JITTERS[-1]:g}"
+    ):
         cholesky(torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64))
 
 

@@ -41,7 +41,9 @@ def test_lbfgs_finds_the_known_optimum() -> None:
 
 def test_arrays_keep_their_shape_and_bounds_hold() -> None:
     target = torch.tensor([[1.0, 9.0], [-9.0, 2.0]], dtype=torch.float64)
-    fit = maximise(lambda theta: -(theta["W"] - target).square().sum(), [parameter("W", [[0.0, 0.0], [0.0, 0.0]])])
+    fit = maximise(
+        lambda theta: -(theta["W"] - target).square().sum(), [parameter("W", [[0.0, 0.0], [0.0, 0.0]])]
+    )
     torch.testing.assert_close(fit.theta["W"], target.clamp(-5, 5), rtol=1e-4, atol=1e-4)
     assert fit.converged
 
@@ -58,11 +60,19 @@ def test_too_few_steps_are_reported() -> None:
 
 
 def test_adam_reaches_the_optimum_and_says_what_it_did() -> None:
-    fit = maximise(lambda theta: -((theta["x"] - 1.0) ** 2), [parameter("x", 0.0)], optimizer="adam", max_steps=300, learning_rate=0.05)
+    fit = maximise(
+        lambda theta: -((theta["x"] - 1.0) ** 2),
+        [parameter("x", 0.0)],
+        optimizer="adam",
+        max_steps=300,
+        learning_rate=0.05,
+    )
     assert float(fit.theta["x"]) == pytest.approx(1.0, abs=1e-2)
     assert fit.converged
     assert fit.reason == "ran its 300 steps"
-    short = maximise(lambda theta: -((theta["x"] - 4.0) ** 2), [parameter("x", 0.0)], optimizer="adam", max_steps=50)
+    short = maximise(
+        lambda theta: -((theta["x"] - 4.0) ** 2), [parameter("x", 0.0)], optimizer="adam", max_steps=50
+    )
     assert not short.converged
     assert short.reason == "ran its 50 steps and was still improving"
     assert len(short.history) == 50
@@ -75,7 +85,9 @@ def test_adam_is_torchs_own() -> None:
         step.zero_grad()
         ((x - 1.0) ** 2).backward()
         step.step()
-    fit = maximise(lambda theta: -((theta["x"] - 1.0) ** 2), [parameter("x", 0.0)], optimizer="adam", max_steps=10)
+    fit = maximise(
+        lambda theta: -((theta["x"] - 1.0) ** 2), [parameter("x", 0.0)], optimizer="adam", max_steps=10
+    )
     assert float(fit.theta["x"]) == pytest.approx(float(x.detach()), rel=1e-12)
 
 
@@ -122,7 +134,9 @@ def test_gradients_that_are_not_needed_are_zero() -> None:
 
 def test_works_inside_no_grad() -> None:
     with torch.no_grad():
-        assert float(maximise(lambda theta: -((theta["x"] - 2.0) ** 2), [parameter("x", 0.0)]).theta["x"]) == pytest.approx(2.0, abs=1e-4)
+        assert float(
+            maximise(lambda theta: -((theta["x"] - 2.0) ** 2), [parameter("x", 0.0)]).theta["x"]
+        ) == pytest.approx(2.0, abs=1e-4)
 
 
 def test_unknown_optimizer_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""Weighted regression: against scikit-learn and dense formulas, the inducing bound, leave-one-out, greedy rows."""
+"""Weighted regression: against scikit-learn and dense formulas, the inducing bound, leave-one-out, greedy
+rows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ X = torch.randn(N, 2, generator=G, dtype=torch.float64)
 Y = torch.sin(2.0 * X[:, 0]) + 0.1 * torch.randn(N, generator=G, dtype=torch.float64)
 NOISE = 0.05 + 0.1 * torch.rand(N, generator=G, dtype=torch.float64)
 ROWS = Rows({"x": X}, {"layer": torch.arange(N) % 3})
-NEW = Rows({"x": torch.randn(5, 2, generator=G, dtype=torch.float64)}, {"layer": torch.tensor([0, 1, 2, -1, 0])})
+NEW = Rows(
+    {"x": torch.randn(5, 2, generator=G, dtype=torch.float64)}, {"layer": torch.tensor([0, 1, 2, -1, 0])}
+)
 COVARIANCE = Stationary("x") + Index("layer", 3)
 THETA = {
     "x.log_lengthscale": torch.tensor(0.1, dtype=torch.float64),
@@ -41,7 +45,9 @@ def sums_for(chosen: Tensor) -> tuple[Tensor, object]:
 
 
 def test_evidence_is_the_multivariate_normal_density() -> None:
-    expected = torch.distributions.MultivariateNormal(torch.zeros(N, dtype=torch.float64), K + NOISE.diag()).log_prob(Y)
+    expected = torch.distributions.MultivariateNormal(
+        torch.zeros(N, dtype=torch.float64), K + NOISE.diag()
+    ).log_prob(Y)
     torch.testing.assert_close(exact_log_evidence(K, Y, NOISE), expected, rtol=1e-12, atol=0)
 
 
@@ -51,7 +57,9 @@ def test_posterior_matches_scikit_learn() -> None:
 
     plain = Stationary("x")
     kernel = ConstantKernel(math.exp(-0.2), "fixed") * Matern(math.exp(0.1), "fixed", nu=2.5)
-    reference = GaussianProcessRegressor(kernel, alpha=NOISE.numpy(), optimizer=None).fit(X.numpy(), Y.numpy())
+    reference = GaussianProcessRegressor(kernel, alpha=NOISE.numpy(), optimizer=None).fit(
+        X.numpy(), Y.numpy()
+    )
     mean, covariance = reference.predict(NEW.blocks["x"].numpy(), return_cov=True)
     posterior = condition_exact(plain, THETA, ROWS, Y, NOISE)
     ours = posterior.joint(NEW)
@@ -75,7 +83,14 @@ def test_evidence_gradients() -> None:
         return exact_log_evidence(root @ root.T, y, noise)
 
     root = torch.randn(5, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    assert torch.autograd.gradcheck(value, (root.requires_grad_(True), Y[:5].clone().requires_grad_(True), NOISE[:5].clone().requires_grad_(True)))
+    assert torch.autograd.gradcheck(
+        value,
+        (
+            root.requires_grad_(True),
+            Y[:5].clone().requires_grad_(True),
+            NOISE[:5].clone().requires_grad_(True),
+        ),
+    )
 
 
 def test_inducing_bound_gradients() -> None:
@@ -98,7 +113,9 @@ def test_inducing_bound_is_the_formula_and_rises_to_the_evidence() -> None:
         Kuu, sums = sums_for(chosen)
         bound = float(inducing_log_evidence(Kuu, sums))  # type: ignore[arg-type]
         Q = K[:, chosen] @ torch.linalg.solve(Kuu, K[chosen])
-        density = torch.distributions.MultivariateNormal(torch.zeros(N, dtype=torch.float64), Q + NOISE.diag()).log_prob(Y)
+        density = torch.distributions.MultivariateNormal(
+            torch.zeros(N, dtype=torch.float64), Q + NOISE.diag()
+        ).log_prob(Y)
         assert bound == pytest.approx(float(density - 0.5 * ((K - Q).diagonal() / NOISE).sum()), rel=1e-5)
         values.append(bound)
     assert values == sorted(values)
@@ -160,7 +177,9 @@ def test_posterior_of_a_row_without_noise_is_its_target() -> None:
 
 def test_far_away_the_posterior_is_the_prior() -> None:
     posterior = condition_exact(Stationary("x"), THETA, ROWS, Y, NOISE)
-    mean, variance = posterior(Rows({"x": torch.full((1, 2), 1e4, dtype=torch.float64)}, {"layer": torch.zeros(1, dtype=torch.long)}))
+    mean, variance = posterior(
+        Rows({"x": torch.full((1, 2), 1e4, dtype=torch.float64)}, {"layer": torch.zeros(1, dtype=torch.long)})
+    )
     assert abs(float(mean)) < 1e-12
     assert float(variance) == pytest.approx(math.exp(-0.2))
 

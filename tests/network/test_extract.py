@@ -1,4 +1,6 @@
-"""`extract` on every family of networks, every kind of batch and output; the network is byte-identical afterwards."""
+"""`extract` on every family of networks, every kind of batch and output; the network is byte-identical
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
 from salgp.network.batches import as_logits, raw_logits
-from salgp.network.extraction import extract_batches
+from salgp.network.extract import extract_batches
 from salgp.network.reader import projection
-from salgp.study.backbones import build_backbone
+from salgp_study.backbones import build_backbone
 
 N = 10
 LABELS = torch.arange(N) % 3
@@ -39,7 +41,10 @@ def _snapshot(model: nn.Module) -> dict[str, Any]:
         "requires_grad": [p.requires_grad for p in model.parameters()],
         "placement": [(p.device, p.dtype, id(p)) for p in [*model.parameters(), *model.buffers()]],
         "modes": [m.training for m in model.modules()],
-        "hooks": [{k: dict(v) for k, v in vars(m).items() if "hooks" in k and isinstance(v, dict)} for m in model.modules()],
+        "hooks": [
+            {k: dict(v) for k, v in vars(m).items() if "hooks" in k and isinstance(v, dict)}
+            for m in model.modules()
+        ],
         "attributes": [sorted(vars(m)) for m in model.modules()],
         "random": torch.get_rng_state(),
     }
@@ -66,7 +71,10 @@ FAMILIES = {
     "transformer": (networks.TransformerClassifier, _random(N, 7, 8)),
     "reused": (networks.ReusedNet, _random(N, 6)),
     "parallel": (lambda: nn.DataParallel(networks.sequential_cnn()), _random(N, 1, 16, 16)),
-    **{kind: (lambda kind=kind: networks.Wrapped(kind), _random(N, 6)) for kind in ("tuple", "list", "dict", "dataclass")},
+    **{
+        kind: (lambda kind=kind: networks.Wrapped(kind), _random(N, 6))
+        for kind in ("tuple", "list", "dict", "dataclass")
+    },
 }
 
 
@@ -105,7 +113,11 @@ def test_the_network_is_restored_after_an_error():
     before = _snapshot(model)
     for layers in ("auto", ["nothing"]):
         with pytest.raises((RuntimeError, KeyError)):
-            salgp.extract(model, [torch.zeros(2, 1, 16, 16) if layers != "auto" else torch.zeros(2, 3, 16, 16)], layers=layers)
+            salgp.extract(
+                model,
+                [torch.zeros(2, 1, 16, 16) if layers != "auto" else torch.zeros(2, 3, 16, 16)],
+                layers=layers,
+            )
     stream = extract_batches(model, [torch.zeros(2, 1, 16, 16), torch.zeros(2, 3, 16, 16)])
     next(stream)
     _assert_same(_snapshot(model), before)
@@ -174,7 +186,9 @@ def test_sequences_of_several_lengths():
 
     x, lengths = _random(4, 7, 5), torch.tensor([7, 2, 5, 1])
     model = networks.randomised(Packing(num_layers=1)).eval()
-    features, labels = salgp.extract(model, [(x, lengths, torch.tensor([0, 1, 2, 0]))], layers=["gru", "gru.0"])
+    features, labels = salgp.extract(
+        model, [(x, lengths, torch.tensor([0, 1, 2, 0]))], layers=["gru", "gru.0"]
+    )
     assert labels.tolist() == [0, 1, 2, 0]
     for i, length in enumerate(lengths):
         with torch.no_grad():
@@ -250,7 +264,9 @@ def test_no_layers_at_all():
 def test_outputs_without_logits():
     with pytest.raises(ValueError, match=r"returned dict without 'logits' \(it has scores\); pass forward="):
         salgp.extract(networks.Wrapped("nameless"), [_random(N, 6)])
-    features, _ = salgp.extract(networks.Wrapped("nameless"), [_random(N, 6)], forward=lambda model, x: model(x)["scores"])
+    features, _ = salgp.extract(
+        networks.Wrapped("nameless"), [_random(N, 6)], forward=lambda model, x: model(x)["scores"]
+    )
     assert features.logits.shape == (N, 3)
     for output in (None, "text", (torch.tensor([1]),), [torch.zeros(2, 3, 4)]):
         with pytest.raises(ValueError, match="found no logits"):
@@ -284,8 +300,12 @@ def test_what_the_output_means_is_said_and_not_guessed():
         salgp.extract(networks.Wrapped("tensor"), [x], output="softmax")
     hard = as_logits(torch.tensor([[1.0, 0.0]]), "probabilities")
     assert bool(torch.isfinite(hard).all())
-    torch.testing.assert_close(as_logits(torch.tensor([0.25]), "probabilities").exp(), torch.tensor([[0.75, 0.25]]))
-    torch.testing.assert_close(as_logits(torch.tensor([[0.25]]).log(), "log-probabilities").exp(), torch.tensor([[0.75, 0.25]]))
+    torch.testing.assert_close(
+        as_logits(torch.tensor([0.25]), "probabilities").exp(), torch.tensor([[0.75, 0.25]])
+    )
+    torch.testing.assert_close(
+        as_logits(torch.tensor([[0.25]]).log(), "log-probabilities").exp(), torch.tensor([[0.75, 0.25]])
+    )
 
 
 def test_wide_layers_are_projected_the_same_way_every_time():
@@ -305,7 +325,10 @@ def test_wide_layers_are_projected_the_same_way_every_time():
 
 def test_projection_keeps_squared_distances_in_expectation():
     x = _random(2, 400)
-    ratios = [float(((x[0] - x[1]) @ projection(str(i), 400, 50)).square().sum() / (x[0] - x[1]).square().sum()) for i in range(200)]
+    ratios = [
+        float(((x[0] - x[1]) @ projection(str(i), 400, 50)).square().sum() / (x[0] - x[1]).square().sum())
+        for i in range(200)
+    ]
     assert sum(ratios) / len(ratios) == pytest.approx(1, abs=0.05)
 
 
@@ -370,8 +393,12 @@ def test_two_streams_over_one_model():
     a, b = extract_batches(model, _loader(x)), extract_batches(model, _loader(x, 3), layers=["11"])
     first = [next(a)[0], next(b)[0], next(a)[0], next(b)[0]]
     assert all(m.training for m in model.modules())
-    torch.testing.assert_close(torch.cat([first[0].layers["11"], first[2].layers["11"]]), whole.layers["11"][:8])
-    torch.testing.assert_close(torch.cat([first[1].layers["11"], first[3].layers["11"]]), whole.layers["11"][:6])
+    torch.testing.assert_close(
+        torch.cat([first[0].layers["11"], first[2].layers["11"]]), whole.layers["11"][:8]
+    )
+    torch.testing.assert_close(
+        torch.cat([first[1].layers["11"], first[3].layers["11"]]), whole.layers["11"][:6]
+    )
 
 
 def test_inputs_of_varying_size():
@@ -379,7 +406,10 @@ def test_inputs_of_varying_size():
     batches = [_random(2, 7, 5), _random(2, 4, 5)]
     features, _ = salgp.extract(model, batches)
     assert len(features) == 4
-    with pytest.raises(ValueError, match="layer 'gru' is 84 wide in the first batch and 48 in batch 2; inputs of varying size need"):
+    with pytest.raises(
+        ValueError,
+        match="layer 'gru' is 84 wide in the first batch and 48 in batch 2; inputs of varying size need",
+    ):
         salgp.extract(model, batches, pooling="flatten")
 
 

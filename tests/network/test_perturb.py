@@ -1,4 +1,6 @@
-"""Perturbations and rehearsed features: strength 0 changes nothing, seeds repeat, the network stays as it was."""
+"""Perturbations and rehearsed features: strength 0 changes nothing, seeds repeat, the network stays as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from salgp.network.extraction import extract
+from salgp.network.extract import extract
 from salgp.network.perturb import FAMILIES, KINDS, Family, disturbed, families_for
 from salgp.network.reader import Choice
 from salgp.network.rehearsal import rehearse
@@ -14,7 +16,12 @@ from salgp.network.rehearsal import rehearse
 
 def inputs(kind: str, n: int = 6) -> Tensor:
     g = torch.Generator().manual_seed(0)
-    shape = {"images": (n, 2, 12, 12), "sequences": (n, 10, 3), "tabular": (n, 5), "light-curves": (n, 2, 9, 4)}[kind]
+    shape = {
+        "images": (n, 2, 12, 12),
+        "sequences": (n, 10, 3),
+        "tabular": (n, 5),
+        "light-curves": (n, 2, 9, 4),
+    }[kind]
     x = torch.randn(shape, generator=g)
     if kind == "light-curves":
         x[..., 0] = torch.arange(9) / 10
@@ -24,7 +31,10 @@ def inputs(kind: str, n: int = 6) -> Tensor:
     return x
 
 
-PAIRS = [(kind, name) for kind, names in KINDS.items() if kind != "tokens" for name in names] + [("images", "blur"), ("images", "speckle")]
+PAIRS = [(kind, name) for kind, names in KINDS.items() if kind != "tokens" for name in names] + [
+    ("images", "blur"),
+    ("images", "speckle"),
+]
 
 
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
@@ -55,7 +65,10 @@ class TestEveryFamily:
 @pytest.mark.parametrize("name", ["noise", "gain", "blur", "speckle", "channel-gain", "flux-noise"])
 def test_more_strength_moves_further(name: str) -> None:
     x = inputs("light-curves" if name == "flux-noise" else "images", 40)
-    moved = [(FAMILIES[name](x, torch.full((40,), s), torch.Generator().manual_seed(0)) - x).norm() for s in (0.2, 0.8)]
+    moved = [
+        (FAMILIES[name](x, torch.full((40,), s), torch.Generator().manual_seed(0)) - x).norm()
+        for s in (0.2, 0.8)
+    ]
     assert moved[0] < moved[1]
 
 
@@ -89,7 +102,11 @@ def test_families_are_found_by_kind_and_name() -> None:
 def network() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Sequential(nn.Linear(5, 16), nn.ReLU()), nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 3))
+        return nn.Sequential(
+            nn.Sequential(nn.Linear(5, 16), nn.ReLU()),
+            nn.Sequential(nn.Linear(16, 16), nn.ReLU()),
+            nn.Linear(16, 3),
+        )
 
 
 def labelled(n: int = 40) -> list[tuple[Tensor, Tensor]]:
@@ -104,7 +121,9 @@ def test_disturbed_changes_only_the_chosen_rows_and_cleans_up() -> None:
     reader = Choice(layers=("0", "1")).reader(model, _batch(loader[0]))
     clean = model(x).detach()
     layer, strength = torch.tensor([0, 1] * 10), torch.tensor([0.0] * 10 + [2.0] * 10)
-    with disturbed(model, reader.taps, FAMILIES["layer-noise"], layer, strength, torch.Generator().manual_seed(0)):
+    with disturbed(
+        model, reader.taps, FAMILIES["layer-noise"], layer, strength, torch.Generator().manual_seed(0)
+    ):
         changed = reader.read(model, _batch(loader[0]))
     assert torch.equal(changed.logits[:10], clean[:10])
     assert not torch.isclose(changed.logits[10:], clean[10:]).all(dim=1).any()
@@ -116,7 +135,9 @@ def test_disturbed_changes_only_the_chosen_rows_and_cleans_up() -> None:
 def test_rehearsal_keeps_originals_and_groups() -> None:
     model, loader = network(), labelled()
     plain, labels = extract(model, loader, layers=("0", "1"))
-    _, features, repeated = rehearse(model, loader, Choice(layers=("0", "1")), ["noise", "layer-noise"], copies=2)
+    _, features, repeated = rehearse(
+        model, loader, Choice(layers=("0", "1")), ["noise", "layer-noise"], copies=2
+    )
     assert len(features) == 5 * len(plain)
     assert torch.equal(features.logits[:40], plain.logits)
     assert torch.equal(features.groups, torch.arange(40).repeat(5))
@@ -155,7 +176,9 @@ def test_layers_that_lead_nowhere_are_not_disturbed() -> None:
 def test_tokens_are_rehearsed_inside() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.Sequential(nn.Linear(24, 8), nn.ReLU()), nn.Linear(8, 3))
+        model = nn.Sequential(
+            nn.Embedding(20, 6), nn.Flatten(), nn.Sequential(nn.Linear(24, 8), nn.ReLU()), nn.Linear(8, 3)
+        )
     x = torch.randint(20, (30, 4), generator=torch.Generator().manual_seed(0))
     _, features, _ = rehearse(model, [(x, model(x).argmax(1))], Choice(layers=("2",)), "auto", copies=1)
     assert len(features) == 30 * (1 + len(KINDS["tokens"]))
@@ -174,7 +197,9 @@ def test_own_family() -> None:
     def flip(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
         return torch.where(strength[:, None] > 0.5, -x, x)
 
-    _, features, _ = rehearse(network(), labelled(), Choice(layers=("0",)), [Family("flip", flip, 1.0)], copies=1)
+    _, features, _ = rehearse(
+        network(), labelled(), Choice(layers=("0",)), [Family("flip", flip, 1.0)], copies=1
+    )
     assert len(features) == 80
 
 

@@ -15,7 +15,9 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize(("how", "reduce"), [("channel-max", max), ("channel-avg", lambda v: sum(v) / len(v))])
+@pytest.mark.parametrize(
+    ("how", "reduce"), [("channel-max", max), ("channel-avg", lambda v: sum(v) / len(v))]
+)
 def test_paper_pooling_reduces_the_channels_at_each_pixel(how, reduce):
     x = _random(2, 3, 4, 5)
     pooled = pool(x, how, FIRST)
@@ -23,10 +25,14 @@ def test_paper_pooling_reduces_the_channels_at_each_pixel(how, reduce):
     for i in range(2):
         for h in range(4):
             for w in range(5):
-                assert float(pooled[i, h * 5 + w]) == pytest.approx(float(reduce([float(x[i, c, h, w]) for c in range(3)])), abs=1e-6)
+                assert float(pooled[i, h * 5 + w]) == pytest.approx(
+                    float(reduce([float(x[i, c, h, w]) for c in range(3)])), abs=1e-6
+                )
 
 
-@pytest.mark.parametrize(("how", "reduce"), [("spatial-max", max), ("spatial-avg", lambda v: sum(v) / len(v))])
+@pytest.mark.parametrize(
+    ("how", "reduce"), [("spatial-max", max), ("spatial-avg", lambda v: sum(v) / len(v))]
+)
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5), (2, 3, 2, 3, 2)])
 def test_spatial_pooling_reduces_the_positions_of_each_channel(how, reduce, shape):
     x = _random(*shape)
@@ -39,7 +45,9 @@ def test_spatial_pooling_reduces_the_positions_of_each_channel(how, reduce, shap
 
 def test_sequences():
     x = _random(2, 5, 3)
-    torch.testing.assert_close(pool(x, "tokens-avg"), torch.stack([sum(x[i, t] for t in range(5)) / 5 for i in range(2)]))
+    torch.testing.assert_close(
+        pool(x, "tokens-avg"), torch.stack([sum(x[i, t] for t in range(5)) / 5 for i in range(2)])
+    )
     assert torch.equal(pool(x, "time-max"), x.max(dim=1).values)
     assert torch.equal(pool(x, "first-token"), x[:, 0])
     assert torch.equal(pool(x, "time-last"), x[:, 4])
@@ -48,8 +56,14 @@ def test_sequences():
 def test_padding_takes_no_part():
     x, mask = _random(3, 5, 2), torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
     spoiled = x.masked_fill(mask[:, :, None] == 0, 1e9)
-    torch.testing.assert_close(pool(spoiled, "tokens-avg", LAST, mask), torch.stack([x[0, :2].mean(0), x[1, 2:].mean(0), torch.zeros(2)]))
-    assert torch.equal(pool(spoiled, "time-max", LAST, mask), torch.stack([x[0, :2].amax(0), x[1, 2:].amax(0), torch.zeros(2)]))
+    torch.testing.assert_close(
+        pool(spoiled, "tokens-avg", LAST, mask),
+        torch.stack([x[0, :2].mean(0), x[1, 2:].mean(0), torch.zeros(2)]),
+    )
+    assert torch.equal(
+        pool(spoiled, "time-max", LAST, mask),
+        torch.stack([x[0, :2].amax(0), x[1, 2:].amax(0), torch.zeros(2)]),
+    )
     assert torch.equal(pool(spoiled, "first-token", LAST, mask)[:2], torch.stack([x[0, 0], x[1, 2]]))
     assert torch.equal(pool(spoiled, "time-last", LAST, mask)[:2], torch.stack([x[0, 1], x[1, 4]]))
 

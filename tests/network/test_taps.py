@@ -114,7 +114,11 @@ AUTOMATIC = [
     (ConvRecurrent, SERIES, ("blocks.0", "blocks.1", "gru", "lstm.0", "lstm.1", "fc1")),
     (lambda: nn.Sequential(nn.Linear(6, 3)), ROWS, ()),
     (lambda: nn.Linear(6, 3), ROWS, ()),
-    (lambda: nn.Sequential(weight_norm(nn.Linear(6, 6)), nn.ReLU(), weight_norm(nn.Linear(6, 3))), ROWS, ("1",)),
+    (
+        lambda: nn.Sequential(weight_norm(nn.Linear(6, 6)), nn.ReLU(), weight_norm(nn.Linear(6, 3))),
+        ROWS,
+        ("1",),
+    ),
     (lambda: nn.Sequential(networks.sequential_cnn()), IMAGES, ("0.3", "0.7", "0.11")),
     (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 14), nn.Flatten()), IMAGES, ("1",)),
 ]
@@ -141,14 +145,35 @@ def test_automatic_layers_are_thinned_evenly():
         ([0, -1], ["layer1", "layer4"]),
         (2, ["layer3"]),
         ("layer*", ["layer1", "layer2", "layer3", "layer4"]),
-        ("layer2.**", ["layer2.0.conv1", "layer2.0.bn1", "layer2.0.conv2", "layer2.0.bn2", "layer2.0.downsample.0", "layer2.0.downsample.1",
-                       "layer2.0.downsample", "layer2.0", "layer2.1.conv1", "layer2.1.bn1", "layer2.1.conv2", "layer2.1.bn2",
-                       "layer2.1.downsample.0", "layer2.1.downsample.1", "layer2.1.downsample", "layer2.1"]),
-        (["layer?.1", "maxpool", -1, "fc"], ["maxpool", "layer1.1", "layer2.1", "layer3.1", "layer4.1", "layer4", "fc"]),
+        (
+            "layer2.**",
+            [
+                "layer2.0.conv1",
+                "layer2.0.bn1",
+                "layer2.0.conv2",
+                "layer2.0.bn2",
+                "layer2.0.downsample.0",
+                "layer2.0.downsample.1",
+                "layer2.0.downsample",
+                "layer2.0",
+                "layer2.1.conv1",
+                "layer2.1.bn1",
+                "layer2.1.conv2",
+                "layer2.1.bn2",
+                "layer2.1.downsample.0",
+                "layer2.1.downsample.1",
+                "layer2.1.downsample",
+                "layer2.1",
+            ],
+        ),
+        (
+            ["layer?.1", "maxpool", -1, "fc"],
+            ["maxpool", "layer1.1", "layer2.1", "layer3.1", "layer4.1", "layer4", "fc"],
+        ),
         ([], []),
         (["auto", "maxpool"], ["maxpool", "layer1", "layer2", "layer3", "layer4"]),
     ],
-)  # fmt: skip
+)
 def test_names_positions_and_globs_in_order_of_execution(layers, expected):
     assert [t.name for t in make_taps(_trace(networks.ResidualNet(), BIG), layers)] == expected
 
@@ -163,7 +188,10 @@ def test_reused_modules_by_name_and_call():
 
 def test_unknown_names_list_close_and_known_ones():
     found = _trace(networks.ResidualNet(), BIG)
-    with pytest.raises(KeyError, match=r"no layer matches 'layer11'; did you mean .*'layer1' .*known layers: conv1, bn1, relu, maxpool"):
+    with pytest.raises(
+        KeyError,
+        match=r"no layer matches 'layer11'; did you mean .*'layer1' .*known layers: conv1, bn1, relu",
+    ):
         make_taps(found, ["layer11"])
     with pytest.raises(KeyError, match="no layer matches 'stage"):
         make_taps(found, "stage*")
@@ -178,7 +206,9 @@ def test_poolings_by_name_and_glob():
     taps = make_taps(found, "auto", {"layer1": "flatten", "layer*": "channel-max"})
     assert [t.pooling for t in taps] == ["flatten", "channel-max", "channel-max", "channel-max"]
     assert {t.pooling for t in make_taps(found, "auto", {"layer2": "flatten"})} == {"auto", "flatten"}
-    with pytest.raises(KeyError, match="pooling given for 'stage1', which is none of the tapped layers: layer1"):
+    with pytest.raises(
+        KeyError, match="pooling given for 'stage1', which is none of the tapped layers: layer1"
+    ):
         make_taps(found, "auto", {"stage1": "flatten"})
 
 
@@ -206,7 +236,9 @@ def test_batch_axis_of_recurrent_and_attention_layers(length, batch_first):
 def test_hidden_states_per_depth_equal_a_stack_of_single_layers(kind, bidirectional, batch_first):
     """The final state of depth d, from a hand-run of the layers below one by one."""
     x = SERIES if batch_first else SERIES.transpose(0, 1)
-    stack = networks.randomised(kind(5, 6, num_layers=3, bidirectional=bidirectional, batch_first=batch_first))
+    stack = networks.randomised(
+        kind(5, 6, num_layers=3, bidirectional=bidirectional, batch_first=batch_first)
+    )
     with torch.no_grad():
         output = stack(x)
         below = x
@@ -216,7 +248,11 @@ def test_hidden_states_per_depth_equal_a_stack_of_single_layers(kind, bidirectio
                 p.copy_(getattr(stack, name.replace("l0", f"l{depth}")))
             below, _ = single(below)
             sequence = below if batch_first else below.transpose(0, 1)  # (N, T, D)
-            expected = torch.cat([sequence[:, -1, :6], sequence[:, 0, 6:]], dim=1) if bidirectional else sequence[:, -1]
+            expected = (
+                torch.cat([sequence[:, -1, :6], sequence[:, 0, 6:]], dim=1)
+                if bidirectional
+                else sequence[:, -1]
+            )
             torch.testing.assert_close(hidden_state(output, stack, depth), expected)
 
 
@@ -229,12 +265,22 @@ def test_packed_sequences():
     assert mask.sum(1).tolist() == [3, 7]
     pooled = Tap("gru", "gru", layout=Layout("last", recurrent=True, batch_axis=1)).read(gru(packed), gru)
     torch.testing.assert_close(pooled[0], gru(SERIES[:1, :3])[0].amax(dim=1)[0])
-    torch.testing.assert_close(hidden_state(gru(packed), gru, 0), torch.stack([gru(SERIES[:1, :3])[1][0, 0], gru(SERIES[1:])[1][0, 0]]))
+    torch.testing.assert_close(
+        hidden_state(gru(packed), gru, 0),
+        torch.stack([gru(SERIES[:1, :3])[1][0, 0], gru(SERIES[1:])[1][0, 0]]),
+    )
 
 
 def test_first_tensor_of_any_output():
     x, y = torch.zeros(2, 3), torch.ones(2, 3)
-    for output in ((x, y), [x, y], {"a": x, "b": y}, {"b": y, "last_hidden_state": x}, (None, (torch.tensor([1]), x)), networks.Output(None, x)):
+    for output in (
+        (x, y),
+        [x, y],
+        {"a": x, "b": y},
+        {"b": y, "last_hidden_state": x},
+        (None, (torch.tensor([1]), x)),
+        networks.Output(None, x),
+    ):
         assert activation(output)[0] is x
     for output in (None, (), {}, "text", torch.tensor([1, 2])):
         assert activation(output) == (None, None)

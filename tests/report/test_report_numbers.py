@@ -19,7 +19,9 @@ from salgp.report.thumbnails import encode_png, to_pixels
 from salgp.report.words import verdict
 
 
-def made(confidence: list[float] | torch.Tensor, correct: list[bool] | torch.Tensor) -> tuple[Features, torch.Tensor, Prediction]:
+def made(
+    confidence: list[float] | torch.Tensor, correct: list[bool] | torch.Tensor
+) -> tuple[Features, torch.Tensor, Prediction]:
     """Two classes, always predicting 0, with the given confidence and correctness."""
     s = torch.as_tensor(confidence, dtype=torch.float64)
     features = Features(torch.stack([torch.logit(s.clamp(0.501, 1 - 1e-9)), torch.zeros_like(s)], 1))
@@ -48,7 +50,9 @@ def test_kept_predictions_by_a_double_loop(ties: bool) -> None:
 
 
 def test_limits_are_checked_on_the_half_they_were_not_chosen_on() -> None:
-    """By two loops; and where the confidence says nothing, the check finds more errors than the limit promises."""
+    """By two loops; and where the confidence says nothing, the check finds more errors than the limit
+    promises.
+    """
     g = torch.Generator().manual_seed(0)
     s = 0.5 + 0.5 * torch.rand(300, generator=g)
     _, labels, prediction = made(s, torch.rand(300, generator=g) < 0.7)
@@ -58,7 +62,11 @@ def test_limits_are_checked_on_the_half_they_were_not_chosen_on() -> None:
     for keep in acceptable_levels(one, one):
         kept = wrong = 0
         for here, there in ((order[:150], order[150:]), (order[150:], order[:150])):
-            fine = [t for t in one.confidence[here] if np.mean(~one.correct[here][one.confidence[here] >= t]) <= keep.error + 1e-12]
+            fine = [
+                t
+                for t in one.confidence[here]
+                if np.mean(~one.correct[here][one.confidence[here] >= t]) <= keep.error + 1e-12
+            ]
             above = one.confidence[there] >= (min(fine) if fine else 2)
             kept, wrong = kept + int(above.sum()), wrong + int((~one.correct[there][above]).sum())
         assert keep.tried is not None
@@ -105,7 +113,11 @@ def test_levels_grow_with_the_acceptable_error() -> None:
         ((0.9, 0.8), (0.8, 0.8), "overconfident by 10 points; after M it is within 1 point."),
         ((0.7, 0.8), (0.8, 0.8), "underconfident by 10 points; after M it is within 1 point."),
         ((0.8, 0.8), (0.8, 0.8), "already right to within 1 point; after M it still is."),
-        ((0.85, 0.8), (0.95, 0.8), "overconfident by 5 points; M does not help here: it is off by 15 points."),
+        (
+            (0.85, 0.8),
+            (0.95, 0.8),
+            "overconfident by 5 points; M does not help here: it is off by 15 points.",
+        ),
         ((0.9, 0.8), (0.83, 0.8), "overconfident by 10 points; after M it is within 3 points."),
     ],
 )
@@ -116,16 +128,23 @@ def test_verdict(before: tuple[float, float], after: tuple[float, float], words:
         sides.append(side(prediction, labels))
     found = verdict(sides[0], sides[1], "M", Keep(0.1, 50, 63, 0.8))
     assert found.headline.endswith(words)
-    assert found.action == "If at most 10 % of the automatic answers may be wrong, 37 of 100 predictions should go to a human."
+    assert (
+        found.action == "If at most 10 % of the automatic answers may be wrong, 37 of 100 predictions should "
+        "go to a human."
+    )
 
 
 def test_verdict_where_both_directions_cancel() -> None:
-    _, labels, prediction = made([0.95] * 50 + [0.6] * 50, [i % 10 < 8 for i in range(50)] + [i % 10 < 8 for i in range(50)])
+    _, labels, prediction = made(
+        [0.95] * 50 + [0.6] * 50, [i % 10 < 8 for i in range(50)] + [i % 10 < 8 for i in range(50)]
+    )
     one = side(prediction, labels)
     assert "too high in places and too low in others" in verdict(one, one, "M", Keep(0.1, 5, 5, 0.9)).headline
 
 
-@pytest.mark.parametrize(("kept", "words"), [(100, "no prediction needs a human"), (0, "all 100 predictions should go to a human")])
+@pytest.mark.parametrize(
+    ("kept", "words"), [(100, "no prediction needs a human"), (0, "all 100 predictions should go to a human")]
+)
 def test_action_at_the_ends(kept: int, words: str) -> None:
     _, labels, prediction = made([0.8] * 100, [i < 80 for i in range(100)])
     one = side(prediction, labels)
@@ -138,10 +157,16 @@ def test_changes_are_paired_and_never_touch_accuracy() -> None:
     correct = torch.rand(400, generator=g) < s
     features, labels, good = made(s, correct)
     wild = Prediction.from_confidence(features, (s + 0.3 * torch.rand(400, generator=g)).clamp(max=0.999))
-    changes = {c.name.split(" (")[-1].rstrip(")"): c for c in metric_changes(side(wild, labels), side(good, labels), labels)}
+    changes = {
+        c.name.split(" (")[-1].rstrip(")"): c
+        for c in metric_changes(side(wild, labels), side(good, labels), labels)
+    }
     assert changes["accuracy"].verdict == "unchanged"
     assert changes["ECE"].verdict == "better"
-    back = {c.name.split(" (")[-1].rstrip(")"): c for c in metric_changes(side(good, labels), side(wild, labels), labels)}
+    back = {
+        c.name.split(" (")[-1].rstrip(")"): c
+        for c in metric_changes(side(good, labels), side(wild, labels), labels)
+    }
     assert back["ECE"].verdict == "worse"
     for change in changes.values():
         value, low, high = change.before
@@ -154,7 +179,11 @@ def test_changes_without_errors_or_known_classes() -> None:
     found = {c.name: c for c in metric_changes(one, one, labels)}
     assert math.isnan(found["Spotting errors (AUROC)"].before[0])
     unknown = torch.full((3,), -1)
-    assert not [c for c in metric_changes(side(prediction, unknown), side(prediction, unknown), unknown) if "Brier" in c.name]
+    assert not [
+        c
+        for c in metric_changes(side(prediction, unknown), side(prediction, unknown), unknown)
+        if "Brier" in c.name
+    ]
 
 
 def test_layer_shares_and_most_corrected() -> None:
@@ -163,7 +192,10 @@ def test_layer_shares_and_most_corrected() -> None:
     terms = LayerTerms(("a", "b"), mean, None, "confidence", True)
     prediction = Prediction.from_confidence(features, features.confidence + mean.sum(1), layers=terms)
     shares = layer_shares(prediction)
-    assert [(s.name, round(s.lowers, 4), round(s.raises, 4)) for s in shares] == [("a", 0.1333, 0.0333), ("b", 0.0667, 0.0167)]
+    assert [(s.name, round(s.lowers, 4), round(s.raises, 4)) for s in shares] == [
+        ("a", 0.1333, 0.0333),
+        ("b", 0.0667, 0.0167),
+    ]
     top = most_corrected(features, labels, prediction, 2)
     assert [s.row for s in top] == [1, 0]
     assert top[1].layers == (("b", -0.2), ("a", 0.1))

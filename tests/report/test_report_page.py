@@ -34,8 +34,20 @@ def made(n: int = 400, seed: int = 0, layered: bool = True) -> tuple[Features, t
     if not layered:
         return features, y, Prediction.from_probs(features, probs)
     share = torch.rand(n, 3, generator=g).double()
-    terms = LayerTerms(LAYERS, (s - features.confidence)[:, None] * share / share.sum(1, keepdim=True), None, "confidence", True)
-    return features, y, Prediction.from_confidence(features, s, torch.full((n,), 0.05, dtype=torch.float64), layers=terms, novelty=s)
+    terms = LayerTerms(
+        LAYERS,
+        (s - features.confidence)[:, None] * share / share.sum(1, keepdim=True),
+        None,
+        "confidence",
+        True,
+    )
+    return (
+        features,
+        y,
+        Prediction.from_confidence(
+            features, s, torch.full((n,), 0.05, dtype=torch.float64), layers=terms, novelty=s
+        ),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +55,18 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     features, labels, prediction = made()
     new, _, moved = made(120, 1)
     return build(
-        tmp_path_factory.mktemp("report") / "report.html", features, labels, prediction,
-        title=f"Title {EVIL}", method="SAL-GP", class_names=["cat", EVIL, "o'\"&"], images=np.random.default_rng(0).random((400, 1, 8, 8)),
-        others={f"rival {EVIL}": made(layered=False)[2]}, new_data=(new, moved), settings={"file": EVIL, "path": "</dd><img src=x onerror=alert(1)>"},
-    )  # fmt: skip
+        tmp_path_factory.mktemp("report") / "report.html",
+        features,
+        labels,
+        prediction,
+        title=f"Title {EVIL}",
+        method="SAL-GP",
+        class_names=["cat", EVIL, "o'\"&"],
+        images=np.random.default_rng(0).random((400, 1, 8, 8)),
+        others={f"rival {EVIL}": made(layered=False)[2]},
+        new_data=(new, moved),
+        settings={"file": EVIL, "path": "</dd><img src=x onerror=alert(1)>"},
+    )
 
 
 class Outline(HTMLParser):
@@ -82,7 +102,12 @@ def test_page_is_well_formed_and_stands_alone(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert page.stat().st_size < 3_000_000
     found = outline(text)
-    addresses = [v for _, attributes in found.tags for k, v in attributes.items() if k in ("src", "href", "action", "data", "poster") and v]
+    addresses = [
+        v
+        for _, attributes in found.tags
+        for k, v in attributes.items()
+        if k in ("src", "href", "action", "data", "poster") and v
+    ]
     assert all(a.startswith("data:") for a in addresses)
     assert "http://" not in text.replace("http-equiv", "")
     assert "https://" not in text
@@ -131,11 +156,18 @@ def test_sections_appear_only_where_there_is_something_to_say(page: Path) -> Non
     assert "no layer to name" in plain
     assert "<img" not in plain
     full = page.read_text()
-    assert all(f'id="{name}"' in full for name in ("shift", "methods", "layers", "samples", "keep", "reliability", "figures", "settings"))
+    assert all(
+        f'id="{name}"' in full
+        for name in ("shift", "methods", "layers", "samples", "keep", "reliability", "figures", "settings")
+    )
 
 
 def test_every_method_has_a_reliability_diagram(page: Path) -> None:
-    words = [a["aria-label"] or "" for tag, a in outline(page.read_text()).tags if tag == "svg" and "aria-label" in a]
+    words = [
+        a["aria-label"] or ""
+        for tag, a in outline(page.read_text()).tags
+        if tag == "svg" and "aria-label" in a
+    ]
     assert [w.split(":")[0] for w in words if w.startswith("Reliability")] == [
         "Reliability diagram, before",
         "Reliability diagram, after",
@@ -145,8 +177,16 @@ def test_every_method_has_a_reliability_diagram(page: Path) -> None:
 
 def test_verdict_comes_first(page: Path) -> None:
     text = page.read_text()
-    assert re.search(r'class="headline">The network is overconfident by \d+ points; after SAL-GP it is within \d+ points?\.<', text)
-    assert re.search(r'class="action">If at most \S+\s% of the automatic answers may be wrong, \d+ of 400 predictions should go to a human', text)
+    assert re.search(
+        r'class="headline">The network is overconfident by \d+ points; after SAL-GP it is '
+        r"within \d+ points?\.<",
+        text,
+    )
+    assert re.search(
+        r'class="action">If at most \S+\s% of the automatic answers may be wrong, \d+ of 400 '
+        r"predictions should go to a human",
+        text,
+    )
     assert text.index("headline") < text.index("ECE")
 
 
@@ -177,7 +217,14 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chromium = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+    chromium = next(
+        (
+            found
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (found := shutil.which(name))
+        ),
+        None,
+    )
     driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
         pytest.skip("needs Chromium and chromedriver on the PATH (apt-get install chromium chromium-driver)")
@@ -186,9 +233,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options.binary_location = chromium
     profile = tmp_path_factory.mktemp("profile")
     for flag in (
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", f"--user-data-dir={profile}", "--window-size=1440,1000",
-    ):  # fmt: skip
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={profile}",
+        "--window-size=1440,1000",
+    ):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
@@ -215,8 +271,15 @@ def test_browser_slider_changes_the_figures(browser: Any, page: Path) -> None:
     assert slider.is_displayed()
     found = []
     for position in (0, 20, 60):
-        browser.execute_script("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))", slider, position)
-        values = {name: text_of(browser, f"out-{name}") for name in ("error", "after", "before", "human", "threshold", "kept", "wrong")}
+        browser.execute_script(
+            "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))",
+            slider,
+            position,
+        )
+        values = {
+            name: text_of(browser, f"out-{name}")
+            for name in ("error", "after", "before", "human", "threshold", "kept", "wrong")
+        }
         dot = float(browser.find_element("id", "dot-after").get_attribute("cx"))
         found.append((dot, values))
         assert int(values["after"].replace(",", "")) + int(values["human"].replace(",", "")) == 400
@@ -238,7 +301,10 @@ def test_browser_sorts_tables(browser: Any, page: Path) -> None:
     browser.get(page.as_uri())
 
     def rows() -> list[float]:
-        return [float(c.get_attribute("data-value")) for c in browser.find_elements("css selector", "#samples td[data-label=network]")]
+        return [
+            float(c.get_attribute("data-value"))
+            for c in browser.find_elements("css selector", "#samples td[data-label=network]")
+        ]
 
     button = browser.find_element("xpath", "//section[@id='samples']//th/button[text()='network']")
     browser.execute_script("arguments[0].click()", button)
@@ -263,7 +329,9 @@ def test_browser_dark_mode_and_no_script(browser: Any, page: Path) -> None:
 
     browser.get(page.as_uri())
     light = ground()
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
     assert ground() != light
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})

@@ -13,26 +13,26 @@ from salgp.calibrators.base import Calibrator, load_calibrator
 __all__ = ["Calibrator", "get", "load_calibrator", "names"]
 
 _WHERE = {
-    "uncalibrated": "scaling.Uncalibrated",
-    "temperature": "scaling.TemperatureScaling",
-    "perturbed-temperature": "scaling.PerturbedTemperatureScaling",
-    "ensemble-temperature": "scaling.EnsembleTemperatureScaling",
-    "vector": "multiclass.VectorScaling",
-    "matrix": "multiclass.MatrixScaling",
-    "dirichlet": "multiclass.DirichletCalibration",
-    "platt": "sigmoid.PlattScaling",
-    "beta": "sigmoid.BetaCalibration",
-    "isotonic": "isotonic.IsotonicRegression",
-    "histogram": "binning.HistogramBinning",
-    "bbq": "bbq.BBQ",
-    "latent-gp": "latent_gp.GPCalibration",
-    "deep-gp": "deep.DeepGPCalibrator",
-    "density-aware": "density.DensityAwareCalibration",
-    "trust-score": "trust.TrustScore",
-    "deep-knn": "trust.DeepKNN",
-    "residual-gp": "residual_gp.ResidualGP",
-    "layer-evidence": "evidence.LayerEvidence",
-    "sal-gp": "layerwise.SALGP",
+    "uncalibrated": "baselines.scaling.Uncalibrated",
+    "temperature": "baselines.scaling.TemperatureScaling",
+    "perturbed-temperature": "baselines.scaling.PerturbedTemperatureScaling",
+    "ensemble-temperature": "baselines.scaling.EnsembleTemperatureScaling",
+    "vector": "baselines.multiclass.VectorScaling",
+    "matrix": "baselines.multiclass.MatrixScaling",
+    "dirichlet": "baselines.multiclass.DirichletCalibration",
+    "platt": "baselines.sigmoid.PlattScaling",
+    "beta": "baselines.sigmoid.BetaCalibration",
+    "isotonic": "baselines.isotonic.IsotonicRegression",
+    "histogram": "baselines.binning.HistogramBinning",
+    "bbq": "baselines.bbq.BBQ",
+    "latent-gp": "baselines.latent_gp.GPCalibration",
+    "deep-gp": "baselines.deep.DeepGPCalibrator",
+    "density-aware": "baselines.density.DensityAwareCalibration",
+    "trust-score": "baselines.trust.TrustScore",
+    "deep-knn": "baselines.trust.DeepKNN",
+    "residual-gp": "layerwise.residual.ResidualGP",
+    "layer-evidence": "evidence.calibrator.LayerEvidence",
+    "sal-gp": "layerwise.salgp.SALGP",
 }
 """Short name -> module.Class inside this package; modules are imported on first use."""
 
@@ -60,7 +60,7 @@ def names() -> dict[str, str]:
 
 
 def _load(name: str) -> type[Calibrator]:
-    module, _, cls = _WHERE[name].partition(".")
+    module, _, cls = _WHERE[name].rpartition(".")
     found: type[Calibrator] = getattr(importlib.import_module(f"salgp.calibrators.{module}"), cls)
     return found
 
@@ -68,5 +68,5 @@ def _load(name: str) -> type[Calibrator]:
 def __getattr__(attribute: str) -> Any:
     for path in _WHERE.values():
         if path.endswith(f".{attribute}"):
-            return getattr(importlib.import_module(f"salgp.calibrators.{path.partition('.')[0]}"), attribute)
+            return getattr(importlib.import_module(f"salgp.calibrators.{path.rpartition('.')[0]}"), attribute)
     raise AttributeError(f"module 'salgp.calibrators' has no attribute {attribute!r}")

@@ -1,9 +1,10 @@
-"""The one contract of all calibrators: ``fit(features, labels)``, ``predict(features) -> Prediction``, ``save``.
+"""The one contract of all calibrators: ``fit(features, labels)``, ``predict(features) -> Prediction``,
+``save``.
 
-A calibrator is a scikit-learn style estimator: the constructor stores its arguments verbatim, learned state ends
-in ``_``, `sklearn.base.clone` works. Input is checked here, once, so that every method below may assume clean
-tensors. A leaf implements `_fit` and `_predict` and nothing else; a saved calibrator is its arguments plus every
-attribute that ends in ``_``.
+A calibrator is a scikit-learn style estimator: the constructor stores its arguments verbatim, learned state
+ends in ``_``, `sklearn.base.clone` works. Input is checked here, once, so that every method below may assume
+clean tensors. A leaf implements `_fit` and `_predict` and nothing else; a saved calibrator is its arguments
+plus every attribute that ends in ``_``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ FORMAT_VERSION = 1
 
 
 class CalibrationWarning(UserWarning):
-    """The fit worked, but the data left something undetermined: an optimum at a bound, no usable label, no convergence."""
+    """The fit worked, but the data left something undetermined: an optimum at a bound, no usable label, no
+    convergence.
+    """
 
 
 class Calibrator(BaseEstimator, ABC):
@@ -64,7 +67,10 @@ class Calibrator(BaseEstimator, ABC):
             check_features(reference[0], self.needs_layers)
             known = as_labels(reference[1], len(reference[0]), features.n_classes).to(features.logits.device)
             if reference[0].widths != features.widths:
-                raise ValueError(f"reference layers {reference[0].widths} differ from the calibration layers {features.widths}")
+                raise ValueError(
+                    f"reference layers {reference[0].widths} differ from the calibration "
+                    f"layers {features.widths}"
+                )
             reference = (reference[0], known)
         with torch.no_grad():
             self._fit(features, y, reference)
@@ -77,10 +83,14 @@ class Calibrator(BaseEstimator, ABC):
         features = self.check_input(features)
         size = self._chunk()
         with torch.no_grad():
-            return Prediction.concatenate([self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)])
+            return Prediction.concatenate(
+                [self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)]
+            )
 
     def check_input(self, features: Features) -> Features:
-        """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not fitted for."""
+        """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not
+        fitted for.
+        """
         self._check_fitted()
         check_features(features, self.needs_layers, allow_empty=True)
         if features.n_classes != self.n_classes_:
@@ -89,12 +99,16 @@ class Calibrator(BaseEstimator, ABC):
             return features
         missing = [k for k in self.layer_widths_ if k not in features.layers]
         if missing:
-            raise ValueError(f"layer {missing[0]!r} is missing; fitted on {list(self.layer_widths_)}, got {list(features.layers)}")
+            raise ValueError(
+                f"layer {missing[0]!r} is missing; fitted on {list(self.layer_widths_)}, got "
+                f"{list(features.layers)}"
+            )
         features = features.select(list(self.layer_widths_))
         wrong = [k for k, d in self.layer_widths_.items() if features.widths[k] != d]
         if wrong:
             raise ValueError(
-                f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on {self.layer_widths_[wrong[0]]}: is it the same network?"
+                f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on "
+                f"{self.layer_widths_[wrong[0]]}: is it the same network?"
             )
         return features
 
@@ -114,16 +128,26 @@ class Calibrator(BaseEstimator, ABC):
         """Write ``calibrator.json`` and ``calibrator.safetensors`` into ``folder``."""
         self._check_fitted()
         tensors: dict[str, Tensor] = {}
-        state = pack({k: v for k, v in vars(self).items() if k.endswith("_") and not k.startswith("_")}, tensors)
+        state = pack(
+            {k: v for k, v in vars(self).items() if k.endswith("_") and not k.startswith("_")}, tensors
+        )
         config = pack(self.get_params(deep=False), tensors, "config")
-        header = {"format": FORMAT, "format_version": FORMAT_VERSION, "calibrator": self.name, "config": config, "state": state}
+        header = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "calibrator": self.name,
+            "config": config,
+            "state": state,
+        }
         write_tensors(Path(folder) / "calibrator.safetensors", tensors, {"format": FORMAT})
         write_json(Path(folder) / "calibrator.json", header)
         return Path(folder)
 
     def _check_fitted(self) -> None:
         if "n_classes_" not in vars(self):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted; call fit(features, labels) first")
+            raise NotFittedError(
+                f"this {type(self).__name__} is not fitted; call fit(features, labels) first"
+            )
 
     def __getstate__(self) -> Any:
         raise TypeError(f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder)")
@@ -146,12 +170,17 @@ def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
 
     where = Path(folder)
     if not (where / "calibrator.json").is_file():
-        raise FileNotFoundError(f"{folder}: no calibrator.json here; expected a folder written by Calibrator.save")
+        raise FileNotFoundError(
+            f"{folder}: no calibrator.json here; expected a folder written by Calibrator.save"
+        )
     header = read_json(where / "calibrator.json")
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise FormatError(f"{where / 'calibrator.json'}: not a salgp calibrator")
     if header["format_version"] > FORMAT_VERSION:
-        raise FormatError(f"{folder}: written by a newer version of salgp (format {header['format_version']}); upgrade salgp to read it")
+        raise FormatError(
+            f"{folder}: written by a newer version of salgp (format "
+            f"{header['format_version']}); upgrade salgp to read it"
+        )
     tensors, _ = read_tensors(where / "calibrator.safetensors")
     calibrator = get(header["calibrator"], **unpack(header["config"], tensors))
     for key, value in unpack(header["state"], tensors).items():
@@ -162,16 +191,33 @@ def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
 def check_features(features: Features, with_layers: bool, allow_empty: bool = False) -> None:
     """Refuse features no calibrator can work with, naming the layer and the row."""
     if not isinstance(features, Features):
-        raise TypeError(f"expected salgp.Features, got {type(features).__name__}; build them with salgp.extract or Features(logits, layers)")
+        raise TypeError(
+            f"expected salgp.Features, got {type(features).__name__}; build them with "
+            f"salgp.extract or Features(logits, layers)"
+        )
     if len(features) == 0 and not allow_empty:
         raise ValueError("no samples: the features are empty")
     if features.n_classes < 2:
-        raise ValueError(f"logits must have at least 2 columns (classes), got {features.n_classes}; for a binary network pass (n, 2) logits [0, z]")
+        raise ValueError(
+            f"logits must have at least 2 columns (classes), got {features.n_classes}; for a "
+            f"binary network pass (n, 2) logits [0, z]"
+        )
     if with_layers and not features.layers:
-        raise ValueError("this method reads hidden layers, but the features have none; extract them with salgp.extract(model, loader)")
-    named = {"logits": features.logits, **({f"layer {k!r}": x for k, x in features.layers.items()} if with_layers else {})}
+        raise ValueError(
+            "this method reads hidden layers, but the features have none; extract them with "
+            "salgp.extract(model, loader)"
+        )
+    named = {
+        "logits": features.logits,
+        **({f"layer {k!r}": x for k, x in features.layers.items()} if with_layers else {}),
+    }
     for what, x in named.items():
-        if x.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(x))).all()):  # the extremes first: one pass, no copy
+        if x.numel() and not bool(
+            torch.isfinite(torch.stack(torch.aminmax(x))).all()
+        ):  # the extremes first: one pass, no copy
             finite = torch.isfinite(x).all(dim=1)
             row = int((~finite).nonzero()[0, 0])
-            raise ValueError(f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} rows in all); clean the data or the network first")
+            raise ValueError(
+                f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} rows in "
+                f"all); clean the data or the network first"
+            )

@@ -1,8 +1,8 @@
 """The one temperature of the largest likelihood, and the softmax it scales.
 
 In the inverse temperature ``b = 1 / T`` the negative log-likelihood of ``softmax(b z)`` is convex, with slope
-``E_p[z] - z_y`` and curvature ``Var_p[z]`` per sample, so a safeguarded Newton iteration finds the one optimum from
-any start and cannot leave the bounds.
+``E_p[z] - z_y`` and curvature ``Var_p[z]`` per sample, so a safeguarded Newton iteration finds the one
+optimum from any start and cannot leave the bounds.
 """
 
 from __future__ import annotations
@@ -73,17 +73,34 @@ def best_temperature(
     if not init > 0:
         raise ValueError(f"init must be a positive temperature, got {init}")
     if not bool((labels >= 0).any()):
-        warnings.warn("no calibration sample has a known class: the temperature stays 1", CalibrationWarning, stacklevel=4)
+        warnings.warn(
+            "no calibration sample has a known class: the temperature stays 1",
+            CalibrationWarning,
+            stacklevel=4,
+        )
         return 1.0, False
-    inverse, end = _safeguarded_newton(lambda b: _slope(logits, labels, b, weights), 1 / high, 1 / low, 1 / init)
+    inverse, end = _safeguarded_newton(
+        lambda b: _slope(logits, labels, b, weights), 1 / high, 1 / low, 1 / init
+    )
     if end and warn:
-        why = "every calibration sample is correct" if inverse >= 1 / low else "the confidences tell nothing about which samples are correct"
-        warnings.warn(f"the temperature stopped at its bound {1 / inverse:g} ({why}?); calibrate on held-out data", CalibrationWarning, stacklevel=4)
+        why = (
+            "every calibration sample is correct"
+            if inverse >= 1 / low
+            else "the confidences tell nothing about which samples are correct"
+        )
+        warnings.warn(
+            f"the temperature stopped at its bound {1 / inverse:g} ({why}?); calibrate on held-out data",
+            CalibrationWarning,
+            stacklevel=4,
+        )
     return 1 / inverse, end
 
 
-def gradient_steps(logits: Tensor, labels: Tensor, bounds: tuple[float, float], init: float, steps: int, lr: float) -> float:
-    """Plain gradient descent on the mean negative log-likelihood as a function of ``T``, as many published scripts do.
+def gradient_steps(
+    logits: Tensor, labels: Tensor, bounds: tuple[float, float], init: float, steps: int, lr: float
+) -> float:
+    """Plain gradient descent on the mean negative log-likelihood as a function of ``T``, as many published
+    scripts do.
 
     Args:
         logits: ``(n, c)``.
@@ -123,15 +140,20 @@ def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
 def room_for(x: Tensor) -> Tensor | None:
     """Memory for a result of the size of a large ``x``, else None: the ``out`` of an operation.
 
-    Taken from NumPy, which asks the system for huge pages: handing out small ones takes longer than a softmax. Only for plain
-    tensors on a processor that no gradient is taken of; all else is left to torch.
+    Taken from NumPy, which asks the system for huge pages: handing out small ones takes longer than a
+    softmax. Only for plain tensors on a processor that no gradient is taken of; all else is left to torch.
 
     Example:
         >>> room_for(torch.zeros(2, 2)) is None, room_for(torch.zeros(2000, 1000)).shape
         (True, torch.Size([2000, 1000]))
     """
     plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    if not plain or x.numel() < 2**20 or torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
+    if (
+        not plain
+        or x.numel() < 2**20
+        or torch.compiler.is_compiling()
+        or (x.requires_grad and torch.is_grad_enabled())
+    ):
         return None
     return torch.from_numpy(np.empty(x.shape, np.float32 if x.dtype == torch.float32 else np.float64))
 
@@ -150,15 +172,20 @@ def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | Non
         torch.softmax(torch.mul(z, inverse, out=pz), dim=1, out=p)
         torch.mul(p, z, out=pz)
         mean = pz.sum(dim=1)
-        each = torch.stack([mean - z.gather(1, y.clamp_min(0)[:, None])[:, 0], torch.linalg.vecdot(pz, z) - mean**2])
+        each = torch.stack(
+            [mean - z.gather(1, y.clamp_min(0)[:, None])[:, 0], torch.linalg.vecdot(pz, z) - mean**2]
+        )
         w = (y >= 0).double() if weights is None else weights[rows] * (y >= 0)
         total += (each.double() * w).sum(dim=1)
     slope, curvature = total.tolist()
     return slope, curvature
 
 
-def _safeguarded_newton(slope: Callable[[float], tuple[float, float]], low: float, high: float, start: float) -> tuple[float, bool]:
-    """Root of an increasing function in [low, high]; the second value says that an end was returned for want of a root.
+def _safeguarded_newton(
+    slope: Callable[[float], tuple[float, float]], low: float, high: float, start: float
+) -> tuple[float, bool]:
+    """Root of an increasing function in [low, high]; the second value says that an end was returned for want
+    of a root.
 
     The ends are looked at only where the first steps do not settle: each look costs a pass over the data.
     """
@@ -179,7 +206,9 @@ def _safeguarded_newton(slope: Callable[[float], tuple[float, float]], low: floa
     return _bracketed_newton(slope, low, high, x), False
 
 
-def _bracketed_newton(slope: Callable[[float], tuple[float, float]], low: float, high: float, x: float) -> float:
+def _bracketed_newton(
+    slope: Callable[[float], tuple[float, float]], low: float, high: float, x: float
+) -> float:
     """Newton steps inside a bracket of the root, halving it (on a log scale) where they leave it."""
     for _ in range(100):
         g, h = slope(x)

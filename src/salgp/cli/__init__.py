@@ -1,4 +1,5 @@
-"""The ``salgp`` command: from a network and its data to confidences that can be trusted, without a line of Python.
+"""The ``salgp`` command: from a network and its data to confidences that can be trusted, without a line of
+Python.
 
 Heavy parts of the library are imported by the commands that need them, so that ``salgp --help`` is quick.
 """
@@ -56,11 +57,17 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
     pass
 
 
-_CLICK_ERROR: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_CLICK_ERROR: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 
 
 def _usage(error: Exception) -> str:

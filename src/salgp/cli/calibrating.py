@@ -43,16 +43,31 @@ def known_methods() -> list[str]:
     return list(_WHERE)
 
 
-Feats = Annotated[Path, typer.Argument(metavar="FEATURES", help="Features: a .safetensors file, or a folder of Parquet shards.")]
+Feats = Annotated[
+    Path,
+    typer.Argument(metavar="FEATURES", help="Features: a .safetensors file, or a folder of Parquet shards."),
+]
 Cal = Annotated[Path, typer.Argument(metavar="CAL", help="Folder of a fitted calibrator.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result is written.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing result.")]
-AnyNetwork = Annotated[bool, typer.Option("--any-network", help="Accept features known to come from another network.")]
-Reference = Annotated[Path | None, typer.Option("--reference", help="Features of the network's training data, for methods that compare against it.")]
+AnyNetwork = Annotated[
+    bool, typer.Option("--any-network", help="Accept features known to come from another network.")
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        "--reference", help="Features of the network's training data, for methods that compare against it."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Method = Annotated[
     str | None,
-    typer.Option("--method", "-m", autocompletion=known_methods, help="Calibrator; `salgp info` lists them. Default: that of `calibrate`."),
+    typer.Option(
+        "--method",
+        "-m",
+        autocompletion=known_methods,
+        help="Calibrator; `salgp info` lists them. Default: that of `calibrate`.",
+    ),
 ]
 
 
@@ -71,7 +86,10 @@ def fit(
     method: Method = None,
     reference: Reference = None,
     layers: Annotated[str | None, typer.Option(help="Use only these layers, separated by commas.")] = None,
-    setting: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An argument of the method; may be repeated.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="An argument of the method; may be repeated."),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Fit a calibrator on labelled features and save it."""
@@ -86,12 +104,25 @@ def fit(
         calibrator.fit(data, labels, known)
     files.save_calibrator(out, calibrator, origin_of(loaded), force, loaded.metadata.get("module"))
     shell.finish(
-        {"calibrator": str(out), "method": calibrator.name, "n": len(data), "layers": list(calibrator.layer_widths_)},
-        f"fitted [bold]{calibrator.name}[/] on {len(data):,} samples; saved in [bold]{out}[/]\nnext: salgp evaluate {out} TEST.safetensors",
+        {
+            "calibrator": str(out),
+            "method": calibrator.name,
+            "n": len(data),
+            "layers": list(calibrator.layer_widths_),
+        },
+        f"fitted [bold]{calibrator.name}[/] on {len(data):,} samples; saved in "
+        f"[bold]{out}[/]\nnext: salgp evaluate {out} TEST.safetensors",
     )
 
 
-def apply(shell: Shell, calibrator: Cal, features: Feats, out: Out, any_network: AnyNetwork = False, force: Force = False) -> None:
+def apply(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    out: Out,
+    any_network: AnyNetwork = False,
+    force: Force = False,
+) -> None:
     """Write calibrated confidences, with error bars, for every sample (.csv, .parquet or .safetensors)."""
     if out.suffix not in (".csv", ".parquet", ".safetensors"):
         raise UsageError(f"--out {out}: expected a name that ends in .csv, .parquet or .safetensors")
@@ -118,7 +149,9 @@ def evaluate(
     _, labels = files.read_labelled(features)
     loaded, prediction = predicted(calibrator, features, any_network, shell)
     name = files.read_calibrator(calibrator).name
-    comparison = compare_predictions({"uncalibrated": uncalibrated(loaded.features), name: prediction}, labels, bins)
+    comparison = compare_predictions(
+        {"uncalibrated": uncalibrated(loaded.features), name: prediction}, labels, bins
+    )
     shell.finish(comparison.as_dict(), score_table(comparison, f"{features.name}: {len(labels):,} samples"))
 
 
@@ -126,7 +159,9 @@ def explain(
     shell: Shell,
     calibrator: Cal,
     features: Feats,
-    sample: Annotated[list[int] | None, typer.Option(help="Row to explain; may be repeated. Default: the most corrected.")] = None,
+    sample: Annotated[
+        list[int] | None, typer.Option(help="Row to explain; may be repeated. Default: the most corrected.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the most corrected samples.")] = 10,
     any_network: AnyNetwork = False,
 ) -> None:
@@ -137,12 +172,16 @@ def explain(
     wrong = [row for row in rows if not 0 <= row < len(change)]
     if wrong:
         raise UsageError(f"--sample {wrong[0]}: the rows of {features} are 0..{len(change) - 1}")
-    explained = [_explanation(prediction, float(loaded.features.confidence[row]), row, loaded.classes) for row in rows]
+    explained = [
+        _explanation(prediction, float(loaded.features.confidence[row]), row, loaded.classes) for row in rows
+    ]
     shell.finish({"samples": explained}, explanation_table(explained))
 
 
 def make_calibrator(method: str | None, settings: Sequence[str]) -> Calibrator:
-    """A calibrator by name (None: the library's default) with ``NAME=VALUE`` settings; values are JSON or else plain text."""
+    """A calibrator by name (None: the library's default) with ``NAME=VALUE`` settings; values are JSON or
+    else plain text.
+    """
     from salgp.calibrators import get
     from salgp.module import _unfitted
 
@@ -154,13 +193,17 @@ def make_calibrator(method: str | None, settings: Sequence[str]) -> Calibrator:
     arguments = dict(_setting(text) for text in settings)
     unknown = [name for name in arguments if name not in known]
     if unknown:
-        raise UsageError(f"--set {unknown[0]}: {calibrator.name} has no such setting; it has {', '.join(known) or 'none'}")
+        raise UsageError(
+            f"--set {unknown[0]}: {calibrator.name} has no such setting; it has {', '.join(known) or 'none'}"
+        )
     return calibrator.set_params(**arguments)
 
 
 def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
-    """What a method learns from: perturbed copies only where it knows what they are, else the original samples."""
-    from salgp.calibrators.evidence_model import originals
+    """What a method learns from: perturbed copies only where it knows what they are, else the original
+    samples.
+    """
+    from salgp.calibrators.evidence.model import originals
 
     if calibrator.uses_copies or features.groups is None:
         return features, labels
@@ -180,11 +223,18 @@ def origin_of(loaded: files.Loaded) -> dict[str, Any]:
     """What a calibrator remembers of the features it was fitted on."""
     import salgp
 
-    kept = {"features": loaded.path.name, "n": len(loaded.features), "salgp": salgp.__version__, "network": loaded.metadata.get("network")}
+    kept = {
+        "features": loaded.path.name,
+        "n": len(loaded.features),
+        "salgp": salgp.__version__,
+        "network": loaded.metadata.get("network"),
+    }
     return kept | ({} if loaded.classes is None else {"classes": loaded.classes})
 
 
-def predicted(calibrator: Path, features: Path, any_network: bool, shell: Shell) -> tuple[files.Loaded, Prediction]:
+def predicted(
+    calibrator: Path, features: Path, any_network: bool, shell: Shell
+) -> tuple[files.Loaded, Prediction]:
     fitted = files.read_calibrator(calibrator)
     loaded = files.read_features(features)
     files.check_network(calibrator, loaded, any_network)
@@ -209,12 +259,19 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _explanation(prediction: Prediction, before: float, row: int, classes: Sequence[str] | None) -> dict[str, Any]:
+def _explanation(
+    prediction: Prediction, before: float, row: int, classes: Sequence[str] | None
+) -> dict[str, Any]:
     label, terms = int(prediction.label[row]), prediction.layers
     std = None if prediction.std is None else float(prediction.std[row])
     layers = {} if terms is None else {name: float(terms.mean[row, j]) for j, name in enumerate(terms.names)}
     return {
-        "row": row, "label": label, "class": classes[label] if classes and label < len(classes) else str(label),
-        "network_confidence": before, "confidence": float(prediction.confidence[row]), "std": std,
-        "layers": dict(sorted(layers.items(), key=lambda item: -abs(item[1]))), "scale": None if terms is None else terms.scale,
-    }  # fmt: skip
+        "row": row,
+        "label": label,
+        "class": classes[label] if classes and label < len(classes) else str(label),
+        "network_confidence": before,
+        "confidence": float(prediction.confidence[row]),
+        "std": std,
+        "layers": dict(sorted(layers.items(), key=lambda item: -abs(item[1]))),
+        "scale": None if terms is None else terms.scale,
+    }

@@ -31,11 +31,17 @@ def register(app: typer.Typer) -> None:
 def compare(
     shell: Shell,
     features: Feats,
-    test: Annotated[Path | None, typer.Option(help="Labelled features to score on. Default: a random part of FEATURES.")] = None,
-    share: Annotated[float, typer.Option(min=0.05, max=0.95, help="Part of FEATURES to fit on, where no --test is given.")] = 0.5,
+    test: Annotated[
+        Path | None, typer.Option(help="Labelled features to score on. Default: a random part of FEATURES.")
+    ] = None,
+    share: Annotated[
+        float, typer.Option(min=0.05, max=0.95, help="Part of FEATURES to fit on, where no --test is given.")
+    ] = 0.5,
     methods: Annotated[str | None, typer.Option(help="Methods, separated by commas. Default: all.")] = None,
     reference: Reference = None,
-    sort: Annotated[str, typer.Option(autocompletion=lambda: list(SHOWN), help=f"Score to sort by: {', '.join(SHOWN)}.")] = "nll_correct",
+    sort: Annotated[
+        str, typer.Option(autocompletion=lambda: list(SHOWN), help=f"Score to sort by: {', '.join(SHOWN)}.")
+    ] = "nll_correct",
     seed: Seed = 0,
 ) -> None:
     """Fit every calibrator on the same data and score all of them on the same held-out data."""
@@ -46,27 +52,37 @@ def compare(
     (data, y), (held_out, truth) = _train_and_test(loaded.features, labels, test, share, seed)
     predictions, failed = _fit_all(shell, chosen, (data, y), held_out, read_reference(reference, data))
     if not predictions:
-        raise ValueError(f"no method could be fitted; the first one, {next(iter(failed))}, said: {next(iter(failed.values()))}")
+        raise ValueError(
+            f"no method could be fitted; the first one, {next(iter(failed))}, said: "
+            f"{next(iter(failed.values()))}"
+        )
     comparison = _sorted(predictions, truth, sort)
     for name, reason in failed.items():
         shell.say(f"note: {name} was left out: {reason}")
     title = f"fitted on {len(data):,}, scored on {len(held_out):,} samples; best first by {sort}"
-    shell.finish({"scores": comparison.as_dict(), "left_out": failed, "n_fit": len(data), "n_test": len(held_out)}, score_table(comparison, title))
+    shell.finish(
+        {"scores": comparison.as_dict(), "left_out": failed, "n_fit": len(data), "n_test": len(held_out)},
+        score_table(comparison, title),
+    )
 
 
 def _chosen_methods(methods: str | None) -> list[str]:
     chosen = files.split_names(methods) or known_methods()
     unknown = [name for name in chosen if name not in known_methods()]
     if unknown:
-        raise UsageError(f"--methods: no calibrator called {unknown[0]!r}; known: {', '.join(known_methods())}")
+        raise UsageError(
+            f"--methods: no calibrator called {unknown[0]!r}; known: {', '.join(known_methods())}"
+        )
     return chosen
 
 
 def _train_and_test(features: Features, labels: Tensor, test: Path | None, share: float, seed: int) -> Any:
-    """Two pairs of features and labels; perturbed copies stay on the side of their original, and none is scored."""
+    """Two pairs of features and labels; perturbed copies stay on the side of their original, and none is
+    scored.
+    """
     import torch
 
-    from salgp.calibrators.evidence_model import originals
+    from salgp.calibrators.evidence.model import originals
 
     if test is not None:
         loaded, truth = files.read_labelled(test)
@@ -93,7 +109,9 @@ def _fit_all(
             advance(0, f"fitting {name}")
             try:
                 calibrator = get(name)
-                predictions[name] = calibrator.fit(*fitting_rows(calibrator, *data), reference=reference).predict(held_out)
+                predictions[name] = calibrator.fit(
+                    *fitting_rows(calibrator, *data), reference=reference
+                ).predict(held_out)
             except (ValueError, TypeError, RuntimeError, ImportError) as error:
                 failed[name] = sentence(error)
             advance()

@@ -1,4 +1,6 @@
-"""``salgp export``: a fitted calibrator, or the user's network with it, as one graph that runs without salgp."""
+"""``salgp export``: a fitted calibrator, or the user's network with it, as one graph that runs
+without salgp.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ SAMPLES = 3
 
 def register(app: typer.Typer) -> None:
     """Add the command of this file to ``app``."""
-    whole = "salgp export cal --model my_network.py:make --weights net.safetensors --data test.npz -o whole.onnx"
+    whole = (
+        "salgp export cal --model my_network.py:make --weights net.safetensors --data test.npz -o whole.onnx"
+    )
     command(app, "export", "salgp export cal -o head.onnx", whole)(export)
 
 
@@ -37,25 +41,49 @@ def export(
     shell: Shell,
     calibrator: Cal,
     out: Annotated[Path, typer.Option("--out", "-o", help="Target: .onnx, or .pt2 for torch.export.")],
-    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Put this network into the graph; named as in extract.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weights of the network, in safetensors.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Data the network takes, as in extract; its first samples give the shape.")] = None,
-    input_shape: Annotated[
-        list[str] | None, typer.Option(metavar="D,D,...", help="Instead of --data: shape of one sample, e.g. 3,224,224; once per input.")
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="Put this network into the graph; named as in extract."
+        ),
     ] = None,
-    inputs: Annotated[str | None, typer.Option(help="Arrays of --data passed to the network, in order, separated by commas.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights of the network, in safetensors.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Data the network takes, as in extract; its first samples give the shape."),
+    ] = None,
+    input_shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="D,D,...", help="Instead of --data: shape of one sample, e.g. 3,224,224; once per input."
+        ),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(help="Arrays of --data passed to the network, in order, separated by commas."),
+    ] = None,
     scale: Annotated[float | None, typer.Option(help="Multiply the inputs of --data, as in extract.")] = None,
-    image_size: Annotated[str | None, typer.Option(help="Size images of --data are brought to: HEIGHT or HEIGHT,WIDTH.")] = None,
+    image_size: Annotated[
+        str | None, typer.Option(help="Size images of --data are brought to: HEIGHT or HEIGHT,WIDTH.")
+    ] = None,
     gray: Annotated[bool, typer.Option(help="Read images of --data as gray.")] = False,
     any_network: AnyNetwork = False,
     force: Force = False,
 ) -> None:
-    """Export a fitted calibrator, alone or with its network, for onnxruntime or torch; salgp is not needed to run it.
+    """Export a fitted calibrator, alone or with its network, for onnxruntime or torch; salgp is not needed to
+    run it.
 
-    Alone, logits and layer features go in; with --model, what the network takes (already scaled and standardised). The
-    label, the calibrated confidence with its error bar, and the class probabilities come out, for any batch size.
+    Alone, logits and layer features go in; with --model, what the network takes (already scaled and
+    standardised). The label, the calibrated confidence with its error bar, and the class probabilities come
+    out, for any batch size.
     """
-    _check_usage(out, model, {"--weights": weights, "--data": data, "--input-shape": input_shape}, data is not None, bool(input_shape))
+    _check_usage(
+        out,
+        model,
+        {"--weights": weights, "--data": data, "--input-shape": input_shape},
+        data is not None,
+        bool(input_shape),
+    )
     shapes = [_numbers(text) for text in input_shape or []]
     files.check_target(out, force, *([] if data is None else [data]))
     fitted = files.read_calibrator(calibrator)
@@ -71,27 +99,41 @@ def export(
             export_classifier(classifier, example, out)
     what = fitted.name if model is None else f"{model} with {fitted.name}"
     size = out.stat().st_size
-    shell.finish({"out": str(out), "bytes": size, "network": model is not None}, f"exported [bold]{what}[/] to [bold]{out}[/] ({size:,} bytes)")
+    shell.finish(
+        {"out": str(out), "bytes": size, "network": model is not None},
+        f"exported [bold]{what}[/] to [bold]{out}[/] ({size:,} bytes)",
+    )
 
 
-def _check_usage(out: Path, model: str | None, needs_model: Mapping[str, Any], has_data: bool, has_shape: bool) -> None:
+def _check_usage(
+    out: Path, model: str | None, needs_model: Mapping[str, Any], has_data: bool, has_shape: bool
+) -> None:
     if out.suffix not in (".onnx", ".pt2"):
         raise UsageError(f"--out {out}: expected a name that ends in .onnx or .pt2")
     alone = [name for name, value in needs_model.items() if value]
     if model is None and alone:
-        raise UsageError(f"{alone[0]} goes with --model, which puts the network into the graph; without it the calibrator is exported alone")
+        raise UsageError(
+            f"{alone[0]} goes with --model, which puts the network into the graph; without it "
+            f"the calibrator is exported alone"
+        )
     if model is not None and has_data == has_shape:
-        raise UsageError("--model needs one example of the network's input: either --data FILE or --input-shape, e.g. --input-shape 3,224,224")
+        raise UsageError(
+            "--model needs one example of the network's input: either --data FILE or "
+            "--input-shape, e.g. --input-shape 3,224,224"
+        )
 
 
-def _classifier(shell: Shell, folder: Path, model: str, weights: Path | None, any_network: bool) -> CalibratedClassifier:
+def _classifier(
+    shell: Shell, folder: Path, model: str, weights: Path | None, any_network: bool
+) -> CalibratedClassifier:
     """The user's network with the calibrator, which must have been fitted on features of it."""
     from salgp.module import CalibratedClassifier, load
     from salgp.network.fingerprint import fingerprint
 
     if not (folder / "module.json").is_file():
         raise ValueError(
-            f"{folder} does not say how its features were read from the network; extract and fit again with this version of salgp, "
+            f"{folder} does not say how its features were read from the network; extract and "
+            f"fit again with this version of salgp, "
             "or leave --model out to export the calibrator alone"
         )
     network = open_network(model, weights)
@@ -99,7 +141,10 @@ def _classifier(shell: Shell, folder: Path, model: str, weights: Path | None, an
         shell.say("note: no --weights given; the network is used as the factory made it")
     known = files.read_origin(folder).get("network")
     if known and known != fingerprint(network).weights and not any_network:
-        raise ValueError(f"{model} has other weights than the network {folder} was fitted on; give that network's --weights, or pass --any-network")
+        raise ValueError(
+            f"{model} has other weights than the network {folder} was fitted on; give that "
+            f"network's --weights, or pass --any-network"
+        )
     classifier = load(folder, network, strict=False)
     assert isinstance(classifier, CalibratedClassifier)
     return classifier
@@ -115,11 +160,16 @@ def _shaped(shapes: list[list[int]]) -> list[Tensor]:
 def _numbers(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise UsageError(f"--input-shape {text}: expected the shape of one sample, whole numbers separated by commas, e.g. 3,224,224")
+        raise UsageError(
+            f"--input-shape {text}: expected the shape of one sample, whole numbers separated "
+            f"by commas, e.g. 3,224,224"
+        )
     return [int(part) for part in parts]
 
 
-def _taken(data: Path, model: str, inputs: str | None, scale: float | None, image_size: str | None, gray: bool) -> Example:
+def _taken(
+    data: Path, model: str, inputs: str | None, scale: float | None, image_size: str | None, gray: bool
+) -> Example:
     """The first samples of the data, as the network takes them; a single one is repeated."""
     import torch
 
@@ -127,11 +177,20 @@ def _taken(data: Path, model: str, inputs: str | None, scale: float | None, imag
     images = image_options(model, image_size, gray, None, None)
     names = files.split_names(inputs)
     found = open_inputs(
-        data, batch_size=SAMPLES, inputs=names, images=images, scale=scale, by_name=folder is not None, tokenizer=folder, labels=False
+        data,
+        batch_size=SAMPLES,
+        inputs=names,
+        images=images,
+        scale=scale,
+        by_name=folder is not None,
+        tokenizer=folder,
+        labels=False,
     )
     batch = found.take(slice(0, min(SAMPLES, found.n)))
 
     def enough(x: Tensor) -> Tensor:
         return torch.cat([x] * SAMPLES)[:SAMPLES]
 
-    return {k: enough(x) for k, x in batch.items()} if isinstance(batch, Mapping) else [enough(x) for x in batch]
+    return (
+        {k: enough(x) for k, x in batch.items()} if isinstance(batch, Mapping) else [enough(x) for x in batch]
+    )

@@ -24,13 +24,27 @@ if TYPE_CHECKING:
 
 __all__ = ["image_options", "register"]
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="package.module:factory, path/to/file.py:factory, or hf:FOLDER (local).")]
-Data = Annotated[Path, typer.Argument(metavar="DATA", help=".npz, .safetensors, .parquet, or a folder of images or Parquet shards.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="package.module:factory, path/to/file.py:factory, or hf:FOLDER (local)."
+    ),
+]
+Data = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DATA", help=".npz, .safetensors, .parquet, or a folder of images or Parquet shards."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command of this file to ``app``."""
-    command(app, "extract", "salgp extract my_network.py:make data.npz --weights net.safetensors -o calibration.safetensors")(extract)
+    command(
+        app,
+        "extract",
+        "salgp extract my_network.py:make data.npz --weights net.safetensors -o calibration.safetensors",
+    )(extract)
 
 
 def extract(
@@ -39,26 +53,44 @@ def extract(
     data: Data,
     out: Out,
     weights: Annotated[Path | None, typer.Option(help="Weights of the network, in safetensors.")] = None,
-    layers: Annotated[str, typer.Option(help="auto, or layer names, globs and positions, separated by commas.")] = "auto",
-    pooling: Annotated[str, typer.Option(help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten.")] = "auto",
-    output: Annotated[str, typer.Option(help="What the network returns: logits, probabilities or log-probabilities.")] = "logits",
-    inputs: Annotated[str | None, typer.Option(help="Arrays passed to the network, in order, separated by commas.")] = None,
-    classes: Annotated[str | None, typer.Option(help="Class names in the order of the network's outputs.")] = None,
-    scale: Annotated[float | None, typer.Option(help="Multiply the inputs, e.g. by 0.00392157 for bytes.")] = None,
-    image_size: Annotated[str | None, typer.Option(help="Size images are brought to: HEIGHT or HEIGHT,WIDTH.")] = None,
+    layers: Annotated[
+        str, typer.Option(help="auto, or layer names, globs and positions, separated by commas.")
+    ] = "auto",
+    pooling: Annotated[
+        str, typer.Option(help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten.")
+    ] = "auto",
+    output: Annotated[
+        str, typer.Option(help="What the network returns: logits, probabilities or log-probabilities.")
+    ] = "logits",
+    inputs: Annotated[
+        str | None, typer.Option(help="Arrays passed to the network, in order, separated by commas.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Class names in the order of the network's outputs.")
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="Multiply the inputs, e.g. by 0.00392157 for bytes.")
+    ] = None,
+    image_size: Annotated[
+        str | None, typer.Option(help="Size images are brought to: HEIGHT or HEIGHT,WIDTH.")
+    ] = None,
     gray: Annotated[bool, typer.Option(help="Read images as gray.")] = False,
     image_mean: Annotated[str | None, typer.Option(help="Mean of each channel, taken off.")] = None,
-    image_std: Annotated[str | None, typer.Option(help="Standard deviation of each channel, divided by.")] = None,
+    image_std: Annotated[
+        str | None, typer.Option(help="Standard deviation of each channel, divided by.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 64,
     max_width: Annotated[int | None, typer.Option(min=1, help="Project wider layers to this width.")] = None,
-    perturb: Annotated[bool, typer.Option(help="Add perturbed copies of the samples: calibration data for use under shift.")] = False,
+    perturb: Annotated[
+        bool, typer.Option(help="Add perturbed copies of the samples: calibration data for use under shift.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="Device to run on, e.g. cuda.")] = None,
     force: Force = False,
 ) -> None:
     """Run a network over data and write its logits and pooled layers, with the labels where there are some.
 
-    A name ending in .safetensors makes one file; any other makes a folder of Parquet shards, of any size, which a
-    stopped run continues.
+    A name ending in .safetensors makes one file; any other makes a folder of Parquet shards, of any size,
+    which a stopped run continues.
     """
     if out.suffix == ".safetensors":
         files.check_target(out, force, data)
@@ -67,9 +99,15 @@ def extract(
     images = image_options(model, image_size, gray, image_mean, image_std)
     folder = Path(model.removeprefix(HUGGING_FACE)) if model.startswith(HUGGING_FACE) else None
     loader = open_inputs(
-        data, batch_size=batch_size, inputs=files.split_names(inputs), classes=files.split_names(classes), images=images, scale=scale,
-        by_name=folder is not None, tokenizer=folder,
-    )  # fmt: skip
+        data,
+        batch_size=batch_size,
+        inputs=files.split_names(inputs),
+        classes=files.split_names(classes),
+        images=images,
+        scale=scale,
+        by_name=folder is not None,
+        tokenizer=folder,
+    )
     network = open_network(model, weights)
     if weights is None and folder is None:
         shell.say("note: no --weights given; the network is used as the factory made it")
@@ -105,8 +143,10 @@ class _Shown:
             self.advance(min(self.loader.batch_size, self.loader.n - i * self.loader.batch_size))
 
 
-def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any], perturb: bool) -> tuple[Reader, Features, Tensor | None]:
-    from salgp.network.extraction import collect
+def _run(
+    shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any], perturb: bool
+) -> tuple[Reader, Features, Tensor | None]:
+    from salgp.network.extract import collect
     from salgp.network.reader import Choice
     from salgp.network.rehearsal import rehearse
 
@@ -119,8 +159,10 @@ def _run(shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str,
     return seen[0], features, labels
 
 
-def _run_to_store(shell: Shell, network: nn.Module, loader: Inputs, out: Path, options: Mapping[str, Any]) -> tuple[Reader, int, dict[str, int]]:
-    from salgp.scale import write_store
+def _run_to_store(
+    shell: Shell, network: nn.Module, loader: Inputs, out: Path, options: Mapping[str, Any]
+) -> tuple[Reader, int, dict[str, int]]:
+    from salgp.store import write_store
 
     seen: list[Reader] = []
     with shell.progress("extracting", total=loader.n) as advance:
@@ -128,9 +170,11 @@ def _run_to_store(shell: Shell, network: nn.Module, loader: Inputs, out: Path, o
     return seen[0], len(store), store.widths
 
 
-def _batches(network: nn.Module, loader: _Shown, options: Mapping[str, Any], seen: list[Reader]) -> Iterator[tuple[Features, Tensor | None]]:
+def _batches(
+    network: nn.Module, loader: _Shown, options: Mapping[str, Any], seen: list[Reader]
+) -> Iterator[tuple[Features, Tensor | None]]:
     """Features and labels, batch by batch; ``seen`` learns what is read from the network."""
-    from salgp.network.extraction import read_batches
+    from salgp.network.extract import read_batches
     from salgp.network.reader import Choice
 
     for reader, features, labels in read_batches(network, loader, Choice(**options)):
@@ -142,7 +186,9 @@ def _moved(network: nn.Module, device: str) -> nn.Module:
     try:
         return network.to(device)
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch that was built without it
-        raise UsageError(f"--device {device}: not available here ({str(error).splitlines()[0][:120]})") from error
+        raise UsageError(
+            f"--device {device}: not available here ({str(error).splitlines()[0][:120]})"
+        ) from error
 
 
 def _metadata(network: nn.Module, reader: Reader, classes: list[str] | None) -> dict[str, str]:
@@ -152,7 +198,12 @@ def _metadata(network: nn.Module, reader: Reader, classes: list[str] | None) -> 
 
     header = module_header(network, reader)
     known = header["fingerprint"]
-    kept = {"network": known["weights"], "network_structure": known["structure"], "salgp": salgp.__version__, "module": json.dumps(header)}
+    kept = {
+        "network": known["weights"],
+        "network_structure": known["structure"],
+        "salgp": salgp.__version__,
+        "module": json.dumps(header),
+    }
     return kept | ({} if classes is None else {"classes": json.dumps(classes)})
 
 
@@ -169,7 +220,9 @@ def image_options(model: str, size: str | None, gray: bool, mean: str | None, st
     if model.startswith(HUGGING_FACE) and path.is_file():
         stored = json.loads(path.read_text(encoding="utf-8"))
     known = stored.get("size", {})
-    default = (int(known["height"]), int(known["width"])) if isinstance(known, dict) and "height" in known else None
+    default = (
+        (int(known["height"]), int(known["width"])) if isinstance(known, dict) and "height" in known else None
+    )
     sides = _floats("--image-size", size)
     return Images(
         default if sides is None else (int(sides[0]), int(sides[-1])),

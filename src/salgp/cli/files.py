@@ -1,8 +1,8 @@
 """What commands read and write: features, calibrators and predictions, whole or not at all.
 
-Features are one safetensors file, or a folder (or file) of Parquet shards with the same columns. A calibrator is a
-folder; beside the calibrator itself it holds ``origin.json``: which network and file it was fitted on. Predictions
-are safetensors, Parquet or CSV, by the suffix of the file.
+Features are one safetensors file, or a folder (or file) of Parquet shards with the same columns. A calibrator
+is a folder; beside the calibrator itself it holds ``origin.json``: which network and file it was fitted on.
+Predictions are safetensors, Parquet or CSV, by the suffix of the file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,21 @@ if TYPE_CHECKING:
     from salgp.prediction import Prediction
 
 __all__ = [
-    "Loaded", "check_network", "check_target", "kind_of", "read_calibrator", "read_features", "read_labelled",
-    "read_columns", "read_origin", "save_calibrator", "split_names", "write_folder", "write_metadata", "write_prediction",
-]  # fmt: skip
+    "Loaded",
+    "check_network",
+    "check_target",
+    "kind_of",
+    "read_calibrator",
+    "read_features",
+    "read_labelled",
+    "read_columns",
+    "read_origin",
+    "save_calibrator",
+    "split_names",
+    "write_folder",
+    "write_metadata",
+    "write_prediction",
+]
 
 ORIGIN = "origin.json"
 METADATA = "network.json"
@@ -60,7 +72,10 @@ def read_features(path: Path) -> Loaded:
     if kind in ("calibrator", "prediction", "image folder"):
         raise ValueError(f"{path} is a {kind}, but features were expected here; are two arguments swapped?")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder without Parquet shards; features are one .safetensors file or a folder of .parquet files")
+        raise ValueError(
+            f"{path} is a folder without Parquet shards; features are one .safetensors file or "
+            f"a folder of .parquet files"
+        )
     features, labels = load_features(path)
     return Loaded(path, features, labels, _metadata(path))
 
@@ -69,7 +84,10 @@ def read_labelled(path: Path) -> tuple[Loaded, Tensor]:
     """Features that must have labels."""
     loaded = read_features(path)
     if loaded.labels is None:
-        raise ValueError(f"{path} has no labels, and this needs them; store them under 'labels' (extract does where the data have them)")
+        raise ValueError(
+            f"{path} has no labels, and this needs them; store them under 'labels' (extract "
+            f"does where the data have them)"
+        )
     return loaded, loaded.labels
 
 
@@ -80,7 +98,8 @@ def read_calibrator(folder: Path) -> Calibrator:
     kind = kind_of(folder)
     if kind in ("features", "prediction", "parquet"):
         raise ValueError(
-            f"{folder} holds {'features' if kind != 'prediction' else 'predictions'}, but a calibrator was expected here; are two arguments swapped?"
+            f"{folder} holds {'features' if kind != 'prediction' else 'predictions'}, but a "
+            f"calibrator was expected here; are two arguments swapped?"
         )
     if not folder.exists():
         raise FileNotFoundError(f"no such calibrator: {folder}; make one with salgp fit")
@@ -100,11 +119,14 @@ def check_network(calibrator: Path, loaded: Loaded, any_network: bool) -> None:
     if mine and theirs and mine != theirs and not any_network:
         raise ValueError(
             f"{loaded.path} was extracted from another network than {calibrator} was fitted on "
-            f"({theirs[:8]} against {mine[:8]}); extract it again with the same weights, or pass --any-network"
+            f"({theirs[:8]} against {mine[:8]}); extract it again with the same weights, or "
+            f"pass --any-network"
         )
 
 
-def save_calibrator(folder: Path, calibrator: Calibrator, origin: Mapping[str, Any], force: bool, module: str | None = None) -> Path:
+def save_calibrator(
+    folder: Path, calibrator: Calibrator, origin: Mapping[str, Any], force: bool, module: str | None = None
+) -> Path:
     """Write the calibrator's folder, all of it or nothing.
 
     Args:
@@ -150,7 +172,9 @@ def write_prediction(path: Path, prediction: Prediction, before: Tensor) -> Path
 
 
 def kind_of(path: Path) -> str:
-    """What a path holds: ``features``, ``prediction``, ``calibrator``, ``parquet``, ``safetensors``, ``image folder`` or ``unknown``."""
+    """What a path holds: ``features``, ``prediction``, ``calibrator``, ``parquet``, ``safetensors``, ``image
+    folder`` or ``unknown``.
+    """
     if path.is_dir():
         if (path / "calibrator.json").is_file():
             return "calibrator"
@@ -161,7 +185,9 @@ def kind_of(path: Path) -> str:
         metadata = _metadata(path)
     except (OSError, ValueError):
         return "unknown"
-    return {"salgp-features": "features", PREDICTION_FORMAT: "prediction"}.get(metadata.get("format", ""), "safetensors")
+    return {"salgp-features": "features", PREDICTION_FORMAT: "prediction"}.get(
+        metadata.get("format", ""), "safetensors"
+    )
 
 
 def check_target(path: Path, force: bool, *inputs: Path) -> None:
@@ -180,7 +206,9 @@ def check_target(path: Path, force: bool, *inputs: Path) -> None:
 
 
 def write_folder(folder: Path, write: Callable[[Path], None], force: bool) -> Path:
-    """Let ``write`` fill a temporary folder beside ``folder``, then rename it: the target is whole or untouched."""
+    """Let ``write`` fill a temporary folder beside ``folder``, then rename it: the target is whole or
+    untouched.
+    """
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.absolute().parent))
     old = part.with_suffix(".old")
@@ -212,7 +240,11 @@ def split_names(text: str | None) -> list[str] | None:
 
 def _only_needed(module: dict[str, Any], calibrator: Calibrator) -> dict[str, Any]:
     """Only the taps this calibrator reads."""
-    taps = [tap for tap in module.get("taps", []) if calibrator.needs_layers and tap["name"] in calibrator.layer_widths_]
+    taps = [
+        tap
+        for tap in module.get("taps", [])
+        if calibrator.needs_layers and tap["name"] in calibrator.layer_widths_
+    ]
     return module | {"taps": taps}
 
 
@@ -237,15 +269,21 @@ def _read_parquet(path: Path) -> Loaded:
     from salgp.storage import FormatError
 
     if (path / "manifest.json").is_file():
-        from salgp.scale.store import FeatureStore
+        from salgp.store.store import FeatureStore
 
         return Loaded(path, *FeatureStore(path).to_features(), _beside(path))
     columns = read_columns(path)
     if "logits" not in columns:
         raise FormatError(f"{path}: no column named 'logits'; found {', '.join(columns) or 'nothing'}")
-    layers = {name.removeprefix("layers."): torch.as_tensor(x) for name, x in columns.items() if name.startswith("layers.")}
+    layers = {
+        name.removeprefix("layers."): torch.as_tensor(x)
+        for name, x in columns.items()
+        if name.startswith("layers.")
+    }
     features = Features(torch.as_tensor(columns["logits"]), layers)
-    labels = next((as_labels(columns[name], len(features)) for name in ("labels", "label") if name in columns), None)
+    labels = next(
+        (as_labels(columns[name], len(features)) for name in ("labels", "label") if name in columns), None
+    )
     return Loaded(path, features, labels)
 
 
@@ -273,12 +311,18 @@ def _matrix(column: Any, name: str, path: Path) -> Any:
     import numpy as np
     import pyarrow as pa
 
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)):
+    if not (
+        pa.types.is_list(column.type)
+        or pa.types.is_large_list(column.type)
+        or pa.types.is_fixed_size_list(column.type)
+    ):
         return column.to_numpy(zero_copy_only=False)
     rows = column.to_pylist()
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
-        raise ValueError(f"{path}: the lists in column {name!r} have different lengths ({min(lengths)} to {max(lengths)})")
+        raise ValueError(
+            f"{path}: the lists in column {name!r} have different lengths ({min(lengths)} to {max(lengths)})"
+        )
     integer = pa.types.is_integer(column.type.value_type)
     return np.asarray(rows, dtype=np.int64 if integer else np.float32)
 
@@ -290,7 +334,9 @@ def _columns(prediction: Prediction, before: Tensor) -> dict[str, Any]:
     columns["network_confidence"] = before.cpu().numpy()
     terms = prediction.layers
     if terms is not None:
-        columns |= {f"correction.{name}": terms.mean[:, j].cpu().numpy() for j, name in enumerate(terms.names)}
+        columns |= {
+            f"correction.{name}": terms.mean[:, j].cpu().numpy() for j, name in enumerate(terms.names)
+        }
     return columns | {f"probs.{j}": arrays["probs"][:, j] for j in range(arrays["probs"].shape[1])}
 
 

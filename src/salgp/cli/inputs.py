@@ -1,8 +1,9 @@
 """The user's data, named on the command line, as batches for `salgp.extract`.
 
-Arrays come from ``.npz``, ``.safetensors`` or Parquet: ``labels`` (or ``label``, ``y``) are the labels, the rest are
-inputs. One input is passed to the network as it is; several are chosen with ``--inputs``, or passed by name to a
-Hugging Face network. An image folder has one sub-folder per class, or images only where there are no labels.
+Arrays come from ``.npz``, ``.safetensors`` or Parquet: ``labels`` (or ``label``, ``y``) are the labels, the
+rest are inputs. One input is passed to the network as it is; several are chosen with ``--inputs``, or passed
+by name to a Hugging Face network. An image folder has one sub-folder per class, or images only where there
+are no labels.
 """
 
 from __future__ import annotations
@@ -126,16 +127,24 @@ def _of_arrays(
         raise KeyError(f"{path}: no array named {unknown[0]!r}; it has {', '.join(arrays)}")
     if inputs is None and len(arrays) > 1 and not by_name:
         raise ValueError(
-            f"{path}: several arrays could be the input ({', '.join(arrays)}); choose with --inputs, in the order of the network's arguments"
+            f"{path}: several arrays could be the input ({', '.join(arrays)}); choose with "
+            f"--inputs, in the order of the network's arguments"
         )
     tensors = {name: _numbers(arrays[name], name, path, scale) for name in inputs or arrays}
     n = len(next(iter(tensors.values())))
     for name, x in {**tensors, **({} if labels is None else {"labels": labels})}.items():
         if len(x) != n:
-            raise ValueError(f"{path}: {name!r} has {len(x)} rows, {next(iter(tensors))!r} has {n}; they must describe the same samples")
+            raise ValueError(
+                f"{path}: {name!r} has {len(x)} rows, {next(iter(tensors))!r} has {n}; they "
+                f"must describe the same samples"
+            )
 
     def take(rows: slice) -> Any:
-        return {name: x[rows] for name, x in tensors.items()} if by_name else tuple(x[rows] for x in tensors.values())
+        return (
+            {name: x[rows] for name, x in tensors.items()}
+            if by_name
+            else tuple(x[rows] for x in tensors.values())
+        )
 
     return Inputs(n, batch_size, take, labels, classes)
 
@@ -159,7 +168,10 @@ def read_arrays(path: Path) -> dict[str, Any]:
         return {name: x.numpy() for name, x in read_tensors(path)[0].items()}
     if path.suffix == ".parquet" or path.is_dir():
         return read_columns(path)
-    raise ValueError(f"{path}: unknown kind of data; expected .npz, .safetensors, .parquet, or a folder of images or Parquet shards")
+    raise ValueError(
+        f"{path}: unknown kind of data; expected .npz, .safetensors, .parquet, or a folder of "
+        f"images or Parquet shards"
+    )
 
 
 def _numbers(x: Any, name: str, path: Path, scale: float | None) -> Tensor:
@@ -169,11 +181,16 @@ def _numbers(x: Any, name: str, path: Path, scale: float | None) -> Tensor:
         raise TypeError(f"{path}: {name!r} holds {x.dtype}, not numbers")
     tensor = torch.as_tensor(x)
     if tensor.dtype == torch.uint8 and scale is None:
-        raise TypeError(f"{path}: {name!r} holds bytes; say what they mean with --scale, e.g. --scale 0.00392157 for 0..255 -> 0..1")
+        raise TypeError(
+            f"{path}: {name!r} holds bytes; say what they mean with --scale, e.g. --scale "
+            f"0.00392157 for 0..255 -> 0..1"
+        )
     return tensor if scale is None else tensor.float() * scale
 
 
-def _labels(x: np.ndarray[Any, Any], classes: Sequence[str] | None, path: Path) -> tuple[Tensor, list[str] | None]:
+def _labels(
+    x: np.ndarray[Any, Any], classes: Sequence[str] | None, path: Path
+) -> tuple[Tensor, list[str] | None]:
     import numpy as np
 
     from salgp.features import as_labels
@@ -183,7 +200,8 @@ def _labels(x: np.ndarray[Any, Any], classes: Sequence[str] | None, path: Path) 
         found = sorted({str(value) for value in x.tolist()})
         if names is None:
             raise TypeError(
-                f"{path}: the labels are names ({', '.join(found[:3])}, ...), not class numbers; give the order of the classes with --classes A,B,..."
+                f"{path}: the labels are names ({', '.join(found[:3])}, ...), not class "
+                f"numbers; give the order of the classes with --classes A,B,..."
             )
         unknown = [value for value in found if value not in names]
         if unknown:
@@ -195,7 +213,9 @@ def _labels(x: np.ndarray[Any, Any], classes: Sequence[str] | None, path: Path) 
 def _tokens(texts: Sequence[str], folder: Path) -> dict[str, Any]:
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     return dict(tokenizer(list(texts), padding=True, truncation=True, return_tensors="np"))
 
 
@@ -209,7 +229,10 @@ def _image_folder(folder: Path, batch_size: int, classes: Sequence[str] | None, 
         raise ValueError(f"{folder}: sub-folder {unknown[0]!r} is not among --classes {','.join(names)}")
     paths = [p for name in folders for p in _images(folder / name)] if folders else _images(folder)
     if not paths:
-        raise ValueError(f"{folder}: no images here; expected one sub-folder per class, or image files ({', '.join(IMAGES)})")
+        raise ValueError(
+            f"{folder}: no images here; expected one sub-folder per class, or image files "
+            f"({', '.join(IMAGES)})"
+        )
     labels = torch.tensor([names.index(p.relative_to(folder).parts[0]) for p in paths]) if folders else None
 
     def take(rows: slice) -> tuple[Tensor]:
@@ -230,7 +253,12 @@ def _read_image(path: Path, how: Images) -> Tensor:
     try:
         with Image.open(path) as file:
             image = file.convert("L" if how.gray else "RGB")
-            pixels = np.asarray(image if how.size is None else image.resize((how.size[1], how.size[0]))).astype(np.float32) / 255
+            pixels = (
+                np.asarray(image if how.size is None else image.resize((how.size[1], how.size[0]))).astype(
+                    np.float32
+                )
+                / 255
+            )
     except UnidentifiedImageError as error:
         raise ValueError(f"{path}: not a readable image") from error
     x = torch.as_tensor(pixels if pixels.ndim == 3 else pixels[:, :, None]).permute(2, 0, 1)

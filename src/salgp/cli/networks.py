@@ -1,7 +1,8 @@
 """The user's network, named on the command line.
 
-``package.module:factory`` or ``path/to/file.py:factory`` runs the user's own code, by explicit request, and loads
-weights from safetensors only. ``hf:FOLDER`` is a local Hugging Face model folder; nothing is downloaded.
+``package.module:factory`` or ``path/to/file.py:factory`` runs the user's own code, by explicit request, and
+loads weights from safetensors only. ``hf:FOLDER`` is a local Hugging Face model folder; nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ HUGGING_FACE = "hf:"
 
 def open_network(spec: str, weights: Path | None = None) -> nn.Module:
     """Build the network ``spec`` names and load its weights; it is returned in evaluation mode."""
-    model = _hugging_face(Path(spec.removeprefix(HUGGING_FACE)), weights) if spec.startswith(HUGGING_FACE) else _made_by_user(spec)
+    model = (
+        _hugging_face(Path(spec.removeprefix(HUGGING_FACE)), weights)
+        if spec.startswith(HUGGING_FACE)
+        else _made_by_user(spec)
+    )
     if weights is not None:
         _load_weights(model, weights)
     return model.eval()
@@ -37,15 +42,24 @@ def _made_by_user(spec: str) -> nn.Module:
 
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
-        raise UsageError(f"MODEL {spec!r}: expected package.module:factory, path/to/file.py:factory or hf:FOLDER")
+        raise UsageError(
+            f"MODEL {spec!r}: expected package.module:factory, path/to/file.py:factory or hf:FOLDER"
+        )
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     found = vars(module).get(name)
     if found is None:
-        known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__]
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
         raise UsageError(f"{where} has no {name!r}; it has {', '.join(known) or 'no functions'}")
     model = found if isinstance(found, nn.Module) else found()
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{spec} gave a {type(model).__name__}; expected a torch.nn.Module, or a function without arguments that returns one")
+        raise TypeError(
+            f"{spec} gave a {type(model).__name__}; expected a torch.nn.Module, or a function "
+            f"without arguments that returns one"
+        )
     return model
 
 
@@ -67,7 +81,10 @@ def _import_module(name: str) -> Any:
         return _in_folder(Path.cwd(), lambda: importlib.import_module(name))
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UsageError(f"cannot import {name!r} from here; give an installed module, one in this folder, or a path ending in .py") from error
+            raise UsageError(
+                f"cannot import {name!r} from here; give an installed module, one in this "
+                f"folder, or a path ending in .py"
+            ) from error
         raise
 
 
@@ -90,8 +107,16 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     shapes = [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
     if missing or extra or shapes:
         first = (missing or extra or shapes)[0]
-        how = "is missing" if missing else "is not a parameter of the network" if extra else f"has shape {tuple(tensors[first].shape)}"
-        raise ValueError(f"{path} does not fit the network: {first!r} {how}; are these the weights of this network?")
+        how = (
+            "is missing"
+            if missing
+            else "is not a parameter of the network"
+            if extra
+            else f"has shape {tuple(tensors[first].shape)}"
+        )
+        raise ValueError(
+            f"{path} does not fit the network: {first!r} {how}; are these the weights of this network?"
+        )
     model.load_state_dict(tensors, strict=False)
 
 
@@ -99,7 +124,9 @@ def _hugging_face(folder: Path, weights: Path | None) -> nn.Module:
     if weights is not None:
         raise UsageError("--weights does not go with hf:FOLDER, which has its own")
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder}: no config.json here; expected a local folder written by save_pretrained")
+        raise FileNotFoundError(
+            f"{folder}: no config.json here; expected a local folder written by save_pretrained"
+        )
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -107,7 +134,8 @@ def _hugging_face(folder: Path, weights: Path | None) -> nn.Module:
     kind = getattr(transformers, name, None)
     if kind is None or not name.endswith("Classification"):
         raise ValueError(
-            f"{folder}: {name or 'no architecture'} is no classifier; expected ...ForSequenceClassification or ...ForImageClassification"
+            f"{folder}: {name or 'no architecture'} is no classifier; expected "
+            f"...ForSequenceClassification or ...ForImageClassification"
         )
     with _no_bars(transformers):
         model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)

@@ -35,13 +35,23 @@ def report(
     calibrator: Cal,
     features: Feats,
     out: Out,
-    new_data: Annotated[Path | None, typer.Option(help="Features of unlabelled new data, for a section on shift.")] = None,
-    images: Annotated[Path | None, typer.Option(help="The samples as pictures (.npz, .safetensors or image folder), in the same order.")] = None,
+    new_data: Annotated[
+        Path | None, typer.Option(help="Features of unlabelled new data, for a section on shift.")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="The samples as pictures (.npz, .safetensors or image folder), in the same order."),
+    ] = None,
     inputs: Annotated[str | None, typer.Option(help="Array of --images that holds the pictures.")] = None,
     classes: Annotated[str | None, typer.Option(help="Class names, separated by commas.")] = None,
-    compare: Annotated[str | None, typer.Option(metavar="CAL,...", help="Further calibrators for comparison, separated by commas.")] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="CAL,...", help="Further calibrators for comparison, separated by commas."),
+    ] = None,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Can this network be trusted?",
-    error: Annotated[float | None, typer.Option(min=0, max=1, help="Acceptable share of wrong answers.")] = None,
+    error: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Acceptable share of wrong answers.")
+    ] = None,
     any_network: AnyNetwork = False,
     force: Force = False,
 ) -> None:
@@ -52,47 +62,95 @@ def report(
     _, labels = files.read_labelled(features)
     loaded, prediction = predicted(calibrator, features, any_network, shell)
     fitted = files.read_calibrator(calibrator)
-    others = {NAMES.get(o.name, o.name): o.predict(loaded.features) for o in map(files.read_calibrator, map(Path, files.split_names(compare) or []))}
+    others = {
+        NAMES.get(o.name, o.name): o.predict(loaded.features)
+        for o in map(files.read_calibrator, map(Path, files.split_names(compare) or []))
+    }
     with shell.progress("writing the report"):
         build(
-            out, loaded.features, labels, prediction, force=force,
-            method=NAMES.get(fitted.name, fitted.name), title=title, acceptable_error=error,
-            class_names=files.split_names(classes) or loaded.classes or files.read_origin(calibrator).get("classes"),
+            out,
+            loaded.features,
+            labels,
+            prediction,
+            force=force,
+            method=NAMES.get(fitted.name, fitted.name),
+            title=title,
+            acceptable_error=error,
+            class_names=files.split_names(classes)
+            or loaded.classes
+            or files.read_origin(calibrator).get("classes"),
             images=None if images is None else _pictures(images, inputs, len(loaded.features)),
-            others=others, new_data=None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
-            settings={"calibrator": calibrator.name, "features": features.name, **fitted.get_params(deep=False)},
-        )  # fmt: skip
-    shell.finish({"report": str(out), "bytes": out.stat().st_size}, f"report: [bold]{out}[/] (open it in any browser)")
+            others=others,
+            new_data=None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
+            settings={
+                "calibrator": calibrator.name,
+                "features": features.name,
+                **fitted.get_params(deep=False),
+            },
+        )
+    shell.finish(
+        {"report": str(out), "bytes": out.stat().st_size}, f"report: [bold]{out}[/] (open it in any browser)"
+    )
 
 
 def score(
     shell: Shell,
     calibrator: Cal,
     features: Feats,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")
+    ],
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Pieces of work at a time. Default: one per core.")] = None,
-    ray_address: Annotated[str | None, typer.Option(help="Of a running Ray cluster, e.g. auto. Default: start Ray here.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Pieces of work at a time. Default: one per core.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of a running Ray cluster, e.g. auto. Default: start Ray here.")
+    ] = None,
     layers: Annotated[bool, typer.Option(help="Also write each layer's part of the correction.")] = False,
 ) -> None:
-    """Score any number of samples shard by shard, on this machine or on Ray; continues where it was stopped."""
+    """Score any number of samples shard by shard, on this machine or on Ray; continues where it
+    was stopped.
+    """
     if engine not in ("local", "ray"):
         raise UsageError(f"--engine {engine}: expected local or ray")
     files.read_calibrator(calibrator)
     if features.is_file():
-        raise UsageError(f"{features} is one file; score works on a folder of shards (salgp extract -o FOLDER), salgp apply on a file")
-    from salgp.scale import score as run
+        raise UsageError(
+            f"{features} is one file; score works on a folder of shards (salgp extract -o "
+            f"FOLDER), salgp apply on a file"
+        )
+    from salgp.store import score as run
 
     done = run(
-        features, calibrator, out, engine=engine, workers=workers, ray_address=ray_address, layers=layers, progress=not (shell.quiet or shell.json)
+        features,
+        calibrator,
+        out,
+        engine=engine,
+        workers=workers,
+        ray_address=ray_address,
+        layers=layers,
+        progress=not (shell.quiet or shell.json),
     )
     shell.finish(
-        {"out": str(out), "rows": done.rows, "new_rows": done.new_rows, "seconds": done.seconds, "precision": done.precision},
-        f"{done.rows:,} samples in [bold]{out}[/], {done.new_rows:,} of them now ({done.rate:,.0f} per second)",
+        {
+            "out": str(out),
+            "rows": done.rows,
+            "new_rows": done.new_rows,
+            "seconds": done.seconds,
+            "precision": done.precision,
+        },
+        f"{done.rows:,} samples in [bold]{out}[/], {done.new_rows:,} of them now "
+        f"({done.rate:,.0f} per second)",
     )
 
 
-def info(shell: Shell, path: Annotated[Path | None, typer.Argument(help="Any file or folder of salgp. None: list the methods.")] = None) -> None:
+def info(
+    shell: Shell,
+    path: Annotated[
+        Path | None, typer.Argument(help="Any file or folder of salgp. None: list the methods.")
+    ] = None,
+) -> None:
     """Say what is in a file: features, predictions or a calibrator; without a file, list the methods."""
     if path is None:
         from salgp.calibrators import names
@@ -113,20 +171,29 @@ def info(shell: Shell, path: Annotated[Path | None, typer.Argument(help="Any fil
 
 def demo(
     shell: Shell,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the demo's files.")] = Path("salgp-demo"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the demo's files.")] = Path(
+        "salgp-demo"
+    ),
     seed: Annotated[int, typer.Option(help="Seed of data, network and calibration.")] = 0,
     force: Force = False,
 ) -> None:
-    """Train a small network on handwritten digits, calibrate it, and show what that buys on clean and on damaged digits."""
+    """Train a small network on handwritten digits, calibrate it, and show what that buys on clean and on
+    damaged digits.
+    """
     from salgp.cli.tables import score_table
     from salgp.demo import STEPS, run_demo
 
     files.check_target(out / "report.html", force)
     with shell.progress("demo", total=STEPS) as advance:
         result = run_demo(out, seed=seed, force=force, progress=lambda text: advance(1, text))
-    shown: list[Any] = [score_table(result.scores[name], f"{name}: {what}") for name, what in result.tests.items()]
+    shown: list[Any] = [
+        score_table(result.scores[name], f"{name}: {what}") for name, what in result.tests.items()
+    ]
     layers = ", ".join(f"{name} ({size:.2f})" for name, size in result.layers.items())
-    text = f"layers that mattered (mean correction, {result.unit}): {layers}\n\nreport: [bold]{result.report}[/] (open it in any browser)"
+    text = (
+        f"layers that mattered (mean correction, {result.unit}): {layers}\n\nreport: "
+        f"[bold]{result.report}[/] (open it in any browser)"
+    )
     scores = {name: comparison.as_dict() for name, comparison in result.scores.items()}
     shell.finish({"report": str(result.report), "scores": scores, "layers": result.layers}, *shown, text)
 
@@ -148,15 +215,29 @@ def _described(path: Path) -> dict[str, Any]:
     kind = files.kind_of(path)
     if kind == "calibrator":
         fitted = files.read_calibrator(path)
-        return {"kind": "calibrator", "method": fitted.name, "classes": fitted.n_classes_, "layers": fitted.layer_widths_,
-                "settings": fitted.get_params(deep=False), **files.read_origin(path)}  # fmt: skip
+        return {
+            "kind": "calibrator",
+            "method": fitted.name,
+            "classes": fitted.n_classes_,
+            "layers": fitted.layer_widths_,
+            "settings": fitted.get_params(deep=False),
+            **files.read_origin(path),
+        }
     if kind in ("features", "parquet"):
         loaded = files.read_features(path)
         f = loaded.features
         accuracy = None if loaded.labels is None else float(f.correct(loaded.labels).double().mean())
-        return {"kind": "features", "samples": len(f), "classes": f.n_classes, "layers": f.widths, "labelled": loaded.labels is not None,
-                "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None, "accuracy": accuracy,
-                "network": loaded.metadata.get("network"), "class names": loaded.classes}  # fmt: skip
+        return {
+            "kind": "features",
+            "samples": len(f),
+            "classes": f.n_classes,
+            "layers": f.widths,
+            "labelled": loaded.labels is not None,
+            "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None,
+            "accuracy": accuracy,
+            "network": loaded.metadata.get("network"),
+            "class names": loaded.classes,
+        }
     if path.is_dir():
         raise ValueError(f"{path}: a folder with neither a calibrator nor Parquet shards")
     if path.suffix in (".npz", ".csv"):
@@ -164,7 +245,10 @@ def _described(path: Path) -> dict[str, Any]:
     from salgp.storage import read_tensors
 
     if path.suffix != ".safetensors":
-        raise ValueError(f"{path}: unknown kind of file; info reads .safetensors, .npz, .csv, Parquet and calibrator folders")
+        raise ValueError(
+            f"{path}: unknown kind of file; info reads .safetensors, .npz, .csv, Parquet and "
+            f"calibrator folders"
+        )
     tensors, metadata = read_tensors(path)
     return {"kind": kind, **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}, **metadata}
 
@@ -180,4 +264,8 @@ def _described_data(path: Path) -> dict[str, Any]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.reader(file)
         columns = next(rows, [])
-        return {"kind": "prediction" if "network_confidence" in columns else "table", "rows": sum(1 for _ in rows), "columns": ", ".join(columns)}
+        return {
+            "kind": "prediction" if "network_confidence" in columns else "table",
+            "rows": sum(1 for _ in rows),
+            "columns": ", ".join(columns),
+        }

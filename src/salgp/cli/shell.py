@@ -1,7 +1,8 @@
-"""How every command speaks: results to stdout, everything else to stderr, one sentence and an exit code for a mistake.
+"""How every command speaks: results to stdout, everything else to stderr, one sentence and an exit code for a
+mistake.
 
-`command` turns a plain function into a command with the options all commands share. What it raises becomes one
-line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 130, as shells expect.
+`command` turns a plain function into a command with the options all commands share. What it raises becomes
+one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 130, as shells expect.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 __all__ = ["FAILURE", "INTERRUPTED", "USAGE", "Shell", "UsageError", "command", "complain", "sentence"]
 
@@ -64,25 +73,46 @@ class Shell:
 
     @contextmanager
     def progress(self, description: str, total: float | None = None) -> Iterator[Advance]:
-        """A progress bar with the time left (or, without a total, the time passed); yields ``advance(steps, description)``."""
+        """A progress bar with the time left (or, without a total, the time passed); yields ``advance(steps,
+        description)``.
+        """
         console = _stderr()
         time = TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True)
-        columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *([] if total is None else [MofNCompleteColumn()]), time]
-        with Progress(*columns, console=console, transient=True, disable=self.quiet or self.json or not console.is_terminal) as bar:
+        columns = [
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            *([] if total is None else [MofNCompleteColumn()]),
+            time,
+        ]
+        with Progress(
+            *columns,
+            console=console,
+            transient=True,
+            disable=self.quiet or self.json or not console.is_terminal,
+        ) as bar:
             task = bar.add_task(escape(description), total=total)
 
             def advance(steps: float = 1, description: str | None = None) -> None:
-                bar.update(task, advance=steps, description=None if description is None else escape(description))
+                bar.update(
+                    task, advance=steps, description=None if description is None else escape(description)
+                )
 
             yield advance
 
 
 def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
-    """Register ``function(shell, ...)`` as a command with ``--json``, ``--quiet``, ``--debug`` and examples in its help."""
+    """Register ``function(shell, ...)`` as a command with ``--json``, ``--quiet``, ``--debug`` and examples
+    in its help.
+    """
 
     def decorate(function: F) -> F:
         hints = get_type_hints(function, include_extras=True)
-        own = [p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in inspect.signature(function).parameters.values() if p.name != "shell"]
+        own = [
+            p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name])
+            for p in inspect.signature(function).parameters.values()
+            if p.name != "shell"
+        ]
 
         def run(**arguments: Any) -> None:
             shell = Shell(**{key: arguments.pop(key) for key in _COMMON})
@@ -90,7 +120,10 @@ def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
             if code:
                 raise typer.Exit(code)
 
-        common = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind) for key, kind in _COMMON.items()]
+        common = [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+            for key, kind in _COMMON.items()
+        ]
         run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in [*own, *common]}
         app.command(
@@ -144,8 +177,12 @@ def sentence(error: BaseException) -> str:
     else:
         text = str(error)
     text = " ".join(text.split())
-    expected = isinstance(error, OSError | ValueError | KeyError | TypeError | RuntimeError | ImportError | MemoryError)
-    return text if expected and text else f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
+    expected = isinstance(
+        error, OSError | ValueError | KeyError | TypeError | RuntimeError | ImportError | MemoryError
+    )
+    return (
+        text if expected and text else f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
+    )
 
 
 _EXTRAS = {
@@ -179,7 +216,14 @@ def _stderr() -> Console:
 def _own_warnings(shell: Shell) -> Iterator[None]:
     """Show the library's own warnings as a line each; those of others only with ``--debug``."""
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
         if category.__module__.startswith("salgp") or shell.debug:
             shell.say(f"note: {' '.join(str(message).split())}")
 

@@ -12,9 +12,15 @@ from salgp.cli.shell import Shell, UsageError, command
 
 __all__ = ["register"]
 
-Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of the records; a stopped study continues there.")]
-Records = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the records, as given to `salgp study run --out`.")]
-Data = Annotated[Path | None, typer.Option(help="Folder of the real data. Default: the environment variable SALGP_DATA.")]
+Folder = Annotated[
+    Path, typer.Option("--out", "-o", help="Folder of the records; a stopped study continues there.")
+]
+Records = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of the records, as given to `salgp study run --out`.")
+]
+Data = Annotated[
+    Path | None, typer.Option(help="Folder of the real data. Default: the environment variable SALGP_DATA.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 def list_(shell: Shell) -> None:
     """List the studies and presets."""
-    from salgp.study.presets import PRESETS, list_studies
+    from salgp_study.presets import PRESETS, list_studies
 
     shown = Table("study", "what it is", title=f"presets: {', '.join(PRESETS)}", title_justify="left")
     for name, what in list_studies().items():
@@ -44,13 +50,22 @@ def run(
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     out: Folder = Path("study"),
     data: Data = None,
-    fit_on: Annotated[str | None, typer.Option(help="Fit calibrators on train, validation or both; the preset's choice by default.")] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: every study and seed is a Ray task of its own.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Tasks at once on Ray. Default: as many as it has cores for.")] = None,
-    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster. Default: Ray is started on this machine.")] = None,
+    fit_on: Annotated[
+        str | None,
+        typer.Option(help="Fit calibrators on train, validation or both; the preset's choice by default."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: every study and seed is a Ray task of its own.")
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="Tasks at once on Ray. Default: as many as it has cores for.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="A running Ray cluster. Default: Ray is started on this machine.")
+    ] = None,
 ) -> None:
     """Run a study; finished parts are not run again."""
-    from salgp.study.run import run_study
+    from salgp_study.run import run_study
 
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
@@ -65,9 +80,19 @@ def run(
             advance(1, line)
 
         if engine == "ray":
-            from salgp.scale.grid import run_grid
+            from salgp_study.grid import run_grid
 
-            folder = run_grid([name], numbers, preset, out, data, workers=workers, ray_address=ray_address, fit_on=on, progress=progress)
+            folder = run_grid(
+                [name],
+                numbers,
+                preset,
+                out,
+                data,
+                workers=workers,
+                ray_address=ray_address,
+                fit_on=on,
+                progress=progress,
+            )
         else:
             folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on)
     shell.finish({"out": str(folder)}, f"records in [bold]{folder}[/]; next: salgp study table {folder}")
@@ -75,7 +100,7 @@ def run(
 
 def table(shell: Shell, out: Records) -> None:
     """Write the tables of a study folder as Markdown and LaTeX."""
-    from salgp.study.tables import make_tables
+    from salgp_study.tables import make_tables
 
     written = [str(path) for path in make_tables(out)]
     shell.finish({"tables": written}, "\n".join(written))
@@ -83,7 +108,7 @@ def table(shell: Shell, out: Records) -> None:
 
 def figures(shell: Shell, out: Records, data: Data = None) -> None:
     """Draw the figures of a study folder."""
-    from salgp.study.figures import make_figures
+    from salgp_study.figures import make_figures
 
     with shell.progress("drawing"):
         written = [str(path) for path in make_figures(out, data)]

@@ -1,1 +1,3 @@
-"""Gaussian process core: covariances, regression, likelihoods, optimisation. Knows neither networks nor estimators."""
+"""Gaussian process core: covariances, regression, likelihoods, optimisation. Knows neither networks nor
+estimators.
+"""

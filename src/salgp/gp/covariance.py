@@ -1,11 +1,12 @@
 """Covariances as formulas on distances and groups; composition by ``+`` and ``*``.
 
-A GP sees `Rows`: named blocks of numbers (features, confidence, ...) and named groups (layer, predicted class).
-`gaps` compares two sets of rows once: squared distances per block, group pairs. A covariance is then a formula on
-those gaps and on its parameters ``theta``, so a whole hyperparameter search touches the inputs a single time.
+A GP sees `Rows`: named blocks of numbers (features, confidence, ...) and named groups (layer, predicted
+class). `gaps` compares two sets of rows once: squared distances per block, group pairs. A covariance is then
+a formula on those gaps and on its parameters ``theta``, so a whole hyperparameter search touches the inputs a
+single time.
 
-Which rows share a layer is data: group ``-1`` belongs to no group, so a row with layer ``-1`` keeps only the terms
-that are shared by all layers. That is the paper's global prediction.
+Which rows share a layer is data: group ``-1`` belongs to no group, so a row with layer ``-1`` keeps only the
+terms that are shared by all layers. That is the paper's global prediction.
 """
 
 from __future__ import annotations
@@ -21,7 +22,21 @@ from torch import Tensor
 from salgp.gp.kernels import KERNELS, rbf, squared_distance, stationary
 from salgp.storage import storable
 
-__all__ = ["ARD", "Covariance", "Gaps", "Index", "Parameter", "Product", "Rows", "Same", "Scale", "Stationary", "Sum", "gaps", "self_gaps"]
+__all__ = [
+    "ARD",
+    "Covariance",
+    "Gaps",
+    "Index",
+    "Parameter",
+    "Product",
+    "Rows",
+    "Same",
+    "Scale",
+    "Stationary",
+    "Sum",
+    "gaps",
+    "self_gaps",
+]
 
 Theta = Mapping[str, Tensor]
 
@@ -38,19 +53,30 @@ class Rows:
         return next(iter(self.blocks.values())).shape[-2]
 
     def __getitem__(self, index: Any) -> Rows:
-        return Rows({k: x[..., index, :] for k, x in self.blocks.items()}, {k: g[..., index] for k, g in self.groups.items()})
+        return Rows(
+            {k: x[..., index, :] for k, x in self.blocks.items()},
+            {k: g[..., index] for k, g in self.groups.items()},
+        )
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rows:
         """Apply ``function`` to every tensor."""
-        return Rows({k: function(x) for k, x in self.blocks.items()}, {k: function(g) for k, g in self.groups.items()})
+        return Rows(
+            {k: function(x) for k, x in self.blocks.items()}, {k: function(g) for k, g in self.groups.items()}
+        )
 
     def flatten(self) -> Rows:
         """Merge leading axes: ``(n, L, d)`` becomes ``(n * L, d)``."""
-        return Rows({k: x.reshape(-1, x.shape[-1]) for k, x in self.blocks.items()}, {k: g.reshape(-1) for k, g in self.groups.items()})
+        return Rows(
+            {k: x.reshape(-1, x.shape[-1]) for k, x in self.blocks.items()},
+            {k: g.reshape(-1) for k, g in self.groups.items()},
+        )
 
     def ungrouped(self, group: str) -> Rows:
         """The same rows, belonging to no ``group`` (nor to a group nested in it, ``group/...``)."""
-        return Rows(self.blocks, {k: torch.full_like(g, -1) if _within(k, group) else g for k, g in self.groups.items()})
+        return Rows(
+            self.blocks,
+            {k: torch.full_like(g, -1) if _within(k, group) else g for k, g in self.groups.items()},
+        )
 
     @staticmethod
     def concatenate(parts: Iterable[Rows]) -> Rows:
@@ -62,7 +88,9 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """Comparison of two sets of rows: squared distances, raw points (for ARD) and group pairs, all broadcastable."""
+    """Comparison of two sets of rows: squared distances, raw points (for ARD) and group pairs, all
+    broadcastable.
+    """
 
     squared: Mapping[str, Tensor]
     points: Mapping[str, tuple[Tensor, Tensor]]
@@ -95,7 +123,9 @@ def self_gaps(a: Rows, covariance: Covariance) -> Gaps:
 
 @dataclass(frozen=True)
 class Scale:
-    """Data-driven scales for starting points: typical squared distance per block, and the variance of the target."""
+    """Data-driven scales for starting points: typical squared distance per block, and the variance of the
+    target.
+    """
 
     squared: Mapping[str, float]
     variance: float
@@ -147,8 +177,8 @@ class Stationary(Covariance):
         kernel: one of `KERNELS`.
         name: prefix of the parameter names; the block's name where empty.
         unit: fix the variance at 1 (inside a product that has its own scale).
-        per: a group name; then every group has its own variance and lengthscale, and rows of different groups do
-            not covary (the additive model's ``[l = l'] k_l``).
+        per: a group name; then every group has its own variance and lengthscale, and rows of different groups
+            do not covary (the additive model's ``[l = l'] k_l``).
         n_groups: number of groups of ``per``.
     """
 
@@ -164,7 +194,11 @@ class Stationary(Covariance):
             raise ValueError(f"unknown kernel {self.kernel!r}; choose from {', '.join(KERNELS)}")
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        log_lengthscale, log_variance, mask = theta[f"{self._name}.log_lengthscale"], theta.get(f"{self._name}.log_variance"), None
+        log_lengthscale, log_variance, mask = (
+            theta[f"{self._name}.log_lengthscale"],
+            theta.get(f"{self._name}.log_variance"),
+            None,
+        )
         if self.per:
             left, right = gaps.pairs[self.per]
             mask, own = (left == right) & (left >= 0), left.clamp_min(0)
@@ -176,8 +210,14 @@ class Stationary(Covariance):
     def parameters(self, scale: Scale) -> list[Parameter]:
         typical = 0.5 * _log(scale.squared[self.block] or 1.0)
         shape = (self.n_groups,) if self.per else ()
-        lengthscale = Parameter(f"{self._name}.log_lengthscale", _full(shape, typical), typical - 5.0, typical + 3.0)
-        return [lengthscale] if self.unit else [lengthscale, _variance(f"{self._name}.log_variance", shape, scale)]
+        lengthscale = Parameter(
+            f"{self._name}.log_lengthscale", _full(shape, typical), typical - 5.0, typical + 3.0
+        )
+        return (
+            [lengthscale]
+            if self.unit
+            else [lengthscale, _variance(f"{self._name}.log_variance", shape, scale)]
+        )
 
     def reads(self) -> set[tuple[str, str]]:
         return {(self.block, "squared")}
@@ -212,7 +252,9 @@ class ARD(Covariance):
     def parameters(self, scale: Scale) -> list[Parameter]:
         name, typical = self.name or self.block, 0.5 * _log(scale.squared[self.block] or 1.0)
         return [
-            Parameter(f"{name}.log_lengthscales", _full((self.width,), typical), typical - 5.0, typical + 7.0),
+            Parameter(
+                f"{name}.log_lengthscales", _full((self.width,), typical), typical - 5.0, typical + 7.0
+            ),
             _variance(f"{name}.log_variance", (), scale),
         ]
 
@@ -240,7 +282,9 @@ class Index(Covariance):
         return self._members(left.squeeze(-1)) @ self.matrix(theta) @ self._members(right.squeeze(-2)).mT
 
     def _members(self, group: Tensor) -> Tensor:
-        """``(..., n_groups)`` indicator of each row's group, zero for rows without one: ``B[g, g']`` as a product."""
+        """``(..., n_groups)`` indicator of each row's group, zero for rows without one: ``B[g, g']`` as a
+        product.
+        """
         return (group[..., None] == torch.arange(self.n_groups, device=group.device)).double()
 
     def matrix(self, theta: Theta) -> Tensor:
@@ -256,7 +300,10 @@ class Index(Covariance):
         if not self.rank:
             return [_variance(f"{self._name}.log_shared", (), scale), own]
         size = scale.variance**0.5
-        pattern = torch.cos(torch.arange(self.n_groups * self.rank, dtype=torch.float64).reshape(self.n_groups, self.rank) * 0.7)
+        pattern = torch.cos(
+            torch.arange(self.n_groups * self.rank, dtype=torch.float64).reshape(self.n_groups, self.rank)
+            * 0.7
+        )
         return [Parameter(f"{self._name}.W", size * (0.6 + 0.3 * pattern), -30.0 * size, 30.0 * size), own]
 
     def reads(self) -> set[tuple[str, str]]:

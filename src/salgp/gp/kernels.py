@@ -47,13 +47,25 @@ def matern52(squared: Tensor, slope: bool) -> Values:
     return value, torch.addcmul(t, t, t).mul_(t).mul_(decay).mul_(1.0 / 3.0) if slope else None
 
 
-KERNELS: dict[str, Callable[[Tensor, bool], Values]] = {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
-"""Base kernels by name: ``r^2 -> (value, d value / d log lengthscale)``; the derivative only where asked for."""
+KERNELS: dict[str, Callable[[Tensor, bool], Values]] = {
+    "rbf": rbf,
+    "matern12": matern12,
+    "matern32": matern32,
+    "matern52": matern52,
+}
+"""Base kernels by name: ``r^2 -> (value, d value / d log lengthscale)``; the derivative only where asked for.
+"""
 
 
-def stationary(kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None = None) -> Tensor:
-    """``variance * kernel`` on fixed squared distances; differentiable in the logarithms of lengthscale and variance only."""
-    if torch.is_grad_enabled() and (log_lengthscale.requires_grad or (log_variance is not None and log_variance.requires_grad)):
+def stationary(
+    kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None = None
+) -> Tensor:
+    """``variance * kernel`` on fixed squared distances; differentiable in the logarithms of lengthscale and
+    variance only.
+    """
+    if torch.is_grad_enabled() and (
+        log_lengthscale.requires_grad or (log_variance is not None and log_variance.requires_grad)
+    ):
         value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
         return value
     value = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp(), False)[0]
@@ -64,7 +76,9 @@ class _OnFixedDistances(torch.autograd.Function):
     """Closed-form gradients: two saved matrices instead of autograd's seven."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None
+    ) -> Tensor:
         value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp(), True)
         assert slope is not None
         if log_variance is not None:
@@ -78,7 +92,12 @@ class _OnFixedDistances(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor | None]:  # type: ignore[override]
         value, slope = ctx.saved_tensors
         by_lengthscale, by_variance = ctx.shapes
-        return None, None, _total(grad, slope, by_lengthscale), None if by_variance is None else _total(grad, value, by_variance)
+        return (
+            None,
+            None,
+            _total(grad, slope, by_lengthscale),
+            None if by_variance is None else _total(grad, value, by_variance),
+        )
 
 
 def _total(grad: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
@@ -89,8 +108,8 @@ def _total(grad: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """Squared Euclidean distances (..., N, M) in double precision, clipped at zero.
 
-    The common mean is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate. The norms
-    travel as two further columns, so that one matrix product does it all.
+    The common mean is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate. The
+    norms travel as two further columns, so that one matrix product does it all.
     """
     y = b.double()
     centre = y.mean(dim=-2, keepdim=True) if b.shape[-2] else y.new_zeros(())
@@ -107,5 +126,7 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _distinct(a: Tensor) -> Tensor:
-    """One row where all ``N`` are the same memory (a sample's confidence, repeated for its layers); the result broadcasts."""
+    """One row where all ``N`` are the same memory (a sample's confidence, repeated for its layers); the
+    result broadcasts.
+    """
     return a[..., :1, :] if a.ndim > 2 and a.stride(-2) == 0 else a

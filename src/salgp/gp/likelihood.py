@@ -1,9 +1,9 @@
 """Likelihoods as Gaussian sites of the weighted regression.
 
-Gaussian: the residual itself with one noise variance. Bernoulli on correctness: the logistic likelihood is bounded
-by a Gaussian in the log-odds ``f`` whose precision depends on ``xi = sqrt(E f^2)`` (Jaakkola & Jordan 2000; the
-same bound as mean-field Polya-Gamma augmentation). For fixed ``xi`` everything is the weighted regression of
-`salgp.gp.regression`; updating ``xi`` never lowers the bound, so there is no step size to tune.
+Gaussian: the residual itself with one noise variance. Bernoulli on correctness: the logistic likelihood is
+bounded by a Gaussian in the log-odds ``f`` whose precision depends on ``xi = sqrt(E f^2)`` (Jaakkola & Jordan
+2000; the same bound as mean-field Polya-Gamma augmentation). For fixed ``xi`` everything is the weighted
+regression of `salgp.gp.regression`; updating ``xi`` never lowers the bound, so there is no step size to tune.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def bernoulli_sites(correct: Tensor, mean: Tensor, variance: Tensor, weight: Ten
 
 
 def sigmoid_moments(mean: Tensor, variance: Tensor, points: int = 32) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of ``sigmoid(f)`` for ``f ~ N(mean, variance)``, by Gauss-Hermite quadrature.
+    """Mean and standard deviation of ``sigmoid(f)`` for ``f ~ N(mean, variance)``, by Gauss-Hermite
+    quadrature.
 
     Example:
         >>> sigmoid_moments(torch.zeros(1), torch.zeros(1))

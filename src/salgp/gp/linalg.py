@@ -1,11 +1,20 @@
-"""Factorisations and the one jitter policy. Every Cholesky, solve and log-determinant of the library is here."""
+"""Factorisations and the one jitter policy. Every Cholesky, solve and log-determinant of the
+library is here.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["NotPositiveDefiniteError", "cholesky", "log_determinant", "lower_inverse", "solve_lower", "spectral_root"]
+__all__ = [
+    "NotPositiveDefiniteError",
+    "cholesky",
+    "log_determinant",
+    "lower_inverse",
+    "solve_lower",
+    "spectral_root",
+]
 
 JITTERS = (0.0, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 """Fractions of the mean diagonal that are added in turn until the factorisation succeeds."""
@@ -32,14 +41,17 @@ def cholesky(K: Tensor, start: float = 0.0) -> Tensor:
     """
     scale = K.detach().diagonal().mean()
     if not torch.isfinite(scale):
-        raise NotPositiveDefiniteError("the covariance matrix holds NaN or infinity; check the inputs and hyperparameters")
+        raise NotPositiveDefiniteError(
+            "the covariance matrix holds NaN or infinity; check the inputs and hyperparameters"
+        )
     eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
     for jitter in (j for j in JITTERS if j >= start):
         L, info = torch.linalg.cholesky_ex(K if jitter == 0.0 else K + (jitter * scale) * eye)
         if int(info) == 0:
             return L
     raise NotPositiveDefiniteError(
-        f"the {len(K)} x {len(K)} covariance matrix is not positive definite even with jitter {JITTERS[-1]:g};"
+        f"the {len(K)} x {len(K)} covariance matrix is not positive definite even with jitter "
+        f"{JITTERS[-1]:g};"
         " are there many duplicate rows and no noise?"
     )
 

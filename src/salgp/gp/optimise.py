@@ -17,7 +17,8 @@ __all__ = ["Fit", "NotConvergedWarning", "maximise", "restarted"]
 Objective = Callable[[Mapping[str, Tensor]], Tensor]
 
 NO_VALUE = -1e300
-"""Objective where the covariance cannot be factorised: finite, so that a line search can step back from it."""
+"""Objective where the covariance cannot be factorised: finite, so that a line search can step back from it.
+"""
 
 
 class NotConvergedWarning(UserWarning):
@@ -61,7 +62,8 @@ def maximise(
     Args:
         objective: maps named tensors to a scalar; differentiated by autograd.
         parameters: names, starting points, bounds.
-        optimizer: ``"lbfgs"`` (bounded quasi-Newton) or ``"adam"`` (the paper's recipe: 2000 steps, rate 5e-3).
+        optimizer: ``"lbfgs"`` (bounded quasi-Newton) or ``"adam"`` (the paper's recipe: 2000 steps, rate
+            5e-3).
         max_steps: iterations; 200 for L-BFGS, 2000 for Adam where None.
         learning_rate: of Adam.
         tolerance: relative change of the objective at which L-BFGS stops.
@@ -73,7 +75,7 @@ def maximise(
 
     Example:
         >>> start = Parameter("x", torch.zeros((), dtype=torch.float64), -5.0, 5.0)
-        >>> fit = maximise(lambda theta: -(theta["x"] - 2.0) ** 2, [start])
+        >>> fit = maximise(lambda theta: -((theta["x"] - 2.0) ** 2), [start])
         >>> round(float(fit.theta["x"]), 4), fit.converged
         (2.0, True)
     """
@@ -86,22 +88,47 @@ def maximise(
     best = max(fits, key=lambda fit: fit.value if np.isfinite(fit.value) else -np.inf)
     usable = np.isfinite(best.value) and best.value > NO_VALUE
     reason = best.reason if usable else "no starting point has a finite objective"
-    return Fit(best.theta, best.value, bool(best.converged and usable), reason, best.history, tuple(fit.value for fit in fits))
+    return Fit(
+        best.theta,
+        best.value,
+        bool(best.converged and usable),
+        reason,
+        best.history,
+        tuple(fit.value for fit in fits),
+    )
 
 
 def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list[list[Parameter]]:
-    """The parameters themselves, and ``restarts`` copies that start at seeded random points within the bounds."""
+    """The parameters themselves, and ``restarts`` copies that start at seeded random points within the
+    bounds.
+    """
     generator = np.random.default_rng(seed)
     lower, upper = _bounds(parameters)
     centre = _flatten([p.start for p in parameters])
-    moved = [np.clip(centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape), lower, upper) for _ in range(restarts)]
+    moved = [
+        np.clip(centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape), lower, upper)
+        for _ in range(restarts)
+    ]
     return [
         list(parameters),
-        *([replace(p, start=start) for p, start in zip(parameters, _named(parameters, x).values(), strict=True)] for x in moved),
+        *(
+            [
+                replace(p, start=start)
+                for p, start in zip(parameters, _named(parameters, x).values(), strict=True)
+            ]
+            for x in moved
+        ),
     ]
 
 
-def _lbfgs(objective: Objective, parameters: Sequence[Parameter], start: np.ndarray, steps: int, tolerance: float, _: float) -> Fit:
+def _lbfgs(
+    objective: Objective,
+    parameters: Sequence[Parameter],
+    start: np.ndarray,
+    steps: int,
+    tolerance: float,
+    _: float,
+) -> Fit:
     from scipy.optimize import minimize
 
     history: list[float] = []
@@ -113,15 +140,28 @@ def _lbfgs(objective: Objective, parameters: Sequence[Parameter], start: np.ndar
 
     lower, upper = _bounds(parameters)
     result = minimize(
-        negative, np.clip(start, lower, upper), jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True)),
+        negative,
+        np.clip(start, lower, upper),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=list(zip(lower, upper, strict=True)),
         options={"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20},
-    )  # fmt: skip
+    )
     flat = _at_precision(-np.asarray(result.jac), result.x, lower, upper, -float(result.fun))
     reason = str(result.message) + (": numerical precision reached" if flat and not result.success else "")
-    return Fit(_named(parameters, result.x), -float(result.fun), bool(result.success or flat), reason, tuple(history))
+    return Fit(
+        _named(parameters, result.x), -float(result.fun), bool(result.success or flat), reason, tuple(history)
+    )
 
 
-def _adam(objective: Objective, parameters: Sequence[Parameter], start: np.ndarray, steps: int, _: float, rate: float) -> Fit:
+def _adam(
+    objective: Objective,
+    parameters: Sequence[Parameter],
+    start: np.ndarray,
+    steps: int,
+    _: float,
+    rate: float,
+) -> Fit:
     lower, upper = (torch.as_tensor(b) for b in _bounds(parameters))
     x = torch.as_tensor(start).clone().clamp(lower, upper).requires_grad_(True)
     step, history = torch.optim.Adam([x], lr=rate), []
@@ -140,13 +180,17 @@ def _adam(objective: Objective, parameters: Sequence[Parameter], start: np.ndarr
     return Fit(_named(parameters, best.numpy()), best_value, flat, reason, tuple(history))
 
 
-def _at_precision(gradient: np.ndarray, x: np.ndarray, lower: np.ndarray, upper: np.ndarray, value: float) -> bool:
+def _at_precision(
+    gradient: np.ndarray, x: np.ndarray, lower: np.ndarray, upper: np.ndarray, value: float
+) -> bool:
     """Would a whole unit step along the steepest free direction change the objective by less than 0.2 %?"""
     free = np.where(gradient > 0, x < upper, x > lower)
     return bool(np.isfinite(value) and np.abs(gradient * free).max(initial=0.0) <= 2e-3 * (1.0 + abs(value)))
 
 
-def _value_and_gradient(objective: Objective, parameters: Sequence[Parameter], x: np.ndarray) -> tuple[float, np.ndarray]:
+def _value_and_gradient(
+    objective: Objective, parameters: Sequence[Parameter], x: np.ndarray
+) -> tuple[float, np.ndarray]:
     with torch.enable_grad():
         theta = {k: v.requires_grad_(True) for k, v in _named(parameters, x).items()}
         try:

@@ -1,14 +1,15 @@
 """Weighted Gaussian process regression, exact and with inducing rows, behind one `Posterior`.
 
-Model: ``f ~ GP(0, k)``, ``y_i = f_i + e_i``, ``e_i ~ N(0, noise_i)``; a likelihood enters only through ``y`` and
-``noise`` (its Gaussian sites).
+Model: ``f ~ GP(0, k)``, ``y_i = f_i + e_i``, ``e_i ~ N(0, noise_i)``; a likelihood enters only through ``y``
+and ``noise`` (its Gaussian sites).
 
 Exact: ``log N(y | 0, K + diag(noise))``. Inducing (Titsias 2009): with ``Q = Kfu Kuu^-1 Kuf``,
-``log N(y | 0, Q + diag(noise)) - 1/2 sum_i (k_ii - q_ii) / noise_i``, a lower bound of the exact evidence that is
-tight when the inducing rows are all rows. It depends on the data only through the sums in `Statistics`, so it can
-be computed in one pass over any number of rows, on any number of machines.
+``log N(y | 0, Q + diag(noise)) - 1/2 sum_i (k_ii - q_ii) / noise_i``, a lower bound of the exact evidence
+that is tight when the inducing rows are all rows. It depends on the data only through the sums in
+`Statistics`, so it can be computed in one pass over any number of rows, on any number of machines.
 
-Both posteriors have the same form: ``mean(x) = k(x, U) alpha``, ``cov(x, x') = k(x, x') - k(x, U) R R' k(U, x')``.
+Both posteriors have the same form: ``mean(x) = k(x, U) alpha``, ``cov(x, x') = k(x, x') - k(x, U) R R' k(U,
+x')``.
 """
 
 from __future__ import annotations
@@ -26,12 +27,22 @@ from salgp.gp.linalg import cholesky, log_determinant, lower_inverse, solve_lowe
 from salgp.storage import storable
 
 __all__ = [
-    "Posterior", "Statistics", "condition_exact", "condition_inducing", "exact_log_evidence",
-    "inducing_log_evidence", "inducing_rows", "leave_one_out", "remaining", "statistics",
-]  # fmt: skip
+    "Posterior",
+    "Statistics",
+    "condition_exact",
+    "condition_inducing",
+    "exact_log_evidence",
+    "inducing_log_evidence",
+    "inducing_rows",
+    "leave_one_out",
+    "remaining",
+    "statistics",
+]
 
 INDUCING_JITTER = 1e-8
-"""Smallest jitter of inducing covariances: their rows are often alike, and a fixed one keeps the objective smooth."""
+"""Smallest jitter of inducing covariances: their rows are often alike, and a fixed one keeps the objective
+smooth.
+"""
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -64,12 +75,16 @@ class Posterior:
         return self.covariance(self.theta, self_gaps(rows, self.covariance))
 
     def moments(self, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of any linear functional with covariance ``cross`` to ``U`` and variance ``prior``."""
+        """Mean and variance of any linear functional with covariance ``cross`` to ``U`` and variance
+        ``prior``.
+        """
         mean, reduced = self.project(cross)
         return mean, remaining(prior, reduced)
 
     def project(self, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``cross @ alpha`` and ``cross @ R``; linear, so the parts of a sum or an average need no product of their own."""
+        """Mean ``cross @ alpha`` and ``cross @ R``; linear, so the parts of a sum or an average need no
+        product of their own.
+        """
         return cross @ self.alpha, cross @ self.root
 
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -80,12 +95,20 @@ class Posterior:
         """Posterior mean ``(..., N)`` and full covariance ``(..., N, N)`` within each leading index."""
         cross = self.cross(rows)
         reduced = cross @ self.root
-        return cross @ self.alpha, self.covariance(self.theta, gaps(rows, rows, self.covariance)) - reduced @ reduced.mT
+        return cross @ self.alpha, self.covariance(
+            self.theta, gaps(rows, rows, self.covariance)
+        ) - reduced @ reduced.mT
 
     def to(self, device: torch.device | str) -> Posterior:
         """The same posterior on another device."""
         theta = {k: v.to(device) for k, v in self.theta.items()}
-        return Posterior(self.covariance, theta, self.rows.map(lambda x: x.to(device)), self.alpha.to(device), self.root.to(device))
+        return Posterior(
+            self.covariance,
+            theta,
+            self.rows.map(lambda x: x.to(device)),
+            self.alpha.to(device),
+            self.root.to(device),
+        )
 
 
 def remaining(prior: Tensor, reduced: Tensor) -> Tensor:
@@ -105,7 +128,9 @@ def exact_log_evidence(K: Tensor, y: Tensor, noise: Tensor) -> Tensor:
     return value
 
 
-def condition_exact(covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, y: Tensor, noise: Tensor) -> Posterior:
+def condition_exact(
+    covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, y: Tensor, noise: Tensor
+) -> Posterior:
     """Posterior given all rows: ``alpha = (K + N)^-1 y`` and ``R R' = (K + N)^-1``."""
     L = cholesky(covariance(theta, gaps(rows, rows, covariance)) + noise.diag())
     root = lower_inverse(L).T.contiguous()
@@ -148,12 +173,22 @@ class Statistics:
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(
-            self.A + other.A, self.b + other.b, self.yy + other.yy, self.log_noise + other.log_noise, self.trace + other.trace, self.n + other.n
+            self.A + other.A,
+            self.b + other.b,
+            self.yy + other.yy,
+            self.log_noise + other.log_noise,
+            self.trace + other.trace,
+            self.n + other.n,
         )
 
     def __sub__(self, other: Statistics) -> Statistics:
         return Statistics(
-            self.A - other.A, self.b - other.b, self.yy - other.yy, self.log_noise - other.log_noise, self.trace - other.trace, self.n - other.n
+            self.A - other.A,
+            self.b - other.b,
+            self.yy - other.yy,
+            self.log_noise - other.log_noise,
+            self.trace - other.trace,
+            self.n - other.n,
         )
 
 
@@ -172,7 +207,9 @@ def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
     return -0.5 * (fit + s.trace - A.diagonal().sum())
 
 
-def condition_inducing(covariance: Covariance, theta: Mapping[str, Tensor], inducing: Rows, s: Statistics) -> Posterior:
+def condition_inducing(
+    covariance: Covariance, theta: Mapping[str, Tensor], inducing: Rows, s: Statistics
+) -> Posterior:
     """Posterior on the inducing rows from the summed statistics of all data."""
     Luu, A = _whiten(covariance(theta, gaps(inducing, inducing, covariance)), s)
     inverse = lower_inverse(Luu)
@@ -182,11 +219,19 @@ def condition_inducing(covariance: Covariance, theta: Mapping[str, Tensor], indu
     return Posterior(covariance, theta, inducing, alpha, inverse.T @ half)
 
 
-def inducing_rows(covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, m: int, pool: int = 64, tolerance: float = 1e-6) -> Tensor:
+def inducing_rows(
+    covariance: Covariance,
+    theta: Mapping[str, Tensor],
+    rows: Rows,
+    m: int,
+    pool: int = 64,
+    tolerance: float = 1e-6,
+) -> Tensor:
     """Indices of ``m`` rows chosen greedily by conditional variance (pivoted Cholesky).
 
     Each pick is the row whose prior variance is least explained by the rows picked so far. Columns of the
-    covariance are computed for a pool of candidates at a time; the pool is renewed whenever the best row is outside.
+    covariance are computed for a pool of candidates at a time; the pool is renewed whenever the best row is
+    outside.
 
     Args:
         covariance: the formula ``k``.
@@ -194,7 +239,8 @@ def inducing_rows(covariance: Covariance, theta: Mapping[str, Tensor], rows: Row
         rows: candidates.
         m: number of rows to pick.
         pool: number of candidate columns computed at once.
-        tolerance: stop early when the best remaining variance falls below this fraction of the mean prior variance.
+        tolerance: stop early when the best remaining variance falls below this fraction of the mean prior
+            variance.
 
     Returns:
         Indices ``(m',)``, ``m' <= m``, in order of picking.
@@ -224,7 +270,9 @@ def inducing_rows(covariance: Covariance, theta: Mapping[str, Tensor], rows: Row
 
 
 class _LogGaussian(torch.autograd.Function):
-    """``log N(y | 0, C)`` with the closed-form gradient ``(a a' - C^-1) / 2``, ``a = C^-1 y``; one factorisation in all."""
+    """``log N(y | 0, C)`` with the closed-form gradient ``(a a' - C^-1) / 2``, ``a = C^-1 y``; one
+    factorisation in all.
+    """
 
     @staticmethod
     def forward(ctx: Any, C: Tensor, y: Tensor) -> Tensor:
@@ -241,7 +289,9 @@ class _LogGaussian(torch.autograd.Function):
 
 
 class _Weighted(torch.autograd.Function):
-    """``A = Kuf N^-1 Kfu`` and ``b = Kuf N^-1 y``; the gradient takes one matrix product where autograd takes two."""
+    """``A = Kuf N^-1 Kfu`` and ``b = Kuf N^-1 y``; the gradient takes one matrix product where autograd takes
+    two.
+    """
 
     @staticmethod
     def forward(ctx: Any, Kuf: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

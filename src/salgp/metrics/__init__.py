@@ -6,11 +6,34 @@ All take NumPy arrays or torch tensors and compute in double precision. Top-labe
 
 from __future__ import annotations
 
-from salgp.metrics.binned import ReliabilityBins, adaptive_ece, classwise_ece, debiased_ece, ece, mce, reliability_bins
-from salgp.metrics.interval import IntervalBins, interval_bins, interval_coverage, interval_width, predictive_coverage
-from salgp.metrics.proper import BrierDecomposition, accuracy, brier, brier_correct, brier_decomposition, mean_variance, nll, nll_correct
+from salgp.metrics.binned import (
+    ReliabilityBins,
+    adaptive_ece,
+    classwise_ece,
+    debiased_ece,
+    ece,
+    mce,
+    reliability_bins,
+)
+from salgp.metrics.bootstrap import Interval, accuracy_band, bootstrap
+from salgp.metrics.interval import (
+    IntervalBins,
+    interval_bins,
+    interval_coverage,
+    interval_width,
+    predictive_coverage,
+)
+from salgp.metrics.proper import (
+    BrierDecomposition,
+    accuracy,
+    brier,
+    brier_correct,
+    brier_decomposition,
+    mean_variance,
+    nll,
+    nll_correct,
+)
 from salgp.metrics.ranking import RiskCoverage, aurc, auroc, fpr95, ood_auroc, risk_coverage
-from salgp.metrics.resample import Interval, accuracy_band, bootstrap
 from salgp.metrics.scores import Comparison, Scores, compare, evaluate
 from salgp.metrics.smooth import smooth_ece
 

@@ -1,8 +1,9 @@
 """Calibration errors over bins of confidence.
 
-Bins are right-closed intervals ``(a, b]`` as in Guo et al. (2017); a confidence of exactly 0 falls in the first
-bin and of exactly 1 in the last. Numbers are put into bins in double precision. torchmetrics differs on purpose
-in nothing but edges: its bins are left-closed, and confidences of exactly 1 get a bin of their own behind the last.
+Bins are right-closed intervals ``(a, b]`` as in Guo et al. (2017); a confidence of exactly 0 falls in the
+first bin and of exactly 1 in the last. Numbers are put into bins in double precision. torchmetrics differs on
+purpose in nothing but edges: its bins are left-closed, and confidences of exactly 1 get a bin of their own
+behind the last.
 """
 
 from __future__ import annotations
@@ -13,9 +14,27 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from salgp.metrics.statistic import ArrayLike, FloatArray, Groups, IntArray, Statistic, as_binary, as_distribution, as_scores
+from salgp.metrics.statistic import (
+    ArrayLike,
+    FloatArray,
+    Groups,
+    IntArray,
+    Statistic,
+    as_binary,
+    as_distribution,
+    as_scores,
+)
 
-__all__ = ["ReliabilityBins", "Scheme", "adaptive_ece", "classwise_ece", "debiased_ece", "ece", "mce", "reliability_bins"]
+__all__ = [
+    "ReliabilityBins",
+    "Scheme",
+    "adaptive_ece",
+    "classwise_ece",
+    "debiased_ece",
+    "ece",
+    "mce",
+    "reliability_bins",
+]
 
 Scheme: TypeAlias = Literal["width", "mass"]
 """Bins of equal ``"width"``, or holding equally many samples (equal ``"mass"``)."""
@@ -48,7 +67,9 @@ class ReliabilityBins:
         return self.confidence - self.accuracy
 
 
-def reliability_bins(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> ReliabilityBins:
+def reliability_bins(
+    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width"
+) -> ReliabilityBins:
     """Mean confidence and accuracy in bins of confidence: the numbers behind a reliability diagram.
 
     Args:
@@ -69,7 +90,9 @@ def reliability_bins(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15
     index, edges = assign_bins(s, n_bins, scheme)
     count = np.bincount(index, minlength=len(edges) - 1)
     with np.errstate(invalid="ignore"):
-        return ReliabilityBins(edges, count, np.bincount(index, s, len(count)) / count, np.bincount(index, c, len(count)) / count)
+        return ReliabilityBins(
+            edges, count, np.bincount(index, s, len(count)) / count, np.bincount(index, c, len(count)) / count
+        )
 
 
 def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> float:
@@ -111,10 +134,11 @@ def mce(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
 
 
 def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) -> float:
-    """Adaptive calibration error of Nixon et al. (2019) for the top label: plain mean of the gaps of equal-mass bins.
+    """Adaptive calibration error of Nixon et al. (2019) for the top label: plain mean of the gaps of
+    equal-mass bins.
 
-    `ece` with ``scheme="mass"`` weights the same gaps by the number of samples; the two differ where ties or a
-    remainder make the bins unequal.
+    `ece` with ``scheme="mass"`` weights the same gaps by the number of samples; the two differ where ties or
+    a remainder make the bins unequal.
 
     Args:
         confidence: ``(n,)`` in [0, 1].
@@ -131,13 +155,20 @@ def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) ->
     return adaptive_ece_statistic(confidence, correct, n_bins).value()
 
 
-def debiased_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width", norm: Literal["l1", "l2"] = "l1") -> float:
+def debiased_ece(
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    n_bins: int = 15,
+    scheme: Scheme = "width",
+    norm: Literal["l1", "l2"] = "l1",
+) -> float:
     r"""Calibration error less the part that label noise alone adds (Kumar, Liang & Ma 2019).
 
     ``"l1"``: their ``2 E - mean(E of redrawn labels)`` under the normal approximation
-    :math:`g_b \sim N(\hat g_b, a_b (1 - a_b) / n_b)` of the gap of bin b, in closed form (the mean of a folded
-    normal) where they draw at random. ``"l2"``: the root of
-    :math:`\sum_b \frac{n_b}{n} [g_b^2 - a_b (1 - a_b) / (n_b - 1)]`; bins of one sample are not corrected. Both are cut at 0.
+    :math:`g_b \sim N(\hat g_b, a_b (1 - a_b) / n_b)` of the gap of bin b, in closed form (the mean of a
+    folded normal) where they draw at random. ``"l2"``: the root of
+    :math:`\sum_b \frac{n_b}{n} [g_b^2 - a_b (1 - a_b) / (n_b - 1)]`; bins of one sample are not corrected.
+    Both are cut at 0.
 
     Args:
         confidence: ``(n,)`` in [0, 1].
@@ -175,14 +206,26 @@ def classwise_ece(probs: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> floa
     return classwise_ece_statistic(probs, labels, n_bins).value()
 
 
-def ece_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> Statistic:
+def ece_statistic(
+    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width"
+) -> Statistic:
     s, c = _checked(confidence, correct)
     groups, gap = _bin_groups(s, n_bins, scheme), s - c
-    return Statistic(len(s), lambda weights: np.abs(groups.sums(weights, gap)).sum(axis=-1) / weights.sum(axis=-1))
+    return Statistic(
+        len(s), lambda weights: np.abs(groups.sums(weights, gap)).sum(axis=-1) / weights.sum(axis=-1)
+    )
 
 
-def mce_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> Statistic:
-    return _of_gaps(confidence, correct, n_bins, scheme, lambda count, gap: (np.abs(gap) / np.maximum(count, 1)).max(axis=-1))
+def mce_statistic(
+    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width"
+) -> Statistic:
+    return _of_gaps(
+        confidence,
+        correct,
+        n_bins,
+        scheme,
+        lambda count, gap: (np.abs(gap) / np.maximum(count, 1)).max(axis=-1),
+    )
 
 
 def adaptive_ece_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) -> Statistic:
@@ -193,7 +236,11 @@ def adaptive_ece_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: in
 
 
 def debiased_ece_statistic(
-    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width", norm: Literal["l1", "l2"] = "l1"
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    n_bins: int = 15,
+    scheme: Scheme = "width",
+    norm: Literal["l1", "l2"] = "l1",
 ) -> Statistic:
     if norm not in ("l1", "l2"):
         raise ValueError(f"norm must be 'l1' or 'l2', got {norm!r}")
@@ -215,17 +262,23 @@ def classwise_ece_statistic(probs: ArrayLike, labels: ArrayLike, n_bins: int = 1
     if not len(known):
         raise ValueError("every label is -1 (unknown): the classwise error needs samples of known classes")
     each = [ece_statistic(p[known, k], y[known] == k, n_bins) for k in range(p.shape[1])]
-    return Statistic(len(y), lambda weights: np.mean([one.of_weights(weights[..., known]) for one in each], axis=0))
+    return Statistic(
+        len(y), lambda weights: np.mean([one.of_weights(weights[..., known]) for one in each], axis=0)
+    )
 
 
 def assign_bins(confidence: FloatArray, n_bins: int, scheme: Scheme) -> tuple[IntArray, FloatArray]:
-    """Bin index ``(n,)`` and edges ``(B + 1,)``; tied equal-mass edges are merged, so that B may be less than asked for."""
+    """Bin index ``(n,)`` and edges ``(B + 1,)``; tied equal-mass edges are merged, so that B may be less than
+    asked for.
+    """
     if n_bins < 1:
         raise ValueError(f"n_bins must be at least 1, got {n_bins}")
     if scheme == "width":
         edges = np.linspace(0.0, 1.0, n_bins + 1)
     elif scheme == "mass":
-        last = (np.arange(1, n_bins) * len(confidence)) // n_bins - 1  # last sample of each bin but the final one
+        last = (
+            np.arange(1, n_bins) * len(confidence)
+        ) // n_bins - 1  # last sample of each bin but the final one
         inner = np.sort(confidence)[last[last >= 0]]
         edges = np.concatenate([[0.0], np.unique(inner[(inner > 0) & (inner < confidence.max())]), [1.0]])
     else:
@@ -235,7 +288,11 @@ def assign_bins(confidence: FloatArray, n_bins: int, scheme: Scheme) -> tuple[In
 
 
 def _of_gaps(
-    confidence: ArrayLike, correct: ArrayLike, n_bins: int, scheme: Scheme, reduce: Callable[[FloatArray, FloatArray], FloatArray]
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    n_bins: int,
+    scheme: Scheme,
+    reduce: Callable[[FloatArray, FloatArray], FloatArray],
 ) -> Statistic:
     s, c = _checked(confidence, correct)
     groups, gap = _bin_groups(s, n_bins, scheme), s - c
@@ -257,7 +314,11 @@ def _debiased_l1(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> Fl
 
     std = np.sqrt(accuracy * (1 - accuracy) / np.maximum(count, 1))
     z = np.abs(gap) / np.where(std > 0, std, 1.0)
-    folded = np.where(std > 0, std * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2) + np.abs(gap) * (1 - 2 * ndtr(-z)), np.abs(gap))
+    folded = np.where(
+        std > 0,
+        std * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2) + np.abs(gap) * (1 - 2 * ndtr(-z)),
+        np.abs(gap),
+    )
     return np.asarray((count * (2 * np.abs(gap) - folded)).sum(axis=-1) / count.sum(axis=-1))
 
 

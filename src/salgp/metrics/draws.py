@@ -1,9 +1,9 @@
 """Bootstrap resamples as counts: how often each of ``n`` samples is drawn in ``n`` draws with replacement.
 
-These counts are multinomial. Drawing ``n`` indices and counting them costs more than most metrics; independent Poisson
-counts are quicker, and given their sum they are exactly multinomial. So every sample gets a Poisson count of mean a
-little below 1, the few draws missing from the sum are added one by one, and a resample whose sum came out above ``n``
-(once in 30,000) is drawn again.
+These counts are multinomial. Drawing ``n`` indices and counting them costs more than most metrics;
+independent Poisson counts are quicker, and given their sum they are exactly multinomial. So every sample gets
+a Poisson count of mean a little below 1, the few draws missing from the sum are added one by one, and a
+resample whose sum came out above ``n`` (once in 30,000) is drawn again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _CHUNK = 2**18
 """Counts made at a time: few enough to stay in cache, as bytes and as floats."""
 
 _CELLS = 2**16
-"""Cells of [0, 1), each looked up for the counts of two samples; one random number of 64 bits chooses four of them."""
+"""Cells of [0, 1), each looked up for the counts of two samples; one random number of 64 bits chooses four of
+them.
+"""
 
 _LARGEST = 20
 """Larger counts of mean below 1 are rarer than double precision can tell."""
@@ -50,7 +52,9 @@ def resample_counts(n: int, n_resamples: int, seed: int) -> Iterator[NDArray[np.
 
 
 class _Poisson:
-    """Poisson counts, two at a time, by look-up of 16 random bits, and of further ones where these do not decide."""
+    """Poisson counts, two at a time, by look-up of 16 random bits, and of further ones where these do not
+    decide.
+    """
 
     def __init__(self, mean: float, seed: int) -> None:
         k = np.arange(_LARGEST + 1)
@@ -76,9 +80,13 @@ class _Poisson:
 
     def counts(self, rows: int, n: int) -> NDArray[np.uint8]:
         """Independent Poisson counts, ``(rows, n)``."""
-        raw: NDArray[np.uint64] = self.bits.bit_generator.random_raw(rows * math.ceil(n / 8))  # rows start on whole numbers
+        raw: NDArray[np.uint64] = self.bits.bit_generator.random_raw(
+            rows * math.ceil(n / 8)
+        )  # rows start on whole numbers
         cells = raw.view(np.uint16)
         pairs = np.take(self.table, cells)
         rest = np.flatnonzero(pairs == _UNDECIDED)
-        pairs[rest] = self.pairs[np.searchsorted(self.steps, (cells[rest] + self.digits.random(len(rest))) / _CELLS, "right")]
+        pairs[rest] = self.pairs[
+            np.searchsorted(self.steps, (cells[rest] + self.digits.random(len(rest))) / _CELLS, "right")
+        ]
         return np.ascontiguousarray(pairs.view(np.uint8).reshape(rows, -1)[:, :n])

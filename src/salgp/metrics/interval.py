@@ -12,7 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.metrics.binned import Scheme, assign_bins
-from salgp.metrics.statistic import ArrayLike, FloatArray, Groups, IntArray, Statistic, as_binary, as_scores, mean_of
+from salgp.metrics.statistic import (
+    ArrayLike,
+    FloatArray,
+    Groups,
+    IntArray,
+    Statistic,
+    as_binary,
+    as_scores,
+    mean_of,
+)
 
 __all__ = ["IntervalBins", "interval_bins", "interval_coverage", "interval_width", "predictive_coverage"]
 
@@ -42,7 +51,12 @@ class IntervalBins:
 
 
 def interval_bins(
-    confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike, n_bins: int = 15, scheme: Scheme = "mass"
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    n_bins: int = 15,
+    scheme: Scheme = "mass",
 ) -> IntervalBins:
     """Mean interval and observed accuracy in bins of confidence.
 
@@ -58,7 +72,9 @@ def interval_bins(
         The bins that hold samples.
 
     Example:
-        >>> bins = interval_bins([0.5, 0.5, 0.9, 0.9], [1, 0, 0, 0], [0.4, 0.4, 0.8, 0.8], [0.6, 0.6, 1.0, 1.0], n_bins=2)
+        >>> bins = interval_bins(
+        ...     [0.5, 0.5, 0.9, 0.9], [1, 0, 0, 0], [0.4, 0.4, 0.8, 0.8], [0.6, 0.6, 1.0, 1.0], n_bins=2
+        ... )
         >>> bins.covered
         array([ True, False])
     """
@@ -71,12 +87,17 @@ def interval_bins(
 
 
 def interval_coverage(
-    confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike, n_bins: int = 15, scheme: Scheme = "mass"
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    n_bins: int = 15,
+    scheme: Scheme = "mass",
 ) -> float:
     """Share of samples in bins whose mean interval holds the bin's observed accuracy.
 
-    The accuracy of a bin of m samples has a sampling error of ``sqrt(a (1 - a) / m)``; intervals much narrower
-    than that are missed by chance alone, so read coverage together with `interval_width`.
+    The accuracy of a bin of m samples has a sampling error of ``sqrt(a (1 - a) / m)``; intervals much
+    narrower than that are missed by chance alone, so read coverage together with `interval_width`.
 
     Args:
         confidence: ``(n,)`` in [0, 1].
@@ -90,7 +111,9 @@ def interval_coverage(
         A value in [0, 1].
 
     Example:
-        >>> interval_coverage([0.5, 0.5, 0.9, 0.9], [1, 0, 0, 0], [0.4, 0.4, 0.8, 0.8], [0.6, 0.6, 1.0, 1.0], n_bins=2)
+        >>> interval_coverage(
+        ...     [0.5, 0.5, 0.9, 0.9], [1, 0, 0, 0], [0.4, 0.4, 0.8, 0.8], [0.6, 0.6, 1.0, 1.0], n_bins=2
+        ... )
         0.5
     """
     return interval_coverage_statistic(confidence, correct, lower, upper, n_bins, scheme).value()
@@ -108,10 +131,11 @@ def predictive_coverage(
 ) -> float:
     """Share of samples in bins whose number of correct answers falls where the intervals say it will.
 
-    The number of correct answers of a bin varies with the confidences, as their intervals say (normal in log-odds, all of
-    a bin together), and with the luck of its draws. With ``F`` the distribution that follows for the count ``k``, the bin counts by
-    the share of ``[F(k - 1), F(k)]`` inside the central ``level``: a count is discrete, and where nearly all answers are right,
-    asking only whether ``k`` is inside a range would call any interval too wide. Right intervals give ``level`` on average.
+    The number of correct answers of a bin varies with the confidences, as their intervals say (normal in
+    log-odds, all of a bin together), and with the luck of its draws. With ``F`` the distribution that follows
+    for the count ``k``, the bin counts by the share of ``[F(k - 1), F(k)]`` inside the central ``level``: a
+    count is discrete, and where nearly all answers are right, asking only whether ``k`` is inside a range
+    would call any interval too wide. Right intervals give ``level`` on average.
 
     Args:
         confidence: ``(n,)`` in (0, 1).
@@ -163,7 +187,12 @@ def interval_width(lower: ArrayLike, upper: ArrayLike) -> float:
 
 
 def interval_coverage_statistic(
-    confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike, n_bins: int = 15, scheme: Scheme = "mass"
+    confidence: ArrayLike,
+    correct: ArrayLike,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    n_bins: int = 15,
+    scheme: Scheme = "mass",
 ) -> Statistic:
     s, c, low, high = _checked(confidence, correct, lower, upper)
     index, edges = assign_bins(s, n_bins, scheme)
@@ -186,7 +215,9 @@ def _inside(lower: FloatArray, upper: FloatArray, x: FloatArray) -> NDArray[np.b
     return np.asarray((lower - slack <= x) & (x <= upper + slack))
 
 
-def _checked(confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+def _checked(
+    confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     s = as_scores(confidence, "confidence")
     low, high = _checked_ends(lower, upper, len(s))
     return s, as_binary(correct, "correct", len(s)), low, high

@@ -11,23 +11,45 @@ from dataclasses import dataclass
 import numpy as np
 
 from salgp.metrics.binned import Scheme, assign_bins
-from salgp.metrics.statistic import ArrayLike, FloatArray, Statistic, as_binary, as_distribution, as_numbers, as_scores, mean_of
+from salgp.metrics.statistic import (
+    ArrayLike,
+    FloatArray,
+    Statistic,
+    as_binary,
+    as_distribution,
+    as_numbers,
+    as_scores,
+    mean_of,
+)
 
-__all__ = ["BrierDecomposition", "accuracy", "brier", "brier_correct", "brier_decomposition", "mean_variance", "nll", "nll_correct"]
+__all__ = [
+    "BrierDecomposition",
+    "accuracy",
+    "brier",
+    "brier_correct",
+    "brier_decomposition",
+    "mean_variance",
+    "nll",
+    "nll_correct",
+]
 
 EPS = float(np.finfo(np.float64).eps)
-"""Probabilities are kept this far from 0 in logarithms, as in scikit-learn: one certain error costs 36 nats, not infinity."""
+"""Probabilities are kept this far from 0 in logarithms, as in scikit-learn: one certain error costs 36 nats,
+not infinity.
+"""
 
 
 @dataclass(frozen=True)
 class BrierDecomposition:
-    """Murphy's parts of the Brier score of the confidence: ``brier = reliability - resolution + uncertainty + within_bin``.
+    """Murphy's parts of the Brier score of the confidence: ``brier = reliability - resolution + uncertainty +
+    within_bin``.
 
     Args:
         reliability: squared gap between mean confidence and accuracy of the bins (smaller is better).
         resolution: squared distance of the bins' accuracies from the overall one (larger is better).
         uncertainty: ``a (1 - a)`` of the overall accuracy a; not the method's doing.
-        within_bin: what the binning hides: spread of confidence inside bins less twice its covariance with correctness.
+        within_bin: what the binning hides: spread of confidence inside bins less twice its covariance with
+            correctness.
     """
 
     reliability: float
@@ -112,8 +134,11 @@ def brier_correct(confidence: ArrayLike, correct: ArrayLike) -> float:
     return brier_correct_statistic(confidence, correct).value()
 
 
-def brier_decomposition(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> BrierDecomposition:
-    """Reliability, resolution and uncertainty of the confidence (Murphy 1973), and what binning hides (Stephenson et al. 2008).
+def brier_decomposition(
+    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width"
+) -> BrierDecomposition:
+    """Reliability, resolution and uncertainty of the confidence (Murphy 1973), and what binning hides
+    (Stephenson et al. 2008).
 
     Args:
         confidence: ``(n,)`` in [0, 1].

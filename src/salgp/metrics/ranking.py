@@ -33,7 +33,8 @@ class RiskCoverage:
 
 
 def auroc(confidence: ArrayLike, correct: ArrayLike) -> float:
-    """Area under the ROC curve of spotting errors: the chance that a correct prediction is more confident than a wrong one.
+    """Area under the ROC curve of spotting errors: the chance that a correct prediction is more confident
+    than a wrong one.
 
     Args:
         confidence: ``(n,)`` any score that is larger for surer predictions.
@@ -50,7 +51,8 @@ def auroc(confidence: ArrayLike, correct: ArrayLike) -> float:
 
 
 def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
-    """Error rate when only the most confident samples are accepted, at every coverage (Geifman & El-Yaniv 2017).
+    """Error rate when only the most confident samples are accepted, at every coverage (Geifman & El-Yaniv
+    2017).
 
     Args:
         confidence: ``(n,)`` any score that is larger for surer predictions.
@@ -138,8 +140,10 @@ def ood_auroc_statistic(novelty: ArrayLike, is_ood: ArrayLike) -> Statistic:
 
 
 def aurc_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
-    """In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the expected risk
-    ``(E + k e/g) / (N + k)``; their sum is ``e + (E - N e/g) (H(N + g) - H(N))`` with harmonic numbers H."""
+    """In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the
+    expected risk ``(E + k e/g) / (N + k)``; their sum is ``e + (E - N e/g) (H(N + g) - H(N))`` with harmonic
+    numbers H.
+    """
     s, c = _checked(confidence, correct)
     ranks = _rank_groups(s)
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])

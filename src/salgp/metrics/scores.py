@@ -29,7 +29,8 @@ class Scores:
 
     Args:
         n: samples.
-        n_unknown: samples of a class the network does not know (-1): wrong, and left out of ``nll`` and ``brier``.
+        n_unknown: samples of a class the network does not know (-1): wrong, and left out of ``nll`` and
+            ``brier``.
         accuracy: share of correct labels.
         mean_confidence: mean calibrated confidence.
         ece: expected calibration error, equal-width bins.
@@ -96,7 +97,11 @@ class Comparison:
     def best(self, score: str = "nll_correct") -> str:
         """The method with the smallest ``score`` (the largest, for accuracy, auroc and coverage)."""
         sign = -1 if score in ("accuracy", "auroc", "coverage") else 1
-        known = {name: sign * value for name, scores in self.rows.items() if (value := getattr(scores, score)) is not None}
+        known = {
+            name: sign * value
+            for name, scores in self.rows.items()
+            if (value := getattr(scores, score)) is not None
+        }
         if not known:
             raise ValueError(f"no method has the score {score!r}")
         return min(known, key=lambda name: known[name])
@@ -171,14 +176,19 @@ def compare(predictions: Mapping[str, Prediction], labels: ArrayLike, n_bins: in
     """
     if not predictions:
         raise ValueError("nothing to compare: the mapping of predictions is empty")
-    return Comparison({name: evaluate(prediction, labels, n_bins) for name, prediction in predictions.items()})
+    return Comparison(
+        {name: evaluate(prediction, labels, n_bins) for name, prediction in predictions.items()}
+    )
 
 
 def _interval_scores(prediction: Prediction, correct: np.ndarray, n_bins: int) -> dict[str, float | None]:
     lower, upper = prediction.lower, prediction.upper
     if lower is None or upper is None:
         return {"coverage": None, "width": None}
-    return {"coverage": interval_coverage(prediction.confidence, correct, lower, upper, n_bins), "width": interval_width(lower, upper)}
+    return {
+        "coverage": interval_coverage(prediction.confidence, correct, lower, upper, n_bins),
+        "width": interval_width(lower, upper),
+    }
 
 
 def _finite(value: float) -> float | None:
@@ -197,4 +207,7 @@ def _aligned(rows: list[tuple[str, list[str]]]) -> str:
     """Names flush left, values flush right, column by column."""
     first = max(len(name) for name, _ in rows)
     widths = [max(len(values[j]) for _, values in rows) for j in range(len(rows[0][1]))]
-    return "\n".join(name.ljust(first) + "".join("  " + v.rjust(w) for v, w in zip(values, widths, strict=True)) for name, values in rows)
+    return "\n".join(
+        name.ljust(first) + "".join("  " + v.rjust(w) for v, w in zip(values, widths, strict=True))
+        for name, values in rows
+    )

@@ -1,8 +1,8 @@
 """Smooth calibration error: no bins, and a bandwidth that the data choose.
 
-Blasiok & Nakkiran (2024) smooth the residual ``correct - confidence`` over the confidence axis with a Gaussian
-kernel reflected at 0 and 1. A reflected Gaussian is the heat kernel of the interval with insulated ends, whose
-eigenfunctions are cosines, so one discrete cosine transform smooths exactly at every bandwidth.
+Blasiok & Nakkiran (2024) smooth the residual ``correct - confidence`` over the confidence axis with a
+Gaussian kernel reflected at 0 and 1. A reflected Gaussian is the heat kernel of the interval with insulated
+ends, whose eigenfunctions are cosines, so one discrete cosine transform smooths exactly at every bandwidth.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ def smooth_ece(confidence: ArrayLike, correct: ArrayLike) -> float:
     r"""Smooth expected calibration error, the bandwidth :math:`\sigma` at which the smoothed error equals it.
 
     :math:`\mathrm{smECE}_\sigma = \int_0^1 |\frac{1}{n} \sum_i K_\sigma(t, s_i) (c_i - s_i)| dt` falls with
-    :math:`\sigma`; the value returned solves :math:`\mathrm{smECE}_\sigma = \sigma`. relplot computes the same
-    quantity to about three digits (it stops its search there); here it is solved on a grid of 2048 points.
+    :math:`\sigma`; the value returned solves :math:`\mathrm{smECE}_\sigma = \sigma`. relplot computes the
+    same quantity to about three digits (it stops its search there); here it is solved on a grid of 2048
+    points.
 
     Args:
         confidence: ``(n,)`` in [0, 1].
@@ -40,7 +41,9 @@ def smooth_ece(confidence: ArrayLike, correct: ArrayLike) -> float:
     spectrum = _spectrum(s, as_binary(correct, "correct", len(s)) - s)
     if _smoothed_error(spectrum, 0.0) < 1e-12:
         return 0.0
-    return min(float(brentq(lambda sigma: _smoothed_error(spectrum, sigma) - sigma, 0.0, 2.0, xtol=1e-10)), 1.0)
+    return min(
+        float(brentq(lambda sigma: _smoothed_error(spectrum, sigma) - sigma, 0.0, 2.0, xtol=1e-10)), 1.0
+    )
 
 
 def _spectrum(confidence: FloatArray, residual: FloatArray) -> FloatArray:
@@ -50,7 +53,9 @@ def _spectrum(confidence: FloatArray, residual: FloatArray) -> FloatArray:
     place = np.clip(confidence * _GRID - 0.5, 0, _GRID - 1)
     left = np.minimum(place.astype(np.int64), _GRID - 2)
     right_share = place - left
-    mass = np.bincount(left, residual * (1 - right_share), _GRID) + np.bincount(left + 1, residual * right_share, _GRID)
+    mass = np.bincount(left, residual * (1 - right_share), _GRID) + np.bincount(
+        left + 1, residual * right_share, _GRID
+    )
     return np.asarray(dct(mass / len(residual), norm="ortho"))
 
 

@@ -1,8 +1,8 @@
 """Input checks of all metrics, and the one form they share: a function of sample weights.
 
 A `Statistic` holds prepared data and gives its value for any integer weights. Weights of one give the metric
-itself; the counts of a bootstrap resample give the metric of that resample, many at a time. So every formula is
-written once and resamples at array speed.
+itself; the counts of a bootstrap resample give the metric of that resample, many at a time. So every formula
+is written once and resamples at array speed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["ArrayLike", "FloatArray", "Groups", "IntArray", "Statistic", "as_binary", "as_distribution", "as_numbers", "as_scores", "mean_of"]
+__all__ = [
+    "ArrayLike",
+    "FloatArray",
+    "Groups",
+    "IntArray",
+    "Statistic",
+    "as_binary",
+    "as_distribution",
+    "as_numbers",
+    "as_scores",
+    "mean_of",
+]
 
 ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -25,7 +36,8 @@ IntArray: TypeAlias = NDArray[np.int64]
 _SUM_TOLERANCE = 1e-3
 
 _FEW_GROUPS = 64
-"""Up to so many groups, a matrix product for each is faster than the products of all samples and their sums."""
+"""Up to so many groups, a matrix product for each is faster than the products of all samples and their sums.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +75,8 @@ class Groups:
     """A partition of ``n`` samples, to sum weights over each part.
 
     Args:
-        index: ``(n,)`` group of each sample. Sums over sorted indices, as `bootstrap` arranges them, are several times faster.
+        index: ``(n,)`` group of each sample. Sums over sorted indices, as `bootstrap` arranges them, are
+            several times faster.
         n_groups: number of groups, empty ones included.
 
     Example:
@@ -78,7 +91,9 @@ class Groups:
         self._starts = np.concatenate([[0], np.flatnonzero(steps) + 1]) if (steps >= 0).all() else None
 
     def sums(self, weights: FloatArray, values: FloatArray | None = None) -> FloatArray:
-        """Sum weights ``(..., n)``, each times its sample's value ``(n,)`` if given, over the groups: ``(..., n_groups)``."""
+        """Sum weights ``(..., n)``, each times its sample's value ``(n,)`` if given, over the groups: ``(...,
+        n_groups)``.
+        """
         sums = np.zeros((*weights.shape[:-1], self.n_groups))
         if self._starts is not None and values is not None and len(self._starts) <= _FEW_GROUPS:
             for start, end in pairwise([*self._starts, len(self.index)]):
@@ -88,7 +103,9 @@ class Groups:
         if self._starts is not None:
             sums[..., self.index[self._starts]] = np.add.reduceat(weights, self._starts, axis=-1)
             return sums
-        for row, out in zip(weights.reshape(-1, weights.shape[-1]), sums.reshape(-1, self.n_groups), strict=True):
+        for row, out in zip(
+            weights.reshape(-1, weights.shape[-1]), sums.reshape(-1, self.n_groups), strict=True
+        ):
             out[:] = np.bincount(self.index, row, self.n_groups)
         return sums
 
@@ -133,7 +150,10 @@ def as_binary(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
     values = as_numbers(x, what, n)
     wrong = np.flatnonzero((values != 0) & (values != 1))
     if len(wrong):
-        raise ValueError(f"{what} must be 0/1 or boolean, got {values[wrong[0]]:g} in row {wrong[0]}; for class indices pass `label == labels`")
+        raise ValueError(
+            f"{what} must be 0/1 or boolean, got {values[wrong[0]]:g} in row {wrong[0]}; for "
+            f"class indices pass `label == labels`"
+        )
     return values
 
 
@@ -149,7 +169,11 @@ def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.flo
         raise ValueError(f"probs must have shape (n, c), got {p.shape}")
     if not p.size:
         raise ValueError(f"probs is empty, shape {p.shape}: a metric needs at least one sample")
-    p = p if p.dtype in (np.float32, np.float64) else p.astype(np.float32 if p.dtype == np.float16 else np.float64)
+    p = (
+        p
+        if p.dtype in (np.float32, np.float64)
+        else p.astype(np.float32 if p.dtype == np.float16 else np.float64)
+    )
     _refuse_non_finite(p, "probs")
     _refuse_outside_unit(p, "probs")
     off = np.abs(p.sum(axis=1, dtype=np.float64) - 1)
@@ -166,14 +190,19 @@ def _as_classes(labels: ArrayLike, n: int, c: int) -> IntArray:
         raise TypeError(f"labels must be integer class indices, got {y.dtype}")
     bad = np.flatnonzero((y < -1) | (y >= c))
     if len(bad):
-        raise ValueError(f"label {y[bad[0]]} of sample {bad[0]} is out of range: expected 0..{c - 1}, or -1 for an unknown class")
+        raise ValueError(
+            f"label {y[bad[0]]} of sample {bad[0]} is out of range: expected 0..{c - 1}, or -1 "
+            f"for an unknown class"
+        )
     return y.astype(np.int64)
 
 
 def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
     if isinstance(x, Tensor):
         tensor = x.detach().cpu()
-        return np.asarray((tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy())
+        return np.asarray(
+            (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
+        )
     values = np.asarray(x)
     if values.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be numbers, got {values.dtype}")
@@ -184,11 +213,16 @@ def _refuse_non_finite(values: NDArray[Any], what: str) -> None:
     finite = np.isfinite(values)
     if not finite.all():
         row = int(np.argwhere(~finite)[0, 0])
-        raise ValueError(f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} values in all); remove these samples first")
+        raise ValueError(
+            f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} values in "
+            f"all); remove these samples first"
+        )
 
 
 def _refuse_outside_unit(values: NDArray[Any], what: str) -> None:
     slack = 1e-6  # rounding of a softmax in single precision
     if values.min() < -slack or values.max() > 1 + slack:
         outside = values[(values < -slack) | (values > 1 + slack)][0]
-        raise ValueError(f"{what} must be probabilities in [0, 1], got {outside:g}; are these logits? Apply softmax first")
+        raise ValueError(
+            f"{what} must be probabilities in [0, 1], got {outside:g}; are these logits? Apply softmax first"
+        )

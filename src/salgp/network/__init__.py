@@ -1,1 +1,3 @@
-"""Reading a network: which layers to tap, hooks that leave no trace, pooling, perturbed copies, extraction."""
+"""Reading a network: which layers to tap, hooks that leave no trace, pooling, perturbed copies,
+extraction.
+"""

@@ -1,6 +1,7 @@
 """What goes into a network and what comes out: batches of any form, and logits from any output.
 
-Whether an output is a logit, a probability or its logarithm is never guessed from the values: the caller says so.
+Whether an output is a logit, a probability or its logarithm is never guessed from the values: the caller says
+so.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Batch:
     def of(item: Any) -> Batch:
         """Read what a loader yields.
 
-        ``x`` alone has no labels; of a tuple or list the last element is the labels and the others are the inputs;
-        a mapping gives keyword arguments, and its ``labels`` (or ``label``) are the labels.
+        ``x`` alone has no labels; of a tuple or list the last element is the labels and the others are the
+        inputs; a mapping gives keyword arguments, and its ``labels`` (or ``label``) are the labels.
 
         Example:
             >>> Batch.of((torch.zeros(2, 3), torch.tensor([0, 1]))).labels
@@ -52,7 +53,9 @@ class Batch:
         if not isinstance(item, tuple | list) or isinstance(item, PackedSequence):
             return Batch((item,))
         if len(item) == 0:
-            raise ValueError("the loader gave an empty tuple; expected (inputs, labels), inputs alone, or a mapping")
+            raise ValueError(
+                "the loader gave an empty tuple; expected (inputs, labels), inputs alone, or a mapping"
+            )
         *inputs, labels = item if len(item) > 1 else (item[0], None)
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             inner = _from_mapping(inputs[0])
@@ -67,14 +70,16 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype | None) -> Batch:
         """Inputs on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
-        return Batch(_moved(self.inputs, device, dtype), _moved(dict(self.keywords), device, dtype), self.labels)
+        return Batch(
+            _moved(self.inputs, device, dtype), _moved(dict(self.keywords), device, dtype), self.labels
+        )
 
 
 def raw_logits(output: Any) -> Tensor:
     """Find the class scores in whatever a network returned.
 
-    A tensor is taken as it is; a mapping, dataclass or named tuple must have ``logits``; of a plain tuple or list the
-    first floating-point tensor with two axes is taken.
+    A tensor is taken as it is; a mapping, dataclass or named tuple must have ``logits``; of a plain tuple or
+    list the first floating-point tensor with two axes is taken.
 
     Example:
         >>> raw_logits({"loss": torch.tensor(1.0), "logits": torch.zeros(2, 3)}).shape
@@ -86,7 +91,10 @@ def raw_logits(output: Any) -> Tensor:
     if isinstance(fields.get("logits"), Tensor):
         return fields["logits"]
     if fields:
-        raise ValueError(f"the network returned {type(output).__name__} without 'logits' (it has {', '.join(map(str, fields))}); {_FORWARD}")
+        raise ValueError(
+            f"the network returned {type(output).__name__} without 'logits' (it has "
+            f"{', '.join(map(str, fields))}); {_FORWARD}"
+        )
     if isinstance(output, tuple | list):
         floats = [x for x in output if isinstance(x, Tensor) and x.is_floating_point()]
         for x in [x for x in floats if x.ndim == 2] + [x for x in floats if x.ndim == 1]:
@@ -115,7 +123,8 @@ def as_logits(raw: Tensor, output: str = "logits") -> Tensor:
         raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
     if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
         raise ValueError(
-            f"expected class scores of shape (n, c) or, for a binary network, (n,) or (n, 1); got {raw.dtype} {tuple(raw.shape)}. {_FORWARD}"
+            f"expected class scores of shape (n, c) or, for a binary network, (n,) or (n, 1); "
+            f"got {raw.dtype} {tuple(raw.shape)}. {_FORWARD}"
         )
     z = raw.float() if raw.dtype in (torch.float16, torch.bfloat16) else raw
     binary = z.ndim == 1 or z.shape[1] == 1
@@ -148,7 +157,9 @@ def _from_mapping(item: Mapping[str, Any]) -> Batch:
 
 def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device=device, dtype=dtype if dtype is not None and value.is_floating_point() else value.dtype)
+        return value.to(
+            device=device, dtype=dtype if dtype is not None and value.is_floating_point() else value.dtype
+        )
     if isinstance(value, PackedSequence):
         return value._replace(data=_moved(value.data, device, dtype))
     if isinstance(value, Mapping):
@@ -165,4 +176,7 @@ def _check_probabilities(p: Tensor, output: str) -> None:
     tolerance = 1e-2
     off = (p.sum(dim=1) - 1).abs() > tolerance
     if bool((p < 0).any()) or bool(off.any()):
-        raise ValueError(f"output={output!r} was given, but the rows are not distributions (smallest {float(p.min()):.3g}); are they logits?")
+        raise ValueError(
+            f"output={output!r} was given, but the rows are not distributions (smallest "
+            f"{float(p.min()):.3g}); are they logits?"
+        )

@@ -28,7 +28,10 @@ def fingerprint(model: nn.Module) -> Fingerprint:
 
     Example:
         >>> a, b = nn.Linear(2, 3), nn.Linear(2, 3)
-        >>> fingerprint(a).structure == fingerprint(b).structure, fingerprint(a).weights == fingerprint(b).weights
+        >>> (
+        ...     fingerprint(a).structure == fingerprint(b).structure,
+        ...     fingerprint(a).weights == fingerprint(b).weights,
+        ... )
         (True, False)
     """
     structure, weights = hashlib.sha256(), hashlib.sha256()

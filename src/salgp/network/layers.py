@@ -1,10 +1,13 @@
-"""Which layers to tap: the automatic choice, names, positions and globs, settled on the trace of one forward pass.
+"""Which layers to tap: the automatic choice, names, positions and globs, settled on the trace of one forward
+pass.
 
 The automatic choice takes block boundaries:
 
-1. the *stack*: the shallowest place where building blocks repeat (stages of a residual net, transformer blocks,
+1. the *stack*: the shallowest place where building blocks repeat (stages of a residual net, transformer
+  blocks,
    members of a ``ModuleList``), one layer per block, plus every recurrent layer outside of it;
-2. behind the stack, and everywhere in networks without one, *plain blocks*: a layer with weights together with the
+2. behind the stack, and everywhere in networks without one, *plain blocks*: a layer with weights together
+  with the
    normalisation, activation and pooling that follow it;
 3. never the classifier itself, the layer whose output is the logits, nor anything after it.
 
@@ -35,7 +38,9 @@ Layers = str | int | Sequence[str | int]
 """``"auto"``, or names, globs and positions among the automatic layers, one or several."""
 
 Poolings = Pooling | Mapping[str, Pooling]
-"""One pooling for all layers, or a mapping from layer name or glob to pooling; the first match counts, others are ``auto``."""
+"""One pooling for all layers, or a mapping from layer name or glob to pooling; the first match counts, others
+are ``auto``.
+"""
 
 
 def auto_layers(found: Trace) -> tuple[str, ...]:
@@ -44,7 +49,15 @@ def auto_layers(found: Trace) -> tuple[str, ...]:
     Example:
         >>> import torch
         >>> from salgp.network.trace import trace
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> model = nn.Sequential(
+        ...     nn.Conv2d(1, 4, 3),
+        ...     nn.ReLU(),
+        ...     nn.MaxPool2d(2),
+        ...     nn.Flatten(),
+        ...     nn.Linear(36, 16),
+        ...     nn.ReLU(),
+        ...     nn.Linear(16, 3),
+        ... )
         >>> auto_layers(trace(model, lambda: model(torch.zeros(2, 1, 8, 8))))
         ('2', '5')
     """
@@ -54,7 +67,11 @@ def auto_layers(found: Trace) -> tuple[str, ...]:
     before = [c for c in found.calls[:stop] if c.name not in closed]
     stack = [c for c in before if c.name in _stack(found, before, closed)]
     inside = {c.name for c in stack}
-    plain = [end for start, end in _plain_blocks(found, before) if not inside.intersection((start.name, *ancestors(start.name)))]
+    plain = [
+        end
+        for start, end in _plain_blocks(found, before)
+        if not inside.intersection((start.name, *ancestors(start.name)))
+    ]
     if stack:
         last = before.index(stack[-1])
         plain = [c for c in plain if before.index(c) > last or isinstance(c.module, nn.RNNBase)]
@@ -68,8 +85,9 @@ def make_taps(found: Trace, layers: Layers = "auto", pooling: Poolings = "auto")
 
     Args:
         found: a forward pass of the network.
-        layers: ``"auto"``; or names, positions among the automatic layers (negative from the end) and globs, in which
-            ``*`` stays within one level of the name and ``**`` does not. A name stands for all calls of the module.
+        layers: ``"auto"``; or names, positions among the automatic layers (negative from the end) and globs,
+            in which ``*`` stays within one level of the name and ``**`` does not. A name stands for all calls
+            of the module.
         pooling: one pooling, or a mapping from name or glob to pooling.
 
     Example:
@@ -87,7 +105,10 @@ def make_taps(found: Trace, layers: Layers = "auto", pooling: Poolings = "auto")
     chosen = [tap for name, tap in offered.items() if name in wanted]
     for rule in pooling if isinstance(pooling, Mapping) else ():
         if not any(_matches(tap.name, rule) for tap in chosen):
-            raise KeyError(f"pooling given for {rule!r}, which is none of the tapped layers: {', '.join(t.name for t in chosen) or 'none'}")
+            raise KeyError(
+                f"pooling given for {rule!r}, which is none of the tapped layers: "
+                f"{', '.join(t.name for t in chosen) or 'none'}"
+            )
     return tuple(replace(tap, pooling=pooling_for(tap.name, pooling)) for tap in chosen)
 
 
@@ -109,7 +130,10 @@ def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap]) -> Itera
     if isinstance(item, int):
         automatic = auto_layers(found)
         if not -len(automatic) <= item < len(automatic):
-            raise IndexError(f"layer {item} is out of range: there are {len(automatic)} automatic layers ({', '.join(automatic)})")
+            raise IndexError(
+                f"layer {item} is out of range: there are {len(automatic)} automatic layers "
+                f"({', '.join(automatic)})"
+            )
         return [automatic[item]]
     matching = [name for name in offered if _matches(name, item)]
     if not matching:
@@ -119,9 +143,14 @@ def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap]) -> Itera
 
 def _unknown(item: str, found: Trace, offered: Mapping[str, Tap]) -> str:
     if item.partition("@")[0] in found.names:
-        return f"layer {item!r} ran, but has no floating-point output with one row for each of the {found.n} samples, or ran less often"
+        return (
+            f"layer {item!r} ran, but has no floating-point output with one row for each of the "
+            f"{found.n} samples, or ran less often"
+        )
     if item in found.module_names:
-        return f"layer {item!r} exists but did not run in the forward pass; layers that ran: {_listed(offered)}"
+        return (
+            f"layer {item!r} exists but did not run in the forward pass; layers that ran: {_listed(offered)}"
+        )
     close = difflib.get_close_matches(item, offered, n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"no layer matches {item!r}; {hint}known layers: {_listed(offered)}"
@@ -148,13 +177,17 @@ def _auto_names(call: Call) -> list[str]:
 
 
 def _classifier(found: Trace) -> Call | None:
-    """The call whose output is the logits; failing that, the last one with weights if it gives one channel per class."""
+    """The call whose output is the logits; failing that, the last one with weights if it gives one channel
+    per class.
+    """
     weighty = [c for c in found.leaves() if _starts_block(c.module)]
     sure = [c for c in weighty if c.classifier]
     if sure or not weighty:
         return sure[0] if sure else None
     last = weighty[-1]
-    per_class = last.layout.width == found.n_scores // max(found.n, 1) or prod(last.shape or ()) == found.n_scores
+    per_class = (
+        last.layout.width == found.n_scores // max(found.n, 1) or prod(last.shape or ()) == found.n_scores
+    )
     return last if per_class else None
 
 
@@ -168,9 +201,16 @@ def _stack(found: Trace, before: Sequence[Call], closed: set[str]) -> set[str]:
         below: list[str] = []
         for name in level:
             children = list(_running_children(name, modules)) if name in modules else []
-            blocks = [(k, listed) for k, listed in children if k in parents and k in runs and k not in closed and _starts_block(modules[k])]
+            blocks = [
+                (k, listed)
+                for k, listed in children
+                if k in parents and k in runs and k not in closed and _starts_block(modules[k])
+            ]
             kinds = Counter(type(modules[k]) for k, _ in blocks)
-            repeated = [listed or runs[k] > 1 or kinds[type(modules[k])] >= _enough(modules[k]) for k, listed in blocks]
+            repeated = [
+                listed or runs[k] > 1 or kinds[type(modules[k])] >= _enough(modules[k])
+                for k, listed in blocks
+            ]
             if any(repeated):
                 return {k for k, _ in blocks[repeated.index(True) :]}
             below += [k for k, _ in children if k in parents]
@@ -179,7 +219,9 @@ def _stack(found: Trace, before: Sequence[Call], closed: set[str]) -> set[str]:
 
 
 def _running_children(name: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, bool]]:
-    """Children that run themselves, looking through containers that do not; with: did they stand in a ModuleList?"""
+    """Children that run themselves, looking through containers that do not; with: did they stand in a
+    ModuleList?
+    """
 
     def walk(prefix: str, module: nn.Module, listed: bool) -> Iterator[tuple[str, bool]]:
         for key, child in module.named_children():
@@ -198,7 +240,9 @@ def _enough(module: nn.Module) -> int:
 
 
 def _plain_blocks(found: Trace, before: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """First and last call of each block: a layer with weights and the normalisation, activation and pooling behind it."""
+    """First and last call of each block: a layer with weights and the normalisation, activation and pooling
+    behind it.
+    """
     usable = set(found.taps())
     starts: list[Call] = []
     ends: list[Call] = []

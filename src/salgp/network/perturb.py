@@ -1,10 +1,11 @@
 """Perturbed copies of calibration data: rehearsing shift before it happens.
 
-A `Family` disturbs a batch with a strength of its own for each sample. Input families change what the network sees;
-layer families change the output of a randomly chosen tapped layer while the network runs, and so work for any input,
-tokens included. How strong is strong depends on data and network, so the scale of each family is found by trying: it
-grows until the network has lost most of what it knows, or to the family's own bound; samples then get strengths
-uniform between nothing and that scale. Originals always stay, and copies share their original's group.
+A `Family` disturbs a batch with a strength of its own for each sample. Input families change what the network
+sees; layer families change the output of a randomly chosen tapped layer while the network runs, and so work
+for any input, tokens included. How strong is strong depends on data and network, so the scale of each family
+is found by trying: it grows until the network has lost most of what it knows, or to the family's own bound;
+samples then get strengths uniform between nothing and that scale. Originals always stay, and copies share
+their original's group.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Family:
 
 
 def families_for(choice: str | Sequence[str | Family], x: Tensor | None = None) -> tuple[Family, ...]:
-    """The families meant by ``choice``: ``"auto"`` (by the kind of input), a kind out of `KINDS`, or names and families.
+    """The families meant by ``choice``: ``"auto"`` (by the kind of input), a kind out of `KINDS`, or names
+    and families.
 
     Example:
         >>> [f.name for f in families_for("auto", torch.zeros(2, 7))]
@@ -64,7 +66,9 @@ def families_for(choice: str | Sequence[str | Family], x: Tensor | None = None) 
     if isinstance(choice, str):
         kind = kind_of(x) if choice == "auto" else choice
         if kind not in KINDS:
-            raise ValueError(f"perturb must be 'auto', one of {', '.join(KINDS)}, or a list of families; got {choice!r}")
+            raise ValueError(
+                f"perturb must be 'auto', one of {', '.join(KINDS)}, or a list of families; got {choice!r}"
+            )
         return tuple(FAMILIES[name] for name in KINDS[kind])
     unknown = [f for f in choice if isinstance(f, str) and f not in FAMILIES]
     if unknown:
@@ -73,7 +77,8 @@ def families_for(choice: str | Sequence[str | Family], x: Tensor | None = None) 
 
 
 def kind_of(x: Tensor | None) -> str:
-    """Kind of input by its axes: images (4), sequences (3), tabular (2), or tokens where it is not floating point.
+    """Kind of input by its axes: images (4), sequences (3), tabular (2), or tokens where it is not floating
+    point.
 
     Example:
         >>> kind_of(torch.zeros(2, 1, 8, 8)), kind_of(torch.zeros(2, 8, dtype=torch.long))
@@ -85,7 +90,14 @@ def kind_of(x: Tensor | None) -> str:
 
 
 @contextmanager
-def disturbed(model: nn.Module, taps: Sequence[Tap], family: Family, layer: Tensor, strength: Tensor, generator: torch.Generator) -> Iterator[None]:
+def disturbed(
+    model: nn.Module,
+    taps: Sequence[Tap],
+    family: Family,
+    layer: Tensor,
+    strength: Tensor,
+    generator: torch.Generator,
+) -> Iterator[None]:
     """While open, sample ``i`` has the output of tapped layer ``layer[i]`` disturbed with ``strength[i]``.
 
     Args:
@@ -100,14 +112,20 @@ def disturbed(model: nn.Module, taps: Sequence[Tap], family: Family, layer: Tens
     try:
         for j, tap in enumerate(taps):
             module = network.get_submodule(tap.module)
-            handles.append(module.register_forward_hook(_disturber(family, layer == j, strength, generator, tap.layout.batch_axis)))
+            handles.append(
+                module.register_forward_hook(
+                    _disturber(family, layer == j, strength, generator, tap.layout.batch_axis)
+                )
+            )
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _disturber(family: Family, chosen: Tensor, strength: Tensor, generator: torch.Generator, axis: int) -> Callable[..., Any]:
+def _disturber(
+    family: Family, chosen: Tensor, strength: Tensor, generator: torch.Generator, axis: int
+) -> Callable[..., Any]:
     def change(h: Tensor) -> Tensor:
         first = h.transpose(0, axis) if h.ndim > axis else h
         if not h.is_floating_point() or len(first) != len(chosen) or not bool(chosen.any()):
@@ -187,7 +205,9 @@ def _speckle(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _channel_noise(x: Tensor, generator: torch.Generator) -> Tensor:
-    """One normal number per sample and channel, ready to broadcast: channels are last in sequences, else second."""
+    """One normal number per sample and channel, ready to broadcast: channels are last in sequences, else
+    second.
+    """
     shape = (len(x), 1, x.shape[2]) if x.ndim == 3 else (*x.shape[:2], *[1] * (x.ndim - 2))
     return torch.randn(shape, generator=generator, device=generator.device).to(x)
 
@@ -198,9 +218,13 @@ def _channel_gain(x: Tensor, strength: Tensor, generator: torch.Generator) -> Te
 
 
 def _time_warp(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-    """Steps of a sequence ``(n, T, d)`` repeated or skipped: the n-th step shown is step ``n * rate``, rate in e^-1..e^1."""
+    """Steps of a sequence ``(n, T, d)`` repeated or skipped: the n-th step shown is step ``n * rate``, rate
+    in e^-1..e^1.
+    """
     rate = torch.exp((2 * _uniform(len(x), x, generator) - 1) * strength)
-    step = (torch.arange(x.shape[1], device=x.device) * rate[:, None]).round().long().clamp(max=x.shape[1] - 1)
+    step = (
+        (torch.arange(x.shape[1], device=x.device) * rate[:, None]).round().long().clamp(max=x.shape[1] - 1)
+    )
     return x.gather(1, step[:, :, None].expand_as(x))
 
 
@@ -213,7 +237,9 @@ def _flux_noise(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tens
 
 
 def _dimming(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-    """The same object further away: signal falls by up to e^-2 per unit of strength, errors stay; then rescaled as the loader does."""
+    """The same object further away: signal falls by up to e^-2 per unit of strength, errors stay; then
+    rescaled as the loader does.
+    """
     flux, error = x[..., 1].sinh(), x[..., 2].sinh()
     fading = _per(torch.exp(-2 * strength * _uniform(len(x), x, generator)), flux)
     flux = fading * flux + (1 - fading.square()).clamp_min(0).sqrt() * error * _normal(flux, generator)
@@ -227,7 +253,9 @@ def _with_flux(x: Tensor, flux: Tensor, error: Tensor) -> Tensor:
 
 
 def _epoch_drop(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-    """Observations lost, up to 90 %; what is left moves to the front, and one observation per band always stays."""
+    """Observations lost, up to 90 %; what is left moves to the front, and one observation per band always
+    stays.
+    """
     seen = x[..., 3] > 0
     lost = _uniform(tuple(seen.shape), x, generator) < _per((0.9 * strength).clamp(max=0.9), seen)
     lost[..., 0] = False

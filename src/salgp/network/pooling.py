@@ -1,8 +1,9 @@
 """From a layer's output of any shape to one feature vector per sample.
 
-Every output with more than two axes is read as ``P`` positions (pixels, tokens, time steps) of ``D`` channels,
-``(N, P, D)``. The paper reduces the channels at each position (``channel-*``, one number per pixel); the others
-reduce the positions (one number per channel). An output ``(N, D)`` has no channel axis of its own and is used as it is.
+Every output with more than two axes is read as ``P`` positions (pixels, tokens, time steps) of ``D``
+channels, ``(N, P, D)``. The paper reduces the channels at each position (``channel-*``, one number per
+pixel); the others reduce the positions (one number per channel). An output ``(N, D)`` has no channel axis of
+its own and is used as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Layout:
     """How the axes of a layer's output are to be read.
 
     Args:
-        channels: ``"first"`` (convolutions, ``(N, C, ...)``) or ``"last"`` (tokens and sequences, ``(N, T, D)``).
+        channels: ``"first"`` (convolutions, ``(N, C, ...)``) or ``"last"`` (tokens and sequences, ``(N, T,
+            D)``).
         width: number of channels where known; settles which axis holds them when the output was permuted.
         recurrent: does it come from a recurrent layer?
         batch_axis: 0, or 1 where the layer works time first, ``(T, N, D)``.
@@ -50,7 +52,9 @@ class Layout:
         return elsewhere if permuted and (x.ndim > 3 or self.channels == "first") else default
 
 
-def pool(x: Tensor, how: Pooling = "auto", layout: Layout | None = None, mask: Tensor | None = None) -> Tensor:
+def pool(
+    x: Tensor, how: Pooling = "auto", layout: Layout | None = None, mask: Tensor | None = None
+) -> Tensor:
     """Reduce a batch-first layer output to ``(N, d)``.
 
     ``auto`` takes the maximum over time for recurrent layers and the mean over positions for all others.
@@ -79,12 +83,17 @@ def pool(x: Tensor, how: Pooling = "auto", layout: Layout | None = None, mask: T
     if x.ndim <= 2:
         return _widened(x.reshape(x.shape[0], -1))
     if how == "none":
-        raise ValueError(f"pooling 'none' needs an output of shape (n, d), got {tuple(x.shape)}; choose one of {', '.join(POOLINGS)}")
+        raise ValueError(
+            f"pooling 'none' needs an output of shape (n, d), got {tuple(x.shape)}; choose one "
+            f"of {', '.join(POOLINGS)}"
+        )
     if how == "flatten":
         return _widened(x.flatten(1))
     if how == "auto":
         how = "time-max" if layout.recurrent else "spatial-avg"
-    positions = x.movedim(layout.channel_axis(x), -1).flatten(1, -2) if x.ndim > 3 else _positions_last(x, layout)  # (N, P, D)
+    positions = (
+        x.movedim(layout.channel_axis(x), -1).flatten(1, -2) if x.ndim > 3 else _positions_last(x, layout)
+    )  # (N, P, D)
     fits = mask is not None and mask.shape == positions.shape[:2]
     return _widened(_REDUCE[how](positions, mask.bool() if mask is not None and fits else None))
 
@@ -150,7 +159,14 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def _checked(pooled: object, n: int) -> Tensor:
-    if not isinstance(pooled, Tensor) or not pooled.is_floating_point() or pooled.ndim != 2 or pooled.shape[0] != n:
+    if (
+        not isinstance(pooled, Tensor)
+        or not pooled.is_floating_point()
+        or pooled.ndim != 2
+        or pooled.shape[0] != n
+    ):
         got = f"{pooled.dtype} {tuple(pooled.shape)}" if isinstance(pooled, Tensor) else type(pooled).__name__
-        raise ValueError(f"the pooling function must return a floating-point tensor of shape ({n}, d), got {got}")
+        raise ValueError(
+            f"the pooling function must return a floating-point tensor of shape ({n}, d), got {got}"
+        )
     return pooled

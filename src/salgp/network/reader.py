@@ -1,7 +1,8 @@
-"""Reading features off a network: what was asked for (`Choice`), and what that means for this network (`Reader`).
+"""Reading features off a network: what was asked for (`Choice`), and what that means for this network
+(`Reader`).
 
-A first batch settles which layers there are and how their outputs are laid out; from then on a `Reader` does nothing
-but run the network and pool what passes its taps.
+A first batch settles which layers there are and how their outputs are laid out; from then on a `Reader` does
+nothing but run the network and pool what passes its taps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Reader:
 
     Args:
         taps: where features are taken.
-        output: what the network's output means, one of ``"logits"``, ``"probabilities"``, ``"log-probabilities"``.
+        output: what the network's output means, one of ``"logits"``, ``"probabilities"``,
+            ``"log-probabilities"``.
         max_width: wider layers are projected to this width.
         seed: of the projections.
         forward: how the network is called.
@@ -46,7 +48,9 @@ class Reader:
     _projections: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def read(self, model: nn.Module, batch: Batch, device: torch.device | str | None = None) -> Features:
-        """Run the network on one batch, sent to ``device`` or else to the network; the features stay there."""
+        """Run the network on one batch, sent to ``device`` or else to the network; the features
+        stay there.
+        """
         model = unwrap(model)
         batch = _placed(batch, model, device)
         with inference(model), tapped(model, self.taps, batch.mask) as found:
@@ -54,8 +58,13 @@ class Reader:
             logits = as_logits(raw_logits(output), self.output)
             missing = [tap.name for tap in self.taps if tap.name not in found]
             if missing:
-                raise ValueError(f"layer {missing[0]!r} did not run in this forward pass; it ran in the first one: take only layers that always run")
-            return Features(logits, {tap.name: self._projected(tap.name, found[tap.name]) for tap in self.taps})
+                raise ValueError(
+                    f"layer {missing[0]!r} did not run in this forward pass; it ran in the "
+                    f"first one: take only layers that always run"
+                )
+            return Features(
+                logits, {tap.name: self._projected(tap.name, found[tap.name]) for tap in self.taps}
+            )
 
     def _projected(self, name: str, x: Tensor) -> Tensor:
         if self.max_width is None or x.shape[1] <= self.max_width:
@@ -97,12 +106,17 @@ class Choice:
         model = unwrap(model)
         batch = _placed(batch, model, device)
         none = not isinstance(self.layers, str | int) and len(self.layers) == 0
-        taps = () if none else make_taps(trace(model, lambda: _run(model, batch, self.forward)), self.layers, self.pooling)
+        taps = (
+            ()
+            if none
+            else make_taps(trace(model, lambda: _run(model, batch, self.forward)), self.layers, self.pooling)
+        )
         return Reader(taps, self.output, self.max_width, self.seed, self.forward)
 
 
 def projection(name: str, width: int, target: int, seed: int = 0) -> Tensor:
-    """Random matrix ``(width, target)`` with entries N(0, 1/target), which keeps squared distances in expectation.
+    """Random matrix ``(width, target)`` with entries N(0, 1/target), which keeps squared distances in
+    expectation.
 
     It depends on nothing but its arguments, so that it need not be stored.
 
@@ -128,4 +142,8 @@ def _placed(batch: Batch, model: nn.Module, device: torch.device | str | None) -
 
 
 def _run(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
-    return model(*batch.inputs, **batch.keywords) if forward is None else forward(model, *batch.inputs, **batch.keywords)
+    return (
+        model(*batch.inputs, **batch.keywords)
+        if forward is None
+        else forward(model, *batch.inputs, **batch.keywords)
+    )

@@ -1,7 +1,7 @@
 """Read the features of a calibration set and of perturbed copies of it.
 
-`rehearse` is what ``extract(..., perturb="auto")`` does: it finds the scale of each family of perturbations on a part of
-the data, then reads originals and copies, and numbers the groups.
+`rehearse` is what ``extract(..., perturb="auto")`` does: it finds the scale of each family of perturbations
+on a part of the data, then reads originals and copies, and numbers the groups.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def rehearse(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> tuple[Reader, Features, Tensor]:
-    """Features of originals, first, and of their perturbed copies; rows of one original share a group, families are numbered from 1.
+    """Features of originals, first, and of their perturbed copies; rows of one original share a group,
+    families are numbered from 1.
 
     Args:
         model: the network.
@@ -64,13 +65,19 @@ def rehearse(
     if not batches:
         raise ValueError("the loader gave no batch: there is nothing to extract")
     if any(batch.labels is None for batch in batches):
-        raise ValueError("perturbed copies need labels, but the loader yields inputs only; yield (x, y) or a mapping with 'labels'")
+        raise ValueError(
+            "perturbed copies need labels, but the loader yields inputs only; yield (x, y) or "
+            "a mapping with 'labels'"
+        )
     reader = source if isinstance(source, Reader) else source.reader(model, batches[0], device)
     run = _Run(model, reader, device, dtype, torch.Generator().manual_seed(seed))
     originals = [run.read(batch) for batch in batches]
     labels = [as_labels(batch.labels, len(f)).cpu() for batch, f in zip(batches, originals, strict=True)]
     starts = [sum(len(y) for y in labels[:i]) for i in range(len(labels))]
-    parts = [Features(f.logits, f.layers, torch.arange(s, s + len(f)), torch.zeros(len(f))) for f, s in zip(originals, starts, strict=True)]
+    parts = [
+        Features(f.logits, f.layers, torch.arange(s, s + len(f)), torch.zeros(len(f)))
+        for f, s in zip(originals, starts, strict=True)
+    ]
     for number, family in enumerate(families_for(perturb, _first_input(batches[0])[1]), start=1):
         if family.inside and not run.layers_that_matter(batches[0]):
             continue
@@ -78,7 +85,9 @@ def rehearse(
         for _ in range(copies):
             for batch, part in zip(batches, parts[: len(batches)], strict=True):
                 copy = run.copy(batch, family, scale * run.uniform(len(part)))
-                parts.append(Features(copy.logits, copy.layers, part.groups, torch.full((len(part),), number)))
+                parts.append(
+                    Features(copy.logits, copy.layers, part.groups, torch.full((len(part),), number))
+                )
     return reader, Features.concatenate(parts), torch.cat(labels).repeat(len(parts) // len(batches))
 
 
@@ -86,9 +95,20 @@ class _Run:
     """A network being read, with one stream of random numbers."""
 
     def __init__(
-        self, model: nn.Module, reader: Reader, device: torch.device | str | None, dtype: torch.dtype | None, generator: torch.Generator
+        self,
+        model: nn.Module,
+        reader: Reader,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        generator: torch.Generator,
     ) -> None:
-        self.model, self.reader, self.device, self.dtype, self.generator = model, reader, device, dtype, generator
+        self.model, self.reader, self.device, self.dtype, self.generator = (
+            model,
+            reader,
+            device,
+            dtype,
+            generator,
+        )
         self._matter: list[int] | None = None
 
     def uniform(self, n: int) -> Tensor:
@@ -115,10 +135,23 @@ class _Run:
     def _moves(self, batch: Batch, before: Tensor, j: int) -> bool:
         n = len(before)
         noise = families_for(["layer-noise"])[0]
-        with disturbed(self.model, self.reader.taps, noise, torch.full((n,), j), torch.ones(n), torch.Generator().manual_seed(0)):
+        with disturbed(
+            self.model,
+            self.reader.taps,
+            noise,
+            torch.full((n,), j),
+            torch.ones(n),
+            torch.Generator().manual_seed(0),
+        ):
             return bool((self.read(batch).logits != before).any())
 
-    def scale_of(self, family: Family, batches: Sequence[Batch], originals: Sequence[Features], labels: Sequence[Tensor]) -> float:
+    def scale_of(
+        self,
+        family: Family,
+        batches: Sequence[Batch],
+        originals: Sequence[Features],
+        labels: Sequence[Tensor],
+    ) -> float:
         """Strength that costs the network most of its accuracy above chance, or the family's bound."""
         used, n = 0, 0
         while used < len(batches) and n < TRIALS:
@@ -128,7 +161,10 @@ class _Run:
         chance = 1.0 / originals[0].n_classes
         scale = min(0.25, family.largest)
         while scale < family.largest:
-            tried = [self.copy(b, family, torch.full((len(y),), scale)) for b, y in zip(batches[:used], labels, strict=False)]
+            tried = [
+                self.copy(b, family, torch.full((len(y),), scale))
+                for b, y in zip(batches[:used], labels, strict=False)
+            ]
             if _accuracy(tried, labels[:used]) <= clean - LOST * max(clean - chance, 0.0):
                 break
             scale = min(2 * scale, family.largest)
@@ -151,14 +187,21 @@ def _first_input(batch: Batch) -> tuple[int | str | None, Tensor | None]:
 
 
 def _changed(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
-    """The first floating-point input perturbed; further ones of two axes (metadata) get noise of the same strength."""
+    """The first floating-point input perturbed; further ones of two axes (metadata) get noise of the same
+    strength.
+    """
     where, x = _first_input(batch)
     if x is None:
-        raise ValueError(f"perturbation {family.name!r} needs a floating-point input tensor, but the batch has none; use perturb='tokens'")
+        raise ValueError(
+            f"perturbation {family.name!r} needs a floating-point input tensor, but the batch "
+            f"has none; use perturb='tokens'"
+        )
     new = family(x, strength, generator)
     if isinstance(where, str):
         return Batch(batch.inputs, {**batch.keywords, where: new}, batch.labels)
-    inputs = tuple(new if i == where else _noisy(old, strength, generator) for i, old in enumerate(batch.inputs))
+    inputs = tuple(
+        new if i == where else _noisy(old, strength, generator) for i, old in enumerate(batch.inputs)
+    )
     return Batch(inputs, batch.keywords, batch.labels)
 
 

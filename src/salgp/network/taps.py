@@ -1,9 +1,10 @@
 """Taps on a network: forward hooks that pool a layer's output on the spot, and are gone afterwards.
 
-`inference` puts a network to rest for a forward pass and gives every submodule its own mode back. `tapped` hangs the
-hooks; they keep the pooled features only, so no activation outlives its layer. A module that runs several times in
-one pass gives ``name``, ``name@2``, ... . A recurrent module ``gru`` gives its output sequence as ``gru`` and the
-final hidden state of each depth (both directions side by side) as ``gru.0``, ``gru.1``, ... .
+`inference` puts a network to rest for a forward pass and gives every submodule its own mode back. `tapped`
+hangs the hooks; they keep the pooled features only, so no activation outlives its layer. A module that runs
+several times in one pass gives ``name``, ``name@2``, ... . A recurrent module ``gru`` gives its output
+sequence as ``gru`` and the final hidden state of each depth (both directions side by side) as ``gru.0``,
+``gru.1``, ... .
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Tap:
         name: of the features.
         module: name of the module, as in ``named_modules``.
         call: which of the module's calls within one forward pass, from 1.
-        depth: of a recurrent module: the layer whose final hidden state is taken; None for its output sequence.
+        depth: of a recurrent module: the layer whose final hidden state is taken; None for its output
+            sequence.
         pooling: how the output becomes a vector.
         layout: how its axes are read.
     """
@@ -50,13 +52,19 @@ class Tap:
             return hidden_state(output, module, self.depth).clone()
         x, own_mask = activation(output)
         if x is None:
-            raise ValueError(f"layer {self.name!r} returned {type(output).__name__} without any floating-point tensor; leave it out")
+            raise ValueError(
+                f"layer {self.name!r} returned {type(output).__name__} without any "
+                f"floating-point tensor; leave it out"
+            )
         x = x.transpose(0, 1) if self.layout.batch_axis == 1 and own_mask is None and x.ndim > 2 else x
         try:
             pooled = pool(x, self.pooling, self.layout, mask if own_mask is None else own_mask)
         except ValueError as error:
             raise ValueError(f"layer {self.name!r}: {error}") from error
-        shared = torch.compiler.is_exporting() or x.untyped_storage().data_ptr() == pooled.untyped_storage().data_ptr()
+        shared = (
+            torch.compiler.is_exporting()
+            or x.untyped_storage().data_ptr() == pooled.untyped_storage().data_ptr()
+        )
         return pooled.clone() if shared else pooled  # the network may yet overwrite its output in place
 
 
@@ -64,8 +72,8 @@ class Tap:
 def inference(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every submodule has the mode it had before.
 
-    Flags are set one by one and not through ``eval()``, which a network may have overridden to do more. A network that
-    several threads use at once should be in evaluation mode already: then nothing is set at all.
+    Flags are set one by one and not through ``eval()``, which a network may have overridden to do more. A
+    network that several threads use at once should be in evaluation mode already: then nothing is set at all.
 
     Example:
         >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
@@ -87,7 +95,9 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def tapped(model: nn.Module, taps: Sequence[Tap], mask: Tensor | None = None) -> Iterator[Mapping[str, Tensor]]:
+def tapped(
+    model: nn.Module, taps: Sequence[Tap], mask: Tensor | None = None
+) -> Iterator[Mapping[str, Tensor]]:
     """While open, forward passes of this thread fill the yielded mapping from tap name to pooled features.
 
     Args:
@@ -119,8 +129,8 @@ def tapped(model: nn.Module, taps: Sequence[Tap], mask: Tensor | None = None) ->
 def activation(output: Any) -> tuple[Tensor | None, Tensor | None]:
     """The tensor a module returned and, where it carries lengths, its mask ``(N, T)``.
 
-    Of a tuple, the first floating-point tensor; of a mapping or dataclass, ``last_hidden_state`` or else the first;
-    packed and nested sequences are padded.
+    Of a tuple, the first floating-point tensor; of a mapping or dataclass, ``last_hidden_state`` or else the
+    first; packed and nested sequences are padded.
 
     Example:
         >>> activation((torch.zeros(2, 3), None))[0].shape
@@ -165,12 +175,17 @@ def unwrap(model: nn.Module) -> nn.Module:
         >>> type(unwrap(nn.DataParallel(nn.Linear(2, 2)))).__name__
         'Linear'
     """
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:
+    while (
+        isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        or "_orig_mod" in model._modules
+    ):
         model = model.get_submodule("_orig_mod" if "_orig_mod" in model._modules else "module")
     return model
 
 
-def _collector(taps: Sequence[Tap], found: dict[str, Tensor], mask: Tensor | None) -> Callable[[nn.Module, Any, Any], None]:
+def _collector(
+    taps: Sequence[Tap], found: dict[str, Tensor], mask: Tensor | None
+) -> Callable[[nn.Module, Any, Any], None]:
     owner = threading.get_ident()
     by_call: dict[int, list[Tap]] = {}
     for tap in taps:

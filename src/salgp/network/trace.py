@@ -1,7 +1,7 @@
 """A trace of one forward pass: which modules ran, in which order, and what their outputs look like.
 
-Reading a pass instead of the module tree settles what no tree can tell: the order of execution, modules that never
-run, modules that run twice, where the logits come from, and which axis of an output counts the samples.
+Reading a pass instead of the module tree settles what no tree can tell: the order of execution, modules that
+never run, modules that run twice, where the logits come from, and which axis of an output counts the samples.
 """
 
 from __future__ import annotations
@@ -102,7 +102,12 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
     finally:
         for handle in handles:
             handle.remove()
-    return Trace(tuple(_calls(seen, logits)), len(logits), logits.numel(), tuple(name for name, _ in model.named_modules() if name))
+    return Trace(
+        tuple(_calls(seen, logits)),
+        len(logits),
+        logits.numel(),
+        tuple(name for name, _ in model.named_modules() if name),
+    )
 
 
 def ancestors(name: str) -> list[str]:
@@ -145,7 +150,9 @@ def _recorder(name: str, seen: list[_Seen]) -> Callable[[nn.Module, Any, Any], N
         x, mask = activation(output)
         layout = _own_layout(module) or (seen[-1].layout if seen else Layout())
         small = x if x is not None and x.numel() == x.shape[:2].numel() else None
-        seen.append(_Seen(name, module, None if x is None else tuple(x.shape), layout, mask is not None, small))
+        seen.append(
+            _Seen(name, module, None if x is None else tuple(x.shape), layout, mask is not None, small)
+        )
 
     return hook
 
@@ -155,7 +162,11 @@ def _calls(seen: Iterable[_Seen], logits: Tensor) -> Iterator[Call]:
     where = logits.untyped_storage().data_ptr()
     for s in seen:
         counts[s.name] += 1
-        is_logits = s.small is not None and s.small.untyped_storage().data_ptr() == where and s.small.numel() == logits.numel()
+        is_logits = (
+            s.small is not None
+            and s.small.untyped_storage().data_ptr() == where
+            and s.small.numel() == logits.numel()
+        )
         axis = 0 if s.shape is None or s.padded else _batch_axis(s.shape, len(logits), s.module)
         yield Call(s.name, counts[s.name], s.module, s.shape, replace(s.layout, batch_axis=axis), is_logits)
 

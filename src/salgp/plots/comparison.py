@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["confusion_counts", "confusion_matrix", "method_comparison", "risk_coverage_curves"]
 
 
-def method_comparison(values: Mapping[str, Interval | float], score: str = "ECE", ax: Axes | None = None, *, sort: bool = True) -> Axes:
+def method_comparison(
+    values: Mapping[str, Interval | float], score: str = "ECE", ax: Axes | None = None, *, sort: bool = True
+) -> Axes:
     """Dot plot of one score by method, with bootstrap intervals where given.
 
     Args:
@@ -36,14 +38,26 @@ def method_comparison(values: Mapping[str, Interval | float], score: str = "ECE"
     """
     if not values:
         raise ValueError("nothing to compare: the mapping of values is empty")
-    ends = {name: (v.value, v.lower, v.upper) if isinstance(v, Interval) else (v, v, v) for name, v in values.items()}
+    ends = {
+        name: (v.value, v.lower, v.upper) if isinstance(v, Interval) else (v, v, v)
+        for name, v in values.items()
+    }
     names = sorted(ends, key=lambda name: ends[name][0]) if sort else list(ends)
     ax = new_axes(ax, 5.0, 1.0 + 0.32 * len(names))
     place = np.arange(len(names))
     value, lower, upper = np.array([ends[name] for name in names]).T
     colour = CYCLE[0][0]
     ax.hlines(place, lower, upper, color=colour, linewidth=2.2)
-    ax.plot(value, place, linestyle="none", marker="o", markersize=6, color=colour, markeredgecolor="black", markeredgewidth=0.6)
+    ax.plot(
+        value,
+        place,
+        linestyle="none",
+        marker="o",
+        markersize=6,
+        color=colour,
+        markeredgecolor="black",
+        markeredgewidth=0.6,
+    )
     ax.set_yticks(place, names)
     ax.set(xlabel=score, ylim=(len(names) - 0.5, -0.5))
     ax.grid(axis="x", color="0.88")
@@ -71,8 +85,20 @@ def risk_coverage_curves(curves: Mapping[str, RiskCoverage], ax: Axes | None = N
     ax = new_axes(ax)
     for k, (name, curve) in enumerate(curves.items()):
         colour, dash, _, _ = CYCLE[k % len(CYCLE)]
-        ax.plot(curve.coverage, curve.risk, color=colour, linestyle=dash, linewidth=1.8, label=f"{name} (area {curve.area:.3f})")
-    ax.set(xlabel="coverage (share of samples accepted)", ylabel="error rate among accepted", xlim=(0, 1), ylim=(0, None))
+        ax.plot(
+            curve.coverage,
+            curve.risk,
+            color=colour,
+            linestyle=dash,
+            linewidth=1.8,
+            label=f"{name} (area {curve.area:.3f})",
+        )
+    ax.set(
+        xlabel="coverage (share of samples accepted)",
+        ylabel="error rate among accepted",
+        xlim=(0, 1),
+        ylim=(0, None),
+    )
     ax.legend(loc="best", fontsize="small")
     return ax
 
@@ -98,12 +124,16 @@ def confusion_counts(labels: ArrayLike, predicted: ArrayLike, n_classes: int) ->
     p = as_numbers(predicted, "predicted", len(y)).astype(np.int64)
     for what, x in (("label", y), ("prediction", p)):
         if x.min() < -1 or x.max() >= n_classes:
-            raise ValueError(f"{what} {x.min() if x.min() < -1 else x.max()} is out of range: expected -1..{n_classes - 1}")
+            raise ValueError(
+                f"{what} {x.min() if x.min() < -1 else x.max()} is out of range: expected -1..{n_classes - 1}"
+            )
     place = np.where(y < 0, n_classes, y) * (n_classes + 1) + np.where(p < 0, n_classes, p)
     return np.bincount(place, minlength=(n_classes + 1) ** 2).reshape(n_classes + 1, n_classes + 1)
 
 
-def confusion_matrix(labels: ArrayLike, predicted: ArrayLike, class_names: Sequence[str], ax: Axes | None = None) -> Axes:
+def confusion_matrix(
+    labels: ArrayLike, predicted: ArrayLike, class_names: Sequence[str], ax: Axes | None = None
+) -> Axes:
     """Confusion matrix with the row share in each cell; "unknown" appears where there are such samples.
 
     Args:

@@ -59,7 +59,9 @@ def residual_fit(residual: ArrayLike, mean: ArrayLike, std: ArrayLike, ax: Axes 
     rank, m, r, s = np.arange(len(m)), m[order], r[order], s[order]
     ax = new_axes(ax)
     ax.fill_between(rank, m - 2 * s, m + 2 * s, color=BLUE, alpha=0.25, linewidth=0, label="mean ± 2 std")
-    ax.scatter(rank, r, s=9, marker="x", color=RED, linewidths=0.8, label="true residual", rasterized=len(m) > 2000)
+    ax.scatter(
+        rank, r, s=9, marker="x", color=RED, linewidths=0.8, label="true residual", rasterized=len(m) > 2000
+    )
     ax.plot(rank, m, color="black", linewidth=1.6, label="GP mean")
     ax.axhline(0, color="0.5", linewidth=0.6)
     ax.set(xlabel="samples, sorted by GP mean", ylabel="residual", xlim=(-0.5, len(m) - 0.5))
@@ -86,7 +88,11 @@ def layer_shares(terms: LayerTerms, weights: ArrayLike | None = None) -> LayerSh
     correction = np.abs(terms.mean.detach().cpu().double().numpy()).mean(axis=0)
     variance = None if terms.std is None else (terms.std.detach().cpu().double().numpy() ** 2).mean(axis=0)
     weight = None if weights is None else as_numbers(weights, "weights", len(terms.names))
-    return LayerShares(terms.names, _normalised(correction), *(None if x is None else _normalised(x) for x in (variance, weight)))
+    return LayerShares(
+        terms.names,
+        _normalised(correction),
+        *(None if x is None else _normalised(x) for x in (variance, weight)),
+    )
 
 
 def layer_profile(terms: LayerTerms, weights: ArrayLike | None = None, ax: Axes | None = None) -> Axes:
@@ -114,10 +120,20 @@ def layer_profile(terms: LayerTerms, weights: ArrayLike | None = None, ax: Axes 
     place, height = np.arange(len(shares.names)), 0.8 / len(shown)
     for k, (name, values) in enumerate(shown.items()):
         colour, _, _, hatch = CYCLE[k]
-        ax.barh(place + (k - (len(shown) - 1) / 2) * height, values, height, color=colour, edgecolor="white", hatch=hatch, label=f"share of {name}")
+        ax.barh(
+            place + (k - (len(shown) - 1) / 2) * height,
+            values,
+            height,
+            color=colour,
+            edgecolor="white",
+            hatch=hatch,
+            label=f"share of {name}",
+        )
     ax.set(xlabel="share", xlim=(0, None), ylim=(len(place) - 0.5, -0.5))
     ax.set_yticks(place, shares.names)
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(shown), fontsize="small", frameon=False)
+    ax.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(shown), fontsize="small", frameon=False
+    )
     return ax
 
 
@@ -146,7 +162,9 @@ def coregionalisation(B: ArrayLike, names: Sequence[str] | None = None, ax: Axes
     ax = new_axes(ax, 1.6 + 0.75 * n, 1.2 + 0.65 * n)
     limit = float(np.abs(values).max()) or 1.0
     signed = bool((values < 0).any())
-    image = ax.imshow(values, cmap="cividis", vmin=-limit if signed else 0.0, vmax=limit)  # lightness rises with the value: grey will do
+    image = ax.imshow(
+        values, cmap="cividis", vmin=-limit if signed else 0.0, vmax=limit
+    )  # lightness rises with the value: grey will do
     annotate_cells(ax, values, [[f"{x:.2g}" for x in row] for row in values], image)
     ax.set_xticks(range(n), labels, rotation=45 if max(map(len, labels)) > 4 else 0)
     ax.set_yticks(range(n), labels)

@@ -17,7 +17,9 @@ __all__ = ["flux_density", "flux_distributions", "light_curves"]
 
 
 def light_curves(
-    objects: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]], bands: Sequence[str], figure: Figure | SubFigure | None = None
+    objects: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
+    bands: Sequence[str],
+    figure: Figure | SubFigure | None = None,
 ) -> np.ndarray:
     """Flux with error bars against time: a row per band, a column per object.
 
@@ -39,12 +41,17 @@ def light_curves(
     axes: np.ndarray = where.subplots(len(bands), len(objects), sharex="col", squeeze=False)
     for j, (title, columns) in enumerate(objects.items()):
         time = as_numbers(columns[0], "time")
-        band, flux, error = (as_numbers(x, what, len(time)) for x, what in zip(columns[1:], ("band", "flux", "flux_error"), strict=True))
+        band, flux, error = (
+            as_numbers(x, what, len(time))
+            for x, what in zip(columns[1:], ("band", "flux", "flux_error"), strict=True)
+        )
         for i, ax in enumerate(axes[:, j]):
             colour, _, marker, _ = CYCLE[i % len(CYCLE)]
             here = band == i
             ax.axhline(0, color="0.8", linewidth=0.8)
-            ax.errorbar(time[here], flux[here], error[here], fmt=marker, color=colour, markersize=3, elinewidth=0.9)
+            ax.errorbar(
+                time[here], flux[here], error[here], fmt=marker, color=colour, markersize=3, elinewidth=0.9
+            )
             ax.tick_params(labelsize="small")
         axes[0, j].set_title(title, fontsize="medium")
         axes[-1, j].set_xlabel("time (days)")
@@ -78,12 +85,18 @@ def flux_density(flux: ArrayLike, n_points: int = 200) -> tuple[FloatArray, Floa
     step = edges[1] - edges[0]
     quartiles = np.quantile(x, [0.25, 0.75])
     spread = min(x.std(), float(np.diff(quartiles)[0]) / 1.34) or step
-    density = gaussian_filter1d(counts / (len(x) * step), max(0.9 * spread * len(x) ** -0.2 / step, 0.5), mode="constant")
+    density = gaussian_filter1d(
+        counts / (len(x) * step), max(0.9 * spread * len(x) ** -0.2 / step, 0.5), mode="constant"
+    )
     return (edges[:-1] + edges[1:]) / 2, density
 
 
 def flux_distributions(
-    flux: ArrayLike, band: ArrayLike, bands: Sequence[str], label: str = "flux", figure: Figure | SubFigure | None = None
+    flux: ArrayLike,
+    band: ArrayLike,
+    bands: Sequence[str],
+    label: str = "flux",
+    figure: Figure | SubFigure | None = None,
 ) -> np.ndarray:
     """Density of flux, or of its error, in each band on a logarithmic scale that shows the tails.
 
@@ -108,7 +121,9 @@ def flux_distributions(
     where = new_figure(0.8 + 2.3 * columns, 0.5 + 1.8 * rows) if figure is None else figure
     axes: np.ndarray = where.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     densities = {k: flux_density(x[index == k]) for k in range(len(bands)) if (index == k).any()}
-    floor = min((0.5 / ((index == k).sum() * np.ptp(grid)) for k, (grid, _) in densities.items()), default=1.0)  # half a sample in all
+    floor = min(
+        (0.5 / ((index == k).sum() * np.ptp(grid)) for k, (grid, _) in densities.items()), default=1.0
+    )  # half a sample in all
     for k, (name, ax) in enumerate(zip(bands, axes, strict=False)):
         colour = CYCLE[k % len(CYCLE)][0]
         grid, density = densities.get(k, (np.zeros(0), np.zeros(0)))

@@ -30,7 +30,8 @@ def reliability_diagram(
     seed: int = 0,
     title: str = "",
 ) -> tuple[Axes, Axes]:
-    """Upper panel: share of samples by confidence; lower panel: observed accuracy (blue) and its gap to the confidence (red).
+    """Upper panel: share of samples by confidence; lower panel: observed accuracy (blue) and its gap to the
+    confidence (red).
 
     Args:
         confidence: ``(n,)`` in [0, 1].
@@ -66,28 +67,71 @@ def draw_shares(ax: Axes, bins: ReliabilityBins) -> Axes:
     """Share of samples per bin, with dotted lines at mean accuracy and mean confidence."""
     width = np.diff(bins.edges)
     ax.bar(bins.edges[:-1], bins.share, width, align="edge", color="0.85", edgecolor="0.3", linewidth=0.6)
-    mean_accuracy, mean_confidence = (float(np.nansum(bins.share * x)) for x in (bins.accuracy, bins.confidence))
-    ax.axvline(mean_accuracy, linestyle=":", linewidth=1.6, color=BLUE, label=f"mean accuracy {mean_accuracy:.3f}")
-    ax.axvline(mean_confidence, linestyle=(0, (1, 1.6)), linewidth=3.6, color=RED, label=f"mean confidence {mean_confidence:.3f}")
+    mean_accuracy, mean_confidence = (
+        float(np.nansum(bins.share * x)) for x in (bins.accuracy, bins.confidence)
+    )
+    ax.axvline(
+        mean_accuracy, linestyle=":", linewidth=1.6, color=BLUE, label=f"mean accuracy {mean_accuracy:.3f}"
+    )
+    ax.axvline(
+        mean_confidence,
+        linestyle=(0, (1, 1.6)),
+        linewidth=3.6,
+        color=RED,
+        label=f"mean confidence {mean_confidence:.3f}",
+    )
     ax.set(ylabel="share of\nsamples", xlim=(0, 1), ylim=(0, min(1.0, 1.15 * float(bins.share.max()))))
     ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
     return ax
 
 
-def draw_reliability(ax: Axes, bins: ReliabilityBins, band: tuple[np.ndarray, np.ndarray] | None = None) -> Axes:
-    """Accuracy by bin, the gap to the mean confidence, the diagonal, and an interval of each accuracy where given."""
+def draw_reliability(
+    ax: Axes, bins: ReliabilityBins, band: tuple[np.ndarray, np.ndarray] | None = None
+) -> Axes:
+    """Accuracy by bin, the gap to the mean confidence, the diagonal, and an interval of each accuracy where
+    given.
+    """
     some = bins.count > 0
-    left, width, accuracy, gap = bins.edges[:-1][some], np.diff(bins.edges)[some], bins.accuracy[some], bins.gap[some]
-    ax.bar(left, accuracy, width, align="edge", color=BLUE, edgecolor="black", linewidth=0.6, label="observed accuracy")
+    left, width, accuracy, gap = (
+        bins.edges[:-1][some],
+        np.diff(bins.edges)[some],
+        bins.accuracy[some],
+        bins.gap[some],
+    )
+    ax.bar(
+        left,
+        accuracy,
+        width,
+        align="edge",
+        color=BLUE,
+        edgecolor="black",
+        linewidth=0.6,
+        label="observed accuracy",
+    )
     for kind, hatch, here in (("overconfident", "///", gap > 0), ("underconfident", "\\\\\\", gap < 0)):
         if here.any():
-            style = {"facecolor": _FAINT_RED, "edgecolor": RED, "hatch": hatch, "linewidth": 0.8, "label": f"gap: {kind}"}
+            style = {
+                "facecolor": _FAINT_RED,
+                "edgecolor": RED,
+                "hatch": hatch,
+                "linewidth": 0.8,
+                "label": f"gap: {kind}",
+            }
             ax.bar(left[here], gap[here], width[here], accuracy[here], align="edge", **style)
     ax.hlines(accuracy, left, left + width, color="black", linewidth=1.8)
     ax.plot([0, 1], [0, 1], linestyle="--", color=GREY, linewidth=1.2, label="perfectly calibrated")
     if band is not None:
         error = np.abs(np.stack(band)[:, some] - accuracy)
-        ax.errorbar(left + width / 2, accuracy, error, fmt="none", ecolor="black", elinewidth=1.2, capsize=2.5, label="bootstrap interval")
+        ax.errorbar(
+            left + width / 2,
+            accuracy,
+            error,
+            fmt="none",
+            ecolor="black",
+            elinewidth=1.2,
+            capsize=2.5,
+            label="bootstrap interval",
+        )
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
     return ax

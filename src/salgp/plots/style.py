@@ -1,7 +1,7 @@
 """Colours, hatches and empty figures shared by all plots.
 
-The colours are told apart by colour-blind readers, and every distinction is also one of hatch, marker or dash, so
-that a grey print loses nothing. Figures are made without pyplot: no global state, nothing to close.
+The colours are told apart by colour-blind readers, and every distinction is also one of hatch, marker or
+dash, so that a grey print loses nothing. Figures are made without pyplot: no global state, nothing to close.
 """
 
 from __future__ import annotations
@@ -48,4 +48,6 @@ def annotate_cells(ax: Axes, values: np.ndarray, texts: list[list[str]], image: 
     size = float(np.clip(80 / max(values.shape), 5, 10))
     for i, row in enumerate(texts):
         for j, text in enumerate(row):
-            ax.text(j, i, text, ha="center", va="center", fontsize=size, color="white" if dark[i, j] else "black")
+            ax.text(
+                j, i, text, ha="center", va="center", fontsize=size, color="white" if dark[i, j] else "black"
+            )

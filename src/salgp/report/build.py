@@ -58,7 +58,9 @@ def build(
         >>> features, labels = Features(3 * torch.randn(60, 3, generator=g)), torch.arange(60) % 3
         >>> prediction = Prediction.from_confidence(features, torch.full((60,), 0.4))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     build(folder + "/report.html", features, labels, prediction).read_text().startswith("<!doctype html>")
+        ...     build(folder + "/report.html", features, labels, prediction).read_text().startswith(
+        ...         "<!doctype html>"
+        ...     )
         True
     """
     if Path(path).exists() and not force:
@@ -112,16 +114,28 @@ def render(
     keep = _nearest(levels, nice_error(1 - after.accuracy) if acceptable_error is None else acceptable_error)
     names = _Names(class_names)
     context = {
-        "title": title, "method": method, "n": len(y), "n_classes": features.n_classes, "n_unknown": int((y < 0).sum()),
-        "before": before, "after": after, "verdict": verdict(before, after, method, keep), "keep": keep,
+        "title": title,
+        "method": method,
+        "n": len(y),
+        "n_classes": features.n_classes,
+        "n_unknown": int((y < 0).sum()),
+        "before": before,
+        "after": after,
+        "verdict": verdict(before, after, method, keep),
+        "keep": keep,
         "off": abs(before.stated - before.accuracy) >= 0.01,
-        "changes": metric_changes(before, after, y), "samples": _sample_rows(features, y, prediction, images, names, n_shown),
-        "others": _other_scores(features, y, prediction, method, others), "rivals": _rivals(others, y),
+        "changes": metric_changes(before, after, y),
+        "samples": _sample_rows(features, y, prediction, images, names, n_shown),
+        "others": _other_scores(features, y, prediction, method, others),
+        "rivals": _rivals(others, y),
         "shift": _shift(features, prediction, new_data, keep),
-        "scale": _unit(prediction), "additive": prediction.layers is not None and prediction.layers.additive,
-        "settings": dict(settings or {}), "versions": _versions(),
-        **_slider(before, after, levels, keep), **_pictures(before, after, prediction, features.layer_names),
-    }  # fmt: skip
+        "scale": _unit(prediction),
+        "additive": prediction.layers is not None and prediction.layers.additive,
+        "settings": dict(settings or {}),
+        "versions": _versions(),
+        **_slider(before, after, levels, keep),
+        **_pictures(before, after, prediction, features.layer_names),
+    }
     return _page(context)
 
 
@@ -137,13 +151,20 @@ class _Names:
         return str(label) if self.names is None else str(self.names[label])
 
 
-def _check(features: Features, prediction: Prediction, images: Any, class_names: Sequence[str] | None) -> None:
+def _check(
+    features: Features, prediction: Prediction, images: Any, class_names: Sequence[str] | None
+) -> None:
     if len(features) == 0:
         raise ValueError("no samples: there is nothing to report on")
     if len(prediction) != len(features):
-        raise ValueError(f"the prediction has {len(prediction)} samples, the features {len(features)}; they must describe the same samples")
+        raise ValueError(
+            f"the prediction has {len(prediction)} samples, the features {len(features)}; they "
+            f"must describe the same samples"
+        )
     if images is not None and len(images) != len(features):
-        raise ValueError(f"{len(images)} images for {len(features)} samples; give one per sample, in the same order")
+        raise ValueError(
+            f"{len(images)} images for {len(features)} samples; give one per sample, in the same order"
+        )
     if class_names is not None and len(class_names) < features.n_classes:
         raise ValueError(f"{len(class_names)} class names for {features.n_classes} classes")
 
@@ -158,15 +179,25 @@ def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> di
     figure, frame = figures.risk_coverage(before, after, keep, _error_ticks(before, after, top))
     points = [
         {
-            "error": _unbroken(f"{100 * k.error:.3g} %"), "before": f"{k.before:,}", "after": f"{k.after:,}", "human": f"{n - k.after:,}",
+            "error": _unbroken(f"{100 * k.error:.3g} %"),
+            "before": f"{k.before:,}",
+            "after": f"{k.after:,}",
+            "human": f"{n - k.after:,}",
             "threshold": "none" if k.threshold is None else _percent(k.threshold, 1),
             "kept": "" if k.tried is None else f"{k.tried.kept:,}",
             "wrong": "" if k.tried is None else (_percent(k.tried.error, 1) if k.tried.kept else "none"),
-            "xb": round(frame.x(k.before / n), 1), "xa": round(frame.x(k.after / n), 1), "y": round(frame.y(k.error), 1),
+            "xb": round(frame.x(k.before / n), 1),
+            "xa": round(frame.x(k.after / n), 1),
+            "y": round(frame.y(k.error), 1),
         }
         for k in levels
-    ]  # fmt: skip
-    return {"risk_figure": figure, "points": points, "position": list(levels).index(keep), "steps": levels[:: max(len(levels) // 8, 1)]}
+    ]
+    return {
+        "risk_figure": figure,
+        "points": points,
+        "position": list(levels).index(keep),
+        "steps": levels[:: max(len(levels) // 8, 1)],
+    }
 
 
 def _error_ticks(before: Side, after: Side, top: float) -> list[float]:
@@ -188,10 +219,16 @@ def _pictures(before: Side, after: Side, prediction: Prediction, names: Sequence
 
 
 def _unit(prediction: Prediction) -> str:
-    return "log-odds" if prediction.layers is not None and prediction.layers.scale == "log-odds" else "confidence"
+    return (
+        "log-odds"
+        if prediction.layers is not None and prediction.layers.scale == "log-odds"
+        else "confidence"
+    )
 
 
-def _sample_rows(features: Features, labels: Tensor, prediction: Prediction, images: Any, names: _Names, n_shown: int) -> list[dict[str, Any]]:
+def _sample_rows(
+    features: Features, labels: Tensor, prediction: Prediction, images: Any, names: _Names, n_shown: int
+) -> list[dict[str, Any]]:
     def row(found: Corrected) -> dict[str, Any]:
         return {
             "found": found,
@@ -206,11 +243,19 @@ def _sample_rows(features: Features, labels: Tensor, prediction: Prediction, ima
 
 
 def _other_scores(
-    features: Features, labels: Tensor, prediction: Prediction, method: str, others: Mapping[str, Prediction] | None
+    features: Features,
+    labels: Tensor,
+    prediction: Prediction,
+    method: str,
+    others: Mapping[str, Prediction] | None,
 ) -> dict[str, Scores]:
     if not others:
         return {}
-    everyone = {"network alone": Prediction.from_probs(features, features.probs), **others, method: prediction}
+    everyone = {
+        "network alone": Prediction.from_probs(features, features.probs),
+        **others,
+        method: prediction,
+    }
     return {name: evaluate(p, labels) for name, p in everyone.items()}
 
 
@@ -220,13 +265,18 @@ def _rivals(others: Mapping[str, Prediction] | None, labels: Tensor) -> list[tup
     return [(name, one.ece, figures.reliability(one, name)) for name, one in sides.items()]
 
 
-def _shift(features: Features, prediction: Prediction, new_data: tuple[Features, Prediction] | None, keep: Keep) -> Shift | None:
+def _shift(
+    features: Features, prediction: Prediction, new_data: tuple[Features, Prediction] | None, keep: Keep
+) -> Shift | None:
     return None if new_data is None else shift((features, prediction), new_data, keep)
 
 
 def _versions() -> dict[str, str]:
     packages = ("salgp", "torch", "numpy", "scipy", "scikit-learn")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
 
 
 def _page(context: Mapping[str, Any]) -> str:
@@ -234,9 +284,15 @@ def _page(context: Mapping[str, Any]) -> str:
     from markupsafe import Markup
 
     folder = files("salgp.report")
-    page, css, js = (folder.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(percent=_percent, unbroken=_unbroken, signed=lambda x: f"{x:+.2f}", number=_number)
+    page, css, js = (
+        folder.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        percent=_percent, unbroken=_unbroken, signed=lambda x: f"{x:+.2f}", number=_number
+    )
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     return environment.from_string(page).render(css=Markup(css), js=Markup(js), script_hash=digest, **context)
 

@@ -1,4 +1,6 @@
-"""Figures as small inline SVG: they follow the page's colours in the dark, print well, and say in words what they show."""
+"""Figures as small inline SVG: they follow the page's colours in the dark, print well, and say in words what
+they show.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +30,40 @@ class Canvas:
     """
 
     def __init__(self, width: float, height: float, description: str, css: str = "") -> None:
-        self._head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="{}">').format(width, height, description, css)
+        self._head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="{}">').format(
+            width, height, description, css
+        )
         self._parts: list[Markup] = []
 
     def add(self, tag: str, content: str | None = None, **attributes: object) -> None:
         """One element; ``css`` is its class, underscores in names are hyphens, numbers are rounded."""
         names = {"css": "class"}
-        pairs = [Markup(' {}="{}"').format(names.get(k, k.replace("_", "-")), _round(v)) for k, v in attributes.items() if v is not None]
+        pairs = [
+            Markup(' {}="{}"').format(names.get(k, k.replace("_", "-")), _round(v))
+            for k, v in attributes.items()
+            if v is not None
+        ]
         body = Markup("") if content is None else escape(content)
-        self._parts.append(Markup("<{tag}{attributes}>{body}</{tag}>").format(tag=Markup(tag), attributes=Markup("").join(pairs), body=body))
+        self._parts.append(
+            Markup("<{tag}{attributes}>{body}</{tag}>").format(
+                tag=Markup(tag), attributes=Markup("").join(pairs), body=body
+            )
+        )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str, **more: Any) -> None:
         """A straight line."""
         self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, css=css, **more)
 
-    def rect(self, x: float, y: float, width: float, height: float, css: str, title: str | None = None) -> None:
+    def rect(
+        self, x: float, y: float, width: float, height: float, css: str, title: str | None = None
+    ) -> None:
         """A rectangle, with words shown when the pointer rests on it."""
         shape = Markup("<title>{}</title>").format(title) if title else None
         self.add("rect", shape, x=x, y=y, width=max(width, 0), height=max(height, 0), css=css)
 
-    def text(self, x: float, y: float, content: str, css: str = "tick", anchor: str = "middle", **more: Any) -> None:
+    def text(
+        self, x: float, y: float, content: str, css: str = "tick", anchor: str = "middle", **more: Any
+    ) -> None:
         """A line of text."""
         self.add("text", content, x=x, y=y, css=css, text_anchor=anchor, **more)
 
@@ -85,53 +101,99 @@ class Frame:
 def reliability(side: Side, name: str) -> Markup:
     """Reliability diagram: how often right, by stated confidence; the gap to the diagonal is hatched."""
     bins = reliability_bins(side.confidence, side.correct, N_BINS)
-    words = f"Reliability diagram, {name}: mean gap between stated confidence and how often it is right {100 * side.ece:.1f} points."
+    words = (
+        f"Reliability diagram, {name}: mean gap between stated confidence and how often it is "
+        f"right {100 * side.ece:.1f} points."
+    )
     canvas = Canvas(420, 420, words, "plot")
     frame = Frame(canvas, (62, 12, 332, 300))
     frame.axes("stated confidence", "how often it is right", (0, 0.25, 0.5, 0.75, 1))
     for b in np.flatnonzero(bins.count):
-        _bin(frame, bins.edges[b : b + 2].tolist(), float(bins.confidence[b]), float(bins.accuracy[b]), int(bins.count[b]), float(bins.share[b]))
+        _bin(
+            frame,
+            bins.edges[b : b + 2].tolist(),
+            float(bins.confidence[b]),
+            float(bins.accuracy[b]),
+            int(bins.count[b]),
+            float(bins.share[b]),
+        )
     canvas.line(frame.x(0), frame.y(0), frame.x(1), frame.y(1), "diagonal")
     tallest = float(bins.share.max())
     for b in np.flatnonzero(bins.count):
         height = 44 * float(bins.share[b]) / tallest
-        canvas.rect(frame.x(bins.edges[b]) + 3, 412 - height, frame.width / N_BINS - 6, height, "count", f"{int(bins.count[b]):,} predictions")
+        canvas.rect(
+            frame.x(bins.edges[b]) + 3,
+            412 - height,
+            frame.width / N_BINS - 6,
+            height,
+            "count",
+            f"{int(bins.count[b]):,} predictions",
+        )
     canvas.text(58, 410, "number", anchor="end")
     return canvas.markup()
 
 
 def risk_coverage(before: Side, after: Side, keep: Keep, ticks: Sequence[float]) -> tuple[Markup, Frame]:
     """Error rate among the kept predictions, by the share kept, with a mark at the acceptable error."""
-    words = "Error rate among the predictions kept, by the share kept, surest first; the calibrated curve is solid, the network's own dashed."
+    words = (
+        "Error rate among the predictions kept, by the share kept, surest first; the calibrated "
+        "curve is solid, the network's own dashed."
+    )
     canvas = Canvas(640, 340, words, "plot wide")
     frame = Frame(canvas, (66, 12, 542, 270), ticks[-1])
     frame.axes("share of predictions kept (the surest ones)", "wrong among them", ticks)
     for side, css in ((before, "curve before"), (after, "curve after")):
         canvas.add("path", d=_path(frame, side.curve.coverage, side.curve.risk), css=css)
     n = len(after.correct)
-    canvas.line(frame.left, frame.y(keep.error), frame.left + frame.width, frame.y(keep.error), "limit", id="limit")
-    canvas.add("circle", cx=frame.x(keep.before / n), cy=frame.y(keep.error), r=6, css="dot before", id="dot-before")
-    canvas.add("circle", cx=frame.x(keep.after / n), cy=frame.y(keep.error), r=6, css="dot after", id="dot-after")
+    canvas.line(
+        frame.left, frame.y(keep.error), frame.left + frame.width, frame.y(keep.error), "limit", id="limit"
+    )
+    canvas.add(
+        "circle", cx=frame.x(keep.before / n), cy=frame.y(keep.error), r=6, css="dot before", id="dot-before"
+    )
+    canvas.add(
+        "circle", cx=frame.x(keep.after / n), cy=frame.y(keep.error), r=6, css="dot after", id="dot-after"
+    )
     return canvas.markup(), frame
 
 
 def layer_profile(shares: Sequence[LayerShare], unit: str) -> Markup:
     """One bar per layer: mean correction downwards (left) and upwards (right)."""
     largest = max((share.size for share in shares), default=0.0) or 1.0
-    words = "Mean correction by layer: " + ", ".join(f"{share.name} {share.size:.3g}" for share in shares) + f" {unit}."
+    words = (
+        "Mean correction by layer: "
+        + ", ".join(f"{share.name} {share.size:.3g}" for share in shares)
+        + f" {unit}."
+    )
     canvas = Canvas(640, 34 * len(shares) + 8, words, "plot wide")
     for i, share in enumerate(shares):
         y, scale = 34 * i + 6, 310 / largest
         canvas.text(240, y + 18, _short(share.name), "layer", "end")
-        canvas.rect(250, y + 3, share.lowers * scale, 20, "lowers", f"{share.name}: lowers by {share.lowers:.3g} {unit}")
-        canvas.rect(250 + share.lowers * scale, y + 3, share.raises * scale, 20, "raises", f"{share.name}: raises by {share.raises:.3g} {unit}")
+        canvas.rect(
+            250,
+            y + 3,
+            share.lowers * scale,
+            20,
+            "lowers",
+            f"{share.name}: lowers by {share.lowers:.3g} {unit}",
+        )
+        canvas.rect(
+            250 + share.lowers * scale,
+            y + 3,
+            share.raises * scale,
+            20,
+            "raises",
+            f"{share.name}: raises by {share.raises:.3g} {unit}",
+        )
         canvas.text(256 + share.size * scale, y + 18, f"{share.size:.2g}", "tick", "start")
     return canvas.markup()
 
 
 def interval_bar(before: float, after: float, lower: float | None, upper: float | None) -> Markup:
     """A row of the table: confidence before (hollow) and after (filled), with the interval."""
-    interval = "" if lower is None or upper is None else f", 90 % interval {100 * lower:.0f} to {100 * upper:.0f} %"
+    interval = (
+        "" if lower is None or upper is None else f", 90 % interval {100 * lower:.0f} to {100 * upper:.0f} %"
+    )
     canvas = Canvas(120, 18, f"from {100 * before:.0f} % to {100 * after:.0f} %{interval}", "mini")
     canvas.line(4, 9, 116, 9, "grid")
     if lower is not None and upper is not None:
@@ -147,7 +209,14 @@ def _bin(frame: Frame, edges: Sequence[float], stated: float, right: float, coun
     x, width = frame.x(edges[0]) + 3, frame.width * (edges[1] - edges[0]) - 6
     frame.canvas.rect(x, frame.y(right), width, frame.y(0) - frame.y(right), f"right{faint}", words)
     high, low = max(stated, right), min(stated, right)
-    frame.canvas.rect(x, frame.y(high), width, frame.y(low) - frame.y(high), f"gap {'over' if stated > right else 'under'}{faint}", words)
+    frame.canvas.rect(
+        x,
+        frame.y(high),
+        width,
+        frame.y(low) - frame.y(high),
+        f"gap {'over' if stated > right else 'under'}{faint}",
+        words,
+    )
 
 
 def _path(frame: Frame, coverage: np.ndarray, risk: np.ndarray, n_points: int = 400) -> str:

@@ -1,7 +1,8 @@
-"""How many answers can be used without asking: a limit on the confidence, and what it does to predictions it was not chosen on.
+"""How many answers can be used without asking: a limit on the confidence, and what it does to predictions it
+was not chosen on.
 
-A limit that is chosen where its error is counted looks better than it is. So each one is also chosen on one half of the
-predictions and tried on the other, both ways.
+A limit that is chosen where its error is counted looks better than it is. So each one is also chosen on one
+half of the predictions and tried on the other, both ways.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ FEWEST = 40
 
 @dataclass(frozen=True)
 class Tried:
-    """Limits chosen on one half of the predictions and tried on the other, both ways: how many are kept, how many of them are wrong."""
+    """Limits chosen on one half of the predictions and tried on the other, both ways: how many are kept, how
+    many of them are wrong.
+    """
 
     kept: int
     wrong: int
@@ -42,7 +45,8 @@ class Keep:
         before: number kept by the network's own confidence.
         after: number kept by the calibrated confidence.
         threshold: calibrated confidence from which predictions are kept; None where none are.
-        tried: what such limits do to predictions they were not chosen on; None where there are too few to say.
+        tried: what such limits do to predictions they were not chosen on; None where there are too few to
+            say.
     """
 
     error: float
@@ -54,7 +58,8 @@ class Keep:
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Every possible limit on the confidence, surest first: predictions of equal confidence are kept together or not at all.
+    """Every possible limit on the confidence, surest first: predictions of equal confidence are kept together
+    or not at all.
 
     Args:
         limit: ``(g,)`` the different confidences, falling.
@@ -145,7 +150,9 @@ def _halves(side: Side) -> tuple[Cuts, Cuts] | None:
     if n < FEWEST:
         return None
     order = np.random.default_rng(0).permutation(n)
-    one, two = (cuts(side.confidence[rows], side.correct[rows]) for rows in (order[: n // 2], order[n // 2 :]))
+    one, two = (
+        cuts(side.confidence[rows], side.correct[rows]) for rows in (order[: n // 2], order[n // 2 :])
+    )
     return one, two
 
 

@@ -60,7 +60,15 @@ def shift(known: tuple[Features, Prediction], new: tuple[Features, Prediction], 
     stds = [p.std for _, p in (known, new)]
     std = None if stds[0] is None or stds[1] is None else (_mean(stds[0]), _mean(stds[1]))
     return Shift(
-        len(new[1]), _sentence(before[1], after, drop), tone, before, after, std, _novel(known[1], new[1]), human, _notices(known[1], new[1])
+        len(new[1]),
+        _sentence(before[1], after, drop),
+        tone,
+        before,
+        after,
+        std,
+        _novel(known[1], new[1]),
+        human,
+        _notices(known[1], new[1]),
     )
 
 
@@ -68,7 +76,10 @@ def _sentence(stated: float, after: tuple[float, float], drop: float) -> str:
     expect = f"expect about {round(100 * after[1])} of 100 answers to be right"
     if drop < 0.03:
         return f"The new data look like the labelled data: {expect}."
-    return f"The new data differ: the network still says {100 * stated:.0f} %, but {expect}, instead of {round(100 * after[0])}."
+    return (
+        f"The new data differ: the network still says {100 * stated:.0f} %, but {expect}, instead "
+        f"of {round(100 * after[0])}."
+    )
 
 
 def _novel(known: Prediction, new: Prediction) -> float | None:
@@ -80,7 +91,11 @@ def _novel(known: Prediction, new: Prediction) -> float | None:
 
 def _notices(known: Prediction, new: Prediction) -> list[LayerNotice]:
     theirs = {share.name: share.size for share in layer_shares(new)}
-    return [LayerNotice(share.name, share.size, theirs[share.name]) for share in layer_shares(known) if share.name in theirs]
+    return [
+        LayerNotice(share.name, share.size, theirs[share.name])
+        for share in layer_shares(known)
+        if share.name in theirs
+    ]
 
 
 def _mean(x: object) -> float:

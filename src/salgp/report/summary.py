@@ -1,4 +1,6 @@
-"""The numbers behind the report: all computed by `salgp.metrics`, chosen for a reader who never heard of calibration."""
+"""The numbers behind the report: all computed by `salgp.metrics`, chosen for a reader who never heard of
+calibration.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from salgp.features import Features
 from salgp.metrics import RiskCoverage
 from salgp.prediction import Prediction
 
-__all__ = ["Change", "Corrected", "LayerShare", "Side", "layer_shares", "metric_changes", "most_corrected", "side"]
+__all__ = [
+    "Change",
+    "Corrected",
+    "LayerShare",
+    "Side",
+    "layer_shares",
+    "metric_changes",
+    "most_corrected",
+    "side",
+]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -117,11 +128,19 @@ def side(prediction: Prediction, labels: Tensor) -> Side:
     """Confidence, correctness and curves of one prediction."""
     confidence = prediction.confidence.double().cpu().numpy()
     correct = (prediction.label.cpu() == labels.cpu()).numpy()
-    return Side(prediction, confidence, correct, metrics.ece(confidence, correct), metrics.risk_coverage(confidence, correct))
+    return Side(
+        prediction,
+        confidence,
+        correct,
+        metrics.ece(confidence, correct),
+        metrics.risk_coverage(confidence, correct),
+    )
 
 
 def metric_changes(before: Side, after: Side, labels: Tensor, n_resamples: int | None = None) -> list[Change]:
-    """Every metric with its bootstrap spread on both sides; the same resamples serve both, so that the change is paired."""
+    """Every metric with its bootstrap spread on both sides; the same resamples serve both, so that the change
+    is paired.
+    """
     n = len(after.correct)
     draws = n_resamples or int(np.clip(4_000_000 // n, 50, 400))
     y = labels.cpu()
@@ -135,7 +154,8 @@ def metric_changes(before: Side, after: Side, labels: Tensor, n_resamples: int |
 
 
 def layer_shares(prediction: Prediction, layers: Sequence[str] = ()) -> list[LayerShare]:
-    """Mean size of each layer's corrections, in the order of the network; empty where the method has no layers.
+    """Mean size of each layer's corrections, in the order of the network; empty where the method has no
+    layers.
 
     Args:
         prediction: with or without layer terms.
@@ -150,20 +170,55 @@ def layer_shares(prediction: Prediction, layers: Sequence[str] = ()) -> list[Lay
     return [LayerShare(name, float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)]
 
 
-def most_corrected(features: Features, labels: Tensor, prediction: Prediction, n_shown: int) -> list[Corrected]:
+def most_corrected(
+    features: Features, labels: Tensor, prediction: Prediction, n_shown: int
+) -> list[Corrected]:
     """The samples whose confidence changed most, largest change first."""
     before = features.confidence.double().cpu()
     change = (prediction.confidence.double().cpu() - before).abs()
     rows = change.argsort(descending=True, stable=True)[:n_shown].tolist()
-    return [_corrected(row, float(before[row]), int(labels[row]), prediction, features.layer_names) for row in rows]
+    return [
+        _corrected(row, float(before[row]), int(labels[row]), prediction, features.layer_names)
+        for row in rows
+    ]
 
 
 _METRICS: tuple[tuple[str, str, Callable[..., float], str, bool], ...] = (
-    ("Right answers (accuracy)", "How often the predicted class is the true one. Calibration never changes the answer.", metrics.accuracy, "", True),
-    ("Confidence error (ECE)", "Mean gap between the stated confidence and how often it is right.", metrics.ece, "confidence", False),
-    ("Surprise (NLL)", "Punishes being sure and wrong. Counts whether the answer was right.", metrics.nll_correct, "confidence", False),
-    ("Surprise over all classes (NLL)", "The same for the whole list of class probabilities.", metrics.nll, "probs", False),
-    ("Squared error (Brier)", "Mean squared distance between probabilities and truth.", metrics.brier, "probs", False),
+    (
+        "Right answers (accuracy)",
+        "How often the predicted class is the true one. Calibration never changes the answer.",
+        metrics.accuracy,
+        "",
+        True,
+    ),
+    (
+        "Confidence error (ECE)",
+        "Mean gap between the stated confidence and how often it is right.",
+        metrics.ece,
+        "confidence",
+        False,
+    ),
+    (
+        "Surprise (NLL)",
+        "Punishes being sure and wrong. Counts whether the answer was right.",
+        metrics.nll_correct,
+        "confidence",
+        False,
+    ),
+    (
+        "Surprise over all classes (NLL)",
+        "The same for the whole list of class probabilities.",
+        metrics.nll,
+        "probs",
+        False,
+    ),
+    (
+        "Squared error (Brier)",
+        "Mean squared distance between probabilities and truth.",
+        metrics.brier,
+        "probs",
+        False,
+    ),
     (
         "Spotting errors (AUROC)",
         "Chance that a right answer is surer than a wrong one; 0.5 is a coin toss.",
@@ -171,11 +226,19 @@ _METRICS: tuple[tuple[str, str, Callable[..., float], str, bool], ...] = (
         "confidence",
         True,
     ),
-    ("Error left when picking the surest (AURC)", "Mean error rate over all shares that could be kept.", metrics.aurc, "confidence", False),
+    (
+        "Error left when picking the surest (AURC)",
+        "Mean error rate over all shares that could be kept.",
+        metrics.aurc,
+        "confidence",
+        False,
+    ),
 )
 
 
-def _resampled(metric: Callable[..., float], one: Side, inputs: str, labels: Tensor, draws: int) -> metrics.Interval:
+def _resampled(
+    metric: Callable[..., float], one: Side, inputs: str, labels: Tensor, draws: int
+) -> metrics.Interval:
     arrays: Sequence[Any] = (one.correct,)
     if inputs == "confidence":
         arrays = (one.confidence, one.correct)
@@ -210,11 +273,23 @@ def _corrected(row: int, before: float, true: int, prediction: Prediction, names
 
     terms = prediction.layers
     after = float(prediction.confidence[row])
-    pairs = [] if terms is None else [(str(name), float(value)) for name, value in zip(terms.names, terms.mean[row], strict=True)]
-    values = [(name, value) for name, value in pairs if name in names] or pairs  # a term that is no layer explains nothing here
+    pairs = (
+        []
+        if terms is None
+        else [(str(name), float(value)) for name, value in zip(terms.names, terms.mean[row], strict=True)]
+    )
+    values = [
+        (name, value) for name, value in pairs if name in names
+    ] or pairs  # a term that is no layer explains nothing here
     towards = -1.0 if after < before else 1.0
     return Corrected(
-        row, int(prediction.label[row]), true, before, after,
-        number(prediction.std), number(prediction.lower), number(prediction.upper),
+        row,
+        int(prediction.label[row]),
+        true,
+        before,
+        after,
+        number(prediction.std),
+        number(prediction.lower),
+        number(prediction.upper),
         tuple(sorted(values, key=lambda item: -towards * item[1])),
-    )  # fmt: skip
+    )

@@ -19,7 +19,8 @@ def data_uri(image: Any) -> str:
     """A picture as a ``data:`` address.
 
     Args:
-        image: ``(H, W)``, ``(1 or 3, H, W)`` or ``(H, W, 1 or 3)``; bytes, or numbers stretched from their own range.
+        image: ``(H, W)``, ``(1 or 3, H, W)`` or ``(H, W, 1 or 3)``; bytes, or numbers stretched from their
+            own range.
 
     Example:
         >>> data_uri(np.zeros((2, 2)))[:22]
@@ -36,7 +37,10 @@ def to_pixels(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if x.ndim == 3 and x.shape[2] == 1:
         x = x[:, :, 0]
     if x.ndim not in (2, 3) or (x.ndim == 3 and x.shape[2] != 3) or 0 in x.shape:
-        raise ValueError(f"an image must have shape (H, W), (C, H, W) or (H, W, C) with 1 or 3 channels, got {np.asarray(image).shape}")
+        raise ValueError(
+            f"an image must have shape (H, W), (C, H, W) or (H, W, C) with 1 or 3 channels, "
+            f"got {np.asarray(image).shape}"
+        )
     step = max(-(-max(x.shape[:2]) // SIDE), 1)
     x = x[::step, ::step]
     return x if x.dtype == np.uint8 else _stretched(x.astype(np.float64))
@@ -47,7 +51,12 @@ def encode_png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
     height, width = pixels.shape[:2]
     lines = b"".join(b"\x00" + row.tobytes() for row in np.ascontiguousarray(pixels))
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(lines, 9)) + _chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", header)
+        + _chunk(b"IDAT", zlib.compress(lines, 9))
+        + _chunk(b"IEND", b"")
+    )
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

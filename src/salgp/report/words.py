@@ -27,8 +27,18 @@ def verdict(before: Side, after: Side, method: str, keep: Keep) -> Verdict:
     """Say what is wrong, what the correction achieves, and what to do."""
     small = min(before.ece, after.ece)
     improved = after.ece < before.ece
-    tone = "good" if after.ece < SMALL or (improved and after.ece < 0.5 * before.ece) else "fair" if improved or small < SMALL else "poor"
-    return Verdict(f"{_diagnosis(before)}; {_result(before, after, method)}.", _action(keep, len(after.confidence), after.accuracy), tone)
+    tone = (
+        "good"
+        if after.ece < SMALL or (improved and after.ece < 0.5 * before.ece)
+        else "fair"
+        if improved or small < SMALL
+        else "poor"
+    )
+    return Verdict(
+        f"{_diagnosis(before)}; {_result(before, after, method)}.",
+        _action(keep, len(after.confidence), after.accuracy),
+        tone,
+    )
 
 
 def _points(x: float) -> str:
@@ -46,7 +56,10 @@ def _diagnosis(before: Side) -> str:
     if before.ece < SMALL:
         return f"The network's confidence is already right to within {_within(before.ece)}"
     if abs(gap) < 0.5 * before.ece:
-        return f"The network's confidence is off by {_points(before.ece)}, too high in places and too low in others"
+        return (
+            f"The network's confidence is off by {_points(before.ece)}, too high in places and too "
+            f"low in others"
+        )
     return f"The network is {'overconfident' if gap > 0 else 'underconfident'} by {_points(before.ece)}"
 
 

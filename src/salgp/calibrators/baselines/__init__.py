@@ -1,0 +1,1 @@
+"""The rivals: every published method, behind the contract of `salgp.calibrators.base`."""

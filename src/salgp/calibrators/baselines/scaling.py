@@ -1,0 +1,234 @@
+"""One number for all logits: temperature scaling and its relatives.
+
+Temperature scaling divides every logit by ``T > 0``, ``p = softmax(z / T)``: ``T > 1`` lowers confidence, ``T
+< 1`` raises it, the label stays. How ``T`` is found is told in `salgp.calibrators.temperature`.
+Reference: Guo et al., On calibration of modern neural networks, ICML 2017.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salgp.calibrators.base import CalibrationWarning, Calibrator
+from salgp.calibrators.temperature import (
+    BOUNDS,
+    best_temperature,
+    gradient_steps,
+    row_chunks,
+    tempered_softmax,
+)
+from salgp.features import Features
+from salgp.prediction import Prediction
+
+__all__ = [
+    "EnsembleTemperatureScaling",
+    "PerturbedTemperatureScaling",
+    "TemperatureScaling",
+    "Uncalibrated",
+    "best_temperature",
+    "ensemble_softmax",
+]
+
+
+class Uncalibrated(Calibrator):
+    """The network's own softmax, unchanged: the baseline of every comparison.
+
+    Example:
+        >>> f = Features(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+        >>> Uncalibrated().fit(f, [0, 1]).predict(f).confidence
+        tensor([0.8808, 0.7311])
+    """
+
+    name: ClassVar[str] = "uncalibrated"
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        pass
+
+    def _predict(self, features: Features) -> Prediction:
+        return Prediction.from_probs(features, tempered_softmax(features.logits, 1.0))
+
+
+class TemperatureScaling(Calibrator):
+    """One temperature for all logits, by maximum likelihood on the calibration set.
+
+    ``p = softmax(z / T)`` with ``T = temperature_``. Samples of an unknown class (-1) have no likelihood and
+    are left out. Where every calibration sample is correct, the likelihood rises for ever as ``T -> 0``; the
+    temperature then stays at its bound, ``at_bound_`` is true and a `CalibrationWarning` says so.
+
+    Args:
+        init: temperature to start from. The problem is convex, so ``"newton"`` gives the same answer for
+            every start.
+        bounds: smallest and largest temperature allowed.
+        optimizer: ``"newton"`` runs to the optimum; ``"gradient"`` takes a fixed number of plain gradient
+            steps on ``T``, as many published scripts do, and stops early where the likelihood is flat: its
+            result depends on ``init``.
+        steps: number of gradient steps (``"gradient"`` only).
+        lr: length of a gradient step (``"gradient"`` only).
+
+    Attributes:
+        temperature_: the fitted ``T``.
+        at_bound_: is it one of ``bounds``?
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> z = 3 * torch.randn(2000, 4, generator=generator)
+        >>> labels = torch.multinomial(torch.softmax(z / 2, 1), 1, generator=generator)[:, 0]
+        >>> round(TemperatureScaling().fit(Features(z), labels).temperature_, 1)
+        2.0
+    """
+
+    name: ClassVar[str] = "temperature"
+
+    def __init__(
+        self,
+        init: float = 1.0,
+        bounds: tuple[float, float] = BOUNDS,
+        optimizer: Literal["newton", "gradient"] = "newton",
+        steps: int = 50,
+        lr: float = 0.01,
+    ) -> None:
+        self.init = init
+        self.bounds = bounds
+        self.optimizer = optimizer
+        self.steps = steps
+        self.lr = lr
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        if self.optimizer not in ("newton", "gradient"):
+            raise ValueError(f"optimizer must be 'newton' or 'gradient', got {self.optimizer!r}")
+        if self.optimizer == "newton":
+            self.temperature_, self.at_bound_ = best_temperature(
+                features.logits, labels, self.bounds, self.init
+            )
+        else:
+            self.temperature_ = gradient_steps(
+                features.logits, labels, self.bounds, self.init, self.steps, self.lr
+            )
+            self.at_bound_ = self.temperature_ in tuple(self.bounds)
+
+    def _predict(self, features: Features) -> Prediction:
+        return Prediction.from_probs(features, tempered_softmax(features.logits, self.temperature_))
+
+
+class PerturbedTemperatureScaling(Calibrator):
+    """Temperature scaling fitted on perturbed copies of the calibration set, for use under shift.
+
+    The network's input is repeated under noise of several strengths before the features are taken, so that
+    the calibration set holds samples the network gets wrong; the temperature is the maximum likelihood one of
+    all copies. Give it `Features` with ``groups``, where copies of one sample share a number: every original
+    sample then counts the same, however many copies it has. Without ``groups`` there are no copies to speak
+    of, and a warning says so. Reference: Tomani et al., Post-hoc uncertainty calibration for domain drift
+    scenarios, CVPR 2021.
+
+    Args:
+        bounds: smallest and largest temperature allowed.
+
+    Example:
+        >>> z = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
+        >>> copies = Features(torch.cat([z, z / 2]), groups=torch.tensor([0, 1, 2, 0, 1, 2]))
+        >>> round(PerturbedTemperatureScaling().fit(copies, [0, 0, 1, 0, 0, 1]).temperature_, 2)
+        0.57
+    """
+
+    name: ClassVar[str] = "perturbed-temperature"
+    uses_copies: ClassVar[bool] = True
+
+    def __init__(self, bounds: tuple[float, float] = BOUNDS) -> None:
+        self.bounds = bounds
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        weights = None
+        if features.groups is None:
+            warnings.warn(
+                "features have no groups: fitted as plain temperature scaling, not on perturbed copies",
+                CalibrationWarning,
+                stacklevel=3,
+            )
+        else:
+            _, of, count = torch.unique(features.groups, return_inverse=True, return_counts=True)
+            weights = (1 / count.double())[of]
+        self.temperature_, self.at_bound_ = best_temperature(
+            features.logits, labels, self.bounds, weights=weights
+        )
+
+    def _predict(self, features: Features) -> Prediction:
+        return Prediction.from_probs(features, tempered_softmax(features.logits, self.temperature_))
+
+
+class EnsembleTemperatureScaling(Calibrator):
+    """A mix of the tempered softmax, the raw softmax and the uniform distribution.
+
+    ``p = w_1 softmax(z / T) + w_2 softmax(z) + w_3 / c`` with weights on the simplex: the temperature is that
+    of temperature scaling, the weights maximise the likelihood, so the fit is never worse than temperature
+    scaling. Reference: Zhang et al., Mix-n-match, ICML 2020.
+
+    Args:
+        bounds: smallest and largest temperature allowed.
+
+    Example:
+        >>> f = Features(torch.eye(3).repeat(20, 1) * 4)
+        >>> ets = EnsembleTemperatureScaling().fit(
+        ...     f, torch.cat([torch.arange(3).repeat(15), torch.zeros(15, dtype=torch.long)])
+        ... )
+        >>> round(float(ets.weights_.sum()), 6)
+        1.0
+    """
+
+    name: ClassVar[str] = "ensemble-temperature"
+
+    def __init__(self, bounds: tuple[float, float] = BOUNDS) -> None:
+        self.bounds = bounds
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels, self.bounds)
+        parts = [_true_class(features.logits, labels, t) for t in (self.temperature_, 1.0)]
+        uniform = torch.full_like(parts[0], 1 / features.n_classes)
+        self.weights_ = _mixture_weights(torch.stack([*parts, uniform], dim=1))
+
+    def _predict(self, features: Features) -> Prediction:
+        return Prediction.from_probs(
+            features, ensemble_softmax(features.logits, self.temperature_, self.weights_)
+        )
+
+
+def ensemble_softmax(logits: Tensor, temperature: float | Tensor, weights: Tensor) -> Tensor:
+    """``w_1 softmax(z / T) + w_2 softmax(z) + w_3 / c``."""
+    w = weights.tolist()
+    mix = tempered_softmax(logits, temperature).mul_(w[0]).add_(tempered_softmax(logits, 1.0), alpha=w[1])
+    return mix.add_(w[2] / logits.shape[1])
+
+
+def _true_class(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Probability of the true class of the samples that have one, in double precision."""
+    y = labels.clamp_min(0)[:, None]
+    each = [
+        tempered_softmax(logits[rows], temperature).gather(1, y[rows])[:, 0]
+        for rows in row_chunks(*logits.shape)
+    ]
+    return torch.cat(each).double()[labels >= 0]
+
+
+def _mixture_weights(likelihood: Tensor) -> Tensor:
+    """Weights on the simplex that maximise the mean of ``log(likelihood_i . w)``, a concave problem."""
+    from scipy.optimize import minimize
+
+    P = likelihood.cpu().numpy()
+    start = np.array([1.0, 0.0, 0.0])
+
+    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
+        mix = np.maximum(P @ w, np.finfo(float).tiny)
+        return -float(np.log(mix).mean()), -(P / mix[:, None]).mean(axis=0)
+
+    if len(P) == 0:
+        return torch.tensor(start)
+    one = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
+    found = minimize(
+        loss, start, jac=True, method="SLSQP", bounds=[(0, 1)] * 3, constraints=one, options={"ftol": 1e-12}
+    )
+    w = np.clip(found.x, 0, 1) / np.clip(found.x, 0, 1).sum()
+    return torch.tensor(w if loss(w)[0] <= loss(start)[0] else start)

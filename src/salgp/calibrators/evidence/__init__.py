@@ -1,0 +1,1 @@
+"""Layer evidence, the default: what every layer says of a prediction, made log-odds of being correct."""

@@ -1,0 +1,368 @@
+"""The model behind `salgp.calibrators.evidence.calibrator`: columns, weights of the samples, a convex fit,
+and its leave-one-out.
+
+Free functions and values. Rows are samples; ``X`` holds the columns ``(n, p)`` of the log-odds of being
+correct, ``label`` the predicted class, a group with an offset of its own:
+
+    f_i = x_i . w + delta[label_i],      w_j >= 0 for j >= 1,      delta_c ~ N(0, spread^2).
+
+The posterior of ``(w, delta)`` is kept without its ``(C, C)`` part. With ``B`` the curvature between weights
+and offsets and ``D`` that of the offsets, ``phi_i = x_i - (D^-1 B)[label_i]`` gives
+
+    cov(f_i, f_j) = phi_i' S phi_j + [label_i = label_j] / D[label_i],      S = (A - B' D^-1 B)^-1,
+
+so that a thousand classes cost a thousand rows, not a million entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from salgp.calibrators.evidence.reference import Evidence, Reference, layer_evidence
+from salgp.features import Features
+from salgp.storage import storable
+
+__all__ = [
+    "LogOdds",
+    "Scales",
+    "design",
+    "fit_log_odds",
+    "leave_group_out",
+    "log_odds",
+    "originals",
+    "sample_weights",
+    "scaled_design",
+    "standardised",
+]
+
+PRECISE = {"maxiter": 5000, "maxfun": 50_000, "ftol": 1e-15, "gtol": 1e-8}
+"""The optimum is unique; it is found to the last digits, so that neither order nor history of the samples
+shows.
+"""
+
+LARGEST_LOG_ODDS = 4.0
+"""The model's ``t`` is kept within this bound: beyond 98 %, more confidence of the network says little more.
+"""
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Location and scale of the evidence on the original calibration samples, and the mean of each model
+    column.
+
+    Args:
+        agreement: ``(L,)`` standard deviation of the agreement.
+        novelty: ``(L,)`` median of the novelty.
+        spread: ``(L,)`` median absolute deviation of the novelty, scaled to a standard deviation.
+        typical: ``(2 + 2 L,)`` mean of the model's columns.
+    """
+
+    agreement: Tensor
+    novelty: Tensor
+    spread: Tensor
+    typical: Tensor
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class LogOdds:
+    """Posterior of the log-odds of being correct.
+
+    Args:
+        weights: ``(p,)`` of the columns.
+        offsets: ``(C,)`` of the predicted classes.
+        covariance: ``(p, p)`` of the weights, ``S``.
+        pull: ``(C, p)``, ``D^-1 B``: how an offset gives way to the weights.
+        spare: ``(C,)`` variance of an offset with the weights given, ``1 / D``.
+    """
+
+    weights: Tensor
+    offsets: Tensor
+    covariance: Tensor
+    pull: Tensor
+    spare: Tensor
+
+    def to(self, X: Tensor) -> LogOdds:
+        """The same posterior where ``X`` is."""
+        return LogOdds(
+            self.weights.to(X), self.offsets.to(X), self.covariance.to(X), self.pull.to(X), self.spare.to(X)
+        )
+
+    def moments(self, X: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance ``(n,)`` of the log-odds."""
+        phi = X - self.pull[label]
+        return X @ self.weights + self.offsets[label], ((phi @ self.covariance) * phi).sum(
+            dim=1
+        ) + self.spare[label]
+
+    def joint(self, X: Tensor, label: Tensor) -> Tensor:
+        """Covariance ``(n, n)`` of the log-odds."""
+        phi = X - self.pull[label]
+        return phi @ self.covariance @ phi.T + (label[:, None] == label) * self.spare[label]
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class EvidenceModel:
+    """All that is needed to turn features into log-odds of being correct.
+
+    Args:
+        reference: what layers are compared with.
+        temperature: of the network's confidence.
+        scales: of the evidence.
+        posterior: of weights and offsets.
+    """
+
+    reference: Reference
+    temperature: float
+    scales: Scales
+    posterior: LogOdds
+
+    def log_odds(self, features: Features, evidence: Evidence | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns ``(n, p)``, mean and variance ``(n,)`` of the log-odds; ``evidence`` where it is known
+        already.
+        """
+        X = design(
+            features,
+            evidence if evidence is not None else layer_evidence(self.reference, features),
+            self.temperature,
+            self.scales,
+        )
+        return X, *self.posterior.to(X).moments(X, features.label)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Rows the model was fitted on.
+
+    Args:
+        X: ``(n, p)`` columns.
+        label: ``(n,)`` predicted classes.
+        correct: ``(n,)`` 0 or 1.
+        is_copy: ``(n,)`` perturbed copy, or original?
+    """
+
+    X: Tensor
+    label: Tensor
+    correct: Tensor
+    is_copy: Tensor
+
+    def joined(self, more: Seen) -> Seen:
+        """These rows and more."""
+        return Seen(*(torch.cat([a, b.to(a)]) for a, b in zip(self._parts(), more._parts(), strict=True)))
+
+    def without(self, some: Seen) -> Seen:
+        """These rows without some of them, each taken once."""
+        keep = torch.ones(len(self.X), dtype=torch.bool, device=self.X.device)
+        for x, label, correct in zip(
+            some.X.to(self.X), some.label.to(self.label), some.correct.to(self.correct), strict=True
+        ):
+            same = (
+                keep
+                & (self.label == label)
+                & (self.correct == correct)
+                & torch.isclose(self.X, x, rtol=1e-6, atol=1e-7).all(dim=1)
+            )
+            if not bool(same.any()):
+                raise ValueError(
+                    "a sample to forget is not among those the calibrator was fitted on, or "
+                    "its label was another"
+                )
+            keep[same.nonzero()[0, 0]] = False
+        if not bool((keep & ~self.is_copy).any()):
+            raise ValueError("cannot forget every sample a calibrator knows")
+        return Seen(*(part[keep] for part in self._parts()))
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.X, self.label, self.correct, self.is_copy
+
+
+def originals(features: Features) -> tuple[Tensor, Tensor]:
+    """Rows of the original samples, and for every row the position of its original among them.
+
+    The original of a group is its row of family 0; where families are unknown, its first row.
+
+    Example:
+        >>> originals(Features(torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8])))
+        (tensor([0, 1]), tensor([0, 1, 0, 1]))
+        >>> originals(
+        ...     Features(
+        ...         torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8]), families=torch.tensor([1, 0, 0, 1])
+        ...     )
+        ... )
+        (tensor([1, 2]), tensor([1, 0, 1, 0]))
+    """
+    n, device = len(features), features.logits.device
+    rows = torch.arange(n, device=device)
+    if features.groups is None:
+        return rows, rows
+    _, group = features.groups.to(device).unique(return_inverse=True)
+    late = rows if features.families is None else rows + n * (features.families.to(device) > 0)
+    first = (
+        torch.full((int(group.max()) + 1,), 2 * n, device=device).scatter_reduce(0, group, late, "amin") % n
+    )
+    rank = first.argsort().argsort()
+    return first.sort().values, rank[group]
+
+
+def copies(features: Features) -> Tensor:
+    """Is each row a perturbed copy, and not an original? ``(n,)``.
+
+    Example:
+        >>> copies(Features(torch.zeros(3, 2), groups=torch.tensor([7, 8, 7])))
+        tensor([False, False,  True])
+    """
+    first, _ = originals(features)
+    return torch.ones(len(features), dtype=torch.bool, device=first.device).index_fill(0, first, False)
+
+
+def sample_weights(is_copy: Tensor, correct: Tensor, clean: float, caution: float) -> Tensor:
+    """Weight of each row: ``clean`` of the total for originals, the rest for copies, whose errors count
+    ``caution`` times.
+
+    The total is the number of originals: copies of a sample are no new information.
+
+    Example:
+        >>> sample_weights(torch.tensor([False, True, True]), torch.tensor([1.0, 1.0, 0.0]), 0.7, 2.0)
+        tensor([0.7000, 0.1000, 0.2000])
+    """
+    n = float((~is_copy).sum())
+    if not bool(is_copy.any()):
+        return torch.ones_like(correct)
+    copies = is_copy * torch.where(correct > 0, 1.0, caution)
+    return torch.where(is_copy, n * (1 - clean) * copies / copies.sum(), clean).to(correct)
+
+
+def log_odds(features: Features, temperature: float, largest: float) -> Tensor:
+    """Log-odds ``log s / (1 - s)`` of the tempered confidence, without cancellation and within ``largest``,
+    ``(n,)``.
+    """
+    z = features.logits.double() / temperature
+    rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
+    return (z.amax(dim=1) - rest).clamp(-largest, largest)
+
+
+def standardised(evidence: Evidence, scales: Scales) -> tuple[Tensor, Tensor]:
+    """Agreement ``A`` and novelty ``N`` in units of the original calibration samples."""
+    N = (evidence.novelty - scales.novelty.to(evidence.novelty)) / scales.spread.to(evidence.novelty)
+    return evidence.agreement / scales.agreement.to(N), N
+
+
+def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
+    """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, gated agreements, negative persistent novelties."""
+    t = log_odds(features, temperature, LARGEST_LOG_ODDS)
+    A, N = standardised(evidence, scales)
+    gate = 1.0 / (1.0 + 0.3 * softplus(N - 1.0))
+    persistent = N.flip(1).cummin(dim=1).values.flip(1)
+    return torch.cat(
+        [torch.ones_like(t)[:, None], t[:, None], A * gate, -torch.log1p(softplus(persistent))], dim=1
+    )
+
+
+def scaled_design(
+    features: Features, evidence: Evidence, temperature: float, first: Tensor
+) -> tuple[Scales, Tensor]:
+    """Scales of the evidence on the rows ``first``, and the columns of all rows."""
+    A, N = evidence.agreement[first], evidence.novelty[first]
+    median = N.quantile(0.5, dim=0)
+    spread = 1.4826 * (N - median).abs().quantile(0.5, dim=0)
+    tiny = 1e-6
+    scales = Scales(
+        A.std(dim=0, correction=0).clamp_min(tiny),
+        median,
+        spread.clamp_min(tiny),
+        torch.zeros(2 + 2 * A.shape[1]).to(A),
+    )
+    X = design(features, evidence, temperature, scales)
+    return Scales(scales.agreement, median, scales.spread, X[first].mean(dim=0)), X
+
+
+def fit_log_odds(
+    X: Tensor,
+    label: Tensor,
+    correct: Tensor,
+    weight: Tensor,
+    n_classes: int,
+    ridge: float,
+    class_spread: float,
+) -> LogOdds:
+    """Largest posterior under ``w_j >= 0``, and the Laplace approximation around it.
+
+    Args:
+        X: ``(n, p)`` columns; the first is one, the second the tempered log-odds.
+        label: ``(n,)`` predicted classes.
+        correct: ``(n,)`` 0 or 1.
+        weight: ``(n,)`` of the rows.
+        n_classes: ``C``.
+        ridge: strength of the pull of the weights to 0, and of the second to 1.
+        class_spread: prior standard deviation of a class's offset; 0 for none.
+    """
+    from scipy.optimize import minimize
+
+    p, C = X.shape[1], n_classes if class_spread > 0 else 0
+    prior = torch.full((p + C,), 2.0 * ridge, dtype=X.dtype, device=X.device)
+    prior[0], prior[1], prior[p:] = 1e-2, 0.2 * ridge, class_spread**-2 if C else 0.0
+    centre = torch.zeros_like(prior)
+    centre[1] = 1.0
+
+    def loss(v: object) -> tuple[float, object]:
+        v_ = torch.as_tensor(v).to(X)
+        f, off = X @ v_[:p] + (v_[p:][label] if C else 0.0), v_ - centre
+        wrong = weight * (torch.sigmoid(f) - correct)
+        value = (weight * (softplus(f) - correct * f)).sum() + 0.5 * (prior * off.square()).sum()
+        slope = torch.cat([X.T @ wrong, _by_class(wrong, label, C)]) + prior * off
+        return float(value), slope.cpu().numpy()
+
+    start = torch.zeros_like(prior)
+    start[1:p], start[1] = 0.1, 1.0
+    bounds = [(None, None)] + [(0.0, None)] * (p - 1) + [(None, None)] * C
+    found = minimize(loss, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=PRECISE)
+    v = torch.as_tensor(found.x).to(X)
+    offsets = v[p:] if C else X.new_zeros(n_classes)
+    return _around(
+        X, label, weight, v[:p], offsets, prior[:p], prior[p:] if C else torch.full_like(offsets, torch.inf)
+    )
+
+
+def leave_group_out(
+    X: Tensor, label: Tensor, correct: Tensor, weight: Tensor, model: LogOdds, group: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance ``(n,)`` of every row's log-odds by the model fitted without its whole group, by one
+    Newton step from the optimum.
+
+    With ``V`` the covariance of a group's log-odds, ``W = weight p (1 - p)`` and ``U = V (1 - W V)^-1``, the
+    mean is ``f_g - U weight (correct - p)`` and the covariance ``U``.
+    """
+    f, variance = model.moments(X, label)
+    p = torch.sigmoid(f)
+    out = f.clone()
+    order = group.argsort(stable=True)
+    for rows in order.split(torch.bincount(group).tolist()):
+        V = model.joint(X[rows], label[rows])
+        W = (weight * p * (1 - p))[rows]
+        U = torch.linalg.solve(torch.eye(len(rows)).to(V) - V * W, V)
+        out[rows] = f[rows] - U @ (weight * (correct - p))[rows]
+        variance[rows] = U.diagonal()
+    return out, variance
+
+
+def _around(
+    X: Tensor, label: Tensor, weight: Tensor, w: Tensor, offsets: Tensor, prior: Tensor, class_prior: Tensor
+) -> LogOdds:
+    """Posterior with the curvature at ``w`` and ``offsets``; an infinite prior keeps the offsets at 0."""
+    s = torch.sigmoid(X @ w + offsets[label])
+    curved = (weight * s * (1 - s))[:, None] * X
+    A, B = X.T @ curved + prior.diag(), X.new_zeros(len(offsets), X.shape[1]).index_add_(0, label, curved)
+    D = _by_class(weight * s * (1 - s), label, len(offsets)) + class_prior
+    pull = B / D[:, None]
+    return LogOdds(w, offsets, torch.linalg.inv(A - B.T @ pull).contiguous(), pull, 1.0 / D)
+
+
+def _by_class(x: Tensor, label: Tensor, n_classes: int) -> Tensor:
+    return x.new_zeros(n_classes).index_add_(0, label, x) if n_classes else x.new_zeros(0)

@@ -1,0 +1,211 @@
+"""Cross-covariances at the speed of the cache: the same numbers as `salgp.gp.covariance`, one matrix product
+per term.
+
+Scaling both sides by ``sqrt(c) / lengthscale`` and carrying the norms as two more columns,
+``[x, |x|^2, 1] [-2u, 1, |u|^2]' = c r^2``, makes the scaled squared distance a single matrix product. The
+kernel is then applied in place to a block of rows that stays in the cache, and added to the running sum of
+the terms. Blocks and buffers are the same size whatever the number of samples. It works in single or double
+precision; `salgp.store.scoring` measures on the data which one is accurate enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salgp.gp.covariance import Covariance, Rows, Stationary, Sum
+from salgp.gp.regression import Posterior
+
+__all__ = ["CrossPlan", "plan_of"]
+
+BLOCK_BYTES = 512 * 1024
+"""Size of one block of covariances; a few of them fit into the cache of a core."""
+
+Moments = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Term:
+    """One stationary term, with its inducing side ready for the product."""
+
+    block: str
+    kernel: str
+    variance: float
+    scale: float
+    centre: Tensor  # (1, d)
+    right: Tensor  # (d + 2, m)
+
+    def left(self, x: Tensor) -> Tensor:
+        """``[x, |x|^2, 1]`` of the centred and scaled rows, ``(n, d + 2)``."""
+        n, d = x.shape
+        left = torch.empty(n, d + 2, dtype=self.right.dtype, device=x.device)
+        inner = left[:, :d]
+        torch.sub(x.to(left.dtype), self.centre, out=inner)
+        inner.mul_(self.scale)
+        left[:, d] = inner.square().sum(dim=1)
+        left[:, d + 1] = 1.0
+        return left
+
+
+@dataclass(frozen=True, eq=False)
+class CrossPlan:
+    """Prepared prediction of a posterior whose covariance is a sum of stationary terms; made by `plan_of`."""
+
+    terms: tuple[_Term, ...]
+    alpha: Tensor
+    root: Tensor
+
+    def blocks(self, rows: Rows) -> Iterator[tuple[slice, Tensor]]:
+        """The covariance of each block of rows with the inducing rows, ``(b, m)``; valid until the next
+        block.
+        """
+        size = self._size()
+        total, distance, spare = (self._buffer(size) for _ in range(3))
+        for start in range(0, len(rows), size):
+            part = slice(start, min(start + size, len(rows)))
+            n = part.stop - part.start
+            total[:n].zero_()
+            for term in self.terms:
+                torch.mm(term.left(rows.blocks[term.block][part]), term.right, out=distance[:n])
+                VALUES[term.kernel](distance[:n].clamp_min_(0.0), spare[:n], total[:n], term.variance)
+            yield part, total[:n]
+
+    def moments(self, rows: Rows, layers: bool = False) -> Moments:
+        """Posterior mean and variance ``(n,)`` and, if asked for, those of each term ``(n, T)``, in double
+        precision.
+        """
+        if layers:
+            return self._term_moments(rows)
+        mean, variance = (
+            torch.empty(len(rows), dtype=torch.float64, device=self.alpha.device) for _ in range(2)
+        )
+        reduced = self._buffer(self._size(), self.root.shape[1])
+        for part, cross in self.blocks(rows):
+            mean[part] = (cross @ self.alpha).double()
+            variance[part] = self.prior - _squares(torch.mm(cross, self.root, out=reduced[: len(cross)]))
+        return mean, variance.clamp_min_(0.0), None, None
+
+    @property
+    def prior(self) -> float:
+        """Prior variance, the same for every row."""
+        return math.fsum(term.variance for term in self.terms)
+
+    def _term_moments(self, rows: Rows) -> Moments:
+        n, T = len(rows), len(self.terms)
+        means, variances = (
+            torch.empty(n, T, dtype=torch.float64, device=self.alpha.device) for _ in range(2)
+        )
+        variance = torch.empty(n, dtype=torch.float64, device=self.alpha.device)
+        plans = [CrossPlan((term,), self.alpha, self.root) for term in self.terms]
+        reduced, whole = (self._buffer(self._size(), self.root.shape[1]) for _ in range(2))
+        for start in range(0, n, self._size()):
+            part = slice(start, min(start + self._size(), n))
+            few = rows[part]
+            whole[: len(few)].zero_()
+            for i, plan in enumerate(plans):
+                ((_, cross),) = plan.blocks(few)
+                means[part, i] = (cross @ self.alpha).double()
+                whole[: len(few)].add_(torch.mm(cross, self.root, out=reduced[: len(few)]))
+                variances[part, i] = plan.prior - _squares(reduced[: len(few)])
+            variance[part] = self.prior - _squares(whole[: len(few)])
+        return means.sum(dim=1), variance.clamp_min_(0.0), means, variances.clamp_min_(0.0)
+
+    def _size(self) -> int:
+        return max(16, BLOCK_BYTES // (len(self.alpha) * self.alpha.element_size()))
+
+    def _buffer(self, rows: int, columns: int | None = None) -> Tensor:
+        return self.alpha.new_empty(rows, len(self.alpha) if columns is None else columns)
+
+
+def plan_of(posterior: Posterior, dtype: torch.dtype = torch.float64) -> CrossPlan | None:
+    """Prepare a posterior for fast prediction; None where its covariance is not a sum of plain stationary
+    terms.
+
+    Example:
+        >>> rows = Rows(
+        ...     {"x": torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)}
+        ... )
+        >>> theta = {f"x.log_{k}": torch.zeros((), dtype=torch.float64) for k in ("lengthscale", "variance")}
+        >>> posterior = Posterior(
+        ...     Stationary("x"), theta, rows, torch.ones(4).double(), torch.eye(4).double() / 2
+        ... )
+        >>> mean, variance, _, _ = plan_of(posterior).moments(rows)
+        >>> bool(torch.allclose(mean, posterior(rows)[0]) and torch.allclose(variance, posterior(rows)[1]))
+        True
+    """
+    covariance = posterior.covariance
+    terms = covariance.terms if isinstance(covariance, Sum) else (covariance,)
+    plain = [t for t in terms if isinstance(t, Stationary) and not t.per and not t.unit]
+    if len(plain) < len(terms):
+        return None
+    return CrossPlan(
+        tuple(_prepare(t, posterior, dtype) for t in plain),
+        posterior.alpha.to(dtype),
+        posterior.root.to(dtype),
+    )
+
+
+def matern52_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> None:
+    """Add ``variance (1 + t + t^2/3) exp(-t)``, ``t^2 = square``, to ``total``; destroys ``square`` and
+    ``spare``.
+    """
+    t = square.sqrt_()
+    torch.exp(t, out=spare)
+    total.addcdiv_(t.addcmul_(t, t, value=1.0 / 3.0).add_(1.0), spare, value=variance)
+
+
+def matern32_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> None:
+    """Add ``variance (1 + t) exp(-t)``, ``t^2 = square``, to ``total``; destroys ``square`` and ``spare``."""
+    t = square.sqrt_()
+    torch.exp(t, out=spare)
+    total.addcdiv_(t.add_(1.0), spare, value=variance)
+
+
+def matern12_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> None:
+    """Add ``variance exp(-t)``, ``t^2 = square``, to ``total``; destroys ``square``."""
+    total.add_(square.sqrt_().neg_().exp_(), alpha=variance)
+
+
+def rbf_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> None:
+    """Add ``variance exp(-square)`` to ``total``; destroys ``square``."""
+    total.add_(square.neg_().exp_(), alpha=variance)
+
+
+VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, float], None]] = {
+    "matern52": matern52_into,
+    "matern32": matern32_into,
+    "matern12": matern12_into,
+    "rbf": rbf_into,
+}
+"""Base kernels on ``c r^2`` with the ``c`` of `SCALES`, in place; the formulas of `salgp.gp.kernels.KERNELS`.
+"""
+
+SCALES = {"matern52": 5.0, "matern32": 3.0, "matern12": 1.0, "rbf": 0.5}
+
+
+def _prepare(term: Covariance, posterior: Posterior, dtype: torch.dtype) -> _Term:
+    assert isinstance(term, Stationary)
+    name, theta = term.name or term.block, posterior.theta
+    points = posterior.rows.blocks[term.block].double()
+    centre = points.mean(dim=0, keepdim=True)
+    scale = math.sqrt(SCALES[term.kernel]) * math.exp(-float(theta[f"{name}.log_lengthscale"]))
+    u = (points - centre) * scale
+    right = torch.cat([-2.0 * u, torch.ones_like(u[:, :1]), u.square().sum(dim=1, keepdim=True)], dim=1).T
+    return _Term(
+        term.block,
+        term.kernel,
+        math.exp(float(theta[f"{name}.log_variance"])),
+        scale,
+        centre.to(dtype),
+        right.to(dtype).contiguous(),
+    )
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Squared norm of each row, in double precision."""
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1)
+    return norms.double().square_()

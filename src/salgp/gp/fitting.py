@@ -1,0 +1,365 @@
+"""Fit a GP with a given structure to residuals or to correctness; shared by all GP calibrators.
+
+Free functions on values: `fit_gaussian` and `fit_bernoulli` learn hyperparameters and condition; `Fitted` is
+all that prediction needs. Exact inference is used while the matrix is small, inducing rows (greedy
+conditional variance) beyond that; which one was used is part of the result.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from salgp.gp.covariance import Covariance, Gaps, Parameter, Rows, Scale, gaps, self_gaps
+from salgp.gp.leave_out import exact_leave_out_density, inducing_leave_out_density
+from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites
+from salgp.gp.optimise import Fit, NotConvergedWarning, maximise, restarted
+from salgp.gp.regression import (
+    Posterior,
+    Statistics,
+    condition_exact,
+    condition_inducing,
+    exact_log_evidence,
+    inducing_log_evidence,
+    inducing_rows,
+    statistics,
+)
+from salgp.storage import storable
+
+__all__ = ["EXACT_LIMIT", "Fitted", "Settings", "fit_bernoulli", "fit_gaussian"]
+
+EXACT_LIMIT = 1200
+"""Largest number of rows for which ``inference="auto"`` factorises the full matrix."""
+
+
+LEAVE_OUT_TOLERANCE = 3e-5
+"""Relative change at which a search by leave-one-out density stops: the density is flat around its optimum,
+and less than this is lost.
+"""
+
+STRIDE = 1_000_003
+"""A prime: multiples of it, modulo the number of rows, pick rows of all layers alike (an even stride would
+pick one layer's).
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to learn: see the arguments of `salgp.SALGP` of the same names; each observation stands in
+    ``repeats`` consecutive rows.
+    """
+
+    inference: str = "auto"
+    n_inducing: int = 256
+    optimizer: str = "lbfgs"
+    max_steps: int | None = None
+    learning_rate: float = 5e-3
+    restarts: int = 0
+    seed: int = 0
+    objective: str = "auto"
+    repeats: int = 1
+
+    def exact(self, n_rows: int) -> bool:
+        """Is the exact matrix affordable, or asked for?"""
+        if self.inference not in ("auto", "exact", "inducing"):
+            raise ValueError(f"inference must be 'auto', 'exact' or 'inducing', got {self.inference!r}")
+        return self.inference == "exact" or (self.inference == "auto" and n_rows <= EXACT_LIMIT)
+
+    def leaves_out(self) -> bool:
+        """Learn by leave-one-out density, and not by evidence? By default where observations are repeated."""
+        if self.objective not in ("auto", "evidence", "leave-one-out"):
+            raise ValueError(
+                f"objective must be 'auto', 'evidence' or 'leave-one-out', got {self.objective!r}"
+            )
+        return self.objective == "leave-one-out" or (self.objective == "auto" and self.repeats > 1)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A fitted GP.
+
+    Args:
+        posterior: predicts the latent function.
+        log_noise: learned noise of a Gaussian likelihood (0 for Bernoulli).
+        mean_weights: weights of the parametric mean's columns (empty where the mean is zero).
+        log_evidence: (bound of the) log marginal likelihood.
+        inference: ``exact`` or ``inducing``.
+        converged: did the optimiser converge?
+        reason: why it stopped.
+        y: site targets, for exact inference.
+        noise: site noise, for exact inference.
+        sums: summed statistics, for inducing inference.
+    """
+
+    posterior: Posterior
+    log_noise: float
+    mean_weights: Tensor
+    log_evidence: float
+    inference: str
+    converged: bool
+    reason: str
+    y: Tensor | None = None
+    noise: Tensor | None = None
+    sums: Statistics | None = None
+
+    def to(self, device: torch.device | str) -> Fitted:
+        """The same GP with its posterior on another device."""
+        return replace(self, posterior=self.posterior.to(device), mean_weights=self.mean_weights.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """Fixed part of a fit: rows and their gaps, computed once for the whole search."""
+
+    covariance: Covariance
+    rows: Rows
+    inducing: Rows | None
+    full: Gaps
+    small: Gaps | None
+    own: Gaps
+
+    def log_evidence(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Tensor:
+        if self.small is None:
+            return exact_log_evidence(self.covariance(theta, self.full), y, noise)
+        return inducing_log_evidence(self.covariance(theta, self.small), self.sums(theta, y, noise))
+
+    def leave_out_density(
+        self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor, repeats: int
+    ) -> Tensor:
+        if self.small is None:
+            return exact_leave_out_density(self.covariance(theta, self.full), y, noise, repeats)
+        Kuu, Kuf, prior = (
+            self.covariance(theta, self.small),
+            self.covariance(theta, self.full),
+            self.covariance(theta, self.own),
+        )
+        return inducing_leave_out_density(Kuu, Kuf, prior, y, noise, repeats)
+
+    def sums(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Statistics:
+        return statistics(self.covariance(theta, self.full), self.covariance(theta, self.own), y, noise)
+
+    def condition(
+        self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor
+    ) -> tuple[Posterior, Statistics | None]:
+        if self.inducing is None:
+            return condition_exact(self.covariance, theta, self.rows, y, noise), None
+        sums = self.sums(theta, y, noise)
+        return condition_inducing(self.covariance, theta, self.inducing, sums), sums
+
+    def moments(self, theta: Mapping[str, Tensor], posterior: Posterior) -> tuple[Tensor, Tensor]:
+        return posterior.moments(self.covariance(theta, self.full).T, self.covariance(theta, self.own))
+
+
+def fit_gaussian(
+    covariance: Covariance, rows: Rows, y: Tensor, settings: Settings, weight: Tensor | float = 1.0
+) -> Fitted:
+    """Learn hyperparameters and noise of ``N(y | f, noise)`` by evidence or leave-one-out density, then
+    condition.
+
+    Args:
+        covariance: formula of the prior.
+        rows: ``N`` flat rows.
+        y: ``(N,)`` targets.
+        settings: how to learn.
+        weight: of each observation in the likelihood; below 1 for repeated ones.
+    """
+    variance = max(float(y.var(correction=0)) + float(y.mean()) ** 2, 1e-6)
+    noise_start = torch.tensor(0.3 * variance, dtype=torch.float64).log()
+    log_noise = Parameter("log_noise", noise_start, float(noise_start) - 10.0, float(noise_start) + 5.0)
+    problem, parameters = _prepare(covariance, rows, variance, settings)
+
+    def evidence(theta: Mapping[str, Tensor]) -> Tensor:
+        sites = gaussian_sites(y, theta["log_noise"], weight)
+        return problem.log_evidence(theta, sites.target, sites.noise) + sites.constant
+
+    def density(theta: Mapping[str, Tensor]) -> Tensor:
+        sites = gaussian_sites(y, theta["log_noise"], weight)
+        return problem.leave_out_density(theta, sites.target, sites.noise, settings.repeats)
+
+    parameters = [*parameters, _on(log_noise, y.device)]
+    if settings.leaves_out():
+        fit = _search(density, parameters, settings, LEAVE_OUT_TOLERANCE)
+        fit = replace(fit, value=float(evidence(fit.theta)))
+    else:
+        fit = _search(evidence, parameters, settings)
+    _report(fit)
+    theta = dict(fit.theta)
+    sites = gaussian_sites(y, theta["log_noise"], weight)
+    noise = float(theta.pop("log_noise"))
+    return _finish(problem, theta, sites, fit, noise, y.new_zeros(0))
+
+
+def fit_bernoulli(
+    covariance: Covariance,
+    rows: Rows,
+    correct: Tensor,
+    design: Tensor,
+    settings: Settings,
+    weight: Tensor | float = 1.0,
+) -> Fitted:
+    """Learn log-odds of correctness ``f = design @ weights + g``, ``g ~ GP``, by the Jaakkola-Jordan bound.
+
+    Args:
+        covariance: formula of ``g``.
+        rows: ``N`` flat rows.
+        correct: ``(N,)`` 0 or 1.
+        design: ``(N, p)`` columns of the parametric mean; the first is free (bias), the others have weights
+            >= 0.
+        settings: how to learn.
+        weight: of each observation in the likelihood.
+    """
+    problem, parameters = _prepare(covariance, rows, 1.0, settings)
+    parameters = [*parameters, *_mean_parameters(design)]
+    observed = _Observed(correct, design, weight)
+    climbs = [
+        _climb(problem, start, observed, settings)
+        for start in restarted(parameters, settings.restarts, settings.seed)
+    ]
+    fit, sites = max(climbs, key=lambda climb: climb[0].value)
+    _report(fit)
+    weights = torch.cat([fit.theta["mean.bias"][None], fit.theta["mean.slopes"]])
+    centred = replace(sites, target=sites.target - design @ weights)
+    theta = {k: v for k, v in fit.theta.items() if not k.startswith("mean.")}
+    return _finish(problem, theta, centred, fit, 0.0, weights)
+
+
+@dataclass(frozen=True, eq=False)
+class _Observed:
+    """Fixed part of a Bernoulli fit: what was seen, and the columns of its mean."""
+
+    correct: Tensor
+    design: Tensor
+    weight: Tensor | float
+
+    def sites(self, mean: Tensor, variance: Tensor) -> Sites:
+        return bernoulli_sites(self.correct, mean, variance, self.weight)
+
+
+def _climb(
+    problem: _Problem, parameters: list[Parameter], seen: _Observed, settings: Settings
+) -> tuple[Fit, Sites]:
+    """Alternate a few steps on the hyperparameters with an update of the sites; neither lowers the bound."""
+    stride, total = (
+        (10, settings.max_steps or 300) if settings.optimizer != "adam" else (50, settings.max_steps or 2000)
+    )
+    fit = Fit({p.name: p.start for p in parameters}, -float("inf"), False, "not started", ())
+    sites = seen.sites(_mean(fit.theta, seen.design), torch.ones_like(seen.correct))
+    enough = len(seen.correct) ** 0.5
+    for done in range(0, total, stride):
+        step = _round(
+            problem, parameters, seen, sites, replace(settings, max_steps=min(stride, total - done)), fit
+        )
+        gain, fit = step.value - fit.value, step
+        mean = _mean(fit.theta, seen.design)
+        posterior, _ = problem.condition(fit.theta, sites.target - mean, sites.noise)
+        correction, variance = problem.moments(fit.theta, posterior)
+        sites = seen.sites(mean + correction, variance)
+        if gain < 1e-4 * enough:
+            break
+    if gain < 1e-2 * enough:
+        return replace(fit, converged=True, reason="the bound stopped rising"), sites
+    return replace(fit, converged=False, reason=f"the bound was still rising after {total} steps"), sites
+
+
+def _round(
+    problem: _Problem,
+    parameters: list[Parameter],
+    seen: _Observed,
+    sites: Sites,
+    settings: Settings,
+    fit: Fit,
+) -> Fit:
+    def objective(theta: Mapping[str, Tensor]) -> Tensor:
+        return (
+            problem.log_evidence(theta, sites.target - _mean(theta, seen.design), sites.noise)
+            + sites.constant
+        )
+
+    return _search(
+        objective, [replace(p, start=fit.theta[p.name]) for p in parameters], replace(settings, restarts=0)
+    )
+
+
+def _prepare(
+    covariance: Covariance, rows: Rows, variance: float, settings: Settings
+) -> tuple[_Problem, list[Parameter]]:
+    scale = Scale({name: _typical(rows.blocks[name]) for name, _ in covariance.reads()}, variance)
+    some = next(iter(rows.blocks.values()))
+    parameters = [_on(p, some.device) for p in covariance.parameters(scale)]
+    own = self_gaps(rows, covariance)
+    if settings.exact(len(rows)):
+        return _Problem(covariance, rows, None, gaps(rows, rows, covariance), None, own), parameters
+    start = {p.name: p.start for p in parameters}
+    inducing = rows[inducing_rows(covariance, start, rows, settings.n_inducing)]
+    return _Problem(
+        covariance,
+        rows,
+        inducing,
+        gaps(inducing, rows, covariance),
+        gaps(inducing, inducing, covariance),
+        own,
+    ), parameters
+
+
+def _search(
+    objective: Callable[[Mapping[str, Tensor]], Tensor],
+    parameters: list[Parameter],
+    settings: Settings,
+    tolerance: float = 1e-6,
+) -> Fit:
+    return maximise(
+        objective,
+        parameters,
+        optimizer=settings.optimizer,
+        max_steps=settings.max_steps,
+        tolerance=tolerance,
+        learning_rate=settings.learning_rate,
+        restarts=settings.restarts,
+        seed=settings.seed,
+    )
+
+
+def _report(fit: Fit) -> None:
+    if not fit.converged:
+        warnings.warn(
+            f"hyperparameter optimisation did not converge: {fit.reason}", NotConvergedWarning, stacklevel=6
+        )
+
+
+def _finish(
+    problem: _Problem, theta: Mapping[str, Tensor], sites: Sites, fit: Fit, log_noise: float, weights: Tensor
+) -> Fitted:
+    posterior, sums = problem.condition(theta, sites.target, sites.noise)
+    kept = {"y": sites.target, "noise": sites.noise} if sums is None else {}
+    inference = "exact" if sums is None else "inducing"
+    return Fitted(
+        posterior, log_noise, weights, fit.value, inference, fit.converged, fit.reason, sums=sums, **kept
+    )
+
+
+def _typical(block: Tensor, most: int = 500) -> float:
+    """Median squared distance between rows; the scale of a block. Rows are chosen by a stride that visits
+    every layer.
+    """
+    some = block[torch.arange(min(len(block), most), device=block.device) * STRIDE % len(block)].double()
+    squared = torch.pdist(some).square()
+    positive = squared[squared > 1e-12 * float(squared.max())] if len(squared) else squared
+    return float(positive.median()) if len(positive) else 1.0
+
+
+def _mean_parameters(design: Tensor) -> list[Parameter]:
+    bias = Parameter("mean.bias", design.new_zeros(()), -30.0, 30.0)
+    return [bias, Parameter("mean.slopes", design.new_full((design.shape[1] - 1,), 0.5), 0.0, 30.0)]
+
+
+def _mean(theta: Mapping[str, Tensor], design: Tensor) -> Tensor:
+    return design[:, 0] * theta["mean.bias"] + design[:, 1:] @ theta["mean.slopes"]
+
+
+def _on(parameter: Parameter, device: torch.device) -> Parameter:
+    return replace(parameter, start=parameter.start.to(device))

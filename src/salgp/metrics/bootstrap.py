@@ -1,0 +1,185 @@
+"""Bootstrap intervals for any metric: seeded, and at array speed for the metrics of this package.
+
+A resample is a vector of counts, how often each sample was drawn: multinomial, ``n`` draws over ``n``
+samples. Metrics that are a `Statistic` take many count vectors at once; any other function of arrays is
+called once per resample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from salgp.metrics import binned, interval, proper, ranking
+from salgp.metrics.draws import resample_counts
+from salgp.metrics.statistic import FloatArray, IntArray, Statistic
+
+__all__ = ["Interval", "accuracy_band", "bootstrap"]
+
+_STATISTICS: dict[Callable[..., Any], Callable[..., Statistic]] = {
+    binned.adaptive_ece: binned.adaptive_ece_statistic,
+    binned.classwise_ece: binned.classwise_ece_statistic,
+    binned.debiased_ece: binned.debiased_ece_statistic,
+    binned.ece: binned.ece_statistic,
+    binned.mce: binned.mce_statistic,
+    interval.interval_coverage: interval.interval_coverage_statistic,
+    interval.interval_width: interval.interval_width_statistic,
+    proper.accuracy: proper.accuracy_statistic,
+    proper.brier: proper.brier_statistic,
+    proper.brier_correct: proper.brier_correct_statistic,
+    proper.mean_variance: proper.mean_variance_statistic,
+    proper.nll: proper.nll_statistic,
+    proper.nll_correct: proper.nll_correct_statistic,
+    ranking.aurc: ranking.aurc_statistic,
+    ranking.auroc: ranking.auroc_statistic,
+    ranking.ood_auroc: ranking.ood_auroc_statistic,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """A value with its bootstrap interval.
+
+    Args:
+        value: the metric of the data themselves.
+        lower: lower end of the percentile interval.
+        upper: upper end.
+        level: probability mass of the interval.
+        replicates: ``(n_resamples,)`` the metric of each resample.
+    """
+
+    value: float
+    lower: float
+    upper: float
+    level: float
+    replicates: FloatArray = field(repr=False)
+
+    @property
+    def std_error(self) -> float:
+        """Standard deviation of the replicates."""
+        return float(np.nanstd(self.replicates, ddof=1))
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.lower:.4f}, {self.upper:.4f}]"
+
+
+def bootstrap(
+    metric: Callable[..., float],
+    *arrays: Any,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.9,
+    **options: Any,
+) -> Interval:
+    """Percentile bootstrap interval of ``metric(*arrays, **options)``: samples are redrawn with replacement,
+    all arrays alike.
+
+    Metrics over bins keep the bins of the whole sample in every resample. Calibration errors are biased
+    upwards, and resamples doubly so: the interval may lie above the value. Resamples where the metric is NaN
+    are left out. A resample is drawn as multinomial counts (through Poisson counts, exact in distribution)
+    rather than as indices, and the metrics of this package are computed from many count vectors at once;
+    other functions are called on each resample.
+
+    Args:
+        metric: one of this package, or any function from arrays to a number.
+        arrays: its array arguments, with one row per sample.
+        n_resamples: number of resamples.
+        seed: of the generator; the same seed redraws the same samples, so that replicates of two metrics or
+            methods are paired.
+        level: probability mass of the interval.
+        options: keyword arguments of the metric.
+
+    Returns:
+        The value with its interval and all replicates.
+
+    Example:
+        >>> from salgp.metrics import accuracy
+        >>> result = bootstrap(accuracy, [1] * 80 + [0] * 20)
+        >>> result.value, round(result.lower, 1), round(result.upper, 1)
+        (0.8, 0.7, 0.9)
+    """
+    n = _common_length(arrays)
+    if n_resamples < 1 or not 0 < level < 1:
+        raise ValueError(f"expected n_resamples >= 1 and 0 < level < 1, got {n_resamples} and {level}")
+    columns = [x.detach().cpu() if isinstance(x, Tensor) else np.asarray(x) for x in arrays]
+    value = float(metric(*columns, **options))
+    draws = resample_counts(n, n_resamples, seed)
+    if metric in _STATISTICS:
+        order = _order(columns[0])
+        statistic = _STATISTICS[metric](*(x[order] for x in columns), **options)
+        replicates = np.concatenate([statistic.of_weights(weights) for weights in _as_weights(draws, order)])
+    else:
+        rows = (np.repeat(np.arange(n), row) for counts in draws for row in counts)
+        replicates = np.array([float(metric(*(x[row] for x in columns), **options)) for row in rows])
+    lower, upper = _quantiles(replicates, level)
+    return Interval(value, lower, upper, level, replicates)
+
+
+def accuracy_band(
+    bins: binned.ReliabilityBins, n_resamples: int = 1000, seed: int = 0, level: float = 0.9
+) -> tuple[FloatArray, FloatArray]:
+    """Bootstrap interval of the accuracy of each bin: redrawing m outcomes of which a share a is correct is a
+    binomial draw.
+
+    Args:
+        bins: of `salgp.metrics.reliability_bins`.
+        n_resamples: number of resamples.
+        seed: of the generator.
+        level: probability mass of the interval.
+
+    Returns:
+        Lower and upper ends, ``(B,)`` each; NaN in empty bins.
+
+    Example:
+        >>> bins = binned.reliability_bins([0.4] * 50 + [0.9] * 50, [1, 0] * 25 + [1] * 50, n_bins=2)
+        >>> lower, upper = accuracy_band(bins)
+        >>> lower.round(1), upper.round(1)
+        (array([0.4, 1. ]), array([0.6, 1. ]))
+    """
+    hits = np.random.default_rng(seed).binomial(
+        bins.count, np.nan_to_num(bins.accuracy).clip(0, 1), (n_resamples, len(bins.count))
+    )
+    lower, upper = np.quantile(hits / np.maximum(bins.count, 1), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return np.where(bins.count > 0, lower, np.nan), np.where(bins.count > 0, upper, np.nan)
+
+
+def _as_weights(draws: Iterator[NDArray[np.uint8]], order: IntArray) -> Iterator[FloatArray]:
+    """Counts of the samples in the given order as floats, in one piece of memory that every chunk
+    overwrites.
+    """
+    first = next(draws)
+    weights = np.empty(first.shape)
+    for counts in chain([first], draws):
+        np.copyto(weights[: len(counts)], np.take(counts, order, axis=1))
+        yield weights[: len(counts)]
+
+
+def _order(first: Any) -> IntArray:
+    """Samples in order of the first array, so that bins and ranks are contiguous; a metric does not care for
+    the order.
+    """
+    return np.argsort(np.asarray(first), kind="stable") if first.ndim == 1 else np.arange(len(first))
+
+
+def _quantiles(replicates: FloatArray, level: float) -> tuple[float, float]:
+    valid = replicates[~np.isnan(replicates)]
+    if not len(valid):
+        return float("nan"), float("nan")
+    lower, upper = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2])
+    return float(lower), float(upper)
+
+
+def _common_length(arrays: tuple[Any, ...]) -> int:
+    lengths = {len(x) for x in arrays}
+    if len(lengths) != 1:
+        raise ValueError(f"bootstrap needs arrays of one common length, got {[len(x) for x in arrays]}")
+    n = lengths.pop()
+    if n == 0:
+        raise ValueError("the arrays are empty: a metric needs at least one sample")
+    return n

@@ -1,0 +1,246 @@
+"""From a network to a feature store: in a stream that survives a kill, or in parts with a network per worker.
+
+A shard is a fixed number of whole batches and depends on nothing outside them, so a continued run passes over
+the batches of finished shards without running the network and goes on with the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from salgp.features import Features
+from salgp.network.batches import Batch
+from salgp.network.extract import Perturb, collect, read_batches
+from salgp.network.fingerprint import fingerprint
+from salgp.network.layers import Layers, Poolings
+from salgp.network.reader import Choice, Forward, Reader
+from salgp.store.engines import shown
+from salgp.store.manifest import Entry, Manifest
+from salgp.store.store import KIND, FeatureStore, header_of, open_manifest, shard_rows, write_shard
+
+__all__ = ["extract_parts", "extract_to_store"]
+
+
+def extract_to_store(
+    model: nn.Module,
+    loader: Iterable[Any],
+    out: str | os.PathLike[str],
+    *,
+    store_dtype: str = "float32",
+    rows: int | None = None,
+    layers: Layers = "auto",
+    pooling: Poolings = "auto",
+    output: str = "logits",
+    device: torch.device | str | None = None,
+    max_width: int | None = None,
+    perturb: Perturb | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    forward: Forward | None = None,
+) -> FeatureStore:
+    """Like `salgp.extract`, into a folder; the same call continues after a kill.
+
+    Args:
+        model: any PyTorch classifier; it is the same afterwards.
+        loader: see `salgp.extract`; it must give the same batches in the same order when continuing (no
+            shuffling).
+        out: folder of the store.
+        store_dtype: of the stored layers, ``float32`` or ``float16``.
+        rows: samples per shard, rounded up to whole batches; by default about 96 MB.
+        layers: see `salgp.extract`; likewise the following.
+        pooling: of the layers.
+        output: what the network returns.
+        device: where batches are sent.
+        max_width: wider layers are projected to this width.
+        perturb: applied to the inputs; its random numbers start anew with each shard.
+        seed: of ``perturb`` and the projections.
+        progress: show rate and progress (needs ``rich``).
+        forward: how the network is called.
+
+    Returns:
+        The finished store.
+
+    Example:
+        >>> import tempfile
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> loader = [(torch.zeros(2, 4), torch.tensor([0, 1])), (torch.ones(1, 4), torch.tensor([2]))]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = extract_to_store(model, loader, folder)
+        >>> len(store), store.widths
+        (3, {'1': 8})
+    """
+    choice = Choice(layers, pooling, output, max_width, seed, forward)
+    read = functools.partial(read_batches, model, device=device, dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]):
+        batches = iter(loader)
+        first = next(batches, None)
+        if first is None:
+            raise ValueError("the loader gave no batch: there is nothing to extract")
+        reader, features, labels = next(read([first], choice))
+        per_shard = max(1, -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1)))
+        source: dict[str, object] = {
+            "weights": fingerprint(model).weights,
+            "first_batch": _hash(first),
+            "batches": per_shard,
+            "perturbed": perturb is not None,
+            "layers": repr(layers),
+            "pooling": pooling if isinstance(pooling, str) else "custom",
+            "output": output,
+            "max_width": max_width,
+            "seed": seed,
+        }
+        manifest = open_manifest(out, features, labels, store_dtype, source)
+        total = len(loader) if isinstance(loader, Sized) else 0
+        with shown("extracting", total, 0, progress and total > 0) as advance:
+            stream = itertools.chain([first], batches)
+            for index in itertools.count():
+                if not _next_shard(
+                    Path(out),
+                    index,
+                    stream,
+                    per_shard,
+                    manifest,
+                    functools.partial(read, perturb=perturb),
+                    reader,
+                    seed,
+                ):
+                    break
+                advance(per_shard)
+    manifest.finish()
+    return FeatureStore(out)
+
+
+def extract_parts(
+    make_model: Callable[[], nn.Module],
+    make_loader: Callable[[int], Iterable[Any]],
+    n_parts: int,
+    out: str | os.PathLike[str],
+    *,
+    engine: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    num_gpus: float = 0,
+    store_dtype: str = "float32",
+    progress: bool = False,
+    **options: Any,
+) -> FeatureStore:
+    """Extract part by part, on Ray with a network per worker; every part becomes one shard.
+
+    Args:
+        make_model: builds the network; called once per worker. It sends it to its device, such as ``cuda``.
+        make_loader: the batches of part ``i``.
+        n_parts: number of parts.
+        out: folder of the store.
+        engine: ``local`` (one after the other) or ``ray``.
+        workers: parts at once on Ray.
+        ray_address: of a running Ray cluster.
+        num_gpus: GPUs of each Ray worker.
+        store_dtype: of the stored layers.
+        progress: show rate and time left (needs ``rich``).
+        options: of `salgp.extract`: ``layers``, ``pooling``, ``output``, ``max_width``, ``forward``, ...
+
+    Returns:
+        The finished store.
+    """
+    manifest: Manifest | None = (
+        FeatureStore(out, incomplete=True).manifest if (Path(out) / "manifest.json").is_file() else None
+    )
+    done = set() if manifest is None else set(manifest.entries)
+    pieces = [
+        (make_model, make_loader, i, str(out), store_dtype, options) for i in range(n_parts) if i not in done
+    ]
+    results = (
+        (_extract_part(*piece) for piece in pieces)
+        if engine == "local"
+        else _on_ray(pieces, workers, ray_address, num_gpus)
+    )
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with shown("extracting", n_parts, len(done), progress) as advance:
+        for index, entry, header in results:
+            manifest = Manifest.open(out, KIND, header) if manifest is None else manifest
+            if manifest.header != header:
+                raise ValueError(
+                    f"part {index} differs from the others: expected {manifest.header}, got {header}"
+                )
+            manifest.add(index, Entry(*entry))
+            advance(1)
+    assert manifest is not None
+    if not manifest.complete:
+        manifest.finish()
+    return FeatureStore(out)
+
+
+def _next_shard(
+    folder: Path,
+    index: int,
+    stream: Iterator[Any],
+    per_shard: int,
+    manifest: Manifest,
+    read: Callable[..., Iterator[tuple[Reader, Features, Tensor | None]]],
+    reader: Reader,
+    seed: int,
+) -> bool:
+    """Write shard ``index``, or pass over its batches where it is finished; False at the end of
+    the stream.
+    """
+    batches = itertools.islice(stream, per_shard)
+    if index in manifest.entries:
+        return sum(1 for _ in batches) > 0
+    parts = [
+        (features, labels) for _, features, labels in read(batches, reader, seed=_shard_seed(seed, index))
+    ]
+    if not parts:
+        return False
+    manifest.add(index, write_shard(folder, index, *collect(parts), manifest.header))
+    return True
+
+
+def _extract_part(
+    make_model: Callable[[], nn.Module],
+    make_loader: Callable[[int], Iterable[Any]],
+    index: int,
+    out: str,
+    dtype: str,
+    options: dict[str, Any],
+) -> tuple[int, tuple[str, int, str], dict[str, Any]]:
+    from salgp.network.extract import extract
+
+    features, labels = extract(_model(make_model), make_loader(index), **options)
+    header = header_of(features, labels, dtype, {"parts": True})
+    entry = write_shard(Path(out), index, features, labels, header)
+    return index, (entry.file, entry.rows, entry.sha256), header
+
+
+@functools.lru_cache(maxsize=1)
+def _model(make: Callable[[], nn.Module]) -> nn.Module:
+    return make()
+
+
+def _on_ray(
+    pieces: list[tuple[Any, ...]], workers: int | None, address: str | None, num_gpus: float
+) -> Iterator[Any]:
+    from salgp.store.ray_engine import run_ray
+
+    return run_ray(_extract_part, pieces, workers, address, {"num_gpus": num_gpus} if num_gpus else None)
+
+
+def _shard_seed(seed: int, index: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}|{index}".encode()).digest()[:7], "big")
+
+
+def _hash(item: Any) -> str:
+    """SHA-256 of the tensors among a batch's inputs: notices another order of the data."""
+    batch, found = Batch.of(item), hashlib.sha256()
+    for x in (*batch.inputs, *batch.keywords.values()):
+        if isinstance(x, Tensor):
+            found.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

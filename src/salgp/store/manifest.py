@@ -1,0 +1,182 @@
+"""A folder of files that are each whole or absent, and the one list that says which are finished.
+
+Files appear by rename, so a killed process leaves either a whole file or none under its name. The manifest
+lists a file, its rows and its SHA-256 after the file is in place; what it does not list is made again and
+comes out the same. There are no times or host names in it: two runs of the same job leave the same bytes,
+however often they were killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from salgp.storage import FormatError, read_json, write_json, write_whole
+
+__all__ = ["ChecksumError", "Entry", "Manifest", "digest", "sweep", "write_durably"]
+
+NAME = "manifest.json"
+FORMAT_VERSION = 1
+
+
+class ChecksumError(FormatError):
+    """A file's bytes are not the ones that were written."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished file.
+
+    Args:
+        file: name within the folder.
+        rows: samples in it.
+        sha256: of its bytes.
+    """
+
+    file: str
+    rows: int
+    sha256: str
+
+    def check(self, folder: Path) -> None:
+        """Raise `ChecksumError`, naming the file, where its bytes changed."""
+        path = folder / self.file
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} is listed in {NAME} but missing; restore it or write the folder again"
+            )
+        found = digest(path)
+        if found != self.sha256:
+            raise ChecksumError(
+                f"{path} is damaged: SHA-256 is {found[:12]}..., expected "
+                f"{self.sha256[:12]}...; restore this file or write it again"
+            )
+
+
+class Manifest:
+    """The list of finished files of one job; opening an existing one continues the job.
+
+    Args:
+        folder: where the files are.
+        kind: what they are, such as ``"salgp-features"``.
+        header: what the job is; a folder that holds another job is refused.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     manifest = Manifest(folder, "example", {"job": 1})
+        ...     manifest.add(0, Entry("a", 10, "..."))
+        ...     manifest.finish()
+        ...     again = Manifest.read(folder, "example")
+        >>> again.complete, again.rows, again.header
+        (True, 10, {'job': 1})
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], kind: str, header: Mapping[str, Any]) -> None:
+        self.folder, self.kind, self.header = Path(folder), kind, dict(header)
+        self.entries: dict[int, Entry] = {}
+        self.complete = False
+        self._pause, self._saved = 0.0, 0.0
+
+    @staticmethod
+    def read(folder: str | os.PathLike[str], kind: str) -> Manifest:
+        """Read the manifest of a folder; `FileNotFoundError` where there is none."""
+        path = Path(folder) / NAME
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder}: no {NAME} here; expected a folder of kind {kind!r}")
+        value = read_json(path)
+        if not isinstance(value, dict) or value.get("format") != kind:
+            raise FormatError(
+                f"{path}: expected a manifest of {kind!r}, got "
+                f"{value.get('format') if isinstance(value, dict) else value!r}"
+            )
+        if value["format_version"] > FORMAT_VERSION:
+            raise FormatError(
+                f"{path}: written by a newer version of salgp (format "
+                f"{value['format_version']}); upgrade salgp to read it"
+            )
+        manifest = Manifest(folder, kind, value["header"])
+        manifest.entries = {shard.pop("index"): Entry(**shard) for shard in value["shards"]}
+        manifest.complete = value["complete"]
+        return manifest
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str], kind: str, header: Mapping[str, Any]) -> Manifest:
+        """Continue the job of a folder, or begin it; a folder with another job is refused."""
+        if not (Path(folder) / NAME).is_file():
+            manifest = Manifest(folder, kind, header)
+            manifest.save()
+            return manifest
+        manifest = Manifest.read(folder, kind)
+        differing = [k for k in {**header, **manifest.header} if header.get(k) != manifest.header.get(k)]
+        if differing:
+            raise ValueError(
+                f"{folder} holds the output of another job: {', '.join(differing)} differ; "
+                f"choose another folder or delete this one"
+            )
+        return manifest
+
+    @property
+    def rows(self) -> int:
+        """Samples in all finished files."""
+        return sum(entry.rows for entry in self.entries.values())
+
+    def add(self, index: int, entry: Entry) -> None:
+        """List a finished file; it is on disk at the latest by `finish`, and at most 5 % of the time goes
+        into saving.
+        """
+        self.entries[index] = entry
+        if time.monotonic() - self._saved >= self._pause:
+            self.save()
+
+    def finish(self) -> None:
+        """Mark the job complete."""
+        self.complete = True
+        self.save()
+
+    def save(self) -> None:
+        """Write the list."""
+        start = time.monotonic()
+        shards = [{"index": index, **asdict(self.entries[index])} for index in sorted(self.entries)]
+        value = {
+            "format": self.kind,
+            "format_version": FORMAT_VERSION,
+            "complete": self.complete,
+            "header": self.header,
+            "shards": shards,
+        }
+        write_json(self.folder / NAME, value)
+        self._saved = time.monotonic()
+        self._pause = 20.0 * (self._saved - start)
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_durably(path: Path, write: Callable[[Path], None]) -> str:
+    """Write a file whole, on disk before its name appears; returns its SHA-256."""
+    found = ""
+
+    def write_and_flush(part: Path) -> None:
+        nonlocal found
+        write(part)
+        with open(part, "rb+") as file:
+            os.fsync(file.fileno())
+        found = digest(part)
+
+    write_whole(path, write_and_flush)
+    return found
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left behind; only while nobody else writes into the folder."""
+    for pattern in (".*.part", ".tmp*"):  # the second is what safetensors calls its own
+        for part in folder.glob(pattern):
+            part.unlink(missing_ok=True)

@@ -1,0 +1,97 @@
+"""Ray as the engine: one task per piece of work, retried on another worker when its own is killed.
+
+Scheduling, retries, autoscaling and placement are Ray's; nothing of that kind is here. With an address the
+tasks go to that cluster and every worker must see the same paths; without one, a small Ray is started on this
+machine and shut down again.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["ray_session", "run_ray"]
+
+MAX_RETRIES = 20
+"""How often a piece is tried again after its worker died; errors of the work itself are not retried."""
+
+OBJECT_STORE = 96 * 2**20
+"""Bytes of shared memory of a Ray started here; results are a few numbers, the data stays in files."""
+
+
+def run_ray(
+    function: Callable[..., Any],
+    pieces: Iterable[tuple[Any, ...]],
+    workers: int | None = None,
+    address: str | None = None,
+    resources: dict[str, float] | None = None,
+) -> Iterator[Any]:
+    """Run pieces as Ray tasks; yields results in the order in which they finish.
+
+    Args:
+        function: importable by name on the workers.
+        pieces: arguments of each call.
+        workers: tasks in flight at once; by default all the cluster has cores for, and more, so that it can
+            scale up.
+        address: of a running cluster.
+        resources: of each task, such as ``{"num_gpus": 1}``; one core by default.
+    """
+    with ray_session(workers, address) as ray:
+        remote = ray.remote(_one_thread).options(num_cpus=1, max_retries=MAX_RETRIES, **(resources or {}))
+        window = workers or 4 * int(ray.cluster_resources().get("CPU", 1))
+        todo = iter(pieces)
+        running: list[Any] = []
+        while True:
+            while len(running) < window and (piece := next(todo, None)) is not None:
+                running.append(remote.remote(function, *piece))
+            if not running:
+                return
+            done, running = ray.wait(running, num_returns=1)
+            yield ray.get(done[0])
+
+
+@contextmanager
+def ray_session(workers: int | None = None, address: str | None = None) -> Iterator[Any]:
+    """Connect to Ray: the session already open, the cluster at ``address``, or a new local one; closes what
+    it opened.
+    """
+    try:
+        with _quiet():
+            import ray
+    except ImportError as error:
+        raise ImportError('engine "ray" needs Ray: pip install "salgp[ray]"') from error
+    if ray.is_initialized():
+        yield ray
+        return
+    local = {
+        "num_cpus": workers or os.cpu_count() or 1,
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE,
+    }
+    try:
+        with _quiet():
+            ray.init(
+                address=address, log_to_driver=False, logging_level="error", **({} if address else local)
+            )
+        yield ray
+    finally:
+        with _quiet():
+            ray.shutdown()
+
+
+def _one_thread(function: Callable[..., Any], *piece: Any) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    return function(*piece)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray's own deprecation and resource warnings are not the user's concern."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

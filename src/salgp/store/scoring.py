@@ -1,0 +1,298 @@
+"""Batch scoring: a feature store in, a folder of Parquet files with calibrated confidences out.
+
+Each shard of the store becomes one file of the same name, written whole; the manifest lists it with its
+checksum. A killed run continued with the same call makes the missing files only and leaves the same bytes as
+a run that was never interrupted, on threads or on Ray, whatever the number of workers.
+
+Calibrators whose Gaussian process is a sum of stationary terms take the fast path of `salgp.gp.fast`, in
+single precision where a probe of the data shows that it agrees with double precision; all others go through
+their `predict`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salgp.calibrators.base import Calibrator, load_calibrator
+from salgp.calibrators.layerwise.residual import ResidualGP
+from salgp.calibrators.layerwise.salgp import SALGP, corrected
+from salgp.calibrators.layerwise.structures import rows_of
+from salgp.features import Features
+from salgp.gp.fast import CrossPlan, plan_of
+from salgp.prediction import LayerTerms, Prediction
+from salgp.store.columns import read_table, write_table
+from salgp.store.engines import run, shown
+from salgp.store.manifest import Entry, Manifest, digest, sweep, write_durably
+from salgp.store.store import FeatureStore
+
+__all__ = ["PRECISIONS", "Scoring", "predictor", "read_scores", "score", "score_shard"]
+
+KIND = "salgp-scores"
+PRECISIONS = ("auto", "double", "single")
+TOLERANCE = 1e-5
+"""Largest difference of confidence or its standard deviation for which single precision is taken."""
+PROBE = 1024
+"""Samples on which the precisions are compared."""
+BATCH = 8192
+"""Samples whose confidences are computed together."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a run of `score` did.
+
+    Args:
+        folder: where the scores are.
+        rows: samples scored in all.
+        new_rows: samples scored by this run; the others were there already.
+        seconds: wall-clock time of this run.
+        precision: ``double`` or ``single``.
+    """
+
+    folder: Path
+    rows: int
+    new_rows: int
+    seconds: float
+    precision: str
+
+    @property
+    def rate(self) -> float:
+        """Samples per second of this run."""
+        return self.new_rows / max(self.seconds, 1e-9)
+
+
+def score(
+    store: str | os.PathLike[str],
+    calibrator: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    engine: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    layers: bool = False,
+    precision: str = "auto",
+    verify: bool = True,
+    progress: bool = False,
+) -> Scoring:
+    """Score every sample of a store; the same call continues a killed run.
+
+    The files hold, per sample and in the order of the store: ``label`` (the network's own), ``confidence``
+    and, where the calibrator has them, ``std``, ``lower``, ``upper``, ``novelty``; with ``layers`` also
+    ``layer_mean.<name>`` and ``layer_std.<name>``.
+
+    Args:
+        store: folder of a `FeatureStore`.
+        calibrator: folder written by `Calibrator.save`.
+        out: folder for the scores.
+        engine: ``local`` or ``ray``.
+        workers: pieces of work at once; by default one per core.
+        ray_address: of a running Ray cluster; by default Ray is started on this machine.
+        layers: also write each layer's part of the correction.
+        precision: of the fast path: ``double``, ``single``, or ``auto`` by comparing both on the first
+            samples.
+        verify: compare the checksum of every shard that is read.
+        progress: show rate and time left (needs ``rich``).
+
+    Returns:
+        Rows, time and rate.
+
+    Example:
+        >>> import tempfile
+        >>> from salgp import calibrators
+        >>> from salgp.store.store import write_store
+        >>> f = Features(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
+        >>> with tempfile.TemporaryDirectory() as t:
+        ...     store = write_store([(f, torch.arange(50) % 3)], f"{t}/store", rows=20)
+        ...     saved = calibrators.get("temperature").fit(*store.to_features()).save(f"{t}/cal")
+        ...     score(store.folder, saved, f"{t}/out").rows, sorted(read_scores(f"{t}/out"))
+        (50, ['confidence', 'label'])
+    """
+    start = time.perf_counter()
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    source, folder = FeatureStore(store), Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder)
+    manifest = _open(folder, source, Path(calibrator), layers, precision, verify)
+    chosen, before = str(manifest.header["precision"]), manifest.rows
+    pieces = [
+        (str(store), str(calibrator), str(out), i, layers, chosen, verify)
+        for i in range(source.n_shards)
+        if i not in manifest.entries
+    ]
+    with shown("scoring", len(source), before, progress) as advance:
+        for index, entry in run(score_shard, pieces, engine=engine, workers=workers, ray_address=ray_address):
+            manifest.add(index, Entry(*entry))
+            advance(entry[1])
+    sweep(folder)
+    if not manifest.complete:
+        manifest.finish()
+    return Scoring(folder, manifest.rows, manifest.rows - before, time.perf_counter() - start, chosen)
+
+
+def score_shard(
+    store: str, calibrator: str, out: str, index: int, layers: bool, precision: str, verify: bool
+) -> tuple[int, tuple[str, int, str]]:
+    """Score one shard and write its file; returns its index and the fields of its manifest entry."""
+    predict = _cached_predictor(
+        calibrator, digest(Path(calibrator) / "calibrator.safetensors"), layers, precision
+    )
+    source = FeatureStore(store)
+    features, _ = source.shard(index, source.layer_names if predict.needs_layers else (), verify)
+    parts = [
+        _table(predict.function(features[i : i + BATCH]), layers) for i in range(0, len(features), BATCH)
+    ]
+    import pyarrow as pa
+
+    table = pa.concat_tables(parts).combine_chunks()
+    name = f"part-{index:06d}.parquet"
+    checksum = write_durably(Path(out) / name, lambda part: write_table(table, part))
+    return index, (name, len(features), checksum)
+
+
+def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str, np.ndarray]:
+    """All columns of a finished scoring, in the order of the store."""
+    manifest = Manifest.read(folder, KIND)
+    if not manifest.complete:
+        raise ValueError(
+            f"{folder} is not finished ({manifest.rows} rows so far); run score again with the "
+            f"same arguments, it continues"
+        )
+    tables = []
+    for index in sorted(manifest.entries):
+        if verify:
+            manifest.entries[index].check(Path(folder))
+        tables.append(read_table(Path(folder) / manifest.entries[index].file, None))
+    return {
+        name: np.concatenate([t.column(name).to_numpy() for t in tables]) for name in tables[0].column_names
+    }
+
+
+def predictor(
+    calibrator: Calibrator, layers: bool = False, precision: str = "double"
+) -> Callable[[Features], Prediction]:
+    """The fastest function that predicts like ``calibrator``.
+
+    Args:
+        calibrator: fitted.
+        layers: give layer terms too.
+        precision: ``double`` or ``single``, where the calibrator has a fast path.
+    """
+    plan = (
+        plan_of(calibrator.fitted_.posterior, torch.float32 if precision == "single" else torch.float64)
+        if _has_plan(calibrator)
+        else None
+    )
+    if plan is None:
+        return calibrator.predict
+    return functools.partial(_predict_fast, calibrator, plan, layers)
+
+
+@dataclass(frozen=True)
+class _Predictor:
+    function: Callable[[Features], Prediction]
+    needs_layers: bool
+
+
+@functools.lru_cache(maxsize=2)
+def _cached_predictor(calibrator: str, checksum: str, layers: bool, precision: str) -> _Predictor:
+    """Loaded once per process; the checksum makes a changed calibrator another one."""
+    loaded = load_calibrator(calibrator)
+    return _Predictor(predictor(loaded, layers, precision), loaded.needs_layers)
+
+
+def _predict_fast(calibrator: Any, plan: CrossPlan, layers: bool, features: Features) -> Prediction:
+    features = calibrator.check_input(features)
+    structure, fitted = calibrator.structure_, calibrator.fitted_
+    with torch.no_grad():
+        mean, variance, layer_mean, layer_variance = plan.moments(
+            rows_of(structure, features), layers and bool(structure.terms)
+        )
+        terms = None
+        if layers:
+            means, variances = (
+                (mean[:, None], variance[:, None])
+                if layer_mean is None or layer_variance is None
+                else (layer_mean, layer_variance)
+            )
+            scale = "log-odds" if len(fitted.mean_weights) else "confidence"
+            terms = LayerTerms(
+                structure.terms or structure.layers, means, variances.sqrt(), scale, bool(structure.terms)
+            )
+        return corrected(fitted, features, mean, variance, terms)
+
+
+def _has_plan(calibrator: Calibrator) -> bool:
+    plain = isinstance(calibrator, ResidualGP) or (
+        isinstance(calibrator, SALGP) and calibrator.evidence_ is None
+    )
+    return plain and not calibrator.structure_.stacked and plan_of(calibrator.fitted_.posterior) is not None  # type: ignore[attr-defined]
+
+
+def _open(
+    folder: Path, source: FeatureStore, calibrator: Path, layers: bool, precision: str, verify: bool
+) -> Manifest:
+    """Begin or continue the job; the precision chosen once stays."""
+    checksums = {name: digest(calibrator / f"calibrator.{name}") for name in ("json", "safetensors")}
+    header = {
+        "store": source.identity(),
+        "calibrator": checksums,
+        "layers": layers,
+        "asked_precision": precision,
+    }
+    if (folder / "manifest.json").is_file():
+        header["precision"] = Manifest.read(folder, KIND).header.get("precision")
+    else:
+        header["precision"] = (
+            _choose(source, load_calibrator(calibrator), verify) if precision == "auto" else precision
+        )
+    return Manifest.open(folder, KIND, header)
+
+
+def _choose(source: FeatureStore, calibrator: Calibrator, verify: bool) -> str:
+    """Is single precision within `TOLERANCE` of double on the first samples?"""
+    if not _has_plan(calibrator) or source.n_shards == 0:
+        return "double"
+    probe = source.shard(0, verify=verify)[0][:PROBE]
+    single, double = (predictor(calibrator, False, p)(probe) for p in ("single", "double"))
+    assert single.std is not None
+    assert double.std is not None
+    worst = max(
+        float((single.confidence - double.confidence).abs().max()),
+        float((single.std - double.std).abs().max()),
+    )
+    return "single" if worst <= TOLERANCE else "double"
+
+
+def _table(prediction: Prediction, layers: bool) -> Any:
+    import pyarrow as pa
+
+    columns: dict[str, Tensor | None] = {
+        k: getattr(prediction, k) for k in ("confidence", "std", "lower", "upper", "novelty")
+    }
+    if layers and prediction.layers is not None:
+        terms = prediction.layers
+        columns |= {f"layer_mean.{name}": terms.mean[:, i] for i, name in enumerate(terms.names)}
+        columns |= {
+            f"layer_std.{name}": terms.std[:, i]
+            for i, name in enumerate(terms.names)
+            if terms.std is not None
+        }
+    arrays = {"label": pa.array(prediction.label.cpu().numpy().astype(np.int32))}
+    arrays |= {
+        k: pa.array(x.detach().cpu().numpy().astype(np.float32)) for k, x in columns.items() if x is not None
+    }
+    return pa.Table.from_arrays(
+        list(arrays.values()),
+        schema=pa.schema([pa.field(k, v.type, nullable=False) for k, v in arrays.items()]),
+    )

@@ -1,0 +1,238 @@
+"""`FeatureStore`: features of any number of samples on disk, the out-of-core sibling of `salgp.Features`.
+
+A folder of Parquet shards with the columns ``logits``, optional ``label`` and ``group``, and
+``layers.<name>``, plus a manifest with the SHA-256 of each. It is written in a stream, continued after a kill
+where it stopped, and read shard by shard, so that memory depends on the size of a shard and not on the number
+of samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from salgp.features import Features, as_labels
+from salgp.store.columns import DTYPES, WHOLE, column_names, from_table, read_table, to_table, write_table
+from salgp.store.manifest import Entry, Manifest, digest, sweep, write_durably
+
+__all__ = ["FeatureStore", "shard_rows", "write_shard", "write_store"]
+
+KIND = "salgp-feature-store"
+SHARD_BYTES = 96 * 2**20
+"""Uncompressed size of a shard; what one worker holds in memory."""
+
+
+class FeatureStore:
+    """Read a folder of feature shards.
+
+    Args:
+        folder: written by `write_store`, `extract_to_store` or ``salgp.extract(..., out=...)``.
+        incomplete: accept a store whose writer has not finished.
+
+    Example:
+        >>> import tempfile
+        >>> f = Features(torch.zeros(5, 2), {"conv": torch.ones(5, 3)})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = write_store([(f, torch.arange(5) % 2)], folder, rows=2)
+        ...     [len(part) for part, labels in store.batches(2)], store.to_features()[1]
+        ([2, 2, 1], tensor([0, 1, 0, 1, 0]))
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], incomplete: bool = False) -> None:
+        self.folder = Path(folder)
+        self.manifest = Manifest.read(folder, KIND)
+        if not (self.manifest.complete or incomplete):
+            raise ValueError(
+                f"{folder} is not finished ({self.manifest.rows} rows so far); run the command "
+                f"that writes it again, it continues"
+            )
+        header = self.manifest.header
+        self.n_classes: int = header["n_classes"]
+        self.widths: dict[str, int] = dict(header["layers"])
+        self.has_labels: bool = header["labels"]
+        self.has_groups: bool = header["groups"]
+        self.has_families: bool = header.get("families", False)
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of the layers, in the order of the forward pass."""
+        return tuple(self.widths)
+
+    @property
+    def n_shards(self) -> int:
+        """Number of finished shards."""
+        return len(self.manifest.entries)
+
+    @property
+    def rows(self) -> list[int]:
+        """Samples in each shard."""
+        return [self.manifest.entries[i].rows for i in range(self.n_shards)]
+
+    def identity(self) -> str:
+        """SHA-256 of the manifest: changes with any byte of any shard."""
+        return digest(self.folder / "manifest.json")
+
+    def shard(
+        self, index: int, layers: Sequence[str] | None = None, verify: bool = True
+    ) -> tuple[Features, Tensor | None]:
+        """Features and labels of one shard.
+
+        Args:
+            index: of the shard.
+            layers: the ones to read; None for all, empty for the logits only.
+            verify: compare the shard's checksum first.
+        """
+        entry = self.manifest.entries[index]
+        if verify:
+            entry.check(self.folder)
+        names = self.layer_names if layers is None else tuple(layers)
+        unknown = [name for name in names if name not in self.widths]
+        if unknown:
+            raise KeyError(
+                f"no layer named {unknown[0]!r} in {self.folder}; it has "
+                f"{', '.join(self.layer_names) or 'none'}"
+            )
+        there = (self.has_labels, self.has_groups, self.has_families)
+        columns = column_names(names, [name for name, has in zip(WHOLE, there, strict=True) if has])
+        return from_table(read_table(self.folder / entry.file, columns), names)
+
+    def batches(
+        self, size: int = 8192, layers: Sequence[str] | None = None, verify: bool = True
+    ) -> Iterator[tuple[Features, Tensor | None]]:
+        """Features and labels of at most ``size`` samples at a time, in order; a batch never spans two
+        shards.
+        """
+        for index in range(self.n_shards):
+            features, labels = self.shard(index, layers, verify)
+            for i in range(0, len(features), size):
+                yield features[i : i + size], None if labels is None else labels[i : i + size]
+
+    def to_features(self, layers: Sequence[str] | None = None) -> tuple[Features, Tensor | None]:
+        """Everything in memory."""
+        parts = list(self.batches(1 << 30, layers))
+        labels = [y for _, y in parts if y is not None]
+        return Features.concatenate([f for f, _ in parts]), torch.cat(labels) if labels else None
+
+    def verify(self) -> None:
+        """Compare the checksum of every shard; the first damaged one is named in the error."""
+        for index in range(self.n_shards):
+            self.manifest.entries[index].check(self.folder)
+
+
+def write_store(
+    parts: Iterable[tuple[Features, Tensor | None]],
+    folder: str | os.PathLike[str],
+    *,
+    dtype: str = "float32",
+    rows: int | None = None,
+) -> FeatureStore:
+    """Write a stream of features and labels; the same call continues after a kill, at the shard where it
+    stopped.
+
+    Args:
+        parts: features and labels, in any batch sizes; the same stream again when continuing.
+        folder: created where missing.
+        dtype: of the layers, ``float32`` or ``float16``; logits are float32.
+        rows: samples per shard; by default about 96 MB.
+
+    Returns:
+        The finished store.
+    """
+    manifest: Manifest | None = None
+    for index, (features, labels) in enumerate(_regroup(parts, rows, dtype)):
+        if manifest is None:
+            manifest = open_manifest(folder, features, labels, dtype, {})
+        if index not in manifest.entries:
+            manifest.add(index, write_shard(Path(folder), index, features, labels, manifest.header))
+    if manifest is None:
+        raise ValueError("nothing to store: the stream of features is empty")
+    manifest.finish()
+    return FeatureStore(folder)
+
+
+def open_manifest(
+    folder: str | os.PathLike[str],
+    features: Features,
+    labels: Tensor | None,
+    dtype: str,
+    source: dict[str, object],
+) -> Manifest:
+    """Begin or continue a store of features like these; ``source`` says what they come from."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    sweep(Path(folder))
+    return Manifest.open(folder, KIND, header_of(features, labels, dtype, source))
+
+
+def header_of(
+    features: Features, labels: Tensor | None, dtype: str, source: dict[str, object]
+) -> dict[str, object]:
+    """What a store of features like these says about itself."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return {
+        "n_classes": features.n_classes,
+        "layers": [[k, d] for k, d in features.widths.items()],
+        "labels": labels is not None,
+        "groups": features.groups is not None,
+        **({"families": True} if features.families is not None else {}),
+        "dtype": dtype,
+        "source": source,
+    }
+
+
+def write_shard(
+    folder: Path, index: int, features: Features, labels: Tensor | None, header: dict[str, object]
+) -> Entry:
+    """Write one shard; its bytes depend on nothing but the arguments."""
+    found = [[k, d] for k, d in features.widths.items()]
+    if (
+        found != header["layers"]
+        or features.n_classes != header["n_classes"]
+        or (labels is not None) != header["labels"]
+    ):
+        raise ValueError(
+            f"shard {index} differs from the first one: expected {header}, got layers {found}, "
+            f"{features.n_classes} classes, {labels=}"
+        )
+    labels = None if labels is None else as_labels(labels, len(features), features.n_classes)
+    table = to_table(features, labels, str(header["dtype"]))
+    name = f"part-{index:06d}.parquet"
+    return Entry(name, len(features), write_durably(folder / name, lambda part: write_table(table, part)))
+
+
+def shard_rows(features: Features, dtype: str) -> int:
+    """Samples of this width in a shard of about `SHARD_BYTES`, a power of two."""
+    size = 4 * features.n_classes + (2 if dtype == "float16" else 4) * sum(features.widths.values())
+    return 1 << max(SHARD_BYTES // size, 1).bit_length() - 1
+
+
+def _regroup(
+    parts: Iterable[tuple[Features, Tensor | None]], rows: int | None, dtype: str
+) -> Iterator[tuple[Features, Tensor | None]]:
+    """The same samples in groups of ``rows``."""
+    held: list[tuple[Features, Tensor | None]] = []
+    for features, labels in parts:
+        rows = rows or shard_rows(features, dtype)
+        held.append((features, labels))
+        while sum(len(f) for f, _ in held) >= rows:
+            whole, y = _join(held)
+            yield whole[:rows], None if y is None else y[:rows]
+            held = [(whole[rows:], None if y is None else y[rows:])]
+    if held and (len(held) > 1 or len(held[0][0])):
+        rest = _join(held)
+        if len(rest[0]):
+            yield rest
+
+
+def _join(held: Sequence[tuple[Features, Tensor | None]]) -> tuple[Features, Tensor | None]:
+    known = [y for _, y in held if y is not None]
+    if known and len(known) < len(held):
+        raise ValueError(f"only {len(known)} of {len(held)} batches have labels; give all or none")
+    return Features.concatenate([f for f, _ in held]), torch.cat(known) if known else None

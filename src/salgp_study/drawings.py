@@ -1,0 +1,171 @@
+"""Pictures of the data and of the method: radar chips, light curves, flux distributions, and the flow of
+SAL-GP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from salgp.plots import flux_distributions, light_curves
+from salgp_study.lightcurves import LightCurves
+from salgp_study.mstar import Chips
+
+__all__ = ["draw_architectures", "draw_chips", "draw_flow", "draw_flux_distributions", "draw_lightcurve_grid"]
+
+BANDS = "ugrizy"
+
+
+def draw_chips(chips: Chips, depression: int = 17) -> Any:
+    """One chip of each class at one depression angle.
+
+    Returns:
+        The matplotlib figure.
+    """
+    from matplotlib.figure import Figure
+
+    n = len(chips.class_names)
+    figure = Figure(figsize=(1.5 * min(n, 5), 1.7 * -(-n // 5)), layout="constrained")
+    for k, name in enumerate(chips.class_names):
+        ax = figure.add_subplot(-(-n // 5), min(n, 5), k + 1)
+        row = ((chips.label == k) & (chips.depression == depression)).nonzero()[0, 0]
+        ax.imshow(chips.x[row].numpy(), cmap="gray", vmin=0, vmax=float(chips.x[row].quantile(0.998)))
+        ax.set_title(name, fontsize=8)
+        ax.set_axis_off()
+    return figure
+
+
+def draw_lightcurve_grid(curves: LightCurves, rows: Sequence[int] = (0, 1, 2), bands: str = BANDS) -> Any:
+    """Light curves with error bars: a column per object, a row per passband."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.2 * len(rows), 1.3 * len(bands)), layout="constrained")
+    titles = {i: f"object {int(curves.object_id[i])}, class {curves.target[i]}" for i in rows}
+    light_curves({titles[i]: _points(curves, [i]) for i in rows}, list(bands), figure)
+    return figure
+
+
+def draw_flux_distributions(curves: LightCurves, quantity: str = "flux", bands: str = BANDS) -> Any:
+    """Distribution of fluxes or of their errors per passband, on a logarithmic scale.
+
+    Args:
+        curves: of the training set.
+        quantity: ``"flux"`` or ``"flux error"``.
+        bands: names of the passbands.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    _, band, flux, error = _points(curves, range(len(curves)))
+    flux_distributions({"flux": flux, "flux error": error}[quantity], band, list(bands), quantity, figure)
+    return figure
+
+
+def draw_flow() -> Any:
+    """The flow of the method: network, pooled layers, stacked rows, structured kernel, corrected
+    confidence.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    ax = figure.subplots()
+    ax.set(xlim=(0, 12.6), ylim=(-0.4, 6))
+    ax.set_axis_off()
+    _box(ax, 0.6, 3, "input", 0.9)
+    for k in range(5):
+        y = 5.2 - 1.1 * k
+        _box(ax, 2.2, y, f"layer {k + 1}", 1.2)
+        _box(ax, 4.2, y, f"pooled $f^{{({k + 1})}}$", 1.4)
+        _arrow(ax, (2.85, y), (3.45, y))
+        _arrow(ax, (4.95, y), (5.6, 3))
+    _arrow(ax, (1.1, 3), (1.55, 5.0))
+    for k in range(4):
+        _arrow(ax, (2.2, 4.95 - 1.1 * k), (2.2, 4.4 - 1.1 * k))
+    _box(ax, 6.4, 3, "rows $[f^{(l)}, s, l]$\ntarget $r = correct - s$", 1.6, 1.2)
+    _box(ax, 4.2, 0, "softmax, confidence $s$", 1.9)
+    _arrow(ax, (2.2, 0.45), (3.2, 0.05))
+    _arrow(ax, (5.2, 0.1), (5.9, 2.35))
+    _box(
+        ax,
+        8.8,
+        3,
+        "Gaussian process\n$k_{feat} + k_{conf} + B_{ll'}$ (ML)\n$k_{global} + [l = l'] k_{layer}$ (HL)",
+        2.3,
+        1.4,
+    )
+    _arrow(ax, (7.25, 3), (7.6, 3))
+    _box(ax, 11.5, 4.3, "global $G$:\n$s$ + mean, variance", 1.9, 1.0)
+    _box(ax, 11.5, 1.7, "layers $L_1..L_5$:\neach its own correction", 1.9, 1.0)
+    _arrow(ax, (10.0, 3.3), (10.5, 4.2))
+    _arrow(ax, (10.0, 2.7), (10.5, 1.8))
+    return figure
+
+
+def draw_architectures() -> Any:
+    """The four ways to group the residual process: with or without classes, with or without layers."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots(2, 2)
+    panels = [
+        ("class-agnostic, global", ["$f$"], []),
+        ("class-agnostic, layer-wise", ["$f$"], ["$g_{L1}$", "$g_{L2}$", "$g_{L3}$"]),
+        ("class-specific, global", ["$f$"], ["$g_{c=1}$", "$g_{c=2}$", "$g_{c=3}$"]),
+        (
+            "class-specific, layer-wise",
+            ["$f$", "$g_{L1}$", "$g_{L2}$"],
+            ["$h_{1,1}$", "$h_{1,2}$", "$h_{2,1}$", "$h_{2,2}$"],
+        ),
+    ]
+    for ax, (title, upper, lower) in zip(axes.flat, panels, strict=True):
+        _tree(ax, title, upper, lower)
+    return figure
+
+
+def _points(curves: LightCurves, rows: Sequence[int]) -> tuple[Any, Any, Any, Any]:
+    """Time in days, band, flux and flux error of all observations of some objects, in the units of
+    the file.
+    """
+    x = curves.curves[list(rows)].numpy()
+    who, band, step = np.nonzero(x[..., 3])
+    time, flux, error, _ = x[who, band, step].T
+    scale = 10.0 ** curves.meta[list(rows), -1].numpy()[who]
+    return 100 * time, band, scale * np.sinh(flux), scale * np.sinh(error)
+
+
+def _box(ax: Any, x: float, y: float, text: str, width: float, height: float = 0.6) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    ax.add_patch(
+        FancyBboxPatch(
+            (x - width / 2, y - height / 2),
+            width,
+            height,
+            boxstyle="round,pad=0.05",
+            fc="#eef3f8",
+            ec="#335577",
+        )
+    )
+    ax.text(x, y, text, ha="center", va="center", fontsize=9)
+
+
+def _arrow(ax: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
+    ax.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "->", "color": "#335577"})
+
+
+def _tree(ax: Any, title: str, upper: Sequence[str], lower: Sequence[str]) -> None:
+    ax.set(xlim=(0, 10), ylim=(0, 6))
+    ax.set_axis_off()
+    ax.set_title(title, fontsize=9)
+    _box(ax, 5, 5, f"{upper[0]}  (shared)", 2.6)
+    middle = {name: 10 * (k + 0.5) / len(upper[1:]) for k, name in enumerate(upper[1:])}
+    for name, x in middle.items():
+        _box(ax, x, 3, name, 1.8)
+        _arrow(ax, (5, 4.6), (x, 3.4))
+    for k, name in enumerate(lower):
+        x = 10 * (k + 0.5) / len(lower)
+        parent = (list(middle.values())[2 * k // len(lower)], 2.6) if middle else (5, 4.6)
+        _box(ax, x, 1, name, 1.6)
+        _arrow(ax, parent, (x, 1.4))

@@ -1,0 +1,199 @@
+"""Figures of the study from its records and cache: the paper's panels, remade.
+
+Every figure is computed from predictions that were scored, so table and picture cannot disagree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from salgp.plots import confusion_matrix, reliability_diagram, residual_fit
+from salgp.prediction import Prediction
+from salgp.storage import write_whole
+from salgp_study.drawings import (
+    draw_architectures,
+    draw_chips,
+    draw_flow,
+    draw_flux_distributions,
+    draw_lightcurve_grid,
+)
+from salgp_study.lightcurves import load_plasticc
+from salgp_study.mstar import load_mstar
+from salgp_study.predictions import read_prediction
+from salgp_study.sources import data_folder
+from salgp_study.store import read_records
+
+__all__ = ["draw_confusion", "draw_panels", "draw_reliability_grid", "make_figures"]
+
+Record = Mapping[str, Any]
+_GRID = (
+    "Uncalibrated (Baseline)",
+    "Isotonic",
+    "BBQ (alpha 1)",
+    "Temperature Scaled (init 0.5)",
+    "Temperature Scaled (init 2)",
+)
+
+
+def make_figures(
+    out: str | os.PathLike[str], data: str | os.PathLike[str] | None = None, dpi: int = 80
+) -> list[Path]:
+    """Draw all figures the records (and, where at hand, the data) allow into ``figures/``.
+
+    Args:
+        out: folder of a study.
+        data: folder of the real data; figures of the data are left out where it is absent.
+        dpi: resolution.
+
+    Returns:
+        The files written.
+    """
+    records = read_records(out)
+    if not records:
+        raise FileNotFoundError(f"{out}: no records here; run a study into this folder first")
+    figures = {
+        "flow": draw_flow(),
+        "architectures": draw_architectures(),
+        **_of_data(data_folder(data)),
+        **_of_records(out, records),
+    }
+    return [_save(figure, Path(out) / "figures" / f"{name}.png", dpi) for name, figure in figures.items()]
+
+
+def draw_reliability_grid(out: str | os.PathLike[str], records: Sequence[Record]) -> Any:
+    """Reliability of the conventional methods (columns) by share of the training data (rows)."""
+    from matplotlib.figure import Figure
+
+    fractions = sorted({r["fraction"] for r in records}, reverse=True)
+    figure = Figure(figsize=(2.6 * len(_GRID), 3 * len(fractions)), layout="constrained")
+    cells = figure.subfigures(len(fractions), len(_GRID), squeeze=False)
+    for i, fraction in enumerate(fractions):
+        for j, method in enumerate(_GRID):
+            record = _one(records, fraction=fraction, method=method, test="pooled")
+            if record is not None:
+                _reliability(
+                    cells[i][j],
+                    *read_prediction(out, record)[:2],
+                    f"{method.removesuffix(' (Baseline)')}, {fraction:.0%}",
+                )
+    return figure
+
+
+def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling: str, test: str) -> Any:
+    """Residual fit (top, GP methods) and reliability (bottom): uncalibrated, temperature, best single GP, ML,
+    HL.
+    """
+    from matplotlib.figure import Figure
+
+    here = [r for r in records if r["test"] == test and r["pooling"] in (pooling, "none")]
+    singles = [r for r in here if r["method"].startswith("Single GP")]
+    names = (
+        "Uncalibrated (Baseline)",
+        "Temperature Scaled (Baseline)",
+        None,
+        "SAL-GP (ML) G",
+        "SAL-GP (HL) G",
+    )
+    chosen = [
+        min(singles, key=lambda r: r["ece"], default=None) if n is None else _one(here, method=n)
+        for n in names
+    ]
+    figure = Figure(figsize=(13, 5.4), layout="constrained")
+    cells = figure.subfigures(2, len(chosen), squeeze=False, height_ratios=(2, 3))
+    for column, record in enumerate(chosen):
+        if record is not None:
+            prediction, labels, raw = read_prediction(out, record)
+            _reliability(cells[1][column], prediction, labels, f"{record['method']}\nECE {record['ece']:.4f}")
+            if prediction.std is not None:
+                _residual_fit(cells[0][column].subplots(), prediction, labels, raw)
+    return figure
+
+
+def draw_confusion(
+    prediction: Prediction, labels: Tensor, class_names: Sequence[str], threshold: float = 0.5
+) -> Any:
+    """Normalised confusion matrix with an ``unknown`` row (true class not in training) and column (confidence
+    below ``threshold``).
+    """
+    from matplotlib.figure import Figure
+
+    side = 2 + 0.5 * len(class_names)
+    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
+    said = prediction.label.masked_fill(prediction.confidence < threshold, -1)
+    confusion_matrix(labels, said, class_names, figure.subplots())
+    return figure
+
+
+def _of_records(out: str | os.PathLike[str], records: Sequence[Record]) -> dict[str, Any]:
+    figures = {}
+    for study in dict.fromkeys(r["study"] for r in records):
+        first = next(r for r in records if r["study"] == study)
+        mine = [r for r in records if r["study"] == study and r["seed"] == first["seed"]]
+        if study.endswith("-fractions"):
+            figures["reliability-grid"] = draw_reliability_grid(out, mine)
+        elif not study.endswith("-approximation"):
+            test = "pooled" if any(r["test"] == "pooled" for r in mine) else "photometric"
+            for fit_on in dict.fromkeys(r["fit_on"] for r in mine):
+                part = [r for r in mine if r["fit_on"] == fit_on]
+                for pooling in dict.fromkeys(r["pooling"] for r in part if r["method"].startswith("SAL-GP")):
+                    figures[f"panels-{study}-{pooling}-{fit_on}"] = draw_panels(out, part, pooling, test)
+            figures[f"confusion-{study}"] = _confusion(out, mine, test)
+    return figures
+
+
+def _confusion(out: str | os.PathLike[str], records: Sequence[Record], test: str) -> Any:
+    record = _one(records, test=test, method="SAL-GP (ML) G") or records[0]
+    prediction, labels, _ = read_prediction(out, record)
+    return draw_confusion(prediction, labels, record["class_names"])
+
+
+def _of_data(folder: Path) -> dict[str, Any]:
+    figures = {}
+    if (folder / "mstar_chips.npz").is_file():
+        figures["mstar-chips"] = draw_chips(load_mstar(folder / "mstar_chips.npz"))
+    curves, metadata = (
+        folder / "plasticc_lightcurves_100_objects.parquet",
+        folder / "plasticc_train_metadata.parquet",
+    )
+    if curves.is_file() and metadata.is_file():
+        loaded = load_plasticc(curves, metadata)
+        figures["lightcurves"] = draw_lightcurve_grid(loaded)
+        figures["flux"] = draw_flux_distributions(loaded, "flux")
+        figures["flux-error"] = draw_flux_distributions(loaded, "flux error")
+    return figures
+
+
+def _one(records: Sequence[Record], **wanted: Any) -> Record | None:
+    return next((r for r in records if all(r[k] == v for k, v in wanted.items())), None)
+
+
+def _reliability(cell: Any, prediction: Prediction, labels: Tensor, title: str) -> None:
+    for ax in reliability_diagram(prediction.confidence, prediction.label == labels, figure=cell):
+        _strip(ax)
+        ax.set(xlabel="", ylabel="")
+        ax.set_title("")
+    cell.suptitle(title, fontsize=8)
+
+
+def _residual_fit(ax: Any, prediction: Prediction, labels: Tensor, raw: Tensor, most: int = 400) -> None:
+    assert prediction.std is not None
+    rows = slice(None, None, max(1, len(labels) // most))
+    residual = (prediction.label == labels).double() - raw
+    residual_fit(residual[rows], (prediction.confidence - raw)[rows], prediction.std[rows], ax)
+    ax.set_title("")
+    _strip(ax)
+
+
+def _strip(ax: Any) -> None:
+    ax.tick_params(labelsize=6)
+    if ax.get_legend() is not None:
+        ax.get_legend().remove()
+
+
+def _save(figure: Any, path: Path, dpi: int) -> Path:
+    return write_whole(path, lambda part: figure.savefig(part, format="png", dpi=dpi))

@@ -1,0 +1,181 @@
+"""What is run, and how much of it: the studies by name, and three presets of effort.
+
+``smoke`` runs everything on made data in seconds; ``cpu`` takes a few epochs on the real data (and the
+centre 64 x 64 of each radar chip, a quarter of the work); ``paper`` takes the paper's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["PRESETS", "STUDIES", "Experiment", "Preset", "list_studies"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One network on one data set, and the methods compared on it.
+
+    Args:
+        dataset: ``mstar``, ``spcc`` or ``plasticc``.
+        backbone: name of the network.
+        protocol: which split of the data.
+        fraction: share of the training data used.
+        poolings: how feature maps become vectors.
+        groups: groups of methods.
+        fit_on: splits the calibrators are fitted on, each in turn: ``train``, ``validation`` or ``both``.
+    """
+
+    dataset: str
+    backbone: str
+    protocol: str = "paper"
+    fraction: float = 1.0
+    poolings: tuple[str, ...] = ("avg", "max")
+    groups: tuple[str, ...] = ("conventional", "single", "ml", "hl", "subsets", "sum", "class", "deep")
+    fit_on: tuple[str, ...] = ("validation", "train")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An amount of effort.
+
+    Args:
+        name: of the preset.
+        made: use made data instead of the real sets.
+        epochs: of each backbone, or of a ``backbone/protocol``.
+        arguments: of each backbone, beyond the number of classes.
+        n_test: photometric test objects; None for all.
+        gp: arguments of every GP, per data set.
+        stacked: further arguments of GPs with one row per sample and layer.
+        deep: arguments of the deep GP.
+        max_steps: longest light curve per band.
+        size: side of the centre cut out of each radar chip.
+        complete: every method with every pooling and every split it can be fitted on. Otherwise subsets of
+            layers, class-specific structures and the deep GP run with the first of each only, and further
+            splits with the first pooling only.
+        same_steps: with a part of the training data, take more epochs, so that the number of optimiser steps
+            stays the same.
+    """
+
+    name: str
+    made: bool
+    epochs: Mapping[str, int]
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    n_test: int | None = None
+    gp: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stacked: Mapping[str, Any] = field(default_factory=dict)
+    deep: Mapping[str, Any] = field(default_factory=dict)
+    max_steps: int = 128
+    size: int = 128
+    complete: bool = True
+    same_steps: bool = False
+
+
+def _curves(dataset: str, protocol: str) -> Experiment:
+    return Experiment(dataset, "rnn", protocol, poolings=("none",))
+
+
+STUDIES: Mapping[str, tuple[str, tuple[Experiment, ...]]] = {
+    "mstar-convnet": ("MSTAR, ConvNet: table and figures of the paper", (Experiment("mstar", "convnet"),)),
+    "mstar-aconvnet": ("MSTAR, AConvNet: table and figures of the paper", (Experiment("mstar", "aconvnet"),)),
+    "mstar-resnet18": (
+        "MSTAR, ResNet-18: table and figures of the paper",
+        (Experiment("mstar", "resnet18"),),
+    ),
+    "mstar-soc": (
+        "MSTAR, ConvNet, standard operating condition: train on 17 degrees, test on 15 and 30",
+        (
+            Experiment(
+                "mstar",
+                "convnet",
+                "soc",
+                poolings=("avg",),
+                groups=("conventional", "single", "ml", "hl", "sum"),
+            ),
+        ),
+    ),
+    "mstar-fractions": (
+        "MSTAR, AConvNet, conventional methods with 100, 50, 25 and 10 % of the training "
+        "data: the reliability grid",
+        tuple(
+            Experiment(
+                "mstar", "aconvnet", "paper", f, ("avg",), ("conventional", "ml", "hl"), ("validation",)
+            )
+            for f in (1.0, 0.5, 0.25, 0.1)
+        ),
+    ),
+    "mstar-approximation": (
+        "MSTAR, ConvNet: inducing rows against exact inference",
+        (
+            Experiment(
+                "mstar", "convnet", poolings=("avg",), groups=("approximation",), fit_on=("validation",)
+            ),
+        ),
+    ),
+    "spcc-rnn": (
+        "SPCC, recurrent network: spectroscopic training set, photometric test set",
+        (_curves("spcc", "spectroscopic"),),
+    ),
+    "plasticc-rnn": (
+        "PLAsTiCC, recurrent network: the paper's protocol, for whoever has the full set",
+        (_curves("plasticc", "paper"),),
+    ),
+}
+"""Study name -> what it is, its experiments."""
+
+PRESETS: Mapping[str, Preset] = {
+    "smoke": Preset(
+        "smoke",
+        made=True,
+        epochs={"convnet": 2, "aconvnet": 2, "resnet18": 1, "rnn": 2},
+        arguments={
+            "convnet": {"size": 32},
+            "aconvnet": {"size": 32},
+            "resnet18": {"width": 4},
+            "rnn": {"hidden": 4},
+        },
+        gp={name: {"max_steps": 4, "n_inducing": 32} for name in ("mstar", "spcc", "plasticc")},
+        deep={"steps": 3},
+    ),
+    "cpu": Preset(
+        "cpu",
+        made=False,
+        epochs={"convnet": 12, "convnet/soc": 30, "aconvnet": 8, "resnet18": 5, "rnn": 20},
+        arguments={"convnet": {"size": 64}, "aconvnet": {"size": 64}, "rnn": {"hidden": 16}},
+        n_test=4000,
+        size=64,
+        max_steps=24,
+        complete=False,
+        same_steps=True,
+        gp={name: {"n_inducing": 128} for name in ("mstar", "spcc", "plasticc")},
+        stacked={"n_inducing": 512},
+        deep={"steps": 200},
+    ),
+    "paper": Preset(
+        "paper",
+        made=False,
+        epochs={"convnet": 100, "aconvnet": 100, "resnet18": 50, "rnn": 100},
+        arguments={"rnn": {"hidden": 32}},
+        n_test=25_000,
+        gp={
+            "mstar": {"optimizer": "adam", "max_steps": 2000, "learning_rate": 5e-3, "n_inducing": 512},
+            **{
+                name: {"optimizer": "adam", "max_steps": 2500, "learning_rate": 2e-3, "n_inducing": 512}
+                for name in ("spcc", "plasticc")
+            },
+        },
+        deep={"steps": 2000},
+    ),
+}
+"""Preset name -> preset."""
+
+
+def list_studies() -> dict[str, str]:
+    """Every study's name and what it is.
+
+    Example:
+        >>> "mstar-convnet" in list_studies()
+        True
+    """
+    return {name: what for name, (what, _) in STUDIES.items()}

@@ -1,0 +1,295 @@
+"""Tables from records: the paper's figure beside ours, mean and standard deviation over seeds, as Markdown
+and LaTeX.
+
+The paper's published rows are in ``paper.csv``. SPCC stands beside the paper's PLAsTiCC: the same network and
+kind of shift, other data.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from salgp.storage import write_whole
+from salgp_study.store import read_records
+
+__all__ = ["Table", "build_tables", "make_tables", "paper_figures"]
+
+Record = Mapping[str, Any]
+_COLUMNS = {"ece": "ECE", "mce": "MCE", "nll": "NLL", "brier": "Brier", "mean_variance": "Var."}
+_OURS = {"nll_correct": "NLL of correctness", "auroc": "AUROC of errors"}
+_PAPER_NAMES = {"mean_variance": "var"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that can be written as Markdown or LaTeX.
+
+    Args:
+        name: file name without ending.
+        title: heading.
+        notes: sentences below the heading.
+        columns: column names.
+        rows: cells as text.
+    """
+
+    name: str
+    title: str
+    notes: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """The table as GitHub Markdown.
+
+        Example:
+            >>> print(Table("t", "T", (), ("a", "b"), (("1", "2"),)).markdown())
+            ### T
+            <BLANKLINE>
+            | a | b |
+            |---|---|
+            | 1 | 2 |
+            <BLANKLINE>
+        """
+        lines = [self.columns, ("---",) * len(self.columns), *self.rows]
+        body = [
+            "|---" * len(cells) + "|" if cells[0] == "---" else "| " + " | ".join(cells) + " |"
+            for cells in lines
+        ]
+        return "\n".join([f"### {self.title}", "", *(f"{note}\n" for note in self.notes), *body, ""])
+
+    def latex(self) -> str:
+        """The table as a LaTeX ``tabular``."""
+        lines = [" & ".join(map(_escape, cells)) + r" \\" for cells in (self.columns, *self.rows)]
+        head = (
+            rf"\begin{{table}}[htbp]\centering\caption{{{_escape(self.title)}}}"
+            + "\n"
+            + rf"\begin{{tabular}}{{{'l' * len(self.columns)}}}\hline"
+        )
+        return "\n".join(
+            [
+                head,
+                lines[0],
+                r"\hline",
+                *lines[1:],
+                r"\hline\end{tabular}",
+                *map(_escape, self.notes),
+                r"\end{table}",
+                "",
+            ]
+        )
+
+
+def make_tables(out: str | os.PathLike[str]) -> list[Path]:
+    """Write ``tables/NAME.md`` and ``.tex`` for all records of a study folder; return the Markdown files."""
+    records = read_records(out)
+    if not records:
+        raise FileNotFoundError(f"{out}: no records here; run a study into this folder first")
+    folder, written = Path(out) / "tables", []
+    for table in build_tables(records):
+        for suffix, text in ((".tex", table.latex()), (".md", table.markdown())):
+            path = folder / f"{table.name}{suffix}"
+            write_whole(path, lambda part, text=text: part.write_text(text) and None)  # type: ignore[misc]
+        written.append(path)
+    return written
+
+
+def build_tables(records: Sequence[Record]) -> list[Table]:
+    """All tables of some records: per network and test set, variance and unknown classes, training fractions,
+    approximation.
+    """
+    tables: list[Table] = []
+    for study in dict.fromkeys(r["study"] for r in records):
+        mine = [r for r in records if r["study"] == study]
+        if study.endswith("-fractions"):
+            tables.append(_fractions(study, mine))
+        elif study.endswith("-approximation"):
+            tables.append(_approximation(study, mine))
+        else:
+            tables += [
+                _beside_paper(study, test, fit_on, mine)
+                for test in _values(mine, "test")
+                for fit_on in _values(mine, "fit_on")
+            ]
+            tables += [_uncertainty(study, mine)]
+    return [t for t in tables if t.rows]
+
+
+def paper_figures() -> dict[tuple[str, str, str, str], dict[str, str]]:
+    """The paper's rows, keyed by data set, backbone, pooling and method.
+
+    Example:
+        >>> paper_figures()["mstar", "convnet", "avg", "SAL-GP (ML) G"]["ece"]
+        '0.00797'
+    """
+    text = resources.files("salgp_study").joinpath("paper.csv").read_text(encoding="utf-8")
+    return {
+        (r["dataset"], r["backbone"], r["pooling"], _plain(r["method"])): r
+        for r in csv.DictReader(text.splitlines())
+    }
+
+
+def mean_std(values: Iterable[float | None], digits: int = 4) -> str:
+    """``mean ± std`` over seeds, ``mean`` of a single one, ``-`` of none.
+
+    Example:
+        >>> mean_std([0.1, 0.3]), mean_std([0.5]), mean_std([None])
+        ('0.2000 ± 0.1414', '0.5000', '-')
+    """
+    known = [v for v in values if v is not None]
+    if not known:
+        return "-"
+    mean = _number(statistics.fmean(known), digits)
+    return mean if len(known) == 1 else f"{mean} ± {_number(statistics.stdev(known), digits)}"
+
+
+def _beside_paper(study: str, test: str, fit_on: str, records: Sequence[Record]) -> Table:
+    chosen = [r for r in records if r["test"] == test and r["fit_on"] == fit_on]
+    compare = test in ("pooled", "photometric") and study != "mstar-soc"
+    figures = paper_figures() if compare else {}
+    rows = []
+    for (pooling, method), group in _grouped(chosen, ("pooling", "method")).items():
+        paper = _paper_row(figures, group[0])
+        pairs = [(_paper_cell(paper, c), mean_std(r[c] for r in group)) for c in _COLUMNS]
+        ours = [cell for pair in pairs for cell in (pair if compare else pair[1:])]
+        rows.append((pooling, method, *ours, *(mean_std(r[c] for r in group) for c in _OURS)))
+    heads = [
+        h for name in _COLUMNS.values() for h in ((f"{name} paper", f"{name} ours") if compare else (name,))
+    ]
+    title = f"{study}: test {test}, calibrators fitted on {fit_on}"
+    return Table(
+        f"{study}-{test}-{fit_on}",
+        title,
+        (_setting(chosen),),
+        ("Pooling", "Method", *heads, *_OURS.values()),
+        tuple(rows),
+    )
+
+
+def _uncertainty(study: str, records: Sequence[Record]) -> Table:
+    columns = {
+        "variance_known": "Var. known",
+        "variance_unknown": "Var. unknown",
+        "ood_auroc_confidence": "OOD AUROC by confidence",
+        "ood_auroc_variance": "OOD AUROC by variance",
+        "coverage": "Interval coverage",
+        "n_clipped": "Clipped",
+    }
+    rows = []
+    for (fit_on, test, pooling, method), group in _grouped(
+        records, ("fit_on", "test", "pooling", "method")
+    ).items():
+        if test in ("pooled", "photometric") and any(
+            r["mean_variance"] is not None or r["n_unknown"] for r in group
+        ):
+            rows.append((fit_on, test, pooling, method, *(mean_std(r[c] for r in group) for c in columns)))
+    heads = ("Fitted on", "Test", "Pooling", "Method", *columns.values())
+    return Table(
+        f"{study}-uncertainty", f"{study}: predictive variance and unknown classes", (), heads, tuple(rows)
+    )
+
+
+def _fractions(study: str, records: Sequence[Record]) -> Table:
+    rows = []
+    fractions = sorted({r["fraction"] for r in records}, reverse=True)
+    for (test, method), group in _grouped(records, ("test", "method")).items():
+        cells = [
+            mean_std((r[c] for r in group if r["fraction"] == f), 3)
+            for c in ("ece", "nll_correct")
+            for f in fractions
+        ]
+        rows.append((test, method, *cells))
+    heads = [f"{name} {f:.0%}" for name in ("ECE", "NLL of correctness") for f in fractions]
+    raw = [r for r in records if r["method"].startswith("Uncal") and r["test"] == "pooled"]
+    accuracy = "; ".join(
+        f"{f:.0%}: {mean_std((r['accuracy'] for r in raw if r['fraction'] == f), 3)}" for f in fractions
+    )
+    return Table(
+        study,
+        f"{study}: share of the training data",
+        (f"Accuracy pooled: {accuracy}.",),
+        ("Test", "Method", *heads),
+        tuple(rows),
+    )
+
+
+def _approximation(study: str, records: Sequence[Record]) -> Table:
+    columns = ("ece", "nll_correct", "auroc", "mean_variance", "seconds")
+    rows = []
+    for (test, method), group in _grouped(records, ("test", "method")).items():
+        exact = [
+            r
+            for r in records
+            if r["test"] == test and r["method"].endswith("exact") and r["method"][:11] == method[:11]
+        ]
+        gap = mean_std([abs(a["ece"] - b["ece"]) for a, b in zip(group, exact, strict=False)])
+        rows.append((test, method, *(mean_std(r[c] for r in group) for c in columns), gap))
+    heads = (
+        "Test",
+        "Method",
+        "ECE",
+        "NLL of correctness",
+        "AUROC of errors",
+        "Var.",
+        "Seconds",
+        "Gap of ECE to exact",
+    )
+    return Table(
+        study, f"{study}: inducing rows against exact inference", (_setting(records),), heads, tuple(rows)
+    )
+
+
+def _setting(records: Sequence[Record]) -> str:
+    raw = [r for r in records if r["method"].startswith("Uncal")] or records
+    sizes = ", ".join(f"{name} {n}" for name, n in raw[0]["sizes"].items())
+    seeds = ", ".join(map(str, _values(records, "seed")))
+    unknown = f", {raw[0]['n_unknown']} of unknown classes" if raw[0]["n_unknown"] else ""
+    return (
+        f"Accuracy {mean_std(r['accuracy'] for r in raw)}; seeds {seeds}; samples: "
+        f"{sizes}{unknown}; preset {raw[0]['preset']}."
+    )
+
+
+def _grouped(records: Iterable[Record], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Record]]:
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record[k] for k in keys), []).append(record)
+    return groups
+
+
+def _values(records: Sequence[Record], key: str) -> list[Any]:
+    return list(dict.fromkeys(r[key] for r in records))
+
+
+def _paper_row(
+    figures: Mapping[tuple[str, str, str, str], Mapping[str, str]], record: Record
+) -> Mapping[str, str]:
+    dataset = "plasticc" if record["dataset"] == "spcc" else record["dataset"]
+    place = (dataset, record["backbone"]), _plain(record["method"])
+    return (
+        figures.get((*place[0], record["pooling"], place[1]))
+        or figures.get((*place[0], "none", place[1]))
+        or {}
+    )
+
+
+def _paper_cell(paper: Mapping[str, str], column: str) -> str:
+    return paper.get(_PAPER_NAMES.get(column, column)) or "-"
+
+
+def _plain(method: str) -> str:
+    return method.replace("G (", "G(").removesuffix("(1-5)")
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.1e}" if 0 < abs(value) < 10**-digits else f"{value:.{digits}f}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", r"\%").replace("_", r"\_").replace("±", r"$\pm$").replace("&", r"\&")

@@ -1,0 +1,170 @@
+"""Tables and figures: the paper's number beside ours, right means, valid files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from salgp.features import Features
+from salgp.prediction import LayerTerms, Prediction
+from salgp_study import run
+from salgp_study.figures import draw_confusion, make_figures
+from salgp_study.methods import methods_of, rows_of_prediction
+from salgp_study.presets import Experiment
+from salgp_study.run import run_study
+from salgp_study.tables import Table, build_tables, make_tables, paper_figures
+
+ROWS = {
+    "ece": 0.02,
+    "mce": 0.1,
+    "nll": 0.3,
+    "brier": 0.2,
+    "mean_variance": None,
+    "nll_correct": 0.25,
+    "auroc": 0.9,
+}
+MORE = {
+    "accuracy": 0.9,
+    "n_unknown": 0,
+    "variance_known": None,
+    "variance_unknown": None,
+    "ood_auroc_confidence": None,
+    "ood_auroc_variance": None,
+}
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    base = {
+        "study": "mstar-convnet",
+        "dataset": "mstar",
+        "backbone": "convnet",
+        "protocol": "paper",
+        "fraction": 1.0,
+        "preset": "cpu",
+    }
+    base |= {
+        "pooling": "none",
+        "fit_on": "validation",
+        "test": "pooled",
+        "seed": 0,
+        "method": "Uncalibrated (Baseline)",
+        "seconds": 1.0,
+    }
+    return {
+        **base,
+        **ROWS,
+        **MORE,
+        "coverage": None,
+        "n_clipped": 0,
+        "sizes": {"train": 10, "17": 5},
+        **changes,
+    }
+
+
+def test_the_papers_130_rows_are_there() -> None:
+    figures = paper_figures()
+    assert len(figures) == 130
+    assert figures["plasticc", "rnn", "none", "SAL-GP (HL) G"]["ece"] == "0.24537"
+    assert figures["plasticc", "rnn", "none", "SAL-GP (ML) G(1-3)"]["ece"] == "0.15402"
+
+
+def test_every_row_of_the_paper_is_a_row_of_ours() -> None:
+    groups = ("conventional", "single", "ml", "hl", "subsets")
+    ours = {row for group in groups for m in methods_of(group, 5, {}) for row in m.rows(5)}
+    assert {method for *_, method in paper_figures()} <= ours
+
+
+def test_mean_and_std_over_seeds_beside_the_paper() -> None:
+    records = [record(seed=s, ece=e) for s, e in ((0, 0.01), (1, 0.03))]
+    table = build_tables(records)[0]
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["ECE paper"] == "0.01054"
+    assert row["ECE ours"] == "0.0200 ± 0.0141"
+    assert row["Var. ours"] == "-"
+    assert "seeds 0, 1" in table.notes[0]
+
+
+def test_spcc_stands_beside_plasticc_and_layer_five_beside_no_pooling() -> None:
+    spcc = record(
+        study="spcc-rnn", dataset="spcc", backbone="rnn", test="photometric", method="SAL-GP (ML) G"
+    )
+    assert "0.16533" in build_tables([spcc])[0].rows[0]
+    fifth = record(pooling="avg", method="Single GP (Layer 5)")
+    assert "0.01005" in build_tables([fifth])[0].rows[0]
+
+
+def test_latex_is_escaped() -> None:
+    text = Table("t", "50 % & more", (), ("a_b",), (("1 ± 2",),)).latex()
+    assert r"50 \% \& more" in text
+    assert r"a\_b" in text
+    assert r"$\pm$" in text
+
+
+def test_layer_rows_are_confidence_plus_that_layers_correction() -> None:
+    features = Features(
+        torch.tensor([[1.0, 0.0], [0.0, 2.0]]), {f"l{k}": torch.zeros(2, 1) for k in range(2)}
+    )
+    terms = LayerTerms(
+        ("l0", "l1"), torch.tensor([[0.1, -0.2], [0.05, -0.9]]), torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    )
+    whole = Prediction.from_confidence(features, features.confidence, layers=terms)
+    rows = rows_of_prediction(methods_of("ml", 2, {})[0], whole, features)
+    assert list(rows) == ["SAL-GP (ML) G", "SAL-GP (ML) L1", "SAL-GP (ML) L2"]
+    torch.testing.assert_close(rows["SAL-GP (ML) L1"].confidence, features.confidence + terms.mean[:, 0])
+    assert rows["SAL-GP (ML) L2"].n_clipped == 1
+    torch.testing.assert_close(rows["SAL-GP (ML) L2"].std, terms.std[:, 1])
+
+
+def test_confusion_counts_unknown_rows_and_columns() -> None:
+    features = Features(torch.tensor([[3.0, 0.0], [0.1, 0.0], [0.0, 3.0]]))
+    figure = draw_confusion(
+        Prediction.from_probs(features, features.probs), torch.tensor([0, -1, -1]), ["A", "B"], threshold=0.6
+    )
+    shown = [t.get_text() or "0.00" for t in figure.axes[0].texts]  # empty cells may be left blank
+    assert [text or "0.00" for text in shown] == [
+        "1.00",
+        "0.00",
+        "0.00",
+        "0.00",
+        "0.00",
+        "0.00",
+        "0.00",
+        "0.50",
+        "0.50",
+    ]
+
+
+def test_tables_and_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convnet = Experiment(
+        "mstar",
+        "convnet",
+        poolings=("avg",),
+        groups=("conventional", "single", "ml", "hl"),
+        fit_on=("validation",),
+    )
+    few = tuple(
+        Experiment("mstar", "aconvnet", "paper", f, ("avg",), ("conventional",), ("validation",))
+        for f in (1.0, 0.5)
+    )
+    monkeypatch.setattr(run, "STUDIES", {"mstar-convnet": ("", (convnet,)), "mstar-fractions": ("", few)})
+    for name in ("mstar-convnet", "mstar-fractions"):
+        run_study(name, "smoke", (0,), tmp_path)
+    tables = make_tables(tmp_path)
+    assert all(p.read_text().startswith("### ") and p.with_suffix(".tex").is_file() for p in tables)
+    figures = make_figures(tmp_path, data=tmp_path, dpi=40)
+    assert {
+        "flow.png",
+        "architectures.png",
+        "reliability-grid.png",
+        "panels-mstar-convnet-avg-validation.png",
+    } <= {p.name for p in figures}
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
+
+
+def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
+    for make in (make_tables, make_figures):
+        with pytest.raises(FileNotFoundError, match="run a study"):
+            make(tmp_path)

@@ -1,0 +1,130 @@
+"""Small jobs for the tests of `salgp.store`: importable by name, so that other processes can run them and be
+killed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from salgp.calibrators.layerwise.salgp import SALGP
+from salgp.features import Features
+from salgp.store.extraction import extract_to_store
+from salgp.store.fit import fit_store
+from salgp.store.scoring import score
+from salgp.store.store import FeatureStore, write_store
+
+LAYERS, WIDTH, CLASSES = 3, 6, 4
+
+
+def samples(n: int, seed: int = 0) -> tuple[Features, Tensor]:
+    """Features of a latent variable seen through every layer, with over-confident logits and labels drawn
+    from flatter ones.
+    """
+    g, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(1234)
+    h = torch.randn(n, 3, generator=g)
+    layers = {}
+    for i in range(LAYERS):
+        layers[f"layer{i}"] = torch.relu(
+            h @ torch.randn(3, WIDTH, generator=fixed) + 0.3 * torch.randn(n, WIDTH, generator=g)
+        )
+    logits = 2.0 * h @ torch.randn(3, CLASSES, generator=fixed)
+    return Features(logits, layers), torch.multinomial((0.5 * logits).softmax(1), 1, generator=g)[:, 0]
+
+
+def small_store(folder: Path, n: int = 2000, rows: int = 300, dtype: str = "float32") -> FeatureStore:
+    """A store of `samples`."""
+    return write_store([samples(n)], folder, rows=rows, dtype=dtype)
+
+
+def small_calibrator(likelihood: str = "gaussian", covariance: str = "sum") -> SALGP:
+    """A calibrator that is fitted in a moment."""
+    return SALGP(
+        covariance=covariance, likelihood=likelihood, n_inducing=24, max_steps=5, inference="inducing"
+    )
+
+
+def network() -> nn.Sequential:
+    """A seeded classifier of ``(n, 5)`` inputs."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=g))
+    return model
+
+
+def loader(n_batches: int = 40, part: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Batches of different sizes."""
+    g = torch.Generator().manual_seed(7 + part)
+    return [
+        (torch.randn(10 + i % 3, 5, generator=g), torch.randint(3, (10 + i % 3,), generator=g))
+        for i in range(n_batches)
+    ]
+
+
+def part_loader(part: int) -> list[tuple[Tensor, Tensor]]:
+    """Batches of one of several parts."""
+    return loader(4, part)
+
+
+def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A random perturbation."""
+    return x + 0.1 * torch.randn(x.shape, generator=generator)
+
+
+def extract_job(folder: str) -> None:
+    """Extract into ``folder/out``."""
+    torch.set_num_threads(1)
+    extract_to_store(network(), loader(), f"{folder}/out", rows=20, perturb=jitter)
+
+
+def fit_job(folder: str) -> None:
+    """Fit to ``folder/store``; the calibrator goes to ``folder/out``."""
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = fit_store(
+            small_calibrator("bernoulli"),
+            f"{folder}/store",
+            subset=150,
+            rounds=2,
+            work=f"{folder}/work",
+            workers=2,
+        )
+    fitted.save(f"{folder}/out")
+
+
+def score_job(folder: str) -> None:
+    """Score ``folder/store`` with ``folder/calibrator`` into ``folder/out``."""
+    torch.set_num_threads(1)
+    score(f"{folder}/store", f"{folder}/calibrator", f"{folder}/out", layers=True, workers=2)
+
+
+JOBS = {"extract": extract_job, "fit": fit_job, "score": score_job}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def score_and_die_once(marker: str, *piece: object) -> object:
+    """Score a shard; the worker that comes first is killed in the middle of it."""
+    import os
+    import signal
+
+    from salgp.store.scoring import score_shard
+
+    if not Path(marker).exists():
+        Path(marker).write_text(str(os.getpid()))
+        Path(str(piece[2]), ".part-torn.parquet.x.part").write_bytes(b"half a file")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return score_shard(*piece)  # type: ignore[arg-type]

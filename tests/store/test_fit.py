@@ -1,0 +1,191 @@
+"""Out-of-core fitting equals conditioning in memory on the same inducing rows, for every likelihood and row
+layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scale_jobs import contents, samples, small_calibrator, small_store
+
+from salgp import calibrators
+from salgp.calibrators.layerwise.residual import ResidualGP
+from salgp.calibrators.layerwise.salgp import SALGP, log_odds_design
+from salgp.gp.covariance import gaps, self_gaps
+from salgp.gp.likelihood import bernoulli_sites, gaussian_sites
+from salgp.gp.regression import condition_inducing, inducing_log_evidence, statistics
+from salgp.store import fit as module
+from salgp.store.fit import fit_store
+from salgp.store.manifest import ChecksumError
+from salgp.store.store import FeatureStore
+from salgp.store.sums import flat_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:hyperparameter optimisation did not converge")
+
+
+def in_memory(fitted: SALGP, store: FeatureStore, n_rounds: int = 1, weight: float = 1.0) -> SALGP:
+    """The same calibrator, conditioned on all rows at once, on the inducing rows and hyperparameters that
+    were found.
+    """
+    features, labels = store.to_features()
+    p, structure, f = fitted.fitted_.posterior, fitted.structure_, fitted.fitted_
+    rows = flat_rows(structure, features)
+    repeats = len(rows) // len(features)
+    Kuf, prior = (
+        p.covariance(p.theta, gaps(p.rows, rows, p.covariance)),
+        p.covariance(p.theta, self_gaps(rows, p.covariance)),
+    )
+    bernoulli = len(f.mean_weights) > 0
+    y = (
+        (features.correct(labels) if bernoulli else features.residual(labels))
+        .double()
+        .repeat_interleave(repeats)
+    )
+    offset = (log_odds_design(features) @ f.mean_weights).repeat_interleave(repeats) if bernoulli else 0.0
+    for _ in range(n_rounds):
+        mean, variance = p.moments(Kuf.T, prior)
+        gaussian = gaussian_sites(y, torch.tensor(f.log_noise, dtype=torch.float64), weight)
+        sites = bernoulli_sites(y, mean + offset, variance, weight) if bernoulli else gaussian
+        sums = statistics(Kuf, prior, sites.target - offset, sites.noise)
+        p = condition_inducing(p.covariance, p.theta, p.rows, sums)
+    Kuu = p.covariance(p.theta, gaps(p.rows, p.rows, p.covariance))
+    return module._with(
+        fitted, replace(f, posterior=p, log_evidence=float(inducing_log_evidence(Kuu, sums) + sites.constant))
+    )
+
+
+def assert_same(a: SALGP, b: SALGP, atol: float) -> None:
+    features, _ = samples(300, seed=3)
+    one, two = a.predict(features), b.predict(features)
+    torch.testing.assert_close(one.confidence, two.confidence, rtol=0, atol=atol)
+    torch.testing.assert_close(one.std, two.std, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("inducing", ["stream", "subset"])
+@pytest.mark.parametrize(
+    ("covariance", "tempering"), [("sum", False), ("ml", True), ("additive", False), ("concat", False)]
+)
+def test_gaussian_equals_conditioning_in_memory(
+    tmp_path: Path, covariance: str, tempering: bool, inducing: str
+) -> None:
+    store = small_store(tmp_path)
+    calibrator = small_calibrator(covariance=covariance).set_params(tempering=tempering)
+    fitted = fit_store(calibrator, store, subset=300, inducing=inducing)
+    assert fitted is calibrator
+    assert fitted.fitted_.sums.n == len(store) * (3 if covariance in ("ml", "additive") else 1)
+    whole = in_memory(fitted, store, weight=1 / 3 if tempering else 1.0)
+    assert_same(fitted, whole, atol=1e-7)
+    assert fitted.fitted_.log_evidence == pytest.approx(whole.fitted_.log_evidence, rel=1e-9)
+
+
+def test_bernoulli_is_a_fixed_point_of_the_site_updates(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    fitted = fit_store(small_calibrator("bernoulli"), store, subset=300)
+    assert fitted.fitted_.sums.n == len(store)
+    assert "passes" not in fitted.fitted_.reason
+    settled = in_memory(fitted, store, n_rounds=50)
+    assert fitted.fitted_.log_evidence == pytest.approx(settled.fitted_.log_evidence, abs=0.05)
+    assert_same(fitted, settled, atol=2e-3)
+    features, labels = samples(500, seed=5)
+    before = -torch.nn.functional.binary_cross_entropy(
+        features.confidence.double(), features.correct(labels).double()
+    )
+    after = -torch.nn.functional.binary_cross_entropy(
+        fitted.predict(features).confidence, features.correct(labels).double()
+    )
+    assert after > before
+
+
+def test_all_rows_beat_the_subset(tmp_path: Path) -> None:
+    store = small_store(tmp_path, n=4000)
+    few = fit_store(small_calibrator(), store, subset=200)
+    features, labels = samples(3000, seed=9)
+    target = features.residual(labels).double()
+    subset = small_calibrator().fit(*store.shard(0))
+    error = [
+        float((c.predict(features).confidence - features.confidence - target).square().mean())
+        for c in (few, subset)
+    ]
+    assert error[0] < error[1]
+
+
+def test_streamed_inducing_rows_come_from_all_rows_and_explain_more(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    streamed, chosen = (
+        fit_store(small_calibrator(), store, subset=100, inducing=kind).fitted_
+        for kind in ("stream", "subset")
+    )
+    rows = flat_rows(fit_store(small_calibrator(), store, subset=100).structure_, store.to_features()[0])
+
+    def largest_left(fitted: object) -> float:
+        p = fitted.posterior
+        K = p.covariance(p.theta, gaps(p.rows, p.rows, p.covariance))
+        Kuf = p.covariance(p.theta, gaps(p.rows, rows, p.covariance))
+        solved = torch.linalg.solve(K + 1e-9 * torch.eye(len(K)), Kuf)
+        return float((p.covariance(p.theta, self_gaps(rows, p.covariance)) - (Kuf * solved).sum(0)).max())
+
+    assert largest_left(streamed) < largest_left(chosen)
+
+
+def test_pieces_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = small_store(tmp_path / "s")
+    one = fit_store(small_calibrator(), store, subset=200, inducing="subset", workers=1)
+    monkeypatch.setattr(module, "MAX_PIECES", 2)
+    two = fit_store(small_calibrator(), store, subset=200, inducing="subset", workers=2)
+    features, _ = samples(200, seed=3)
+    torch.testing.assert_close(
+        one.predict(features).confidence, two.predict(features).confidence, rtol=0, atol=1e-9
+    )
+    torch.testing.assert_close(one.predict(features).std, two.predict(features).std, rtol=0, atol=1e-9)
+
+
+def test_working_folder_is_reused_and_guarded(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "s")
+    fit_store(small_calibrator(), store, subset=200, work=tmp_path / "w").save(tmp_path / "a")
+    before = contents(tmp_path / "w")
+    fit_store(small_calibrator(), store, subset=200, work=tmp_path / "w").save(tmp_path / "b")
+    assert contents(tmp_path / "w") == before
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    with pytest.raises(ValueError, match="another job: config differ"):
+        fit_store(small_calibrator("bernoulli"), store, subset=200, work=tmp_path / "w")
+    with pytest.raises(ValueError, match="another job: subset differ"):
+        fit_store(small_calibrator(), store, subset=300, work=tmp_path / "w")
+
+
+def test_loaded_fit_predicts_the_same(tmp_path: Path) -> None:
+    fitted = fit_store(small_calibrator(), small_store(tmp_path / "s"), subset=200)
+    features, _ = samples(50, seed=3)
+    loaded = calibrators.load_calibrator(fitted.save(tmp_path / "c"))
+    assert torch.equal(loaded.predict(features).confidence, fitted.predict(features).confidence)
+
+
+@pytest.mark.parametrize("name", ["temperature", "isotonic"])
+def test_calibrators_of_logits_see_all_rows(tmp_path: Path, name: str) -> None:
+    store = small_store(tmp_path)
+    features, labels = store.to_features()
+    a, b = fit_store(calibrators.get(name), store), calibrators.get(name).fit(features, labels)
+    assert torch.equal(a.predict(features).confidence, b.predict(features).confidence)
+
+
+def test_residual_gp_out_of_core(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    fitted = fit_store(ResidualGP(n_inducing=24, max_steps=5), store, subset=200)
+    assert fitted.fitted_.sums.n == len(store)
+    assert_same(fitted, in_memory(fitted, store), atol=1e-7)
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    with pytest.raises(ValueError, match="inducing must be one of"):
+        fit_store(small_calibrator(), store, inducing="random")
+    with pytest.raises(ValueError, match="set inference="):
+        fit_store(small_calibrator().set_params(inference="exact"), store)
+    path = tmp_path / "part-000001.parquet"
+    damaged = bytearray(path.read_bytes())
+    damaged[200] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(ChecksumError, match="part-000001"):
+        fit_store(small_calibrator(), store, subset=200)

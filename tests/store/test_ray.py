@@ -1,0 +1,92 @@
+"""Ray gives the same bytes as threads, and a worker killed in the middle of a job loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scale_jobs import (
+    contents,
+    network,
+    part_loader,
+    samples,
+    score_and_die_once,
+    small_calibrator,
+    small_store,
+)
+
+from salgp.store import scoring
+from salgp.store.engines import run
+from salgp.store.extraction import extract_parts
+from salgp.store.fit import fit_store
+from salgp.store.manifest import ChecksumError
+from salgp.store.ray_engine import ray_session
+from salgp.store.scoring import score
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """One small Ray for all tests here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        with ray_session(workers=2) as session:
+            yield session
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ray")
+    small_store(path / "store", n=1200, rows=200)
+    small_calibrator().fit(*samples(200)).save(path / "calibrator")
+    return path
+
+
+def test_scoring_gives_the_same_bytes(ray: Any, folder: Path, tmp_path: Path) -> None:
+    for engine in ("local", "ray"):
+        score(folder / "store", folder / "calibrator", tmp_path / engine, engine=engine, workers=2)
+    assert contents(tmp_path / "local") == contents(tmp_path / "ray")
+
+
+def test_fitting_gives_the_same_bits(ray: Any, folder: Path) -> None:
+    a, b = (
+        fit_store(small_calibrator(), folder / "store", subset=200, engine=engine, workers=2).fitted_
+        for engine in ("local", "ray")
+    )
+    assert torch.equal(a.posterior.alpha, b.posterior.alpha)
+    assert torch.equal(a.posterior.root, b.posterior.root)
+
+
+def test_extraction_with_a_network_per_worker(ray: Any, tmp_path: Path) -> None:
+    for engine in ("local", "ray"):
+        extract_parts(network, part_loader, 3, tmp_path / engine, engine=engine, workers=2)
+    local, remote = contents(tmp_path / "local"), contents(tmp_path / "ray")
+    assert local.keys() == remote.keys()
+
+
+def test_a_killed_worker_loses_nothing(
+    ray: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score(folder / "store", folder / "calibrator", tmp_path / "expected", workers=1)
+    marker = tmp_path / "killed"
+
+    def run_and_kill(function: Any, pieces: Any, **how: Any) -> Any:
+        return run(score_and_die_once, [(str(marker), *piece) for piece in pieces], **how)
+
+    monkeypatch.setattr(scoring, "run", run_and_kill)
+    score(folder / "store", folder / "calibrator", tmp_path / "out", engine="ray", workers=2)
+    assert marker.exists()
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+
+
+def test_errors_of_the_work_reach_the_caller(ray: Any, folder: Path, tmp_path: Path) -> None:
+    small_store(tmp_path / "store", n=600, rows=200)
+    path = tmp_path / "store/part-000001.parquet"
+    path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(ChecksumError, match="part-000001"):
+        score(tmp_path / "store", folder / "calibrator", tmp_path / "out", engine="ray", workers=2)

@@ -1,0 +1,127 @@
+"""Scores on disk are the predictions, in order, whatever the engine, the shards or the precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scale_jobs import contents, samples, small_calibrator, small_store
+
+from salgp import calibrators
+from salgp.calibrators.base import load_calibrator
+from salgp.calibrators.layerwise.residual import ResidualGP
+from salgp.store import scoring
+from salgp.store.manifest import ChecksumError
+from salgp.store.scoring import predictor, read_scores, score
+from salgp.store.store import FeatureStore
+
+pytestmark = pytest.mark.filterwarnings("ignore:hyperparameter optimisation did not converge")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store and a few saved calibrators."""
+    path = tmp_path_factory.mktemp("scoring")
+    features, labels = small_store(path / "store", n=1500, rows=400).to_features()
+    small_calibrator().fit(features[:300], labels[:300]).save(path / "sum")
+    small_calibrator("bernoulli").fit(features[:300], labels[:300]).save(path / "bernoulli")
+    small_calibrator(covariance="ml").fit(features[:100], labels[:100]).save(path / "ml")
+    ResidualGP(n_inducing=20, max_steps=5).fit(features[:300], labels[:300]).save(path / "residual")
+    calibrators.get("temperature").fit(features, labels).save(path / "temperature")
+    return path
+
+
+@pytest.mark.parametrize("name", ["sum", "bernoulli", "ml", "residual", "temperature"])
+def test_scores_are_the_predictions(folder: Path, tmp_path: Path, name: str) -> None:
+    done = score(folder / "store", folder / name, tmp_path / "out", layers=True, workers=2)
+    assert done.rows == done.new_rows == 1500
+    features, _ = FeatureStore(folder / "store").to_features()
+    expected, found = load_calibrator(folder / name).predict(features), read_scores(tmp_path / "out")
+    np.testing.assert_array_equal(found["label"], expected.label.numpy())
+    for column in ("confidence", "std", "lower", "upper"):
+        value = getattr(expected, column)
+        assert (column in found) == (value is not None)
+        if value is not None:
+            np.testing.assert_allclose(found[column], value.numpy(), atol=2e-5)
+    if expected.layers is not None:
+        for i, term in enumerate(expected.layers.names):
+            np.testing.assert_allclose(
+                found[f"layer_mean.{term}"], expected.layers.mean[:, i].numpy(), atol=1e-4
+            )
+            np.testing.assert_allclose(
+                found[f"layer_std.{term}"], expected.layers.std[:, i].numpy(), atol=1e-4
+            )
+
+
+def test_workers_batches_and_repetition_do_not_change_a_byte(folder: Path, tmp_path: Path) -> None:
+    score(folder / "store", folder / "sum", tmp_path / "a", workers=1)
+    score(folder / "store", folder / "sum", tmp_path / "b", workers=3)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    again = score(folder / "store", folder / "sum", tmp_path / "a")
+    assert again.new_rows == 0
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_missing_files_are_made_again(folder: Path, tmp_path: Path) -> None:
+    score(folder / "store", folder / "sum", tmp_path / "a")
+    whole = contents(tmp_path / "a")
+    manifest = scoring.Manifest.read(tmp_path / "a", scoring.KIND)
+    manifest.complete = False
+    del manifest.entries[2]
+    manifest.save()
+    (tmp_path / "a/part-000002.parquet").unlink()
+    with pytest.raises(ValueError, match="not finished"):
+        read_scores(tmp_path / "a")
+    assert score(folder / "store", folder / "sum", tmp_path / "a").new_rows == 400
+    assert contents(tmp_path / "a") == whole
+
+
+def test_another_job_is_refused(folder: Path, tmp_path: Path) -> None:
+    score(folder / "store", folder / "sum", tmp_path / "a")
+    with pytest.raises(ValueError, match="another job: calibrator"):
+        score(folder / "store", folder / "bernoulli", tmp_path / "a")
+    with pytest.raises(ValueError, match="another job: layers"):
+        score(folder / "store", folder / "sum", tmp_path / "a", layers=True)
+
+
+def test_precision_is_chosen_by_what_the_data_show(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert score(folder / "store", folder / "temperature", tmp_path / "t").precision == "double"
+    features, _ = samples(500, seed=4)
+    fitted = load_calibrator(folder / "sum")
+    single, double = (predictor(fitted, precision=p)(features) for p in ("single", "double"))
+    torch.testing.assert_close(double.confidence, fitted.predict(features).confidence, atol=1e-9, rtol=0)
+    error = float((single.confidence - double.confidence).abs().max())
+    assert 0 < error < 1e-3
+    monkeypatch.setattr(scoring, "TOLERANCE", 0.0)
+    assert score(folder / "store", folder / "sum", tmp_path / "d").precision == "double"
+    monkeypatch.setattr(scoring, "TOLERANCE", 1.0)
+    assert score(folder / "store", folder / "sum", tmp_path / "s").precision == "single"
+
+
+def test_damage_and_bad_arguments(folder: Path, tmp_path: Path) -> None:
+    small_store(tmp_path / "store")
+    path = tmp_path / "store/part-000003.parquet"
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(ChecksumError, match="part-000003"):
+        score(tmp_path / "store", folder / "sum", tmp_path / "out")
+    with pytest.raises(ValueError, match="precision must be"):
+        score(folder / "store", folder / "sum", tmp_path / "x", precision="half")
+    with pytest.raises(ValueError, match="engine must be"):
+        score(folder / "store", folder / "sum", tmp_path / "x", engine="slurm")
+    with pytest.raises(FileNotFoundError):
+        score(folder / "store", folder / "nothing", tmp_path / "y")
+
+
+def test_threads_are_given_back_and_progress_shows(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.get_num_threads()
+    score(folder / "store", folder / "sum", tmp_path / "a", progress=True)
+    assert torch.get_num_threads() == before
+    assert "1500/1500" in capsys.readouterr().out

@@ -1,0 +1,213 @@
+"""`FeatureStore`: what is written is read back, in a stream, whatever the batches; a damaged byte
+is found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from scale_jobs import contents, jitter, loader, network, part_loader, samples, small_store
+
+import salgp
+from salgp.features import Features
+from salgp.network.extract import extract
+from salgp.storage import FormatError
+from salgp.store.extraction import extract_parts, extract_to_store
+from salgp.store.manifest import ChecksumError, Manifest
+from salgp.store.sampling import stratified, subset_of
+from salgp.store.store import FeatureStore, shard_rows, write_store
+
+
+def same(a: Features, b: Features) -> bool:
+    return (
+        a.widths == b.widths
+        and torch.equal(a.logits, b.logits)
+        and all(torch.equal(a.layers[k], b.layers[k]) for k in a.layers)
+    )
+
+
+@pytest.mark.parametrize("batch", [1000, 333, 64])
+def test_round_trip_does_not_depend_on_batches(tmp_path: Path, batch: int) -> None:
+    features, labels = samples(1000)
+    parts = ((features[i : i + batch], labels[i : i + batch]) for i in range(0, 1000, batch))
+    store = write_store(parts, tmp_path / "a", rows=150)
+    found, known = store.to_features()
+    assert same(found, features)
+    assert torch.equal(known, labels)
+    assert store.rows == [150] * 6 + [100]
+    assert len(store) == 1000
+    assert contents(tmp_path / "a") == contents(small_store(tmp_path / "b", 1000, 150).folder)
+
+
+def test_batches_are_bounded_and_in_order(tmp_path: Path) -> None:
+    features, labels = samples(500)
+    store = write_store([(features, labels)], tmp_path, rows=200)
+    parts = list(store.batches(128))
+    assert [len(f) for f, _ in parts] == [128, 72, 128, 72, 100]
+    assert same(Features.concatenate([f for f, _ in parts]), features)
+
+
+def test_half_precision_keeps_logits_and_refuses_overflow(tmp_path: Path) -> None:
+    features, labels = samples(100)
+    found, _ = write_store([(features, labels)], tmp_path / "a", dtype="float16").to_features()
+    assert torch.equal(found.logits, features.logits)
+    assert torch.equal(found.layers["layer0"], features.layers["layer0"].half().float())
+    huge = Features(features.logits, {"layer0": features.layers["layer0"] * 1e6})
+    with pytest.raises(ValueError, match="too large for float16"):
+        write_store([(huge, labels)], tmp_path / "b", dtype="float16")
+
+
+def test_groups_unlabelled_and_dotted_names(tmp_path: Path) -> None:
+    features = Features(
+        torch.zeros(6, 2),
+        {"a": torch.ones(6, 2), "a.b": 2 * torch.ones(6, 3), "b": torch.zeros(6, 1)},
+        torch.arange(6) // 2,
+    )
+    store = write_store([(features, None)], tmp_path, rows=4)
+    found, labels = store.to_features(layers=("a.b", "a"))
+    assert labels is None
+    assert found.layer_names == ("a.b", "a")
+    assert torch.equal(found.layers["a.b"], features.layers["a.b"])
+    assert torch.equal(found.groups, features.groups)
+    with pytest.raises(KeyError, match="no layer named 'c'"):
+        store.shard(0, ("c",))
+    with pytest.raises(ValueError, match="has no labels"):
+        subset_of(store, 3)
+
+
+@pytest.mark.parametrize("where", [0.01, 0.5, 0.99])
+def test_a_flipped_byte_is_found_and_the_shard_named(tmp_path: Path, where: float) -> None:
+    store = small_store(tmp_path)
+    path = tmp_path / "part-000002.parquet"
+    damaged = bytearray(path.read_bytes())
+    damaged[int(where * len(damaged))] ^= 0x10
+    path.write_bytes(damaged)
+    with pytest.raises(ChecksumError, match=r"part-000002\.parquet is damaged"):
+        store.verify()
+    with pytest.raises(ChecksumError, match=r"part-000002\.parquet"):
+        list(store.batches())
+    store.shard(1)
+
+
+def test_a_missing_shard_and_other_folders_are_refused(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "a")
+    (tmp_path / "a/part-000001.parquet").unlink()
+    with pytest.raises(FileNotFoundError, match="part-000001"):
+        store.verify()
+    with pytest.raises(FileNotFoundError, match=r"no manifest\.json"):
+        FeatureStore(tmp_path)
+    Manifest(tmp_path / "b", "other", {}).save()
+    with pytest.raises(FormatError, match="other"):
+        FeatureStore(tmp_path / "b")
+
+
+def test_an_unfinished_store_is_continued_and_another_job_refused(tmp_path: Path) -> None:
+    whole = contents(small_store(tmp_path / "whole").folder)
+    store = small_store(tmp_path / "cut")
+    store.manifest.complete = False
+    del store.manifest.entries[3]
+    store.manifest.save()
+    (tmp_path / "cut/part-000003.parquet").unlink()
+    (tmp_path / "cut/.part-000003.parquet.x.part").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="not finished"):
+        FeatureStore(tmp_path / "cut")
+    assert contents(small_store(tmp_path / "cut").folder) == whole
+    features, labels = samples(100)
+    with pytest.raises(ValueError, match="another job: layers differ"):
+        write_store([(features.select(["layer1"]), labels)], tmp_path / "cut")
+    with pytest.raises(ValueError, match="empty"):
+        write_store([], tmp_path / "new")
+
+
+def test_shards_are_of_bounded_size() -> None:
+    wide = Features(torch.zeros(1, 10), {"a": torch.zeros(1, 100_000)})
+    narrow = Features(torch.zeros(1, 2))
+    assert shard_rows(wide, "float32") == 128
+    assert shard_rows(narrow, "float32") == 2**23
+
+
+def test_stratified_is_proportional_and_does_not_depend_on_shards() -> None:
+    g = torch.Generator().manual_seed(0)
+    strata = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 1000, replacement=True, generator=g)
+    totals = torch.bincount(strata, minlength=3)
+    whole = stratified(strata, torch.zeros(3).long(), totals, 100, 0.3)
+    found, before = [], torch.zeros(3).long()
+    for start in range(0, 1000, 170):
+        part = strata[start : start + 170]
+        found.append(stratified(part, before, totals, 100, 0.3) + start)
+        before = before + torch.bincount(part, minlength=3)
+    assert torch.equal(torch.cat(found), whole)
+    assert len(whole) == 100
+    assert ((torch.bincount(strata[whole], minlength=3) - totals / 10).abs() <= 1).all()
+    assert len(stratified(strata, torch.zeros(3).long(), totals, 5000, 0.3)) == 1000
+
+
+def test_subset_of_a_store(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    features, labels = subset_of(store, 200, seed=1)
+    every, known = store.to_features()
+    assert len(features) == 200
+    assert abs(float(features.correct(labels).double().mean() - every.correct(known).double().mean())) < 0.02
+    assert len(subset_of(store, 10**6)[0]) == len(store)
+
+
+def test_extracted_store_equals_extract(tmp_path: Path) -> None:
+    model, state = network(), torch.get_rng_state()
+    store = extract_to_store(model, loader(), tmp_path, rows=50)
+    assert torch.equal(torch.get_rng_state(), state)
+    features, labels = extract(model, loader())
+    found, known = store.to_features()
+    assert same(found, features)
+    assert torch.equal(known, labels)
+    assert store.n_shards == 8
+
+
+def test_continuing_with_other_data_or_weights_is_refused(tmp_path: Path) -> None:
+    extract_to_store(network(), loader(), tmp_path, rows=50, perturb=jitter)
+    with pytest.raises(ValueError, match="another job: source differ"):
+        extract_to_store(network(), loader(part=1), tmp_path, rows=50, perturb=jitter)
+    other = network()
+    other[0].weight.data += 1
+    with pytest.raises(ValueError, match="another job: source differ"):
+        extract_to_store(other, loader(), tmp_path, rows=50, perturb=jitter)
+    with pytest.raises(ValueError, match="no batch"):
+        extract_to_store(network(), [], tmp_path / "new")
+
+
+def test_extraction_in_parts(tmp_path: Path) -> None:
+    store = extract_parts(network, part_loader, 3, tmp_path / "a")
+    features, labels = extract(network(), [batch for i in range(3) for batch in part_loader(i)])
+    found, known = store.to_features()
+    assert torch.equal(known, labels)
+    torch.testing.assert_close(found.layers["1"], features.layers["1"])
+    before = contents(store.folder)
+    assert contents(extract_parts(network, part_loader, 3, tmp_path / "a").folder) == before
+
+
+def test_every_public_name_is_there() -> None:
+    import salgp.store
+
+    for name in salgp.store.__all__:
+        assert callable(getattr(salgp.store, name))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = salgp.store.nothing
+
+
+def test_extract_writes_a_store_where_told(tmp_path: Path) -> None:
+    store = salgp.extract(network(), loader(), out=tmp_path / "plain")
+    features, labels = salgp.extract(network(), loader())
+    stored, stored_labels = store.to_features()
+    assert torch.equal(stored.logits, features.logits)
+    assert torch.equal(stored_labels, labels)
+    assert all(torch.equal(stored.layers[k], x) for k, x in features.layers.items())
+
+
+def test_perturbed_copies_keep_group_and_family_in_a_store(tmp_path: Path) -> None:
+    store = salgp.extract(network(), loader(4), perturb="auto", out=tmp_path / "copies")
+    features, _ = salgp.extract(network(), loader(4), perturb="auto")
+    stored, _ = store.to_features()
+    assert torch.equal(stored.groups, features.groups)
+    assert torch.equal(stored.families, features.families)
+    assert int(features.families.max()) > 1
