@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import salgp
 from salgp.features import Features, load_features
 from salgp.prediction import Prediction
-from salgp.storage import read_tensors, write_tensors
+from salgp.storage import locked, read_tensors, write_tensors
 from salgp_study.backbones import build_backbone
 from salgp_study.methods import Method, methods_of, rows_of_prediction
 from salgp_study.predictions import pack_prediction, unpack_prediction
@@ -76,9 +76,10 @@ def run_study(
     """
     done = {record["key"] for record in read_records(out)}
     for run in open_runs(name, preset, seeds, out, data, progress, fit_on):
-        for record in run.missing_records(done):
-            append_record(out, record)
-            done.add(record["key"])
+        with locked(run.cache / f"{run.study}-{run.seed}"):
+            for record in run.missing_records(done):
+                append_record(out, record)
+                done.add(record["key"])
     return Path(out)
 
 

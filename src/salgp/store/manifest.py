@@ -16,16 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from salgp.storage import FormatError, read_json, write_json, write_whole
+from salgp.storage import ChecksumError, FormatError, read_json, write_json, write_whole
 
 __all__ = ["ChecksumError", "Entry", "Manifest", "digest", "sweep", "write_durably"]
 
 NAME = "manifest.json"
 FORMAT_VERSION = 1
-
-
-class ChecksumError(FormatError):
-    """A file's bytes are not the ones that were written."""
 
 
 @dataclass(frozen=True)

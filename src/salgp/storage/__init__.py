@@ -1,0 +1,32 @@
+"""Files that cannot run code and cannot lie: safetensors, JSON, JSON lines; written whole, checked when read.
+
+Rooms: `files` (one file, whole or untouched), `values` (nested values as JSON and tensors), `lines`
+(append-only logs), `locks` (one writer per folder), `errors`. Whoever saves or loads anything does it through
+this package.
+"""
+
+from __future__ import annotations
+
+from salgp.storage.errors import ChecksumError, FormatError, LockedError
+from salgp.storage.files import read_json, read_tensors, write_json, write_tensors, write_whole
+from salgp.storage.lines import append_line, append_lines, read_lines
+from salgp.storage.locks import locked
+from salgp.storage.values import pack, storable, unpack
+
+__all__ = [
+    "ChecksumError",
+    "FormatError",
+    "LockedError",
+    "append_line",
+    "append_lines",
+    "locked",
+    "pack",
+    "read_json",
+    "read_lines",
+    "read_tensors",
+    "storable",
+    "unpack",
+    "write_json",
+    "write_tensors",
+    "write_whole",
+]

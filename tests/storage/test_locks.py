@@ -1,0 +1,104 @@
+"""Locks: one writer per folder, whoever else asks is told; a killed writer leaves nothing to clean up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from salgp.storage import LockedError, locked
+from salgp.storage.locks import LOCK, _me
+
+HOLD = (
+    "import sys, time; from salgp.storage import locked\n"
+    "with locked(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+)
+COUNT = (
+    "import sys, pathlib; from salgp.storage import locked\n"
+    "path = pathlib.Path(sys.argv[1]) / 'count'\n"
+    "for _ in range(50):\n"
+    "    with locked(sys.argv[1], wait=60): path.write_text(str(int(path.read_text()) + 1))\n"
+)
+
+
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(LockedError) as caught, locked(folder):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_second_writer_is_told_and_a_killed_one_is_forgotten(tmp_path: Path) -> None:
+    process = start(HOLD, tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    assert f"being written by process {process.pid} since 20" in refusal(tmp_path)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert (tmp_path / LOCK).is_file(), "the stale lock of a killed process"
+    with locked(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == _me()["pid"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_of_another_machine_is_kept(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026-01-01"}))
+    assert "on another machine since 2026-01-01" in refusal(tmp_path)
+    assert refusal(tmp_path).endswith(f"remove {tmp_path / LOCK}")
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == 1
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
+def test_a_torn_lock_is_taken_over(tmp_path: Path, rubbish: bytes) -> None:
+    (tmp_path / LOCK).write_bytes(rubbish)
+    with locked(tmp_path):
+        pass
+
+
+def test_threads_exclude_each_other_and_errors_release(tmp_path: Path) -> None:
+    inside = [0, 0]
+
+    def work() -> None:
+        for _ in range(20):
+            with locked(tmp_path, wait=60):
+                inside[0] += 1
+                inside[1] = max(inside)
+                time.sleep(0.0005)
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert inside == [0, 1]
+    with pytest.raises(RuntimeError, match="inside"), locked(tmp_path):
+        raise RuntimeError("inside")
+    with locked(tmp_path):
+        pass
+
+
+def test_no_update_is_lost_between_processes(tmp_path: Path) -> None:
+    (tmp_path / "count").write_text("0")
+    processes = [start(COUNT, tmp_path) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.close()
+    assert (tmp_path / "count").read_text() == "150"
+
+
+def test_the_host_is_not_named() -> None:
+    import platform
+
+    assert platform.node() not in json.dumps(_me())
