@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 
 from salgp.features import Features
-from salgp.prediction import INTERVAL, LayerTerms, Prediction, confidence_points, spread_confidence
+from salgp.prediction import (
+    INTERVAL,
+    LayerTerms,
+    Prediction,
+    confidence_points,
+    spread_confidence,
+    term_points,
+)
 
 G = torch.Generator().manual_seed(0)
 FEATURES = Features(torch.randn(8, 4, generator=G, dtype=torch.float64))
@@ -166,3 +174,37 @@ def test_points_are_the_average_over_all_orders() -> None:
             expected[j] += (torch.sigmoid(at + terms[j]) - torch.sigmoid(at)) / len(orders)
             at = at + terms[j]
     torch.testing.assert_close(confidence_points(0.3, terms), expected)
+
+
+def test_points_of_many_terms_are_exact_and_quick() -> None:
+    """The sum over all subsets is the reference; it costs 2^k, the integral k^2."""
+    generator = torch.Generator().manual_seed(3)
+    terms = 2 * torch.randn(14, generator=generator, dtype=torch.float64)
+    members = (torch.arange(2**14)[:, None] >> torch.arange(14)) & 1
+    value = torch.sigmoid(-0.7 + members.double() @ terms)
+    size = members.sum(dim=1)
+    for j in (0, 13):
+        without = (members[:, j] == 0).nonzero()[:, 0]
+        weight = 1.0 / (14.0 * torch.tensor([math.comb(13, int(m)) for m in size[without]]).double())
+        expected = float((weight * (value[without + 2**j] - value[without])).sum())
+        assert float(confidence_points(-0.7, terms)[j]) == pytest.approx(expected, abs=1e-9)
+    many = torch.linspace(-2, 2, 60, dtype=torch.float64).repeat(3, 1)
+    points = confidence_points(torch.tensor([-1.0, 0.0, 3.0]), many)
+    ends = torch.sigmoid(torch.tensor([-1.0, 0.0, 3.0], dtype=torch.float64)[:, None] + many.sum(1)[:, None])
+    starts = torch.sigmoid(torch.tensor([-1.0, 0.0, 3.0], dtype=torch.float64))
+    torch.testing.assert_close(points.sum(dim=1), ends[:, 0] - starts)
+
+
+@pytest.mark.parametrize(
+    ("scale", "additive"), [("confidence", True), ("confidence", False), ("log-odds", True)]
+)
+def test_term_points_add_up_to_the_change(scale: str, additive: bool) -> None:
+    mean = torch.stack([CONFIDENCE - 0.4, 0.3 * STD, -0.2 + 0 * STD], dim=1)
+    for names in (("one", "two", "confidence"), ("one", "two", "three")):
+        terms = LayerTerms(names, mean, None, scale, additive)
+        p = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, layers=terms)
+        found, points = term_points(FEATURES, p)
+        assert found[: len(names)] == names
+        torch.testing.assert_close(points.sum(dim=1), CONFIDENCE - FEATURES.confidence, rtol=0, atol=1e-9)
+    if scale == "confidence" and additive:
+        torch.testing.assert_close(points[:, :3], mean)  # points already, not log-odds

@@ -686,3 +686,28 @@ def test_gaussian_processes_on_the_evidence_of_the_layers(covariance: str, tmp_p
 def test_inputs_are_features_or_evidence() -> None:
     with pytest.raises(ValueError, match="inputs must be 'features' or 'evidence'"):
         SALGP(inputs="layers").fit(*evidence_world(30, 0))
+
+
+# --- explanations
+# -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("covariance", ["sum", "ml", "hl"])
+@pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli"])
+def test_explanation_is_in_points_that_add_up(covariance: str, likelihood: str) -> None:
+    calibrator = fitted(quick(covariance, likelihood=likelihood))
+    for i in range(5):
+        line = calibrator.explain(NEW, i)
+        before, after = line.split(" +- ")[0].split(" -> ")
+        points = [float(part.split()[-1]) for part in line.split(": ")[1].split(", ")]
+        assert sum(points) == pytest.approx(float(after) - float(before), abs=0.005 * (len(points) + 2))
+
+
+def test_explanation_of_a_gaussian_model_shows_its_corrections() -> None:
+    calibrator = fitted(quick("sum"))
+    prediction = calibrator.predict(NEW)
+    assert prediction.layers is not None
+    sample, term = divmod(int(prediction.layers.mean.abs().argmax()), len(prediction.layers.names))
+    assert f"{prediction.layers.names[term]} {float(prediction.layers.mean[sample, term]):+.2f}" in (
+        calibrator.explain(NEW, sample)
+    )

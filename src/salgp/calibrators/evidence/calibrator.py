@@ -57,7 +57,7 @@ from salgp.features import Features, as_labels
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.updating import spread_choice
 from salgp.metrics import ece, nll_correct
-from salgp.prediction import LayerTerms, Prediction, confidence_points
+from salgp.prediction import LayerTerms, Prediction, term_points
 
 __all__ = ["LayerEvidence", "explain_terms"]
 
@@ -281,7 +281,7 @@ def explain_terms(features: Features, prediction: Prediction) -> str:
     """One line for a single sample: confidence before and after, and each term in confidence points, largest
     first.
 
-    Terms add up in log-odds; each is given in points by `salgp.prediction.confidence_points`.
+    Each term is given in points by `salgp.prediction.term_points`; they add up to after minus before.
 
     Example:
         >>> f = Features(torch.tensor([[2.0, 0.0]]))
@@ -299,10 +299,7 @@ def explain_terms(features: Features, prediction: Prediction) -> str:
     if prediction.layers is None or prediction.std is None:
         raise ValueError("this prediction has no layer terms to explain")
     before, after = float(features.confidence[0]), float(prediction.confidence[0])
-    terms = prediction.layers.mean[0].cpu()
-    points = confidence_points(
-        float(torch.logit(prediction.confidence[0].double())) - float(terms.sum()), terms
-    )
-    order = points.abs().argsort(descending=True).tolist()
-    parts = ", ".join(f"{prediction.layers.names[j]} {float(points[j]) + 0.0:+.2f}" for j in order)
+    names, points = term_points(features, prediction)
+    order = points[0].abs().argsort(descending=True).tolist()
+    parts = ", ".join(f"{names[j]} {float(points[0, j]) + 0.0:+.2f}" for j in order)
     return f"{before:.2f} -> {after:.2f} +- {float(prediction.std[0]):.2f}: {parts}"
