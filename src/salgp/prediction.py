@@ -260,7 +260,7 @@ def confidence_points(log_odds: float | Tensor, terms: Tensor) -> Tensor:
     int_0^inf sin(w x) / sinh(pi w) dw`` it is an integral over the frequency ``w`` and the share ``q`` of the
     other terms that are there already,
 
-        int_0^1 dq int_0^inf dw Im[ e^(iwa) (e^(iwt_j) - 1) prod_(i != j) (1 - q + q e^(iwt_i)) ] / sinh(pi w),
+    int_0^1 dq int_0^inf dw Im[ e^(iwa) (e^(iwt_j) - 1) prod_(i != j) (1 - q + q e^(iwt_i)) ] / sinh(pi w),
 
     a polynomial in ``q`` (Gauss-Legendre) and analytic in ``w`` (midpoint rule): exact to about 1e-10 at a
     cost that grows with the square of the number of terms.
