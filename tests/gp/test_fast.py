@@ -4,14 +4,20 @@ precisions.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import salgp
+from salgp.calibrators.layerwise.salgp import SALGP
+from salgp.calibrators.layerwise.structures import rows_of
+from salgp.features import Features
+from salgp.gp import fast as module
 from salgp.gp.covariance import Index, Rows, Stationary, Sum, gaps
-from salgp.gp.fast import SCALES, VALUES, plan_of
-from salgp.gp.kernels import KERNELS, stationary
+from salgp.gp.fast import plan_of
+from salgp.gp.kernels import KERNELS, Kernel, stationary
 from salgp.gp.regression import Posterior
-from salgp.store import cross as module
 
 
 def posterior(kernel: str, m: int = 30) -> Posterior:
@@ -40,7 +46,7 @@ def queries(n: int = 101) -> Rows:
 def test_kernels_in_place_are_the_kernels(kernel: str) -> None:
     squared = torch.linspace(0, 50, 40, dtype=torch.float64).reshape(8, 5)
     total = torch.ones_like(squared)
-    VALUES[kernel](SCALES[kernel] * squared, torch.empty_like(squared), total, 2.0)
+    KERNELS[kernel].add_into(total, KERNELS[kernel].c * squared, torch.empty_like(squared), 2.0)
     torch.testing.assert_close(total, 1.0 + 2.0 * stationary(kernel, squared, torch.zeros(()).double()))
 
 
@@ -94,3 +100,30 @@ def test_other_covariances_have_no_plan() -> None:
     assert (
         plan_of(Posterior(Stationary("a", per="layer", n_groups=2), p.theta, p.rows, p.alpha, p.root)) is None
     )
+
+
+class Cauchy(Kernel):
+    """``1 / (1 + r^2)``: a kernel from outside the package."""
+
+    def value(self, square: torch.Tensor, slope: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        value = 1.0 / (1.0 + square)
+        return value, 2.0 * square * value.square() if slope else None
+
+
+def test_a_kernel_added_to_the_table_works_everywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Gradient, fit, prediction, scoring of a store: one entry of the table is all a kernel needs."""
+    monkeypatch.setitem(KERNELS, "cauchy", Cauchy())
+    squared = torch.linspace(0, 9, 12, dtype=torch.float64).reshape(3, 4)
+    log_l = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: stationary("cauchy", squared, x), log_l)
+    g = torch.Generator().manual_seed(0)
+    features = Features(2 * torch.randn(60, 3, generator=g), {"a": torch.randn(60, 4, generator=g)})
+    calibrator = SALGP("sum", kernel="cauchy").fit(features, torch.arange(60) % 3)
+    expected = calibrator.predict(features).confidence
+    plan = plan_of(calibrator.fitted_.posterior)
+    mean = plan.moments(rows_of(calibrator.structure_, features))[0]
+    torch.testing.assert_close((features.confidence + mean).clamp(1e-6, 1 - 1e-6), expected)
+    again = salgp.load(calibrator.save(tmp_path)).predict(features).confidence
+    assert torch.equal(again, expected)

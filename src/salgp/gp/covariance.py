@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.gp.kernels import KERNELS, rbf, squared_distance, stationary
+from salgp.gp.kernels import KERNELS, squared_distance, stationary
 from salgp.storage import storable
 
 __all__ = [
@@ -247,7 +247,7 @@ class ARD(Covariance):
             squared = squared_distance(left * inverse, right * inverse)
         else:
             squared = gaps.squared[self.block]
-        return rbf(squared, False)[0] * theta[f"{name}.log_variance"].exp()
+        return (-0.5 * squared).exp() * theta[f"{name}.log_variance"].exp()
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         name, typical = self.name or self.block, 0.5 * _log(scale.squared[self.block] or 1.0)

@@ -11,13 +11,14 @@ precision; `salgp.store.scoring` measures on the data which one is accurate enou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from salgp.gp.covariance import Covariance, Rows, Stationary, Sum
+from salgp.gp.kernels import KERNELS
 from salgp.gp.regression import Posterior
 
 __all__ = ["CrossPlan", "plan_of"]
@@ -71,7 +72,8 @@ class CrossPlan:
             total[:n].zero_()
             for term in self.terms:
                 torch.mm(term.left(rows.blocks[term.block][part]), term.right, out=distance[:n])
-                VALUES[term.kernel](distance[:n].clamp_min_(0.0), spare[:n], total[:n], term.variance)
+                square = distance[:n].clamp_min_(0.0)
+                KERNELS[term.kernel].add_into(total[:n], square, spare[:n], term.variance)
             yield part, total[:n]
 
     def moments(self, rows: Rows, layers: bool = False) -> Moments:
@@ -149,50 +151,12 @@ def plan_of(posterior: Posterior, dtype: torch.dtype = torch.float64) -> CrossPl
     )
 
 
-def matern52_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> None:
-    """Add ``variance (1 + t + t^2/3) exp(-t)``, ``t^2 = square``, to ``total``; destroys ``square`` and
-    ``spare``.
-    """
-    t = square.sqrt_()
-    torch.exp(t, out=spare)
-    total.addcdiv_(t.addcmul_(t, t, value=1.0 / 3.0).add_(1.0), spare, value=variance)
-
-
-def matern32_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> None:
-    """Add ``variance (1 + t) exp(-t)``, ``t^2 = square``, to ``total``; destroys ``square`` and ``spare``."""
-    t = square.sqrt_()
-    torch.exp(t, out=spare)
-    total.addcdiv_(t.add_(1.0), spare, value=variance)
-
-
-def matern12_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> None:
-    """Add ``variance exp(-t)``, ``t^2 = square``, to ``total``; destroys ``square``."""
-    total.add_(square.sqrt_().neg_().exp_(), alpha=variance)
-
-
-def rbf_into(square: Tensor, spare: Tensor, total: Tensor, variance: float) -> None:
-    """Add ``variance exp(-square)`` to ``total``; destroys ``square``."""
-    total.add_(square.neg_().exp_(), alpha=variance)
-
-
-VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, float], None]] = {
-    "matern52": matern52_into,
-    "matern32": matern32_into,
-    "matern12": matern12_into,
-    "rbf": rbf_into,
-}
-"""Base kernels on ``c r^2`` with the ``c`` of `SCALES`, in place; the formulas of `salgp.gp.kernels.KERNELS`.
-"""
-
-SCALES = {"matern52": 5.0, "matern32": 3.0, "matern12": 1.0, "rbf": 0.5}
-
-
 def _prepare(term: Covariance, posterior: Posterior, dtype: torch.dtype) -> _Term:
     assert isinstance(term, Stationary)
     name, theta = term.name or term.block, posterior.theta
     points = posterior.rows.blocks[term.block].double()
     centre = points.mean(dim=0, keepdim=True)
-    scale = math.sqrt(SCALES[term.kernel]) * math.exp(-float(theta[f"{name}.log_lengthscale"]))
+    scale = math.sqrt(KERNELS[term.kernel].c) * math.exp(-float(theta[f"{name}.log_lengthscale"]))
     u = (points - centre) * scale
     right = torch.cat([-2.0 * u, torch.ones_like(u[:, :1]), u.square().sum(dim=1, keepdim=True)], dim=1).T
     return _Term(

@@ -1,60 +1,108 @@
 """Base kernels on fixed squared distances, with closed-form gradients in their lengthscale and variance.
 
-With ``r`` = distance / lengthscale and ``v`` = variance:
-    RBF ``v exp(-r^2/2)``; Matern 1/2 ``v exp(-r)``; Matern 3/2 ``v (1+t) exp(-t)``, ``t = sqrt(3) r``;
-    Matern 5/2 ``v (1+t+t^2/3) exp(-t)``, ``t = sqrt(5) r``.
+With ``r`` = distance / lengthscale, ``v`` = variance and ``t^2 = c r^2``:
+
+| name | formula | c |
+|---|---|---|
+| rbf | ``v exp(-t^2)`` | 1/2 |
+| matern12 | ``v exp(-t)`` | 1 |
+| matern32 | ``v (1 + t) exp(-t)`` | 3 |
+| matern52 | ``v (1 + t + t^2/3) exp(-t)`` | 5 |
+
+All four are a polynomial times a decay (`Decay`), so each is one line of `KERNELS`. Another kernel is a
+subclass of `Kernel` put into that table under its name: fitting, prediction, scoring and export read it there
+and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["KERNELS", "rbf", "squared_distance", "stationary"]
+__all__ = ["KERNELS", "Decay", "Kernel", "squared_distance", "stationary"]
 
 Values = tuple[Tensor, Tensor | None]
 
 
-def rbf(squared: Tensor, slope: bool) -> Values:
-    """RBF value and, if asked for, its derivative by the log-lengthscale, from ``r^2``."""
-    value = (-0.5 * squared).exp()
-    return value, squared * value if slope else None
+class Kernel(ABC):
+    """A stationary kernel of unit variance, as a function of ``c r^2``."""
+
+    c: float = 1.0
+    """Factor that `value` and `add_into` expect on ``r^2``; folded into the distances where that is free."""
+
+    @abstractmethod
+    def value(self, square: Tensor, slope: bool) -> Values:
+        """Value and, if asked for, derivative by the log-lengthscale, from ``square = c r^2``, which may be
+        overwritten.
+        """
+
+    def add_into(self, total: Tensor, square: Tensor, spare: Tensor, variance: float) -> None:
+        """Add ``variance`` times the value to ``total``; ``square`` and ``spare`` (same shape) are
+        overwritten.
+        """
+        total.add_(self.value(square, False)[0], alpha=variance)
 
 
-def matern12(squared: Tensor, slope: bool) -> Values:
-    """Matern 1/2 value and, if asked for, its derivative by the log-lengthscale, from ``r^2``."""
-    t = squared.sqrt()
-    value = t.neg().exp_()
-    return value, t.mul_(value) if slope else None
+@dataclass(frozen=True)
+class Decay(Kernel):
+    """``p(t) exp(-t)`` with ``p(t) = 1 + a t + b t^2``, or ``exp(-t^2)`` where ``squared``.
+
+    The derivative by the log-lengthscale is ``-t d/dt``: ``t (p - p') exp(-t)``, or ``2 t^2 exp(-t^2)``.
+
+    Example:
+        >>> Decay(3.0, a=1.0).value(torch.zeros(1), slope=True)
+        (tensor([1.]), tensor([0.]))
+    """
+
+    c: float
+    a: float = 0.0
+    b: float = 0.0
+    squared: bool = False
+
+    def value(self, square: Tensor, slope: bool) -> Values:
+        if self.squared:
+            decay = square.neg().exp_()
+            return decay, square.mul(2.0).mul_(decay) if slope else None
+        t = square.sqrt()
+        decay = t.neg().exp_()
+        value = torch.addcmul(decay, decay, self._beyond_one(t)) if self.a else decay.clone()
+        return value, t.mul(decay).mul_(self._less_own_slope(t)) if slope else None
+
+    def add_into(self, total: Tensor, square: Tensor, spare: Tensor, variance: float) -> None:
+        if self.squared:
+            total.add_(square.neg_().exp_(), alpha=variance)
+            return
+        t = square.sqrt_()
+        if not self.a:
+            total.add_(t.neg_().exp_(), alpha=variance)
+            return
+        torch.exp(t, out=spare)
+        total.addcdiv_(self._beyond_one(t).add_(1.0), spare, value=variance)
+
+    def _beyond_one(self, t: Tensor) -> Tensor:
+        """``p - 1 = a t + b t^2``; ``t`` itself where that is all."""
+        scaled = t if self.a == 1.0 else t * self.a
+        return torch.addcmul(scaled, t, t, value=self.b) if self.b else scaled
+
+    def _less_own_slope(self, t: Tensor) -> Tensor:
+        """``p - p' = (1 - a) + (a - 2 b) t + b t^2``."""
+        rising = t * (self.a - 2.0 * self.b)
+        if self.b:
+            rising.addcmul_(t, t, value=self.b)
+        return rising.add_(1.0 - self.a)
 
 
-def matern32(squared: Tensor, slope: bool) -> Values:
-    """Matern 3/2 value and, if asked for, its derivative by the log-lengthscale, from ``r^2``."""
-    t = (3.0 * squared).sqrt_()
-    decay = t.neg().exp_()
-    value = torch.addcmul(decay, decay, t)
-    return value, t.square_().mul_(decay) if slope else None
-
-
-def matern52(squared: Tensor, slope: bool) -> Values:
-    """Matern 5/2 value and, if asked for, its derivative by the log-lengthscale, from ``r^2``."""
-    t = (5.0 * squared).sqrt_()
-    decay = t.neg().exp_()
-    value = torch.addcmul(decay, decay, torch.addcmul(t, t, t, value=1.0 / 3.0))
-    return value, torch.addcmul(t, t, t).mul_(t).mul_(decay).mul_(1.0 / 3.0) if slope else None
-
-
-KERNELS: dict[str, Callable[[Tensor, bool], Values]] = {
-    "rbf": rbf,
-    "matern12": matern12,
-    "matern32": matern32,
-    "matern52": matern52,
+KERNELS: dict[str, Kernel] = {
+    "rbf": Decay(0.5, squared=True),
+    "matern12": Decay(1.0),
+    "matern32": Decay(3.0, a=1.0),
+    "matern52": Decay(5.0, a=1.0, b=1.0 / 3.0),
 }
-"""Base kernels by name: ``r^2 -> (value, d value / d log lengthscale)``; the derivative only where asked for.
-"""
+"""Base kernels by name; the one place where a kernel is written."""
 
 
 def stationary(
@@ -68,8 +116,13 @@ def stationary(
     ):
         value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
         return value
-    value = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp(), False)[0]
+    value = KERNELS[kernel].value(_scaled(kernel, squared, log_lengthscale), False)[0]
     return value if log_variance is None else value.mul_(log_variance.exp())
+
+
+def _scaled(kernel: str, squared: Tensor, log_lengthscale: Tensor) -> Tensor:
+    """``c r^2``."""
+    return squared * ((-2.0 * log_lengthscale).exp() * KERNELS[kernel].c)
 
 
 class _OnFixedDistances(torch.autograd.Function):
@@ -79,7 +132,7 @@ class _OnFixedDistances(torch.autograd.Function):
     def forward(
         ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None
     ) -> Tensor:
-        value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp(), True)
+        value, slope = KERNELS[kernel].value(_scaled(kernel, squared, log_lengthscale), True)
         assert slope is not None
         if log_variance is not None:
             value.mul_(log_variance.exp())
