@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "network": VALUES,
     "metrics": VALUES,
     "calibrators": {*VALUES, "gp", "neighbours", "metrics"},
+    "decide": VALUES,
     "module": {*VALUES, "network", "calibrators"},
     "export": {*VALUES, "calibrators", "module"},
     "sklearn": {*VALUES, "calibrators", "module"},

@@ -1,0 +1,217 @@
+"""Rules: the promise against simulation and double loops, refusals, costs, classes, storage, graphs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from salgp import FormatError, Prediction
+from salgp.decide import ALWAYS, NEVER, Rule, choose_threshold, samples_needed
+
+
+def answers(
+    n: int, seed: int = 0, sharp: float = 0.3, classes: int = 2
+) -> tuple[Prediction, torch.Tensor, torch.Tensor]:
+    """Calibrated confidences, true labels, and which answers are right."""
+    g = torch.Generator().manual_seed(seed)
+    s = 0.5 + 0.5 * torch.rand(n, generator=g, dtype=torch.float64) ** sharp
+    right = torch.rand(n, generator=g) < s
+    label = torch.randint(0, classes, (n,), generator=g)
+    probs = ((1 - s) / (classes - 1))[:, None].repeat(1, classes).scatter(1, label[:, None], s[:, None])
+    truth = torch.where(right, label, (label + 1) % classes)
+    return Prediction(label, probs, s), truth, right
+
+
+def tail(wrong: int, kept: int, error: float) -> float:
+    """P(Binomial(kept, error) <= wrong), term by term."""
+    return sum(math.comb(kept, k) * error**k * (1 - error) ** (kept - k) for k in range(wrong + 1))
+
+
+def walk(
+    prediction: Prediction, truth: torch.Tensor, limits: list[float], error: float, doubt: float
+) -> float:
+    """The last threshold before the first failure, in a plain loop."""
+    best = NEVER
+    for limit in sorted(limits, reverse=True):
+        acted = prediction.confidence > limit
+        wrong = int((prediction.label[acted] != truth[acted]).sum())
+        if tail(wrong, int(acted.sum()), error) > doubt:
+            break
+        best = limit
+    return best
+
+
+@pytest.mark.parametrize("error", [0.05, 0.1])
+def test_fixed_thresholds_as_a_plain_loop_finds_them(error: float) -> None:
+    prediction, truth, _ = answers(600, 3)
+    limits = np.linspace(0.5, 0.98, 60).tolist()
+    rule = choose_threshold(prediction, truth, error, thresholds=limits)
+    assert rule.threshold == (walk(prediction, truth, limits, error, 0.05),)
+    assert rule.kept == int(rule(prediction).sum())
+    assert rule.wrong == int((prediction.label != truth)[rule(prediction)].sum())
+
+
+def test_rule_passes_its_own_test_and_the_counts_are_those_of_the_samples() -> None:
+    prediction, truth, _ = answers(2000, 1)
+    rule = choose_threshold(prediction, truth, 0.1)
+    acted = rule(prediction)
+    assert int(acted.sum()) == rule.kept
+    assert rule.coverage == pytest.approx(float(acted.double().mean()))
+    assert tail(rule.wrong, rule.kept, 0.1) <= 0.05
+
+
+def test_promise_is_kept_as_often_as_stated() -> None:
+    """True error rate of each rule by numerical integration; binomial noise of 400 draws: 3 sd = .033."""
+    grid = torch.linspace(0, 1, 20001, dtype=torch.float64)
+    level = 0.5 + 0.5 * grid**0.3
+    broken = reached = 0
+    for seed in range(400):
+        prediction, truth, _ = answers(400, seed)
+        rule = choose_threshold(prediction, truth, 0.1)
+        if rule.reachable:
+            reached += 1
+            above = level[level > rule.threshold[0]]
+            broken += float((1 - above).mean()) > 0.1
+    assert reached > 200
+    assert broken <= 400 * (0.05 + 0.033)
+
+
+def test_promise_holds_where_the_best_threshold_is_at_the_very_start() -> None:
+    """An error rate of just above the promise at every threshold: nothing may pass more often than 5 %."""
+    g = torch.Generator().manual_seed(0)
+    passed = 0
+    for _ in range(400):
+        s = torch.rand(500, generator=g, dtype=torch.float64)
+        wrong = torch.rand(500, generator=g) < 0.1001
+        prediction = Prediction(torch.zeros(500, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
+        passed += choose_threshold(prediction, wrong.long(), 0.1).reachable
+    assert passed <= 400 * (0.05 + 0.033)
+
+
+def test_too_few_samples_are_counted() -> None:
+    prediction, truth, _ = answers(40)
+    rule = choose_threshold(prediction, truth, 0.05)
+    assert not rule.reachable
+    assert not rule(prediction).any()
+    assert rule.needed == 59
+    assert "No rule" in rule.promise
+    assert "59 labelled samples would be needed" in rule.promise
+
+
+def test_hopeless_confidences_are_told_apart_from_too_few_samples() -> None:
+    n = 3000
+    s = torch.linspace(0.5, 1, n, dtype=torch.float64)
+    wrong = torch.arange(n) % 3 == 0
+    prediction = Prediction(torch.zeros(n, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
+    rule = choose_threshold(prediction, wrong.long(), 0.05)
+    assert rule.needed is None
+    assert "accept a larger error" in rule.promise
+
+
+def test_samples_needed_is_the_smallest_number() -> None:
+    n = samples_needed(0.05, 0.95)
+    assert tail(0, n, 0.05) <= 0.05 < tail(0, n - 1, 0.05)
+    with pytest.raises(ValueError, match="can never show"):
+        samples_needed(0.05, observed=0.05)
+
+
+def test_nothing_wrong_acts_on_everything() -> None:
+    prediction, _, _ = answers(500)
+    rule = choose_threshold(prediction, prediction.label, 0.05)
+    assert rule.threshold == (ALWAYS,)
+    assert bool(rule(prediction).all())
+    assert rule.promise.startswith("Act always")
+
+
+def test_ties_are_never_split() -> None:
+    n = 1000
+    s = torch.where(torch.arange(n) < 700, 0.9, 0.6).double()
+    wrong = torch.arange(n) % 10 == 0
+    wrong[:700] = torch.arange(700) % 50 == 0
+    prediction = Prediction(torch.zeros(n, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
+    rule = choose_threshold(prediction, wrong.long(), 0.04)
+    assert rule.kept == 700
+    assert 0.6 <= rule.threshold[0] < 0.9
+
+
+def test_each_class_keeps_its_own_promise() -> None:
+    prediction, truth, right = answers(6000, 5, classes=3)
+    truth = torch.where((prediction.label == 2) & right & (torch.arange(6000) % 2 == 0), 0, truth)
+    rule = choose_threshold(prediction, truth, 0.1, per_class=True)
+    assert len(rule.threshold) == 3
+    assert rule.threshold[2] == NEVER
+    acted = rule(prediction)
+    for number in range(2):
+        rows = acted & (prediction.label == number)
+        wrong = int((prediction.label != truth)[rows].sum())
+        assert tail(wrong, int(rows.sum()), 0.1) <= 0.05 / 3
+    assert "of each class" in rule.promise
+    assert "never for 1 of 3" in rule.promise
+    with pytest.raises(ValueError, match="each of 3 classes"):
+        rule(answers(5)[0])
+
+
+def test_cost_is_the_least_of_the_thresholds_tried_and_below_its_bound() -> None:
+    prediction, truth, right = answers(5000, 2)
+    rule = choose_threshold(prediction, truth, cost_wrong=10, cost_ask=1)
+    assert abs(rule.threshold[0] - 0.9) < 0.05  # calibrated: 1 - ask / wrong
+    acted = rule(prediction)
+    cost = (10 * (acted & ~right).double() + (~acted).double()).mean()
+    assert float(cost) <= rule.cost_bound
+    assert float(cost) <= min(1.0, float(10 * (~right).double().mean()))
+    assert "mean cost per sample" in rule.promise
+
+
+def test_overconfident_answers_ask_more_than_their_confidence_suggests() -> None:
+    prediction, truth, _ = answers(5000, 2)
+    bold = Prediction(prediction.label, prediction.probs, prediction.confidence**0.25)
+    rule = choose_threshold(bold, truth, cost_wrong=10, cost_ask=1)
+    assert rule.threshold[0] > 0.93
+
+
+def test_unknown_classes_are_wrong() -> None:
+    prediction, _, _ = answers(500)
+    rule = choose_threshold(prediction, torch.full((500,), -1), 0.05)
+    assert not rule.reachable
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"error": 0.0}, "error must be"),
+        ({"assurance": 0.3}, "assurance must be"),
+        ({"cost_wrong": 2.0}, "both"),
+        ({"cost_wrong": 1.0, "cost_ask": 2.0}, "0 < cost_ask"),
+        ({"thresholds": []}, "finite numbers"),
+    ],
+)
+def test_wrong_arguments_say_so(arguments: dict[str, float], words: str) -> None:
+    prediction, truth, _ = answers(50)
+    with pytest.raises(ValueError, match=words):
+        choose_threshold(prediction, truth, **arguments)
+
+
+def test_saved_rule_is_the_same_and_other_files_are_refused(tmp_path: Path) -> None:
+    prediction, truth, _ = answers(2000, 1)
+    rule = choose_threshold(prediction, truth, 0.1)
+    rule.save(tmp_path / "rule.json")
+    assert Rule.load(tmp_path / "rule.json") == rule
+    (tmp_path / "other.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(FormatError, match="not a rule"):
+        Rule.load(tmp_path / "other.json")
+    broken = json.loads((tmp_path / "rule.json").read_text(encoding="utf-8"))
+    (tmp_path / "rule.json").write_text(json.dumps({**broken, "threshold": ["x"]}), encoding="utf-8")
+    with pytest.raises(FormatError, match="list of thresholds"):
+        Rule.load(tmp_path / "rule.json")
+
+
+def test_rule_goes_into_a_graph() -> None:
+    prediction, truth, _ = answers(2000, 1, classes=3)
+    rule = choose_threshold(prediction, truth, 0.2, per_class=True)
+    graph = torch.export.export(rule.module(3), (prediction.label, prediction.confidence)).module()
+    assert torch.equal(graph(prediction.label, prediction.confidence), rule(prediction))
