@@ -111,6 +111,18 @@ def test_nothing_that_can_run_code_is_loaded(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_cholesky_is_in_one_file(path: Path) -> None:
+    """The jitter policy of `salgp.gp.linalg` holds for all of them: torch's, NumPy's and SciPy's are not
+    called elsewhere.
+    """
+    if path.relative_to(PACKAGE).as_posix() == "gp/linalg.py":
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    assert not {name for name in used if "cholesky" in name or name in ("cho_factor", "cho_solve")}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_every_module_explains_itself(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 

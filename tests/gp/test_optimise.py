@@ -11,7 +11,7 @@ from torch import Tensor
 
 from salgp.gp.covariance import Parameter
 from salgp.gp.linalg import NotPositiveDefiniteError
-from salgp.gp.optimise import maximise
+from salgp.gp.optimise import NotConvergedWarning, maximise, tell_unless_settled
 
 Theta = Mapping[str, Tensor]
 
@@ -142,3 +142,12 @@ def test_works_inside_no_grad() -> None:
 def test_unknown_optimizer_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown optimizer 'sgd'; choose 'lbfgs' or 'adam'"):
         maximise(two_hills, [parameter("x", 0.0)], optimizer="sgd")
+
+
+def test_a_search_that_did_not_settle_says_so() -> None:
+    from scipy.optimize import minimize, rosen
+
+    short = minimize(rosen, [-1.2, 1.0, 3.0], method="L-BFGS-B", options={"maxiter": 2})
+    with pytest.warns(NotConvergedWarning, match="the valley did not converge"):
+        tell_unless_settled(short, "the valley")
+    tell_unless_settled(minimize(rosen, [-1.2, 1.0, 3.0], method="L-BFGS-B"), "the valley")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from salgp.gp.covariance import Parameter
 from salgp.gp.linalg import NotPositiveDefiniteError
 
-__all__ = ["Fit", "NotConvergedWarning", "maximise", "restarted"]
+__all__ = ["Fit", "NotConvergedWarning", "maximise", "restarted", "tell_unless_settled"]
 
 Objective = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -119,6 +121,21 @@ def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list
             for x in moved
         ),
     ]
+
+
+def tell_unless_settled(found: Any, what: str) -> None:
+    """Warn where a search of `scipy.optimize.minimize` ended short of its optimum.
+
+    A line search that can no longer see a difference also reports failure; with a gradient that is nothing
+    beside the objective it has arrived all the same.
+
+    Example:
+        >>> from scipy.optimize import minimize
+        >>> tell_unless_settled(minimize(lambda x: (x**2).sum(), [1.0], method="L-BFGS-B"), "a parabola")
+    """
+    slope = np.abs(np.asarray(found.jac)).max(initial=0.0) if "jac" in found else np.inf
+    if not found.success and not slope <= 2e-3 * (1.0 + abs(float(found.fun))):
+        warnings.warn(f"{what} did not converge: {found.message}", NotConvergedWarning, stacklevel=3)
 
 
 def _lbfgs(

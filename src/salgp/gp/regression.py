@@ -23,7 +23,15 @@ import torch
 from torch import Tensor
 
 from salgp.gp.covariance import Covariance, Rows, gaps, self_gaps
-from salgp.gp.linalg import cholesky, log_determinant, lower_inverse, solve_lower, spectral_root
+from salgp.gp.linalg import (
+    cholesky,
+    inverse_positive,
+    log_determinant,
+    lower_inverse,
+    solve_factored,
+    solve_lower,
+    spectral_root,
+)
 from salgp.storage import storable
 
 __all__ = [
@@ -145,7 +153,7 @@ def leave_one_out(K: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         >>> leave_one_out(0 * y.diag(), y, 0.5 * y)
         (tensor([0., 0.], dtype=torch.float64), tensor([0.5000, 0.5000], dtype=torch.float64))
     """
-    inverse = torch.cholesky_inverse(cholesky(K + noise.diag()))
+    inverse = inverse_positive(cholesky(K + noise.diag()))
     variance = 1.0 / inverse.diagonal()
     return y - (inverse @ y) * variance, variance
 
@@ -277,14 +285,14 @@ class _LogGaussian(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, C: Tensor, y: Tensor) -> Tensor:
         L = cholesky(C)
-        alpha = torch.cholesky_solve(y[:, None], L)[:, 0]
+        alpha = solve_factored(L, y)
         ctx.save_for_backward(L, alpha)
         return -0.5 * (len(y) * LOG_2PI + log_determinant(L) + y @ alpha)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         L, alpha = ctx.saved_tensors
-        slope = torch.cholesky_inverse(L).mul_(-0.5).addr_(alpha, alpha, alpha=0.5)
+        slope = inverse_positive(L).mul_(-0.5).addr_(alpha, alpha, alpha=0.5)
         return grad * slope, -grad * alpha
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.baselines.toplabel import put_back, split_top_label, top_label
 from salgp.features import Features
+from salgp.gp.optimise import tell_unless_settled
 from salgp.prediction import Prediction
 
 __all__ = ["BBQ"]
@@ -202,6 +203,7 @@ def _empirical_bayes(bins: _Binnings) -> tuple[float, float]:
         )
 
     found = minimize(loss, np.zeros(2), method="L-BFGS-B", bounds=[(np.log(1e-2), np.log(1e3))] * 2)
+    tell_unless_settled(found, "the search for the prior")
     return float(np.exp(found.x[0])), float(np.exp(found.x[1]))
 
 

@@ -21,6 +21,7 @@ from salgp.calibrators.base import Calibrator
 from salgp.calibrators.baselines.scaling import EnsembleTemperatureScaling, ensemble_softmax
 from salgp.calibrators.temperature import BOUNDS, best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
+from salgp.gp.optimise import tell_unless_settled
 from salgp.neighbours import nearest
 from salgp.prediction import Prediction
 
@@ -131,6 +132,7 @@ def _fit_weights(logits: Tensor, labels: Tensor, S: Tensor) -> Tensor:
         for w in (start, by_distance)
     ]
     best = min(found, key=lambda f: float(f.fun))
+    tell_unless_settled(best, "the search for the weights of the distances")
     return torch.tensor(best.x) / scale.cpu()
 
 

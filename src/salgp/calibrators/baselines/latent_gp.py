@@ -24,6 +24,7 @@ from torch import Tensor
 from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.calibrators.temperature import row_chunks
 from salgp.features import Features
+from salgp.gp.linalg import cholesky, inverse_positive, log_determinant, lower_inverse, solve_positive
 from salgp.prediction import INTERVAL, Prediction
 
 __all__ = ["GPCalibration"]
@@ -34,6 +35,8 @@ more than few samples can show.
 """
 LENGTHSCALES = (0.2, 0.5, 1.0)
 """Length-scales it chooses from, as shares of the range of the inducing points."""
+LEAST_JITTER = 1e-6
+"""Smallest jitter of the inducing points' covariance: they are close together on a line."""
 SEARCH_ELEMENTS = 2**18
 """Logits (samples times classes) used to choose them; the posterior itself always uses all."""
 
@@ -86,7 +89,7 @@ class GPCalibration(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         device = features.logits.device
-        basis = _Basis(self.inducing_.to(device), self.amplitude_, self.lengthscale_)
+        basis = _basis(self.inducing_, self.amplitude_, self.lengthscale_).to(device)
         points = _cubature(self.mean_, self.cov_).to(device)
         probs = torch.zeros_like(
             features.logits, dtype=torch.promote_types(features.logits.dtype, torch.float32)
@@ -113,24 +116,24 @@ class _Basis:
     inducing: Tensor
     amplitude: float
     lengthscale: float
+    whiten: Tensor  # (m, m) Luu^-1
 
     def __call__(self, z: Tensor) -> Tensor:
         """Basis functions at every entry of ``z``, shape ``(*z.shape, m)``."""
-        K = self._kernel(self.inducing)
-        K.diagonal().add_(1e-6 * self.amplitude**2)
-        inverse = torch.linalg.solve_triangular(
-            torch.linalg.cholesky(K), torch.eye(len(K), dtype=K.dtype, device=K.device), upper=False
-        )
-        return self._kernel(z) @ inverse.T
+        return _kernel(z, self.inducing, self.amplitude, self.lengthscale) @ self.whiten.T
 
-    def _kernel(self, z: Tensor) -> Tensor:
-        return (
-            ((z[..., None] - self.inducing) / self.lengthscale)
-            .square_()
-            .mul_(-0.5)
-            .exp_()
-            .mul_(self.amplitude**2)
-        )
+    def to(self, device: torch.device) -> _Basis:
+        """The same basis on another device."""
+        return replace(self, inducing=self.inducing.to(device), whiten=self.whiten.to(device))
+
+
+def _basis(inducing: Tensor, amplitude: float, lengthscale: float) -> _Basis:
+    Kuu = _kernel(inducing, inducing, amplitude, lengthscale)
+    return _Basis(inducing, amplitude, lengthscale, lower_inverse(cholesky(Kuu, start=LEAST_JITTER)))
+
+
+def _kernel(z: Tensor, inducing: Tensor, amplitude: float, lengthscale: float) -> Tensor:
+    return ((z[..., None] - inducing) / lengthscale).square_().mul_(-0.5).exp_().mul_(amplitude**2)
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ def _spread_subset(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _choose_basis(logits: Tensor, labels: Tensor, u: Tensor) -> _Basis:
     """Amplitude and length-scale of the largest evidence bound."""
     width = float(u[-1] - u[0])
-    tried = [_Basis(u, amplitude, share * width) for amplitude in AMPLITUDES for share in LENGTHSCALES]
+    tried = [_basis(u, amplitude, share * width) for amplitude in AMPLITUDES for share in LENGTHSCALES]
     return max(tried, key=lambda basis: _posterior(logits, labels, basis).bound)
 
 
@@ -191,7 +194,7 @@ def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
     v = torch.zeros_like(basis.inducing)
     value, gradient, curvature, slack = _objective(rows, v)
     for _ in range(50):
-        step = torch.linalg.solve(curvature, gradient)
+        step = solve_positive(curvature, gradient)
         if float(gradient @ step) < 1e-8 * (1 + abs(value)):
             break
         for halving in range(30):
@@ -200,8 +203,9 @@ def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
                 break
         v = v + step * 0.5**halving
         value, gradient, curvature, slack = new
-    bound = value - slack - 0.5 * float(torch.logdet(curvature))
-    return _Posterior(v, torch.linalg.inv(curvature), bound)
+    L = cholesky(curvature)
+    bound = value - slack - 0.5 * float(log_determinant(L))
+    return _Posterior(v, inverse_positive(L), bound)
 
 
 def _objective(rows: _Rows, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
@@ -229,7 +233,7 @@ def _objective(rows: _Rows, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
 
 def _cubature(mean: Tensor, cov: Tensor) -> Tensor:
     """``(2 m, m)`` equally weighted points with the given mean and covariance."""
-    L = torch.linalg.cholesky(cov) * math.sqrt(len(mean))
+    L = cholesky(cov) * math.sqrt(len(mean))
     return torch.cat([mean + L.T, mean - L.T])
 
 

@@ -23,6 +23,7 @@ from salgp.calibrators.temperature import (
     tempered_softmax,
 )
 from salgp.features import Features
+from salgp.gp.optimise import tell_unless_settled
 from salgp.prediction import Prediction
 
 __all__ = [
@@ -230,5 +231,6 @@ def _mixture_weights(likelihood: Tensor) -> Tensor:
     found = minimize(
         loss, start, jac=True, method="SLSQP", bounds=[(0, 1)] * 3, constraints=one, options={"ftol": 1e-12}
     )
+    tell_unless_settled(found, "the search for the mixture's weights")
     w = np.clip(found.x, 0, 1) / np.clip(found.x, 0, 1).sum()
     return torch.tensor(w if loss(w)[0] <= loss(start)[0] else start)
