@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from salgp import Features, neighbours
 from salgp.calibrators.baselines.density import DensityAwareCalibration, _fit_weights, _squared_error
 from salgp.calibrators.baselines.trust import DeepKNN, TrustScore
 from salgp.metrics import auroc, nll
-from salgp.neighbours import class_distances, nearest
+from salgp.neighbours import ClassIndex, class_distances, nearest, side_distances
 
 
 def points(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -23,14 +24,8 @@ def points(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) ->
 @pytest.mark.parametrize("d", [1, 7])
 def test_nearest_equals_sklearn(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, q = points(200, d), points(50, d, 1)
-    for elements in (2**24, 1000):  # in one piece and in many
-        monkeypatch.setattr(
-            neighbours,
-            "row_chunks",
-            lambda n, m, _, most=elements: (
-                slice(i, i + max(most // m, 1)) for i in range(0, n, max(most // m, 1))
-            ),
-        )
+    for entries in (2**24, 1000):  # in one piece and in many
+        monkeypatch.setattr(neighbours, "CHUNK_ENTRIES", entries)
         distance, index = nearest(q, x, 5)
         expected, rows = NearestNeighbors(n_neighbors=5).fit(x.numpy()).kneighbors(q.numpy())
         np.testing.assert_allclose(distance.numpy(), expected, atol=1e-12)
@@ -63,6 +58,56 @@ def test_class_distances_equal_a_double_loop() -> None:
         assert float(other[i]) == pytest.approx(min(v for v, own in d if not own))
     alone, _ = class_distances(x, classes, x, classes, leave_one_out=True)
     assert float(alone.min()) > 0
+
+
+def looped_sides(x, classes, query, label, k, leave) -> np.ndarray:
+    """Own, other and any, ``(3, S, n)``, by loops over spaces and samples."""
+    out = np.full((3, len(x), query.shape[1]), np.inf)
+    for space in range(len(x)):
+        for i, q in enumerate(query[space].numpy()):
+            d = np.linalg.norm(x[space].numpy() - q, axis=1)
+            keep = np.arange(len(d)) != leave[i]
+            own = classes.numpy() == int(label[i])
+            for side, mask in enumerate((own & keep, ~own & keep, keep)):
+                if mask.any():
+                    out[side, space, i] = np.sort(d[mask])[:k].mean()
+    return out
+
+
+@pytest.mark.parametrize("m", [40, 5000])
+def test_sides_equal_loops_whatever_the_classes(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, query = torch.stack([points(m, 4), points(m, 4, 1)]), torch.stack([points(11, 4, 2), points(11, 4, 3)])
+    classes = (torch.arange(m) * torch.arange(m)) % 7 - 1  # of unequal sizes; -1 is nobody's own, 2 is absent
+    label = torch.tensor([0, 1, 2, 3, 4, 5, 6, 9, 0, 1, 3])
+    leave = torch.tensor([-1, 3, -1, 0, 7, -1, -1, 2, m - 1, -1, 1])
+    for entries in (4_000_000, 3 * m):
+        monkeypatch.setattr(neighbours, "CHUNK_ENTRIES", entries)
+        found = side_distances(ClassIndex.build(x, classes), query, label, 3, leave)
+        expected = looped_sides(x, classes, query, label, 3, leave.tolist())
+        for side, name in enumerate(("own", "other", "any")):
+            np.testing.assert_allclose(getattr(found, name).numpy(), expected[side], atol=1e-12, err_msg=name)
+
+
+def test_huge_and_tiny_features_are_searched_alike() -> None:
+    x, q = points(300, 5), points(20, 5, 1)
+    index = nearest(q, x, 4)[1]
+    for size in (1e-25, 1e25):
+        assert torch.equal(nearest(size * q, size * x, 4)[1], index)
+
+
+def test_a_thousand_classes_cost_no_more_than_ten() -> None:
+    """Time of one sample, 5 layers, 5,000 points: the number of classes may not matter."""
+    x, q = torch.stack([points(5000, 64, s).float() for s in range(5)]), points(5, 64, 9).double()[:, None]
+    seconds = []
+    for n_classes in (10, 1000):
+        index = ClassIndex.build(x, torch.arange(5000) % n_classes, white=True)
+        label = torch.tensor([3])
+        side_distances(index, q, label, 3)
+        start = time.process_time()
+        for _ in range(20):
+            side_distances(index, q, label, 3)
+        seconds.append((time.process_time() - start) / 20)
+    assert seconds[1] < 2 * seconds[0] + 1e-3
 
 
 def shifted_world(n: int = 300, seed: int = 0) -> tuple[Features, torch.Tensor]:

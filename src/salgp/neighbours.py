@@ -1,18 +1,33 @@
-"""Exact nearest neighbours in chunks: the distances that layer-aware methods compare samples by.
+"""The one nearest-neighbour search: exact, in blocks, fast in single precision and right in double.
 
-Candidates are found by matrix products on centred data, which is fast; the distances of those kept are then
-computed again from the differences, so that they are exact (a duplicate is at distance 0) whatever the size
-of the features.
+Candidates are found by matrix products in single precision on centred and scaled data. A few more than asked
+for are kept, and their distances are computed again from the differences in the precision of the data: a
+duplicate is at distance 0 whatever the size of the features, and a rounding error of the first step can only
+hurt where more neighbours than the spare ones are equally far to seven digits.
+
+`ClassIndex` holds points of one or more spaces, sorted by class. Layers of a network are such spaces: padded
+with zeros to one width they are searched together, which for a single sample costs as much as one of them.
+Of the classes only two sides matter, the class asked for and all others, so that a thousand classes cost no
+more than two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from salgp.calibrators.temperature import row_chunks
+__all__ = ["ClassIndex", "Sides", "class_distances", "nearest", "side_distances"]
 
-__all__ = ["class_distances", "nearest"]
+CHUNK_ENTRIES = 4_000_000
+"""Distances held at once."""
+SPARE = 3
+"""Candidates kept beyond those asked for."""
+BLOCK = 64
+"""Columns of which only the smallest is looked at first, where there are `MANY` of them or more."""
+MANY = 4096
 
 
 def nearest(
@@ -44,15 +59,16 @@ def nearest(
             f"no neighbours to compare with: the reference has {len(reference)} row(s); give a "
             f"larger reference or calibration set"
         )
-    parts = []
-    for rows in row_chunks(len(query), len(reference), 2**24):
-        index = _distances(query, reference, rows, leave_one_out).topk(k, dim=1, largest=False).indices
-        parts.append((_exact(query[rows], reference, index), index))
-    if not parts:
-        return query.new_zeros(0, k), torch.zeros(0, k, dtype=torch.long, device=query.device)
-    distance, index = torch.cat([d for d, _ in parts]), torch.cat([i for _, i in parts])
-    order = distance.argsort(dim=1, stable=True)
-    return distance.gather(1, order), index.gather(1, order)
+    index = ClassIndex.build(reference[None], torch.zeros(len(reference), dtype=torch.long))
+    own = torch.arange(len(query), device=query.device) if leave_one_out else None
+    parts = [(query.new_zeros(0, k), torch.zeros(0, k, dtype=torch.long, device=query.device))]
+    for rows in _chunks(len(query), len(reference)):
+        D = index.compare(query[None, rows], None if own is None else own[rows])
+        near, column = _smallest(D, min(k + SPARE, len(reference)))
+        exact = index.exact(query[None, rows], near, column)
+        distance, place = exact.sort(dim=-1, stable=True)
+        parts.append((distance[0, :, :k], column.gather(-1, place)[0, :, :k]))
+    return torch.cat([d for d, _ in parts]), torch.cat([i for _, i in parts])
 
 
 def class_distances(
@@ -77,30 +93,201 @@ def class_distances(
     """
     if len(reference) == 0:
         return query.new_full((len(query),), torch.inf), query.new_full((len(query),), torch.inf)
-    same, other = [query.new_zeros(0)], [query.new_zeros(0)]
-    for rows in row_chunks(len(query), len(reference), 2**24):
-        D = _distances(query, reference, rows, leave_one_out)
-        own = label[rows, None] == classes[None, :]
-        same.append(_smallest(query[rows], reference, D.masked_fill(~own, torch.inf)))
-        other.append(_smallest(query[rows], reference, D.masked_fill(own, torch.inf)))
-    return torch.cat(same), torch.cat(other)
+    own = torch.arange(len(query), device=query.device) if leave_one_out else None
+    sides = side_distances(ClassIndex.build(reference[None], classes), query[None], label, 1, own)
+    return sides.own[0], sides.other[0]
 
 
-def _distances(query: Tensor, reference: Tensor, rows: slice, leave_one_out: bool) -> Tensor:
-    """Approximate squared distances of some query rows to all reference rows, up to a constant per row."""
-    centre = reference.mean(dim=0)
-    q, r = query[rows] - centre, reference - centre
-    D = torch.addmm((r * r).sum(dim=1), q, r.T, alpha=-2)  # (b, m), |q|^2 left out
-    if leave_one_out:
-        here = torch.arange(len(q), device=q.device)
-        D[here, here + rows.start] = torch.inf
-    return D
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Mean distances ``(S, n)`` to the nearest points in each of ``S`` spaces; infinite where there are none.
+
+    Args:
+        own: of the class asked for.
+        other: of all other classes.
+        any: of whatever class.
+    """
+
+    own: Tensor
+    other: Tensor
+    any: Tensor
 
 
-def _exact(query: Tensor, reference: Tensor, index: Tensor) -> Tensor:
-    return torch.stack([(reference[i] - query).norm(dim=1) for i in index.T], dim=1)
+def side_distances(
+    index: ClassIndex, query: Tensor, label: Tensor, k: int, leave_out: Tensor | None = None
+) -> Sides:
+    """Mean distance to the ``k`` nearest points of the class asked for, of other classes, and of any.
+
+    Args:
+        index: the points.
+        query: ``(S, n, q)``, in each space.
+        label: ``(n,)`` class asked for.
+        k: neighbours averaged over; fewer where there are fewer.
+        leave_out: ``(n,)`` point (in the order in which they were given) that a sample is not compared with;
+            -1 for none.
+
+    Example:
+        >>> points = torch.tensor([[[0.0], [1.0], [3.0]]])
+        >>> index = ClassIndex.build(points, torch.tensor([0, 0, 1]))
+        >>> side_distances(index, torch.tensor([[[0.5]]]), torch.tensor([1]), k=2)
+        Sides(own=tensor([[2.5000]]), other=tensor([[0.5000]]), any=tensor([[0.5000]]))
+    """
+    parts = [
+        _sides_of_block(index, query[:, rows], label[rows], k, None if leave_out is None else leave_out[rows])
+        for rows in _chunks(query.shape[1], index.fast.shape[0] * index.fast.shape[1])
+    ]
+    if not parts:
+        nothing = query.new_zeros(query.shape[0], 0)
+        return Sides(nothing, nothing, nothing)
+    if len(parts) == 1:
+        return parts[0]
+    return Sides(*(torch.cat([getattr(p, side) for p in parts], dim=1) for side in ("own", "other", "any")))
 
 
-def _smallest(query: Tensor, reference: Tensor, D: Tensor) -> Tensor:
-    least, index = D.min(dim=1)
-    return _exact(query, reference, index[:, None])[:, 0].masked_fill(least == torch.inf, torch.inf)
+@dataclass(frozen=True, eq=False)
+class ClassIndex:
+    """Points of ``S`` spaces sorted by class, ready to be searched; made by `build`.
+
+    Args:
+        points: ``(S, m, q)`` as they were given, sorted by class.
+        fast: ``(S, m', q)`` in single precision, centred and scaled, with ``m' - m`` points far away.
+        squares: ``(S, 1, m')`` squared lengths of those; infinite for the points far away.
+        centre: ``(S, 1, q)``, taken off before the search.
+        scale: number all coordinates are divided by before the search.
+        rank: ``(m,)`` where each point went.
+        start: ``(C + 1,)`` first point of each class; the last entry stands for a class without points.
+        size: ``(C + 1,)`` number of points of each class.
+        largest: the largest of those.
+    """
+
+    points: Tensor
+    fast: Tensor
+    squares: Tensor
+    centre: Tensor | None
+    scale: float
+    rank: Tensor
+    start: Tensor
+    size: Tensor
+    largest: int
+
+    @staticmethod
+    def build(points: Tensor, classes: Tensor, *, white: bool = False) -> ClassIndex:
+        """Sort and prepare points ``(S, m, q)`` of classes ``(m,)``; a class of -1 is nobody's own.
+
+        ``white`` says that the points are centred and of moderate size already: then single precision is
+        all that is kept of them.
+        """
+        classes = classes.to(points.device)
+        order = classes.argsort(stable=True)
+        known = classes[classes >= 0]
+        size = torch.cat([torch.bincount(known), known.new_zeros(1)])
+        start = size.cumsum(0) - size + (len(classes) - len(known))
+        points = points[:, order]
+        centre = None if white else points.mean(dim=1, keepdim=True)
+        moved = points if centre is None else points - centre
+        scale = 1.0 if white else max(float(moved.abs().amax()), 1e-30) if moved.numel() else 1.0
+        fast = (moved / scale).float() if not white else moved.float()
+        fast, squares = _padded(fast)
+        kept = fast if white else points
+        return ClassIndex(
+            kept,
+            fast,
+            squares,
+            centre,
+            scale,
+            order.argsort(),
+            start,
+            size,
+            int(size.max()) if len(size) else 0,
+        )
+
+    def compare(self, query: Tensor, leave_out: Tensor | None = None) -> Tensor:
+        """Approximate squared distances ``(S, n, m')``, up to a constant per row."""
+        q = query if self.centre is None else query - self.centre
+        q = (q / self.scale if self.scale != 1.0 else q).float()
+        D = torch.baddbmm(self.squares, q, self.fast.mT, alpha=-2)
+        if leave_out is not None:
+            here = (leave_out >= 0).nonzero()[:, 0]
+            D[:, here, self.rank[leave_out[here]]] = torch.inf
+        return D
+
+    def exact(self, query: Tensor, near: Tensor, column: Tensor) -> Tensor:
+        """Distances ``(S, n, K)`` from ``query`` to the points in ``column``, from their differences;
+        infinite where ``near`` is.
+        """
+        S, n, K = column.shape
+        m = self.points.shape[1]
+        shift = m * torch.arange(S, device=column.device)[:, None, None]
+        place = (column.clamp_max(m - 1) + shift).flatten()
+        chosen = self.points.flatten(0, 1).index_select(0, place).view(S, n, K, -1)
+        distance = (chosen.to(query.dtype) - query[:, :, None, :]).norm(dim=-1)
+        return distance.masked_fill(near == torch.inf, torch.inf)
+
+
+def _sides_of_block(
+    index: ClassIndex, query: Tensor, label: Tensor, k: int, leave_out: Tensor | None
+) -> Sides:
+    D = index.compare(query, leave_out)
+    absent = len(index.size) - 1
+    label = torch.where(label < 0, absent, label.clamp_max(absent))
+    own_near, own_column = _take_own(D, index, label, k + SPARE)
+    other_near, other_column = _smallest(D, min(k + SPARE, D.shape[-1]))
+    near = torch.cat([own_near, other_near], dim=-1)
+    distance = index.exact(query, near, torch.cat([own_column, other_column], dim=-1))
+    own, other = distance.split([own_near.shape[-1], other_near.shape[-1]], dim=-1)
+    return Sides(_mean_of_least(own, k), _mean_of_least(other, k), _mean_of_least(distance, k))
+
+
+def _take_own(D: Tensor, index: ClassIndex, label: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The smallest entries among the own class's columns, which become infinite in ``D``."""
+    place = torch.arange(max(index.largest, 1), device=D.device)
+    size = index.size[label][:, None]
+    column = index.start[label][:, None] + torch.minimum(place, (size - 1).clamp_min(0))  # (n, w)
+    column = column.clamp_max(D.shape[-1] - 1).expand(len(D), -1, -1)
+    entries = D.gather(-1, column)
+    D.scatter_(-1, column, torch.where(size > 0, torch.inf, entries))
+    entries = entries.masked_fill(place >= size, torch.inf)
+    near, where = _smallest(entries, min(k, entries.shape[-1]))
+    return near, column.gather(-1, where)
+
+
+def _smallest(D: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` smallest entries of each row and their columns, in no order.
+
+    In long rows the ``k`` smallest lie in the ``k`` blocks with the smallest minima: a minimum without its
+    place is several times faster to find than one with it.
+    """
+    m = D.shape[-1]
+    if m < MANY or m % BLOCK or k > BLOCK:
+        return D.topk(k, dim=-1, largest=False, sorted=False)
+    blocks = D.unflatten(-1, (m // BLOCK, BLOCK))
+    chosen = blocks.amin(dim=-1).topk(k, dim=-1, largest=False, sorted=False).indices
+    entries = blocks.gather(-2, chosen[..., None].expand(*chosen.shape, BLOCK)).flatten(-2)
+    near, where = entries.topk(k, dim=-1, largest=False, sorted=False)
+    return near, chosen.gather(-1, where // BLOCK) * BLOCK + where % BLOCK
+
+
+def _mean_of_least(distance: Tensor, k: int) -> Tensor:
+    """Mean of the ``k`` smallest finite entries of each row; infinite where there are none."""
+    least = distance.topk(min(k, distance.shape[-1]), dim=-1, largest=False, sorted=False).values
+    finite = least != torch.inf
+    mean: Tensor = least.masked_fill(~finite, 0.0).sum(dim=-1) / finite.sum(dim=-1)
+    return mean.masked_fill(~finite.any(dim=-1), torch.inf)
+
+
+def _padded(fast: Tensor) -> tuple[Tensor, Tensor]:
+    """Many points are filled up to whole blocks by points that are never near; and all squared lengths."""
+    squares = fast.square().sum(dim=-1)
+    missing = -fast.shape[1] % BLOCK if fast.shape[1] >= MANY else 0
+    if missing:
+        fast = torch.nn.functional.pad(fast, (0, 0, 0, missing))
+        squares = torch.nn.functional.pad(squares, (0, missing), value=torch.inf)
+    return fast.contiguous(), squares[:, None, :].contiguous()
+
+
+def _chunks(n: int, width: int) -> Iterator[slice]:
+    """Rows at a time; all of them in an exported graph, whose batch has no known size."""
+    if torch.compiler.is_exporting():
+        return iter([slice(None)])
+    step = max(1, CHUNK_ENTRIES // max(width, 1))
+    return (slice(i, i + step) for i in range(0, n, step))

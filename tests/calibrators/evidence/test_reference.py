@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from salgp.calibrators.evidence.reference import LARGEST_LOG_RATIO, Reference, layer_evidence, make_reference
+from salgp.calibrators.evidence.reference import Reference, layer_evidence, make_reference
 from salgp.features import Features
 from salgp.storage import pack, unpack
 
@@ -59,7 +59,7 @@ def test_a_sample_is_left_out_of_its_own_reference() -> None:
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     reference, (query, _) = make_reference(*samples()), samples(23, seed=2)
     whole = layer_evidence(reference, query)
-    monkeypatch.setattr("salgp.calibrators.evidence.reference.CHUNK_ENTRIES", 7 * len(reference))
+    monkeypatch.setattr("salgp.neighbours.CHUNK_ENTRIES", 2 * 7 * len(reference))
     parts = layer_evidence(reference, query)
     torch.testing.assert_close(whole.agreement, parts.agreement)
     torch.testing.assert_close(whole.novelty, parts.novelty)
@@ -111,12 +111,24 @@ def test_more_prototypes_than_samples_keeps_every_sample() -> None:
     assert len(make_reference(features, labels, prototypes=50)) == 12
 
 
-def test_a_class_without_reference_samples_disagrees_fully() -> None:
-    features, labels = samples(30)
+@pytest.mark.parametrize("form", ["full", "prototypes", "statistics"])
+def test_a_class_without_reference_samples_is_judged_as_usual(form: str) -> None:
+    features, labels = samples(90)
     some = labels != 2
-    reference = make_reference(features[some], labels[some])
+    reference = make_reference(features[some], labels[some], form=form, size=10)
     query = Features(torch.tensor([[0.0, 0.0, 5.0]]), {k: x[:1] for k, x in features.layers.items()})
-    assert (layer_evidence(reference, query).agreement == -LARGEST_LOG_RATIO).all()
+    found = layer_evidence(reference, query).agreement[0]
+    own = torch.arange(60) if form == "full" else None
+    seen = layer_evidence(reference, features[some], own)
+    present = features[some].label != 2
+    np.testing.assert_allclose(found, np.median(seen.agreement[present], axis=0), atol=1e-6)
+    assert (found > 0).all()
+
+
+def test_a_reference_of_one_class_says_nothing_about_agreement() -> None:
+    features, _ = samples(12)
+    reference = make_reference(features, torch.zeros(12, dtype=torch.long))
+    assert (layer_evidence(reference, features).agreement == 0).all()
 
 
 def test_constant_and_tiny_layers_stay_finite() -> None:

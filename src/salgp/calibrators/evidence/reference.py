@@ -3,25 +3,38 @@
 Both are answered by distances to reference samples, usually the network's training set, in a space of its own
 for each layer: features are scaled to unit length (the direction carries the meaning, the length mostly
 brightness and contrast), then centred and whitened along at most ``width`` principal directions. With
-``d_own``, ``d_other`` and ``d_any`` the mean distances to the ``k`` nearest reference samples of the
+``d_own``, ``d_other`` and ``d_any`` the mean distances to the ``k`` nearest reference points of the
 predicted class, of other classes, and of any,
 
     agreement = log d_other - log d_own,        novelty = log d_any.
 
-A reference row can be left out per query, so that the calibration set may serve as its own reference.
+A reference need not keep the training set: `salgp.calibrators.evidence.condense` lists the forms. With class
+statistics the distances are Mahalanobis distances to the classes. A sample whose predicted class has no
+reference point is neither supported nor contradicted; its agreement is the usual one, the median over
+reference samples. A reference row can be left out per query, so that the calibration set may serve as its own
+reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
+from salgp.calibrators.evidence.condense import (
+    FORMS,
+    PRECISIONS,
+    class_rows,
+    class_statistics,
+    few_points,
+    packed_points,
+    unpacked,
+)
 from salgp.features import Features
+from salgp.neighbours import ClassIndex, Sides, side_distances
 from salgp.storage import storable
 
 __all__ = ["Evidence", "LayerSpace", "Reference", "layer_evidence", "make_reference"]
@@ -32,8 +45,10 @@ WIDTH = 64
 """Largest number of principal directions kept per layer."""
 LARGEST_LOG_RATIO = 6.0
 """Agreement is kept within this bound; a copy of a reference sample would make it infinite."""
-CHUNK_ENTRIES = 4_000_000
-"""Distances held at once."""
+FACTOR_ENTRIES = 500_000
+"""Most numbers in the covariances of the classes of one layer; beyond, the classes share one."""
+TYPICAL_ROWS = 256
+"""Reference samples whose agreement tells the usual one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,56 +72,88 @@ class LayerSpace:
     Args:
         centre: ``(d,)`` mean of the unit-length reference features.
         directions: ``(d, q)`` principal directions, each divided by its standard deviation.
-        points: ``(m, q)`` reference samples in that space.
+        points: ``(m, q)`` reference points in that space, perhaps as whole numbers of steps.
+        step: ``(q,)`` of the points' coordinates; None where they are stored as they are.
+        factors: ``(m, q, q)`` or ``(1, q, q)``, of the covariances around the points where these are class
+            means.
     """
 
     centre: Tensor
     directions: Tensor
     points: Tensor
+    step: Tensor | None = None
+    factors: Tensor | None = None
+
+    @cached_property
+    def precise(self) -> tuple[Tensor, Tensor]:
+        """Centre and directions in double precision."""
+        return self.centre.double(), self.directions.double()
 
     def project(self, x: Tensor) -> Tensor:
-        """Coordinates ``(n, q)`` of features ``(n, d)``."""
-        return (normalize(x.to(self.centre), dim=1) - self.centre) @ self.directions
+        """Coordinates ``(n, q)`` of features ``(n, d)``, in double precision."""
+        centre, directions = self.precise
+        return (normalize(x.to(centre), dim=1) - centre) @ directions
+
+    def to(self, device: torch.device) -> LayerSpace:
+        """The same space on another device."""
+        parts = (self.centre, self.directions, self.points, self.step, self.factors)
+        return LayerSpace(*(None if x is None else x.to(device) for x in parts))  # type: ignore[arg-type]
 
 
 @storable
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Reference samples of every layer, and their classes.
+    """Reference points of every layer, and their classes.
 
     Args:
         layers: name of the layer -> its space.
-        classes: ``(m,)`` class of each reference sample.
+        classes: ``(m,)`` class of each reference point.
         k: neighbours averaged over.
+        form: one of `salgp.calibrators.evidence.condense.FORMS`.
+        typical: ``(L,)`` usual agreement, for samples of a class without reference points.
     """
 
     layers: dict[str, LayerSpace]
     classes: Tensor
     k: int = NEAREST
+    form: str = "full"
+    typical: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.classes)
 
     @cached_property
-    def by_class(self) -> _ByClass:
-        """The same samples sorted by class: worked out once, since sorting them costs more than comparing a
-        single sample with them.
+    def index(self) -> ClassIndex:
+        """The points of all layers made ready for the search, once: that costs more than comparing a single
+        sample with them.
         """
-        order = self.classes.argsort(stable=True)
-        classes, sizes = self.classes[order].unique_consecutive(return_counts=True)
-        sorted_points = ((name, space.points[order]) for name, space in self.layers.items())
-        points = {name: (x, x.float(), x.float().square().sum(dim=1)) for name, x in sorted_points}
-        return _ByClass(order.argsort(), classes, sizes.tolist(), points)
+        return ClassIndex.build(self._side_by_side, self.classes, white=True)
+
+    @cached_property
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Means times factors ``(L, C, q)`` and factors ``(L, C or 1, q, q)`` of the classes, in single
+        precision.
+        """
+        q = self._side_by_side.shape[-1]
+        factors = torch.stack(
+            [_wider(s.factors.float(), q, 2) for s in self.layers.values() if s.factors is not None]
+        )
+        return (self._side_by_side[:, :, None, :] @ factors)[:, :, 0, :], factors
+
+    @property
+    def _side_by_side(self) -> Tensor:
+        """Points of all layers ``(L, m, q)``, narrow ones filled up with zeros."""
+        points = [unpacked(s.points, s.step) for s in self.layers.values()]
+        q = max(x.shape[1] for x in points)
+        return torch.stack([_wider(x, q) for x in points])
 
     def to(self, device: torch.device) -> Reference:
         """The same reference on another device."""
         if self.classes.device == device:
             return self
-        moved = {
-            n: LayerSpace(s.centre.to(device), s.directions.to(device), s.points.to(device))
-            for n, s in self.layers.items()
-        }
-        return Reference(moved, self.classes.to(device), self.k)
+        spaces = {name: space.to(device) for name, space in self.layers.items()}
+        typical = None if self.typical is None else self.typical.to(device)
+        return Reference(spaces, self.classes.to(device), self.k, self.form, typical)
 
 
 def make_reference(
@@ -115,6 +162,9 @@ def make_reference(
     *,
     k: int = NEAREST,
     width: int = WIDTH,
+    form: str = "full",
+    size: int = 100,
+    precision: str = "single",
     prototypes: int | None = None,
     seed: int = 0,
 ) -> Reference:
@@ -125,9 +175,12 @@ def make_reference(
         labels: ``(m,)`` their true classes.
         k: neighbours averaged over.
         width: largest number of principal directions per layer.
-        prototypes: keep only so many cluster centres per class (k-means in the first layer's place would
-            favour one layer, so clusters are formed on all layers side by side); None keeps every sample.
-        seed: of the clustering.
+        form: what is kept of the samples: ``full``, ``sample``, ``herding``, ``prototypes`` or
+            ``statistics``, see `salgp.calibrators.evidence.condense`.
+        size: points per class and layer, of the forms between ``full`` and ``statistics``.
+        precision: in which points are stored, ``single``, ``half`` or ``8-bit``.
+        prototypes: short for ``form="prototypes", size=prototypes``.
+        seed: of the choice.
 
     Returns:
         The reference; `layer_evidence` compares with it.
@@ -138,13 +191,16 @@ def make_reference(
         >>> len(reference), reference.layers["a"].points.shape
         (4, torch.Size([4, 2]))
     """
-    if k < 1 or width < 1:
-        raise ValueError(f"k and width must be at least 1, got k={k}, width={width}")
-    spaces = {name: _space(x, width) for name, x in features.layers.items()}
+    form, size = ("prototypes", prototypes) if prototypes is not None else (form, size)
+    _check(k, width, form, size, precision)
     classes = labels.to(features.logits.device)
-    if prototypes is not None:
-        spaces, classes = _prototypes(spaces, classes, prototypes, torch.Generator().manual_seed(seed))
-    return Reference(spaces, classes, k)
+    made = [
+        _condensed(_space(x, width), x, classes, form, size, precision, seed)
+        for x in features.layers.values()
+    ]
+    spaces = dict(zip(features.layers, (space for space, _ in made), strict=True))
+    reference = Reference(spaces, made[0][1] if made else classes, k, form)
+    return replace(reference, typical=_typical_agreement(reference, features))
 
 
 def layer_evidence(reference: Reference, features: Features, own: Tensor | None = None) -> Evidence:
@@ -154,7 +210,7 @@ def layer_evidence(reference: Reference, features: Features, own: Tensor | None 
         reference: what to compare with.
         features: ``n`` samples with the reference's layers.
         own: ``(n,)`` reference row to leave out for each sample (-1: none), where the sample is part of the
-            reference.
+            reference; for a ``full`` reference only.
 
     Returns:
         Two ``(n, L)`` tensors in double precision.
@@ -171,157 +227,104 @@ def layer_evidence(reference: Reference, features: Features, own: Tensor | None 
         >>> (seen.agreement > 0).flatten()  # both look like class 0; the second is predicted as class 1
         tensor([ True, False])
     """
+    if own is not None and reference.form != "full":
+        raise ValueError(f"rows can be left out of a full reference only; this one holds {reference.form}")
     reference = reference.to(features.logits.device)
-    known = reference.by_class
-    position = (known.classes[None, :] == features.label[:, None]).int()
-    mine = torch.where(position.any(dim=1), position.argmax(dim=1), -1)  # column of the predicted class
-    skip = None if own is None else torch.where(own >= 0, known.rank[own], -1)
-    spaces = [
-        (space.project(features.layers[name]), known.points[name]) for name, space in reference.layers.items()
-    ]
-    parts = [_one_layer(x, points, known.sizes, mine, skip, reference.k) for x, points in spaces]
-    return Evidence(torch.stack([a for a, _ in parts], dim=1), torch.stack([n for _, n in parts], dim=1))
+    coordinates = [space.project(features.layers[name]) for name, space in reference.layers.items()]
+    q = max(x.shape[1] for x in coordinates)
+    query = torch.stack([_wider(x, q) for x in coordinates])  # (L, n, q)
+    if reference.form == "statistics":
+        sides = _mahalanobis(reference, query, features.label)
+    else:
+        sides = side_distances(reference.index, query, features.label, reference.k, own)
+    return _evidence(sides, reference.typical)
 
 
-@dataclass(frozen=True, eq=False)
-class _ByClass:
-    """Reference samples sorted by class: where each one went, the classes, their sizes, and per layer the
-    points, the same in single precision, and their squared lengths.
+def _evidence(sides: Sides, typical: Tensor | None) -> Evidence:
+    both = (sides.own < torch.inf) & (sides.other < torch.inf)
+    own, other, anyone = (d.clamp(1e-9, 1e9).log() for d in (sides.own, sides.other, sides.any))
+    usual = torch.zeros_like(own[:, :1]) if typical is None else typical.to(own)[:, None]
+    agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return Evidence(torch.where(both, agreement, usual).T, anyone.T)
+
+
+def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> Sides:
+    """Distance to the predicted class, to the nearest other, and to the nearest of all."""
+    means, factors = reference.statistics
+    x = query.float()[:, None] @ factors  # (L, C or 1, n, q)
+    D = (x - means[:, :, None, :]).norm(dim=-1).mT.double()  # (L, n, C)
+    is_own = label[:, None] == reference.classes
+    own = D.masked_fill(~is_own, torch.inf).amin(dim=-1)
+    other = D.masked_fill(is_own, torch.inf).amin(dim=-1)
+    return Sides(own, other, torch.minimum(own, other))
+
+
+def _typical_agreement(reference: Reference, features: Features) -> Tensor | None:
+    """Median agreement ``(L,)`` of some reference samples with the network's predictions; None where every
+    class has reference samples enough.
     """
-
-    rank: Tensor
-    classes: Tensor
-    sizes: list[int]
-    points: dict[str, tuple[Tensor, Tensor, Tensor]]
-
-
-def _one_layer(
-    x: Tensor,
-    known: tuple[Tensor, Tensor, Tensor],
-    sizes: list[int],
-    mine: Tensor,
-    skip: Tensor | None,
-    k: int,
-) -> tuple[Tensor, Tensor]:
-    """Agreement and novelty ``(n,)`` from coordinates; the known points are sorted by class, with ``sizes``
-    of each class.
-    """
-    points, fast, squares = known
-    agreement, novelty = [x.new_zeros(0)], [x.new_zeros(0)]
-    for rows in _chunks(x, max(1, CHUNK_ENTRIES // max(len(points), 1))):
-        D = torch.addmm(squares, x[rows].float(), fast.T, alpha=-2)  # (b, m), without the row's own square
-        if skip is not None:
-            here = (skip[rows] >= 0).nonzero()[:, 0]
-            D[here, skip[rows][here]] = torch.inf
-        near, index, group = _candidates(D, sizes, k)
-        own_class = group == mine[rows, None, None]
-        masks = (torch.ones_like(own_class), own_class, ~own_class)
-        d_any, d_own, d_other = (
-            _mean_distance(x[rows], points, near.masked_fill(~mask, torch.inf), index, k) for mask in masks
-        )
-        agreement.append(
-            (d_other.log() - d_own.log()).nan_to_num(0.0).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-        )
-        novelty.append(d_any.log())
-    return torch.cat(agreement), torch.cat(novelty)
+    counts = torch.bincount(reference.classes.clamp_min(0), minlength=features.n_classes)
+    if int(counts.min()) > 1 or not reference.layers:
+        return None
+    rows = torch.linspace(0, len(features) - 1, min(TYPICAL_ROWS, len(features))).long()
+    rows = rows.to(reference.classes.device)
+    some = features[rows]
+    found = layer_evidence(reference, some, rows if reference.form == "full" else None).agreement
+    own = counts[some.label] > int(reference.form == "full")
+    return found[own].quantile(0.5, dim=0) if bool(own.any()) else found.new_zeros(found.shape[1])
 
 
-def _chunks(x: Tensor, step: int) -> Iterator[slice]:
-    """Rows at a time; all of them in an exported graph, whose batch has no known size."""
-    if torch.compiler.is_exporting():
-        return iter([slice(None)])
-    return (slice(start, start + step) for start in range(0, len(x), step))
+def _condensed(
+    space: LayerSpace, x: Tensor, classes: Tensor, form: str, size: int, precision: str, seed: int
+) -> tuple[LayerSpace, Tensor]:
+    """The space with what is kept of the samples, and its classes."""
+    points = space.project(x)
+    if form == "statistics":
+        known = classes >= 0
+        names, means, factors = class_statistics(points[known], classes[known], FACTOR_ENTRIES)
+        return replace(space, points=means.float(), factors=factors.float()), names
+    if form != "full":
+        parts = [(c, few_points(points[rows], size, form, seed)) for c, rows in class_rows(classes)]
+        points = torch.cat([p for _, p in parts])
+        classes = torch.cat([classes.new_full((len(p),), c) for c, p in parts])
+    kept, step = packed_points(points, precision)
+    return replace(space, points=kept.contiguous(), step=step), classes
 
 
-def _candidates(D: Tensor, sizes: list[int], k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances that may be among the nearest, their columns, and the classes of those.
-
-    Of each class the ``k`` nearest, ``(b, C, k)``; in an exported graph all columns, ``(b, 1, m)``: three
-    searches through all of them make a far smaller graph than one through every class.
-    """
-    if not torch.compiler.is_exporting():
-        return *_nearest_per_class(D, sizes, k), torch.arange(len(sizes), device=D.device)[None, :, None]
-    columns = torch.arange(sum(sizes), device=D.device).expand(D.shape[0], 1, -1)
-    classes = torch.cat([torch.full((size,), c, device=D.device) for c, size in enumerate(sizes)])
-    return D[:, None, :], columns, classes[None, None, :]
-
-
-def _nearest_per_class(D: Tensor, sizes: list[int], k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` smallest entries of every class's columns and where they are; overwrites ``D``, infinite
-    where there are fewer.
-    """
-    near = D.new_full((len(D), len(sizes), k), torch.inf)
-    index = torch.zeros(near.shape, dtype=torch.long, device=D.device)
-    start = 0
-    for c, size in enumerate(sizes):
-        columns = D[:, start : start + size]
-        for j in range(min(k, size)):
-            near[:, c, j], found = columns.min(dim=1)
-            index[:, c, j] = found + start
-            columns.scatter_(1, found[:, None], torch.inf)
-        start += size
-    return near, index
-
-
-def _mean_distance(x: Tensor, points: Tensor, near: Tensor, index: Tensor, k: int) -> Tensor:
-    """Mean distance, computed anew from the differences, to the ``k`` nearest candidates; infinite where
-    there are none.
-    """
-    best, where = near.flatten(1).topk(min(k, near.shape[1] * near.shape[2]), dim=1, largest=False)
-    chosen = points[index.flatten(1).gather(1, where)]  # (b, k, q)
-    exact = (chosen - x[:, None, :]).norm(dim=2)
-    finite = best.isfinite()
-    mean: Tensor = exact.masked_fill(~finite, 0.0).sum(dim=1) / finite.sum(dim=1)
-    return mean.masked_fill(~finite.any(dim=1), torch.inf).clamp_min(1e-9)
-
-
-def _space(x: Tensor, width: int, ridge: float = 1e-3) -> LayerSpace:
+def _space(x: Tensor, width: int) -> LayerSpace:
     unit = normalize(x.double(), dim=1)
     centre = unit.mean(dim=0)
-    _, S, Vh = torch.linalg.svd(unit - centre, full_matrices=False)
-    variance = S.square() / max(len(x) - 1, 1)
+    centred = unit - centre
+    if x.shape[1] > len(x):
+        _, S, Vh = torch.linalg.svd(centred, full_matrices=False)
+        return white_space(centre, S.square() / max(len(x) - 1, 1), Vh.T, width)
+    values, vectors = torch.linalg.eigh(centred.T @ centred / max(len(x) - 1, 1))
+    return white_space(centre, values.flip(0).clamp_min(0), vectors.flip(1), width)
+
+
+def white_space(
+    centre: Tensor, variance: Tensor, directions: Tensor, width: int, ridge: float = 1e-3
+) -> LayerSpace:
+    """A space without points from a mean, and variances along principal directions, largest first."""
     kept = variance[:width] > 1e-6 * variance[0].clamp_min(1e-30)
     scale = (variance[:width] + ridge * variance[0]).clamp_min(1e-30).rsqrt()
-    directions = (Vh[:width].T * scale)[:, kept] if bool(kept.any()) else Vh[:1].T
-    return LayerSpace(centre, directions.contiguous(), (unit - centre) @ directions)
+    white = (directions[:, :width] * scale)[:, kept] if bool(kept.any()) else directions[:, :1]
+    nothing = white.new_zeros(0, white.shape[1]).float()
+    return LayerSpace(centre.float(), white.float().contiguous(), nothing)
 
 
-def _prototypes(
-    spaces: dict[str, LayerSpace], classes: Tensor, per_class: int, generator: torch.Generator
-) -> tuple[dict[str, LayerSpace], Tensor]:
-    if per_class < 1:
-        raise ValueError(f"prototypes must be at least 1 per class, got {per_class}")
-    joint = torch.cat([s.points / s.points.shape[1] ** 0.5 for s in spaces.values()], dim=1)
-    assigned = torch.full_like(classes, -1)
-    kept: list[int] = []
-    for c in classes.unique().tolist():
-        rows = (classes == c).nonzero()[:, 0]
-        cluster = _k_means(joint[rows], per_class, generator)
-        assigned[rows] = cluster + len(kept)
-        kept += [c] * (int(cluster.max()) + 1)
-    counts = torch.bincount(assigned, minlength=len(kept)).to(joint)[:, None]
-    reduced = {
-        n: LayerSpace(s.centre, s.directions, _sums(s.points, assigned, len(kept)) / counts)
-        for n, s in spaces.items()
-    }
-    return reduced, torch.tensor(kept, device=classes.device)
+def _wider(x: Tensor, q: int, axes: int = 1) -> Tensor:
+    """Filled up with zeros to width ``q`` along the last axes."""
+    missing = q - x.shape[-1]
+    return x if missing == 0 else pad(x, (0, missing) * axes)
 
 
-def _k_means(x: Tensor, k: int, generator: torch.Generator, rounds: int = 25) -> Tensor:
-    """Cluster number of each row, numbered without gaps."""
-    start = torch.randperm(len(x), generator=generator)[: min(k, len(x))].to(x.device)
-    centres = x[start]
-    cluster = torch.cdist(x, centres).argmin(dim=1)
-    for _ in range(rounds):
-        counts = torch.bincount(cluster, minlength=len(centres)).to(x)[:, None]
-        centres = torch.where(counts > 0, _sums(x, cluster, len(centres)) / counts.clamp_min(1), centres)
-        moved = torch.cdist(x, centres).argmin(dim=1)
-        if bool((moved == cluster).all()):
-            break
-        cluster = moved
-    numbered: Tensor = cluster.unique(return_inverse=True)[1]
-    return numbered
-
-
-def _sums(x: Tensor, group: Tensor, n: int) -> Tensor:
-    return x.new_zeros(n, x.shape[1]).index_add_(0, group, x)
+def _check(k: int, width: int, form: str, size: int, precision: str) -> None:
+    if k < 1 or width < 1:
+        raise ValueError(f"k and width must be at least 1, got k={k}, width={width}")
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if size < 1:
+        raise ValueError(f"prototypes (size) must be at least 1 per class, got {size}")
