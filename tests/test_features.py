@@ -218,3 +218,15 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
         load_features(
             write_tensors(tmp_path / "m.safetensors", {"logits": LOGITS}, {"layers": json.dumps(["x"])})
         )
+
+
+def test_strengths_travel_with_their_rows(tmp_path: Path) -> None:
+    f = Features(torch.randn(4, 2), groups=[0, 1, 0, 1], families=[0, 0, 1, 1], strengths=[0, 0, 0.5, 1.0])
+    back = Features.load(f[[3, 2]].save(tmp_path / "f.safetensors"))
+    assert back.strengths is not None
+    assert back.strengths.tolist() == [1.0, 0.5]
+    joined = Features.concatenate([f, f]).strengths
+    assert joined is not None
+    assert len(joined) == 8
+    with pytest.raises(ValueError, match="strengths must have shape"):
+        Features(torch.randn(4, 2), strengths=[1.0])

@@ -23,6 +23,8 @@ __all__ = ["Features", "as_labels", "largest", "load_features"]
 
 FORMAT = "salgp-features"
 FORMAT_VERSION = 1
+ORIGIN = {"groups": torch.int64, "families": torch.int64, "strengths": torch.float64}
+"""What says where a row came from, and the type each is kept in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,8 @@ class Features:
         layers: ordered mapping from layer name to ``(n, d_l)`` pooled features.
         groups: ``(n,)`` integers; rows made from the same original sample (by perturbation) share one.
         families: ``(n,)`` integers; the family of perturbations that made the row, 0 for an original sample.
+        strengths: ``(n,)`` how strong the perturbation was, as a share of the family's scale; 0 for an
+            original. Rows of one family and strength are one *environment*.
 
     Example:
         >>> import torch
@@ -48,6 +52,7 @@ class Features:
     layers: Mapping[str, Tensor] = field(default_factory=dict)
     groups: Tensor | None = None
     families: Tensor | None = None
+    strengths: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logits", _as_tensor(self.logits, "logits"))
@@ -60,9 +65,9 @@ class Features:
                     f"layer {name!r} has {x.shape[0]} rows, the logits have {n}; they must "
                     f"describe the same samples"
                 )
-        for what in ("groups", "families"):
+        for what, dtype in ORIGIN.items():
             if getattr(self, what) is not None:
-                object.__setattr__(self, what, torch.as_tensor(getattr(self, what)).long())
+                object.__setattr__(self, what, torch.as_tensor(getattr(self, what)).to(dtype))
                 if getattr(self, what).shape != (n,):
                     raise ValueError(f"{what} must have shape ({n},), got {tuple(getattr(self, what).shape)}")
 
@@ -83,6 +88,12 @@ class Features:
     def widths(self) -> dict[str, int]:
         """Feature width ``d_l`` of each layer."""
         return {name: x.shape[1] for name, x in self.layers.items()}
+
+    @property
+    def origin(self) -> dict[str, Tensor]:
+        """What is known of where the rows came from: groups, families, strengths."""
+        found = {what: getattr(self, what) for what in ORIGIN}
+        return {what: x for what, x in found.items() if x is not None}
 
     @property
     def probs(self) -> Tensor:
@@ -109,11 +120,11 @@ class Features:
 
     def __getitem__(self, rows: slice | Tensor | np.ndarray | Sequence[int]) -> Features:
         index = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.logits.device)
-        origin = (
-            None if x is None else x[index.to(x.device) if isinstance(index, Tensor) else index]
-            for x in (self.groups, self.families)
-        )
-        return Features(self.logits[index], {k: x[index] for k, x in self.layers.items()}, *origin)
+        origin = {
+            what: x[index.to(x.device) if isinstance(index, Tensor) else index]
+            for what, x in self.origin.items()
+        }
+        return Features(self.logits[index], {k: x[index] for k, x in self.layers.items()}, **origin)
 
     def select(self, names: Sequence[str]) -> Features:
         """Keep only the named layers, in the given order."""
@@ -128,8 +139,8 @@ class Features:
     def to(self, *args: Any, **kwargs: Any) -> Features:
         """Move or cast every tensor, with the arguments of `torch.Tensor.to`."""
         logits = self.logits.to(*args, **kwargs)
-        origin = (None if x is None else x.to(logits.device) for x in (self.groups, self.families))
-        return Features(logits, {k: x.to(*args, **kwargs) for k, x in self.layers.items()}, *origin)
+        origin = {what: x.to(logits.device) for what, x in self.origin.items()}
+        return Features(logits, {k: x.to(*args, **kwargs) for k, x in self.layers.items()}, **origin)
 
     @staticmethod
     def concatenate(parts: Sequence[Features]) -> Features:
@@ -139,7 +150,7 @@ class Features:
         names = parts[0].layer_names
         if any(p.layer_names != names for p in parts):
             raise ValueError("cannot concatenate Features with different layers")
-        origin = (_joined([p.groups for p in parts]), _joined([p.families for p in parts]))
+        origin = (_joined([getattr(p, what) for p in parts]) for what in ORIGIN)
         return Features(
             torch.cat([p.logits for p in parts]),
             {k: torch.cat([p.layers[k] for p in parts]) for k in names},
@@ -152,13 +163,13 @@ class Features:
         labels: Tensor | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Path:
-        """Write one safetensors file with ``logits``, optional ``labels``, ``groups`` and ``families``, and
-        ``layers.<name>``.
+        """Write one safetensors file with ``logits``, ``layers.<name>`` and, where known, ``labels``,
+        ``groups``, ``families`` and ``strengths``.
         """
         tensors = {"logits": self.logits, **{f"layers.{k}": x for k, x in self.layers.items()}}
         if labels is not None:
             tensors["labels"] = as_labels(labels, len(self))
-        tensors |= {k: x for k, x in (("groups", self.groups), ("families", self.families)) if x is not None}
+        tensors |= self.origin
         header = {
             "format": FORMAT,
             "format_version": str(FORMAT_VERSION),
@@ -202,8 +213,7 @@ def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None
     features = Features(
         tensors["logits"],
         {k: tensors[f"layers.{k}"] for k in names},
-        tensors.get("groups"),
-        tensors.get("families"),
+        **{what: tensors[what] for what in ORIGIN if what in tensors},
     )
     labels = tensors.get("labels")
     return features, None if labels is None else as_labels(labels, len(features))

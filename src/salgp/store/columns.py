@@ -31,8 +31,8 @@ differences.
 """
 
 
-WHOLE = ("label", "group", "family")
-"""Columns of one whole number per sample that a shard may have."""
+WHOLE = ("label", "group", "family", "strength")
+"""Columns of one number per sample that a shard may have."""
 
 
 def column_names(layers: Sequence[str], whole: Sequence[str] = ()) -> list[str]:
@@ -54,6 +54,7 @@ def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") 
         ("label", labels, np.int32),
         ("group", features.groups, np.int64),
         ("family", features.families, np.int32),
+        ("strength", features.strengths, np.float64),
     ):
         if values is not None:
             columns[name] = pa.array(values.cpu().numpy().astype(kind))
@@ -84,10 +85,11 @@ def list_column(x: Tensor, dtype: str, what: str) -> Any:
 def from_table(table: Any, layers: Sequence[str]) -> tuple[Features, Tensor | None]:
     """Inverse of `to_table`; numbers come back as float32."""
     values = {k: _matrix(table.column(f"layers.{k}")) for k in layers}
-    label, group, family = (
-        _own(table.column(k).combine_chunks()).long() if k in table.column_names else None for k in WHOLE
+    label, group, family, strength = (
+        _own(table.column(k).combine_chunks()) if k in table.column_names else None for k in WHOLE
     )
-    return Features(_matrix(table.column("logits")), values, group, family), label
+    features = Features(_matrix(table.column("logits")), values, group, family, strength)
+    return features, None if label is None else label.long()
 
 
 def write_table(table: Any, path: Path) -> None:

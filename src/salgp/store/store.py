@@ -56,6 +56,7 @@ class FeatureStore:
         self.has_labels: bool = header["labels"]
         self.has_groups: bool = header["groups"]
         self.has_families: bool = header.get("families", False)
+        self.has_strengths: bool = header.get("strengths", False)
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -99,7 +100,7 @@ class FeatureStore:
                 f"no layer named {unknown[0]!r} in {self.folder}; it has "
                 f"{', '.join(self.layer_names) or 'none'}"
             )
-        there = (self.has_labels, self.has_groups, self.has_families)
+        there = (self.has_labels, self.has_groups, self.has_families, self.has_strengths)
         columns = column_names(names, [name for name, has in zip(WHOLE, there, strict=True) if has])
         return from_table(read_table(self.folder / entry.file, columns), names)
 
@@ -181,7 +182,7 @@ def header_of(
         "layers": [[k, d] for k, d in features.widths.items()],
         "labels": labels is not None,
         "groups": features.groups is not None,
-        **({"families": True} if features.families is not None else {}),
+        **{what: True for what in ("families", "strengths") if what in features.origin},
         "dtype": dtype,
         "source": source,
     }

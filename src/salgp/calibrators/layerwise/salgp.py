@@ -166,9 +166,7 @@ class SALGP(Calibrator):
         X, f, _ = self.evidence_.log_odds(features)
         L = len(features.layers)
         pairs = {name: X[:, [2 + j, 2 + L + j]] for j, name in enumerate(features.layer_names)}
-        return Features(features.logits, pairs, features.groups, features.families), torch.stack(
-            [torch.ones_like(f), f], dim=1
-        )
+        return replace(features, layers=pairs), torch.stack([torch.ones_like(f), f], dim=1)
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
