@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "features": {"storage"},
     "prediction": {"features"},
     "gp": {"storage", "features"},
-    "neighbours": {"calibrators"},
+    "neighbours": set(),
     "network": VALUES,
     "metrics": VALUES,
     "calibrators": {*VALUES, "gp", "neighbours", "metrics"},

@@ -127,7 +127,7 @@ class MultiBandGRU(nn.Module):
     Example:
         >>> net = MultiBandGRU(3, n_bands=2, n_meta=1, hidden=4)
         >>> curves = torch.zeros(5, 2, 7, 4)
-        ... curves[:, :, :3, 3] = 1  # the last channel is the mask
+        >>> curves[:, :, :3, 3] = 1  # the last channel is the mask
         >>> net(curves, torch.zeros(5, 1)).shape
         torch.Size([5, 3])
     """

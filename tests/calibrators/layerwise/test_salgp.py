@@ -216,7 +216,7 @@ def test_restarts_never_lower_the_evidence(likelihood: str) -> None:
 def test_non_convergence_warns_with_its_reason_at_the_callers_line(likelihood: str, optimizer: str) -> None:
     with pytest.warns(NotConvergedWarning, match="did not converge: ") as caught:
         SALGP("sum", likelihood=likelihood, max_steps=2, optimizer=optimizer).fit(FEATURES, LABELS)
-    assert Path(caught[0].filename).name == "test_layerwise.py"
+    assert Path(caught[0].filename).name == "test_salgp.py"
     method = fitted(SALGP("sum", likelihood=likelihood, max_steps=2, optimizer=optimizer))
     assert not method.fitted_.converged
     assert method.fitted_.reason
