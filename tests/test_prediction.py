@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from salgp.features import Features
 from salgp.prediction import (
@@ -32,8 +33,8 @@ def test_confidence_sits_on_the_label_and_rows_sum_to_one() -> None:
     assert p.std is p.lower is p.upper is None
 
 
-def test_other_classes_keep_their_proportions() -> None:
-    p = Prediction.from_confidence(FEATURES, CONFIDENCE)
+def test_other_classes_keep_their_proportions_where_flips_are_allowed() -> None:
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE, allow_flips=True)
     for i in range(8):
         others = [j for j in range(4) if j != int(p.label[i])]
         before, after = FEATURES.probs[i, others], p.probs[i, others]
@@ -47,7 +48,7 @@ def test_unchanged_confidence_gives_back_the_softmax() -> None:
 
 
 def test_label_is_kept_where_another_class_overtakes() -> None:
-    p = Prediction.from_confidence(FEATURES, CONFIDENCE)
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE, allow_flips=True)
     overtaken = p.probs.argmax(1) != p.label
     assert bool(overtaken.any())
     assert torch.equal(p.flips, overtaken)
@@ -99,8 +100,51 @@ def test_certain_softmax_shares_the_rest_evenly(dtype: torch.dtype) -> None:
 
 def test_tiny_rest_keeps_its_proportions() -> None:
     probs = torch.tensor([[1.0, 3e-12, 1e-12]], dtype=torch.float64)
-    spread = spread_confidence(probs, torch.tensor([0]), torch.tensor([0.2], dtype=torch.float64))
-    torch.testing.assert_close(spread, torch.tensor([[0.2, 0.6, 0.2]], dtype=torch.float64))
+    spread = spread_confidence(probs, torch.tensor([0]), torch.tensor([0.6], dtype=torch.float64))
+    torch.testing.assert_close(spread, torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(2, 40).flatmap(
+        lambda c: st.tuples(
+            st.lists(st.floats(-60, 60), min_size=c, max_size=c), st.floats(0, 1), st.floats(0.05, 20)
+        )
+    ),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_the_label_stays_on_top_and_rows_sum_to_one(
+    row: tuple[list[float], float, float], dtype: torch.dtype
+) -> None:
+    logits, confidence, temperature = row
+    features = Features(torch.tensor([logits], dtype=dtype))
+    p = Prediction.from_confidence(features, torch.tensor([confidence], dtype=dtype), temperature=temperature)
+    assert float(p.probs.sum()) == pytest.approx(1, abs=1e-6)
+    assert float(p.probs.min()) >= 0
+    assert float(p.probs[0, p.label[0]]) == float(p.confidence[0])
+    if confidence * len(logits) > 1 + 1e-4:
+        assert int(p.probs.argmax()) == int(p.label[0])
+        assert not bool(p.flips)
+
+
+def test_others_are_capped_by_the_smallest_share_of_even_ones() -> None:
+    """Found by trying every share on a fine grid."""
+    probs = torch.tensor([[0.5, 0.4, 0.06, 0.04]], dtype=torch.float64)
+    confidence = torch.tensor([0.3], dtype=torch.float64)
+    found = spread_confidence(probs, torch.tensor([0]), confidence)[0]
+    q = 0.7 * probs[0, 1:] / probs[0, 1:].sum()
+    w = next(w for w in torch.linspace(0, 1, 100_001).tolist() if max((1 - w) * q + w * 0.7 / 3) <= 0.3)
+    torch.testing.assert_close(found[1:], (1 - w) * q + w * 0.7 / 3, rtol=0, atol=1e-4)
+
+
+def test_the_rest_is_shared_by_the_tempered_softmax() -> None:
+    high = CONFIDENCE.clamp_min(0.6)
+    p = Prediction.from_confidence(FEATURES, high, temperature=2.5)
+    tempered = torch.softmax(FEATURES.logits / 2.5, dim=1)
+    for i in range(8):
+        others = [j for j in range(4) if j != int(p.label[i])]
+        expected = (1 - high[i]) * tempered[i, others] / tempered[i, others].sum()
+        torch.testing.assert_close(p.probs[i, others], expected)
 
 
 def test_from_probs_reads_the_mass_on_the_networks_label() -> None:
@@ -164,35 +208,32 @@ def test_points_add_up_and_stay_bounded_where_large_terms_cancel() -> None:
     assert (points.sign() == terms.sign()).all()
 
 
-def test_points_are_the_average_over_all_orders() -> None:
+def test_points_of_two_sides_are_the_average_over_both_orders() -> None:
+    """Rising and falling terms, added side by side in either order; inside a side by size."""
     terms = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     expected = torch.zeros(3, dtype=torch.float64)
-    orders = list(itertools.permutations(range(3)))
-    for order in orders:
+    sides = [[0, 2], [1]]
+    for order in itertools.permutations(sides):
         at = torch.tensor(0.3, dtype=torch.float64)
-        for j in order:
-            expected[j] += (torch.sigmoid(at + terms[j]) - torch.sigmoid(at)) / len(orders)
-            at = at + terms[j]
+        for side in order:
+            whole = terms[side].sum()
+            change = torch.sigmoid(at + whole) - torch.sigmoid(at)
+            expected[side] += change * terms[side] / whole / 2
+            at = at + whole
     torch.testing.assert_close(confidence_points(0.3, terms), expected)
 
 
-def test_points_of_many_terms_are_exact_and_quick() -> None:
-    """The sum over all subsets is the reference; it costs 2^k, the integral k^2."""
-    generator = torch.Generator().manual_seed(3)
-    terms = 2 * torch.randn(14, generator=generator, dtype=torch.float64)
-    members = (torch.arange(2**14)[:, None] >> torch.arange(14)) & 1
-    value = torch.sigmoid(-0.7 + members.double() @ terms)
-    size = members.sum(dim=1)
-    for j in (0, 13):
-        without = (members[:, j] == 0).nonzero()[:, 0]
-        weight = 1.0 / (14.0 * torch.tensor([math.comb(13, int(m)) for m in size[without]]).double())
-        expected = float((weight * (value[without + 2**j] - value[without])).sum())
-        assert float(confidence_points(-0.7, terms)[j]) == pytest.approx(expected, abs=1e-9)
-    many = torch.linspace(-2, 2, 60, dtype=torch.float64).repeat(3, 1)
-    points = confidence_points(torch.tensor([-1.0, 0.0, 3.0]), many)
-    ends = torch.sigmoid(torch.tensor([-1.0, 0.0, 3.0], dtype=torch.float64)[:, None] + many.sum(1)[:, None])
-    starts = torch.sigmoid(torch.tensor([-1.0, 0.0, 3.0], dtype=torch.float64))
-    torch.testing.assert_close(points.sum(dim=1), ends[:, 0] - starts)
+@settings(deadline=None, max_examples=200)
+@given(st.floats(-20, 20), st.lists(st.floats(-30, 30), min_size=1, max_size=60))
+def test_points_add_up_exactly_keep_their_sign_and_stay_below_one(start: float, terms: list[float]) -> None:
+    t = torch.tensor(terms, dtype=torch.float64)
+    points = confidence_points(start, t)
+    change = torch.sigmoid(start + t.sum()) - torch.sigmoid(torch.tensor(start, dtype=torch.float64))
+    assert float(points.sum()) == pytest.approx(float(change), abs=1e-12)
+    assert bool((points.abs() <= 1 + 1e-12).all())
+    assert bool((points * t >= 0).all())
+    rows = confidence_points(torch.tensor([start, start], dtype=torch.float64), torch.stack([t, t]))
+    assert torch.equal(rows[1], points)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """What a calibrator returns: calibrated confidence, its uncertainty, and each layer's part in the correction.
 
-The label is always the network's own. ``probs`` puts the calibrated confidence on that label and scales the
-other classes proportionally; where another class then has more mass than the label, `Prediction.flips` says
-so.
+The label is always the network's own. ``probs`` puts the calibrated confidence on that label and shares the
+rest among the other classes by the tempered softmax, none of them getting more than the label. Only where the
+confidence is below ``1 / c`` can no sharing keep the label on top; `Prediction.flips` says where that is.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ INTERVAL = 0.90
 
 _PER_SAMPLE = ("label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped")
 _Z = 1.6448536269514722  # standard normal quantile of (1 + INTERVAL) / 2
+_STRICTLY = 1e-5  # the others stay this share below the label, so that rounding makes no ties
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,9 +159,11 @@ class Prediction:
         *,
         layers: LayerTerms | None = None,
         novelty: Tensor | None = None,
+        temperature: float = 1.0,
+        allow_flips: bool = False,
         eps: float = 1e-6,
     ) -> Prediction:
-        """A method that gives the confidence only: the other classes share the rest proportionally.
+        """A method that gives the confidence only: the other classes share the rest, see `spread_confidence`.
 
         Args:
             features: what was predicted on.
@@ -169,6 +172,8 @@ class Prediction:
             interval: lower and upper end; by default the Gaussian one around ``confidence``.
             layers: per-layer corrections.
             novelty: ``(n,)`` novelty score.
+            temperature: of the softmax by which the others share; a calibrator's ``rest_temperature_``.
+            allow_flips: may another class get more than the label?
             eps: distance kept from 0 and 1.
         """
         inside = confidence.clamp(eps, 1 - eps)
@@ -180,24 +185,41 @@ class Prediction:
             else (interval[0].clamp(0, 1).minimum(inside), interval[1].clamp(0, 1).maximum(inside))
         )
         label = features.label
-        probs = spread_confidence(features.probs.to(inside.dtype), label, inside)
+        softmax = features.probs if temperature == 1.0 else _tempered(features.logits, temperature)
+        probs = spread_confidence(softmax.to(inside.dtype), label, inside, allow_flips)
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
 
-def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor) -> Tensor:
-    """Put ``confidence`` on ``label`` and scale the other classes proportionally; rows sum to 1.
+def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False) -> Tensor:
+    """Put ``confidence`` on ``label`` and share the rest among the other classes; rows sum to 1.
 
-    Where the other classes have no mass at all (a softmax of exactly 1), they share it evenly.
+    The others keep their proportions ``q`` as far as none of them exceeds the label. Where one would, their
+    shares are mixed with even ones, ``(1 - w) q + w / (c - 1)``, with the smallest ``w`` that keeps the label
+    on top. With a confidence below ``1 / c`` that is impossible: the others then share evenly. So they do
+    where they have no mass at all (a softmax of exactly 1).
+
+    Args:
+        probs: ``(n, c)`` class probabilities, whose entries off the label are the proportions.
+        label: ``(n,)``.
+        confidence: ``(n,)``.
+        allow_flips: keep the proportions even where another class overtakes the label.
 
     Example:
-        >>> spread_confidence(torch.tensor([[0.8, 0.2, 0.0]]), torch.tensor([0]), torch.tensor([0.6]))
-        tensor([[0.6000, 0.4000, 0.0000]])
+        >>> probs, label = torch.tensor([[0.6, 0.3, 0.1]]), torch.tensor([0])
+        >>> spread_confidence(probs, label, torch.tensor([0.8]))
+        tensor([[0.8000, 0.1500, 0.0500]])
+        >>> spread_confidence(probs, label, torch.tensor([0.4]))
+        tensor([[0.4000, 0.4000, 0.2000]])
+        >>> spread_confidence(probs, label, torch.tensor([0.4]), allow_flips=True)
+        tensor([[0.4000, 0.4500, 0.1500]])
     """
     others = probs.scatter(1, label[:, None], 0.0)
-    return share_others(others, others.sum(dim=1), label, confidence)
+    return share_others(others, others.sum(dim=1), label, confidence, allow_flips)
 
 
-def share_others(others: Tensor, rest: Tensor, label: Tensor, confidence: Tensor) -> Tensor:
+def share_others(
+    others: Tensor, rest: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False
+) -> Tensor:
     """`spread_confidence` for probabilities whose label is already cut out; overwrites and returns
     ``others``.
 
@@ -206,12 +228,19 @@ def share_others(others: Tensor, rest: Tensor, label: Tensor, confidence: Tensor
         rest: ``(n,)`` their row sums.
         label: ``(n,)``.
         confidence: ``(n,)``.
+        allow_flips: may another class get more than the label?
     """
     left = 1 - confidence
     some = rest > math.sqrt(torch.finfo(others.dtype).tiny)
     scale = torch.where(some, left / rest.clamp_min(torch.finfo(others.dtype).tiny), 0.0)
-    even = torch.where(some, 0.0, left / max(others.shape[1] - 1, 1))
-    return others.mul_(scale[:, None]).add_(even[:, None]).scatter_(1, label[:, None], confidence[:, None])
+    even = left / max(others.shape[1] - 1, 1)
+    keep = some.to(others.dtype)  # share of the proportions, 1 - w
+    if not allow_flips:
+        top, cap = scale * others.amax(dim=1), confidence * (1 - _STRICTLY)
+        part = (cap - even) / (top - even).clamp_min(torch.finfo(others.dtype).tiny)
+        keep = keep * torch.where(top > cap, part.clamp(0, 1), 1.0)
+    shared = others.mul_((keep * scale)[:, None]).add_(((1 - keep) * even)[:, None])
+    return shared.scatter_(1, label[:, None], confidence[:, None])
 
 
 def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, ...], Tensor]:
@@ -253,20 +282,16 @@ def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, 
 
 def confidence_points(log_odds: float | Tensor, terms: Tensor) -> Tensor:
     """Share of each log-odds term in the change of confidence, in confidence points; the shares add up to the
-    change.
+    change exactly.
 
-    The Shapley value of each term: its effect on ``sigmoid`` averaged over all orders of adding the terms, so
-    that no share can exceed one point in size even where large terms cancel. With ``sigmoid(x) = 1/2 +
-    int_0^inf sin(w x) / sinh(pi w) dw`` it is an integral over the frequency ``w`` and the share ``q`` of the
-    other terms that are there already,
-
-    int_0^1 dq int_0^inf dw Im[ e^(iwa) (e^(iwt_j) - 1) prod_(i != j) (1 - q + q e^(iwt_i)) ] / sinh(pi w),
-
-    a polynomial in ``q`` (Gauss-Legendre) and analytic in ``w`` (midpoint rule): exact to about 1e-10 at a
-    cost that grows with the square of the number of terms.
+    Terms that raise and terms that lower the confidence are two sides with sums ``P`` and ``N``. Each side
+    gets its effect on the sigmoid averaged over coming first and coming second (the Shapley value of two
+    players), ``[s(a + P) - s(a) + s(a + P + N) - s(a + N)] / 2`` for the first; inside a side the terms share
+    in proportion to their size. So no share exceeds one point, none has the wrong sign, and two large terms
+    that cancel are both seen.
 
     Args:
-        log_odds: of the confidence before any term is added; one number, or ``(n,)``.
+        log_odds: of the confidence before any term is added, ``a``; one number, or ``(n,)``.
         terms: ``(k,)`` terms in log-odds, or ``(n, k)``.
 
     Returns:
@@ -275,42 +300,23 @@ def confidence_points(log_odds: float | Tensor, terms: Tensor) -> Tensor:
     Example:
         >>> confidence_points(2.0, torch.tensor([-2.0, 0.0]))
         tensor([-0.3808,  0.0000], dtype=torch.float64)
+        >>> confidence_points(0.0, torch.tensor([3.0, -3.0]))
+        tensor([ 0.4526, -0.4526], dtype=torch.float64)
     """
-    t = torch.atleast_2d(terms).double()
-    a = torch.as_tensor(log_odds, dtype=torch.float64, device=t.device).expand(len(t))
-    few = max(1, POINT_ENTRIES // max(1, t.shape[1] ** 2))
-    parts = [_shapley(a[i : i + few], t[i : i + few]) for i in range(0, len(t), few)]
-    points = torch.cat(parts) if parts else torch.zeros_like(t)
-    return points.reshape(terms.shape)
+    t = terms.double()
+    a = torch.as_tensor(log_odds, dtype=torch.float64, device=t.device)
+    up, down = t.clamp_min(0), t.clamp_max(0)
+    P, N = up.sum(dim=-1), down.sum(dim=-1)
+    start, risen, fallen, end = (torch.sigmoid(a + x) for x in (torch.zeros_like(P), P, N, P + N))
+    raised, lowered = (risen - start + end - fallen) / 2, (fallen - start + end - risen) / 2
+    return up * _ratio(raised, P) + down * _ratio(lowered, N)
 
 
-POINT_ENTRIES = 20_000
-"""Samples times squared terms that `confidence_points` works on at once."""
+def _ratio(points: Tensor, size: Tensor) -> Tensor:
+    """Points for each unit of a side's sum, 0 where the side is empty."""
+    return torch.where(size == 0, 0.0, points / torch.where(size == 0, 1.0, size))[..., None]
 
 
-def _shapley(a: Tensor, t: Tensor) -> Tensor:
-    """Shapley values ``(n, k)`` of terms ``t`` added to ``a`` inside a sigmoid."""
-    n, k = t.shape
-    if k == 0 or n == 0:
-        return torch.zeros_like(t)
-    largest = float((a.abs() + t.abs().sum(dim=1)).max())
-    step = 2 * math.pi / (largest + 30.0)
-    w = (torch.arange(math.ceil(11.0 / step), dtype=t.dtype, device=t.device) + 0.5) * step
-    nodes, weights = (torch.as_tensor(x).to(t) for x in np.polynomial.legendre.leggauss(k // 2 + 1))
-    q = (0.5 * (nodes + 1))[:, None]
-    total = torch.zeros_like(t)
-    for frequency in w:
-        turn = torch.exp(1j * frequency * t)  # (n, k)
-        there = 1 - q + q * turn[:, None, :]  # (n, Q, k)
-        start = torch.exp(1j * frequency * a)[:, None] * (turn - 1)
-        average = torch.einsum("q,nqk->nk", 0.5 * weights.to(there.dtype), _others(there))
-        total += step / torch.sinh(math.pi * frequency) * (start * average).imag
-    return total
-
-
-def _others(x: Tensor) -> Tensor:
-    """Product over the last axis of all entries but the own one."""
-    one = torch.ones_like(x[..., :1])
-    before = torch.cat([one, x[..., :-1]], dim=-1).cumprod(dim=-1)
-    after = torch.cat([one, x[..., 1:].flip(-1)], dim=-1).cumprod(dim=-1).flip(-1)
-    return before * after
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.softmax(wide / temperature, dim=1)

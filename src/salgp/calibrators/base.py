@@ -9,8 +9,10 @@ plus every attribute that ends in ``_``.
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,20 +21,22 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
+from salgp.calibrators.checks import (
+    CalibrationWarning,
+    check_features,
+    check_reference,
+    original_rows,
+    warn_of_data,
+)
+from salgp.calibrators.temperature import rest_temperature
 from salgp.features import Features, as_labels
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, pack, read_json, read_tensors, unpack, write_json, write_tensors
 
-__all__ = ["CalibrationWarning", "Calibrator", "load_calibrator"]
+__all__ = ["CalibrationWarning", "Calibrator", "check_features", "load_calibrator"]
 
 FORMAT = "salgp-calibrator"
 FORMAT_VERSION = 1
-
-
-class CalibrationWarning(UserWarning):
-    """The fit worked, but the data left something undetermined: an optimum at a bound, no usable label, no
-    convergence.
-    """
 
 
 class Calibrator(BaseEstimator, ABC):
@@ -49,6 +53,15 @@ class Calibrator(BaseEstimator, ABC):
     """Does the method read hidden layers, or the logits only?"""
     uses_copies: ClassVar[bool] = False
     """Does the method learn from perturbed copies of the calibration samples (`Features.groups`)?"""
+    gives_confidence_only: ClassVar[bool] = False
+    """Does the method say how sure to be of the label, and nothing about the other classes? Then `fit` also
+    learns ``rest_temperature_``, by which `Prediction.from_confidence` shares what is left among them.
+    """
+
+    @property
+    def display_name(self) -> str:
+        """The method's name for readers, in tables and reports."""
+        return self.name.replace("-", " ")
 
     def fit(self, features: Features, labels: Any, reference: tuple[Features, Any] | None = None) -> Self:
         """Learn from labelled calibration data.
@@ -63,19 +76,23 @@ class Calibrator(BaseEstimator, ABC):
         """
         check_features(features, self.needs_layers)
         y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
+        rows = original_rows(features)
+        if len(rows) < 2:
+            raise ValueError("only one calibration sample: at least 2 are needed, a few hundred are sensible")
         if reference is not None:
-            check_features(reference[0], self.needs_layers)
-            known = as_labels(reference[1], len(reference[0]), features.n_classes).to(features.logits.device)
-            if reference[0].widths != features.widths:
-                raise ValueError(
-                    f"reference layers {reference[0].widths} differ from the calibration "
-                    f"layers {features.widths}"
-                )
-            reference = (reference[0], known)
+            known = check_reference(reference[0], features, self.needs_layers)
+            seen = as_labels(reference[1], len(known), features.n_classes).to(features.logits.device)
+            reference = (known, seen)
+        originals = features if len(rows) == len(features) else Features(features.logits[rows])
+        warn_of_data(originals, y[rows], reference[0] if reference and self.needs_layers else None)
+        fresh = type(self)(**self.get_params(deep=False))  # a fit that fails leaves the old one as it was
         with torch.no_grad():
-            self._fit(features, y, reference)
-        self.n_classes_ = features.n_classes  # last: a fit that failed is not a fit
-        self.layer_widths_ = features.widths if self.needs_layers else {}
+            if self.gives_confidence_only:
+                fresh.rest_temperature_ = rest_temperature(originals.logits, y[rows])
+            fresh._fit(features, y, reference)
+        fresh.n_classes_ = features.n_classes
+        fresh.layer_widths_ = features.widths if self.needs_layers else {}
+        self.__dict__ = fresh.__dict__
         return self
 
     def predict(self, features: Features) -> Prediction:
@@ -123,6 +140,31 @@ class Calibrator(BaseEstimator, ABC):
     def _chunk(self) -> int:
         """Samples predicted at once; bounds memory whatever the number of samples."""
         return 65_536
+
+    def fit_stream(self, source: Any) -> Self | None:
+        """Fit to more rows than memory holds, or None where the method has no such way (the default).
+
+        Args:
+            source: what a feature store offers: passes over its shards, a sample of its rows, a place to keep
+                what is done already.
+        """
+        return None
+
+    def predictor(self, layers: bool, precision: str) -> Callable[[Features], Prediction] | None:
+        """A function that predicts many samples faster than `predict`, or None where there is none (the
+        default).
+
+        Args:
+            layers: are the terms of the layers wanted?
+            precision: ``"single"`` or ``"double"``.
+        """
+        return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        same = type(self)(**copy.deepcopy(self.get_params(deep=False), memo))
+        memo[id(self)] = same
+        vars(same).update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k.endswith("_")})
+        return same
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``calibrator.json`` and ``calibrator.safetensors`` into ``folder``."""
@@ -186,38 +228,3 @@ def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
     for key, value in unpack(header["state"], tensors).items():
         setattr(calibrator, key, value)
     return calibrator
-
-
-def check_features(features: Features, with_layers: bool, allow_empty: bool = False) -> None:
-    """Refuse features no calibrator can work with, naming the layer and the row."""
-    if not isinstance(features, Features):
-        raise TypeError(
-            f"expected salgp.Features, got {type(features).__name__}; build them with "
-            f"salgp.extract or Features(logits, layers)"
-        )
-    if len(features) == 0 and not allow_empty:
-        raise ValueError("no samples: the features are empty")
-    if features.n_classes < 2:
-        raise ValueError(
-            f"logits must have at least 2 columns (classes), got {features.n_classes}; for a "
-            f"binary network pass (n, 2) logits [0, z]"
-        )
-    if with_layers and not features.layers:
-        raise ValueError(
-            "this method reads hidden layers, but the features have none; extract them with "
-            "salgp.extract(model, loader)"
-        )
-    named = {
-        "logits": features.logits,
-        **({f"layer {k!r}": x for k, x in features.layers.items()} if with_layers else {}),
-    }
-    for what, x in named.items():
-        if x.numel() and not bool(
-            torch.isfinite(torch.stack(torch.aminmax(x))).all()
-        ):  # the extremes first: one pass, no copy
-            finite = torch.isfinite(x).all(dim=1)
-            row = int((~finite).nonzero()[0, 0])
-            raise ValueError(
-                f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} rows in "
-                f"all); clean the data or the network first"
-            )

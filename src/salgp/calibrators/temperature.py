@@ -11,13 +11,19 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import CalibrationWarning
+from salgp.calibrators.checks import CalibrationWarning
 
-__all__ = ["BOUNDS", "best_temperature", "gradient_steps", "room_for", "row_chunks", "tempered_softmax"]
+__all__ = [
+    "BOUNDS",
+    "best_temperature",
+    "gradient_steps",
+    "rest_temperature",
+    "row_chunks",
+    "tempered_softmax",
+]
 
 BOUNDS = (0.05, 20.0)
 """Smallest and largest temperature looked for, unless told otherwise."""
@@ -34,12 +40,8 @@ def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:
         >>> tempered_softmax(torch.tensor([[2.0, 0.0]]), 2.0)
         tensor([[0.7311, 0.2689]])
     """
-    z = logits if logits.dtype.itemsize >= 4 else logits.float()
-    if isinstance(temperature, Tensor):
-        z = z / temperature
-    elif temperature != 1.0:
-        z = torch.div(z, temperature, out=room_for(z))
-    return torch.softmax(z, dim=1, out=room_for(z)).clamp_(min=torch.finfo(z.dtype).tiny)
+    z = _wide(logits) / temperature
+    return torch.softmax(z, dim=1).clamp_(min=torch.finfo(z.dtype).tiny)
 
 
 def best_temperature(
@@ -79,9 +81,7 @@ def best_temperature(
             stacklevel=4,
         )
         return 1.0, False
-    inverse, end = _safeguarded_newton(
-        lambda b: _slope(logits, labels, b, weights), 1 / high, 1 / low, 1 / init
-    )
+    inverse, end = _increasing_root(lambda b: _slope(logits, labels, b, weights), 1 / high, 1 / low, 1 / init)
     if end and warn:
         why = (
             "every calibration sample is correct"
@@ -94,6 +94,21 @@ def best_temperature(
             stacklevel=4,
         )
     return 1 / inverse, end
+
+
+def rest_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Temperature by which the classes other than the label share what the confidence leaves.
+
+    That of the largest likelihood; 1 where the likelihood has no optimum, as where every sample is correct.
+
+    Example:
+        >>> rest_temperature(torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 0]))
+        1.0
+    """
+    if not bool((labels >= 0).any()):
+        return 1.0
+    temperature, at_bound = best_temperature(logits, labels, warn=False)
+    return 1.0 if at_bound else temperature
 
 
 def gradient_steps(
@@ -137,85 +152,45 @@ def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
     return (slice(i, i + step) for i in range(0, n, step))
 
 
-def room_for(x: Tensor) -> Tensor | None:
-    """Memory for a result of the size of a large ``x``, else None: the ``out`` of an operation.
-
-    Taken from NumPy, which asks the system for huge pages: handing out small ones takes longer than a
-    softmax. Only for plain tensors on a processor that no gradient is taken of; all else is left to torch.
-
-    Example:
-        >>> room_for(torch.zeros(2, 2)) is None, room_for(torch.zeros(2000, 1000)).shape
-        (True, torch.Size([2000, 1000]))
-    """
-    plain = type(x) is Tensor and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-    if (
-        not plain
-        or x.numel() < 2**20
-        or torch.compiler.is_compiling()
-        or (x.requires_grad and torch.is_grad_enabled())
-    ):
-        return None
-    return torch.from_numpy(np.empty(x.shape, np.float32 if x.dtype == torch.float32 else np.float64))
-
-
 def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | None) -> tuple[float, float]:
     """First and second derivative of the negative log-likelihood in the inverse temperature."""
     total = torch.zeros(2, dtype=torch.float64, device=logits.device)
-    work: list[Tensor] = []
-    for rows in row_chunks(*logits.shape):
-        y = labels[rows]
-        x = logits[rows] if logits.dtype.itemsize >= 4 else logits[rows].float()
-        if not work or work[0].shape != x.shape:
-            work = [torch.empty_like(x) for _ in range(3)]  # reused: fresh memory costs more than the sums
-        z, p, pz = work
-        torch.sub(x, x.amax(dim=1, keepdim=True), out=z)
-        torch.softmax(torch.mul(z, inverse, out=pz), dim=1, out=p)
-        torch.mul(p, z, out=pz)
+    for rows in row_chunks(*logits.shape, elements=2**17):  # small enough to stay in cache
+        z, y = _wide(logits[rows]), labels[rows]
+        z = z - z.amax(dim=1, keepdim=True)
+        pz = torch.softmax(z * inverse, dim=1).mul_(z)
         mean = pz.sum(dim=1)
-        each = torch.stack(
-            [mean - z.gather(1, y.clamp_min(0)[:, None])[:, 0], torch.linalg.vecdot(pz, z) - mean**2]
-        )
-        w = (y >= 0).double() if weights is None else weights[rows] * (y >= 0)
-        total += (each.double() * w).sum(dim=1)
-    slope, curvature = total.tolist()
-    return slope, curvature
+        slope = mean - z.gather(1, y.clamp_min(0)[:, None])[:, 0]
+        curvature = torch.linalg.vecdot(pz, z) - mean**2
+        weight = (y >= 0).double() if weights is None else weights[rows] * (y >= 0)
+        total += (torch.stack([slope, curvature]).double() * weight).sum(dim=1)
+    first, second = total.tolist()
+    return first, second
 
 
-def _safeguarded_newton(
+def _increasing_root(
     slope: Callable[[float], tuple[float, float]], low: float, high: float, start: float
 ) -> tuple[float, bool]:
-    """Root of an increasing function in [low, high]; the second value says that an end was returned for want
-    of a root.
-
-    The ends are looked at only where the first steps do not settle: each look costs a pass over the data.
+    """Root of an increasing function in [low, high] by Newton steps, halving the bracket (on a log scale)
+    where they leave it; the second value says that an end was returned for want of a root.
     """
-    x = min(max(start, low), high)
-    for _ in range(8):
+    x, below, above = min(max(start, low), high), low, high
+    for _ in range(100):
         g, h = slope(x)
-        new = x - g / h if h > 0 else math.nan
-        if not low < new < high:
-            break
+        if (x <= low and g > 0) or (x >= high and g < 0):
+            return x, True
+        if g == 0:
+            return x, False
+        below, above = (below, x) if g > 0 else (x, above)
+        new = min(max(x - g / h, low), high) if h > 0 else math.nan
+        if not below <= new <= above:
+            new = math.sqrt(below * above)
         if abs(new - x) <= 1e-4 * x:  # convergence is quadratic: the new one is good to about 1e-8
             return new, False
         x = new
-    below, above = slope(low)[0], slope(high)[0]
-    if below >= 0 >= above:  # flat: no preference anywhere
-        return min(max(start, low), high), False
-    if below >= 0 or above <= 0:
-        return (low, True) if below >= 0 else (high, True)
-    return _bracketed_newton(slope, low, high, x), False
+    return x, False
 
 
-def _bracketed_newton(
-    slope: Callable[[float], tuple[float, float]], low: float, high: float, x: float
-) -> float:
-    """Newton steps inside a bracket of the root, halving it (on a log scale) where they leave it."""
-    for _ in range(100):
-        g, h = slope(x)
-        low, high = (low, x) if g > 0 else (x, high)
-        new = x - g / h if h > 0 else math.inf
-        new = new if low < new < high else math.sqrt(low * high)
-        if abs(new - x) <= 1e-7 * x:
-            return new
-        x = new
-    return x
+def _wide(x: Tensor) -> Tensor:
+    """In at least single precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.baselines.toplabel import put_back, split_top_label, top_label
+from salgp.calibrators.baselines.toplabel import from_top_label, top_label
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
 from salgp.prediction import Prediction
@@ -64,6 +64,7 @@ class BBQ(Calibrator):
     """
 
     name: ClassVar[str] = "bbq"
+    gives_confidence_only: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -111,9 +112,10 @@ class BBQ(Calibrator):
         return self.alpha, self.beta
 
     def _predict(self, features: Features) -> Prediction:
-        top, others = split_top_label(features.logits)
-        at, value = self.steps_at_.to(others.device), self.steps_.to(others.device)
-        return put_back(top, others, value[torch.searchsorted(at, top.confidence.double(), right=True) - 1])
+        score = top_label(features).confidence.double()
+        at, value = self.steps_at_.to(score.device), self.steps_.to(score.device)
+        confidence = value[torch.searchsorted(at, score, right=True) - 1]
+        return from_top_label(features, confidence, self.rest_temperature_)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.baselines.toplabel import put_back, split_top_label, top_label
+from salgp.calibrators.baselines.toplabel import from_top_label, top_label
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -43,6 +43,7 @@ class HistogramBinning(Calibrator):
     """
 
     name: ClassVar[str] = "histogram"
+    gives_confidence_only: ClassVar[bool] = True
 
     def __init__(
         self, n_bins: int = 15, binning: Literal["width", "mass"] = "width", smoothing: float = 1.0
@@ -76,9 +77,9 @@ class HistogramBinning(Calibrator):
         return torch.cat([edges[:1], inner, edges[-1:]])
 
     def _predict(self, features: Features) -> Prediction:
-        top, others = split_top_label(features.logits)
-        bins = _bin_of(top.confidence.double(), self.edges_.to(others.device))
-        return put_back(top, others, self.values_.to(others.device)[bins])
+        score = top_label(features).confidence.double()
+        bins = _bin_of(score, self.edges_.to(score.device))
+        return from_top_label(features, self.values_.to(score.device)[bins], self.rest_temperature_)
 
 
 def _bin_of(score: Tensor, edges: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ class DeepGPCalibrator(Calibrator):
     """
 
     name: ClassVar[str] = "deep-gp"
+    gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
 
     def __init__(
@@ -120,7 +121,10 @@ class DeepGPCalibrator(Calibrator):
         parts = [_moments(model.eval(), x, noise) for x in torch.split(X, self.batch_size) if len(x)]
         mean, std = (torch.cat([p[i] for p in parts]) if parts else X.new_zeros(0) for i in range(2))
         dtype = torch.promote_types(features.logits.dtype, torch.float32)
-        return Prediction.from_confidence(features, (features.confidence + mean).to(dtype), std.to(dtype))
+        confidence = (features.confidence + mean).to(dtype)
+        return Prediction.from_confidence(
+            features, confidence, std.to(dtype), temperature=self.rest_temperature_
+        )
 
     def _standardised(self, features: Features) -> Tensor:
         X = _inputs(features)

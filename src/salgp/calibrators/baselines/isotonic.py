@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.baselines.toplabel import put_back, split_top_label, top_label
+from salgp.calibrators.baselines.toplabel import from_top_label, top_label
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -44,6 +44,7 @@ class IsotonicRegression(Calibrator):
     """
 
     name: ClassVar[str] = "isotonic"
+    gives_confidence_only: ClassVar[bool] = True
 
     def __init__(self, mode: Literal["top-label", "one-vs-rest"] = "top-label") -> None:
         self.mode = mode
@@ -61,8 +62,8 @@ class IsotonicRegression(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         if self.mode == "top-label":
-            top, others = split_top_label(features.logits)
-            return put_back(top, others, interpolate(top.confidence[None], self.x_, self.y_)[0])
+            confidence = interpolate(top_label(features).confidence[None], self.x_, self.y_)[0]
+            return from_top_label(features, confidence, self.rest_temperature_)
         mapped = interpolate(features.probs.T.contiguous(), self.x_, self.y_).T
         return Prediction.from_probs(features, mapped.div_(mapped.sum(dim=1, keepdim=True)))
 

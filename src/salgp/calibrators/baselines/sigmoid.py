@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.baselines.toplabel import put_back, split_top_label, top_label
+from salgp.calibrators.baselines.toplabel import from_top_label, top_label
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -39,6 +39,7 @@ class PlattScaling(Calibrator):
     """
 
     name: ClassVar[str] = "platt"
+    gives_confidence_only: ClassVar[bool] = True
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         top = top_label(features)
@@ -46,8 +47,9 @@ class PlattScaling(Calibrator):
         self.slope_, self.intercept_ = fit_logistic(X, platt_targets(top.label == labels)).tolist()
 
     def _predict(self, features: Features) -> Prediction:
-        top, others = split_top_label(features.logits)
-        return put_back(top, others, torch.sigmoid(self.slope_ * top.log_odds + self.intercept_))
+        u = top_label(features).log_odds
+        confidence = torch.sigmoid(self.slope_ * u + self.intercept_)
+        return from_top_label(features, confidence, self.rest_temperature_)
 
 
 class BetaCalibration(Calibrator):
@@ -70,6 +72,7 @@ class BetaCalibration(Calibrator):
     """
 
     name: ClassVar[str] = "beta"
+    gives_confidence_only: ClassVar[bool] = True
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         top = top_label(features)
@@ -80,9 +83,9 @@ class BetaCalibration(Calibrator):
         ).tolist()
 
     def _predict(self, features: Features) -> Prediction:
-        top, others = split_top_label(features.logits)
-        X = _beta_inputs(top.log_odds)
-        return put_back(top, others, torch.sigmoid(X @ X.new_tensor([self.a_, self.b_, self.intercept_])))
+        X = _beta_inputs(top_label(features).log_odds)
+        confidence = torch.sigmoid(X @ X.new_tensor([self.a_, self.b_, self.intercept_]))
+        return from_top_label(features, confidence, self.rest_temperature_)
 
 
 def platt_targets(correct: Tensor) -> Tensor:

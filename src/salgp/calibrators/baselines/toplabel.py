@@ -1,8 +1,8 @@
-"""What top-label methods see of a prediction, and how their answer becomes one again.
+"""What top-label methods see of a prediction: the label, its confidence, and the mass of all other classes.
 
-The softmax is taken once: its entry at the label is the confidence ``s``, the sum of the others is ``1 - s``
-without cancellation (so the log-odds are exact where ``s`` rounds to 1), and the others, scaled, share what
-the calibrated confidence leaves.
+The entry of the softmax at the label is the confidence ``s``, the sum of the others is ``1 - s`` without
+cancellation, so the log-odds are exact where ``s`` rounds to 1. `from_top_label` makes the calibrated
+confidence a prediction again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salgp.calibrators.temperature import room_for, row_chunks
-from salgp.features import Features, largest
-from salgp.prediction import Prediction, share_others
+from salgp.calibrators.temperature import row_chunks
+from salgp.features import Features
+from salgp.prediction import Prediction
 
-__all__ = ["TopLabel", "split_top_label", "top_label"]
-
-EPS = 1e-6
-"""Calibrated confidences keep this distance from 0 and 1."""
+__all__ = ["TopLabel", "from_top_label", "top_label"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,41 +49,29 @@ def top_label(features: Features) -> TopLabel:
         >>> top_label(Features(torch.tensor([[2.0, 0.0, 0.0]]))).label
         tensor([0])
     """
-    parts, work = [], None
+    label = features.label
+    parts = []
     for rows in row_chunks(max(len(features), 1), features.n_classes):
-        z = _wide(features.logits[rows])
-        work = (
-            work if work is not None and work.shape == z.shape else torch.empty_like(z)
-        )  # fresh memory costs more than the softmax
-        parts.append(split_top_label(z, work)[0])
-    return TopLabel(
-        torch.cat([p.label for p in parts]),
-        torch.cat([p.confidence for p in parts]),
-        torch.cat([p.rest for p in parts]),
-    )
+        z = features.logits[rows]
+        probs = torch.softmax(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)
+        own = label[rows, None]
+        parts.append((probs.gather(1, own)[:, 0], probs.scatter_(1, own, 0.0).sum(dim=1)))
+    confidence, rest = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    return TopLabel(label, confidence, rest)
 
 
-def split_top_label(logits: Tensor, work: Tensor | None = None) -> tuple[TopLabel, Tensor]:
-    """The top label, and the softmax of all other classes (0 at the label), ``(n, c)``, written into ``work``
-    if given.
+def from_top_label(features: Features, confidence: Tensor, temperature: float) -> Prediction:
+    """A prediction from the calibrated confidence, in the precision of the logits.
+
+    Args:
+        features: what was predicted on.
+        confidence: ``(n,)``.
+        temperature: of the other classes, a calibrator's ``rest_temperature_``.
+
+    Example:
+        >>> f = Features(torch.tensor([[2.0, 0.0, 0.0]]))
+        >>> from_top_label(f, torch.tensor([0.4], dtype=torch.float64), 1.0).probs
+        tensor([[0.4000, 0.3000, 0.3000]])
     """
-    z = _wide(logits)
-    probs = torch.softmax(z, dim=1, out=room_for(z) if work is None else work)
-    label = largest(logits)
-    confidence = probs.gather(1, label[:, None])[:, 0]
-    others = probs.scatter_(1, label[:, None], 0.0)
-    return TopLabel(label, confidence, others.sum(dim=1)), others
-
-
-def put_back(top: TopLabel, others: Tensor, confidence: Tensor) -> Prediction:
-    """A prediction from the calibrated confidence; overwrites ``others``."""
-    given = confidence.to(others.dtype)
-    inside = given.clamp(EPS, 1 - EPS)
-    return Prediction(
-        top.label, share_others(others, top.rest, top.label, inside), inside, clipped=inside != given
-    )
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In at least single precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    dtype = torch.promote_types(features.logits.dtype, torch.float32)
+    return Prediction.from_confidence(features, confidence.to(dtype), temperature=temperature)

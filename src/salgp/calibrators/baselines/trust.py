@@ -17,7 +17,7 @@ from torch import Tensor
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.baselines.isotonic import interpolate, monotone_fit
 from salgp.calibrators.baselines.sigmoid import fit_logistic, platt_targets
-from salgp.calibrators.baselines.toplabel import put_back, split_top_label
+from salgp.calibrators.baselines.toplabel import from_top_label
 from salgp.features import Features
 from salgp.neighbours import class_distances, nearest
 from salgp.prediction import Prediction
@@ -48,6 +48,7 @@ class TrustScore(Calibrator):
     """
 
     name: ClassVar[str] = "trust-score"
+    gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
 
     def __init__(
@@ -77,9 +78,8 @@ class TrustScore(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         score = self._log_score(features)
-        return replace(
-            put_back(*split_top_label(features.logits), _apply_link(score, self.link_)), novelty=-score
-        )
+        confidence = _apply_link(score, self.link_)
+        return replace(from_top_label(features, confidence, self.rest_temperature_), novelty=-score)
 
     def _log_score(self, features: Features, own: Tensor | None = None) -> Tensor:
         """``log`` of the trust score; ``own`` marks the samples that are themselves the reference, in its
@@ -119,6 +119,7 @@ class DeepKNN(Calibrator):
     """
 
     name: ClassVar[str] = "deep-knn"
+    gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
 
     def __init__(self, k: int = 10) -> None:
@@ -137,9 +138,8 @@ class DeepKNN(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         score = self._log_odds_credibility(self._neighbour_labels(features), features.label)
-        return replace(
-            put_back(*split_top_label(features.logits), _apply_link(score, self.link_)), novelty=-score
-        )
+        confidence = _apply_link(score, self.link_)
+        return replace(from_top_label(features, confidence, self.rest_temperature_), novelty=-score)
 
     def _neighbour_labels(self, features: Features, leave_one_out: bool = False) -> Tensor:
         classes = self.classes_.to(features.logits.device)

@@ -110,6 +110,7 @@ class LayerEvidence(Calibrator):
     name: ClassVar[str] = "layer-evidence"
     needs_layers: ClassVar[bool] = True
     uses_copies: ClassVar[bool] = True
+    display_name: ClassVar[str] = "layer evidence"
 
     def __init__(
         self,
@@ -194,6 +195,7 @@ class LayerEvidence(Calibrator):
             interval,
             layers=layers,
             novelty=novelty,
+            temperature=self.evidence_.temperature,
         )
 
     def _chunk(self) -> int:

@@ -49,6 +49,7 @@ class ResidualGP(Calibrator):
     """
 
     name: ClassVar[str] = "residual-gp"
+    gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
 
     def __init__(
@@ -95,7 +96,8 @@ class ResidualGP(Calibrator):
         self.fitted_ = fit_structure(self.structure_, one, labels, self.likelihood, settings)
 
     def _predict(self, features: Features) -> Prediction:
-        return to_prediction(self.structure_, self.fitted_, features.select([self.layer_]))
+        one = features.select([self.layer_])
+        return to_prediction(self.structure_, self.fitted_, one, temperature=self.rest_temperature_)
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)

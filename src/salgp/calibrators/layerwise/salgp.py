@@ -86,6 +86,7 @@ class SALGP(Calibrator):
     """
 
     name: ClassVar[str] = "sal-gp"
+    gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
 
     def __init__(
@@ -157,7 +158,7 @@ class SALGP(Calibrator):
         )
 
     def _predict(self, features: Features) -> Prediction:
-        return to_prediction(self.structure_, self.fitted_, *self._seen(features))
+        return to_prediction(self.structure_, self.fitted_, *self._seen(features), self.rest_temperature_)
 
     def _seen(self, features: Features) -> tuple[Features, Tensor]:
         """What the GP sees of the samples, and the columns of its parametric mean."""
@@ -281,9 +282,15 @@ def log_odds_design(features: Features, limit: float = 12.0) -> Tensor:
 
 
 def to_prediction(
-    structure: Structure, fitted: Fitted, features: Features, design: Tensor | None = None
+    structure: Structure,
+    fitted: Fitted,
+    features: Features,
+    design: Tensor | None = None,
+    temperature: float = 1.0,
 ) -> Prediction:
-    """Turn the GP's correction into calibrated confidences with intervals and layer terms."""
+    """Turn the GP's correction into calibrated confidences with intervals and layer terms; the other classes
+    share what is left by the softmax of this temperature.
+    """
     fitted = fitted.to(features.logits.device)
     mean, variance, layer_mean, layer_variance = predict_corrections(structure, fitted.posterior, features)
     scale = "log-odds" if len(fitted.mean_weights) else "confidence"
@@ -293,7 +300,7 @@ def to_prediction(
         if structure.has_layer_terms
         else None
     )
-    return corrected(fitted, features, mean, variance, terms, design)
+    return corrected(fitted, features, mean, variance, terms, design, temperature)
 
 
 def corrected(
@@ -303,13 +310,18 @@ def corrected(
     variance: Tensor,
     terms: LayerTerms | None = None,
     design: Tensor | None = None,
+    temperature: float = 1.0,
 ) -> Prediction:
     """Apply a correction of given mean and variance to the network's confidence (Gaussian) or log-odds
     (Bernoulli).
     """
     if len(fitted.mean_weights) == 0:
         return Prediction.from_confidence(
-            features, features.confidence.double() + mean, variance.sqrt(), layers=terms
+            features,
+            features.confidence.double() + mean,
+            variance.sqrt(),
+            layers=terms,
+            temperature=temperature,
         )
     log_odds = (log_odds_design(features) if design is None else design) @ fitted.mean_weights + mean
     confidence, std = sigmoid_moments(log_odds, variance)
@@ -320,6 +332,7 @@ def corrected(
         std,
         (torch.sigmoid(log_odds - half), torch.sigmoid(log_odds + half)),
         layers=terms,
+        temperature=temperature,
     )
 
 

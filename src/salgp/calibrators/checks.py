@@ -1,0 +1,209 @@
+"""What calibration data must be, and what ruins a calibration without stopping it.
+
+`check_features` refuses features that no method can work with. `warn_of_data` says, in one sentence each,
+what makes a fit worth little though it succeeds: too few samples, no errors, missing classes, probabilities
+given as logits, rows that are also in the reference. Both are called by `Calibrator.fit`, so that every
+method warns alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from salgp.features import Features
+
+__all__ = [
+    "FEW_SAMPLES",
+    "CalibrationWarning",
+    "check_features",
+    "check_reference",
+    "original_rows",
+    "warn_of_data",
+]
+
+FEW_SAMPLES = 50
+"""Fewer calibration samples than this are worth a warning."""
+
+PER_CLASS = 10
+"""With this many samples for each class on average, a class without any is worth a warning."""
+
+LOOKED_AT = 1000
+"""Rows looked at to tell probabilities from logits."""
+
+SHARED = 0.01
+"""Share of calibration rows found in the reference that is worth a warning."""
+
+
+class CalibrationWarning(UserWarning):
+    """The fit worked, but the data left something undetermined: an optimum at a bound, no usable label, no
+    convergence, too few samples.
+    """
+
+
+def check_features(features: Features, with_layers: bool, allow_empty: bool = False) -> None:
+    """Refuse features no calibrator can work with, naming the layer and the row.
+
+    Example:
+        >>> check_features(Features(torch.tensor([[0.0, torch.nan]])), with_layers=False)
+        Traceback (most recent call last):
+        ...
+        ValueError: logits holds NaN or infinity in row 0 (1 rows in all); clean the data or the network first
+    """
+    if not isinstance(features, Features):
+        raise TypeError(
+            f"expected salgp.Features, got {type(features).__name__}; build them with "
+            f"salgp.extract or Features(logits, layers)"
+        )
+    if len(features) == 0 and not allow_empty:
+        raise ValueError("no samples: the features are empty")
+    if features.n_classes < 2:
+        raise ValueError(
+            f"logits must have at least 2 columns (classes), got {features.n_classes}; for a "
+            f"binary network pass (n, 2) logits [0, z]"
+        )
+    if with_layers and not features.layers:
+        raise ValueError(
+            "this method reads hidden layers, but the features have none; extract them with "
+            "salgp.extract(model, loader)"
+        )
+    _refuse_non_finite("logits", features.logits)
+    for name, x in features.layers.items() if with_layers else ():
+        _refuse_non_finite(f"layer {name!r}", x)
+
+
+def check_reference(reference: Features, features: Features, with_layers: bool) -> Features:
+    """The reference with the layers of the calibration samples only; refuses one that lacks any.
+
+    A method that reads the logits alone does not mind which layers the reference has.
+    """
+    check_features(reference, with_layers)
+    if reference.n_classes != features.n_classes:
+        raise ValueError(
+            f"the reference has logits of {reference.n_classes} classes, the calibration samples of "
+            f"{features.n_classes}: is it the same network?"
+        )
+    if not with_layers:
+        return reference
+    known = {name: width for name, width in reference.widths.items() if name in features.layers}
+    if known != features.widths:
+        raise ValueError(
+            f"reference layers {reference.widths} differ from the calibration layers {features.widths}"
+        )
+    return reference.select(features.layer_names)
+
+
+def original_rows(features: Features) -> Tensor:
+    """Positions of the original samples: those of family 0, or the first of each group, or all.
+
+    Example:
+        >>> original_rows(Features(torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8])))
+        tensor([0, 1])
+    """
+    device = features.logits.device
+    if features.groups is None:
+        return torch.arange(len(features), device=device)
+    if features.families is not None and bool((features.families == 0).any()):
+        return (features.families == 0).nonzero()[:, 0].to(device)
+    _, group = features.groups.cpu().unique(return_inverse=True)
+    rows = torch.arange(len(features))
+    first = torch.full((int(group.max()) + 1,), len(features)).scatter_reduce(0, group, rows, "amin")
+    return first.sort().values.to(device)
+
+
+def warn_of_data(features: Features, labels: Tensor, reference: Features | None) -> None:
+    """Warn of what ruins a calibration, one sentence for each.
+
+    Args:
+        features: original calibration samples, without perturbed copies.
+        labels: ``(n,)`` their true classes.
+        reference: training samples compared against, if any.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_data(Features(torch.eye(2).repeat(40, 1)), torch.arange(80) // 2 % 2, None)
+        >>> str(caught[0].message)[:35]
+        'the logits look like probabilities:'
+    """
+    found = (
+        _few(features),
+        _no_errors(features, labels),
+        _missing_classes(features, labels),
+        _probabilities(features),
+        _shared_rows(features, reference),
+    )
+    for sentence in found:
+        if sentence is not None:
+            warnings.warn(sentence, CalibrationWarning, stacklevel=3)
+
+
+def _few(features: Features) -> str | None:
+    n = len(features)
+    if n >= FEW_SAMPLES:
+        return None
+    return f"few calibration samples ({n}): the result may be off by several points; give a few hundred"
+
+
+def _no_errors(features: Features, labels: Tensor) -> str | None:
+    known = labels >= 0
+    if not bool(known.any()) or not bool(features.correct(labels)[known].all()):
+        return None
+    return (
+        "no errors: every calibration sample is classified correctly, so nothing can be learned about "
+        "errors; calibrate on data the network was not trained on, and on more of it"
+    )
+
+
+def _missing_classes(features: Features, labels: Tensor) -> str | None:
+    count = torch.bincount(labels[labels >= 0], minlength=features.n_classes)
+    missing = (count == 0).nonzero()[:, 0].tolist()
+    if not missing or int(count.sum()) < PER_CLASS * features.n_classes:
+        return None
+    names = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    return (
+        f"no calibration samples of {len(missing)} of {features.n_classes} classes ({names}): confidences of "
+        f"predictions that should be one of them are not calibrated"
+    )
+
+
+def _probabilities(features: Features) -> str | None:
+    z = features.logits[:LOOKED_AT].double()
+    if bool((z < 0).any()) or bool(((z.sum(dim=1) - 1).abs() > 1e-3).any()):
+        return None
+    return (
+        "the logits look like probabilities: every row is positive and sums to 1; give the network's output "
+        "before its softmax, or say that these are probabilities"
+    )
+
+
+def _shared_rows(features: Features, reference: Features | None) -> str | None:
+    if reference is None:
+        return None
+    shared = _rows_in(features.logits, reference.logits)
+    if shared <= SHARED * len(features):
+        return None
+    return (
+        f"{shared} of {len(features)} calibration samples are in the reference too: there they are their own "
+        f"nearest neighbours, and confidences come out too high; keep the two sets apart"
+    )
+
+
+def _rows_in(rows: Tensor, others: Tensor) -> int:
+    """How many rows are found among others, bit for bit; most are told apart by their largest entry alone."""
+    ours, theirs = rows.amax(dim=1), others.to(rows).amax(dim=1)
+    alike = rows[torch.isin(ours, theirs)].cpu()
+    known = {row.tobytes() for row in others.to(rows)[torch.isin(theirs, ours)].cpu().contiguous().numpy()}
+    return sum(row.tobytes() in known for row in alike.contiguous().numpy())
+
+
+def _refuse_non_finite(what: str, x: Tensor) -> None:
+    if not x.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(x))).all()):  # one pass, no copy
+        return
+    wrong = (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0].tolist()
+    raise ValueError(
+        f"{what} holds NaN or infinity in row {wrong[0]} ({len(wrong)} rows in all); clean the data or the "
+        f"network first"
+    )
