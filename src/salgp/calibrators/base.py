@@ -163,7 +163,7 @@ class Calibrator(BaseEstimator, ABC):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         same = type(self)(**copy.deepcopy(self.get_params(deep=False), memo))
         memo[id(self)] = same
-        vars(same).update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k.endswith("_")})
+        same.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k.endswith("_")})
         return same
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -155,7 +155,7 @@ def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
 def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | None) -> tuple[float, float]:
     """First and second derivative of the negative log-likelihood in the inverse temperature."""
     total = torch.zeros(2, dtype=torch.float64, device=logits.device)
-    for rows in row_chunks(*logits.shape, elements=2**17):  # small enough to stay in cache
+    for rows in row_chunks(len(logits), logits.shape[1], elements=2**17):  # small enough to stay in cache
         z, y = _wide(logits[rows]), labels[rows]
         z = z - z.amax(dim=1, keepdim=True)
         pz = torch.softmax(z * inverse, dim=1).mul_(z)
