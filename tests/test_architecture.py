@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": VALUES,
     "calibrators": {*VALUES, "gp", "neighbours", "metrics"},
     "decide": VALUES,
+    "sets": VALUES,
     "module": {*VALUES, "network", "calibrators"},
     "export": {*VALUES, "calibrators", "module"},
     "sklearn": {*VALUES, "calibrators", "module"},

@@ -1,0 +1,282 @@
+"""Which classes remain possible: sets that contain the true class as often as promised.
+
+Split conformal prediction. A score ``s(x, y)`` says how badly class ``y`` fits sample ``x``. With the scores
+of ``n`` labelled samples, ``q`` their ``ceil((n + 1) coverage)``-th smallest, the set ``{y : s(x, y) <= q}``
+contains the true class of a new sample with at least the probability ``coverage``: whatever the probabilities
+are worth, as long as new samples come from where the labelled ones come from. Scores:
+
+- ``"lac"``: ``1 - p_y``; the smallest sets on average, some of them empty (Sadinle et al. 2019);
+- ``"aps"``: the mass of the classes that fit at least as well as ``y`` (Romano et al. 2020);
+- ``"raps"``: the same and ``penalty`` for every class beyond ``rank`` (Angelopoulos et al. 2021).
+
+``by`` asks for the same coverage in every group: of each true ``"class"``, or of samples of similar
+``"confidence"`` or ``"novelty"``. The last two see the hidden layers through the calibrator. Familiar samples
+get small sets; samples that are novel, as most are under shift, get the sets that novel samples need.
+`AdaptiveCoverage` holds the coverage over time where labels come later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salgp.features import as_labels
+from salgp.prediction import Prediction
+from salgp.storage import FormatError, pack, read_tensors, storable, unpack, write_tensors
+
+__all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets"]
+
+SCORES = ("lac", "aps", "raps")
+GROUPS = ("all", "class", "confidence", "novelty")
+_ROUNDING = 1e-8
+"""Two scores that differ by less are equal; MAPIE uses the same."""
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class PredictionSets:
+    """Fitted prediction sets: call them on a prediction.
+
+    Args:
+        score: ``"lac"``, ``"aps"`` or ``"raps"``.
+        coverage: promised probability that the set contains the true class.
+        by: what the promise holds for: ``"all"`` samples together, each true ``"class"``, or each band of
+            ``"confidence"`` or ``"novelty"``.
+        scores: ``(n,)`` scores of the labelled samples' true classes; infinite for an unknown class.
+        group: ``(n,)`` group of each.
+        edges: inner edges of the bands.
+        n_groups: how many groups there are.
+        penalty: of ``"raps"``.
+        rank: of ``"raps"``.
+    """
+
+    score: str
+    coverage: float
+    by: str
+    scores: Tensor
+    group: Tensor
+    edges: Tensor
+    n_groups: int
+    penalty: float = 0.0
+    rank: int = 0
+
+    @property
+    def quantile(self) -> Tensor:
+        """``(n_groups,)`` the largest score that is still in the set; infinite where a group has too few
+        samples.
+        """
+        return torch.stack(
+            [_quantile(self.scores[self.group == g], self.coverage) for g in range(self.n_groups)]
+        )
+
+    def __call__(self, prediction: Prediction, seed: int | None = None) -> Tensor:
+        """Boolean ``(n, c)``: is the class in the set?
+
+        Args:
+            prediction: of new samples.
+            seed: randomise whether the last class is in, which makes the coverage of ``"aps"`` and ``"raps"``
+                exact; by default it always is.
+        """
+        probs = prediction.probs.detach().cpu().double()
+        group = _groups(prediction, self.by, self.edges)
+        limit = self.quantile[group] if self.by != "class" else self.quantile.expand(len(probs), -1)
+        if self.by == "class" and probs.shape[1] != self.n_groups:
+            raise ValueError(f"fitted on {self.n_groups} classes, got {probs.shape[1]}")
+        limit = limit if limit.ndim == 2 else limit[:, None]
+        if self.score == "lac" or seed is not None:
+            draws = None if seed is None else _uniform(len(probs), seed)
+            return self._matrix(probs, draws) <= limit + _ROUNDING
+        return self._before(probs) < limit - _ROUNDING
+
+    def at(self, coverage: float) -> PredictionSets:
+        """The same with another coverage, from 0 to 1."""
+        return replace(self, coverage=_checked(coverage, closed=True))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything as one safetensors file."""
+        tensors: dict[str, Tensor] = {}
+        write_tensors(path, tensors, {"kind": "salgp-sets", "value": json.dumps(pack(self, tensors))})
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> PredictionSets:
+        """Read what `save` wrote."""
+        tensors, metadata = read_tensors(path)
+        if metadata.get("kind") != "salgp-sets":
+            raise FormatError(f"{path}: not prediction sets; expected what PredictionSets.save writes")
+        value = unpack(json.loads(metadata["value"]), tensors)
+        if not isinstance(value, PredictionSets):
+            raise FormatError(f"{path}: expected PredictionSets, got {type(value).__name__}")
+        return value
+
+    def _matrix(self, probs: Tensor, draws: Tensor | None) -> Tensor:
+        """``(n, c)`` score of every class; ``draws`` in [0, 1] say how much of its own mass counts."""
+        if self.score == "lac":
+            return 1 - probs
+        order = probs.sort(dim=1, descending=True)
+        own = torch.ones(len(probs), 1, dtype=probs.dtype) if draws is None else 1 - draws[:, None]
+        reached = order.values.cumsum(1) - (1 - own) * order.values + self._penalties(probs.shape[1])
+        return torch.empty_like(probs).scatter_(1, order.indices, reached)
+
+    def _before(self, probs: Tensor) -> Tensor:
+        """``(n, c)`` what the classes before this one have reached; nothing before the first."""
+        order = probs.sort(dim=1, descending=True)
+        reached = order.values.cumsum(1) + self._penalties(probs.shape[1])
+        before = torch.cat([torch.full_like(reached[:, :1], -math.inf), reached[:, :-1]], 1)
+        return torch.empty_like(probs).scatter_(1, order.indices, before)
+
+    def _penalties(self, n_classes: int) -> Tensor:
+        place = torch.arange(1, n_classes + 1, dtype=torch.float64)
+        return self.penalty * (place - self.rank).clamp_min(0)
+
+
+def fit_sets(
+    prediction: Prediction,
+    labels: Any,
+    coverage: float = 0.9,
+    score: str = "lac",
+    by: str = "all",
+    *,
+    bands: int = 5,
+    penalty: float = 0.01,
+    rank: int = 2,
+    seed: int = 0,
+) -> PredictionSets:
+    """Fit prediction sets on labelled samples that the calibrator was not fitted on.
+
+    Args:
+        prediction: of the labelled samples.
+        labels: ``(n,)`` true classes; -1 for a class the network does not know, which no set contains.
+        coverage: probability that the set contains the true class.
+        score: ``"lac"``, ``"aps"`` or ``"raps"``.
+        by: ``"all"``, ``"class"``, ``"confidence"`` or ``"novelty"``.
+        bands: number of bands of equally many labelled samples, for the last two.
+        penalty: of ``"raps"``, for every class beyond ``rank``.
+        rank: of ``"raps"``.
+        seed: of the random part of ``"aps"`` and ``"raps"``.
+
+    Returns:
+        The sets, to be called on new predictions.
+
+    Example:
+        >>> probs = torch.tensor([[0.8, 0.15, 0.05], [0.5, 0.4, 0.1], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05]])
+        >>> p = Prediction(probs.argmax(1), probs, probs.amax(1))
+        >>> sets = fit_sets(p, [0, 1, 0, 0], coverage=0.75)
+        >>> sets(p).long().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]]
+    """
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    if by not in GROUPS:
+        raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
+    n_classes = prediction.probs.shape[1]
+    y = as_labels(labels, len(prediction), n_classes).cpu()
+    edges = _edges(prediction, by, bands)
+    raps = (penalty, rank) if score == "raps" else (0.0, 0)
+    empty = torch.zeros(0, dtype=torch.float64)
+    blank = PredictionSets(score, _checked(coverage), by, empty, empty, edges, 1, *raps)
+    matrix = blank._matrix(prediction.probs.detach().cpu().double(), _uniform(len(y), seed))
+    own = matrix.gather(1, y.clamp_min(0)[:, None])[:, 0]
+    scores = torch.where(y < 0, math.inf, own)
+    group = y if by == "class" else _groups(prediction, by, edges)
+    n_groups = n_classes if by == "class" else len(edges) + 1
+    return replace(blank, scores=scores, group=group, n_groups=n_groups)
+
+
+@dataclass(frozen=True)
+class AdaptiveCoverage:
+    """Coverage that is held over time, whatever the data do (Gibbs and Candes 2021).
+
+    After every labelled sample the level moves by ``rate`` towards larger sets if the set issued for it
+    missed, and a little towards smaller ones if not. After ``T`` labels the share of misses is within
+    ``(max(target, 1 - target) + rate) / (rate T)`` of ``1 - target``, for any sequence at all. Labels may
+    come late and for some samples only.
+
+    Args:
+        target: coverage wanted in the long run.
+        rate: step; larger follows faster and swings more.
+        level: coverage to ask of the sets now; may leave [0, 1].
+        seen: labels so far.
+        missed: sets that did not contain the true class.
+
+    Example:
+        >>> adaptive = AdaptiveCoverage(0.9, rate=0.05)
+        >>> round(adaptive.update([False, False]).coverage, 3)
+        0.99
+    """
+
+    target: float = 0.9
+    rate: float = 0.01
+    level: float | None = None
+    seen: int = 0
+    missed: int = 0
+
+    @property
+    def coverage(self) -> float:
+        """What to ask of the sets now: ``sets.at(adaptive.coverage)``."""
+        return min(max(self.target if self.level is None else self.level, 0.0), 1.0)
+
+    def update(self, covered: Sequence[bool] | Tensor) -> AdaptiveCoverage:
+        """After labels came in: did the sets issued then contain the true class?"""
+        hits = [bool(hit) for hit in covered]
+        level = self.target if self.level is None else self.level
+        misses = len(hits) - sum(hits)
+        moved = level + self.rate * (self.target * misses - (1 - self.target) * sum(hits))
+        return replace(self, level=moved, seen=self.seen + len(hits), missed=self.missed + misses)
+
+
+def _quantile(scores: Tensor, coverage: float) -> Tensor:
+    """The ``ceil((n + 1) coverage)``-th smallest; infinite where there are too few."""
+    k = math.ceil((len(scores) + 1) * coverage - 1e-9)
+    if k > len(scores):
+        return torch.tensor(math.inf, dtype=torch.float64)
+    if k < 1:
+        return torch.tensor(-math.inf, dtype=torch.float64)
+    return scores.sort().values[k - 1]
+
+
+def _edges(prediction: Prediction, by: str, bands: int) -> Tensor:
+    if by in ("all", "class"):
+        return torch.zeros(0, dtype=torch.float64)
+    if bands < 2:
+        raise ValueError(f"bands must be at least 2, got {bands}")
+    values = _VALUES[by](prediction)
+    return torch.quantile(values, torch.linspace(0, 1, bands + 1, dtype=torch.float64)[1:-1]).unique()
+
+
+def _groups(prediction: Prediction, by: str, edges: Tensor) -> Tensor:
+    if by in ("all", "class"):
+        return torch.zeros(len(prediction), dtype=torch.long)
+    return torch.searchsorted(edges, _VALUES[by](prediction))
+
+
+def _novelty(prediction: Prediction) -> Tensor:
+    if prediction.novelty is None:
+        raise ValueError(
+            'this calibrator gives no novelty; use by="confidence", or one that compares with training '
+            "data, such as layer evidence"
+        )
+    return prediction.novelty.detach().cpu().double()
+
+
+_VALUES: dict[str, Callable[[Prediction], Tensor]] = {
+    "confidence": lambda prediction: prediction.confidence.detach().cpu().double(),
+    "novelty": _novelty,
+}
+
+
+def _uniform(n: int, seed: int) -> Tensor:
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _checked(coverage: float, closed: bool = False) -> float:
+    inside = 0 <= coverage <= 1 if closed else 0 < coverage < 1
+    if not inside:
+        raise ValueError(f"coverage must be between 0 and 1, got {coverage}")
+    return coverage
