@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calibrators": {*VALUES, "gp", "neighbours", "metrics"},
     "decide": VALUES,
     "sets": VALUES,
+    "estimate": {*VALUES, "metrics", "decide"},
     "module": {*VALUES, "network", "calibrators"},
     "export": {*VALUES, "calibrators", "module"},
     "sklearn": {*VALUES, "calibrators", "module"},

@@ -27,7 +27,7 @@ _WHERE = {
     "load": "module",
     "load_features": "features",
 }
-_SUBMODULES = ("calibrators", "decide", "gp", "metrics", "plots", "report", "sets")
+_SUBMODULES = ("calibrators", "decide", "estimate", "gp", "metrics", "plots", "report", "sets")
 
 __all__ = sorted([*_WHERE, *_SUBMODULES, "__version__"])
 

@@ -1,0 +1,266 @@
+"""What calibrated confidences say of an unlabelled batch, and how far to trust it.
+
+A confidence is the probability of being right, so the expected accuracy of a batch is the mean confidence.
+Two things make the truth differ. *Chance*: ``n`` answers with confidences ``c_i`` are right a random number
+of times, with variance ``sum c_i (1 - c_i)``; it fades with ``n``. *Calibration*: under shift all confidences
+err together; no number of samples helps. `Spread` measures the second on environments whose labels are known
+and which the calibrator has not seen, for instance the families of rehearsed copies left out in turn. It
+grows with the distance from home:
+
+    sd = base + slope * |mean confidence at home - mean confidence now|.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from sklearn.base import clone
+from torch import Tensor
+
+from salgp.decide import Rule
+from salgp.features import Features, as_labels
+from salgp.prediction import Prediction
+
+__all__ = [
+    "Estimate",
+    "Spread",
+    "accuracy",
+    "error_above",
+    "left_out_spread",
+    "measure_spread",
+    "per_class",
+]
+
+_BASES = np.geomspace(0.001, 0.2, 40)
+_SLOPES = np.linspace(0, 1, 41)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A share estimated without labels.
+
+    Args:
+        value: the estimate; NaN where there is nothing to estimate from.
+        lower: lower end of the interval.
+        upper: upper end.
+        level: of the interval.
+        n: samples it rests on.
+
+    Example:
+        >>> print(Estimate(0.87, 0.84, 0.9, 0.9, 500))
+        87.0 % (84.0 to 90.0 %)
+    """
+
+    value: float
+    lower: float
+    upper: float
+    level: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} % ({100 * self.lower:.1f} to {100 * self.upper:.1f} %)"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far mean confidence and accuracy differ where the calibrator has not been.
+
+    Args:
+        base: standard deviation at home.
+        slope: what is added per point of distance from home.
+        home: mean confidence at home.
+        factor: half-width of the interval of ``level`` in standard deviations, as the environments had it.
+        level: of the interval ``factor`` belongs to.
+        n_environments: how many were measured.
+    """
+
+    base: float
+    slope: float
+    home: float
+    factor: float = 1.645
+    level: float = 0.9
+    n_environments: int = 0
+
+    def at(self, mean_confidence: float) -> float:
+        """Standard deviation of accuracy around the mean confidence there."""
+        return self.base + self.slope * abs(self.home - mean_confidence)
+
+
+def accuracy(prediction: Prediction, spread: Spread | float | None = None, level: float = 0.9) -> Estimate:
+    """Expected accuracy of an unlabelled batch.
+
+    Args:
+        prediction: of the batch.
+        spread: what calibration does not know: measured (`measure_spread`), a standard deviation, or by
+            default the mean of the calibrator's own error bars.
+        level: of the interval.
+
+    Returns:
+        The mean confidence and its interval.
+
+    Example:
+        >>> import torch
+        >>> half, s = torch.full((400, 2), 0.5), torch.full((400,), 0.8)
+        >>> p = Prediction(torch.zeros(400, dtype=torch.long), half, s)
+        >>> print(accuracy(p), "or", accuracy(p, spread=0.05))
+        80.0 % (76.7 to 83.3 %) or 80.0 % (71.1 to 88.9 %)
+    """
+    return _mean(prediction, spread, level)
+
+
+def error_above(
+    prediction: Prediction, rule: Rule, spread: Spread | float | None = None, level: float = 0.9
+) -> Estimate:
+    """Expected share of wrong answers among those a rule acts on.
+
+    Example:
+        >>> import torch
+        >>> p = Prediction(
+        ...     torch.zeros(2, dtype=torch.long), torch.full((2, 2), 0.5), torch.tensor([0.9, 0.6])
+        ... )
+        >>> round(error_above(p, Rule((0.8,))).value, 3)
+        0.1
+    """
+    right = _mean(prediction[rule(prediction)], spread, level)
+    return Estimate(1 - right.value, 1 - right.upper, 1 - right.lower, level, right.n)
+
+
+def per_class(
+    prediction: Prediction, spread: Spread | float | None = None, level: float = 0.9
+) -> dict[int, Estimate]:
+    """Expected share of right answers of every predicted class; NaN for a class that was never predicted.
+
+    Example:
+        >>> import torch
+        >>> p = Prediction(torch.tensor([0, 1]), torch.full((2, 2), 0.5), torch.tensor([0.9, 0.6]))
+        >>> {k: round(e.value, 2) for k, e in per_class(p).items()}
+        {0: 0.9, 1: 0.6}
+    """
+    return {
+        k: _mean(prediction[prediction.label == k], spread, level) for k in range(prediction.probs.shape[1])
+    }
+
+
+def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, level: float = 0.9) -> Spread:
+    """Measure what calibration does not know on labelled environments it was not fitted on.
+
+    The line ``base + slope * distance`` is the likeliest one for normal gaps whose sampling noise is known;
+    the factor is the share ``level`` of the standardised gaps, never below the normal one.
+
+    Args:
+        environments: predictions and labels, one pair each; a dozen or more.
+        home: mean confidence where the calibrator was fitted.
+        level: of the intervals the spread is for.
+
+    Example:
+        >>> import torch
+        >>> def at(share):
+        ...     p = Prediction(
+        ...         torch.zeros(1000, dtype=torch.long), torch.full((1000, 2), 0.5), torch.full((1000,), 0.8)
+        ...     )
+        ...     return p, (torch.arange(1000) >= 1000 * share).long()
+        >>> spread = measure_spread([at(0.7), at(0.75), at(0.85), at(0.9)], home=0.8)
+        >>> 0.05 < spread.at(0.8) < 0.11
+        True
+    """
+    rows = [_gap(prediction, labels) for prediction, labels in environments]
+    if not rows:
+        raise ValueError("a spread is measured on labelled environments, got none")
+    gap, mean, chance = np.array(rows, dtype=np.float64).T
+    distance = np.abs(home - mean)
+    sd = _BASES[:, None, None] + _SLOPES[None, :, None] * distance  # (bases, slopes, environments)
+    variance = sd**2 + chance
+    loss = (gap**2 / variance + np.log(variance)).sum(-1)
+    i, j = np.unravel_index(int(loss.argmin()), loss.shape)
+    ratio = np.sort(np.abs(gap) / np.sqrt(variance[i, j]))
+    k = min(math.ceil((len(ratio) + 1) * level), len(ratio))
+    factor = max(float(ratio[k - 1]), _normal(level))
+    return Spread(float(_BASES[i]), float(_SLOPES[j]), home, factor, level, len(ratio))
+
+
+def left_out_spread(
+    calibrator: Any,
+    features: Features,
+    labels: Any,
+    reference: tuple[Features, Tensor] | None = None,
+    environments: Tensor | None = None,
+    level: float = 0.9,
+) -> Spread:
+    """`measure_spread` on the families of rehearsed copies, each predicted by a fit without it.
+
+    Args:
+        calibrator: its settings are used; it is not changed.
+        features: originals and copies, with ``groups`` and ``families``.
+        labels: ``(n,)`` true classes.
+        reference: features and labels of the network's training set.
+        environments: ``(n,)`` numbers that divide a family further, for instance by strength.
+        level: of the intervals the spread is for.
+    """
+    if features.families is None:
+        raise ValueError('these features have no copies; rehearse them first: extract(..., perturb="auto")')
+    y = as_labels(labels, len(features), features.n_classes)
+    family = features.families.cpu()
+    part = family if environments is None else environments.cpu()
+    found: list[tuple[Prediction, Tensor]] = []
+    for number in family[family > 0].unique():
+        fitted = clone(calibrator).fit(features[family != number], y[family != number], reference)
+        for piece in part[family == number].unique():
+            rows = (family == number) & (part == piece)
+            found.append((fitted.predict(_plain(features[rows])), y[rows]))
+    whole = clone(calibrator).fit(features, y, reference)
+    home = float(whole.predict(_plain(features[family == 0])).confidence.mean())
+    return measure_spread(found, home, level)
+
+
+def _plain(features: Features) -> Features:
+    """Without the columns that say which rows are copies: new samples have none."""
+    return Features(features.logits, features.layers)
+
+
+def _mean(prediction: Prediction, spread: Spread | float | None, level: float) -> Estimate:
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    n = len(prediction)
+    if n == 0:
+        return Estimate(math.nan, 0.0, 1.0, level, 0)
+    confidence = prediction.confidence.detach().cpu().double().numpy()
+    value = float(confidence.mean())
+    half = _factor(spread, level) * math.hypot(
+        _chance(confidence) ** 0.5, _systematic(prediction, spread, value)
+    )
+    return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), level, n)
+
+
+def _systematic(prediction: Prediction, spread: Spread | float | None, value: float) -> float:
+    if isinstance(spread, Spread):
+        return spread.at(value)
+    if spread is not None:
+        return float(spread)
+    return 0.0 if prediction.std is None else float(prediction.std.mean())  # they err together
+
+
+def _factor(spread: Spread | float | None, level: float) -> float:
+    measured = isinstance(spread, Spread) and spread.level == level
+    return spread.factor if isinstance(spread, Spread) and measured else _normal(level)
+
+
+def _chance(confidence: NDArray[np.float64]) -> float:
+    """Variance of the accuracy of these answers if every confidence is right."""
+    return float((confidence * (1 - confidence)).sum()) / len(confidence) ** 2
+
+
+def _gap(prediction: Prediction, labels: Any) -> tuple[float, float, float]:
+    y = as_labels(labels, len(prediction), prediction.probs.shape[1])
+    confidence = prediction.confidence.detach().cpu().double().numpy()
+    right = float((prediction.label.cpu() == y.cpu()).double().mean())
+    return float(confidence.mean()) - right, float(confidence.mean()), _chance(confidence)
+
+
+def _normal(level: float) -> float:
+    return float(ndtri((1 + level) / 2))

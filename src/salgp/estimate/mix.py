@@ -1,0 +1,163 @@
+"""Which classes a batch holds, without labels, and confidences corrected for it.
+
+Where only the class mix moved, ``p(y | x)`` becomes ``p(y | x) w_y`` up to a factor, ``w`` = new mix / old
+mix. The new mix is the likeliest one, found by expectation maximisation on calibrated probabilities (Saerens,
+Latinne and Decaestecker 2002). Where the samples themselves moved this is wrong, and nothing in an unlabelled
+batch says so: a correction is asked for by name and never applied silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import chdtrc, ndtri
+from torch import Tensor
+
+from salgp.metrics.statistic import ArrayLike
+from salgp.prediction import Prediction
+
+__all__ = ["ClassMix", "adapt", "class_mix"]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMix:
+    """Shares of the true classes in an unlabelled batch.
+
+    Args:
+        share: ``(c,)`` estimated shares; they sum to 1.
+        std: ``(c,)`` their standard deviation.
+        source: ``(c,)`` shares that the calibrator was fitted for.
+        p_value: of "the mix is still the source's"; small means it moved.
+        n: samples.
+        converged: did the search settle?
+    """
+
+    share: FloatArray
+    std: FloatArray
+    source: FloatArray
+    p_value: float
+    n: int
+    converged: bool
+
+    def interval(self, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
+        """Lower and upper ends ``(c,)``."""
+        half = float(ndtri((1 + level) / 2)) * self.std
+        return np.clip(self.share - half, 0, 1), np.clip(self.share + half, 0, 1)
+
+    def __str__(self) -> str:
+        verdict = "has moved" if self.p_value < 0.01 else "has not visibly moved"
+        largest = int(np.argmax(np.abs(self.share - self.source)))
+        return (
+            f"The class mix {verdict} (p = {self.p_value:.2g}, {self.n:,} samples); most: class {largest}, "
+            f"from {self.source[largest]:.1%} to {self.share[largest]:.1%} (sd {self.std[largest]:.1%})."
+        )
+
+
+def class_mix(
+    prediction: Prediction, source_mix: ArrayLike, max_steps: int = 500, tolerance: float = 1e-7
+) -> ClassMix:
+    """Estimate the class mix of an unlabelled batch.
+
+    Args:
+        prediction: of the batch.
+        source_mix: ``(c,)`` shares of the true classes among the calibration samples, all above 0.
+        max_steps: of the search.
+        tolerance: largest change of a share at which it stops.
+
+    Returns:
+        Shares, their uncertainty from the observed information, and a test of "nothing moved".
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1]]).repeat(30, 1)
+        >>> p = Prediction(torch.zeros(30, dtype=torch.long), probs, probs[:, 0])
+        >>> class_mix(p, [0.5, 0.5]).share.round(2)
+        array([1., 0.])
+    """
+    probs = prediction.probs.detach().cpu().double().numpy()
+    source = _shares(source_mix, probs.shape[1])
+    ratio = probs / source  # (n, c) likelihood of each class, up to a factor
+    share, converged = source.copy(), False
+    for _ in range(max_steps):
+        responsibility = ratio * share
+        responsibility /= responsibility.sum(1, keepdims=True)
+        before, share = share, responsibility.mean(0)
+        converged = bool(np.abs(share - before).max() < tolerance)
+        if converged:
+            break
+    gain = 2 * (np.log(ratio @ share) - np.log(ratio @ source)).sum()
+    p_value = float(chdtrc(max(len(source) - 1, 1), max(float(gain), 0.0)))
+    return ClassMix(share, _deviation(ratio, share), source, p_value, len(probs), converged)
+
+
+def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Prediction:
+    """The prediction corrected for another class mix; the label stays the network's own.
+
+    Every confidence moves by the same log-odds as its label's share against that of the other classes. Where
+    another class is more probable than the label afterwards, `Prediction.flips` says so.
+
+    Args:
+        prediction: made for ``source_mix``.
+        mix: ``(c,)`` shares of the true classes where it is used.
+        source_mix: ``(c,)`` shares it was calibrated for.
+
+    Example:
+        >>> probs = torch.tensor([[0.6, 0.4]])
+        >>> p = Prediction(torch.tensor([0]), probs, probs[:, 0])
+        >>> adapt(p, [0.25, 0.75], [0.5, 0.5]).confidence
+        tensor([0.3333])
+    """
+    n_classes = prediction.probs.shape[1]
+    weight = torch.from_numpy(_shares(mix, n_classes, zero=True) / _shares(source_mix, n_classes))
+    weighted = prediction.probs.double() * weight.to(prediction.probs.device)
+    probs = weighted / weighted.sum(1, keepdim=True).clamp_min(1e-300)
+    own = prediction.label[:, None]
+    confidence = probs.gather(1, own)[:, 0]
+    old = prediction.probs.double().gather(1, own)[:, 0]
+    moved = _logit(confidence) - _logit(old)
+    kind = prediction.probs.dtype
+
+    def shifted(x: Tensor | None) -> Tensor | None:
+        return None if x is None else torch.sigmoid(_logit(x.double()) + moved).to(kind)
+
+    slope = (confidence * (1 - confidence) / (old * (1 - old)).clamp_min(1e-12)).to(kind)
+    return replace(
+        prediction,
+        probs=probs.to(kind),
+        confidence=confidence.to(kind),
+        std=None if prediction.std is None else prediction.std * slope,
+        lower=shifted(prediction.lower),
+        upper=shifted(prediction.upper),
+    )
+
+
+def _deviation(ratio: FloatArray, share: FloatArray) -> FloatArray:
+    """Inverse of the observed information in the directions that keep the sum at 1."""
+    score = ratio / (ratio @ share)[:, None]
+    information = score.T @ score
+    c = len(share)
+    along = np.linalg.qr(np.eye(c) - 1 / c)[0][:, : c - 1]  # (c, c - 1) orthonormal, sums to 0
+    covariance = along @ np.linalg.pinv(along.T @ information @ along, hermitian=True) @ along.T
+    return np.sqrt(np.clip(np.diag(covariance), 0, None))
+
+
+def _shares(mix: ArrayLike, n_classes: int, zero: bool = False) -> FloatArray:
+    shares = np.asarray(mix.cpu() if isinstance(mix, Tensor) else mix, dtype=np.float64)
+    if shares.shape != (n_classes,):
+        raise ValueError(f"a class mix must have {n_classes} shares, one per class, got shape {shares.shape}")
+    low = shares.min(initial=1.0)
+    if not np.isfinite(shares).all() or low < 0 or (low == 0 and not zero) or abs(shares.sum() - 1) > 1e-3:
+        raise ValueError(
+            f"a class mix must be positive and sum to 1, got {np.round(shares, 4).tolist()}; "
+            f"give classes without samples a small share"
+        )
+    return shares / shares.sum()
+
+
+def _logit(x: Tensor) -> Tensor:
+    inside = x.clamp(1e-12, 1 - 1e-12)
+    return inside.log() - (-inside).log1p()

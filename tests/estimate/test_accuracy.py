@@ -1,0 +1,102 @@
+"""Accuracy without labels: intervals that cover, and a spread measured on environments."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from salgp import Features, LayerEvidence, Prediction
+from salgp.decide import Rule
+from salgp.estimate import Spread, accuracy, error_above, left_out_spread, measure_spread, per_class
+
+
+def batch(n: int, seed: int, bias: float = 0.0, low: float = 0.5) -> tuple[Prediction, torch.Tensor]:
+    """Answers whose accuracy is the confidence plus ``bias``, and their labels."""
+    g = torch.Generator().manual_seed(seed)
+    s = low + (1 - low) * torch.rand(n, generator=g, dtype=torch.float64)
+    right = torch.rand(n, generator=g) < s + bias
+    label = torch.randint(0, 3, (n,), generator=g)
+    probs = ((1 - s) / 2)[:, None].repeat(1, 3).scatter(1, label[:, None], s[:, None])
+    return Prediction(label, probs, s), torch.where(right, label, (label + 1) % 3)
+
+
+def true(prediction: Prediction, labels: torch.Tensor) -> float:
+    return float((prediction.label == labels).double().mean())
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_interval_of_calibrated_confidences_covers(level: float) -> None:
+    """1,000 batches of 200; 3 sd of the share covered are .047 and .028."""
+    hits = 0
+    for seed in range(1000):
+        p, y = batch(200, seed)
+        found = accuracy(p, level=level)
+        hits += found.lower <= true(p, y) <= found.upper
+    assert abs(hits / 1000 - level) < 3 * math.sqrt(level * (1 - level) / 1000) + 0.01
+
+
+def test_own_error_bars_widen_the_interval_and_do_not_fade_with_n() -> None:
+    p, _ = batch(20000, 0)
+    wide = Prediction(p.label, p.probs, p.confidence, std=torch.full((20000,), 0.03))
+    found = accuracy(wide)
+    assert found.upper - found.lower == pytest.approx(2 * 1.645 * 0.03, rel=0.02)
+
+
+def test_spread_recovers_how_far_environments_err() -> None:
+    """Gaps of sd .02 + .3 * distance: intervals on new environments cover 90 %."""
+    rng = np.random.default_rng(0)
+
+    def environment(seed: int) -> tuple[Prediction, torch.Tensor]:
+        low = float(rng.uniform(0.1, 0.5))
+        return batch(2000, seed, float(rng.normal() * (0.02 + 0.3 * (0.5 - low) / 2)), low)
+
+    spread = measure_spread([environment(seed) for seed in range(60)], home=0.75)
+    assert 0.005 < spread.base < 0.04
+    assert 0.15 < spread.slope < 0.45
+    hits = []
+    for seed in range(100, 300):
+        p, y = environment(seed)
+        found = accuracy(p, spread)
+        hits.append(found.lower <= true(p, y) <= found.upper)
+    assert 0.82 < np.mean(hits) <= 1
+
+
+def test_parts_of_a_batch() -> None:
+    p, _ = batch(600, 0)
+    rule = Rule((0.8,))
+    acted = rule(p)
+    assert error_above(p, rule).value == pytest.approx(1 - float(p.confidence[acted].mean()))
+    assert error_above(p, rule).n == int(acted.sum())
+    classes = per_class(p)
+    for k in range(3):
+        assert classes[k].value == pytest.approx(float(p.confidence[p.label == k].mean()))
+    nothing = error_above(p, Rule((1.0,)))
+    assert math.isnan(nothing.value)
+    assert (nothing.lower, nothing.upper, nothing.n) == (0.0, 1.0, 0)
+
+
+def test_left_out_families_give_the_spread_of_a_calibrator() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(150, 2, generator=g)
+    y = (x + 0.7 * torch.randn(150, 2, generator=g)).argmax(dim=1)
+    noisy = torch.cat([x, x + torch.randn(150, 2, generator=g), x + 2 * torch.randn(150, 2, generator=g)])
+    copies = Features(3 * noisy, {"a": noisy}, torch.arange(150).repeat(3), torch.arange(450) // 150)
+    spread = left_out_spread(LayerEvidence(), copies, y.repeat(3))
+    assert spread.n_environments == 2
+    assert 0.5 < spread.home < 1
+    finer = left_out_spread(LayerEvidence(), copies, y.repeat(3), environments=torch.arange(450) % 2)
+    assert finer.n_environments == 4
+    with pytest.raises(ValueError, match="rehearse them first"):
+        left_out_spread(LayerEvidence(), Features(x), y)
+
+
+def test_wrong_arguments_say_so() -> None:
+    p, _ = batch(10, 0)
+    with pytest.raises(ValueError, match="level must be"):
+        accuracy(p, level=90)
+    with pytest.raises(ValueError, match="got none"):
+        measure_spread([], 0.9)
+    assert Spread(0.01, 0.5, 0.9).at(0.7) == pytest.approx(0.11)
