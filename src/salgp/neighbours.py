@@ -134,7 +134,7 @@ def side_distances(
     """
     parts = [
         _sides_of_block(index, query[:, rows], label[rows], k, None if leave_out is None else leave_out[rows])
-        for rows in _chunks(query.shape[1], index.fast.shape[0] * index.fast.shape[1])
+        for rows in _chunks(query.shape[1], index.fast.shape[0] * index.fast.shape[2])
     ]
     if not parts:
         nothing = query.new_zeros(query.shape[0], 0)
@@ -150,7 +150,8 @@ class ClassIndex:
 
     Args:
         points: ``(S, m, q)`` as they were given, sorted by class.
-        fast: ``(S, m', q)`` in single precision, centred and scaled, with ``m' - m`` points far away.
+        fast: ``(S, q, m')`` in single precision, centred and scaled, with ``m' - m`` points far away. A point
+            is a column: so laid out, one sample is compared two to three times as fast.
         squares: ``(S, 1, m')`` squared lengths of those; infinite for the points far away.
         centre: ``(S, 1, q)``, taken off before the search.
         scale: number all coordinates are divided by before the search.
@@ -186,26 +187,16 @@ class ClassIndex:
         centre = None if white else points.mean(dim=1, keepdim=True)
         moved = points if centre is None else points - centre
         scale = 1.0 if white else max(float(moved.abs().amax()), 1e-30) if moved.numel() else 1.0
-        fast = (moved / scale).float() if not white else moved.float()
-        fast, squares = _padded(fast)
-        kept = fast if white else points
-        return ClassIndex(
-            kept,
-            fast,
-            squares,
-            centre,
-            scale,
-            order.argsort(),
-            start,
-            size,
-            int(size.max()) if len(size) else 0,
-        )
+        fast, squares = _padded(moved.float() if white else (moved / scale).float())
+        points = points.float() if white else points
+        largest = int(size.max())
+        return ClassIndex(points, fast, squares, centre, scale, order.argsort(), start, size, largest)
 
     def compare(self, query: Tensor, leave_out: Tensor | None = None) -> Tensor:
         """Approximate squared distances ``(S, n, m')``, up to a constant per row."""
         q = query if self.centre is None else query - self.centre
         q = (q / self.scale if self.scale != 1.0 else q).float()
-        D = torch.baddbmm(self.squares, q, self.fast.mT, alpha=-2)
+        D = torch.baddbmm(self.squares, q, self.fast, alpha=-2)
         if leave_out is not None:
             here = (leave_out >= 0).nonzero()[:, 0]
             D[:, here, self.rank[leave_out[here]]] = torch.inf
@@ -234,8 +225,14 @@ def _sides_of_block(
     other_near, other_column = _smallest(D, min(k + SPARE, D.shape[-1]))
     near = torch.cat([own_near, other_near], dim=-1)
     distance = index.exact(query, near, torch.cat([own_column, other_column], dim=-1))
-    own, other = distance.split([own_near.shape[-1], other_near.shape[-1]], dim=-1)
-    return Sides(_mean_of_least(own, k), _mean_of_least(other, k), _mean_of_least(distance, k))
+    return Sides(*_mean_of_least(_by_side(distance, own_near.shape[-1]), k).unbind(0))
+
+
+def _by_side(distance: Tensor, n_own: int) -> Tensor:
+    """The distances three times, ``(3, S, n, K)``: only those to the own class, only to others, and all."""
+    is_own = torch.arange(distance.shape[-1], device=distance.device) < n_own
+    hidden = torch.stack([~is_own, is_own, torch.zeros_like(is_own)])[:, None, None, :]
+    return distance.expand(3, *distance.shape).masked_fill(hidden, torch.inf)
 
 
 def _take_own(D: Tensor, index: ClassIndex, label: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -270,19 +267,21 @@ def _smallest(D: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _mean_of_least(distance: Tensor, k: int) -> Tensor:
     """Mean of the ``k`` smallest finite entries of each row; infinite where there are none."""
     least = distance.topk(min(k, distance.shape[-1]), dim=-1, largest=False, sorted=False).values
-    finite = least != torch.inf
-    mean: Tensor = least.masked_fill(~finite, 0.0).sum(dim=-1) / finite.sum(dim=-1)
-    return mean.masked_fill(~finite.any(dim=-1), torch.inf)
+    finite = least < torch.inf
+    count = finite.sum(dim=-1)
+    mean: Tensor = least.where(finite, 0.0).sum(dim=-1) / count
+    return mean.where(count > 0, torch.inf)
 
 
-def _padded(fast: Tensor) -> tuple[Tensor, Tensor]:
-    """Many points are filled up to whole blocks by points that are never near; and all squared lengths."""
-    squares = fast.square().sum(dim=-1)
-    missing = -fast.shape[1] % BLOCK if fast.shape[1] >= MANY else 0
-    if missing:
-        fast = torch.nn.functional.pad(fast, (0, 0, 0, missing))
-        squares = torch.nn.functional.pad(squares, (0, missing), value=torch.inf)
-    return fast.contiguous(), squares[:, None, :].contiguous()
+def _padded(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Points as columns, many of them filled up to whole blocks by points that are never near; and all
+    squared lengths.
+    """
+    squares = points.square().sum(dim=-1)
+    missing = -points.shape[1] % BLOCK if points.shape[1] >= MANY else 0
+    columns = torch.nn.functional.pad(points.mT, (0, missing))
+    squares = torch.nn.functional.pad(squares, (0, missing), value=torch.inf)
+    return columns.contiguous(), squares[:, None, :].contiguous()
 
 
 def _chunks(n: int, width: int) -> Iterator[slice]:

@@ -86,13 +86,16 @@ class LayerSpace:
 
     @cached_property
     def precise(self) -> tuple[Tensor, Tensor]:
-        """Centre and directions in double precision."""
-        return self.centre.double(), self.directions.double()
+        """Directions, and the centre along them, in double precision."""
+        directions = self.directions.double()
+        return directions, self.centre.double() @ directions
 
     def project(self, x: Tensor) -> Tensor:
         """Coordinates ``(n, q)`` of features ``(n, d)``, in double precision."""
-        centre, directions = self.precise
-        return (normalize(x.to(centre), dim=1) - centre) @ directions
+        directions, centre = self.precise
+        x = x.to(directions)
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
+        return (x @ directions) / length - centre
 
     def to(self, device: torch.device) -> LayerSpace:
         """The same space on another device."""
