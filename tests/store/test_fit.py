@@ -4,6 +4,7 @@ layout.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +14,18 @@ from scale_jobs import contents, samples, small_calibrator, small_store
 
 from salgp import calibrators
 from salgp.calibrators.layerwise.residual import ResidualGP
-from salgp.calibrators.layerwise.salgp import SALGP, log_odds_design
+from salgp.calibrators.layerwise.salgp import SALGP
+from salgp.calibrators.layerwise.streaming import flat_rows
+from salgp.calibrators.layerwise.structures import log_odds_design
+from salgp.features import Features
 from salgp.gp.covariance import gaps, self_gaps
 from salgp.gp.likelihood import bernoulli_sites, gaussian_sites
 from salgp.gp.regression import condition_inducing, inducing_log_evidence, statistics
-from salgp.store import fit as module
+from salgp.store import stream as module
 from salgp.store.fit import fit_store
 from salgp.store.manifest import ChecksumError
-from salgp.store.store import FeatureStore
-from salgp.store.sums import flat_rows
+from salgp.store.sampling import subset_of
+from salgp.store.store import FeatureStore, write_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:hyperparameter optimisation did not converge")
 
@@ -52,9 +56,10 @@ def in_memory(fitted: SALGP, store: FeatureStore, n_rounds: int = 1, weight: flo
         sums = statistics(Kuf, prior, sites.target - offset, sites.noise)
         p = condition_inducing(p.covariance, p.theta, p.rows, sums)
     Kuu = p.covariance(p.theta, gaps(p.rows, p.rows, p.covariance))
-    return module._with(
-        fitted, replace(f, posterior=p, log_evidence=float(inducing_log_evidence(Kuu, sums) + sites.constant))
-    )
+    evidence = float(inducing_log_evidence(Kuu, sums) + sites.constant)
+    same = copy.deepcopy(fitted)
+    same.fitted_ = replace(f, posterior=p, log_evidence=evidence)
+    return same
 
 
 def assert_same(a: SALGP, b: SALGP, atol: float) -> None:
@@ -189,3 +194,21 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     with pytest.raises(ChecksumError, match="part-000001"):
         fit_store(small_calibrator(), store, subset=200)
+
+
+def test_a_subset_keeps_every_sample_with_its_copies(tmp_path: Path) -> None:
+    """Copies are far from their originals in the store, in other shards and before them."""
+    clean, labels = samples(500)
+    parts = [
+        (Features(clean.logits, clean.layers, torch.arange(500), torch.full((500,), family)), labels)
+        for family in (1, 0, 2, 3)
+    ]
+    store = write_store(parts, tmp_path, rows=300)
+    features, y = subset_of(store, 400)
+    kept, counts = features.groups.unique(return_counts=True)
+    assert len(kept) == 100
+    assert set(counts.tolist()) == {4}
+    assert torch.equal(y, labels[features.groups])
+    assert torch.equal(features.logits, clean.logits[features.groups])
+    share = clean.correct(labels).double().mean()
+    assert float(features.correct(y).double().mean()) == pytest.approx(float(share), abs=0.03)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from salgp.calibrators.checks import original_rows
 from salgp.features import Features
 from salgp.store.store import FeatureStore
 
@@ -45,7 +46,7 @@ def subset_of(
     store: FeatureStore, size: int, seed: int = 0, layers: tuple[str, ...] | None = None
 ) -> tuple[Features, Tensor]:
     """A sample of about ``size`` rows, stratified by predicted class and by whether it is correct; all where
-    there are fewer.
+    there are fewer. A sample comes with all its perturbed copies or not at all.
 
     Example:
         >>> import tempfile
@@ -57,13 +58,15 @@ def subset_of(
     """
     if not store.has_labels:
         raise ValueError(f"{store.folder} has no labels; a calibrator is fitted on labelled samples only")
+    if store.has_groups:
+        return _whole_groups(store, size, seed, layers)
     counts = torch.stack(
         [
             torch.bincount(_strata(*store.shard(i, ())), minlength=2 * store.n_classes)
             for i in range(store.n_shards)
         ]
     )
-    offset = float(torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    offset = _offset(seed)
     before, parts = counts.cumsum(0) - counts, []
     for i in range(store.n_shards):
         features, labels = store.shard(i, layers, verify=False)
@@ -71,6 +74,32 @@ def subset_of(
         chosen = stratified(_strata(features, labels), before[i], counts.sum(0), size, offset)
         parts.append((features[chosen], labels[chosen]))
     return Features.concatenate([f for f, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _whole_groups(
+    store: FeatureStore, size: int, seed: int, layers: tuple[str, ...] | None
+) -> tuple[Features, Tensor]:
+    """All rows of some groups: stratified by their originals, about ``size`` rows in all."""
+    logits, labels = store.to_features(())
+    assert labels is not None
+    assert logits.groups is not None
+    first = original_rows(logits)
+    strata = _strata(logits[first], labels[first])
+    totals = torch.bincount(strata, minlength=2 * store.n_classes)
+    wanted = max(1, round(size * len(first) / len(logits)))
+    chosen = stratified(strata, torch.zeros_like(totals), totals, wanted, _offset(seed))
+    groups, parts = logits.groups[first[chosen]], []
+    for i in range(store.n_shards):
+        features, y = store.shard(i, layers, verify=False)
+        assert y is not None
+        assert features.groups is not None
+        rows = torch.isin(features.groups, groups).nonzero()[:, 0]
+        parts.append((features[rows], y[rows]))
+    return Features.concatenate([f for f, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def _offset(seed: int) -> float:
+    return float(torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
 
 
 def _strata(features: Features, labels: Tensor | None) -> Tensor:

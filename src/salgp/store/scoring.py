@@ -4,9 +4,8 @@ Each shard of the store becomes one file of the same name, written whole; the ma
 checksum. A killed run continued with the same call makes the missing files only and leaves the same bytes as
 a run that was never interrupted, on threads or on Ray, whatever the number of workers.
 
-Calibrators whose Gaussian process is a sum of stationary terms take the fast path of `salgp.gp.fast`, in
-single precision where a probe of the data shows that it agrees with double precision; all others go through
-their `predict`.
+A calibrator may have a way to predict many samples faster than its `predict` (`Calibrator.predictor`); it is
+taken in single precision where a probe of the data shows that it agrees with double precision.
 """
 
 from __future__ import annotations
@@ -20,16 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, load_calibrator
-from salgp.calibrators.layerwise.residual import ResidualGP
-from salgp.calibrators.layerwise.salgp import SALGP, corrected
-from salgp.calibrators.layerwise.structures import rows_of
 from salgp.features import Features
-from salgp.gp.fast import CrossPlan, plan_of
-from salgp.prediction import LayerTerms, Prediction
+from salgp.prediction import Prediction
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run, shown
 from salgp.store.manifest import Entry, Manifest, digest, sweep, write_durably
@@ -107,7 +101,7 @@ def score(
         Rows, time and rate.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> from salgp import calibrators
         >>> from salgp.store.store import write_store
         >>> f = Features(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
@@ -188,14 +182,7 @@ def predictor(
         layers: give layer terms too.
         precision: ``double`` or ``single``, where the calibrator has a fast path.
     """
-    plan = (
-        plan_of(calibrator.fitted_.posterior, torch.float32 if precision == "single" else torch.float64)
-        if _has_plan(calibrator)
-        else None
-    )
-    if plan is None:
-        return calibrator.predict
-    return functools.partial(_predict_fast, calibrator, plan, layers)
+    return calibrator.predictor(layers, precision) or calibrator.predict
 
 
 @dataclass(frozen=True)
@@ -209,34 +196,6 @@ def _cached_predictor(calibrator: str, checksum: str, layers: bool, precision: s
     """Loaded once per process; the checksum makes a changed calibrator another one."""
     loaded = load_calibrator(calibrator)
     return _Predictor(predictor(loaded, layers, precision), loaded.needs_layers)
-
-
-def _predict_fast(calibrator: Any, plan: CrossPlan, layers: bool, features: Features) -> Prediction:
-    features = calibrator.check_input(features)
-    structure, fitted = calibrator.structure_, calibrator.fitted_
-    with torch.no_grad():
-        mean, variance, layer_mean, layer_variance = plan.moments(
-            rows_of(structure, features), layers and bool(structure.terms)
-        )
-        terms = None
-        if layers:
-            means, variances = (
-                (mean[:, None], variance[:, None])
-                if layer_mean is None or layer_variance is None
-                else (layer_mean, layer_variance)
-            )
-            scale = "log-odds" if len(fitted.mean_weights) else "confidence"
-            terms = LayerTerms(
-                structure.terms or structure.layers, means, variances.sqrt(), scale, bool(structure.terms)
-            )
-        return corrected(fitted, features, mean, variance, terms)
-
-
-def _has_plan(calibrator: Calibrator) -> bool:
-    plain = isinstance(calibrator, ResidualGP) or (
-        isinstance(calibrator, SALGP) and calibrator.evidence_ is None
-    )
-    return plain and not calibrator.structure_.stacked and plan_of(calibrator.fitted_.posterior) is not None  # type: ignore[attr-defined]
 
 
 def _open(
@@ -261,16 +220,12 @@ def _open(
 
 def _choose(source: FeatureStore, calibrator: Calibrator, verify: bool) -> str:
     """Is single precision within `TOLERANCE` of double on the first samples?"""
-    if not _has_plan(calibrator) or source.n_shards == 0:
+    if calibrator.predictor(False, "single") is None or source.n_shards == 0:
         return "double"
     probe = source.shard(0, verify=verify)[0][:PROBE]
     single, double = (predictor(calibrator, False, p)(probe) for p in ("single", "double"))
-    assert single.std is not None
-    assert double.std is not None
-    worst = max(
-        float((single.confidence - double.confidence).abs().max()),
-        float((single.std - double.std).abs().max()),
-    )
+    pairs = [(single.confidence, double.confidence), (single.std, double.std)]
+    worst = max(float((a - b).abs().max()) for a, b in pairs if a is not None and b is not None)
     return "single" if worst <= TOLERANCE else "double"
 
 

@@ -108,7 +108,9 @@ class StoreSource:
         folder.mkdir(exist_ok=True)
         sweep(folder)
         self.kept(f"{name}-state", lambda: state)
-        files = {str(folder / f"piece-{first:06d}.json"): (first, last) for first, last in _ranges(store.n_shards)}
+        files = {
+            str(folder / f"piece-{first:06d}.json"): (first, last) for first, last in _ranges(store.n_shards)
+        }
         verify = self.verify and not checked.is_file()
         given = (str(self.work / f"{name}-state.json"), str(store.folder))
         todo = [(function, *given, *files[f], f, verify) for f in files if not Path(f).is_file()]
@@ -117,7 +119,11 @@ class StoreSource:
         return added([read_value(Path(file)) for file in files])
 
     def _run(
-        self, name: str, store: FeatureStore, files: Mapping[str, tuple[int, int]], todo: list[tuple[Any, ...]]
+        self,
+        name: str,
+        store: FeatureStore,
+        files: Mapping[str, tuple[int, int]],
+        todo: list[tuple[Any, ...]],
     ) -> None:
         size = {file: sum(store.rows[slice(*pieces)]) for file, pieces in files.items()}
         done = len(store) - sum(size[piece[5]] for piece in todo)

@@ -8,13 +8,16 @@ labels.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Self
 
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.layerwise.salgp import chunk_size, fit_structure, to_prediction
+from salgp.calibrators.layerwise.salgp import chunk_size, fast_predictor, fit_structure, to_prediction
+from salgp.calibrators.layerwise.streaming import fit_rows, take_learned
 from salgp.calibrators.layerwise.structures import structure
+from salgp.calibrators.source import Source
 from salgp.features import Features
 from salgp.gp.fitting import Settings
 from salgp.prediction import Prediction
@@ -101,6 +104,14 @@ class ResidualGP(Calibrator):
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
+
+    def fit_stream(self, source: Source) -> Self | None:
+        """Fit to all rows of a source."""
+        return take_learned(self, fit_rows(self, source))
+
+    def predictor(self, layers: bool, precision: str) -> Callable[[Features], Prediction] | None:
+        """The fast path of sums of stationary terms."""
+        return fast_predictor(self, layers, precision)
 
 
 def _layer_name(features: Features, layer: str | int) -> str:

@@ -18,7 +18,7 @@ evidence, and the processes take what is not monotone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -27,9 +27,12 @@ from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, check_features
 from salgp.calibrators.evidence.calibrator import LayerEvidence, explain_terms
-from salgp.calibrators.layerwise.structures import Structure, rows_of, structure
+from salgp.calibrators.layerwise.streaming import fit_rows, take_learned
+from salgp.calibrators.layerwise.structures import Structure, log_odds_design, rows_of, structure
+from salgp.calibrators.source import Source
 from salgp.features import Features, as_labels
 from salgp.gp.covariance import Rows, gaps, self_gaps
+from salgp.gp.fast import plan_of
 from salgp.gp.fitting import Fitted, Settings, fit_bernoulli, fit_gaussian
 from salgp.gp.likelihood import Sites, sigmoid_moments
 from salgp.gp.regression import Posterior, remaining
@@ -172,6 +175,16 @@ class SALGP(Calibrator):
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
 
+    def fit_stream(self, source: Source) -> Self | None:
+        """Fit to all rows of a source; None for ``inputs="evidence"``, which needs them in memory."""
+        if self.inputs == "evidence":
+            return None
+        return take_learned(self, fit_rows(self, source))
+
+    def predictor(self, layers: bool, precision: str) -> Callable[[Features], Prediction] | None:
+        """The fast path of sums of stationary terms."""
+        return None if self.evidence_ is not None else fast_predictor(self, layers, precision)
+
     def update(self, features: Features, labels: Any) -> Self:
         """Add labelled samples without learning the hyperparameters again; the same as conditioning on all
         from scratch.
@@ -274,13 +287,6 @@ def fit_structure(
     raise ValueError(f"likelihood must be 'gaussian' or 'bernoulli', got {likelihood!r}")
 
 
-def log_odds_design(features: Features, limit: float = 12.0) -> Tensor:
-    """Columns of the parametric mean: one, and ``logit(s)`` computed from the logits without cancellation."""
-    z = features.logits.double()
-    rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
-    return torch.stack([torch.ones_like(rest), (z.amax(dim=1) - rest).clamp(-limit, limit)], dim=1)
-
-
 def to_prediction(
     structure: Structure,
     fitted: Fitted,
@@ -334,6 +340,33 @@ def corrected(
         layers=terms,
         temperature=temperature,
     )
+
+
+def fast_predictor(calibrator: Any, layers: bool, precision: str) -> Callable[[Features], Prediction] | None:
+    """A function that predicts like a fitted ``calibrator`` with ``structure_`` and ``fitted_``, by
+    `salgp.gp.fast`; None where its covariance is not a sum of stationary terms on one row per sample.
+    """
+    structure, fitted = calibrator.structure_, calibrator.fitted_
+    dtype = torch.float32 if precision == "single" else torch.float64
+    plan = None if structure.stacked else plan_of(fitted.posterior, dtype)
+    if plan is None:
+        return None
+
+    @torch.no_grad()
+    def predict(features: Features) -> Prediction:
+        features = calibrator.check_input(features)
+        wanted = layers and bool(structure.terms)
+        mean, variance, layer_mean, layer_variance = plan.moments(rows_of(structure, features), wanted)
+        terms = None
+        if layers:
+            if layer_mean is None or layer_variance is None:
+                layer_mean, layer_variance = mean[:, None], variance[:, None]
+            scale = "log-odds" if len(fitted.mean_weights) else "confidence"
+            names = structure.terms or structure.layers
+            terms = LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
+        return corrected(fitted, features, mean, variance, terms)
+
+    return predict
 
 
 def predict_corrections(

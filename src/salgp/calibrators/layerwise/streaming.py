@@ -10,15 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from salgp.calibrators.layerwise.structures import Structure, rows_of
+from salgp.calibrators.layerwise.structures import Structure, log_odds_design, rows_of
 from salgp.calibrators.source import Source
 from salgp.features import Features
 from salgp.gp.covariance import Rows, gaps
@@ -37,8 +37,9 @@ from salgp.gp.regression import (
 )
 from salgp.storage import storable
 
-__all__ = ["fit_rows", "flat_rows", "log_odds_columns"]
+__all__ = ["fit_rows", "flat_rows", "take_learned"]
 
+C = TypeVar("C")
 GENERIC_BLOCK = 1_000_000
 """Covariance entries computed at once where there is no fast path."""
 POOL = 16
@@ -99,6 +100,11 @@ class Candidates:
 
 def fit_rows(calibrator: Any, source: Source) -> dict[str, Any]:
     """The learned attributes of a calibrator with ``structure_`` and ``fitted_``, fitted to all rows."""
+    if calibrator.inference == "exact":
+        raise ValueError(
+            "a store is fitted with inducing rows: set inference='auto' or 'inducing', or fit "
+            "store.to_features() in memory"
+        )
     learned = source.kept("learned", lambda: _learn(calibrator, source))
     state = GPState(learned["structure_"], learned["fitted_"], _weight(calibrator, learned["structure_"]))
     if source.inducing == "stream":
@@ -107,6 +113,13 @@ def fit_rows(calibrator: Any, source: Source) -> dict[str, Any]:
     state = source.kept("start", lambda: _start(state, source))
     state = source.kept("final", lambda: _condition(state, source))
     return {**learned, "fitted_": state.fitted}
+
+
+def take_learned(calibrator: C, learned: Mapping[str, Any]) -> C:
+    """Give a calibrator its learned attributes."""
+    for name, value in learned.items():
+        setattr(calibrator, name, value)
+    return calibrator
 
 
 def propose(state: GPState, features: Features, labels: Tensor, number: int) -> Candidates:
@@ -128,7 +141,7 @@ def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0
     y = target.double().repeat_interleave(repeats)
     offset = torch.zeros_like(y)
     if bernoulli:
-        offset = (log_odds_columns(features) @ fitted.mean_weights).repeat_interleave(repeats)
+        offset = (log_odds_design(features) @ fitted.mean_weights).repeat_interleave(repeats)
     parts = []
     for part, cross, prior in _blocks(posterior, rows):
         sites = _sites(fitted, y[part], offset[part], cross, prior, state.weight)
@@ -141,13 +154,6 @@ def flat_rows(structure: Structure, features: Features) -> Rows:
     """Rows of the features along one axis, as in training."""
     rows = rows_of(structure, features)
     return rows.flatten() if structure.stacked else rows
-
-
-def log_odds_columns(features: Features, limit: float = 12.0) -> Tensor:
-    """Columns of the parametric mean: one, and ``logit(s)`` computed from the logits without cancellation."""
-    z = features.logits.double()
-    rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
-    return torch.stack([torch.ones_like(rest), (z.amax(dim=1) - rest).clamp(-limit, limit)], dim=1)
 
 
 def _learn(calibrator: Any, source: Source) -> dict[str, Any]:
@@ -229,7 +235,9 @@ def _blocks(posterior: Posterior, rows: Rows) -> Iterator[tuple[slice, Tensor, T
     """
     plan = plan_of(posterior)
     if plan is not None:
-        yield from ((part, cross, cross.new_full((len(cross),), plan.prior)) for part, cross in plan.blocks(rows))
+        yield from (
+            (part, cross, cross.new_full((len(cross),), plan.prior)) for part, cross in plan.blocks(rows)
+        )
         return
     size = max(1, GENERIC_BLOCK // len(posterior.alpha))
     for start in range(0, len(rows), size):

@@ -29,7 +29,7 @@ from salgp.features import Features
 from salgp.gp.covariance import ARD, Covariance, Index, Product, Rows, Same, Stationary, Sum
 from salgp.storage import storable
 
-__all__ = ["STACKED", "STRUCTURES", "Structure", "rows_of", "structure"]
+__all__ = ["STACKED", "STRUCTURES", "Structure", "log_odds_design", "rows_of", "structure"]
 
 STACKED = ("ml", "hl", "additive", "icm", "lcm", "nested")
 STRUCTURES = ("single", "rio", "red", "concat", "sum", *STACKED)
@@ -119,6 +119,13 @@ def rows_of(structure: Structure, features: Features) -> Rows:
     names = {block for block, _ in structure.covariance.reads()}
     blocks = {name: _block(name, structure, features) for name in sorted(names)}
     return Rows(blocks, {name: _group(name, structure, features) for name in structure.groups})
+
+
+def log_odds_design(features: Features, limit: float = 12.0) -> Tensor:
+    """Columns of the parametric mean: one, and ``logit(s)`` computed from the logits without cancellation."""
+    z = features.logits.double()
+    rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
+    return torch.stack([torch.ones_like(rest), (z.amax(dim=1) - rest).clamp(-limit, limit)], dim=1)
 
 
 def _block(name: str, structure: Structure, features: Features) -> Tensor:
