@@ -14,10 +14,11 @@ import salgp
 
 PACKAGE = Path(salgp.__file__).parent
 
-VALUES = {"storage", "features", "prediction"}
+VALUES = {"storage", "logits", "features", "prediction"}
 MAY_IMPORT: dict[str, set[str]] = {
     "storage": set(),
-    "features": {"storage"},
+    "logits": set(),
+    "features": {"storage", "logits"},
     "prediction": {"features"},
     "gp": {"storage", "features"},
     "neighbours": set(),
@@ -28,8 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sets": VALUES,
     "estimate": {*VALUES, "metrics", "decide"},
     "module": {*VALUES, "network", "calibrators"},
+    "outputs": {*VALUES, "calibrators"},
     "export": {*VALUES, "calibrators", "module"},
-    "sklearn": {*VALUES, "calibrators", "module"},
+    "sklearn": {*VALUES, "calibrators", "module", "outputs"},
     "lightning": {"calibrators", "module"},
     "plots": {*VALUES, "metrics"},
     "report": {*VALUES, "metrics"},

@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _WHERE = {
     "CalibratedClassifier": "module",
+    "CalibratedOutputs": "outputs",
     "Features": "features",
     "FormatError": "storage",
     "LayerEvidence": "calibrators.evidence.calibrator",
@@ -22,6 +23,7 @@ _WHERE = {
     "ResidualGP": "calibrators.layerwise.residual",
     "SALGP": "calibrators.layerwise.salgp",
     "calibrate": "module",
+    "calibrate_outputs": "outputs",
     "evaluate": "metrics",
     "extract": "network.extract",
     "load": "module",

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.logits import as_array, as_logits
 from salgp.storage import FormatError, read_tensors, write_tensors
 
 __all__ = ["Features", "as_labels", "largest", "load_features"]
@@ -53,6 +54,36 @@ class Features:
     groups: Tensor | None = None
     families: Tensor | None = None
     strengths: Tensor | None = None
+
+    @staticmethod
+    def from_logits(logits: Any, layers: Mapping[str, Any] | None = None) -> Features:
+        """Class scores before any softmax, from any framework.
+
+        Args:
+            logits: ``(n, c)`` array or tensor; ``(n,)`` or ``(n, 1)`` are a binary classifier's log-odds of
+                class 1.
+            layers: embeddings of the same samples by name, ``(n, d)`` each.
+
+        Example:
+            >>> Features.from_logits(np.array([2.0, -1.0]), {"embedding": np.ones((2, 8))}).label
+            tensor([1, 0])
+        """
+        return Features(as_logits(as_array(logits)), _layers_of(layers))
+
+    @staticmethod
+    def from_probs(probs: Any, layers: Mapping[str, Any] | None = None) -> Features:
+        """Class probabilities, from any framework; their logarithms are the logits.
+
+        Args:
+            probs: ``(n, c)`` array or tensor whose rows sum to 1; ``(n,)`` or ``(n, 1)`` are the probability
+                of class 1.
+            layers: embeddings of the same samples by name, ``(n, d)`` each.
+
+        Example:
+            >>> Features.from_probs(np.array([[0.9, 0.1]])).confidence
+            tensor([0.9000], dtype=torch.float64)
+        """
+        return Features(as_logits(as_array(probs), "probabilities"), _layers_of(layers))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logits", _as_tensor(self.logits, "logits"))
@@ -232,10 +263,15 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
         raise TypeError(
             f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first"
         ) from error
-    if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
-        raise TypeError(f"labels must be integer class indices, got {y.dtype}")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
+    if y.ndim == 2 and len(y) == n:
+        raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}; {_ONE_HOT}")
+    if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
+        raise TypeError(
+            f"labels must be integer class indices, got {y.dtype}; where they are whole numbers, pass "
+            f"labels.long() (NumPy: labels.astype(int))"
+        )
     if y.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}")
     y = y.long()  # before comparing: an unsigned 0 is not above -1
@@ -247,6 +283,12 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
             f"0..{top - 1}, or -1 for an unknown class"
         )
     return y
+
+
+_ONE_HOT = (
+    "one-hot labels become class indices by labels.argmax(1); several classes per sample (multi-label) are "
+    "not supported: calibrate each class as a binary problem"
+)
 
 
 def largest(x: Tensor) -> Tensor:
@@ -277,6 +319,10 @@ def _as_tensor(x: Any, what: str) -> Tensor:
     if tensor.ndim != 2:
         raise ValueError(f"{what} must have shape (n, width), got {tuple(tensor.shape)}")
     return tensor
+
+
+def _layers_of(layers: Mapping[str, Any] | None) -> dict[str, Tensor]:
+    return {name: as_array(x) for name, x in (layers or {}).items()}
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -1,12 +1,13 @@
-"""A network with calibrated confidences as a scikit-learn classifier, for pipelines and searches.
+"""Classifiers with calibrated confidences in scikit-learn's manner, for pipelines and searches.
 
+`CalibratedEstimator` calibrates any fitted classifier that has ``predict_proba``.
 `CalibratedTorchClassifier` trains a network on part of the data and calibrates it on the rest, so that
 ``predict_proba`` can be trusted and `predict_std` says how far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -18,10 +19,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator
+from salgp.features import Features
 from salgp.module import CalibratedClassifier, calibrate
+from salgp.outputs import method_for
 from salgp.prediction import Prediction
 
-__all__ = ["CalibratedTorchClassifier"]
+__all__ = ["CalibratedEstimator", "CalibratedTorchClassifier"]
 
 
 class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
@@ -137,3 +140,75 @@ def _perceptron(n_features: int, n_classes: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(n_features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, n_classes)
     )
+
+
+class CalibratedEstimator(ClassifierMixin, BaseEstimator):
+    """A fitted classifier of scikit-learn's manner (XGBoost, LightGBM, ...) with calibrated confidences.
+
+    `fit` takes samples the classifier was not trained on. The classifier itself is used as it is; labels stay
+    its own.
+
+    Args:
+        estimator: fitted; gives ``predict_proba`` and ``classes_``.
+        method: calibrator, its name, or None: layer evidence where there are ``layers``, else temperature
+            scaling.
+        layers: ``X -> {name: embeddings (n, d)}``, for methods that read layers; e.g. the transformed
+            features of a pipeline.
+
+    Attributes:
+        classes_: those of the estimator.
+        calibrator_: the fitted calibrator.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.naive_bayes import GaussianNB
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = CalibratedEstimator(GaussianNB().fit(X[::2], y[::2])).fit(X[1::2], y[1::2])
+        >>> model.predict_proba(X).shape
+        (150, 3)
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        method: Calibrator | str | None = None,
+        layers: Callable[[Any], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.method = method
+        self.layers = layers
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Calibrate on samples ``X`` with class labels ``y``; classes unknown to the estimator count as
+        errors.
+        """
+        check_is_fitted(self.estimator)
+        self.classes_ = np.asarray(self.estimator.classes_)
+        number = {label: k for k, label in enumerate(self.classes_.tolist())}
+        labels = torch.tensor([number.get(label, -1) for label in np.asarray(y).tolist()])
+        features = self._features(X)
+        self.calibrator_: Calibrator = method_for(self.method, bool(features.layers)).fit(features, labels)
+        return self
+
+    def prediction(self, X: Any) -> Prediction:
+        """Labels as numbers, confidences and their error bars."""
+        check_is_fitted(self)
+        return self.calibrator_.predict(self._features(X))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Calibrated class probabilities ``(n, c)``."""
+        return np.asarray(self.prediction(X).probs.double().cpu().numpy())
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Class labels: the estimator's own."""
+        return np.asarray(self.classes_[self.prediction(X).label.cpu().numpy()])
+
+    def _features(self, X: Any) -> Features:
+        if getattr(self.estimator, "predict_proba", None) is None:
+            raise TypeError(
+                f"{type(self.estimator).__name__} has no predict_proba; calibrate its decision_function with "
+                f"salgp.calibrate_outputs(logits, labels)"
+            )
+        return Features.from_probs(
+            self.estimator.predict_proba(X), None if self.layers is None else self.layers(X)
+        )

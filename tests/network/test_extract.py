@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
-from salgp.network.batches import as_logits, raw_logits
+from salgp.logits import as_logits
+from salgp.network.batches import raw_logits
 from salgp.network.extract import extract_batches
 from salgp.network.reader import projection
 from salgp_study.backbones import build_backbone

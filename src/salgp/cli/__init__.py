@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Example:
         >>> main(["--version"])
-        salgp 0.1.0
+        salgp 0.2.0
         0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)

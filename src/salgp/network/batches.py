@@ -1,8 +1,4 @@
-"""What goes into a network and what comes out: batches of any form, and logits from any output.
-
-Whether an output is a logit, a probability or its logarithm is never guessed from the values: the caller says
-so.
-"""
+"""What goes into a network and what comes out: batches of any form, and class scores from any output."""
 
 from __future__ import annotations
 
@@ -15,10 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["OUTPUTS", "Batch", "as_logits", "raw_logits"]
-
-OUTPUTS = ("logits", "probabilities", "log-probabilities")
-"""What the numbers a network returns can mean."""
+__all__ = ["Batch", "named_fields", "raw_logits"]
 
 
 @dataclass(frozen=True)
@@ -102,40 +95,6 @@ def raw_logits(output: Any) -> Tensor:
     raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {_FORWARD}")
 
 
-def as_logits(raw: Tensor, output: str = "logits") -> Tensor:
-    """Turn class scores into logits ``(n, c)`` with at least single precision.
-
-    A binary network with one column gives ``z``, the log-odds of class 1: its logits are ``[0, z]``, and with
-    ``p`` in place of ``z`` they are ``[log(1 - p), log p]``.
-
-    Args:
-        raw: ``(n, c)``, or ``(n,)`` / ``(n, 1)`` for a binary network.
-        output: what the numbers are, one of `OUTPUTS`. Nothing is guessed from their range.
-
-    Example:
-        >>> as_logits(torch.tensor([2.0, -1.0]))
-        tensor([[ 0.,  2.],
-                [ 0., -1.]])
-        >>> as_logits(torch.tensor([[0.5, 0.5]]), "probabilities").exp()
-        tensor([[0.5000, 0.5000]])
-    """
-    if output not in OUTPUTS:
-        raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
-    if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
-        raise ValueError(
-            f"expected class scores of shape (n, c) or, for a binary network, (n,) or (n, 1); "
-            f"got {raw.dtype} {tuple(raw.shape)}. {_FORWARD}"
-        )
-    z = raw.float() if raw.dtype in (torch.float16, torch.bfloat16) else raw
-    binary = z.ndim == 1 or z.shape[1] == 1
-    if output == "logits":
-        return torch.stack([torch.zeros_like(z.reshape(-1)), z.reshape(-1)], dim=1) if binary else z
-    p = z.exp() if output == "log-probabilities" else z
-    p = torch.stack([1 - p.reshape(-1), p.reshape(-1)], dim=1) if binary else p
-    _check_probabilities(p, output)
-    return z if output == "log-probabilities" and not binary else p.clamp_min(torch.finfo(p.dtype).tiny).log()
-
-
 def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
     """Names and values of a mapping, dataclass or named tuple; nothing for any other value."""
     if isinstance(value, Mapping):
@@ -170,13 +129,3 @@ def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
         parts = [_moved(v, device, dtype) for v in value]
         return tuple(parts) if getattr(value, "_fields", None) is None else type(value)(*parts)
     return value
-
-
-def _check_probabilities(p: Tensor, output: str) -> None:
-    tolerance = 1e-2
-    off = (p.sum(dim=1) - 1).abs() > tolerance
-    if bool((p < 0).any()) or bool(off.any()):
-        raise ValueError(
-            f"output={output!r} was given, but the rows are not distributions (smallest "
-            f"{float(p.min()):.3g}); are they logits?"
-        )

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from salgp.features import Features
-from salgp.network.batches import OUTPUTS, Batch, as_logits, raw_logits
+from salgp.logits import OUTPUTS, as_logits
+from salgp.network.batches import Batch, raw_logits
 from salgp.network.layers import Layers, Poolings, make_taps
 from salgp.network.taps import Tap, inference, tapped, unwrap
 from salgp.network.trace import trace

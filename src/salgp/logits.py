@@ -1,0 +1,99 @@
+"""What the numbers of a classifier mean: logits, probabilities, or logarithms of probabilities.
+
+Nothing is guessed from the values: the caller says what they are. Where they contradict what was said, the
+caller is told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["OUTPUTS", "as_array", "as_logits", "look_like_probabilities"]
+
+OUTPUTS = ("logits", "probabilities", "log-probabilities")
+"""What the numbers a classifier returns can mean."""
+
+TOLERANCE = 1e-2
+"""Rows of probabilities may miss 1 by this much: half precision, rounded files."""
+
+
+def as_logits(raw: Tensor, output: str = "logits") -> Tensor:
+    """Turn class scores into logits ``(n, c)`` with at least single precision.
+
+    A binary network with one column gives ``z``, the log-odds of class 1: its logits are ``[0, z]``, and with
+    ``p`` in place of ``z`` they are ``[log(1 - p), log p]``.
+
+    Args:
+        raw: ``(n, c)``, or ``(n,)`` / ``(n, 1)`` for a binary network.
+        output: what the numbers are, one of `OUTPUTS`. Nothing is guessed from their range.
+
+    Example:
+        >>> as_logits(torch.tensor([2.0, -1.0]))
+        tensor([[ 0.,  2.],
+                [ 0., -1.]])
+        >>> as_logits(torch.tensor([[0.5, 0.5]]), "probabilities").exp()
+        tensor([[0.5000, 0.5000]])
+    """
+    if output not in OUTPUTS:
+        raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
+    if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
+        raise ValueError(
+            f"expected class scores of shape (n, c) or, for a binary network, (n,) or (n, 1); "
+            f"got {raw.dtype} {tuple(raw.shape)}. pass forward=lambda model, x: ... to return the "
+            f"logits yourself"
+        )
+    z = raw.float() if raw.dtype in (torch.float16, torch.bfloat16) else raw
+    binary = z.ndim == 1 or z.shape[1] == 1
+    if output == "logits":
+        return torch.stack([torch.zeros_like(z.reshape(-1)), z.reshape(-1)], dim=1) if binary else z
+    p = z.exp() if output == "log-probabilities" else z
+    p = torch.stack([1 - p.reshape(-1), p.reshape(-1)], dim=1) if binary else p
+    _check_probabilities(p, output)
+    return z if output == "log-probabilities" and not binary else p.clamp_min(torch.finfo(p.dtype).tiny).log()
+
+
+def as_array(x: Any) -> Tensor:
+    """A tensor of any framework's array: NumPy, pandas, JAX, TensorFlow, lists.
+
+    Example:
+        >>> as_array([[1.0, 2.0]])
+        tensor([[1., 2.]], dtype=torch.float64)
+    """
+    if isinstance(x, Tensor):
+        return x.detach()
+    array = np.asarray(x)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"expected numbers, got an array of {array.dtype}")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def look_like_probabilities(logits: Tensor) -> bool:
+    """Do numbers given as logits look like a softmax, or like ``[0, sigmoid]``?
+
+    This decides nothing. It is for a warning: real logits do not have rows of non-negative numbers that all
+    sum to 1.
+
+    Example:
+        >>> look_like_probabilities(torch.tensor([[0.2, 0.8], [0.5, 0.5]]))
+        True
+        >>> look_like_probabilities(torch.tensor([[0.2, 3.8], [0.5, -0.5]]))
+        False
+    """
+    if len(logits) < 2 or bool((logits < 0).any()) or bool((logits > 1).any()):
+        return False
+    sums = logits.double().sum(dim=1)
+    one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all()) and bool((logits[:, 1] > 0).any())
+    return one_column or bool(((sums - 1).abs() < TOLERANCE).all())
+
+
+def _check_probabilities(p: Tensor, output: str) -> None:
+    off = (p.sum(dim=1) - 1).abs() > TOLERANCE
+    if bool((p < 0).any()) or bool(off.any()):
+        raise ValueError(
+            f"{output} were announced, but the rows are not distributions (smallest value "
+            f"{float(p.min()):.3g}); are they logits?"
+        )

@@ -1,0 +1,138 @@
+"""Calibrate a classifier of any framework from its outputs: logits or probabilities, as arrays.
+
+XGBoost, Keras, scikit-learn, an API: whoever has class scores and labels of held-out samples needs no
+network. Embeddings of the same samples become layers, so that layer evidence works there, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sklearn.base import clone
+
+from salgp.calibrators import Calibrator, get
+from salgp.features import Features
+from salgp.prediction import Prediction
+
+__all__ = ["CalibratedOutputs", "calibrate_outputs", "method_for"]
+
+
+@dataclass(frozen=True, eq=False)
+class CalibratedOutputs:
+    """A fitted calibrator that is used on arrays.
+
+    Args:
+        calibrator: fitted.
+        output: what it was fitted on, and what it predicts on: ``"logits"`` or ``"probabilities"``.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> logits = 4 * rng.normal(size=(200, 3))
+        >>> labels = (logits + 6 * rng.normal(size=(200, 3))).argmax(1)
+        >>> calibrated = calibrate_outputs(logits, labels)
+        >>> bool(calibrated.predict(logits).confidence.mean() < 0.8)  # it was overconfident
+        True
+    """
+
+    calibrator: Calibrator
+    output: str
+
+    def predict(
+        self, logits: Any = None, *, probs: Any = None, layers: Mapping[str, Any] | None = None
+    ) -> Prediction:
+        """Calibrated predictions of new samples, given as in `calibrate_outputs`."""
+        found = "logits" if probs is None else "probabilities"
+        features = _features(logits, probs, layers)
+        if found != self.output:
+            raise ValueError(f"fitted on {self.output}, got {found}; pass {_ARGUMENT[self.output]}=...")
+        return self.calibrator.predict(features)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the calibrator; ``salgp.load(folder)`` reads it and predicts on `salgp.Features`."""
+        return self.calibrator.save(folder)
+
+
+def calibrate_outputs(
+    logits: Any = None,
+    labels: Any = None,
+    *,
+    probs: Any = None,
+    layers: Mapping[str, Any] | None = None,
+    reference: tuple[Mapping[str, Any] | Features, Any] | None = None,
+    method: Calibrator | str | None = None,
+) -> CalibratedOutputs:
+    """Calibrate from class scores and labels of samples the classifier was not trained on.
+
+    Args:
+        logits: ``(n, c)`` class scores before any softmax; ``(n,)`` are a binary classifier's log-odds.
+        labels: ``(n,)`` class indices; -1 for a class the classifier does not know.
+        probs: class probabilities, in place of logits. Which of the two it is, is never guessed.
+        layers: embeddings of the samples by name, ``(n, d)`` each, for methods that read layers.
+        reference: embeddings (by the same names, or as `salgp.Features`) and labels of the training data, for
+            methods that compare against it.
+        method: a calibrator, its name, or None (also ``"auto"``): layer evidence where there are layers, else
+            temperature scaling.
+
+    Returns:
+        The fitted calibrator, ready to predict on arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> probs = rng.dirichlet(np.full(3, 0.3), size=200)
+        >>> labels = rng.integers(0, 3, size=200)
+        >>> calibrate_outputs(labels=labels, probs=probs, method="platt").predict(probs=probs).probs.shape
+        torch.Size([200, 3])
+    """
+    features = _features(logits, probs, layers)
+    if labels is None:
+        raise ValueError("labels are missing; pass the true classes of the samples: labels=...")
+    known = None if reference is None else _reference(reference, features)
+    calibrator = method_for(method, bool(features.layers)).fit(features, labels, known)
+    return CalibratedOutputs(calibrator, "logits" if probs is None else "probabilities")
+
+
+def method_for(method: Calibrator | str | None, has_layers: bool) -> Calibrator:
+    """An unfitted calibrator: the given one copied, one by name, or what suits the data.
+
+    Example:
+        >>> method_for("auto", has_layers=False)
+        TemperatureScaling()
+    """
+    if isinstance(method, Calibrator):
+        copy: Calibrator = clone(method)
+        return copy
+    if method is None or method == "auto":
+        return get("layer-evidence" if has_layers else "temperature")
+    if isinstance(method, str):
+        return get(method)
+    raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
+
+
+_ARGUMENT = {"logits": "logits", "probabilities": "probs"}
+
+
+def _features(logits: Any, probs: Any, layers: Mapping[str, Any] | None) -> Features:
+    if (logits is None) == (probs is None):
+        raise ValueError("pass either logits or probs=..., exactly one of them")
+    return Features.from_probs(probs, layers) if logits is None else Features.from_logits(logits, layers)
+
+
+def _reference(
+    reference: tuple[Mapping[str, Any] | Features, Any], features: Features
+) -> tuple[Features, Any]:
+    """The training data as features with the layers of the calibration data."""
+    given, labels = reference
+    if isinstance(given, Features):
+        return given.select(features.layer_names), labels
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"reference must be ({{name: embeddings}}, labels), got a {type(given).__name__} in first place"
+        )
+    no_logits = features.logits.new_zeros(len(labels), features.n_classes)
+    return Features.from_logits(no_logits, given).select(features.layer_names), labels
