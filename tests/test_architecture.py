@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sets": VALUES,
     "estimate": {*VALUES, "metrics", "decide"},
     "module": {*VALUES, "network", "calibrators"},
+    "onnx": set(),
     "outputs": {*VALUES, "calibrators"},
     "export": {*VALUES, "calibrators", "module"},
     "sklearn": {*VALUES, "calibrators", "module", "outputs"},

@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import importlib.metadata
+        import salgp
 
-        print(f"salgp {importlib.metadata.version('salgp')}")
+        print(f"salgp {salgp.__version__}")
         raise typer.Exit
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.shell import Shell, UsageError, command
+from salgp.cli.shell import Shell, UsageError, command, did_you_mean
 from salgp.cli.tables import explanation_table, score_table
 
 if TYPE_CHECKING:
@@ -28,11 +28,16 @@ __all__ = [
     "Out",
     "Reference",
     "Seed",
+    "check_method",
     "fitting_rows",
     "known_methods",
+    "make_calibrator",
+    "notes_on",
+    "origin_of",
     "predicted",
     "read_reference",
     "register",
+    "uncalibrated",
 ]
 
 
@@ -45,7 +50,10 @@ def known_methods() -> list[str]:
 
 Feats = Annotated[
     Path,
-    typer.Argument(metavar="FEATURES", help="Features: a .safetensors file, or a folder of Parquet shards."),
+    typer.Argument(
+        metavar="FEATURES",
+        help="Features: .safetensors, a folder of Parquet shards, or class scores (.npz, .csv, .parquet).",
+    ),
 ]
 Cal = Annotated[Path, typer.Argument(metavar="CAL", help="Folder of a fitted calibrator.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result is written.")]
@@ -66,14 +74,15 @@ Method = Annotated[
         "--method",
         "-m",
         autocompletion=known_methods,
-        help="Calibrator; `salgp info` lists them. Default: that of `calibrate`.",
+        help="Calibrator; `salgp info` lists them. auto, the default: layer evidence where there are layers, "
+        "else temperature scaling.",
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to ``app``."""
-    command(app, "fit", "salgp fit calibration.safetensors -o cal")(fit)
+    command(app, "fit", "salgp fit calibration.safetensors -o cal", "salgp fit logits.npz -o cal")(fit)
     command(app, "apply", "salgp apply cal new.safetensors -o predictions.csv")(apply)
     command(app, "evaluate", "salgp evaluate cal test.safetensors")(evaluate)
     command(app, "explain", "salgp explain cal test.safetensors --top 5")(explain)
@@ -92,14 +101,22 @@ def fit(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Fit a calibrator on labelled features and save it."""
-    calibrator = make_calibrator(method, setting or [])
+    """Fit a calibrator on labelled features, or on any framework's logits or probabilities, and save it.
+
+    Class scores come as .npz, .csv or .parquet: arrays 'logits' or 'probs', 'labels', and embeddings as
+    'layers.NAME'; in a table one column per class, e.g. probs.cat, probs.dog, label.
+    """
+    files.check_inputs(features, reference)
     files.check_target(out, force, features)
+    check_method(method)
     loaded, labels = files.read_labelled(features)
     chosen = files.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)
+    calibrator = make_calibrator(method, setting or [], bool(data.layers))
     known = read_reference(reference, data)
     data, labels = fitting_rows(calibrator, data, labels)
+    for note in notes_on(calibrator, loaded, data, known is not None):
+        shell.say(f"note: {note}")
     with shell.progress(f"fitting {calibrator.name} on {len(data)} samples"):
         calibrator.fit(data, labels, known)
     files.save_calibrator(out, calibrator, origin_of(loaded), force, loaded.metadata.get("module"))
@@ -126,6 +143,7 @@ def apply(
     """Write calibrated confidences, with error bars, for every sample (.csv, .parquet or .safetensors)."""
     if out.suffix not in (".csv", ".parquet", ".safetensors"):
         raise UsageError(f"--out {out}: expected a name that ends in .csv, .parquet or .safetensors")
+    files.check_inputs(calibrator, features)
     files.check_target(out, force, features)
     loaded, prediction = predicted(calibrator, features, any_network, shell)
     files.write_prediction(out, prediction, loaded.features.confidence)
@@ -144,6 +162,7 @@ def evaluate(
     bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 15,
 ) -> None:
     """Score the network's own confidence and the calibrated one on labelled features."""
+    files.check_inputs(calibrator, features)
     from salgp.metrics import compare as compare_predictions
 
     _, labels = files.read_labelled(features)
@@ -166,6 +185,7 @@ def explain(
     any_network: AnyNetwork = False,
 ) -> None:
     """Say, for single samples, how the confidence changed and which layers caused it."""
+    files.check_inputs(calibrator, features)
     loaded, prediction = predicted(calibrator, features, any_network, shell)
     change = prediction.confidence.cpu() - loaded.features.confidence
     rows = list(sample) if sample else change.abs().topk(min(top, len(change))).indices.tolist()
@@ -178,23 +198,48 @@ def explain(
     shell.finish({"samples": explained}, explanation_table(explained))
 
 
-def make_calibrator(method: str | None, settings: Sequence[str]) -> Calibrator:
-    """A calibrator by name (None: the library's default) with ``NAME=VALUE`` settings; values are JSON or
-    else plain text.
-    """
-    from salgp.calibrators import get
-    from salgp.module import _unfitted
+def check_method(*methods: str | None) -> None:
+    """Refuse names that no calibrator has, and suggest the nearest."""
+    known = known_methods()
+    for name in methods:
+        if name is not None and name not in (*known, "auto"):
+            raise UsageError(
+                f"no calibrator called {name!r}; {did_you_mean(name, known)}known: {', '.join(known)}"
+            )
 
-    try:
-        calibrator = _unfitted(None) if method is None else get(method)
-    except KeyError as error:
-        raise UsageError(f"--method: {error.args[0]}") from error
+
+def notes_on(calibrator: Calibrator, loaded: files.Loaded, data: Features, reference: bool) -> list[str]:
+    """What the user should know about the data a calibrator is fitted on."""
+    notes = []
+    if loaded.metadata.get("unused"):
+        notes.append(f"columns not used: {loaded.metadata['unused']}")
+    if calibrator.uses_copies and data.groups is None:
+        notes.append(
+            f"no perturbed copies in {loaded.path.name}: {calibrator.name} has rehearsed no shift; "
+            f"salgp extract --perturb makes some"
+        )
+    if calibrator.name == "layer-evidence" and not reference:
+        notes.append(
+            "no --reference given: the calibration samples are compared with each other; features of the "
+            "training data serve better"
+        )
+    return notes
+
+
+def make_calibrator(method: str | None, settings: Sequence[str], has_layers: bool = True) -> Calibrator:
+    """A calibrator by name (None or auto: what suits the data) with ``NAME=VALUE`` settings; values are JSON
+    or else plain text.
+    """
+    from salgp.outputs import method_for
+
+    calibrator = method_for(method, has_layers)
     known = calibrator.get_params(deep=False)
     arguments = dict(_setting(text) for text in settings)
     unknown = [name for name in arguments if name not in known]
     if unknown:
         raise UsageError(
-            f"--set {unknown[0]}: {calibrator.name} has no such setting; it has {', '.join(known) or 'none'}"
+            f"--set {unknown[0]}: {calibrator.name} has no such setting; {did_you_mean(unknown[0], known)}"
+            f"it has {', '.join(known) or 'none'}"
         )
     return calibrator.set_params(**arguments)
 

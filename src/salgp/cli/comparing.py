@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.calibrating import Feats, Reference, Seed, fitting_rows, known_methods, read_reference
+from salgp.cli.calibrating import (
+    Feats,
+    Reference,
+    Seed,
+    check_method,
+    fitting_rows,
+    known_methods,
+    read_reference,
+)
 from salgp.cli.shell import Shell, UsageError, command, sentence
 from salgp.cli.tables import SHOWN, score_table
 
@@ -48,6 +56,7 @@ def compare(
     chosen = _chosen_methods(methods)
     if sort not in SHOWN:
         raise UsageError(f"--sort {sort}: no such score; choose one of {', '.join(SHOWN)}")
+    files.check_inputs(features, test, reference)
     loaded, labels = files.read_labelled(features)
     (data, y), (held_out, truth) = _train_and_test(loaded.features, labels, test, share, seed)
     predictions, failed = _fit_all(shell, chosen, (data, y), held_out, read_reference(reference, data))
@@ -68,11 +77,7 @@ def compare(
 
 def _chosen_methods(methods: str | None) -> list[str]:
     chosen = files.split_names(methods) or known_methods()
-    unknown = [name for name in chosen if name not in known_methods()]
-    if unknown:
-        raise UsageError(
-            f"--methods: no calibrator called {unknown[0]!r}; known: {', '.join(known_methods())}"
-        )
+    check_method(*chosen)
     return chosen
 
 

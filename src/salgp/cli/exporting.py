@@ -47,7 +47,7 @@ def export(
             "--model", metavar="MODEL", help="Put this network into the graph; named as in extract."
         ),
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weights of the network, in safetensors.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights of the network, as in extract.")] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Data the network takes, as in extract; its first samples give the shape."),

@@ -13,7 +13,7 @@ import typer
 from salgp.cli import files
 from salgp.cli.calibrating import Force, Out
 from salgp.cli.inputs import Images, Inputs, open_inputs
-from salgp.cli.networks import HUGGING_FACE, open_network
+from salgp.cli.networks import HUGGING_FACE, has_own_weights, import_object, open_network
 from salgp.cli.shell import Shell, UsageError, command
 
 if TYPE_CHECKING:
@@ -27,13 +27,15 @@ __all__ = ["image_options", "register"]
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="package.module:factory, path/to/file.py:factory, or hf:FOLDER (local)."
+        metavar="MODEL",
+        help="package.module:factory, path/to/file.py:factory, net.onnx, or hf:FOLDER (local).",
     ),
 ]
 Data = Annotated[
     Path,
     typer.Argument(
-        metavar="DATA", help=".npz, .safetensors, .parquet, or a folder of images or Parquet shards."
+        metavar="DATA",
+        help=".npz, .safetensors, .parquet, .csv, or a folder of images or Parquet shards.",
     ),
 ]
 
@@ -52,7 +54,10 @@ def extract(
     model: Model,
     data: Data,
     out: Out,
-    weights: Annotated[Path | None, typer.Option(help="Weights of the network, in safetensors.")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Weights of the network: .safetensors, or .pt/.pth/.ckpt with tensors only."),
+    ] = None,
     layers: Annotated[
         str, typer.Option(help="auto, or layer names, globs and positions, separated by commas.")
     ] = "auto",
@@ -63,7 +68,17 @@ def extract(
         str, typer.Option(help="What the network returns: logits, probabilities or log-probabilities.")
     ] = "logits",
     inputs: Annotated[
-        str | None, typer.Option(help="Arrays passed to the network, in order, separated by commas.")
+        str | None,
+        typer.Option(
+            help="Arrays passed to the network, in order, with commas between; 'f*' stacks a table's columns."
+        ),
+    ] = None,
+    prepare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="Your own preprocessing: a function of the named arrays that returns the network's input.",
+        ),
     ] = None,
     classes: Annotated[
         str | None, typer.Option(help="Class names in the order of the network's outputs.")
@@ -92,6 +107,7 @@ def extract(
     A name ending in .safetensors makes one file; any other makes a folder of Parquet shards, of any size,
     which a stopped run continues.
     """
+    files.check_inputs(data, weights)
     if out.suffix == ".safetensors":
         files.check_target(out, force, data)
     elif perturb:
@@ -107,9 +123,10 @@ def extract(
         scale=scale,
         by_name=folder is not None,
         tokenizer=folder,
+        prepare=None if prepare is None else import_object(prepare, "--prepare"),
     )
     network = open_network(model, weights)
-    if weights is None and folder is None:
+    if weights is None and not has_own_weights(model):
         shell.say("note: no --weights given; the network is used as the factory made it")
     options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width}
     network = network if device is None else _moved(network, device)

@@ -1,6 +1,7 @@
 """What commands read and write: features, calibrators and predictions, whole or not at all.
 
-Features are one safetensors file, or a folder (or file) of Parquet shards with the same columns. A calibrator
+Features are one safetensors file, a folder (or file) of Parquet shards with the same columns, or class scores
+of any framework as ``.npz`` or ``.csv``. A calibrator
 is a folder; beside the calibrator itself it holds ``origin.json``: which network and file it was fitted on.
 Predictions are safetensors, Parquet or CSV, by the suffix of the file.
 """
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Loaded",
+    "check_inputs",
     "check_network",
     "check_target",
     "kind_of",
     "read_calibrator",
     "read_features",
     "read_labelled",
-    "read_columns",
     "read_origin",
     "save_calibrator",
     "split_names",
@@ -44,6 +45,8 @@ ORIGIN = "origin.json"
 METADATA = "network.json"
 """Beside Parquet shards: what a safetensors file of features has in its header."""
 PREDICTION_FORMAT = "salgp-prediction"
+TABLES = (".npz", ".csv")
+"""Files of class scores, see `salgp.cli.scores`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +66,20 @@ class Loaded:
 
 
 def read_features(path: Path) -> Loaded:
-    """Features from a safetensors file, a Parquet file or a folder of Parquet shards."""
+    """Features from a safetensors file, Parquet, or a table of class scores."""
     from salgp.features import load_features
 
     kind = kind_of(path)
     if kind == "parquet":
         return _read_parquet(path)
+    if path.suffix in TABLES and path.is_file():
+        return _read_scores(path)
     if kind in ("calibrator", "prediction", "image folder"):
         raise ValueError(f"{path} is a {kind}, but features were expected here; are two arguments swapped?")
     if path.is_dir():
         raise ValueError(
-            f"{path} is a folder without Parquet shards; features are one .safetensors file or "
-            f"a folder of .parquet files"
+            f"{path} is a folder without Parquet shards; features are one .safetensors file, a folder of "
+            f".parquet files, or class scores as .npz or .csv"
         )
     features, labels = load_features(path)
     return Loaded(path, features, labels, _metadata(path))
@@ -190,6 +195,13 @@ def kind_of(path: Path) -> str:
     )
 
 
+def check_inputs(*paths: Path | None) -> None:
+    """Refuse, before any work is done, inputs that do not exist."""
+    for path in paths:
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"no such file or folder: {path}")
+
+
 def check_target(path: Path, force: bool, *inputs: Path) -> None:
     """Refuse, before any work is done, a target that exists, is an input, or cannot be written."""
     if any(path.resolve() == other.resolve() for other in inputs):
@@ -263,68 +275,25 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _read_parquet(path: Path) -> Loaded:
-    import torch
-
-    from salgp.features import Features, as_labels
-    from salgp.storage import FormatError
-
     if (path / "manifest.json").is_file():
         from salgp.store.store import FeatureStore
 
         return Loaded(path, *FeatureStore(path).to_features(), _beside(path))
-    columns = read_columns(path)
-    if "logits" not in columns:
-        raise FormatError(f"{path}: no column named 'logits'; found {', '.join(columns) or 'nothing'}")
-    layers = {
-        name.removeprefix("layers."): torch.as_tensor(x)
-        for name, x in columns.items()
-        if name.startswith("layers.")
-    }
-    features = Features(torch.as_tensor(columns["logits"]), layers)
-    labels = next(
-        (as_labels(columns[name], len(features)) for name in ("labels", "label") if name in columns), None
-    )
-    return Loaded(path, features, labels)
+    return _read_scores(path)
+
+
+def _read_scores(path: Path) -> Loaded:
+    from salgp.cli.scores import read_scores
+
+    features, labels, classes, unused = read_scores(path)
+    metadata = {} if classes is None else {"classes": json.dumps(classes)}
+    return Loaded(path, features, labels, metadata | ({"unused": ", ".join(unused)} if unused else {}))
 
 
 def _beside(folder: Path) -> dict[str, str]:
     from salgp.storage import read_json
 
     return dict(read_json(folder / METADATA)) if (folder / METADATA).is_file() else {}
-
-
-def read_columns(path: Path) -> dict[str, Any]:
-    """The columns of a Parquet file or folder as NumPy arrays; lists of equal length become matrices."""
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-
-    from salgp.storage import FormatError
-
-    try:
-        table = ds.dataset(str(path), format="parquet", exclude_invalid_files=False).to_table()
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"{path}: not whole Parquet data ({error})") from error
-    return {name: _matrix(table[name].combine_chunks(), name, path) for name in table.column_names}
-
-
-def _matrix(column: Any, name: str, path: Path) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
-    if not (
-        pa.types.is_list(column.type)
-        or pa.types.is_large_list(column.type)
-        or pa.types.is_fixed_size_list(column.type)
-    ):
-        return column.to_numpy(zero_copy_only=False)
-    rows = column.to_pylist()
-    lengths = {len(row) for row in rows}
-    if len(lengths) > 1:
-        raise ValueError(
-            f"{path}: the lists in column {name!r} have different lengths ({min(lengths)} to {max(lengths)})"
-        )
-    integer = pa.types.is_integer(column.type.value_type)
-    return np.asarray(rows, dtype=np.int64 if integer else np.float32)
 
 
 def _columns(prediction: Prediction, before: Tensor) -> dict[str, Any]:

@@ -1,25 +1,28 @@
 """The user's data, named on the command line, as batches for `salgp.extract`.
 
-Arrays come from ``.npz``, ``.safetensors`` or Parquet: ``labels`` (or ``label``, ``y``) are the labels, the
-rest are inputs. One input is passed to the network as it is; several are chosen with ``--inputs``, or passed
-by name to a Hugging Face network. An image folder has one sub-folder per class, or images only where there
+Arrays come from ``.npz``, ``.safetensors``, Parquet or ``.csv``: ``labels`` (or ``label``, ``y``) are the
+labels, the rest are inputs. One input is passed to the network as it is; several are chosen with
+``--inputs``, or passed by name to a Hugging Face network. Columns of a table are stacked by a pattern:
+``--inputs 'f*'``. An image folder has one sub-folder per class, or images only where there
 are no labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from salgp.cli.arrays import pop_labels, read_arrays, stacked
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-__all__ = ["Images", "Inputs", "open_inputs", "read_arrays"]
+__all__ = ["Images", "Inputs", "open_inputs"]
 
-LABELS = ("labels", "label", "y")
+Prepare = Callable[[dict[str, Any]], Any]
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
@@ -83,28 +86,32 @@ def open_inputs(
     by_name: bool = False,
     tokenizer: Path | None = None,
     labels: bool = True,
+    prepare: Prepare | None = None,
 ) -> Inputs:
     """Data of any of the formats above.
 
     Args:
         path: file or folder.
         batch_size: samples per batch.
-        inputs: names of the arrays to pass, in order; by default the only one.
+        inputs: names of the arrays to pass, in order; by default the only one. A name with ``*`` stacks the
+            columns of a table that match it.
         classes: class names, where the labels are strings or folders; their order gives the class numbers.
         images: how to read an image folder.
         scale: numbers are multiplied by it, e.g. 1/255 for bytes.
         by_name: pass inputs by name (Hugging Face).
         tokenizer: folder of the tokenizer for a ``text`` column.
         labels: read the labels of arrays, where there are some.
+        prepare: the user's own preprocessing: the named arrays without labels -> one array, or named arrays.
     """
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {path}")
     if path.is_dir() and not any(path.glob("*.parquet")):
         return _image_folder(path, batch_size, classes, images or Images())
     arrays = read_arrays(path)
-    key = next((name for name in LABELS if name in arrays), None)
-    found = None if key is None else arrays.pop(key)
+    found = pop_labels(arrays)
     known, names = (None, None) if found is None or not labels else _labels(found, classes, path)
+    if prepare is not None:
+        arrays = _prepared(arrays, prepare)
     if tokenizer is not None and "text" in arrays:
         arrays = _tokens(arrays["text"].tolist(), tokenizer)
     return _of_arrays(arrays, path, batch_size, inputs, by_name, scale, known, names)
@@ -122,9 +129,15 @@ def _of_arrays(
 ) -> Inputs:
     if not arrays:
         raise ValueError(f"{path}: no inputs here, only labels")
+    arrays |= {name: stacked(arrays, name) for name in inputs or () if "*" in name or "?" in name}
     unknown = [name for name in inputs or () if name not in arrays]
     if unknown:
         raise KeyError(f"{path}: no array named {unknown[0]!r}; it has {', '.join(arrays)}")
+    if inputs is None and len(arrays) > 1 and all(x.ndim == 1 for x in arrays.values()) and not by_name:
+        raise ValueError(
+            f"{path}: a table with the columns {', '.join(list(arrays)[:20])}; say which of them are the "
+            f"network's input with --inputs and a pattern, e.g. --inputs '*'"
+        )
     if inputs is None and len(arrays) > 1 and not by_name:
         raise ValueError(
             f"{path}: several arrays could be the input ({', '.join(arrays)}); choose with "
@@ -149,29 +162,13 @@ def _of_arrays(
     return Inputs(n, batch_size, take, labels, classes)
 
 
-def read_arrays(path: Path) -> dict[str, Any]:
-    """The named arrays of a file of data."""
-    from salgp.cli.files import read_columns
-    from salgp.storage import FormatError, read_tensors
+def _prepared(arrays: dict[str, Any], prepare: Prepare) -> dict[str, Any]:
+    import numpy as np
 
-    if path.suffix == ".npz":
-        import zipfile
-
-        import numpy as np
-
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-            raise FormatError(f"{path}: not a whole .npz file of plain arrays ({error})") from error
-    if path.suffix == ".safetensors":
-        return {name: x.numpy() for name, x in read_tensors(path)[0].items()}
-    if path.suffix == ".parquet" or path.is_dir():
-        return read_columns(path)
-    raise ValueError(
-        f"{path}: unknown kind of data; expected .npz, .safetensors, .parquet, or a folder of "
-        f"images or Parquet shards"
-    )
+    found = prepare(arrays)
+    if isinstance(found, Mapping):
+        return {str(name): np.asarray(x) for name, x in found.items()}
+    return {"prepared": np.asarray(found)}
 
 
 def _numbers(x: Any, name: str, path: Path, scale: float | None) -> Tensor:

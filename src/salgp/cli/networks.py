@@ -1,8 +1,7 @@
 """The user's network, named on the command line.
 
-``package.module:factory`` or ``path/to/file.py:factory`` runs the user's own code, by explicit request, and
-loads weights from safetensors only. ``hf:FOLDER`` is a local Hugging Face model folder; nothing is
-downloaded.
+``package.module:factory`` or ``path/to/file.py:factory`` runs the user's own code, by explicit request.
+``net.onnx`` is run by onnxruntime. ``hf:FOLDER`` is a local Hugging Face model folder; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -15,36 +14,49 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from salgp.cli.shell import UsageError
+from salgp.cli.shell import UsageError, did_you_mean
+from salgp.cli.weights import load_weights
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["HUGGING_FACE", "open_network"]
+__all__ = ["HUGGING_FACE", "has_own_weights", "import_object", "open_network"]
 
 HUGGING_FACE = "hf:"
+ONNX = ".onnx"
 
 
 def open_network(spec: str, weights: Path | None = None) -> nn.Module:
     """Build the network ``spec`` names and load its weights; it is returned in evaluation mode."""
-    model = (
-        _hugging_face(Path(spec.removeprefix(HUGGING_FACE)), weights)
-        if spec.startswith(HUGGING_FACE)
-        else _made_by_user(spec)
-    )
+    if has_own_weights(spec) and weights is not None:
+        raise UsageError(f"--weights does not go with {spec}, which has its own")
+    if spec.startswith(HUGGING_FACE):
+        return _hugging_face(Path(spec.removeprefix(HUGGING_FACE))).eval()
+    if spec.endswith(ONNX):
+        from salgp.onnx import OnnxNetwork
+
+        return OnnxNetwork(spec).eval()
+    model = _made_by_user(spec)
     if weights is not None:
-        _load_weights(model, weights)
+        load_weights(model, weights)
     return model.eval()
 
 
-def _made_by_user(spec: str) -> nn.Module:
-    from torch import nn
+def has_own_weights(spec: str) -> bool:
+    """Does the name stand for a network with its weights?
 
+    Example:
+        >>> has_own_weights("net.onnx"), has_own_weights("net.py:make")
+        (True, False)
+    """
+    return spec.startswith(HUGGING_FACE) or spec.endswith(ONNX)
+
+
+def import_object(spec: str, what: str) -> Any:
+    """What ``package.module:name`` or ``path/to/file.py:name`` stands for."""
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
-        raise UsageError(
-            f"MODEL {spec!r}: expected package.module:factory, path/to/file.py:factory or hf:FOLDER"
-        )
+        raise UsageError(f"{what} {spec!r}: expected package.module:name or path/to/file.py:name")
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     found = vars(module).get(name)
     if found is None:
@@ -53,7 +65,20 @@ def _made_by_user(spec: str) -> nn.Module:
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
-        raise UsageError(f"{where} has no {name!r}; it has {', '.join(known) or 'no functions'}")
+        raise UsageError(
+            f"{where} has no {name!r}; {did_you_mean(name, known)}it has {', '.join(known) or 'no functions'}"
+        )
+    return found
+
+
+def _made_by_user(spec: str) -> nn.Module:
+    from torch import nn
+
+    if ":" not in spec:
+        raise UsageError(
+            f"MODEL {spec!r}: expected package.module:factory, path/to/file.py:factory, net.onnx or hf:FOLDER"
+        )
+    found = import_object(spec, "MODEL")
     model = found if isinstance(found, nn.Module) else found()
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -97,32 +122,7 @@ def _in_folder(folder: Path, run: Any) -> Any:
         sys.path.remove(str(folder))
 
 
-def _load_weights(model: nn.Module, path: Path) -> None:
-    from salgp.storage import read_tensors
-
-    tensors, _ = read_tensors(path)
-    own = model.state_dict()
-    missing = [name for name in own if name not in tensors and not name.endswith("num_batches_tracked")]
-    extra = [name for name in tensors if name not in own]
-    shapes = [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
-    if missing or extra or shapes:
-        first = (missing or extra or shapes)[0]
-        how = (
-            "is missing"
-            if missing
-            else "is not a parameter of the network"
-            if extra
-            else f"has shape {tuple(tensors[first].shape)}"
-        )
-        raise ValueError(
-            f"{path} does not fit the network: {first!r} {how}; are these the weights of this network?"
-        )
-    model.load_state_dict(tensors, strict=False)
-
-
-def _hugging_face(folder: Path, weights: Path | None) -> nn.Module:
-    if weights is not None:
-        raise UsageError("--weights does not go with hf:FOLDER, which has its own")
+def _hugging_face(folder: Path) -> nn.Module:
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"{folder}: no config.json here; expected a local folder written by save_pretrained"

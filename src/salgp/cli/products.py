@@ -256,7 +256,7 @@ def _described(path: Path) -> dict[str, Any]:
 def _described_data(path: Path) -> dict[str, Any]:
     """A user's arrays, or predictions as text."""
     if path.suffix == ".npz":
-        from salgp.cli.inputs import read_arrays
+        from salgp.cli.arrays import read_arrays
 
         return {"kind": "arrays", **{name: f"{x.shape} {x.dtype}" for name, x in read_arrays(path).items()}}
     import csv

@@ -7,11 +7,12 @@ one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 1
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -29,7 +30,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["FAILURE", "INTERRUPTED", "USAGE", "Shell", "UsageError", "command", "complain", "sentence"]
+__all__ = [
+    "FAILURE",
+    "INTERRUPTED",
+    "USAGE",
+    "Shell",
+    "UsageError",
+    "command",
+    "complain",
+    "did_you_mean",
+    "sentence",
+]
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 F = TypeVar("F", bound=Callable[..., Any])
@@ -159,6 +170,17 @@ def complain(text: str, code: int) -> int:
     return code
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint to put into a message, or nothing where no known name is close.
+
+    Example:
+        >>> did_you_mean("temprature", ["temperature", "platt"])
+        "did you mean 'temperature'? "
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
 def sentence(error: BaseException) -> str:
     """One line that says what went wrong.
 
@@ -194,6 +216,10 @@ _EXTRAS = {
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
     "gpytorch": "deep",
+    "PIL": "images",
+    "transformers": "hf",
+    "pandas": "pandas",
+    "lightning": "lightning",
 }
 
 _COMMON: dict[str, Any] = {

@@ -1,0 +1,141 @@
+"""Named arrays from the files people have: ``.npz``, ``.safetensors``, Parquet and ``.csv``."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LABELS", "pop_labels", "read_arrays", "stacked"]
+
+LABELS = ("labels", "label", "y")
+"""Names under which labels are looked for."""
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """The named arrays (or columns) of a file, as NumPy arrays."""
+    if not path.exists():
+        raise FileNotFoundError(f"no such file or folder: {path}")
+    if path.suffix == ".npz":
+        return _read_npz(path)
+    if path.suffix == ".safetensors":
+        from salgp.storage import read_tensors
+
+        return {name: x.numpy() for name, x in read_tensors(path)[0].items()}
+    if path.suffix == ".csv":
+        return _read_csv(path)
+    if path.suffix == ".parquet" or path.is_dir():
+        return _read_parquet(path)
+    raise ValueError(
+        f"{path}: unknown kind of data; expected .npz, .safetensors, .parquet, .csv, or a folder of "
+        f"images or Parquet shards"
+    )
+
+
+def pop_labels(arrays: dict[str, Any]) -> Any:
+    """Take the labels out of the arrays; None where there are none."""
+    key = next((name for name in LABELS if name in arrays), None)
+    return None if key is None else arrays.pop(key)
+
+
+def stacked(arrays: Mapping[str, Any], pattern: str) -> Any:
+    """The columns whose names match ``pattern``, side by side, in the order of the file.
+
+    Example:
+        >>> import numpy as np
+        >>> stacked({"f0": np.array([1.0, 2.0]), "f1": np.array([3.0, 4.0]), "id": np.array([7, 8])}, "f*")
+        array([[1., 3.],
+               [2., 4.]], dtype=float32)
+    """
+    import numpy as np
+
+    names = [name for name in arrays if fnmatch.fnmatchcase(name, pattern)]
+    if not names:
+        raise KeyError(f"no column matches {pattern!r}; there are {', '.join(arrays)}")
+    wrong = [name for name in names if arrays[name].ndim != 1 or arrays[name].dtype.kind not in "fiub"]
+    if wrong:
+        raise TypeError(
+            f"column {wrong[0]!r} matches {pattern!r} but holds {arrays[wrong[0]].dtype}, not one number per "
+            f"row; leave it out of the pattern, or turn it into numbers with --prepare"
+        )
+    return np.stack([arrays[name].astype(np.float32) for name in names], axis=1)
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    import zipfile
+
+    import numpy as np
+
+    from salgp.storage import FormatError
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
+        raise FormatError(f"{path}: not a whole .npz file of plain arrays ({error})") from error
+
+
+def _read_parquet(path: Path) -> dict[str, Any]:
+    """Columns of a file or folder; lists of equal length become matrices."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    from salgp.storage import FormatError
+
+    try:
+        table = ds.dataset(str(path), format="parquet", exclude_invalid_files=False).to_table()
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"{path}: not whole Parquet data ({error})") from error
+    return {name: _matrix(table[name].combine_chunks(), name, path) for name in table.column_names}
+
+
+def _matrix(column: Any, name: str, path: Path) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    if not (
+        pa.types.is_list(column.type)
+        or pa.types.is_large_list(column.type)
+        or pa.types.is_fixed_size_list(column.type)
+    ):
+        return column.to_numpy(zero_copy_only=False)
+    rows = column.to_pylist()
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{path}: the lists in column {name!r} have different lengths ({min(lengths)} to {max(lengths)})"
+        )
+    integer = pa.types.is_integer(column.type.value_type)
+    return np.asarray(rows, dtype=np.int64 if integer else np.float32)
+
+
+def _read_csv(path: Path) -> dict[str, Any]:
+    import csv
+
+    from salgp.storage import FormatError
+
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file)
+        names = next(rows, [])
+        lines = list(rows)
+    if len(set(names)) != len(names) or not names:
+        raise FormatError(f"{path}: the first line must name every column once, got {', '.join(names)}")
+    short = next((i for i, line in enumerate(lines) if len(line) != len(names)), None)
+    if short is not None:
+        raise FormatError(
+            f"{path}: line {short + 2} has {len(lines[short])} values, the first line names {len(names)}"
+        )
+    return {name: _column([line[j] for line in lines]) for j, name in enumerate(names)}
+
+
+def _column(texts: Sequence[str]) -> Any:
+    """Whole numbers, numbers or text, whatever all values are; an empty cell among numbers is NaN."""
+    import numpy as np
+
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array([text or "nan" for text in texts], dtype=str).astype(kind)
+        except (ValueError, OverflowError):
+            continue
+    return np.array(texts, dtype=str)

@@ -1,0 +1,195 @@
+"""An ONNX classifier as a PyTorch module whose hidden tensors can be read.
+
+Networks of other frameworks often come as one ``.onnx`` file. `OnnxNetwork` runs it with onnxruntime, asks it
+for hidden tensors besides the class scores, and passes each through a small module of its own. So `extract`,
+`calibrate` and the command line read its layers like those of any other network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["OnnxNetwork"]
+
+WEIGHTY = ("Conv", "Gemm", "MatMul")
+"""Operators whose inputs are worth reading: what one layer of weights hands to the next."""
+MAX_LAYERS = 8
+"""Most hidden tensors that are read unless they are named."""
+
+
+class OnnxNetwork(nn.Module):
+    """Runs an ONNX file; its hidden tensors are the outputs of its child modules.
+
+    Args:
+        path: the ``.onnx`` file.
+        layers: names of hidden tensors; by default what flows between the layers with weights.
+        output: name of the output with the class scores; by default the first.
+
+    Attributes:
+        tensor_names: child module -> name of the tensor in the graph.
+
+    Example:
+        >>> import onnx, tempfile
+        >>> text = '''<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,2] z)
+        ... <float[2,2] w = {1,0,0,1}> { a = MatMul(x, w) h = Relu(a) z = MatMul(h, w) }'''
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     onnx.save(onnx.parser.parse_model(text), folder + "/net.onnx")
+        ...     network = OnnxNetwork(folder + "/net.onnx")
+        >>> network.tensor_names, network(torch.ones(3, 2)).shape
+        ({'h': 'h'}, torch.Size([3, 2]))
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], layers: Sequence[str] | None = None, output: str | None = None
+    ) -> None:
+        super().__init__()
+        graph = _read(path)
+        given = [x.name for x in graph.graph.output]
+        if output is not None and output not in given:
+            raise ValueError(f"{path}: no output called {output!r}; it has {', '.join(given)}")
+        self._scores = output or given[0]
+        names = _named(graph, layers, path) if layers is not None else _between_weights(graph)
+        self.tensor_names = {_module_name(name): name for name in names}
+        self._session = _session(graph, [self._scores, *names])
+        self.hidden = nn.ModuleDict({key: _Passes() for key in self.tensor_names})
+        self.scores = _Passes()
+        digest = hashlib.sha256(graph.SerializeToString(deterministic=True)).digest()
+        self.register_buffer("digest", torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
+        """Class scores of one batch."""
+        values = _by_name(self._session.get_inputs(), inputs, keywords)
+        device = next((x.device for x in (*inputs, *keywords.values()) if isinstance(x, Tensor)), None)
+        found = [torch.from_numpy(x).to(device) for x in _run(self._session, values)]
+        for key, x in zip(self.tensor_names, found[1:], strict=True):
+            self.hidden[key](x)
+        scores: Tensor = self.scores(found[0])
+        return scores
+
+
+class _Passes(nn.Module):
+    """Hands a tensor on. Its empty matrix stands for the weights, which are in the graph: the automatic
+    choice of layers takes modules with weights.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(0, 0), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def _read(path: str | os.PathLike[str]) -> Any:
+    try:
+        import onnx
+        import onnxruntime  # noqa: F401  (both are needed: say so before any work)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'ONNX networks need {error.name}; pip install "salgp[onnx]"', name=error.name
+        ) from error
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        return onnx.load(os.fspath(path))
+    except Exception as error:  # protobuf raises classes of its own
+        raise ValueError(f"{path}: not a whole ONNX file ({error})") from error
+
+
+def _between_weights(graph: Any) -> list[str]:
+    """Tensors that one layer with weights hands to the next, in order; thinned out evenly."""
+    stored = {x.name for x in graph.graph.initializer} | {x.name for x in graph.graph.input}
+    made = {name for node in graph.graph.node for name in node.output if node.op_type != "Constant"}
+    found: list[str] = []
+    for node in graph.graph.node:
+        if node.op_type in WEIGHTY and node.input[0] in made - stored and node.input[0] not in found:
+            found.append(node.input[0])
+    if len(found) <= MAX_LAYERS:
+        return found
+    return [found[round(i * (len(found) - 1) / (MAX_LAYERS - 1))] for i in range(MAX_LAYERS)]
+
+
+def _named(graph: Any, layers: Sequence[str], path: Any) -> list[str]:
+    made = [name for node in graph.graph.node for name in node.output]
+    unknown = [name for name in layers if name not in made]
+    if unknown:
+        raise ValueError(f"{path}: no tensor called {unknown[0]!r}; it has {', '.join(made[:60])}")
+    return list(layers)
+
+
+def _session(graph: Any, names: Sequence[str]) -> Any:
+    import onnx
+    import onnxruntime
+
+    asked = onnx.ModelProto()
+    asked.CopyFrom(graph)
+    del asked.graph.output[:]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(
+        asked.SerializeToString(), sess_options=options, providers=["CPUExecutionProvider"]
+    )
+
+
+def _module_name(tensor: str) -> str:
+    """Modules have no dots or slashes in their names."""
+    return re.sub(r"[^0-9A-Za-z_]+", "_", tensor).strip("_") or "tensor"
+
+
+def _by_name(wanted: Sequence[Any], inputs: Sequence[Any], keywords: Any) -> dict[str, Any]:
+    given = dict(zip((x.name for x in wanted), inputs, strict=False)) | dict(keywords)
+    missing = [x.name for x in wanted if x.name not in given]
+    if missing or len(inputs) > len(wanted):
+        raise ValueError(
+            f"the ONNX network takes {', '.join(x.name for x in wanted)}; got {len(inputs)} inputs"
+            + (f" and {', '.join(keywords)}" if keywords else "")
+        )
+    kinds = {x.name: _NUMPY.get(x.type) for x in wanted}
+    return {name: _array(given[name], kinds[name]) for name in kinds}
+
+
+def _array(x: Any, kind: str | None) -> Any:
+    array = x.detach().cpu().numpy() if isinstance(x, Tensor) else x
+    return array if kind is None else array.astype(kind, copy=False)
+
+
+_NUMPY = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(bool)": "bool",
+}
+
+
+def _run(session: Any, values: dict[str, Any]) -> list[Any]:
+    """All outputs; a graph of fixed batch size runs several times."""
+    import numpy as np
+
+    parts = [session.run(None, part) for part in _pieces(session, values)]
+    return parts[0] if len(parts) == 1 else [np.concatenate(x) for x in zip(*parts, strict=True)]
+
+
+def _pieces(session: Any, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    fixed = session.get_inputs()[0].shape[0]
+    n = len(next(iter(values.values())))
+    if not isinstance(fixed, int) or fixed == n:
+        yield values
+        return
+    if n % fixed:
+        raise ValueError(
+            f"the ONNX network takes batches of exactly {fixed} samples, got {n}; use a batch size that "
+            f"{fixed} divides, or export it with an open batch axis"
+        )
+    for i in range(0, n, fixed):
+        yield {name: x[i : i + fixed] for name, x in values.items()}

@@ -1,0 +1,271 @@
+"""Ways into the command line: class scores of any framework, checkpoints, ONNX networks, tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from samples import sample
+from torch import nn
+
+import salgp
+from salgp.cli import main
+from salgp.cli.weights import load_weights
+
+Run = Callable[[str], tuple[int, str, str]]
+NETWORK = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def prepare(columns):
+    import numpy as np
+    colour = (columns["colour"] == "red").astype(np.float32)
+    return np.stack([columns["f0"], columns["f1"], columns["f2"], colour], 1).astype(np.float32)
+"""
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NETWORK)
+
+    def call(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(line.split())
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def write_csv(path: Path, columns: dict[str, Any]) -> None:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(columns)
+        rows.writerows(zip(*columns.values(), strict=True))
+
+
+def write_scores(folder: Path, n: int = 200) -> tuple[salgp.Features, torch.Tensor]:
+    """The same scores as .npz, .csv (named classes) and .parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    features, labels = sample(n)
+    names = ["ant", "bee", "cow"]
+    probs = features.probs.numpy()
+    np.savez(folder / "s.npz", probs=probs, y=labels.numpy())
+    columns = {f"probs.{name}": probs[:, k] for k, name in enumerate(names)}
+    write_csv(folder / "s.csv", {"id": range(n), **columns, "label": [names[k] for k in labels]})
+    pq.write_table(pa.table({"probs": probs.tolist(), "labels": labels.numpy()}), folder / "s.parquet")
+    return features, labels
+
+
+def test_class_scores_of_any_file_give_the_library_s_own_fit(run: Run, tmp_path: Path) -> None:
+    features, labels = write_scores(tmp_path)
+    expected = salgp.calibrate_outputs(labels=labels, probs=features.probs).calibrator
+    for suffix in ("npz", "csv", "parquet"):
+        code, out, err = run(f"fit s.{suffix} -m auto -o {suffix}")
+        assert code == 0, err
+        assert "fitted temperature on 200 samples" in out
+        found = salgp.load(tmp_path / suffix)
+        assert found.temperature_ == pytest.approx(expected.temperature_, rel=1e-5)
+        assert run(f"apply {suffix} s.{suffix} -o {suffix}.csv")[0] == 0
+        assert run(f"evaluate {suffix} s.{suffix}")[0] == 0
+    assert "columns not used: id" in run("fit s.csv -o again")[2]
+    assert json.loads((tmp_path / "csv" / "origin.json").read_text())["classes"] == ["ant", "bee", "cow"]
+
+
+def test_embeddings_beside_logits_are_layers(run: Run, tmp_path: Path) -> None:
+    features, labels = sample(200, widths=(4,))
+    np.savez(
+        tmp_path / "s.npz",
+        logits=features.logits.numpy(),
+        labels=labels.numpy(),
+        **{"layers.embedding": features.layers["layer0"].numpy()},
+    )
+    columns = {f"logits.{k}": features.logits[:, k].numpy() for k in range(3)}
+    columns |= {f"layers.embedding.{k}": features.layers["layer0"][:, k].numpy() for k in range(4)}
+    write_csv(tmp_path / "s.csv", {**columns, "label": labels.numpy()})
+    for suffix in ("npz", "csv"):
+        code, out, err = run(f"fit s.{suffix} -o {suffix} --json")
+        assert code == 0, err
+        assert json.loads(out)["method"] == "layer-evidence"
+        assert json.loads(out)["layers"] == ["embedding"]
+    notes = run("fit s.npz -o again")[2]
+    assert "no perturbed copies" in notes
+    assert "no --reference given" in notes
+    assert run("fit s.npz -o none -m temprature")[2].count("did you mean 'temperature'?") == 1
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.zeros((3, 2))}, "no class scores here (it has x)"),
+        ({"logits": np.zeros((3, 2)), "probs": np.ones((3, 2)) / 2}, "both logits and probs"),
+        ({"probs": np.zeros((3, 2)), "y": np.zeros(3, int)}, "are they logits?"),
+        ({"logits": np.zeros((3, 2)), "y": np.array(["a", "b", "a"])}, "the labels are names"),
+        ({"logits": np.full((3, 2), np.nan), "y": np.zeros(3, int)}, "NaN or infinity in row 0"),
+        ({"logits": np.zeros((3, 2))}, "has no labels"),
+    ],
+)
+def test_wrong_class_scores(run: Run, tmp_path: Path, arrays: dict[str, Any], says: str) -> None:
+    np.savez(tmp_path / "s.npz", **arrays)
+    code, _, err = run("fit s.npz -o cal")
+    assert (code, says in err) == (1, True), err
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod."])
+@pytest.mark.parametrize("inside", [None, "state_dict", "model_state_dict"])
+def test_checkpoints_of_all_habits(tmp_path: Path, prefix: str, inside: str | None) -> None:
+    trained, fresh = network(1), network(2)
+    state = {prefix + k: x for k, x in trained.state_dict().items()}
+    if prefix == "model.":
+        state["criterion.weight"] = torch.ones(3)  # as in a Lightning checkpoint
+    torch.save(state if inside is None else {inside: state, "epoch": 3}, tmp_path / "w.ckpt")
+    load_weights(fresh, tmp_path / "w.ckpt")
+    for name, x in trained.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], x)
+
+
+def test_a_checkpoint_that_could_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save(network(), tmp_path / "whole.pt")
+    with pytest.raises(ValueError, match=r"could run code.*state_dict"):
+        load_weights(network(), tmp_path / "whole.pt")
+    torch.save(network().state_dict(), tmp_path / "cut.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:300])
+    with pytest.raises(salgp.FormatError, match="not a whole PyTorch file"):
+        load_weights(network(), tmp_path / "cut.pt")
+    torch.save({"epoch": 3}, tmp_path / "empty.pt")
+    with pytest.raises(ValueError, match="no weights found"):
+        load_weights(network(), tmp_path / "empty.pt")
+    torch.save(nn.Linear(4, 8).state_dict(), tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="does not fit the network"):
+        load_weights(network(), tmp_path / "other.pt")
+
+
+def test_weights_by_any_suffix_give_the_same_features(run: Run, tmp_path: Path) -> None:
+    trained = network(3)
+    torch.save(trained.state_dict(), tmp_path / "w.pth")
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32))
+    for suffix in ("pth", "safetensors"):
+        code = run(f"extract net.py:make d.npz --weights w.{suffix} -o {suffix}.safetensors")[0]
+        assert code == 0
+    one, two = (salgp.Features.load(tmp_path / f"{s}.safetensors") for s in ("pth", "safetensors"))
+    assert torch.equal(one.logits, two.logits)
+
+
+def onnx_network(path: Path, model: nn.Sequential, batch: str = "N") -> None:
+    """``Linear, ReLU, Linear`` written by hand: the export of PyTorch takes long."""
+    import onnx
+    from onnx import numpy_helper
+
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> net (float[{batch},4] x) => (float[{batch},3] z)
+    {{ a = Gemm<transB=1>(x, w0, b0)  h = Relu(a)  z = Gemm<transB=1>(h, w1, b1) }}"""
+    graph = onnx.parser.parse_model(text)
+    values = {"w0": model[0].weight, "b0": model[0].bias, "w1": model[2].weight, "b1": model[2].bias}
+    for name, x in values.items():
+        graph.graph.initializer.append(numpy_helper.from_array(x.detach().numpy(), name))
+    onnx.save(graph, str(path))
+
+
+def test_an_onnx_network_is_read_like_its_original(run: Run, tmp_path: Path) -> None:
+    model = network(4)
+    onnx_network(tmp_path / "net.onnx", model)
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    np.savez(tmp_path / "d.npz", x=x.numpy(), y=np.arange(40) % 3)
+    code, _, err = run("extract net.onnx d.npz -o f.safetensors")
+    assert (code, err) == (0, "")
+    features, labels = salgp.load_features(tmp_path / "f.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(features.logits, model(x))
+        torch.testing.assert_close(features.layers["hidden.h"], model[1](model[0](x)))
+    assert run("fit f.safetensors -o cal -m layer-evidence")[0] == 0
+    assert run("extract net.onnx d.npz --weights d.npz -o g.safetensors")[2].count("which has its own") == 1
+    assert labels is not None
+
+
+def test_onnx_networks_are_told_apart_and_run_in_fixed_batches(tmp_path: Path) -> None:
+    from salgp.network.fingerprint import fingerprint
+    from salgp.onnx import OnnxNetwork
+
+    onnx_network(tmp_path / "a.onnx", network(1))
+    onnx_network(tmp_path / "b.onnx", network(2))
+    onnx_network(tmp_path / "two.onnx", network(1), batch="2")
+    a, b, two = (OnnxNetwork(tmp_path / f"{name}.onnx") for name in ("a", "b", "two"))
+    assert fingerprint(a).weights != fingerprint(b).weights
+    x = torch.randn(6, 4)
+    torch.testing.assert_close(two(x), a(x))
+    with pytest.raises(ValueError, match="batches of exactly 2"):
+        two(x[:5])
+    with pytest.raises(ValueError, match="no tensor called 'nose'"):
+        OnnxNetwork(tmp_path / "a.onnx", layers=["nose"])
+    with pytest.raises(ValueError, match="the ONNX network takes x"):
+        a(x, x)
+    (tmp_path / "cut.onnx").write_bytes((tmp_path / "a.onnx").read_bytes()[:50])
+    with pytest.raises(ValueError, match="not a whole ONNX file"):
+        OnnxNetwork(tmp_path / "cut.onnx")
+
+
+def test_an_onnx_network_is_calibrated_in_one_call(tmp_path: Path) -> None:
+    from salgp.onnx import OnnxNetwork
+
+    model = network(4)
+    onnx_network(tmp_path / "net.onnx", model)
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        y = (model(x) + 0.3 * torch.randn(200, 3, generator=torch.Generator().manual_seed(1))).argmax(1)
+    classifier = salgp.calibrate(OnnxNetwork(tmp_path / "net.onnx"), [(x, y)])
+    assert list(classifier.calibrator.layer_widths_) == ["hidden.h"]
+    assert torch.equal(classifier(x).label, model(x).argmax(1))
+
+
+def test_columns_of_a_table_are_stacked(run: Run, tmp_path: Path) -> None:
+    model = network(5)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    x = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    columns: dict[str, Any] = {f"f{j}": x[:, j] for j in range(4)}
+    write_csv(tmp_path / "t.csv", {"id": range(30), **columns, "label": np.arange(30) % 3})
+    line = "extract net.py:make t.csv --weights w.safetensors -o f.safetensors"
+    assert "--inputs" in run(line)[2]
+    assert run(f"{line} --inputs f*")[0] == 0
+    with torch.no_grad():
+        expected = model(torch.as_tensor(x))
+    torch.testing.assert_close(salgp.Features.load(tmp_path / "f.safetensors").logits, expected)
+    assert "no column matches 'g*'" in run(f"{line} --inputs g* --force")[2]
+
+
+def test_categories_go_through_the_user_s_own_function(run: Run, tmp_path: Path) -> None:
+    columns = {f"f{j}": np.zeros(4) for j in range(3)}
+    write_csv(tmp_path / "t.csv", {**columns, "colour": ["red", "blue", "red", "red"], "label": [0, 1, 2, 0]})
+    line = "extract net.py:make t.csv -o f.safetensors"
+    assert "turn it into numbers with --prepare" in run(f"{line} --inputs *")[2]
+    assert run(f"{line} --prepare net.py:prepare")[0] == 0
+    assert len(salgp.Features.load(tmp_path / "f.safetensors")) == 4
+    assert "did you mean 'prepare'" in run(f"{line} --prepare net.py:prepar --force")[2]
+
+
+def test_a_table_with_holes_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("logits.0,logits.1,label\n1,2,0\n1,2\n")
+    assert "line 3 has 2 values, the first line names 3" in run("fit t.csv -o cal")[2]
+    (tmp_path / "t.csv").write_text("logits.0,logits.1,label\n1,2,0\n1,,1\n")
+    assert "NaN or infinity in row 1" in run("fit t.csv -o cal")[2]
