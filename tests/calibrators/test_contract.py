@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 import salgp
 from salgp import Features
-from salgp.calibrators import _WHERE, get
+from salgp.calibrators import get
+from salgp.methods import CLASSES
 from salgp.metrics import ece, nll, nll_correct
 
 pytestmark = [
@@ -69,13 +70,13 @@ LOOK_AT_VALUES = {
 
 def importable(name: str) -> bool:
     try:
-        importlib.import_module(f"salgp.calibrators.{_WHERE[name].rpartition('.')[0]}")
+        importlib.import_module(f"salgp.calibrators.{CLASSES[name].rpartition('.')[0]}")
     except ImportError:
         return False
     return True
 
 
-CASES = [(name, QUICK.get(name, {})) for name in _WHERE if importable(name)] + VARIANTS
+CASES = [(name, QUICK.get(name, {})) for name in CLASSES if importable(name)] + VARIANTS
 
 
 def label_of(case: Any) -> str:
@@ -351,7 +352,7 @@ def test_wrong_input_is_refused_with_a_reason(name: str) -> None:
 
 
 def test_names_have_a_line_each() -> None:
-    known = [name for name in _WHERE if importable(name)]
+    known = [name for name in CLASSES if importable(name)]
     for name in known:
         cls = type(get(name))
         assert cls.name == name

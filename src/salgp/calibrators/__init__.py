@@ -9,39 +9,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
 from typing import Any, TypeVar
 
 from salgp.calibrators.base import Calibrator, load_calibrator
+from salgp.methods import CLASSES, entry_points
 
 __all__ = ["Calibrator", "get", "load_calibrator", "names", "register"]
-
-GROUP = "salgp.calibrators"
-"""Entry points of this group name calibrators of other packages."""
-
-_WHERE = {
-    "uncalibrated": "baselines.scaling.Uncalibrated",
-    "temperature": "baselines.scaling.TemperatureScaling",
-    "perturbed-temperature": "baselines.scaling.PerturbedTemperatureScaling",
-    "ensemble-temperature": "baselines.scaling.EnsembleTemperatureScaling",
-    "vector": "baselines.multiclass.VectorScaling",
-    "matrix": "baselines.multiclass.MatrixScaling",
-    "dirichlet": "baselines.multiclass.DirichletCalibration",
-    "platt": "baselines.sigmoid.PlattScaling",
-    "beta": "baselines.sigmoid.BetaCalibration",
-    "isotonic": "baselines.isotonic.IsotonicRegression",
-    "histogram": "baselines.binning.HistogramBinning",
-    "bbq": "baselines.bbq.BBQ",
-    "latent-gp": "baselines.latent_gp.GPCalibration",
-    "deep-gp": "baselines.deep.DeepGPCalibrator",
-    "density-aware": "baselines.density.DensityAwareCalibration",
-    "trust-score": "baselines.trust.TrustScore",
-    "deep-knn": "baselines.trust.DeepKNN",
-    "residual-gp": "layerwise.residual.ResidualGP",
-    "layer-evidence": "evidence.calibrator.LayerEvidence",
-    "sal-gp": "layerwise.salgp.SALGP",
-}
-"""Short name -> module.Class inside this package; modules are imported on first use."""
 
 _REGISTERED: dict[str, type[Calibrator]] = {}
 """Calibrators of other packages, by name."""
@@ -107,26 +80,22 @@ def register(cls: C) -> C:
         raise TypeError(f"{cls.__name__} needs a class attribute `name`, a short name to look it up by")
     other = _REGISTERED.get(name)
     same = other is not None and (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__)
-    if name in _WHERE or (other is not None and not same):
+    if name in CLASSES or (other is not None and not same):
         raise ValueError(f"there is a calibrator called {name!r} already; choose another name")
     _REGISTERED[name] = cls
     return cls
 
 
 def _known() -> list[str]:
-    return [*_WHERE, *_REGISTERED, *(n for n in _entry_points() if n not in _WHERE and n not in _REGISTERED)]
-
-
-def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    return [*CLASSES, *_REGISTERED, *(n for n in entry_points() if n not in CLASSES and n not in _REGISTERED)]
 
 
 def _class(name: str) -> type[Calibrator]:
-    if name in _WHERE:
-        module, _, cls = _WHERE[name].rpartition(".")
+    if name in CLASSES:
+        module, _, cls = CLASSES[name].rpartition(".")
         found: type[Calibrator] = getattr(importlib.import_module(f"salgp.calibrators.{module}"), cls)
         return found
-    if name not in _REGISTERED and name in (points := _entry_points()):
+    if name not in _REGISTERED and name in (points := entry_points()):
         cls_found = register(points[name].load())
         if cls_found.name != name:
             raise ValueError(f"the entry point {name!r} leads to a calibrator called {cls_found.name!r}")
@@ -143,7 +112,7 @@ def _unknown(name: str) -> str:
 
 
 def __getattr__(attribute: str) -> Any:
-    for path in _WHERE.values():
+    for path in CLASSES.values():
         if path.endswith(f".{attribute}"):
             return getattr(importlib.import_module(f"salgp.calibrators.{path.rpartition('.')[0]}"), attribute)
     raise AttributeError(f"module 'salgp.calibrators' has no attribute {attribute!r}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features
+from salgp.logits import look_like_probabilities
 
 __all__ = [
     "FEW_SAMPLES",
@@ -170,12 +171,12 @@ def _missing_classes(features: Features, labels: Tensor) -> str | None:
 
 
 def _probabilities(features: Features) -> str | None:
-    z = features.logits[:LOOKED_AT].double()
-    if bool((z < 0).any()) or bool(((z.sum(dim=1) - 1).abs() > 1e-3).any()):
+    if not look_like_probabilities(features.logits[:LOOKED_AT]):
         return None
     return (
-        "the logits look like probabilities: every row is positive and sums to 1; give the network's output "
-        "before its softmax, or say that these are probabilities"
+        "the logits look like probabilities: all lie in [0, 1] and every row sums to 1, or there is one "
+        "column of them. They are used as logits, as announced; if the classifier ends in a softmax or "
+        'sigmoid, say so: output="probabilities" (networks), probs=... or Features.from_probs (arrays)'
     )
 
 

@@ -12,6 +12,7 @@ import typer
 from salgp.cli import files
 from salgp.cli.shell import Shell, UsageError, command, did_you_mean
 from salgp.cli.tables import explanation_table, score_table
+from salgp.methods import CLASSES, entry_points
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,9 +44,7 @@ __all__ = [
 
 def known_methods() -> list[str]:
     """Names of all calibrators, for completion and messages."""
-    from salgp.calibrators import _WHERE  # `names` would import every method, which takes seconds
-
-    return list(_WHERE)
+    return [*CLASSES, *entry_points()]
 
 
 Feats = Annotated[

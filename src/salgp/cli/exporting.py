@@ -85,6 +85,7 @@ def export(
         bool(input_shape),
     )
     shapes = [_numbers(text) for text in input_shape or []]
+    files.check_inputs(calibrator, data, weights)
     files.check_target(out, force, *([] if data is None else [data]))
     fitted = files.read_calibrator(calibrator)
     from salgp.export import export_classifier, export_head

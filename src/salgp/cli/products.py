@@ -56,9 +56,10 @@ def report(
     force: Force = False,
 ) -> None:
     """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
+    files.check_inputs(calibrator, features, new_data, images)
+    files.check_target(out, force, features)
     from salgp.report import build
 
-    files.check_target(out, force, features)
     _, labels = files.read_labelled(features)
     loaded, prediction = predicted(calibrator, features, any_network, shell)
     fitted = files.read_calibrator(calibrator)
@@ -114,6 +115,7 @@ def score(
     """
     if engine not in ("local", "ray"):
         raise UsageError(f"--engine {engine}: expected local or ray")
+    files.check_inputs(calibrator, features)
     files.read_calibrator(calibrator)
     if features.is_file():
         raise UsageError(
