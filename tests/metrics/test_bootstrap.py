@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, chisquare, poisson
+from scipy.stats import binom
 
 from salgp import metrics
-from salgp.metrics import draws, resample
-from salgp.metrics.draws import resample_counts
+from salgp.metrics import resample
+from salgp.metrics.metric import Metric, Statistic
+from salgp.metrics.resample import resample_counts
 
 N = 80
 
@@ -55,13 +56,16 @@ def test_fast_path_equals_resampling_one_by_one(metric, kind, options) -> None:
     data = arrays(kind)
     fast = metrics.bootstrap(metric, *data, n_resamples=30, seed=5, **options)
     slow = metrics.bootstrap(lambda *x, **o: metric(*x, **o), *data, n_resamples=30, seed=5, **options)
-    assert metric in resample._STATISTICS
+    assert isinstance(metric.formula(*data, **options), Statistic)
     assert fast.value == pytest.approx(slow.value, abs=1e-12)
     np.testing.assert_allclose(fast.replicates, slow.replicates, atol=1e-10)
 
 
 def test_every_fast_metric_is_compared() -> None:
-    assert {case[0] for case in CASES} | {metrics.adaptive_ece} == set(resample._STATISTICS)
+    every = {x for x in vars(metrics).values() if isinstance(x, Metric)}
+    one_by_one = {metrics.smooth_ece, metrics.fpr95}  # no function of weights
+    plain_mean = {metrics.mean_confidence}
+    assert {case[0] for case in CASES} | {metrics.adaptive_ece} | one_by_one | plain_mean == every
 
 
 def test_equal_mass_bins_stay_those_of_the_whole_sample() -> None:
@@ -85,7 +89,7 @@ def test_equal_mass_bins_stay_those_of_the_whole_sample() -> None:
 def test_chunks_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     s, c = arrays("top-label")
     whole = metrics.bootstrap(metrics.ece, s, c, n_resamples=20)
-    monkeypatch.setattr(draws, "_CHUNK", 3 * N)
+    monkeypatch.setattr(resample, "_CHUNK", 3 * N)
     np.testing.assert_allclose(
         metrics.bootstrap(metrics.ece, s, c, n_resamples=20).replicates, whole.replicates, rtol=1e-12
     )
@@ -111,21 +115,6 @@ def test_counts_are_multinomial(n: int) -> None:
 def test_counts_of_two_samples_have_exact_frequencies() -> None:
     counts = np.concatenate(list(resample_counts(2, 40_000, seed=1)))[:, 0]
     np.testing.assert_allclose(np.bincount(counts.astype(int)) / len(counts), [0.25, 0.5, 0.25], atol=0.01)
-
-
-def test_poisson_numbers_follow_their_law_and_a_sum_too_large_is_drawn_again() -> None:
-    source = draws._Poisson(0.95, seed=0)
-    few = source.counts(500, 2000).ravel()
-    assert (
-        chisquare(
-            np.bincount(few, minlength=30)[:7], few.size * poisson(0.95).pmf(np.arange(7)), sum_check=False
-        ).pvalue
-        > 1e-3
-    )
-    assert 0 < (source.table == draws._UNDECIDED).sum() < 200
-    assert (
-        draws._Poisson(0.95, seed=0).completed(200, 20).sum(axis=1) == 20
-    ).all()  # half of these sums exceed 20 or come close
 
 
 def test_the_same_seed_draws_the_same_samples_whatever_their_order() -> None:

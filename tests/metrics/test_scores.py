@@ -55,6 +55,7 @@ def test_evaluate_is_the_sum_of_the_metrics() -> None:
     assert scores.n_unknown == int((labels == -1).sum()) > 0
     assert scores.mean_confidence == pytest.approx(float(p.confidence.mean()), abs=1e-6)
     assert scores.accuracy == metrics.accuracy(correct)
+    assert list(scores.as_dict()) == ["n", "n_unknown", *metrics.METRICS]
     for name in ("ece", "debiased_ece", "mce", "smooth_ece", "nll_correct", "auroc", "aurc"):
         assert getattr(scores, name) == getattr(metrics, name)(p.confidence, correct), name
     for name in ("nll", "brier"):
@@ -117,6 +118,52 @@ def test_best_knows_which_way_is_better() -> None:
         metrics.compare({"a": prediction(with_std=False)[0]}, labels).best("width")
     with pytest.raises(ValueError, match="nothing to compare"):
         metrics.compare({}, labels)
+
+
+def test_a_metric_from_outside_is_one_object_and_shown_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from salgp.metrics import scores
+
+    monkeypatch.setattr(scores, "METRICS", dict(metrics.METRICS))
+
+    @scores.register
+    @metrics.metric("Boldness", "Share of answers above .9.", larger_is_better=True, heading="bold")
+    def boldness(confidence):
+        return float((confidence > 0.9).double().mean())
+
+    p, labels = prediction()
+    share = float((p.confidence > 0.9).double().mean())
+    table = metrics.compare({"network": p}, labels)
+    assert table.rows["network"].boldness == pytest.approx(share)
+    assert "boldness" in str(table)
+    assert "Share of answers above .9." in table._repr_html_()
+    assert metrics.bootstrap(boldness, p.confidence, n_resamples=5).value == pytest.approx(share)
+    with pytest.raises(ValueError, match="'boldness' already"):
+        scores.register(metrics.metric("", "", larger_is_better=None, name="boldness")(lambda correct: 0.0))
+    with pytest.raises(ValueError, match="may read confidence, correct"):
+        scores.register(metrics.metric("", "", larger_is_better=None, name="x")(lambda pixels: 0.0))
+
+
+def test_metrics_say_what_they_are() -> None:
+    for metric in metrics.METRICS.values():
+        assert metric.sentence.endswith(".")
+        assert len(metric.title) > 8
+        assert metric.name in repr(metric)
+    assert metrics.auroc.better(0.9, 0.8)
+    assert metrics.ece.better(0.1, 0.2)
+    assert not metrics.mean_confidence.better(0.9, 0.8)
+
+
+def test_html_of_scores_escapes_names() -> None:
+    p, labels = prediction()
+    page = metrics.compare({"<b>": p}, labels)._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "<table>" in metrics.evaluate(p, labels)._repr_html_()
+
+
+def test_unknown_score_names_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match="no score called 'eec'; known: n, n_unknown, accuracy"):
+        _ = metrics.evaluate(*prediction()).eec
 
 
 @pytest.mark.parametrize("metric", TOP_LABEL, ids=lambda f: f.__name__)

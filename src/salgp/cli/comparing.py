@@ -19,7 +19,7 @@ from salgp.cli.calibrating import (
     read_reference,
 )
 from salgp.cli.shell import Shell, UsageError, command, sentence
-from salgp.cli.tables import SHOWN, score_table
+from salgp.cli.tables import score_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,15 +48,17 @@ def compare(
     methods: Annotated[str | None, typer.Option(help="Methods, separated by commas. Default: all.")] = None,
     reference: Reference = None,
     sort: Annotated[
-        str, typer.Option(autocompletion=lambda: list(SHOWN), help=f"Score to sort by: {', '.join(SHOWN)}.")
+        str, typer.Option(help="Score to sort by, such as ece, nll_correct, brier or auroc.")
     ] = "nll_correct",
     seed: Seed = 0,
 ) -> None:
     """Fit every calibrator on the same data and score all of them on the same held-out data."""
     chosen = _chosen_methods(methods)
-    if sort not in SHOWN:
-        raise UsageError(f"--sort {sort}: no such score; choose one of {', '.join(SHOWN)}")
     files.check_inputs(features, test, reference)
+    from salgp.metrics import METRICS
+
+    if sort not in METRICS:
+        raise UsageError(f"--sort {sort}: no such score; choose one of {', '.join(METRICS)}")
     loaded, labels = files.read_labelled(features)
     (data, y), (held_out, truth) = _train_and_test(loaded.features, labels, test, share, seed)
     predictions, failed = _fit_all(shell, chosen, (data, y), held_out, read_reference(reference, data))
@@ -124,11 +126,6 @@ def _fit_all(
 
 
 def _sorted(predictions: Mapping[str, Prediction], truth: Tensor, sort: str) -> Comparison:
-    from salgp.metrics import Comparison
     from salgp.metrics import compare as compare_predictions
 
-    comparison = compare_predictions(predictions, truth)
-    sign = -1 if sort in ("accuracy", "auroc") else 1
-    value = {name: getattr(s, sort) for name, s in comparison.rows.items()}
-    order = sorted(value, key=lambda name: (value[name] is None, sign * (value[name] or 0.0)))
-    return Comparison({name: comparison.rows[name] for name in order})
+    return compare_predictions(predictions, truth).best_first(sort)

@@ -10,20 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from salgp.metrics import Comparison
+    from salgp.metrics import Comparison, Metric
 
-__all__ = ["SHOWN", "explanation_table", "score_table"]
-
-SHOWN = {
-    "accuracy": "acc.",
-    "mean_confidence": "conf.",
-    "ece": "ECE↓",
-    "nll_correct": "NLLc↓",
-    "nll": "NLL↓",
-    "brier": "Brier↓",
-    "auroc": "AUROC↑",
-}
-_NOT_RANKED = ("accuracy", "mean_confidence")
+__all__ = ["explanation_table", "score_table"]
 
 
 def score_table(comparison: Comparison, title: str) -> Table:
@@ -36,16 +25,23 @@ def score_table(comparison: Comparison, title: str) -> Table:
         caption=_CAPTION,
         caption_justify="left",
     )
+    from salgp.metrics import METRICS
+
+    shown = {name: metric for name, metric in METRICS.items() if metric.heading}
+    arrows = {None: "", True: "↑", False: "↓"}
     table.add_column("method", no_wrap=True)
-    for heading in (*SHOWN.values(), "± std"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    best = {key: _best(comparison, key) for key in SHOWN}
+    for metric in shown.values():
+        table.add_column(
+            escape(metric.heading) + arrows[metric.larger_is_better], justify="right", no_wrap=True
+        )
+    table.add_column("± std", justify="right", no_wrap=True)
+    best = {key: _best(comparison, key, metric) for key, metric in shown.items()}
     for name, scores in comparison.as_dict().items():
-        cells = ["-" if scores[key] is None else f"{scores[key]:.3f}" for key in SHOWN]
+        cells = ["-" if scores[key] is None else f"{scores[key]:.3f}" for key in shown]
         spread = "-" if scores["mean_variance"] is None else f"{scores['mean_variance'] ** 0.5:.3f}"
         table.add_row(
             name,
-            *(f"[bold green]{c}[/]" if best[key] == name else c for key, c in zip(SHOWN, cells, strict=True)),
+            *(f"[bold green]{c}[/]" if best[key] == name else c for key, c in zip(shown, cells, strict=True)),
             spread,
         )
     return table
@@ -80,11 +76,7 @@ def explanation_table(explained: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _best(comparison: Comparison, key: str) -> str | None:
-    if (
-        key in _NOT_RANKED
-        or len(comparison.rows) < 2
-        or all(getattr(s, key) is None for s in comparison.rows.values())
-    ):
-        return None
-    return comparison.best(key)
+def _best(comparison: Comparison, key: str, metric: Metric[...]) -> str | None:
+    """The best method, where there are several, the metric has a better side, and they differ."""
+    values = {scores[key] for scores in comparison.as_dict().values()} - {None}
+    return comparison.best(key) if metric.larger_is_better is not None and len(values) > 1 else None

@@ -1,7 +1,9 @@
 """Scores of calibration, likelihood, ranking and intervals, and bootstrap intervals for each.
 
 All take NumPy arrays or torch tensors and compute in double precision. Top-label metrics take
-``(confidence, correct)``, multi-class ones ``(probs, labels)``; `evaluate` takes a whole prediction.
+``(confidence, correct)``, multi-class ones ``(probs, labels)``; `evaluate` takes a whole prediction and
+computes all `METRICS`. A metric of your own is one function under `metric`, shown everywhere once `register`
+has seen it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from salgp.metrics.binned import (
     mce,
     reliability_bins,
 )
-from salgp.metrics.bootstrap import Interval, accuracy_band, bootstrap
 from salgp.metrics.interval import (
     IntervalBins,
     interval_bins,
@@ -23,31 +24,38 @@ from salgp.metrics.interval import (
     interval_width,
     predictive_coverage,
 )
+from salgp.metrics.metric import Metric, Statistic, metric
 from salgp.metrics.proper import (
     BrierDecomposition,
     accuracy,
     brier,
     brier_correct,
     brier_decomposition,
+    mean_confidence,
     mean_variance,
     nll,
     nll_correct,
 )
 from salgp.metrics.ranking import RiskCoverage, aurc, auroc, fpr95, ood_auroc, risk_coverage
-from salgp.metrics.scores import Comparison, Scores, compare, evaluate
+from salgp.metrics.resample import Interval, accuracy_band, bootstrap
+from salgp.metrics.scores import METRICS, Comparison, Scores, arrays_of, compare, evaluate, register
 from salgp.metrics.smooth import smooth_ece
 
 __all__ = [
+    "METRICS",
     "BrierDecomposition",
     "Comparison",
     "Interval",
     "IntervalBins",
+    "Metric",
     "ReliabilityBins",
     "RiskCoverage",
     "Scores",
+    "Statistic",
     "accuracy",
     "accuracy_band",
     "adaptive_ece",
+    "arrays_of",
     "aurc",
     "auroc",
     "bootstrap",
@@ -64,11 +72,14 @@ __all__ = [
     "interval_coverage",
     "interval_width",
     "mce",
+    "mean_confidence",
     "mean_variance",
+    "metric",
     "nll",
     "nll_correct",
     "ood_auroc",
     "predictive_coverage",
+    "register",
     "reliability_bins",
     "risk_coverage",
     "smooth_ece",

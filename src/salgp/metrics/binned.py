@@ -14,16 +14,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from salgp.metrics.statistic import (
-    ArrayLike,
-    FloatArray,
-    Groups,
-    IntArray,
-    Statistic,
-    as_binary,
-    as_distribution,
-    as_scores,
-)
+from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_binary, as_distribution, as_scores
+from salgp.metrics.metric import Groups, Statistic, metric
 
 __all__ = [
     "ReliabilityBins",
@@ -95,7 +87,13 @@ def reliability_bins(
         )
 
 
-def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> float:
+@metric(
+    "Confidence error (ECE)",
+    "Mean gap between the stated confidence and how often it is right.",
+    larger_is_better=False,
+    heading="ECE",
+)
+def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> Statistic:
     """Expected calibration error of the top label, ``sum_b n_b / n |accuracy_b - confidence_b|``.
 
     Args:
@@ -111,10 +109,19 @@ def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
         >>> round(ece([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0]), 3)
         0.1
     """
-    return ece_statistic(confidence, correct, n_bins, scheme).value()
+    s, c = _checked(confidence, correct)
+    groups, gap = _bin_groups(s, n_bins, scheme), s - c
+    return Statistic(
+        len(s), lambda weights: np.abs(groups.sums(weights, gap)).sum(axis=-1) / weights.sum(axis=-1)
+    )
 
 
-def mce(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> float:
+@metric(
+    "Largest confidence error (MCE)",
+    "Largest gap between confidence and accuracy of any bin.",
+    larger_is_better=False,
+)
+def mce(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width") -> Statistic:
     """Maximum calibration error, ``max_b |accuracy_b - confidence_b|`` over the bins that hold samples.
 
     Args:
@@ -130,10 +137,21 @@ def mce(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
         >>> round(mce([0.9, 0.9, 0.6, 0.4], [1, 1, 1, 0]), 3)
         0.4
     """
-    return mce_statistic(confidence, correct, n_bins, scheme).value()
+    return _of_gaps(
+        confidence,
+        correct,
+        n_bins,
+        scheme,
+        lambda count, gap: (np.abs(gap) / np.maximum(count, 1)).max(axis=-1),
+    )
 
 
-def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) -> float:
+@metric(
+    "Confidence error, equal bins (ACE)",
+    "Plain mean of the gaps of bins with equally many samples.",
+    larger_is_better=False,
+)
+def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) -> Statistic:
     """Adaptive calibration error of Nixon et al. (2019) for the top label: plain mean of the gaps of
     equal-mass bins.
 
@@ -152,16 +170,25 @@ def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) ->
         >>> round(adaptive_ece([0.9, 0.8, 0.6, 0.4], [1, 1, 1, 0], n_bins=2), 3)
         0.075
     """
-    return adaptive_ece_statistic(confidence, correct, n_bins).value()
+
+    def mean_gap(count: FloatArray, gap: FloatArray) -> FloatArray:
+        return np.asarray((np.abs(gap) / np.maximum(count, 1)).sum(axis=-1) / (count > 0).sum(axis=-1))
+
+    return _of_gaps(confidence, correct, n_bins, "mass", mean_gap)
 
 
+@metric(
+    "Confidence error without label noise",
+    "Confidence error less what label noise alone adds.",
+    larger_is_better=False,
+)
 def debiased_ece(
     confidence: ArrayLike,
     correct: ArrayLike,
     n_bins: int = 15,
     scheme: Scheme = "width",
     norm: Literal["l1", "l2"] = "l1",
-) -> float:
+) -> Statistic:
     r"""Calibration error less the part that label noise alone adds (Kumar, Liang & Ma 2019).
 
     ``"l1"``: their ``2 E - mean(E of redrawn labels)`` under the normal approximation
@@ -185,63 +212,6 @@ def debiased_ece(
         >>> debiased_ece(confidence, correct) < ece(confidence, correct)
         True
     """
-    return debiased_ece_statistic(confidence, correct, n_bins, scheme, norm).value()
-
-
-def classwise_ece(probs: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> float:
-    """Mean over classes of the calibration error of each class probability (Kull et al. 2019).
-
-    Args:
-        probs: ``(n, c)`` rows sum to 1.
-        labels: ``(n,)`` true classes; samples of an unknown class (-1) are left out.
-        n_bins: number of equal-width bins.
-
-    Returns:
-        A value in [0, 1].
-
-    Example:
-        >>> round(classwise_ece([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
-        0.25
-    """
-    return classwise_ece_statistic(probs, labels, n_bins).value()
-
-
-def ece_statistic(
-    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width"
-) -> Statistic:
-    s, c = _checked(confidence, correct)
-    groups, gap = _bin_groups(s, n_bins, scheme), s - c
-    return Statistic(
-        len(s), lambda weights: np.abs(groups.sums(weights, gap)).sum(axis=-1) / weights.sum(axis=-1)
-    )
-
-
-def mce_statistic(
-    confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Scheme = "width"
-) -> Statistic:
-    return _of_gaps(
-        confidence,
-        correct,
-        n_bins,
-        scheme,
-        lambda count, gap: (np.abs(gap) / np.maximum(count, 1)).max(axis=-1),
-    )
-
-
-def adaptive_ece_statistic(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) -> Statistic:
-    def mean_gap(count: FloatArray, gap: FloatArray) -> FloatArray:
-        return np.asarray((np.abs(gap) / np.maximum(count, 1)).sum(axis=-1) / (count > 0).sum(axis=-1))
-
-    return _of_gaps(confidence, correct, n_bins, "mass", mean_gap)
-
-
-def debiased_ece_statistic(
-    confidence: ArrayLike,
-    correct: ArrayLike,
-    n_bins: int = 15,
-    scheme: Scheme = "width",
-    norm: Literal["l1", "l2"] = "l1",
-) -> Statistic:
     if norm not in ("l1", "l2"):
         raise ValueError(f"norm must be 'l1' or 'l2', got {norm!r}")
     s, c = _checked(confidence, correct)
@@ -256,12 +226,31 @@ def debiased_ece_statistic(
     return Statistic(len(s), of_weights)
 
 
-def classwise_ece_statistic(probs: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> Statistic:
+@metric(
+    "Confidence error of every class",
+    "Mean over classes of the gap between probability and frequency.",
+    larger_is_better=False,
+)
+def classwise_ece(probs: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> Statistic:
+    """Mean over classes of the calibration error of each class probability (Kull et al. 2019).
+
+    Args:
+        probs: ``(n, c)`` rows sum to 1.
+        labels: ``(n,)`` true classes; samples of an unknown class (-1) are left out.
+        n_bins: number of equal-width bins.
+
+    Returns:
+        A value in [0, 1].
+
+    Example:
+        >>> round(classwise_ece([[0.7, 0.3], [0.2, 0.8]], [0, 1]), 3)
+        0.25
+    """
     p, y = as_distribution(probs, labels)
     known = np.flatnonzero(y >= 0)
     if not len(known):
         raise ValueError("every label is -1 (unknown): the classwise error needs samples of known classes")
-    each = [ece_statistic(p[known, k], y[known] == k, n_bins) for k in range(p.shape[1])]
+    each = [ece.formula(p[known, k], y[known] == k, n_bins) for k in range(p.shape[1])]
     return Statistic(
         len(y), lambda weights: np.mean([one.of_weights(weights[..., known]) for one in each], axis=0)
     )

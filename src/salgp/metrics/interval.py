@@ -12,16 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.metrics.binned import Scheme, assign_bins
-from salgp.metrics.statistic import (
-    ArrayLike,
-    FloatArray,
-    Groups,
-    IntArray,
-    Statistic,
-    as_binary,
-    as_scores,
-    mean_of,
-)
+from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_binary, as_scores
+from salgp.metrics.metric import Groups, Statistic, mean_of, metric
 
 __all__ = ["IntervalBins", "interval_bins", "interval_coverage", "interval_width", "predictive_coverage"]
 
@@ -86,6 +78,12 @@ def interval_bins(
     return IntervalBins(count[some], *means)
 
 
+@metric(
+    "Intervals that hold",
+    "Share of samples in bins whose mean interval holds the accuracy.",
+    larger_is_better=True,
+    name="coverage",
+)
 def interval_coverage(
     confidence: ArrayLike,
     correct: ArrayLike,
@@ -93,7 +91,7 @@ def interval_coverage(
     upper: ArrayLike,
     n_bins: int = 15,
     scheme: Scheme = "mass",
-) -> float:
+) -> Statistic:
     """Share of samples in bins whose mean interval holds the bin's observed accuracy.
 
     The accuracy of a bin of m samples has a sampling error of ``sqrt(a (1 - a) / m)``; intervals much
@@ -116,7 +114,15 @@ def interval_coverage(
         ... )
         0.5
     """
-    return interval_coverage_statistic(confidence, correct, lower, upper, n_bins, scheme).value()
+    s, c, low, high = _checked(confidence, correct, lower, upper)
+    index, edges = assign_bins(s, n_bins, scheme)
+    groups = Groups(index, len(edges) - 1)
+
+    def of_weights(weights: FloatArray) -> FloatArray:
+        count, a, b, hits = groups.sums(weights), *(groups.sums(weights, x) for x in (low, high, c))
+        return np.asarray((count * _inside(a, b, hits)).sum(axis=-1) / count.sum(axis=-1))
+
+    return Statistic(len(s), of_weights)
 
 
 def predictive_coverage(
@@ -176,36 +182,19 @@ def predictive_coverage(
     return float(total / len(s))
 
 
-def interval_width(lower: ArrayLike, upper: ArrayLike) -> float:
+@metric(
+    "Width of the intervals",
+    "Mean width of the 90 % intervals.",
+    larger_is_better=False,
+    name="width",
+)
+def interval_width(lower: ArrayLike, upper: ArrayLike) -> Statistic:
     """Mean width of the intervals.
 
     Example:
         >>> round(interval_width([0.4, 0.8], [0.6, 1.0]), 3)
         0.2
     """
-    return interval_width_statistic(lower, upper).value()
-
-
-def interval_coverage_statistic(
-    confidence: ArrayLike,
-    correct: ArrayLike,
-    lower: ArrayLike,
-    upper: ArrayLike,
-    n_bins: int = 15,
-    scheme: Scheme = "mass",
-) -> Statistic:
-    s, c, low, high = _checked(confidence, correct, lower, upper)
-    index, edges = assign_bins(s, n_bins, scheme)
-    groups = Groups(index, len(edges) - 1)
-
-    def of_weights(weights: FloatArray) -> FloatArray:
-        count, a, b, hits = groups.sums(weights), *(groups.sums(weights, x) for x in (low, high, c))
-        return np.asarray((count * _inside(a, b, hits)).sum(axis=-1) / count.sum(axis=-1))
-
-    return Statistic(len(s), of_weights)
-
-
-def interval_width_statistic(lower: ArrayLike, upper: ArrayLike) -> Statistic:
     low, high = _checked_ends(lower, upper)
     return mean_of(high - low)
 

@@ -11,16 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from salgp.metrics.binned import Scheme, assign_bins
-from salgp.metrics.statistic import (
-    ArrayLike,
-    FloatArray,
-    Statistic,
-    as_binary,
-    as_distribution,
-    as_numbers,
-    as_scores,
-    mean_of,
-)
+from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_distribution, as_numbers, as_scores
+from salgp.metrics.metric import Statistic, mean_of, metric
 
 __all__ = [
     "BrierDecomposition",
@@ -28,6 +20,7 @@ __all__ = [
     "brier",
     "brier_correct",
     "brier_decomposition",
+    "mean_confidence",
     "mean_variance",
     "nll",
     "nll_correct",
@@ -63,17 +56,45 @@ class BrierDecomposition:
         return self.reliability - self.resolution + self.uncertainty + self.within_bin
 
 
-def accuracy(correct: ArrayLike) -> float:
+@metric(
+    "Right answers (accuracy)",
+    "How often the predicted class is the true one; calibration never changes it.",
+    larger_is_better=True,
+    heading="acc.",
+)
+def accuracy(correct: ArrayLike) -> Statistic:
     """Share of correct predictions.
 
     Example:
         >>> accuracy([True, True, False, True])
         0.75
     """
-    return accuracy_statistic(correct).value()
+    return mean_of(as_binary(correct, "correct"))
 
 
-def nll(probs: ArrayLike, labels: ArrayLike) -> float:
+@metric(
+    "Stated confidence (mean)",
+    "Mean confidence; it should equal the share of right answers.",
+    larger_is_better=None,
+    heading="conf.",
+)
+def mean_confidence(confidence: ArrayLike) -> Statistic:
+    """Mean confidence.
+
+    Example:
+        >>> mean_confidence([0.5, 0.75])
+        0.625
+    """
+    return mean_of(as_scores(confidence, "confidence"))
+
+
+@metric(
+    "Surprise over all classes (NLL)",
+    "The same for the whole list of class probabilities.",
+    larger_is_better=False,
+    heading="NLL",
+)
+def nll(probs: ArrayLike, labels: ArrayLike) -> Statistic:
     """Multi-class negative log-likelihood, the mean of ``-log p(true class)``, in nats.
 
     Args:
@@ -87,10 +108,18 @@ def nll(probs: ArrayLike, labels: ArrayLike) -> float:
         >>> round(nll([[0.5, 0.5], [0.9, 0.1], [0.8, 0.2]], [1, 0, -1]), 4)
         0.3993
     """
-    return nll_statistic(probs, labels).value()
+    p, y = as_distribution(probs, labels)
+    true = p[np.arange(len(y)), np.maximum(y, 0)].astype(np.float64)
+    return _mean_of_known(-np.log(np.clip(true, EPS, 1.0)), y >= 0)
 
 
-def nll_correct(confidence: ArrayLike, correct: ArrayLike) -> float:
+@metric(
+    "Surprise (NLL)",
+    "Punishes being sure and wrong; counts whether the answer was right.",
+    larger_is_better=False,
+    heading="NLLc",
+)
+def nll_correct(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
     """Negative log-likelihood of correctness: ``-mean(c log s + (1 - c) log(1 - s))``, in nats.
 
     Args:
@@ -104,10 +133,18 @@ def nll_correct(confidence: ArrayLike, correct: ArrayLike) -> float:
         >>> round(nll_correct([0.5, 0.9], [0, 1]), 4)
         0.3993
     """
-    return nll_correct_statistic(confidence, correct).value()
+    s = np.clip(as_scores(confidence, "confidence"), EPS, 1 - EPS)
+    c = as_binary(correct, "correct", len(s))
+    return mean_of(-np.log(np.where(c == 1, s, 1 - s)))
 
 
-def brier(probs: ArrayLike, labels: ArrayLike) -> float:
+@metric(
+    "Squared error (Brier)",
+    "Mean squared distance between probabilities and truth.",
+    larger_is_better=False,
+    heading="Brier",
+)
+def brier(probs: ArrayLike, labels: ArrayLike) -> Statistic:
     """Multi-class Brier score, the mean of ``sum_k (p_k - [y = k])^2``; between 0 and 2.
 
     Args:
@@ -121,17 +158,26 @@ def brier(probs: ArrayLike, labels: ArrayLike) -> float:
         >>> round(brier([[0.5, 0.5], [1.0, 0.0]], [1, 0]), 3)
         0.25
     """
-    return brier_statistic(probs, labels).value()
+    p, y = as_distribution(probs, labels)
+    true = p[np.arange(len(y)), np.maximum(y, 0)].astype(np.float64)
+    squares = np.einsum("ij,ij->i", p, p, dtype=np.float64)
+    return _mean_of_known(squares - 2 * true + 1, y >= 0)
 
 
-def brier_correct(confidence: ArrayLike, correct: ArrayLike) -> float:
+@metric(
+    "Squared error of being right",
+    "Mean squared distance between confidence and being right.",
+    larger_is_better=False,
+)
+def brier_correct(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
     """Brier score of correctness, the mean of ``(s - c)^2``.
 
     Example:
         >>> round(brier_correct([0.5, 1.0], [0, 1]), 3)
         0.125
     """
-    return brier_correct_statistic(confidence, correct).value()
+    s = as_scores(confidence, "confidence")
+    return mean_of((s - as_binary(correct, "correct", len(s))) ** 2)
 
 
 def brier_decomposition(
@@ -168,45 +214,18 @@ def brier_decomposition(
     )
 
 
-def mean_variance(std: ArrayLike) -> float:
+@metric(
+    "Mean variance",
+    "Mean squared error bar of the confidence.",
+    larger_is_better=None,
+)
+def mean_variance(std: ArrayLike) -> Statistic:
     """Mean predictive variance of the confidence, from its standard deviations ``(n,)``.
 
     Example:
         >>> round(mean_variance([0.1, 0.3]), 3)
         0.05
     """
-    return mean_variance_statistic(std).value()
-
-
-def accuracy_statistic(correct: ArrayLike) -> Statistic:
-    return mean_of(as_binary(correct, "correct"))
-
-
-def nll_statistic(probs: ArrayLike, labels: ArrayLike) -> Statistic:
-    p, y = as_distribution(probs, labels)
-    true = p[np.arange(len(y)), np.maximum(y, 0)].astype(np.float64)
-    return _mean_of_known(-np.log(np.clip(true, EPS, 1.0)), y >= 0)
-
-
-def nll_correct_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
-    s = np.clip(as_scores(confidence, "confidence"), EPS, 1 - EPS)
-    c = as_binary(correct, "correct", len(s))
-    return mean_of(-np.log(np.where(c == 1, s, 1 - s)))
-
-
-def brier_statistic(probs: ArrayLike, labels: ArrayLike) -> Statistic:
-    p, y = as_distribution(probs, labels)
-    true = p[np.arange(len(y)), np.maximum(y, 0)].astype(np.float64)
-    squares = np.einsum("ij,ij->i", p, p, dtype=np.float64)
-    return _mean_of_known(squares - 2 * true + 1, y >= 0)
-
-
-def brier_correct_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
-    s = as_scores(confidence, "confidence")
-    return mean_of((s - as_binary(correct, "correct", len(s))) ** 2)
-
-
-def mean_variance_statistic(std: ArrayLike) -> Statistic:
     values = as_numbers(std, "std")
     if values.min() < 0:
         raise ValueError(f"std must not be negative, got {values.min():g} in row {values.argmin()}")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from salgp.metrics.statistic import ArrayLike, FloatArray, Groups, Statistic, as_binary, as_numbers
+from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_numbers
+from salgp.metrics.metric import Groups, Statistic, metric
 
 __all__ = ["RiskCoverage", "aurc", "auroc", "fpr95", "ood_auroc", "risk_coverage"]
 
@@ -32,7 +33,13 @@ class RiskCoverage:
         return float(self.risk.mean())
 
 
-def auroc(confidence: ArrayLike, correct: ArrayLike) -> float:
+@metric(
+    "Spotting errors (AUROC)",
+    "Chance that a right answer is surer than a wrong one; 0.5 is a coin toss.",
+    larger_is_better=True,
+    heading="AUROC",
+)
+def auroc(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
     """Area under the ROC curve of spotting errors: the chance that a correct prediction is more confident
     than a wrong one.
 
@@ -47,7 +54,8 @@ def auroc(confidence: ArrayLike, correct: ArrayLike) -> float:
         >>> auroc([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])
         0.75
     """
-    return auroc_statistic(confidence, correct).value()
+    s, c = _checked(confidence, correct)
+    return _pair_order(s, c)
 
 
 def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
@@ -72,7 +80,12 @@ def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
     return RiskCoverage(accepted / len(s), np.cumsum(expected[np.sort(ranks.index)]) / accepted)
 
 
-def aurc(confidence: ArrayLike, correct: ArrayLike) -> float:
+@metric(
+    "Error left when picking the surest (AURC)",
+    "Mean error rate over all shares that could be kept.",
+    larger_is_better=False,
+)
+def aurc(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
     """Area under the risk-coverage curve: mean error rate over all coverages; smaller is better.
 
     Args:
@@ -86,10 +99,31 @@ def aurc(confidence: ArrayLike, correct: ArrayLike) -> float:
         >>> round(aurc([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), 4)
         0.1458
     """
-    return aurc_statistic(confidence, correct).value()
+    """In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the
+    expected risk ``(E + k e/g) / (N + k)``; their sum is ``e + (E - N e/g) (H(N + g) - H(N))`` with harmonic
+    numbers H.
+    """
+    s, c = _checked(confidence, correct)
+    ranks = _rank_groups(s)
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])
+
+    def of_weights(weights: FloatArray) -> FloatArray:
+        g, e = (ranks.sums(weights * x)[..., ::-1] for x in (1.0, 1 - c))  # most confident first
+        after, errors_after = g.cumsum(axis=-1), e.cumsum(axis=-1)
+        before = after - g
+        steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]
+        risks = e + (errors_after - e - before * e / np.maximum(g, 1)) * steps
+        return np.asarray(risks.sum(axis=-1) / weights.sum(axis=-1))
+
+    return Statistic(len(s), of_weights)
 
 
-def ood_auroc(novelty: ArrayLike, is_ood: ArrayLike) -> float:
+@metric(
+    "Spotting unknown classes (AUROC)",
+    "Chance that a strange sample is rated more novel than a usual one.",
+    larger_is_better=True,
+)
+def ood_auroc(novelty: ArrayLike, is_ood: ArrayLike) -> Statistic:
     """Chance that an out-of-distribution sample has a larger novelty score than one from the distribution.
 
     Args:
@@ -103,9 +137,15 @@ def ood_auroc(novelty: ArrayLike, is_ood: ArrayLike) -> float:
         >>> ood_auroc([0.1, 0.2, 0.9], [0, 0, 1])
         1.0
     """
-    return ood_auroc_statistic(novelty, is_ood).value()
+    score = as_numbers(novelty, "novelty")
+    return _pair_order(score, as_binary(is_ood, "is_ood", len(score)))
 
 
+@metric(
+    "Strange samples let in",
+    "Share of strange samples accepted by the threshold that accepts 95 % of the usual ones.",
+    larger_is_better=False,
+)
 def fpr95(novelty: ArrayLike, is_ood: ArrayLike) -> float:
     """Share of out-of-distribution samples accepted by the threshold that accepts 95 % of the others.
 
@@ -127,36 +167,6 @@ def fpr95(novelty: ArrayLike, is_ood: ArrayLike) -> float:
     known = np.sort(score[~ood])
     threshold = known[-(-95 * len(known) // 100) - 1]  # integer ceiling: exactly 95 % suffice
     return float(np.mean(score[ood] <= threshold))
-
-
-def auroc_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
-    s, c = _checked(confidence, correct)
-    return _pair_order(s, c)
-
-
-def ood_auroc_statistic(novelty: ArrayLike, is_ood: ArrayLike) -> Statistic:
-    score = as_numbers(novelty, "novelty")
-    return _pair_order(score, as_binary(is_ood, "is_ood", len(score)))
-
-
-def aurc_statistic(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
-    """In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the
-    expected risk ``(E + k e/g) / (N + k)``; their sum is ``e + (E - N e/g) (H(N + g) - H(N))`` with harmonic
-    numbers H.
-    """
-    s, c = _checked(confidence, correct)
-    ranks = _rank_groups(s)
-    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])
-
-    def of_weights(weights: FloatArray) -> FloatArray:
-        g, e = (ranks.sums(weights * x)[..., ::-1] for x in (1.0, 1 - c))  # most confident first
-        after, errors_after = g.cumsum(axis=-1), e.cumsum(axis=-1)
-        before = after - g
-        steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]
-        risks = e + (errors_after - e - before * e / np.maximum(g, 1)) * steps
-        return np.asarray(risks.sum(axis=-1) / weights.sum(axis=-1))
-
-    return Statistic(len(s), of_weights)
 
 
 def _pair_order(score: FloatArray, positive: FloatArray) -> Statistic:

@@ -5,75 +5,124 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from salgp.metrics.binned import debiased_ece, ece, mce
+from salgp.metrics.checks import ArrayLike, as_distribution
 from salgp.metrics.interval import interval_coverage, interval_width
-from salgp.metrics.proper import accuracy, brier, mean_variance, nll, nll_correct
+from salgp.metrics.metric import Metric
+from salgp.metrics.proper import accuracy, brier, mean_confidence, mean_variance, nll, nll_correct
 from salgp.metrics.ranking import aurc, auroc
 from salgp.metrics.smooth import smooth_ece
-from salgp.metrics.statistic import ArrayLike, as_distribution
 
 if TYPE_CHECKING:
     from salgp.prediction import Prediction
 
-__all__ = ["Comparison", "Scores", "compare", "evaluate"]
+__all__ = ["METRICS", "Comparison", "Scores", "arrays_of", "compare", "evaluate", "register"]
+
+METRICS: dict[str, Metric[...]] = {
+    metric.name: metric
+    for metric in (
+        accuracy,
+        mean_confidence,
+        ece,
+        debiased_ece,
+        mce,
+        smooth_ece,
+        nll,
+        nll_correct,
+        brier,
+        auroc,
+        aurc,
+        mean_variance,
+        interval_coverage,
+        interval_width,
+    )
+}
+"""What `evaluate` computes, by name, in the order of the tables."""
 
 
-@dataclass(frozen=True)
+def register(metric: Metric[...]) -> Metric[...]:
+    """Add a metric to those that `evaluate`, the tables, the report and the command line show.
+
+    Args:
+        metric: made by `salgp.metrics.metric`; it may read ``confidence``, ``correct``, ``probs``,
+            ``labels``, ``std``, ``lower``, ``upper`` and ``novelty`` of a prediction.
+
+    Returns:
+        The metric itself, so that this is a decorator.
+
+    Example:
+        >>> from salgp.metrics import metric
+        >>> register(METRICS["ece"]).name  # the same again changes nothing
+        'ece'
+    """
+    if not isinstance(metric, Metric):
+        raise TypeError(f"expected a Metric made by salgp.metrics.metric, got {type(metric).__name__}")
+    unknown = [name for name in metric.reads if name not in _READABLE]
+    if unknown:
+        raise ValueError(
+            f"{metric.name} reads {unknown[0]!r}; a metric of predictions may read {', '.join(_READABLE)}"
+        )
+    if METRICS.setdefault(metric.name, metric) is not metric:
+        raise ValueError(f"there is a metric called {metric.name!r} already; choose another name")
+    return metric
+
+
 class Scores:
-    """Scores of one prediction; None where a score does not exist (no variance, only correct samples, ...).
+    """Scores of one prediction, each an attribute; None where a score does not exist (no variance, only
+    correct samples, ...).
 
     Args:
         n: samples.
-        n_unknown: samples of a class the network does not know (-1): wrong, and left out of ``nll`` and
-            ``brier``.
-        accuracy: share of correct labels.
-        mean_confidence: mean calibrated confidence.
-        ece: expected calibration error, equal-width bins.
-        debiased_ece: the same less the part of label noise.
-        mce: maximum calibration error.
-        smooth_ece: calibration error without bins.
-        nll: multi-class negative log-likelihood.
-        nll_correct: negative log-likelihood of correctness.
-        brier: multi-class Brier score.
-        auroc: area under the ROC curve of spotting errors.
-        aurc: area under the risk-coverage curve.
-        mean_variance: mean predictive variance of the confidence.
-        coverage: share of samples in bins whose mean interval holds the observed accuracy.
-        width: mean width of the intervals.
+        n_unknown: samples of a class the network does not know (-1): wrong, and left out of multi-class
+            metrics.
+        values: name of each metric in `METRICS` to its value.
+
+    Example:
+        >>> scores = Scores(n=10, n_unknown=0, ece=0.02, auroc=None)
+        >>> scores.ece, scores["n"], scores.auroc
+        (0.02, 10, None)
     """
 
-    n: int
-    n_unknown: int
-    accuracy: float
-    mean_confidence: float
-    ece: float
-    debiased_ece: float
-    mce: float
-    smooth_ece: float
-    nll: float | None
-    nll_correct: float
-    brier: float | None
-    auroc: float | None
-    aurc: float
-    mean_variance: float | None
-    coverage: float | None
-    width: float | None
+    def __init__(self, n: int, n_unknown: int, **values: float | None) -> None:
+        self._values: dict[str, Any] = {"n": n, "n_unknown": n_unknown, **values}
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"no score called {name!r}; known: {', '.join(values)}")
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scores) and self._values == other._values
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._values]
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names to values."""
-        return asdict(self)
+        """Names to values."""
+        return dict(self._values)
 
     def to_json(self) -> str:
         """One JSON object; absent scores are null."""
-        return json.dumps(self.as_dict())
+        return json.dumps(self._values)
+
+    def __repr__(self) -> str:
+        return f"Scores({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     def __str__(self) -> str:
-        return _aligned([(name, [_text(value)]) for name, value in self.as_dict().items()])
+        return _aligned([(name, [_text(value)]) for name, value in self._values.items()])
+
+    def _repr_html_(self) -> str:
+        return Comparison({"": self})._repr_html_()
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,22 +144,41 @@ class Comparison:
         return json.dumps(self.as_dict())
 
     def best(self, score: str = "nll_correct") -> str:
-        """The method with the smallest ``score`` (the largest, for accuracy, auroc and coverage)."""
-        sign = -1 if score in ("accuracy", "auroc", "coverage") else 1
-        known = {
-            name: sign * value
-            for name, scores in self.rows.items()
-            if (value := getattr(scores, score)) is not None
-        }
-        if not known:
+        """The method with the best ``score``: the smallest or the largest, as the metric says."""
+        ranked = self.best_first(score)
+        best = next(iter(ranked.rows))
+        if ranked.rows[best].as_dict().get(score) is None:
             raise ValueError(f"no method has the score {score!r}")
-        return min(known, key=lambda name: known[name])
+        return best
+
+    def best_first(self, score: str = "nll_correct") -> Comparison:
+        """The same rows, best first; those without this score last."""
+        metric = METRICS.get(score)
+        sign = -1 if metric is not None and metric.larger_is_better else 1
+        value = {name: scores.as_dict().get(score) for name, scores in self.rows.items()}
+        order = sorted(value, key=lambda name: (value[name] is None, sign * (value[name] or 0.0)))
+        return Comparison({name: self.rows[name] for name in order})
+
+    def _columns(self) -> list[str]:
+        """Names of the scores that any method has."""
+        names = list(dict.fromkeys(key for scores in self.rows.values() for key in scores.as_dict()))
+        return [name for name in names if any(s.as_dict().get(name) is not None for s in self.rows.values())]
 
     def __str__(self) -> str:
-        values = {name: list(scores.as_dict().values()) for name, scores in self.rows.items()}
-        shown = [i for i in range(len(fields(Scores))) if any(row[i] is not None for row in values.values())]
-        head = ("method", [fields(Scores)[i].name for i in shown])
-        return _aligned([head, *((name, [_text(row[i]) for i in shown]) for name, row in values.items())])
+        shown = self._columns()
+        rows = [(name, [_text(s.as_dict().get(key)) for key in shown]) for name, s in self.rows.items()]
+        return _aligned([("method", shown), *rows])
+
+    def _repr_html_(self) -> str:
+        shown = self._columns()
+        head = "".join(f"<th title='{_meaning(key)}'>{escape(key)}</th>" for key in ("", *shown))
+        body = "".join(
+            f"<tr><th>{escape(name)}</th>"
+            + "".join(f"<td>{_text(scores.as_dict().get(key))}</td>" for key in shown)
+            + "</tr>"
+            for name, scores in self.rows.items()
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def evaluate(prediction: Prediction, labels: ArrayLike, n_bins: int = 15) -> Scores:
@@ -132,26 +200,37 @@ def evaluate(prediction: Prediction, labels: ArrayLike, n_bins: int = 15) -> Sco
         >>> scores.n, scores.n_unknown, round(scores.accuracy, 3), round(scores.nll, 3)
         (3, 1, 0.667, 0.22)
     """
+    arrays = arrays_of(prediction, labels)
+    y = arrays["labels"]
+    values = {name: _value(metric, arrays, n_bins) for name, metric in METRICS.items()}
+    return Scores(n=len(y), n_unknown=int((y < 0).sum()), **values)
+
+
+def arrays_of(prediction: Prediction, labels: ArrayLike) -> dict[str, Any]:
+    """What a metric may read of a prediction and the truth, by name; None where it does not exist.
+
+    Example:
+        >>> import torch
+        >>> from salgp import Features, Prediction
+        >>> f = Features(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+        >>> arrays_of(Prediction.from_probs(f, f.probs), [0, 0])["correct"]
+        array([ True, False])
+    """
     probs, y = as_distribution(prediction.probs, labels)
-    s, correct = prediction.confidence, prediction.label.cpu().numpy() == y
-    some_known = bool((y >= 0).any())
-    return Scores(
-        n=len(y),
-        n_unknown=int((y < 0).sum()),
-        accuracy=accuracy(correct),
-        mean_confidence=float(s.double().mean()),
-        ece=ece(s, correct, n_bins),
-        debiased_ece=debiased_ece(s, correct, n_bins),
-        mce=mce(s, correct, n_bins),
-        smooth_ece=smooth_ece(s, correct),
-        nll=nll(probs, y) if some_known else None,
-        nll_correct=nll_correct(s, correct),
-        brier=brier(probs, y) if some_known else None,
-        auroc=_finite(auroc(s, correct)),
-        aurc=aurc(s, correct),
-        mean_variance=None if prediction.std is None else mean_variance(prediction.std),
-        **_interval_scores(prediction, correct, n_bins),
-    )
+    return {
+        "confidence": prediction.confidence,
+        "correct": prediction.label.cpu().numpy() == y,
+        "probs": probs,
+        "labels": y,
+        "std": prediction.std,
+        "lower": prediction.lower,
+        "upper": prediction.upper,
+        "novelty": prediction.novelty,
+    }
+
+
+_READABLE = ("confidence", "correct", "probs", "labels", "std", "lower", "upper", "novelty")
+"""Arrays of a prediction that a metric may ask for, see `arrays_of`."""
 
 
 def compare(predictions: Mapping[str, Prediction], labels: ArrayLike, n_bins: int = 15) -> Comparison:
@@ -181,18 +260,18 @@ def compare(predictions: Mapping[str, Prediction], labels: ArrayLike, n_bins: in
     )
 
 
-def _interval_scores(prediction: Prediction, correct: np.ndarray, n_bins: int) -> dict[str, float | None]:
-    lower, upper = prediction.lower, prediction.upper
-    if lower is None or upper is None:
-        return {"coverage": None, "width": None}
-    return {
-        "coverage": interval_coverage(prediction.confidence, correct, lower, upper, n_bins),
-        "width": interval_width(lower, upper),
-    }
-
-
-def _finite(value: float) -> float | None:
+def _value(metric: Metric[...], arrays: Mapping[str, Any], n_bins: int) -> float | None:
+    """The metric of these arrays; None where one is missing, no class is known, or it is not a number."""
+    read = [arrays[name] for name in metric.reads]
+    if any(x is None for x in read) or ("labels" in metric.reads and not (arrays["labels"] >= 0).any()):
+        return None
+    options = {"n_bins": n_bins} if "n_bins" in metric.options else {}
+    value = metric(*read, **options)
     return value if math.isfinite(value) else None
+
+
+def _meaning(name: str) -> str:
+    return escape(METRICS[name].sentence, quote=True) if name in METRICS else ""
 
 
 def _text(value: float | None) -> str:

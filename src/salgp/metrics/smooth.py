@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from salgp.metrics.statistic import ArrayLike, FloatArray, as_binary, as_scores
+from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_scores
+from salgp.metrics.metric import metric
 
 __all__ = ["smooth_ece"]
 
 _GRID = 2048
 
 
+@metric(
+    "Confidence error without bins",
+    "Gap between confidence and accuracy, smoothed instead of binned.",
+    larger_is_better=False,
+)
 def smooth_ece(confidence: ArrayLike, correct: ArrayLike) -> float:
     r"""Smooth expected calibration error, the bandwidth :math:`\sigma` at which the smoothed error equals it.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from salgp.metrics import Interval, RiskCoverage
-from salgp.metrics.statistic import ArrayLike, IntArray, as_numbers
+from salgp.metrics.checks import ArrayLike, IntArray, as_numbers
 from salgp.plots.style import CYCLE, annotate_cells, new_axes
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from salgp.metrics.statistic import ArrayLike, FloatArray, as_numbers
+from salgp.metrics.checks import ArrayLike, FloatArray, as_numbers
 from salgp.plots.style import BLUE, CYCLE, RED, annotate_cells, new_axes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from salgp.metrics import ReliabilityBins, accuracy_band, reliability_bins
-from salgp.metrics.statistic import ArrayLike
+from salgp.metrics.checks import ArrayLike
 from salgp.plots.style import BLUE, GREY, RED, new_figure
 
 if TYPE_CHECKING:

@@ -9,37 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from salgp.metrics import binned, interval, proper, ranking
-from salgp.metrics.draws import resample_counts
-from salgp.metrics.statistic import FloatArray, IntArray, Statistic
+from salgp.metrics.binned import ReliabilityBins
+from salgp.metrics.checks import FloatArray, IntArray
+from salgp.metrics.metric import Metric, Statistic
 
-__all__ = ["Interval", "accuracy_band", "bootstrap"]
+__all__ = ["Interval", "accuracy_band", "bootstrap", "resample_counts"]
 
-_STATISTICS: dict[Callable[..., Any], Callable[..., Statistic]] = {
-    binned.adaptive_ece: binned.adaptive_ece_statistic,
-    binned.classwise_ece: binned.classwise_ece_statistic,
-    binned.debiased_ece: binned.debiased_ece_statistic,
-    binned.ece: binned.ece_statistic,
-    binned.mce: binned.mce_statistic,
-    interval.interval_coverage: interval.interval_coverage_statistic,
-    interval.interval_width: interval.interval_width_statistic,
-    proper.accuracy: proper.accuracy_statistic,
-    proper.brier: proper.brier_statistic,
-    proper.brier_correct: proper.brier_correct_statistic,
-    proper.mean_variance: proper.mean_variance_statistic,
-    proper.nll: proper.nll_statistic,
-    proper.nll_correct: proper.nll_correct_statistic,
-    ranking.aurc: ranking.aurc_statistic,
-    ranking.auroc: ranking.auroc_statistic,
-    ranking.ood_auroc: ranking.ood_auroc_statistic,
-}
+_CHUNK = 2**18
+"""Counts made at a time: few enough to stay in cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +64,8 @@ def bootstrap(
 
     Metrics over bins keep the bins of the whole sample in every resample. Calibration errors are biased
     upwards, and resamples doubly so: the interval may lie above the value. Resamples where the metric is NaN
-    are left out. A resample is drawn as multinomial counts (through Poisson counts, exact in distribution)
-    rather than as indices, and the metrics of this package are computed from many count vectors at once;
-    other functions are called on each resample.
+    are left out. The metrics of this package are computed from the counts of many resamples at once; other
+    functions are called on each resample.
 
     Args:
         metric: one of this package, or any function from arrays to a number.
@@ -108,13 +89,15 @@ def bootstrap(
     if n_resamples < 1 or not 0 < level < 1:
         raise ValueError(f"expected n_resamples >= 1 and 0 < level < 1, got {n_resamples} and {level}")
     columns = [x.detach().cpu() if isinstance(x, Tensor) else np.asarray(x) for x in arrays]
-    value = float(metric(*columns, **options))
     draws = resample_counts(n, n_resamples, seed)
-    if metric in _STATISTICS:
-        order = _order(columns[0])
-        statistic = _STATISTICS[metric](*(x[order] for x in columns), **options)
-        replicates = np.concatenate([statistic.of_weights(weights) for weights in _as_weights(draws, order)])
+    order = _order(columns[0])
+    formula = metric.formula if isinstance(metric, Metric) else metric
+    found = formula(*(x[order] for x in columns), **options)
+    if isinstance(found, Statistic):
+        value = found.value()
+        replicates = np.concatenate([found.of_weights(counts[:, order].astype(float)) for counts in draws])
     else:
+        value = float(found)
         rows = (np.repeat(np.arange(n), row) for counts in draws for row in counts)
         replicates = np.array([float(metric(*(x[row] for x in columns), **options)) for row in rows])
     lower, upper = _quantiles(replicates, level)
@@ -122,7 +105,7 @@ def bootstrap(
 
 
 def accuracy_band(
-    bins: binned.ReliabilityBins, n_resamples: int = 1000, seed: int = 0, level: float = 0.9
+    bins: ReliabilityBins, n_resamples: int = 1000, seed: int = 0, level: float = 0.9
 ) -> tuple[FloatArray, FloatArray]:
     """Bootstrap interval of the accuracy of each bin: redrawing m outcomes of which a share a is correct is a
     binomial draw.
@@ -137,7 +120,8 @@ def accuracy_band(
         Lower and upper ends, ``(B,)`` each; NaN in empty bins.
 
     Example:
-        >>> bins = binned.reliability_bins([0.4] * 50 + [0.9] * 50, [1, 0] * 25 + [1] * 50, n_bins=2)
+        >>> from salgp.metrics import reliability_bins
+        >>> bins = reliability_bins([0.4] * 50 + [0.9] * 50, [1, 0] * 25 + [1] * 50, n_bins=2)
         >>> lower, upper = accuracy_band(bins)
         >>> lower.round(1), upper.round(1)
         (array([0.4, 1. ]), array([0.6, 1. ]))
@@ -149,15 +133,20 @@ def accuracy_band(
     return np.where(bins.count > 0, lower, np.nan), np.where(bins.count > 0, upper, np.nan)
 
 
-def _as_weights(draws: Iterator[NDArray[np.uint8]], order: IntArray) -> Iterator[FloatArray]:
-    """Counts of the samples in the given order as floats, in one piece of memory that every chunk
-    overwrites.
+def resample_counts(n: int, n_resamples: int, seed: int) -> Iterator[IntArray]:
+    """How often each of ``n`` samples is drawn in ``n`` draws with replacement, ``(rows, n)``, a chunk of
+    resamples at a time; the draws do not depend on the size of the chunks.
+
+    Example:
+        >>> [chunk.sum(axis=1) for chunk in resample_counts(5, 3, seed=0)]
+        [array([5, 5, 5])]
     """
-    first = next(draws)
-    weights = np.empty(first.shape)
-    for counts in chain([first], draws):
-        np.copyto(weights[: len(counts)], np.take(counts, order, axis=1))
-        yield weights[: len(counts)]
+    generator = np.random.default_rng(seed)
+    step = max(_CHUNK // n, 1)
+    for start in range(0, n_resamples, step):
+        rows = min(step, n_resamples - start)
+        place = generator.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        yield np.bincount(place.ravel(), minlength=rows * n).reshape(rows, n)
 
 
 def _order(first: Any) -> IntArray:

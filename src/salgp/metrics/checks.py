@@ -1,15 +1,8 @@
-"""Input checks of all metrics, and the one form they share: a function of sample weights.
-
-A `Statistic` holds prepared data and gives its value for any integer weights. Weights of one give the metric
-itself; the counts of a bootstrap resample give the metric of that resample, many at a time. So every formula
-is written once and resamples at array speed.
-"""
+"""Input checks of all metrics: what is a probability, a truth value, a class; said once, where data enter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,14 +12,11 @@ from torch import Tensor
 __all__ = [
     "ArrayLike",
     "FloatArray",
-    "Groups",
     "IntArray",
-    "Statistic",
     "as_binary",
     "as_distribution",
     "as_numbers",
     "as_scores",
-    "mean_of",
 ]
 
 ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
@@ -34,80 +24,6 @@ FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 
 _SUM_TOLERANCE = 1e-3
-
-_FEW_GROUPS = 64
-"""Up to so many groups, a matrix product for each is faster than the products of all samples and their sums.
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class Statistic:
-    """A metric of ``n`` samples as a function of their weights.
-
-    Args:
-        n: number of samples.
-        of_weights: maps weights ``(..., n)`` to values ``(...)``.
-
-    Example:
-        >>> mean_of(np.array([1.0, 3.0])).value()
-        2.0
-    """
-
-    n: int
-    of_weights: Callable[[FloatArray], FloatArray]
-
-    def value(self) -> float:
-        """The metric of the samples as they are."""
-        return float(self.of_weights(np.ones(self.n)))
-
-
-def mean_of(scores: FloatArray) -> Statistic:
-    """The weighted mean of per-sample scores.
-
-    Example:
-        >>> mean_of(np.array([1.0, 3.0])).of_weights(np.array([[1.0, 1.0], [2.0, 0.0]]))
-        array([2., 1.])
-    """
-    return Statistic(len(scores), lambda weights: weights @ scores / weights.sum(axis=-1))
-
-
-class Groups:
-    """A partition of ``n`` samples, to sum weights over each part.
-
-    Args:
-        index: ``(n,)`` group of each sample. Sums over sorted indices, as `bootstrap` arranges them, are
-            several times faster.
-        n_groups: number of groups, empty ones included.
-
-    Example:
-        >>> Groups(np.array([0, 1, 0]), 3).sums(np.array([1.0, 2.0, 4.0]))
-        array([5., 2., 0.])
-    """
-
-    def __init__(self, index: IntArray, n_groups: int) -> None:
-        steps = np.diff(index)
-        self.index = index
-        self.n_groups = n_groups
-        self._starts = np.concatenate([[0], np.flatnonzero(steps) + 1]) if (steps >= 0).all() else None
-
-    def sums(self, weights: FloatArray, values: FloatArray | None = None) -> FloatArray:
-        """Sum weights ``(..., n)``, each times its sample's value ``(n,)`` if given, over the groups: ``(...,
-        n_groups)``.
-        """
-        sums = np.zeros((*weights.shape[:-1], self.n_groups))
-        if self._starts is not None and values is not None and len(self._starts) <= _FEW_GROUPS:
-            for start, end in pairwise([*self._starts, len(self.index)]):
-                sums[..., self.index[start]] = weights[..., start:end] @ values[start:end]
-            return sums
-        weights = weights if values is None else weights * values
-        if self._starts is not None:
-            sums[..., self.index[self._starts]] = np.add.reduceat(weights, self._starts, axis=-1)
-            return sums
-        for row, out in zip(
-            weights.reshape(-1, weights.shape[-1]), sums.reshape(-1, self.n_groups), strict=True
-        ):
-            out[:] = np.bincount(self.index, row, self.n_groups)
-        return sums
 
 
 def as_numbers(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
