@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtrc, ndtri
 from torch import Tensor
 
-from salgp.metrics.statistic import ArrayLike
+from salgp.metrics.checks import ArrayLike
 from salgp.prediction import Prediction
 
 __all__ = ["ClassMix", "adapt", "class_mix"]
