@@ -6,7 +6,7 @@ JOBS   ?= 2
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-slow lint types docs bench bench-shift bench-scale clean
+.PHONY: help demo test test-slow lint types docs package check bench bench-shift bench-scale clean
 help:            ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
@@ -39,6 +39,11 @@ types: $(VENV)/.dev  ## strict type check
 
 docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+
+package: $(VENV)/.dev  ## build wheel and sdist, try the wheel in a fresh environment
+	.ci/package
+
+check: lint types docs package test  ## everything that must hold before a change lands
 
 bench: $(VENV)/.dev  ## speed against GPyTorch, netcal, scikit-learn and torchmetrics, in one run
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/core.py
