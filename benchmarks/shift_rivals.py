@@ -136,7 +136,7 @@ ABLATIONS: dict[str, Rival] = {
     "- without copies": Rival(LayerEvidence),
     "- without caution": Rival(lambda: LayerEvidence(caution=1.0), copies=True),
     "- without class offsets": Rival(lambda: LayerEvidence(class_spread=0.0), copies=True),
-    "- 20 prototypes per class": Rival(lambda: LayerEvidence(prototypes=20), copies=True),
+    "- 20 prototypes per class": Rival(lambda: LayerEvidence(size=20), copies=True),
     "- last layer only": Rival(LayerEvidence, copies=True, sees="last"),
     "- layers chosen by their worth": Rival(LayerEvidence, copies=True, sees="chosen"),
     "- Gaussian residual instead of Bernoulli": Rival(

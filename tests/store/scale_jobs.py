@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.layerwise.salgp import SALGP
 from salgp.features import Features
 from salgp.store.extraction import extract_to_store
@@ -38,6 +39,20 @@ def samples(n: int, seed: int = 0) -> tuple[Features, Tensor]:
 def small_store(folder: Path, n: int = 2000, rows: int = 300, dtype: str = "float32") -> FeatureStore:
     """A store of `samples`."""
     return write_store([samples(n)], folder, rows=rows, dtype=dtype)
+
+
+def evidence_stores(folder: Path, n: int = 600, rows: int = 250) -> tuple[FeatureStore, FeatureStore]:
+    """Calibration data with two copies of every sample, and a training set."""
+    clean, labels = samples(n, seed=1)
+    parts = []
+    for family in range(3):
+        g = torch.Generator().manual_seed(family)
+        shaken = {k: x + 0.3 * family * torch.randn(x.shape, generator=g) for k, x in clean.layers.items()}
+        logits = clean.logits + 0.3 * family * torch.randn(clean.logits.shape, generator=g)
+        origin = (torch.arange(n), torch.full((n,), family), torch.full((n,), 0.5 * family))
+        parts.append((Features(logits, shaken, *origin), labels))
+    reference = write_store([samples(3 * n, seed=2)], folder / "reference", rows=rows)
+    return write_store(parts, folder / "calibration", rows=rows), reference
 
 
 def small_calibrator(likelihood: str = "gaussian", covariance: str = "sum") -> SALGP:
@@ -98,13 +113,26 @@ def fit_job(folder: str) -> None:
     fitted.save(f"{folder}/out")
 
 
+def evidence_job(folder: str) -> None:
+    """Fit the default to ``folder/calibration`` against ``folder/reference``."""
+    torch.set_num_threads(1)
+    fitted = fit_store(
+        LayerEvidence(size=8),
+        f"{folder}/calibration",
+        reference=f"{folder}/reference",
+        work=f"{folder}/work",
+        workers=2,
+    )
+    fitted.save(f"{folder}/out")
+
+
 def score_job(folder: str) -> None:
     """Score ``folder/store`` with ``folder/calibrator`` into ``folder/out``."""
     torch.set_num_threads(1)
     score(f"{folder}/store", f"{folder}/calibrator", f"{folder}/out", layers=True, workers=2)
 
 
-JOBS = {"extract": extract_job, "fit": fit_job, "score": score_job}
+JOBS = {"extract": extract_job, "fit": fit_job, "evidence": evidence_job, "score": score_job}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

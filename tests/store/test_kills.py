@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from scale_jobs import JOBS, contents, samples, small_calibrator, small_store
+from scale_jobs import JOBS, contents, evidence_stores, samples, small_calibrator, small_store
 
 PRELOAD = ["pyarrow.parquet", "salgp.store.extraction", "salgp.store.fit", "salgp.store.scoring"]
 """Imported once, before processes fork: they then start in a moment."""
@@ -23,6 +23,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the jobs read."""
     folder = tmp_path_factory.mktemp("kills")
     small_store(folder / "store", n=1000, rows=50)
+    evidence_stores(folder, n=200, rows=100)
     small_calibrator().set_params(max_steps=None).fit(*samples(200)).save(folder / "calibrator")
     return folder
 
@@ -47,7 +48,7 @@ def test_jobs_killed_twenty_times_continue(prepared: Path, tmp_path: Path, job: 
 
 def prepared_copy(prepared: Path, folder: Path) -> Path:
     folder.mkdir()
-    for name in ("store", "calibrator"):
+    for name in ("store", "calibrator", "calibration", "reference"):
         (folder / name).symlink_to(prepared / name)
     return folder
 

@@ -162,7 +162,7 @@ def write_value(path: Path, value: Any) -> None:
     """Write any storable value as ``path`` (JSON, last) and its tensors beside it."""
     tensors: dict[str, Tensor] = {}
     packed = pack(value, tensors)
-    write_tensors(path.with_suffix(".safetensors"), tensors, {})
+    write_tensors(path.with_suffix(".safetensors"), tensors, {"format": "salgp-value"})
     write_json(path, packed)
 
 

@@ -278,7 +278,7 @@ def test_all_correct_and_unknown_classes_are_fine() -> None:
 
 def test_prototypes_stay_close_to_the_full_reference() -> None:
     features, labels = world(800, 10)
-    full, small = fitted(), fitted(prototypes=10)
+    full, small = fitted(reference="full"), fitted(size=10)
     assert len(small.evidence_.reference) == 30
     assert (
         nll(small.predict(features), features, labels) < nll(full.predict(features), features, labels) + 0.05
@@ -291,6 +291,7 @@ def test_wrong_arguments_are_refused(wrong: dict[str, float]) -> None:
         LayerEvidence(**wrong).fit(*world(30, 0))
 
 
+@pytest.mark.filterwarnings("ignore:.*are in the reference too")
 def test_from_network_to_prediction_in_one_call() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

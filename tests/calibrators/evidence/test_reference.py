@@ -96,19 +96,19 @@ def test_whitened_reference_has_unit_variance() -> None:
 
 def test_prototypes_shrink_the_reference_and_keep_the_meaning() -> None:
     features, labels = samples(300)
-    small = make_reference(features, labels, prototypes=5)
+    small = make_reference(features, labels, form="prototypes", size=5)
     assert len(small) == 15
     assert small.classes.bincount().tolist() == [5, 5, 5]
     query, _ = samples(80, seed=5)
     full = layer_evidence(make_reference(features, labels), query).agreement[:, 0]
     assert np.corrcoef(full, layer_evidence(small, query).agreement[:, 0])[0, 1] > 0.8
-    again = make_reference(features, labels, prototypes=5)
+    again = make_reference(features, labels, form="prototypes", size=5)
     assert torch.equal(again.layers["b"].points, small.layers["b"].points)
 
 
 def test_more_prototypes_than_samples_keeps_every_sample() -> None:
     features, labels = samples(12)
-    assert len(make_reference(features, labels, prototypes=50)) == 12
+    assert len(make_reference(features, labels, form="prototypes", size=50)) == 12
 
 
 @pytest.mark.parametrize("form", ["full", "prototypes", "statistics"])
@@ -146,7 +146,7 @@ def test_survives_storage_bit_for_bit() -> None:
     assert torch.equal(layer_evidence(again, query).agreement, layer_evidence(reference, query).agreement)
 
 
-@pytest.mark.parametrize("wrong", [{"k": 0}, {"width": 0}, {"prototypes": 0}])
+@pytest.mark.parametrize("wrong", [{"k": 0}, {"width": 0}, {"size": 0}])
 def test_wrong_arguments_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         make_reference(*samples(), **wrong)

@@ -53,6 +53,8 @@ from salgp.calibrators.evidence.reference import (
     layer_evidence,
     make_reference,
 )
+from salgp.calibrators.evidence.streaming import stream_evidence
+from salgp.calibrators.source import Source
 from salgp.features import Features, as_labels
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.updating import spread_choice
@@ -73,7 +75,11 @@ class LayerEvidence(Calibrator):
     Args:
         k: nearest reference samples averaged over.
         width: principal directions kept per layer.
-        prototypes: cluster centres per class to keep of the reference; None keeps every sample.
+        reference: what is kept of the training set: ``prototypes``, ``full``, ``sample``, ``herding`` or
+            ``statistics`` (`salgp.calibrators.evidence.condense` says what each stores). Without a training
+            set the originals are kept whole, except by ``statistics``.
+        size: points per class and layer; by default 50, and fewer where there are more than 200 classes.
+        precision: in which points are stored: ``half``, ``single`` or ``8-bit``.
         clean: share of the weight given to original samples, where there are copies.
         caution: weight of an error among the copies, relative to a correct prediction.
         ridge: strength of the pull of ``u`` and ``v`` to 0 and of ``b`` to 1.
@@ -81,7 +87,7 @@ class LayerEvidence(Calibrator):
             offsets.
         looseness: factor on the standard deviation of the log-odds, for what the model does not know about
             itself.
-        seed: of the prototypes.
+        seed: of the reference's points.
 
     Attributes:
         evidence_: the fitted model: reference samples, temperature of ``t``, standardisation of the evidence,
@@ -116,7 +122,9 @@ class LayerEvidence(Calibrator):
         self,
         k: int = NEAREST,
         width: int = WIDTH,
-        prototypes: int | None = None,
+        reference: str = "prototypes",
+        size: int | None = None,
+        precision: str = "half",
         clean: float = 0.8,
         caution: float = 1.25,
         ridge: float = 0.2,
@@ -126,7 +134,9 @@ class LayerEvidence(Calibrator):
     ) -> None:
         self.k = k
         self.width = width
-        self.prototypes = prototypes
+        self.reference = reference
+        self.size = size
+        self.precision = precision
         self.clean = clean
         self.caution = caution
         self.ridge = ridge
@@ -135,16 +145,44 @@ class LayerEvidence(Calibrator):
         self.seed = seed
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        known, evidence = self.compared(features, labels, reference)
+        self.learn(features, labels, evidence, known)
+
+    def compared(
+        self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None
+    ) -> tuple[Reference, Evidence]:
+        """The reference, condensed, and what it says of all rows; the originals serve where there is none,
+        each left out of what it and its copies are compared with.
+        """
+        options: dict[str, Any] = {
+            "k": self.k,
+            "width": self.width,
+            "precision": self.precision,
+            "seed": self.seed,
+        }
         first, original = originals(features)
-        own = None
-        if reference is None:
-            reference, own = (features[first], labels[first]), original
-        known = make_reference(
-            *reference, k=self.k, width=self.width, prototypes=self.prototypes, seed=self.seed
+        alone = reference is None and self.reference != "statistics"
+        base = (features[first], labels[first]) if reference is None else reference
+        form = "full" if alone else self.reference
+        known = make_reference(*base, form=form, size=self.size, **options)
+        return known, layer_evidence(known, features, original if alone else None)
+
+    def fit_stream(self, source: Source) -> Self | None:
+        """Fit to all rows of a source that has a reference; None where it has none."""
+        if not source.has_reference:
+            return None
+        rows = stream_evidence(
+            source,
+            k=self.k,
+            width=self.width,
+            form=self.reference,
+            size=self.size,
+            precision=self.precision,
+            seed=self.seed,
         )
-        self.learn(
-            features, labels, layer_evidence(known, features, own if self.prototypes is None else None), known
-        )
+        self.learn(rows.features, rows.labels, rows.evidence, rows.reference)
+        self.n_classes_, self.layer_widths_ = rows.features.n_classes, rows.widths
+        return self
 
     def learn(self, features: Features, labels: Tensor, evidence: Evidence, reference: Reference) -> None:
         """Fit to evidence, against this reference, that is known already."""

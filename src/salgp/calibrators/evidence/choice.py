@@ -17,7 +17,7 @@ from torch import Tensor
 
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.model import originals
-from salgp.calibrators.evidence.reference import Evidence, Reference, layer_evidence, make_reference
+from salgp.calibrators.evidence.reference import Evidence, Reference
 from salgp.features import Features, as_labels
 from salgp.metrics import ece, nll_correct
 
@@ -152,13 +152,8 @@ def _prepared(
 ) -> tuple[Tensor, Reference, Evidence, LayerEvidence]:
     settings: LayerEvidence = clone(calibrator) if calibrator is not None else LayerEvidence()
     y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
-    first, original = originals(features)
-    base = reference if reference is not None else (features[first], y[first])
-    known = make_reference(
-        *base, k=settings.k, width=settings.width, prototypes=settings.prototypes, seed=settings.seed
-    )
-    own = original if reference is None and settings.prototypes is None else None
-    return y, known, layer_evidence(known, features, own), settings
+    known, evidence = settings.compared(features, y, reference)
+    return y, known, evidence, settings
 
 
 def _scores(

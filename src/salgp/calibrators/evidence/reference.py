@@ -37,7 +37,16 @@ from salgp.features import Features
 from salgp.neighbours import ClassIndex, Sides, side_distances
 from salgp.storage import storable
 
-__all__ = ["Evidence", "LayerSpace", "Reference", "layer_evidence", "make_reference"]
+__all__ = [
+    "Evidence",
+    "LayerSpace",
+    "Reference",
+    "condensed_reference",
+    "layer_evidence",
+    "make_reference",
+    "points_per_class",
+    "white_space",
+]
 
 NEAREST = 3
 """Neighbours averaged over."""
@@ -45,6 +54,13 @@ WIDTH = 64
 """Largest number of principal directions kept per layer."""
 LARGEST_LOG_RATIO = 6.0
 """Agreement is kept within this bound; a copy of a reference sample would make it infinite."""
+POINTS = 50
+"""Points per class and layer that stand for a training set: what that costs is measured by
+`benchmarks/reference.py`.
+"""
+FEWEST_POINTS = 5
+MOST_POINTS = 10_000
+"""Points of a layer in all, where there are many classes."""
 FACTOR_ENTRIES = 500_000
 """Most numbers in the covariances of the classes of one layer; beyond, the classes share one."""
 TYPICAL_ROWS = 256
@@ -166,9 +182,8 @@ def make_reference(
     k: int = NEAREST,
     width: int = WIDTH,
     form: str = "full",
-    size: int = 100,
-    precision: str = "single",
-    prototypes: int | None = None,
+    size: int | None = None,
+    precision: str = "half",
     seed: int = 0,
 ) -> Reference:
     """Build the spaces of all layers from reference samples.
@@ -180,9 +195,9 @@ def make_reference(
         width: largest number of principal directions per layer.
         form: what is kept of the samples: ``full``, ``sample``, ``herding``, ``prototypes`` or
             ``statistics``, see `salgp.calibrators.evidence.condense`.
-        size: points per class and layer, of the forms between ``full`` and ``statistics``.
+        size: points per class and layer, of the forms between ``full`` and ``statistics``; by default 50, and
+            fewer where there are more than 200 classes.
         precision: in which points are stored, ``single``, ``half`` or ``8-bit``.
-        prototypes: short for ``form="prototypes", size=prototypes``.
         seed: of the choice.
 
     Returns:
@@ -194,16 +209,49 @@ def make_reference(
         >>> len(reference), reference.layers["a"].points.shape
         (4, torch.Size([4, 2]))
     """
-    form, size = ("prototypes", prototypes) if prototypes is not None else (form, size)
-    _check(k, width, form, size, precision)
+    spaces = {name: _space(x, _checked(width, "width")) for name, x in features.layers.items()}
+    return condensed_reference(
+        spaces, features, labels, k=k, form=form, size=size, precision=precision, seed=seed
+    )
+
+
+def condensed_reference(
+    spaces: dict[str, LayerSpace],
+    features: Features,
+    labels: Tensor,
+    *,
+    k: int = NEAREST,
+    form: str = "full",
+    size: int | None = None,
+    precision: str = "half",
+    seed: int = 0,
+) -> Reference:
+    """The points that stand for reference samples, in spaces that are known already; see `make_reference`."""
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    most = points_per_class(size, features.n_classes)
     classes = labels.to(features.logits.device)
     made = [
-        _condensed(_space(x, width), x, classes, form, size, precision, seed)
-        for x in features.layers.values()
+        _condensed(space, features.layers[name], classes, form, most, precision, seed)
+        for name, space in spaces.items()
     ]
-    spaces = dict(zip(features.layers, (space for space, _ in made), strict=True))
-    reference = Reference(spaces, made[0][1] if made else classes, k, form)
+    kept = dict(zip(spaces, (space for space, _ in made), strict=True))
+    reference = Reference(kept, made[0][1] if made else classes, _checked(k, "k"), form)
     return replace(reference, typical=_typical_agreement(reference, features))
+
+
+def points_per_class(size: int | None, n_classes: int) -> int:
+    """Points kept of each class: ``size``, or `POINTS`, and fewer where there are so many classes that a
+    layer would have more than `MOST_POINTS`.
+
+    Example:
+        >>> points_per_class(None, 10), points_per_class(None, 1000), points_per_class(7, 1000)
+        (50, 10, 7)
+    """
+    usual = max(FEWEST_POINTS, min(POINTS, MOST_POINTS // max(n_classes, 1)))
+    return usual if size is None else _checked(size, "size")
 
 
 def layer_evidence(reference: Reference, features: Features, own: Tensor | None = None) -> Evidence:
@@ -322,12 +370,7 @@ def _wider(x: Tensor, q: int, axes: int = 1) -> Tensor:
     return x if missing == 0 else pad(x, (0, missing) * axes)
 
 
-def _check(k: int, width: int, form: str, size: int, precision: str) -> None:
-    if k < 1 or width < 1:
-        raise ValueError(f"k and width must be at least 1, got k={k}, width={width}")
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    if size < 1:
-        raise ValueError(f"prototypes (size) must be at least 1 per class, got {size}")
+def _checked(value: int, name: str) -> int:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value

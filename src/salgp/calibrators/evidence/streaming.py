@@ -1,0 +1,223 @@
+"""Layer evidence from more rows than memory holds: two passes, then a problem of a few columns.
+
+1. One pass over the reference sums what its spaces need (per layer the mean and the products of the
+   unit-length features) and draws so many samples of each class as its points are made from.
+2. One pass over the calibration data computes the evidence, two numbers per layer and row. These, the logits
+   and where each row came from are all that a fit needs of them, and fit into memory for millions of rows.
+
+Every row gets a random number that depends on nothing but its part of the data and its place there; of each
+class those with the smallest are drawn. So the parts may be passed over in any grouping, anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from salgp.calibrators.evidence.condense import PER_CLUSTER
+from salgp.calibrators.evidence.reference import (
+    Evidence,
+    LayerSpace,
+    Reference,
+    condensed_reference,
+    layer_evidence,
+    points_per_class,
+    white_space,
+)
+from salgp.calibrators.source import Source
+from salgp.features import Features
+from salgp.storage import storable
+
+__all__ = ["EvidenceRows", "stream_evidence"]
+
+DRAWN_ROWS = 60_000
+"""About so many reference samples are drawn in all, where a class has enough."""
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Samples with their classes, in memory.
+
+    Args:
+        values: ``logits``, ``layers.<name>``, ``label`` and whatever else is known, each with ``n`` rows.
+    """
+
+    values: dict[str, Tensor]
+
+    def __add__(self, other: Rows) -> Rows:
+        return Rows({name: torch.cat([x, other.values[name]]) for name, x in self.values.items()})
+
+    def take(self, index: Tensor) -> Rows:
+        """Some of the samples."""
+        return Rows({name: x[index] for name, x in self.values.items()})
+
+    def features(self) -> Features:
+        """The samples as features."""
+        layers = {n.removeprefix("layers."): x for n, x in self.values.items() if n.startswith("layers.")}
+        origin = {n: self.values[n] for n in ("groups", "families", "strengths") if n in self.values}
+        return Features(self.values["logits"], layers, **origin)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over unit-length features ``u`` of one layer.
+
+    Args:
+        total: ``(d,)``, of ``u``.
+        products: ``(d, d)``, of ``u u'``.
+    """
+
+    total: Tensor
+    products: Tensor
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.total + other.total, self.products + other.products)
+
+    def space(self, n: int, width: int) -> LayerSpace:
+        """The whitened space of ``n`` samples with these sums."""
+        mean = self.total / n
+        covariance = (self.products - n * torch.outer(mean, mean)) / max(n - 1, 1)
+        values, vectors = torch.linalg.eigh(covariance)
+        return white_space(mean, values.flip(0).clamp_min(0), vectors.flip(1), width)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class ReferenceSums:
+    """What one pass over reference samples gives.
+
+    Args:
+        n: number of samples.
+        moments: of each layer.
+        drawn: at most ``per_class`` samples of each class.
+        per_class: see above.
+    """
+
+    n: int
+    moments: dict[str, Moments]
+    drawn: Rows
+    per_class: int
+
+    def __add__(self, other: ReferenceSums) -> ReferenceSums:
+        moments = {name: m + other.moments[name] for name, m in self.moments.items()}
+        drawn = first_of_class(self.drawn + other.drawn, self.per_class)
+        return ReferenceSums(self.n + other.n, moments, drawn, self.per_class)
+
+
+@storable
+@dataclass(frozen=True)
+class DrawSettings:
+    """How many reference samples are drawn.
+
+    Args:
+        form: of the reference.
+        size: its points per class; None for the usual number.
+        seed: of the draw.
+    """
+
+    form: str
+    size: int | None
+    seed: int
+
+    def per_class(self, n_classes: int) -> int:
+        """Most samples of a class: all for a full reference, else many per point, and not too many in all."""
+        if self.form == "full":
+            return 2**62
+        size = points_per_class(self.size, n_classes)
+        return max(size, min(PER_CLUSTER * size, DRAWN_ROWS // n_classes))
+
+
+@dataclass(frozen=True, eq=False)
+class EvidenceRows:
+    """What a fit needs to know of the calibration data.
+
+    Args:
+        features: with layers of no width, that have names only.
+        labels: ``(n,)`` true classes.
+        evidence: of the layers.
+        reference: it was found with.
+        widths: of the layers.
+    """
+
+    features: Features
+    labels: Tensor
+    evidence: Evidence
+    reference: Reference
+    widths: dict[str, int]
+
+
+def stream_evidence(
+    source: Source, *, k: int, width: int, form: str, size: int | None, precision: str, seed: int
+) -> EvidenceRows:
+    """Condense a source's reference, and compare all its rows with it; the options are those of
+    `salgp.calibrators.evidence.reference.make_reference`.
+    """
+    reference = source.kept("reference", lambda: _condense(source, k, width, form, size, precision, seed))
+    rows: Rows = source.over_rows("evidence", compare_rows, reference)
+    seen = dict(rows.values)
+    labels = seen.pop("label")
+    evidence = Evidence(seen.pop("agreement"), seen.pop("novelty"))
+    widths = {name: len(space.centre) for name, space in reference.layers.items()}
+    seen |= {f"layers.{name}": evidence.novelty.new_zeros(len(labels), 0) for name in widths}
+    return EvidenceRows(Rows(seen).features(), labels, evidence, reference, widths)
+
+
+def sum_reference(state: DrawSettings, features: Features, labels: Tensor, number: int) -> ReferenceSums:
+    """Moments of every layer, and the samples drawn from this part."""
+    moments = {}
+    for name, x in features.layers.items():
+        unit = normalize(x.double(), dim=1)
+        moments[name] = Moments(unit.sum(dim=0), unit.T @ unit)
+    generator = torch.Generator().manual_seed((state.seed << 32) + number)
+    rows = {"logits": features.logits, "label": labels, "key": torch.rand(len(labels), generator=generator)}
+    rows |= {f"layers.{name}": x for name, x in features.layers.items()}
+    per_class = state.per_class(features.n_classes)
+    return ReferenceSums(len(labels), moments, first_of_class(Rows(rows), per_class), per_class)
+
+
+def compare_rows(reference: Reference, features: Features, labels: Tensor, number: int) -> Rows:
+    """Evidence of every row, and what else a fit needs of it."""
+    found = layer_evidence(reference, features)
+    known = {"logits": features.logits, "label": labels, **features.origin}
+    return Rows({**known, "agreement": found.agreement.contiguous(), "novelty": found.novelty.contiguous()})
+
+
+def first_of_class(rows: Rows, per_class: int) -> Rows:
+    """At most ``per_class`` samples of each class, those with the smallest random numbers, in their order.
+
+    Example:
+        >>> rows = Rows({"label": torch.tensor([0, 1, 0, 0]), "key": torch.tensor([0.9, 0.5, 0.1, 0.2])})
+        >>> first_of_class(rows, 2).values["key"]
+        tensor([0.5000, 0.1000, 0.2000])
+    """
+    label, key = rows.values["label"], rows.values["key"]
+    order = key.argsort(stable=True)
+    order = order[label[order].argsort(stable=True)]  # by class, then by number
+    sizes = label[order].unique_consecutive(return_counts=True)[1]
+    start = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    return rows.take(order[torch.arange(len(order)) - start < per_class].sort().values)
+
+
+def _condense(
+    source: Source, k: int, width: int, form: str, size: int | None, precision: str, seed: int
+) -> Reference:
+    sums: ReferenceSums = source.over_rows(
+        "reference-sums", sum_reference, DrawSettings(form, size, seed), reference=True
+    )
+    spaces = {name: m.space(sums.n, width) for name, m in sums.moments.items()}
+    drawn = sums.drawn
+    return condensed_reference(
+        spaces,
+        drawn.features(),
+        drawn.values["label"],
+        k=k,
+        form=form,
+        size=size,
+        precision=precision,
+        seed=seed,
+    )
