@@ -9,6 +9,7 @@ import errno
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import pytest
 import torch
 from networks import sequential_cnn
 from safetensors.torch import save_file
+from sealing import edit_json
 
 import salgp
 from salgp.cli import main
@@ -112,12 +114,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         main(["fit", str(where / "own.safetensors"), "-o", str(where / "own"), "-m", "uncalibrated", "-q"])
         == 0
     )
-    damaged = json.loads((where / "cal" / "calibrator.json").read_text()) | {"format_version": 99}
-    (where / "newer").mkdir()
-    (where / "newer" / "calibrator.json").write_text(json.dumps(damaged))
-    (where / "newer" / "calibrator.safetensors").write_bytes(
-        (where / "cal" / "calibrator.safetensors").read_bytes()
-    )
+    shutil.copytree(where / "cal", where / "newer")
+    edit_json(where / "newer", "calibrator.json", lambda header: header | {"format_version": 99})
     return where
 
 
@@ -153,14 +151,14 @@ def _no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("salgp.storage.files._bytes", full)
 
 
 def _interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("salgp.calibrators.base.write_json", stop)
+    monkeypatch.setattr("salgp.calibrators.saving.write_json", stop)
 
 
 def _bug(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,13 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no tensor named 'logits'; found probs"):
         load_features(write_tensors(tmp_path / "p.safetensors", {"probs": LOGITS}, {}))
     with pytest.raises(FormatError, match="newer version"):
-        load_features(write_tensors(tmp_path / "n.safetensors", {"logits": LOGITS}, {"format_version": "9"}))
+        load_features(
+            write_tensors(
+                tmp_path / "n.safetensors",
+                {"logits": LOGITS},
+                {"format": "salgp-features", "format_version": "9"},
+            )
+        )
     with pytest.raises(FormatError, match="layer 'x' is listed but not stored"):
         load_features(
             write_tensors(tmp_path / "m.safetensors", {"logits": LOGITS}, {"layers": json.dumps(["x"])})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import ClassVar
 
 import networks
 import pytest
 import torch
+from sealing import edit_header, reseal
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -255,27 +255,28 @@ def test_damaged_folders(model, loader, tmp_path):
     path = folder / "module.json"
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(salgp.FormatError, match="not valid JSON"):
+    with pytest.raises(salgp.FormatError, match=r"module\.json is damaged"):
         load(folder, model)
     for change, message in [
-        ({"format_version": 99}, "another version"),
-        ({"format": "else"}, "not a salgp module"),
+        ({"format_version": 99}, "newer version"),
+        ({"format": "else"}, "expected 'salgp-module', got 'else'"),
         ({"taps": [{}]}, "incomplete or damaged"),
+        ({"taps": 3}, "incomplete or damaged"),
+        ({"fingerprint": None}, "incomplete or damaged"),
     ]:
-        path.write_text(json.dumps({**json.loads(text), **change}))
+        path.write_text(text)
+        edit_header(path, lambda header, change=change: header | change)
         with pytest.raises(salgp.FormatError, match=message):
             load(folder, model)
-    header = json.loads(text)
-    del header["fingerprint"]
-    path.write_text(json.dumps(header))
-    with pytest.raises(salgp.FormatError, match="incomplete or damaged"):
-        load(folder, model)
     path.unlink()
+    with pytest.raises(salgp.FormatError, match=r"module\.json is missing"):
+        load(folder, model)
+    reseal(folder)
     with pytest.raises(FileNotFoundError, match=r"no module.json here, only a calibrator"):
         load(folder, model)
     weights = folder / "calibrator.safetensors"
     weights.write_bytes(weights.read_bytes()[:20])
-    with pytest.raises(salgp.FormatError, match="not a whole safetensors file"):
+    with pytest.raises(salgp.FormatError, match=r"calibrator\.safetensors is damaged"):
         load(folder)
     with pytest.raises(FileNotFoundError, match=r"no calibrator.json"):
         load(tmp_path / "nowhere", model)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from salgp.logits import as_array, as_logits
-from salgp.storage import FormatError, read_tensors, write_tensors
+from salgp.storage import FormatError, check_kind, read_tensors, write_tensors
 
 __all__ = ["Features", "as_labels", "largest", "load_features"]
 
@@ -227,27 +227,23 @@ def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None
         (('a',), tensor([0, 2]))
     """
     tensors, metadata = read_tensors(path)
+    if "format" in metadata:
+        check_kind(path, metadata, FORMAT, FORMAT_VERSION)
     if "logits" not in tensors:
         raise FormatError(
             f"{path}: no tensor named 'logits'; found {', '.join(sorted(tensors)) or 'nothing'}"
         )
-    if int(metadata.get("format_version", "1")) > FORMAT_VERSION:
-        raise FormatError(
-            f"{path}: written by a newer version of salgp (format "
-            f"{metadata['format_version']}); upgrade salgp to read it"
+    names = _layer_order(path, tensors, metadata.get("layers"))
+    try:
+        features = Features(
+            tensors["logits"],
+            {k: tensors[f"layers.{k}"] for k in names},
+            **{what: tensors[what] for what in ORIGIN if what in tensors},
         )
-    stored = [name.removeprefix("layers.") for name in sorted(tensors) if name.startswith("layers.")]
-    names = json.loads(metadata["layers"]) if "layers" in metadata else stored
-    missing = [name for name in names if name not in stored]
-    if missing:
-        raise FormatError(f"{path}: layer {missing[0]!r} is listed but not stored; the file is incomplete")
-    features = Features(
-        tensors["logits"],
-        {k: tensors[f"layers.{k}"] for k in names},
-        **{what: tensors[what] for what in ORIGIN if what in tensors},
-    )
-    labels = tensors.get("labels")
-    return features, None if labels is None else as_labels(labels, len(features))
+        labels = tensors.get("labels")
+        return features, None if labels is None else as_labels(labels, len(features))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FormatError(f"{path}: {error}") from error
 
 
 def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
@@ -310,6 +306,21 @@ def largest(x: Tensor) -> Tensor:
     if not plain or torch.compiler.is_compiling():
         return x.argmax(dim=1)
     return torch.from_numpy(x.detach().numpy().argmax(axis=1))
+
+
+def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], order: str | None) -> list[str]:
+    """Names of the stored layers, in the order the file gives, or sorted where it gives none."""
+    stored = [name.removeprefix("layers.") for name in sorted(tensors) if name.startswith("layers.")]
+    try:
+        names = stored if order is None else json.loads(order)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: the order of the layers is not valid JSON ({error})") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FormatError(f"{path}: expected a list of layer names, got {str(order)[:80]}")
+    missing = [name for name in names if name not in stored]
+    if missing:
+        raise FormatError(f"{path}: layer {missing[0]!r} is listed but not stored; the file is incomplete")
+    return names
 
 
 def _as_tensor(x: Any, what: str) -> Tensor:

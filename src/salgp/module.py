@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, get, load_calibrator
+from salgp.calibrators.saving import KIND, write_calibrator
 from salgp.features import Features
 from salgp.network.batches import Batch, named_fields
 from salgp.network.extract import Copies, Perturb, collect, read_batches
@@ -26,7 +27,7 @@ from salgp.network.reader import Choice, Forward, Reader
 from salgp.network.rehearsal import rehearse
 from salgp.network.taps import Tap
 from salgp.prediction import Prediction
-from salgp.storage import FormatError, read_json, write_json
+from salgp.storage import FormatError, read_header, write_folder, write_header
 
 __all__ = ["CalibratedClassifier", "calibrate", "load", "module_header"]
 
@@ -85,10 +86,16 @@ class CalibratedClassifier(nn.Module):
         return self
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the calibrator, and ``module.json`` with the taps and the network's fingerprint."""
-        self.calibrator.save(folder)
-        write_json(Path(folder) / "module.json", module_header(self.model, self.taps))
-        return Path(folder)
+        """Write the calibrator, and ``module.json`` with the taps and the network's fingerprint; whole or not
+        at all, see `salgp.calibrators.Calibrator.save`.
+        """
+        header = module_header(self.model, self.taps)
+
+        def write(part: Path) -> None:
+            write_calibrator(self.calibrator, part)
+            write_header(part / "module.json", FORMAT, FORMAT_VERSION, header)
+
+        return write_folder(folder, write, KIND)
 
 
 def calibrate(
@@ -208,11 +215,11 @@ def load(
             f"{folder}: no module.json here, only a calibrator; use "
             f"CalibratedClassifier(model, load(folder), taps) and say which taps"
         )
-    header = _header(path)
+    header = read_header(path, FORMAT, FORMAT_VERSION)
     try:
         _check_network(Fingerprint(**header["fingerprint"]), model, strict)
         return CalibratedClassifier(model, calibrator, _source(header, pooling, forward))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise FormatError(f"{path}: incomplete or damaged ({type(error).__name__}: {error})") from error
 
 
@@ -293,19 +300,6 @@ def _read(
             "mapping with 'labels'"
         )
     return features, labels, readers[0]
-
-
-def _header(path: Path) -> dict[str, Any]:
-    header = read_json(path)
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise FormatError(f"{path}: not a salgp module")
-    version = header.get("format_version")
-    if version != FORMAT_VERSION:
-        raise FormatError(
-            f"{path}: format {version!r}, expected {FORMAT_VERSION}; it was written by another "
-            f"version of salgp, use that or upgrade"
-        )
-    return header
 
 
 def _check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:

@@ -13,11 +13,15 @@ import torch
 
 from salgp.gp.covariance import Index, Rows, Stationary
 from salgp.storage import (
+    ChecksumError,
     FormatError,
     pack,
+    read_header,
     read_json,
+    read_metadata,
     read_tensors,
     unpack,
+    write_header,
     write_json,
     write_tensors,
     write_whole,
@@ -165,3 +169,97 @@ def test_truncated_and_missing_tensor_files(tmp_path: Path) -> None:
         read_tensors(path)
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_tensors(tmp_path / "none")
+
+
+def many_types() -> dict[str, torch.Tensor]:
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+    kinds += [torch.int16, torch.int8, torch.uint8, torch.bool]
+    return {str(kind): torch.arange(5).to(kind) for kind in kinds} | {
+        "scalar": torch.tensor(2.5),
+        "none": torch.empty(0, 3),
+    }
+
+
+def test_equal_contents_give_equal_bytes_that_safetensors_reads(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    tensors, metadata = many_types(), {"b": "1", "a": "ü"}
+    one = write_tensors(tmp_path / "1.safetensors", tensors, metadata)
+    turned = dict(reversed(list(tensors.items())))
+    two = write_tensors(tmp_path / "2.safetensors", turned, dict(reversed(list(metadata.items()))))
+    assert one.read_bytes() == two.read_bytes()
+    with safe_open(str(one), framework="pt") as file:
+        assert set(file.keys()) == set(tensors)
+        assert all(torch.equal(file.get_tensor(name), x) for name, x in tensors.items())
+    loaded, found = read_tensors(one)
+    assert found == metadata
+    assert all(torch.equal(loaded[name], x) and loaded[name].dtype == x.dtype for name, x in tensors.items())
+
+
+def test_every_flipped_bit_of_a_tensor_file_is_noticed(tmp_path: Path) -> None:
+    path = write_tensors(tmp_path / "t.safetensors", many_types(), {"format": "salgp-test"})
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 7):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            tensors, metadata = read_tensors(path)
+        except FormatError:
+            continue
+        assert metadata == {"format": "salgp-test"}
+        assert all(torch.equal(tensors[name], x) for name, x in many_types().items()), "a blank in the header"
+
+
+def test_foreign_tensor_files_are_read_as_they_are(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.ones(3)}, str(tmp_path / "t.safetensors"), metadata={"format": "pt"})
+    assert torch.equal(read_tensors(tmp_path / "t.safetensors")[0]["x"], torch.ones(3))
+    save_file({"x": torch.ones(3)}, str(tmp_path / "u.safetensors"), metadata={"format": "salgp-features"})
+    with pytest.raises(ChecksumError, match="header"):
+        read_metadata(tmp_path / "u.safetensors")
+
+
+def test_headers_know_what_they_are(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "x.json", "salgp-test", 2, {"a": (1, 2), "nan": float("nan")})
+    assert read_header(path, "salgp-test", 2)["a"] == [1, 2]
+    with pytest.raises(FormatError, match="expected 'other', got 'salgp-test'"):
+        read_header(path, "other", 2)
+    with pytest.raises(FormatError, match="newer version"):
+        read_header(path, "salgp-test", 1)
+    path.write_text(path.read_text().replace("1", "3", 1))
+    with pytest.raises(ChecksumError, match="damaged or was edited"):
+        read_header(path, "salgp-test", 2)
+    for rubbish in ("[]", "3", "null", "{}", "[" * 100_000, "1" * 5000):
+        path.write_text(rubbish)
+        with pytest.raises(FormatError, match=r"x\.json"):
+            read_header(path, "salgp-test", 2)
+
+
+def test_links_are_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text("mine")
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    with pytest.raises(FileExistsError, match="symbolic link"):
+        write_json(tmp_path / "link.json", 1)
+    assert (tmp_path / "real.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"$dict": [[1, 2, 3]]},
+        {"$dict": [[[1], 2]]},
+        {"$dict": 3},
+        {"$tuple": None},
+        {"$tensor": []},
+        {"$class": ["Rows"]},
+        {"$class": "Rows"},
+        {"$class": "Rows", "fields": []},
+        {"$class": "Rows", "fields": {"nonsense": 1}},
+        {"a": 1},
+    ],
+)
+def test_unpack_refuses_what_pack_does_not_make(value: Any) -> None:
+    with pytest.raises(FormatError):
+        unpack(value, {})

@@ -28,15 +28,13 @@ from salgp.calibrators.checks import (
     original_rows,
     warn_of_data,
 )
+from salgp.calibrators.saving import KIND, read_calibrator, write_calibrator
 from salgp.calibrators.temperature import rest_temperature
 from salgp.features import Features, as_labels
 from salgp.prediction import Prediction
-from salgp.storage import FormatError, pack, read_json, read_tensors, unpack, write_json, write_tensors
+from salgp.storage import read_folder, write_folder
 
 __all__ = ["CalibrationWarning", "Calibrator", "check_features", "load_calibrator"]
-
-FORMAT = "salgp-calibrator"
-FORMAT_VERSION = 1
 
 
 class Calibrator(BaseEstimator, ABC):
@@ -167,23 +165,12 @@ class Calibrator(BaseEstimator, ABC):
         return same
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write ``calibrator.json`` and ``calibrator.safetensors`` into ``folder``."""
+        """Write ``calibrator.json`` and ``calibrator.safetensors`` with their checksums, whole or not at all.
+
+        A calibrator that is there already is replaced at once; a folder with anything else in it is refused.
+        """
         self._check_fitted()
-        tensors: dict[str, Tensor] = {}
-        state = pack(
-            {k: v for k, v in vars(self).items() if k.endswith("_") and not k.startswith("_")}, tensors
-        )
-        config = pack(self.get_params(deep=False), tensors, "config")
-        header = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "calibrator": self.name,
-            "config": config,
-            "state": state,
-        }
-        write_tensors(Path(folder) / "calibrator.safetensors", tensors, {"format": FORMAT})
-        write_json(Path(folder) / "calibrator.json", header)
-        return Path(folder)
+        return write_folder(folder, lambda part: write_calibrator(self, part), KIND)
 
     def _check_fitted(self) -> None:
         if "n_classes_" not in vars(self):
@@ -208,23 +195,8 @@ def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
         >>> bool((saved.predict(f).probs == loaded.predict(f).probs).all())
         True
     """
-    from salgp.calibrators import get
-
-    where = Path(folder)
-    if not (where / "calibrator.json").is_file():
+    if not (Path(folder) / "calibrator.json").is_file():
         raise FileNotFoundError(
             f"{folder}: no calibrator.json here; expected a folder written by Calibrator.save"
         )
-    header = read_json(where / "calibrator.json")
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise FormatError(f"{where / 'calibrator.json'}: not a salgp calibrator")
-    if header["format_version"] > FORMAT_VERSION:
-        raise FormatError(
-            f"{folder}: written by a newer version of salgp (format "
-            f"{header['format_version']}); upgrade salgp to read it"
-        )
-    tensors, _ = read_tensors(where / "calibrator.safetensors")
-    calibrator = get(header["calibrator"], **unpack(header["config"], tensors))
-    for key, value in unpack(header["state"], tensors).items():
-        setattr(calibrator, key, value)
-    return calibrator
+    return read_folder(folder, KIND, read_calibrator)

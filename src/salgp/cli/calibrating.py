@@ -107,6 +107,7 @@ def fit(
     """
     files.check_inputs(features, reference)
     files.check_target(out, force, features)
+    files.check_folder(out)
     check_method(method)
     loaded, labels = files.read_labelled(features)
     chosen = files.split_names(layers)
@@ -143,7 +144,7 @@ def apply(
     if out.suffix not in (".csv", ".parquet", ".safetensors"):
         raise UsageError(f"--out {out}: expected a name that ends in .csv, .parquet or .safetensors")
     files.check_inputs(calibrator, features)
-    files.check_target(out, force, features)
+    files.check_target(out, force, features, calibrator)
     loaded, prediction = predicted(calibrator, features, any_network, shell)
     files.write_prediction(out, prediction, loaded.features.confidence)
     before, after = float(loaded.features.confidence.mean()), float(prediction.confidence.mean())

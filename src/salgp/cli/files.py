@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Loaded",
+    "check_folder",
     "check_inputs",
     "check_network",
     "check_target",
@@ -36,7 +35,6 @@ __all__ = [
     "read_origin",
     "save_calibrator",
     "split_names",
-    "write_folder",
     "write_metadata",
     "write_prediction",
 ]
@@ -68,6 +66,7 @@ class Loaded:
 def read_features(path: Path) -> Loaded:
     """Features from a safetensors file, Parquet, or a table of class scores."""
     from salgp.features import load_features
+    from salgp.storage import read_metadata
 
     kind = kind_of(path)
     if kind == "parquet":
@@ -82,7 +81,7 @@ def read_features(path: Path) -> Loaded:
             f".parquet files, or class scores as .npz or .csv"
         )
     features, labels = load_features(path)
-    return Loaded(path, features, labels, _metadata(path))
+    return Loaded(path, features, labels, read_metadata(path))
 
 
 def read_labelled(path: Path) -> tuple[Loaded, Tensor]:
@@ -113,9 +112,9 @@ def read_calibrator(folder: Path) -> Calibrator:
 
 def read_origin(folder: Path) -> dict[str, Any]:
     """Where a calibrator came from; empty if it was not made by the command line."""
-    from salgp.storage import read_json
+    from salgp.storage import read_header
 
-    return dict(read_json(folder / ORIGIN)) if (folder / ORIGIN).is_file() else {}
+    return read_header(folder / ORIGIN, "salgp-origin", 1) if (folder / ORIGIN).is_file() else {}
 
 
 def check_network(calibrator: Path, loaded: Loaded, any_network: bool) -> None:
@@ -141,22 +140,25 @@ def save_calibrator(
         force: replace an existing folder.
         module: what the features say of their network, so that `salgp.load` can put both together.
     """
-    from salgp.storage import write_json
+    from salgp.calibrators.saving import KIND, write_calibrator
+    from salgp.storage import write_folder, write_header
 
     def write(part: Path) -> None:
-        calibrator.save(part)
-        write_json(part / ORIGIN, dict(origin))
+        write_calibrator(calibrator, part)
+        write_header(part / ORIGIN, "salgp-origin", 1, origin)
         if module is not None:
-            write_json(part / "module.json", _only_needed(json.loads(module), calibrator))
+            needed = _only_needed(json.loads(module), calibrator)
+            write_header(part / "module.json", "salgp-module", 1, needed)
 
-    return write_folder(folder, write, force)
+    check_target(folder, force)
+    return write_folder(folder, write, KIND)
 
 
 def write_metadata(folder: Path, metadata: Mapping[str, str]) -> Path:
     """Keep beside Parquet shards what a safetensors file has in its header."""
-    from salgp.storage import write_json
+    from salgp.storage import write_header
 
-    return write_json(folder / METADATA, dict(metadata))
+    return write_header(folder / METADATA, "salgp-network", 1, metadata)
 
 
 def write_prediction(path: Path, prediction: Prediction, before: Tensor) -> Path:
@@ -180,6 +182,8 @@ def kind_of(path: Path) -> str:
     """What a path holds: ``features``, ``prediction``, ``calibrator``, ``parquet``, ``safetensors``, ``image
     folder`` or ``unknown``.
     """
+    from salgp.storage import read_metadata
+
     if path.is_dir():
         if (path / "calibrator.json").is_file():
             return "calibrator"
@@ -187,7 +191,7 @@ def kind_of(path: Path) -> str:
     if path.suffix == ".parquet":
         return "parquet"
     try:
-        metadata = _metadata(path)
+        metadata = read_metadata(path)
     except (OSError, ValueError):
         return "unknown"
     return {"salgp-features": "features", PREDICTION_FORMAT: "prediction"}.get(
@@ -204,10 +208,20 @@ def check_inputs(*paths: Path | None) -> None:
 
 def check_target(path: Path, force: bool, *inputs: Path) -> None:
     """Refuse, before any work is done, a target that exists, is an input, or cannot be written."""
-    if any(path.resolve() == other.resolve() for other in inputs):
-        raise ValueError(f"{path} is also an input; write the result to another file")
+    for other in inputs:
+        mine, theirs = path.resolve(), other.resolve()
+        if mine == theirs:
+            raise ValueError(f"{path} is also an input; write the result to another file")
+        if theirs in mine.parents or mine in theirs.parents:
+            raise ValueError(
+                f"{path} and the input {other} are inside one another; write the result elsewhere"
+            )
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already; choose another name, or pass --force to replace it")
+    if path.is_symlink():
+        raise FileExistsError(
+            f"{path} is a symbolic link, and salgp writes to no link; name the target itself"
+        )
     parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent
@@ -217,27 +231,12 @@ def check_target(path: Path, force: bool, *inputs: Path) -> None:
         raise PermissionError(f"cannot write {path}: no permission to write in {parent}")
 
 
-def write_folder(folder: Path, write: Callable[[Path], None], force: bool) -> Path:
-    """Let ``write`` fill a temporary folder beside ``folder``, then rename it: the target is whole or
-    untouched.
-    """
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.absolute().parent))
-    old = part.with_suffix(".old")
-    try:
-        write(part)
-        part.chmod(0o777 & ~_umask())
-        if force and folder.exists():
-            os.replace(folder, old)
-        os.replace(part, folder)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            os.replace(old, folder)
-        raise
-    finally:
-        for rest in (part, old):
-            shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
-    return folder
+def check_folder(path: Path) -> None:
+    """Refuse, before any work is done, to put a calibrator where something else is."""
+    from salgp.calibrators.saving import KIND
+    from salgp.storage import check_replaceable
+
+    check_replaceable(path, KIND)
 
 
 def split_names(text: str | None) -> list[str] | None:
@@ -260,20 +259,6 @@ def _only_needed(module: dict[str, Any], calibrator: Calibrator) -> dict[str, An
     return module | {"taps": taps}
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    from safetensors import SafetensorError, safe_open
-
-    from salgp.storage import FormatError
-
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            return dict(file.metadata() or {})
-    except SafetensorError as error:
-        raise FormatError(f"{path}: not a whole safetensors file ({error})") from error
-
-
 def _read_parquet(path: Path) -> Loaded:
     if (path / "manifest.json").is_file():
         from salgp.store.store import FeatureStore
@@ -291,9 +276,9 @@ def _read_scores(path: Path) -> Loaded:
 
 
 def _beside(folder: Path) -> dict[str, str]:
-    from salgp.storage import read_json
+    from salgp.storage import read_header
 
-    return dict(read_json(folder / METADATA)) if (folder / METADATA).is_file() else {}
+    return read_header(folder / METADATA, "salgp-network", 1) if (folder / METADATA).is_file() else {}
 
 
 def _columns(prediction: Prediction, before: Tensor) -> dict[str, Any]:
@@ -329,9 +314,3 @@ def _write_tensors(path: Path, prediction: Prediction, before: Tensor) -> Path:
         tensors |= {"layers.mean": terms.mean} | ({} if terms.std is None else {"layers.std": terms.std})
     names = "[]" if terms is None else json.dumps(terms.names)
     return write_tensors(path, tensors, {"format": PREDICTION_FORMAT, "format_version": "1", "layers": names})
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -57,7 +57,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
     files.check_inputs(calibrator, features, new_data, images)
-    files.check_target(out, force, features)
+    files.check_target(out, force, features, calibrator)
     from salgp.report import build
 
     _, labels = files.read_labelled(features)

@@ -1,14 +1,27 @@
 """Files that cannot run code and cannot lie: safetensors, JSON, JSON lines; written whole, checked when read.
 
-Rooms: `files` (one file, whole or untouched), `values` (nested values as JSON and tensors), `lines`
-(append-only logs), `locks` (one writer per folder), `errors`. Whoever saves or loads anything does it through
-this package.
+Rooms: `files` (one file, whole or untouched), `folders` (several, swapped at once), `values` (nested values
+as JSON and tensors), `lines` (append-only logs), `locks` (one writer per folder), `errors`. Whoever saves
+or loads anything does it through this package.
 """
 
 from __future__ import annotations
 
 from salgp.storage.errors import ChecksumError, FormatError, LockedError
-from salgp.storage.files import read_json, read_tensors, write_json, write_tensors, write_whole
+from salgp.storage.files import (
+    check_kind,
+    check_size,
+    digest,
+    read_header,
+    read_json,
+    read_metadata,
+    read_tensors,
+    write_header,
+    write_json,
+    write_tensors,
+    write_whole,
+)
+from salgp.storage.folders import check_replaceable, read_folder, write_folder
 from salgp.storage.lines import append_line, append_lines, read_lines
 from salgp.storage.locks import locked
 from salgp.storage.values import pack, storable, unpack
@@ -19,13 +32,22 @@ __all__ = [
     "LockedError",
     "append_line",
     "append_lines",
+    "check_kind",
+    "check_replaceable",
+    "check_size",
+    "digest",
     "locked",
     "pack",
+    "read_folder",
+    "read_header",
     "read_json",
     "read_lines",
+    "read_metadata",
     "read_tensors",
     "storable",
     "unpack",
+    "write_folder",
+    "write_header",
     "write_json",
     "write_tensors",
     "write_whole",

@@ -18,6 +18,7 @@ from salgp.storage.errors import FormatError
 __all__ = ["pack", "storable", "unpack"]
 
 T = TypeVar("T", bound=type)
+V = TypeVar("V")
 _STORABLE: dict[str, type] = {}
 
 
@@ -57,23 +58,50 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Inverse of `pack`."""
+    """Inverse of `pack`; raises `FormatError` for anything that `pack` does not make."""
     if isinstance(value, list):
         return [unpack(v, tensors) for v in value]
     if not isinstance(value, dict):
         return value
     if "$tensor" in value:
-        if value["$tensor"] not in tensors:
-            raise FormatError(f"tensor {value['$tensor']!r} is missing; the file is incomplete")
-        return tensors[value["$tensor"]]
+        return _tensor(value["$tensor"], tensors)
     if "$tuple" in value:
-        return tuple(unpack(v, tensors) for v in value["$tuple"])
+        return tuple(unpack(v, tensors) for v in _as(list, value["$tuple"]))
     if "$dict" in value:
-        return {k: unpack(v, tensors) for k, v in value["$dict"]}
-    cls = _STORABLE.get(value.get("$class", ""))
+        return _dict(_as(list, value["$dict"]), tensors)
+    return _object(value, tensors)
+
+
+def _tensor(name: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+    if _as(str, name) not in tensors:
+        raise FormatError(f"tensor {name!r} is missing; the file is incomplete")
+    return tensors[name]
+
+
+def _dict(pairs: list[Any], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
+    found = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or isinstance(pair[0], list | dict):
+            raise FormatError(f"expected a pair of key and value, got {str(pair)[:80]}")
+        found[pair[0]] = unpack(pair[1], tensors)
+    return found
+
+
+def _object(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    name = value.get("$class")
+    cls = _STORABLE.get(name) if isinstance(name, str) else None
     if cls is None:
         raise FormatError(
-            f"unknown kind of value {value.get('$class')!r}; it was perhaps written by a newer "
-            f"version of salgp"
+            f"unknown kind of value {str(name)[:80]!r}; it was perhaps written by a newer version of salgp"
         )
-    return cls(**{k: unpack(v, tensors) for k, v in value["fields"].items()})
+    fields = {k: unpack(v, tensors) for k, v in _as(dict, value.get("fields")).items()}
+    try:
+        return cls(**fields)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
+        raise FormatError(f"the fields of {name} do not make one ({error})") from error
+
+
+def _as(kind: type[V], value: Any) -> V:
+    if not isinstance(value, kind):
+        raise FormatError(f"expected a {kind.__name__}, got {str(value)[:80]}")
+    return value

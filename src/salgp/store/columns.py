@@ -4,7 +4,7 @@ each layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features
+from salgp.storage import FormatError, check_size
 
 __all__ = [
     "DTYPES",
     "WHOLE",
+    "check_widths",
     "column_names",
     "from_table",
     "list_column",
@@ -109,12 +111,62 @@ def write_table(table: Any, path: Path) -> None:
     )
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
-    """The named columns (None: all) of a memory-mapped Parquet file, on the calling thread."""
+def read_table(path: Path, columns: Sequence[str] | None = None, rows: int | None = None) -> Any:
+    """The named columns (None: all) of a memory-mapped Parquet file, on the calling thread.
+
+    Args:
+        path: of the file.
+        columns: to read.
+        rows: that are expected; another number is refused before anything is read.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path, memory_map=True) as file:
-        return file.read(columns=None if columns is None else list(columns), use_threads=False)
+    try:
+        with pq.ParquetFile(path, memory_map=True) as file:
+            found = file.metadata.num_rows
+            if rows is not None and found != rows:
+                raise FormatError(f"{path}: expected {rows} rows, got {found}")
+            check_size(path, found * _row_bytes(file.schema_arrow))
+            table = file.read(columns=None if columns is None else list(columns), use_threads=False)
+            missing = [name for name in columns or () if name not in table.column_names]
+            if missing:
+                raise FormatError(f"{path}: no column {missing[0]!r}; it has {', '.join(table.column_names)}")
+            table.validate(full=True)
+            return table
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: not whole Parquet data ({str(error)[:200]})") from error
+
+
+def check_widths(path: Path, table: Any, widths: Mapping[str, int]) -> None:
+    """Refuse columns that are not lists of numbers of the expected length, and whole numbers with gaps."""
+    import pyarrow as pa
+
+    for name, width in widths.items():
+        kind = table.schema.field(name).type
+        numbers = pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type)
+        if not numbers or kind.list_size != width:
+            raise FormatError(f"{path}: column {name!r} is {kind}, expected lists of {width} numbers")
+    for name in table.column_names:
+        if name not in widths and not pa.types.is_integer(table.schema.field(name).type):
+            raise FormatError(
+                f"{path}: column {name!r} is {table.schema.field(name).type}, expected integers"
+            )
+        if table.column(name).null_count:
+            raise FormatError(f"{path}: column {name!r} has gaps")
+
+
+def _row_bytes(schema: Any) -> int:
+    """Memory of one row, as far as the types tell."""
+    import pyarrow as pa
+
+    total = 0
+    for kind in schema.types:
+        count, item = (kind.list_size, kind.value_type) if pa.types.is_fixed_size_list(kind) else (1, kind)
+        total += count * (item.bit_width // 8 if pa.types.is_primitive(item) else 8)
+    return total
 
 
 def _matrix(column: Any) -> Tensor:

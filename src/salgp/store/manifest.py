@@ -8,7 +8,6 @@ however often they were killed.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from salgp.storage import ChecksumError, FormatError, read_json, write_json, write_whole
+from salgp.storage import ChecksumError, FormatError, digest, read_header, write_header, write_whole
 
-__all__ = ["ChecksumError", "Entry", "Manifest", "digest", "sweep", "write_durably"]
+__all__ = ["ChecksumError", "Entry", "Manifest", "sweep", "write_durably"]
 
 NAME = "manifest.json"
 FORMAT_VERSION = 1
@@ -45,6 +44,8 @@ class Entry:
             raise FileNotFoundError(
                 f"{path} is listed in {NAME} but missing; restore it or write the folder again"
             )
+        if path.is_symlink():
+            raise FormatError(f"{path} is a symbolic link; shards are plain files inside the folder")
         found = digest(path)
         if found != self.sha256:
             raise ChecksumError(
@@ -84,20 +85,18 @@ class Manifest:
         path = Path(folder) / NAME
         if not path.is_file():
             raise FileNotFoundError(f"{folder}: no {NAME} here; expected a folder of kind {kind!r}")
-        value = read_json(path)
-        if not isinstance(value, dict) or value.get("format") != kind:
-            raise FormatError(
-                f"{path}: expected a manifest of {kind!r}, got "
-                f"{value.get('format') if isinstance(value, dict) else value!r}"
-            )
-        if value["format_version"] > FORMAT_VERSION:
-            raise FormatError(
-                f"{path}: written by a newer version of salgp (format "
-                f"{value['format_version']}); upgrade salgp to read it"
-            )
-        manifest = Manifest(folder, kind, value["header"])
-        manifest.entries = {shard.pop("index"): Entry(**shard) for shard in value["shards"]}
-        manifest.complete = value["complete"]
+        value = read_header(path, kind, FORMAT_VERSION)
+        complete, header, shards = (value.get(key) for key in ("complete", "header", "shards"))
+        if not isinstance(complete, bool) or not isinstance(header, dict) or not isinstance(shards, list):
+            raise FormatError(f"{path}: expected 'complete', 'header' and 'shards', got {str(value)[:80]}")
+        manifest = Manifest(folder, kind, header)
+        for shard in shards:
+            manifest.entries.update([_entry(path, shard)])
+        if len(manifest.entries) < len(shards):
+            raise FormatError(f"{path}: a shard is listed twice")
+        if complete and sorted(manifest.entries) != list(range(len(shards))):
+            raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
+        manifest.complete = complete
         return manifest
 
     @staticmethod
@@ -139,21 +138,13 @@ class Manifest:
         start = time.monotonic()
         shards = [{"index": index, **asdict(self.entries[index])} for index in sorted(self.entries)]
         value = {
-            "format": self.kind,
-            "format_version": FORMAT_VERSION,
             "complete": self.complete,
             "header": self.header,
             "shards": shards,
         }
-        write_json(self.folder / NAME, value)
+        write_header(self.folder / NAME, self.kind, FORMAT_VERSION, value)
         self._saved = time.monotonic()
         self._pause = 20.0 * (self._saved - start)
-
-
-def digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> str:
@@ -176,3 +167,16 @@ def sweep(folder: Path) -> None:
     for pattern in (".*.part", ".tmp*"):  # the second is what safetensors calls its own
         for part in folder.glob(pattern):
             part.unlink(missing_ok=True)
+
+
+def _entry(path: Path, shard: Any) -> tuple[int, Entry]:
+    """Index and entry of one listed file; a file outside the folder, or a number that is none, is refused."""
+    expected = {"index": int, "file": str, "rows": int, "sha256": str}
+    if not isinstance(shard, dict) or {key: type(value) for key, value in shard.items()} != expected:
+        raise FormatError(f"{path}: expected a shard with {', '.join(expected)}, got {str(shard)[:80]}")
+    name, index, rows = shard["file"], shard["index"], shard["rows"]
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise FormatError(f"{path}: expected the name of a file inside the folder, got {name[:80]!r}")
+    if index < 0 or rows < 0:
+        raise FormatError(f"{path}: shard {index} of {rows} rows; both must be 0 or more")
+    return index, Entry(name, rows, shard["sha256"])

@@ -24,9 +24,10 @@ from torch import Tensor
 from salgp.calibrators.base import Calibrator, load_calibrator
 from salgp.features import Features
 from salgp.prediction import Prediction
+from salgp.storage import digest
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run, shown
-from salgp.store.manifest import Entry, Manifest, digest, sweep, write_durably
+from salgp.store.manifest import Entry, Manifest, sweep, write_durably
 from salgp.store.store import FeatureStore
 
 __all__ = ["PRECISIONS", "Scoring", "predictor", "read_scores", "score", "score_shard"]

@@ -11,13 +11,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from salgp.features import Features, as_labels
-from salgp.store.columns import DTYPES, WHOLE, column_names, from_table, read_table, to_table, write_table
-from salgp.store.manifest import Entry, Manifest, digest, sweep, write_durably
+from salgp.storage import FormatError, digest
+from salgp.store.columns import (
+    DTYPES,
+    WHOLE,
+    check_widths,
+    column_names,
+    from_table,
+    read_table,
+    to_table,
+    write_table,
+)
+from salgp.store.manifest import Entry, Manifest, sweep, write_durably
 
 __all__ = ["FeatureStore", "shard_rows", "write_shard", "write_store"]
 
@@ -51,6 +62,7 @@ class FeatureStore:
                 f"that writes it again, it continues"
             )
         header = self.manifest.header
+        _check_header(self.folder, header)
         self.n_classes: int = header["n_classes"]
         self.widths: dict[str, int] = dict(header["layers"])
         self.has_labels: bool = header["labels"]
@@ -102,7 +114,10 @@ class FeatureStore:
             )
         there = (self.has_labels, self.has_groups, self.has_families, self.has_strengths)
         columns = column_names(names, [name for name, has in zip(WHOLE, there, strict=True) if has])
-        return from_table(read_table(self.folder / entry.file, columns), names)
+        table = read_table(self.folder / entry.file, columns, entry.rows)
+        widths = {"logits": self.n_classes, **{f"layers.{name}": self.widths[name] for name in names}}
+        check_widths(self.folder / entry.file, table, widths)
+        return from_table(table, names)
 
     def batches(
         self, size: int = 8192, layers: Sequence[str] | None = None, verify: bool = True
@@ -212,6 +227,19 @@ def shard_rows(features: Features, dtype: str) -> int:
     """Samples of this width in a shard of about `SHARD_BYTES`, a power of two."""
     size = 4 * features.n_classes + (2 if dtype == "float16" else 4) * sum(features.widths.values())
     return 1 << max(SHARD_BYTES // size, 1).bit_length() - 1
+
+
+def _check_header(folder: Path, header: dict[str, Any]) -> None:
+    """Refuse a manifest that does not describe features."""
+    flags = [header.get("labels"), header.get("groups"), header.get("families", False)]
+    layers = header.get("layers")
+    fine = type(header.get("n_classes")) is int and all(isinstance(flag, bool) for flag in flags)
+    if not fine or not isinstance(layers, list) or not all(_is_layer(layer) for layer in layers):
+        raise FormatError(f"{folder}: the manifest describes no features, but {str(header)[:120]}")
+
+
+def _is_layer(value: Any) -> bool:
+    return isinstance(value, list) and [type(part) for part in value] == [str, int]
 
 
 def _regroup(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from references import double_loop
 from samples import sample
+from sealing import edit_json
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
@@ -626,7 +627,8 @@ def test_a_failed_fit_is_not_a_fit() -> None:
 
 def test_saved_files_are_plain(tmp_path: Path) -> None:
     fitted(quick(max_steps=2)).save(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["calibrator.json", "calibrator.safetensors"]
+    files = ["calibrator.json", "calibrator.safetensors", "contents.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == files
     header = json.loads((tmp_path / "calibrator.json").read_text())
     assert header["calibrator"] == "sal-gp"
 
@@ -635,13 +637,14 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     folder = fitted(quick(max_steps=2)).save(tmp_path / "cal")
     weights, text = (folder / "calibrator.safetensors").read_bytes(), (folder / "calibrator.json").read_text()
     (folder / "calibrator.safetensors").write_bytes(weights[:-20])
-    with pytest.raises(salgp.FormatError, match="not a whole safetensors file"):
+    with pytest.raises(salgp.FormatError, match=r"calibrator\.safetensors is damaged"):
         salgp.load(folder)
     (folder / "calibrator.safetensors").write_bytes(weights)
     (folder / "calibrator.json").write_text(text[:-30])
-    with pytest.raises(salgp.FormatError, match="not valid JSON"):
+    with pytest.raises(salgp.FormatError, match=r"calibrator\.json is damaged"):
         salgp.load(folder)
-    (folder / "calibrator.json").write_text(text.replace('"format_version": 1', '"format_version": 2'))
+    (folder / "calibrator.json").write_text(text)
+    edit_json(folder, "calibrator.json", lambda header: header | {"format_version": 99})
     with pytest.raises(salgp.FormatError, match="newer version"):
         salgp.load(folder)
 

@@ -1,0 +1,42 @@
+"""Edit saved files on purpose and give them the checksums that go with it: what checksums cannot notice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from salgp.storage import digest, read_tensors, write_header, write_json, write_tensors
+
+__all__ = ["edit_header", "edit_json", "edit_tensors", "reseal"]
+
+
+def edit_json(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
+    """Change a plain JSON file of a sealed folder, and seal the folder again."""
+    write_json(folder / name, change(json.loads((folder / name).read_text())))
+    reseal(folder)
+
+
+def edit_header(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change a JSON file that carries its own checksum."""
+    value = change({k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"})
+    write_header(path, value.get("format", ""), value.get("format_version", 1), value)
+    if (path.parent / "contents.json").is_file():
+        reseal(path.parent)
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, Any], dict[str, str]], Any]) -> None:
+    """Change the tensors and metadata of a file in place, and give it new checksums."""
+    tensors, metadata = read_tensors(path)
+    change(tensors, metadata)
+    write_tensors(path, tensors, metadata)
+    if (path.parent / "contents.json").is_file():
+        reseal(path.parent)
+
+
+def reseal(folder: Path) -> None:
+    """List the files of a folder as they are now."""
+    before = json.loads((folder / "contents.json").read_text())
+    files = {name: digest(folder / name) for name in before["files"] if (folder / name).is_file()}
+    write_header(folder / "contents.json", "salgp-folder", 1, {"kind": before["kind"], "files": files})

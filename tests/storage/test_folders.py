@@ -1,0 +1,186 @@
+"""Folders: swapped whole, checked when read, and never at the cost of somebody else's files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from salgp.storage import ChecksumError, FormatError, read_folder, write_folder, write_header
+
+KIND = "salgp-test"
+
+
+def save(folder: Path, text: str) -> Path:
+    def write(part: Path) -> None:
+        (part / "a").write_text(text)
+        (part / "b").write_text(text * 2)
+
+    return write_folder(folder, write, KIND)
+
+
+def load(folder: Path) -> tuple[str, str]:
+    return read_folder(folder, KIND, lambda part: ((part / "a").read_text(), (part / "b").read_text()))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_is_written_read_and_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "x"
+    assert save(target, "old") == target
+    assert load(target) == ("old", "oldold")
+    save(target, "new")
+    assert load(target) == ("new", "newnew")
+    assert names(target) == ["a", "b", "contents.json"]
+    assert names(target.parent) == ["x"]
+    (tmp_path / "empty").mkdir()
+    assert load(save(tmp_path / "empty", "e")) == ("e", "ee")
+
+
+def test_relative_and_slashed_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("1", "2"):
+        save(Path("x/"), text)
+        save(Path("y/../y"), text)
+    assert load(tmp_path / "y") == load(tmp_path / "x") == ("2", "22")
+
+
+def test_a_failed_write_leaves_the_old_folder_and_no_litter(tmp_path: Path) -> None:
+    save(tmp_path / "x", "old")
+
+    def fail(part: Path) -> None:
+        (part / "a").write_text("half")
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        write_folder(tmp_path / "x", fail, KIND)
+    assert load(tmp_path / "x") == ("old", "oldold")
+    assert names(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("where", ["thesis.tex", "sub/thesis.tex", "contents.json"])
+def test_a_foreign_folder_is_never_replaced(tmp_path: Path, where: str) -> None:
+    file = tmp_path / "x" / where
+    file.parent.mkdir(parents=True)
+    file.write_text("years of work")
+    with pytest.raises(FileExistsError, match="left alone"):
+        save(tmp_path / "x", "new")
+    assert file.read_text() == "years of work"
+    assert names(tmp_path) == ["x"]
+
+
+def test_our_folder_with_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
+    target = save(tmp_path / "x", "old")
+    (target / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"also holds 'notes\.txt', which salgp did not write"):
+        save(target, "new")
+    assert load(target) == ("old", "oldold"), "a foreign file does not hinder reading"
+    (target / "notes.txt").unlink()
+    (target / "a").unlink()
+    (target / "a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="also holds 'a'"):
+        save(target, "new")
+
+
+def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    save(tmp_path / "x", "old")
+    with pytest.raises(FileExistsError, match="no folder of kind 'other'"):
+        write_folder(tmp_path / "x", lambda part: None, "other")
+    with pytest.raises(FormatError, match="expected a folder of kind 'other', got 'salgp-test'"):
+        read_folder(tmp_path / "x", "other", lambda part: None)
+
+
+def test_links_and_files_are_no_targets(tmp_path: Path) -> None:
+    save(tmp_path / "real", "old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    (tmp_path / "file").write_text("text")
+    for name in ("link", "dangling"):
+        with pytest.raises(FileExistsError, match="symbolic link"):
+            save(tmp_path / name, "new")
+    with pytest.raises(FileExistsError, match="is a file"):
+        save(tmp_path / "file", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert load(tmp_path / "link") == ("old", "oldold"), "reading through a link is fine"
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    target = save(tmp_path / "x", "old")
+    (target / "b").write_text("OLDOLD")
+    with pytest.raises(ChecksumError, match="/b is damaged"):
+        load(target)
+    (target / "b").unlink()
+    with pytest.raises(FormatError, match="/b is missing"):
+        load(target)
+    (target / "contents.json").unlink()
+    with pytest.raises(FormatError, match=r"no contents\.json here"):
+        load(target)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        load(tmp_path / "none")
+
+
+@pytest.mark.parametrize("files", [{"../x": "0"}, {"/etc/passwd": "0"}, ["a"], None, {"": "0"}])
+def test_a_list_that_points_elsewhere_is_refused(tmp_path: Path, files: object) -> None:
+    target = save(tmp_path / "x", "old")
+    write_header(target / "contents.json", "salgp-folder", 1, {"kind": KIND, "files": files})
+    with pytest.raises(FormatError):
+        load(target)
+
+
+def test_readers_see_the_old_or_the_new_and_nothing_between(tmp_path: Path) -> None:
+    target, stop, seen = save(tmp_path / "x", "0"), threading.Event(), set()
+
+    def read() -> None:
+        while not stop.is_set():
+            a, b = load(target)
+            assert b == a * 2
+            seen.add(a)
+
+    errors: list[BaseException] = []
+    thread = threading.Thread(target=lambda: _caught(read, errors))
+    thread.start()
+    for i in range(60):
+        save(target, str(i))
+    stop.set()
+    thread.join()
+    assert errors == []
+    assert len(seen) > 1
+
+
+def _caught(function: object, errors: list[BaseException]) -> None:
+    try:
+        function()  # type: ignore[operator]
+    except BaseException as error:
+        errors.append(error)
+
+
+KILLED = (
+    "import sys; from pathlib import Path; from salgp.storage import write_folder\n"
+    "def write(part):\n"
+    "    for name in 'ab': (part / name).write_text(text * (1 + (name == 'b')))\n"
+    "print('ready', flush=True)\n"
+    "for i in range(10**6):\n"
+    "    text = str(i); write_folder(sys.argv[1], write, 'salgp-test')\n"
+)
+
+
+def test_killed_writers_leave_a_whole_folder(tmp_path: Path) -> None:
+    target = save(tmp_path / "x", "0")
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(target)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    for _ in range(20):
+        a, b = load(target)
+        assert b == a * 2
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    a, b = load(target)
+    assert b == a * 2
+    assert os.path.isdir(target)
