@@ -141,7 +141,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None, rows: int | Non
 
 
 def check_widths(path: Path, table: Any, widths: Mapping[str, int]) -> None:
-    """Refuse columns that are not lists of numbers of the expected length, and whole numbers with gaps."""
+    """Refuse columns that are not lists of numbers of the expected length, or that have gaps."""
     import pyarrow as pa
 
     for name, width in widths.items():
@@ -150,10 +150,10 @@ def check_widths(path: Path, table: Any, widths: Mapping[str, int]) -> None:
         if not numbers or kind.list_size != width:
             raise FormatError(f"{path}: column {name!r} is {kind}, expected lists of {width} numbers")
     for name in table.column_names:
-        if name not in widths and not pa.types.is_integer(table.schema.field(name).type):
-            raise FormatError(
-                f"{path}: column {name!r} is {table.schema.field(name).type}, expected integers"
-            )
+        kind = table.schema.field(name).type
+        right = pa.types.is_floating if name == "strength" else pa.types.is_integer
+        if name not in widths and not right(kind):
+            raise FormatError(f"{path}: column {name!r} is {kind}, expected one number per sample")
         if table.column(name).null_count:
             raise FormatError(f"{path}: column {name!r} has gaps")
 
