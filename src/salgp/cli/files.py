@@ -42,6 +42,8 @@ __all__ = [
 ORIGIN = "origin.json"
 METADATA = "network.json"
 """Beside Parquet shards: what a safetensors file of features has in its header."""
+OWN_LISTS = ("contents.json", "manifest.json")
+"""Files that tell a folder of ours."""
 PREDICTION_FORMAT = "salgp-prediction"
 TABLES = (".npz", ".csv")
 """Files of class scores, see `salgp.cli.scores`."""
@@ -212,10 +214,8 @@ def check_target(path: Path, force: bool, *inputs: Path) -> None:
         mine, theirs = path.resolve(), other.resolve()
         if mine == theirs:
             raise ValueError(f"{path} is also an input; write the result to another file")
-        if theirs in mine.parents or mine in theirs.parents:
-            raise ValueError(
-                f"{path} and the input {other} are inside one another; write the result elsewhere"
-            )
+        if theirs in mine.parents and any((theirs / name).is_file() for name in OWN_LISTS):
+            raise ValueError(f"{path} is inside the input {other}; write the result elsewhere")
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already; choose another name, or pass --force to replace it")
     if path.is_symlink():
