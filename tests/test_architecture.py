@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "decide": VALUES,
     "sets": VALUES,
     "estimate": {*VALUES, "metrics", "decide"},
+    "monitor": {*VALUES, "estimate"},
     "module": {*VALUES, "network", "calibrators"},
     "onnx": set(),
     "outputs": {*VALUES, "calibrators"},

@@ -19,6 +19,7 @@ _WHERE = {
     "FormatError": "storage",
     "LayerEvidence": "calibrators.evidence.calibrator",
     "LayerTerms": "prediction",
+    "Monitor": "monitor.watching",
     "Prediction": "prediction",
     "ResidualGP": "calibrators.layerwise.residual",
     "SALGP": "calibrators.layerwise.salgp",

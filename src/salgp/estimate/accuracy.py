@@ -32,6 +32,7 @@ __all__ = [
     "Spread",
     "accuracy",
     "error_above",
+    "from_sums",
     "left_out_spread",
     "measure_spread",
     "per_class",
@@ -218,6 +219,23 @@ def left_out_spread(
     return measure_spread(found, home, level)
 
 
+def from_sums(
+    n: int, confidence: float, variance: float, spread: Spread | float | None, level: float
+) -> Estimate:
+    """`accuracy` from sums over the samples: of the confidences ``c`` and of ``c (1 - c)``.
+
+    Example:
+        >>> print(from_sums(400, 320.0, 64.0, None, 0.9))
+        80.0 % (76.7 to 83.3 %)
+    """
+    if n == 0:
+        return Estimate(math.nan, 0.0, 1.0, level, 0)
+    value = confidence / n
+    systematic = spread.at(value) if isinstance(spread, Spread) else float(spread or 0.0)
+    half = _factor(spread, level) * math.hypot(math.sqrt(variance) / n, systematic)
+    return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), level, n)
+
+
 def _plain(features: Features) -> Features:
     """Without the columns that say which rows are copies: new samples have none."""
     return Features(features.logits, features.layers)
@@ -226,23 +244,11 @@ def _plain(features: Features) -> Features:
 def _mean(prediction: Prediction, spread: Spread | float | None, level: float) -> Estimate:
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
-    n = len(prediction)
-    if n == 0:
-        return Estimate(math.nan, 0.0, 1.0, level, 0)
     confidence = prediction.confidence.detach().cpu().double().numpy()
-    value = float(confidence.mean())
-    half = _factor(spread, level) * math.hypot(
-        _chance(confidence) ** 0.5, _systematic(prediction, spread, value)
-    )
-    return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), level, n)
-
-
-def _systematic(prediction: Prediction, spread: Spread | float | None, value: float) -> float:
-    if isinstance(spread, Spread):
-        return spread.at(value)
-    if spread is not None:
-        return float(spread)
-    return 0.0 if prediction.std is None else float(prediction.std.mean())  # they err together
+    own = 0.0 if prediction.std is None or not len(confidence) else float(prediction.std.mean())
+    variance = float((confidence * (1 - confidence)).sum())
+    known = own if spread is None else spread  # error bars of one calibrator err together
+    return from_sums(len(confidence), float(confidence.sum()), variance, known, level)
 
 
 def _factor(spread: Spread | float | None, level: float) -> float:

@@ -1,0 +1,117 @@
+"""The command that watches: ``salgp monitor CAL DATA... --state DIR``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from salgp.cli import files
+from salgp.cli.calibrating import AnyNetwork, Cal, predicted
+from salgp.cli.shell import FAILURE, Shell, UsageError, command
+
+if TYPE_CHECKING:
+    from salgp.monitor import Monitor, Status
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    command(
+        app,
+        "monitor",
+        "salgp monitor cal --state watch --reference home.safetensors",
+        "salgp monitor cal today.safetensors --state watch --page watch.html",
+    )(monitor)
+
+
+def monitor(
+    shell: Shell,
+    calibrator: Cal,
+    state: Annotated[Path, typer.Option(help="Folder that keeps everything; made on the first call.")],
+    data: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="DATA...", help="Features of new batches, oldest first; labels are used if there."
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Features from home that the calibrator was not fitted on, for the first call."),
+    ] = None,
+    false_alarm: Annotated[
+        float, typer.Option(help="Chance of ever alarming though nothing changes; set on the first call.")
+    ] = 0.01,
+    tolerance: Annotated[
+        float, typer.Option(help="Fall of accuracy that matters; set on the first call.")
+    ] = 0.02,
+    page: Annotated[Path | None, typer.Option(help="Write the last weeks as one HTML page.")] = None,
+    fail: Annotated[bool, typer.Option("--fail", help="Exit with code 1 while an alarm stands.")] = False,
+    any_network: AnyNetwork = False,
+) -> None:
+    """Watch new data without labels: expected accuracy, what moved, and an alarm that keeps its word.
+
+    A batch is named after its file; one that was fed before is not counted again.
+    """
+    watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
+    for path in data or []:
+        loaded, prediction = predicted(calibrator, path, any_network, shell)
+        watching.feed(prediction, loaded.labels, key=path.name)
+    status = watching.status()
+    if page is not None:
+        watching.page(page)
+    hint = "" if data else f"\nnext: salgp monitor {calibrator} NEW.safetensors --state {state}"
+    shell.finish(_summary(watching, status, page), f"{status}{hint}")
+    if fail and status.alarm:
+        raise typer.Exit(FAILURE)
+
+
+def _opened(
+    shell: Shell,
+    calibrator: Path,
+    state: Path,
+    reference: Path | None,
+    false_alarm: float,
+    tolerance: float,
+    any_network: bool,
+) -> Monitor:
+    from salgp.monitor import Monitor
+
+    begun = (state / "monitor.json").exists()
+    if begun and reference is not None:
+        raise UsageError(
+            f"--reference: {state} holds a monitor already; leave it out, or choose another --state"
+        )
+    if begun:
+        return Monitor.open(state)
+    if reference is None:
+        raise UsageError(
+            f"{state} holds no monitor yet; give --reference FEATURES from home that the calibrator was not "
+            f"fitted on"
+        )
+    files.kind_of(reference)
+    loaded, prediction = predicted(calibrator, reference, any_network, shell)
+    return Monitor.start(
+        prediction, state, false_alarm=false_alarm, tolerance=tolerance, class_names=loaded.classes
+    )
+
+
+def _summary(watching: Monitor, status: Status, page: Path | None) -> dict[str, Any]:
+    measured = status.measured
+    return {
+        "state": str(watching.folder),
+        "alarm": list(status.alarm),
+        "matters": status.matters,
+        "false_alarm": status.false_alarm,
+        "accuracy": status.accuracy.value,
+        "accuracy_interval": [status.accuracy.lower, status.accuracy.upper],
+        "measured": None if measured is None else measured.value,
+        "home": status.home,
+        "evidence": list(status.evidence),
+        "moves": {move.channel: move.effect for move in status.moves},
+        "n": status.n,
+        "batches": status.batches,
+        "page": None if page is None else str(page),
+    }

@@ -1,0 +1,249 @@
+"""The numbers a monitor keeps, and the folder it keeps them in.
+
+``monitor.json`` (settings and reference counts, written once), ``state.safetensors`` (everything needed to go
+on, replaced whole after every batch, with the batch's record inside) and ``log.jsonl`` (one record per batch,
+append-only, with chained checksums). The state is written first: a monitor killed between the two finds the
+missing record in the state and appends it. A lock keeps two writers apart; each reads what the other wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from salgp.monitor.martingale import Promise, Wealth
+from salgp.storage import (
+    FormatError,
+    append_line,
+    read_json,
+    read_lines,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
+
+__all__ = [
+    "Record",
+    "Settings",
+    "State",
+    "create",
+    "last_number",
+    "read",
+    "read_log",
+    "read_settings",
+    "write",
+]
+
+SETTINGS, STATE, LOG = "monitor.json", "state.safetensors", "log.jsonl"
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What never changes in the life of a monitor.
+
+    Args:
+        channels: their names.
+        n_classes: of the network.
+        n_reference: samples of the reference.
+        home: mean confidence of the reference.
+        class_share: ``(c,)`` shares of the predicted classes in the reference.
+        false_alarm: chance of ever alarming though nothing changed.
+        tolerance: fall of accuracy that matters.
+        window: batches that "now" consists of.
+        level: of intervals.
+        spread: ``(base, slope, factor)`` of what calibration does not know, or None.
+        class_names: for people, or None.
+        seed: of the random ties.
+    """
+
+    channels: tuple[str, ...]
+    n_classes: int
+    n_reference: int
+    home: float
+    class_share: tuple[float, ...]
+    false_alarm: float
+    tolerance: float
+    window: int
+    level: float
+    spread: tuple[float, float, float] | None
+    class_names: tuple[str, ...] | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One batch, or one delivery of late labels (``n`` = 0).
+
+    Args:
+        number: 1, 2, ...
+        key: the caller's name of the batch.
+        time: when, ISO 8601.
+        n: samples.
+        confidence: sum of the confidences.
+        variance: sum of ``c (1 - c)``.
+        std: sum of the error bars.
+        class_count: ``(c,)`` predicted classes.
+        class_confidence: ``(c,)`` sums of their confidences.
+        labelled: samples with labels.
+        right: of those.
+        promised: sum of their confidences.
+        shift: logarithm of the money bet against "nothing changed", afterwards.
+        promise: logarithm of that against "right as often as promised", afterwards.
+        alarm: which alarms stand afterwards: ``"shift"``, ``"promise"``.
+    """
+
+    number: int
+    key: str
+    time: str
+    n: int = 0
+    confidence: float = 0.0
+    variance: float = 0.0
+    std: float = 0.0
+    class_count: tuple[int, ...] = ()
+    class_confidence: tuple[float, ...] = ()
+    labelled: int = 0
+    right: int = 0
+    promised: float = 0.0
+    shift: float = 0.0
+    promise: float = 0.0
+    alarm: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Everything needed to go on.
+
+    Args:
+        wealth: against "nothing changed".
+        promise: against "right as often as promised".
+        home: ``(J, CELLS)`` counts of the reference.
+        recent: ``(window, J, BANDS)`` band counts of the last batches, oldest first; empty ones are 0.
+        last: number of the last record.
+    """
+
+    wealth: Wealth
+    promise: Promise
+    home: IntArray
+    recent: IntArray
+    last: int = 0
+
+    def with_bands(self, counts: IntArray) -> State:
+        """One more batch in the window; the oldest leaves."""
+        return replace(self, recent=np.concatenate([self.recent[1:], counts[None]]))
+
+
+def create(folder: Path, settings: Settings, state: State) -> None:
+    """Start the folder of a new monitor; refuse one that holds a monitor already."""
+    if (folder / SETTINGS).exists():
+        raise FileExistsError(
+            f"{folder} holds a monitor already; go on with Monitor.open, or choose another folder"
+        )
+    _write_state(folder, state, None)
+    write_json(folder / SETTINGS, {"kind": "salgp-monitor", "format": 1, **asdict(settings)})
+
+
+def write(folder: Path, state: State, record: Record) -> None:
+    """Keep a batch: first the state, then the log."""
+    _write_state(folder, state, record)
+    append_line(folder / LOG, asdict(record))
+
+
+def read(folder: Path) -> tuple[State, list[Record]]:
+    """State and log; a record that only the state has is appended to the log."""
+    tensors, metadata = read_tensors(folder / STATE)
+    if metadata.get("kind") != "salgp-monitor-state":
+        raise FormatError(f"{folder / STATE}: not the state of a monitor")
+    log = read_log(folder)
+    state = _state(tensors, metadata, folder)
+    if state.last > len(log):
+        kept = json.loads(metadata["record"])
+        if kept is None or kept["number"] != len(log) + 1 or state.last != len(log) + 1:
+            raise FormatError(
+                f"{folder / LOG}: has {len(log)} records, the state has {state.last}; restore the file"
+            )
+        append_line(folder / LOG, kept)
+        log.append(_record(kept))
+    return state, log
+
+
+def read_log(folder: Path) -> list[Record]:
+    """All records, oldest first."""
+    return [_record(line) for line in read_lines(folder / LOG)]
+
+
+def last_number(folder: Path) -> int:
+    """Number of the last record, whoever wrote it."""
+    from safetensors import safe_open
+
+    with safe_open(str(folder / STATE), framework="np") as file:
+        return int(json.loads((file.metadata() or {})["numbers"])["last"])
+
+
+def read_settings(folder: Path) -> Settings:
+    """Settings of a monitor."""
+    if not (folder / SETTINGS).is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no monitor; start one with Monitor.start(reference, state=...)"
+        )
+    value = read_json(folder / SETTINGS)
+    if (
+        not isinstance(value, dict)
+        or value.pop("kind", None) != "salgp-monitor"
+        or value.pop("format", 0) != 1
+    ):
+        raise FormatError(f"{folder / SETTINGS}: not a monitor of this version")
+    try:
+        return Settings(**{key: _tuples(item) for key, item in value.items()})
+    except TypeError as error:
+        raise FormatError(f"{folder / SETTINGS}: not the settings of a monitor ({error})") from error
+
+
+def _write_state(folder: Path, state: State, record: Record | None) -> None:
+    arrays = {
+        "counts": state.wealth.counts,
+        "log_money": state.wealth.log_money,
+        "promise": state.promise.log_money,
+        "home": state.home,
+        "recent": state.recent,
+    }
+    numbers = {
+        "last": state.last,
+        "blocks": state.wealth.blocks,
+        "peak": state.wealth.peak,
+        "promise_blocks": state.promise.blocks,
+        "promise_peak": state.promise.peak,
+    }
+    kept = json.dumps(None if record is None else asdict(record))
+    metadata = {"kind": "salgp-monitor-state", "numbers": json.dumps(numbers), "record": kept}
+    write_tensors(
+        folder / STATE, {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in arrays.items()}, metadata
+    )
+
+
+def _state(tensors: dict[str, torch.Tensor], metadata: dict[str, str], folder: Path) -> State:
+    try:
+        arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
+        numbers = json.loads(metadata["numbers"])
+        wealth = Wealth(arrays["counts"], arrays["log_money"], numbers["blocks"], numbers["peak"])
+        promise = Promise(arrays["promise"], numbers["promise_blocks"], numbers["promise_peak"])
+        return State(wealth, promise, arrays["home"], arrays["recent"], numbers["last"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise FormatError(f"{folder / STATE}: not the whole state of a monitor ({error})") from error
+
+
+def _record(line: dict[str, Any]) -> Record:
+    try:
+        return Record(**{key: _tuples(item) for key, item in line.items()})
+    except TypeError as error:
+        raise FormatError(f"{LOG}: not a record of a monitor ({error})") from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

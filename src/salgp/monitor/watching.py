@@ -1,0 +1,354 @@
+"""`Monitor`: a stream of batches, how well it goes, what moved, and an alarm that keeps its word."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from salgp.estimate.accuracy import Estimate, Spread, from_sums
+from salgp.features import as_labels
+from salgp.monitor import records
+from salgp.monitor.channels import (
+    band_counts,
+    band_of_cells,
+    channel_cells,
+    channel_names,
+    effects,
+)
+from salgp.monitor.martingale import Promise, Wealth
+from salgp.monitor.records import Record, Settings, State
+from salgp.monitor.status import ClassMove, Move, Status
+from salgp.prediction import Prediction
+from salgp.storage import locked
+
+__all__ = ["Monitor"]
+
+_WAIT = 60.0
+"""Seconds to wait for another writer."""
+
+
+class Monitor:
+    """Watch a stream of predictions.
+
+    Make one with `Monitor.start` and go on with `Monitor.open`. Without a folder it lives in memory.
+
+    Example:
+        >>> import torch
+        >>> def batch(n, seed, power=1.0):
+        ...     g = torch.Generator().manual_seed(seed)
+        ...     s = (0.5 + 0.5 * torch.rand(n, generator=g)) ** power
+        ...     return Prediction(torch.zeros(n, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
+        >>> monitor = Monitor.start(batch(1000, 0))
+        >>> monitor.feed(batch(500, 1)).alarm
+        ()
+        >>> print(monitor.feed(batch(500, 2, power=3.0)))  # doctest: +ELLIPSIS
+        Alarm: the inputs changed (this matters); expected accuracy 6..., at home 7...
+    """
+
+    def __init__(self, settings: Settings, state: State, log: Sequence[Record], folder: Path | None) -> None:
+        self.settings = settings
+        self.folder = folder
+        self._state = state
+        self._log = list(log)
+        self._bands = band_of_cells(state.home)
+
+    @staticmethod
+    def start(
+        reference: Prediction,
+        state: str | os.PathLike[str] | None = None,
+        *,
+        false_alarm: float = 0.01,
+        tolerance: float = 0.02,
+        window: int = 20,
+        level: float = 0.9,
+        spread: Spread | None = None,
+        class_names: Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> Monitor:
+        """Begin to watch.
+
+        Args:
+            reference: of samples from where the network is at home, which the calibrator was not fitted on:
+                its own calibration samples look more familiar than any new ones.
+            state: folder to keep everything in; it must not hold a monitor yet.
+            false_alarm: chance of ever alarming, over the whole life of the monitor, though nothing changed.
+            tolerance: fall of accuracy that matters.
+            window: batches that "now" consists of.
+            level: of the intervals.
+            spread: what calibration does not know (`salgp.estimate.measure_spread`).
+            class_names: for people.
+            seed: of the random ties.
+        """
+        _check_start(reference, false_alarm, tolerance, window, class_names)
+        values = channel_cells(reference)
+        wealth = Wealth.start(values)
+        c = reference.probs.shape[1]
+        share = np.bincount(reference.label.cpu().numpy(), minlength=c) / len(reference)
+        settings = Settings(
+            channel_names(reference),
+            c,
+            len(reference),
+            float(reference.confidence.double().mean()),
+            tuple(share.tolist()),
+            false_alarm,
+            tolerance,
+            window,
+            level,
+            None if spread is None else (spread.base, spread.slope, spread.factor),
+            None if class_names is None else tuple(str(name) for name in class_names),
+            seed,
+        )
+        empty = np.zeros(
+            (window, *band_counts(values[:0], band_of_cells(wealth.counts)).shape), dtype=np.int64
+        )
+        begun = State(wealth, Promise.start(), wealth.counts, empty)
+        if state is None:
+            return Monitor(settings, begun, [], None)
+        with locked(state, _WAIT) as folder:
+            records.create(folder, settings, begun)
+        return Monitor(settings, begun, [], Path(state))
+
+    @staticmethod
+    def open(state: str | os.PathLike[str]) -> Monitor:
+        """Go on where a folder ends, also after a kill."""
+        settings = records.read_settings(Path(state))
+        with locked(state, _WAIT) as folder:
+            return Monitor(settings, *records.read(folder), Path(state))
+
+    @property
+    def log(self) -> tuple[Record, ...]:
+        """All batches and deliveries of labels so far."""
+        return tuple(self._log)
+
+    def feed(
+        self, prediction: Prediction, labels: Any = None, *, key: str | None = None, time: str | None = None
+    ) -> Status:
+        """Watch one batch, in the order of time.
+
+        Args:
+            prediction: of the batch.
+            labels: ``(n,)`` true classes where they are known already.
+            key: name of the batch; one that was fed before is not counted again, so that a job may be
+                repeated after a kill.
+            time: ISO 8601; by default now.
+        """
+        self._check(prediction)
+        if not len(prediction):
+            return self.status()
+        with self._turn(key) as number:
+            if number:
+                self._keep(*self._fed(prediction, labels, number, key, time))
+        return self.status()
+
+    def observe(
+        self, prediction: Prediction, labels: Any, *, key: str | None = None, time: str | None = None
+    ) -> Status:
+        """Labels that came later, for some or all samples of batches fed before.
+
+        Args:
+            prediction: the predictions made then, for the samples that have labels now.
+            labels: ``(n,)`` their true classes.
+            key: name of the delivery; one seen before is not counted again.
+            time: ISO 8601; by default now.
+        """
+        self._check(prediction)
+        if not len(prediction):
+            return self.status()
+        with self._turn(None if key is None else f"labels {key}") as number:
+            if number:
+                record = _blank(number, f"labels {key or number}", time)
+                self._keep(*self._labelled(self._state, record, prediction, labels))
+        return self.status()
+
+    def status(self) -> Status:
+        """How things stand, without feeding anything."""
+        fed = [r for r in self._log if r.n][-self.settings.window :]
+        labelled = [r for r in self._log if r.labelled][-self.settings.window :]
+        found = self._estimate(fed)
+        measured = _measured(labelled, self.settings.level)
+        most = found.upper if measured is None else min(found.upper, measured.upper)
+        wealth, promise = self._state.wealth, self._state.promise
+        return Status(
+            self._alarms(self._state),
+            self.settings.false_alarm,
+            found,
+            measured,
+            self.settings.home,
+            most < self.settings.home - self.settings.tolerance,
+            (wealth.log_total / math.log(10), promise.log_total / math.log(10)),
+            self._moves(),
+            self._classes(fed),
+            sum(r.n for r in fed),
+            sum(r.n > 0 for r in self._log),
+        )
+
+    def page(self, path: str | os.PathLike[str], title: str = "Is it still doing well?") -> Path:
+        """Write the last weeks as one HTML page that needs no other file."""
+        from salgp.monitor.page import write_page
+
+        return write_page(path, self, title)
+
+    @contextmanager
+    def _turn(self, key: str | None) -> Iterator[int]:
+        """Be the only writer, up to date with all others; gives the next number, 0 if the key is known."""
+        if self.folder is None:
+            yield self._next(key)
+            return
+        with locked(self.folder, _WAIT):
+            if records.last_number(self.folder) != self._state.last or len(self._log) != self._state.last:
+                self._state, self._log = records.read(self.folder)
+            yield self._next(key)
+
+    def _next(self, key: str | None) -> int:
+        known = key is not None and any(r.key == key for r in self._log)
+        return 0 if known else self._state.last + 1
+
+    def _keep(self, state: State, record: Record) -> None:
+        if self.folder is not None:
+            records.write(self.folder, state, record)
+        self._state = state
+        self._log.append(record)
+
+    def _fed(
+        self, prediction: Prediction, labels: Any, number: int, key: str | None, time: str | None
+    ) -> tuple[State, Record]:
+        values = channel_cells(prediction)
+        rng = np.random.default_rng([self.settings.seed, number])
+        state = replace(self._state, wealth=self._state.wealth.bet(values, rng))
+        state = state.with_bands(band_counts(values, self._bands))
+        s = prediction.confidence.detach().cpu().double().numpy()
+        label, c = prediction.label.cpu().numpy(), self.settings.n_classes
+        record = replace(
+            _blank(number, str(number) if key is None else key, time),
+            n=len(s),
+            confidence=float(s.sum()),
+            variance=float((s * (1 - s)).sum()),
+            std=0.0 if prediction.std is None else float(prediction.std.double().sum()),
+            class_count=tuple(np.bincount(label, minlength=c).tolist()),
+            class_confidence=tuple(np.bincount(label, s, minlength=c).tolist()),
+        )
+        if labels is not None:
+            return self._labelled(state, record, prediction, labels)
+        return self._closed(state, record)
+
+    def _labelled(
+        self, state: State, record: Record, prediction: Prediction, labels: Any
+    ) -> tuple[State, Record]:
+        y = as_labels(labels, len(prediction), self.settings.n_classes).cpu()
+        right = (prediction.label.cpu() == y).numpy()
+        s = prediction.confidence.detach().cpu().double().numpy()
+        promise = state.promise.bet(s, right, self.settings.tolerance)
+        counted = replace(record, labelled=len(s), right=int(right.sum()), promised=float(s.sum()))
+        return self._closed(replace(state, promise=promise), counted)
+
+    def _closed(self, state: State, record: Record) -> tuple[State, Record]:
+        state = replace(state, last=record.number)
+        shift, promise = state.wealth.log_total, state.promise.log_total
+        return state, replace(record, shift=shift, promise=promise, alarm=self._alarms(state))
+
+    def _alarms(self, state: State) -> tuple[str, ...]:
+        limit = math.log(2 / self.settings.false_alarm)  # half of the rate for each of two alarms
+        peaks = {"shift": state.wealth.peak, "promise": state.promise.peak}
+        return tuple(name for name, peak in peaks.items() if peak >= limit)
+
+    def _moves(self) -> tuple[Move, ...]:
+        home = np.stack(
+            [
+                np.bincount(bands, counts, minlength=self._state.recent.shape[2])
+                for bands, counts in zip(self._bands, self._state.home, strict=True)
+            ]
+        )
+        moved = effects(home, self._state.recent.sum(0))
+        money = self._state.wealth.log_channels / math.log(10)
+        found = [
+            Move(name, float(moved[j]), float(max(money[j], -99)))
+            for j, name in enumerate(self.settings.channels)
+        ]
+        return tuple(sorted(found, key=lambda move: -abs(move.effect)))
+
+    def _classes(self, fed: Sequence[Record]) -> tuple[ClassMove, ...]:
+        if not fed:
+            return ()
+        count = np.sum([r.class_count for r in fed], axis=0)
+        total = np.sum([r.class_confidence for r in fed], axis=0)
+        moves = [
+            ClassMove(
+                k,
+                self.settings.class_share[k],
+                float(count[k] / count.sum()),
+                self._class_accuracy(int(count[k]), float(total[k])),
+            )
+            for k in range(self.settings.n_classes)
+        ]
+        return tuple(sorted(moves, key=lambda move: -abs(move.now - move.home)))
+
+    def _class_accuracy(self, n: int, confidence: float) -> Estimate:
+        variance = confidence * (1 - confidence / n) if n else 0.0  # an upper bound of the sum of c (1 - c)
+        return from_sums(n, confidence, variance, self._spread(0.0), self.settings.level)
+
+    def _estimate(self, fed: Sequence[Record]) -> Estimate:
+        n = sum(r.n for r in fed)
+        spread = self._spread(sum(r.std for r in fed) / max(n, 1))
+        total, variance = sum(r.confidence for r in fed), sum(r.variance for r in fed)
+        return from_sums(n, total, variance, spread, self.settings.level)
+
+    def _spread(self, bars: float) -> Spread | float:
+        """What calibration does not know: as measured, else the mean of its own error bars."""
+        if self.settings.spread is None:
+            return bars
+        base, slope, factor = self.settings.spread
+        return Spread(base, slope, self.settings.home, factor, self.settings.level)
+
+    def estimate_of(self, record: Record) -> Estimate:
+        """Expected accuracy of one batch of the log."""
+        return self._estimate([record])
+
+    def _check(self, prediction: Prediction) -> None:
+        if prediction.probs.shape[1] != self.settings.n_classes:
+            raise ValueError(
+                f"this monitor watches a network of {self.settings.n_classes} classes, "
+                f"got {prediction.probs.shape[1]}"
+            )
+        if channel_names(prediction) != self.settings.channels:
+            raise ValueError(
+                f"this monitor watches {', '.join(self.settings.channels)}; the prediction has "
+                f"{', '.join(channel_names(prediction))}; feed it from the calibrator it was started with"
+            )
+
+
+def _blank(number: int, key: str, time: str | None) -> Record:
+    when = datetime.now(UTC).isoformat(timespec="seconds") if time is None else time
+    datetime.fromisoformat(when)
+    return Record(number, key, when)
+
+
+def _measured(labelled: Sequence[Record], level: float) -> Estimate | None:
+    n, right = sum(r.labelled for r in labelled), sum(r.right for r in labelled)
+    if n == 0:
+        return None
+    share = (right + 2) / (n + 4)  # Agresti and Coull: covers also near 0 and 1
+    found = from_sums(n + 4, right + 2, (n + 4) * share * (1 - share), None, level)
+    return replace(found, value=right / n, n=n)
+
+
+def _check_start(
+    reference: Prediction, false_alarm: float, tolerance: float, window: int, names: Sequence[str] | None
+) -> None:
+    if len(reference) < 50:
+        raise ValueError(f"a reference needs at least 50 samples from home, got {len(reference)}")
+    if not 0 < false_alarm < 1:
+        raise ValueError(f"false_alarm must be between 0 and 1, got {false_alarm}")
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
+    if window < 1:
+        raise ValueError(f"window must be at least 1 batch, got {window}")
+    if names is not None and len(names) != reference.probs.shape[1]:
+        raise ValueError(f"expected {reference.probs.shape[1]} class names, got {len(names)}")

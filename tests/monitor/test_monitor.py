@@ -1,0 +1,199 @@
+"""The monitor: what it says, what it keeps, kills, two writers, wrong use."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from salgp import FormatError, Monitor, Prediction
+from salgp.estimate import Spread, accuracy
+from salgp.monitor import records
+from salgp.prediction import LayerTerms
+
+
+def batch(n: int, seed: int, shifted: float = 0.0, bias: float = 0.0) -> tuple[Prediction, torch.Tensor]:
+    """Three classes; a shift lowers confidence, raises novelty and one layer's term."""
+    g = torch.Generator().manual_seed(seed)
+    s = torch.sigmoid(1.5 - shifted + torch.randn(n, generator=g, dtype=torch.float64)).clamp_min(0.34)
+    right = torch.rand(n, generator=g) < s - bias
+    label = torch.randint(0, 3, (n,), generator=g)
+    probs = ((1 - s) / 2)[:, None].repeat(1, 3).scatter(1, label[:, None], s[:, None])
+    terms = torch.randn(n, 2, generator=g, dtype=torch.float64) - torch.tensor([0.0, 2 * shifted])
+    novelty = torch.randn(n, generator=g, dtype=torch.float64) + shifted
+    y = torch.where(right, label, (label + 1) % 3)
+    return Prediction(label, probs, s, layers=LayerTerms(("early", "late"), terms), novelty=novelty), y
+
+
+def test_quiet_weeks_do_not_alarm_and_a_shift_does() -> None:
+    monitor = Monitor.start(batch(1000, 0)[0], window=3)
+    for day in range(10):
+        status = monitor.feed(batch(300, 1 + day)[0])
+        assert not status.alarm
+    assert str(status).startswith("No alarm")
+    for day in range(3):
+        status = monitor.feed(batch(300, 50 + day, shifted=1.0)[0])
+    assert status.alarm == ("shift",)
+    assert status.matters
+    assert status.moves[0].channel == "layer late"
+    assert status.moves[0].effect < -0.5
+    assert {move.channel: move.effect for move in status.moves}["novelty"] > 0.4
+    assert "the inputs changed (this matters)" in str(status)
+
+
+def test_a_change_too_small_to_matter_says_so() -> None:
+    monitor = Monitor.start(batch(3000, 0)[0], tolerance=0.1)
+    status = monitor.feed(batch(20000, 1, shifted=0.12)[0])
+    assert status.alarm == ("shift",)
+    assert not status.matters
+    assert "too little to matter" in str(status)
+
+
+def test_estimates_are_those_of_the_window() -> None:
+    spread = Spread(0.01, 0.2, 0.8, factor=2.0)
+    monitor = Monitor.start(batch(500, 0)[0], window=2, spread=spread)
+    parts = [batch(200, seed)[0] for seed in (1, 2, 3)]
+    for part in parts:
+        status = monitor.feed(part)
+    joined = Prediction.concatenate(parts[1:])
+    home = Spread(0.01, 0.2, monitor.settings.home, factor=2.0)
+    expected = accuracy(joined, home)
+    assert status.accuracy.value == pytest.approx(expected.value)
+    assert status.accuracy.lower == pytest.approx(expected.lower)
+    assert status.n == 400
+    for move in status.classes:
+        rows = joined.label == move.label
+        assert move.now == pytest.approx(float(rows.double().mean()))
+        assert move.accuracy.value == pytest.approx(float(joined.confidence[rows].mean()))
+
+
+def test_late_and_partial_labels_show_broken_promises() -> None:
+    monitor = Monitor.start(batch(1000, 0)[0])
+    fed = [batch(400, 1 + day, bias=0.2) for day in range(4)]
+    for p, _ in fed:
+        assert not monitor.feed(p).alarm
+    for p, y in fed:
+        rows = torch.arange(0, 400, 2)
+        status = monitor.observe(p[rows], y[rows])
+    assert status.alarm == ("promise",)
+    assert status.measured is not None
+    right = np.concatenate([(p.label == y)[::2].numpy() for p, y in fed])
+    assert status.measured.value == pytest.approx(right.mean())
+    assert status.measured.lower < right.mean() < status.measured.upper
+    assert "labels show more errors" in str(status)
+
+
+def test_reopened_monitor_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    plain, kept = Monitor.start(batch(300, 0)[0]), Monitor.start(batch(300, 0)[0], tmp_path / "watch")
+    for day in range(4):
+        p, y = batch(150, 1 + day, shifted=0.2 * day)
+        kept = Monitor.open(tmp_path / "watch")
+        assert kept.feed(p, y, key=f"day {day}").evidence == plain.feed(p, y, key=f"day {day}").evidence
+    assert [r.key for r in Monitor.open(tmp_path / "watch").log] == [f"day {day}" for day in range(4)]
+    with pytest.raises(FileExistsError, match="holds a monitor already"):
+        Monitor.start(batch(300, 0)[0], tmp_path / "watch")
+
+
+def test_a_batch_is_counted_once(tmp_path: Path) -> None:
+    monitor = Monitor.start(batch(300, 0)[0], tmp_path)
+    first = monitor.feed(batch(150, 1)[0], key="monday")
+    assert Monitor.open(tmp_path).feed(batch(150, 1)[0], key="monday").evidence == first.evidence
+    assert len(records.read_log(tmp_path)) == 1
+    p, y = batch(20, 2)
+    monitor.observe(p, y, key="monday")
+    monitor.observe(p, y, key="monday")
+    assert sum(r.labelled for r in Monitor.open(tmp_path).log) == 20
+
+
+def test_killed_between_state_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = Monitor.start(batch(300, 0)[0], tmp_path)
+    monitor.feed(batch(150, 1)[0], key="a")
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(records, "append_line", kill)
+    with pytest.raises(Killed):
+        monitor.feed(batch(150, 2)[0], key="b")
+    monkeypatch.undo()
+    again = Monitor.open(tmp_path)
+    assert [r.key for r in again.log] == ["a", "b"]
+    again.feed(batch(150, 2)[0], key="b")
+    assert len(records.read_log(tmp_path)) == 2
+
+    monkeypatch.setattr(records, "write_tensors", kill)
+    with pytest.raises(Killed):
+        again.feed(batch(150, 3)[0], key="c")
+    monkeypatch.undo()
+    after = Monitor.open(tmp_path)
+    assert [r.key for r in after.log] == ["a", "b"]
+    reference = Monitor.start(batch(300, 0)[0])
+    for seed in (1, 2, 3):
+        expected = reference.feed(batch(150, seed)[0])
+    assert after.feed(batch(150, 3)[0], key="c").evidence == expected.evidence
+
+
+def _feed(folder: Path, name: str) -> None:
+    monitor = Monitor.open(folder)
+    for k in range(5):
+        monitor.feed(batch(40, k)[0], key=f"{name} {k}")
+
+
+def test_two_writers_lose_nothing(tmp_path: Path) -> None:
+    Monitor.start(batch(300, 0)[0], tmp_path)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_feed, args=(tmp_path, name)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    monitor = Monitor.open(tmp_path)
+    assert {r.key for r in monitor.log} == {f"{name} {k}" for name in "ab" for k in range(5)}
+    assert [r.number for r in monitor.log] == list(range(1, 11))
+    assert int(monitor._state.wealth.counts[0].sum()) == 300 + 10 * 40
+
+
+def test_damaged_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no monitor"):
+        Monitor.open(tmp_path)
+    monitor = Monitor.start(batch(300, 0)[0], tmp_path)
+    for k in range(3):
+        monitor.feed(batch(50, k)[0])
+    log = tmp_path / records.LOG
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    log.write_text("".join(lines[:1]), encoding="utf-8")
+    with pytest.raises(FormatError, match="has 1 records, the state has 3"):
+        Monitor.open(tmp_path)
+    settings = json.loads((tmp_path / records.SETTINGS).read_text(encoding="utf-8"))
+    (tmp_path / records.SETTINGS).write_text(json.dumps({**settings, "kind": "x"}), encoding="utf-8")
+    with pytest.raises(FormatError, match="not a monitor"):
+        Monitor.open(tmp_path)
+
+
+def test_wrong_use_says_so() -> None:
+    p, _ = batch(100, 0)
+    with pytest.raises(ValueError, match="at least 50"):
+        Monitor.start(p[:10])
+    with pytest.raises(ValueError, match="false_alarm"):
+        Monitor.start(p, false_alarm=0)
+    with pytest.raises(ValueError, match="class names"):
+        Monitor.start(p, class_names=["a"])
+    monitor = Monitor.start(p)
+    with pytest.raises(ValueError, match="feed it from the calibrator"):
+        monitor.feed(Prediction(p.label, p.probs, p.confidence))
+    with pytest.raises(ValueError, match="3 classes, got 2"):
+        monitor.feed(Prediction(p.label, p.probs[:, :2], p.confidence))
+    with pytest.raises(ValueError, match="Invalid isoformat"):
+        monitor.feed(p, time="yesterday")
+    bad = Prediction(p.label, p.probs, p.confidence, layers=p.layers, novelty=p.novelty * float("nan"))
+    with pytest.raises(ValueError, match="must be finite"):
+        monitor.feed(bad)
+    assert monitor.feed(p[:0]).batches == 0

@@ -1,0 +1,195 @@
+"""The monitor's page: complete, escaped, alone; alive in a real browser; and the command that writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import salgp
+from salgp import Monitor, Prediction
+from salgp.cli import main
+from salgp.prediction import LayerTerms
+
+EVIL = "<script>alert(1)</script>"
+
+
+def batch(n: int, seed: int, shifted: float = 0.0) -> tuple[Prediction, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    s = torch.sigmoid(1.5 - shifted + torch.randn(n, generator=g, dtype=torch.float64)).clamp_min(0.5)
+    label = torch.randint(0, 2, (n,), generator=g)
+    probs = (1 - s)[:, None].repeat(1, 2).scatter(1, label[:, None], s[:, None])
+    y = torch.where(torch.rand(n, generator=g) < s, label, 1 - label)
+    terms = LayerTerms((f"block {EVIL}",), torch.randn(n, 1, generator=g) - shifted)
+    return Prediction(label, probs, s, layers=terms), y
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    monitor = Monitor.start(batch(500, 0)[0], class_names=["ok", EVIL], window=5)
+    monitor.feed(batch(100, 99)[0], key="long ago", time="2026-01-01T00:00:00")
+    for day in range(20):
+        p, y = batch(200, 1 + day, shifted=0.0 if day < 12 else 1.0)
+        when = f"2026-05-{day + 1:02d}T00:00:00"
+        monitor.feed(p, y if day % 5 == 0 else None, key=f"day {day} {EVIL}", time=when)
+    return monitor.page(tmp_path_factory.mktemp("page") / "watch.html", title=f"Watch {EVIL}")
+
+
+class Tags(HTMLParser):
+    """Tags and attributes; complains of tags left open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page_stands_alone_and_escapes_everything(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    addresses = [v for _, a in tags.seen for k, v in a.items() if k in ("src", "href", "action") and v]
+    assert all(address.startswith("data:") for address in addresses)
+    assert not re.search(r"https?://|@import", text)
+    assert not [a for _, a in tags.seen if any(k.startswith("on") for k in a)]
+    assert all(a.get("aria-label") for tag, a in tags.seen if tag == "svg")
+
+
+def test_page_says_what_happened_and_only_of_the_last_weeks(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "Alarm: the inputs changed (this matters)" in text
+    assert "20 batches shown" in text
+    raised = re.search(r'Alarm "shift" was raised at batch day (\d+)', text)
+    assert raised is not None
+    assert 12 <= int(raised[1]) <= 15
+    assert "long ago" not in text
+    assert "right of 200" in text
+
+
+def test_page_of_a_new_monitor() -> None:
+    from salgp.monitor.page import render_page
+
+    text = render_page(Monitor.start(batch(100, 0)[0]), "New")
+    assert "No alarm" in text
+    assert "0 batches shown" in text
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next((found for name in names if (found := shutil.which(name))), None)
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs Chromium and chromedriver on the PATH (apt-get install chromium chromium-driver)")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    profile = tmp_path_factory.mktemp("profile")
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"):
+        options.add_argument(flag)
+    options.add_argument("--disable-background-networking")
+    options.add_argument(f"--user-data-dir={profile}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield running
+    running.quit()
+
+
+def test_browser_shows_it_without_a_complaint(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    assert browser.get_log("browser") == []
+    assert browser.title == f"Watch {EVIL}"
+    assert EVIL in browser.find_element("tag name", "body").text
+    assert all(svg.size["height"] > 50 for svg in browser.find_elements("tag name", "svg"))
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_browser_nothing_sticks_out(width: int, browser: Any, page: Path) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(page.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_browser_dark(browser: Any, page: Path) -> None:
+    def ground() -> str:
+        return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+    browser.get(page.as_uri())
+    grounds = set()
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        grounds.add(ground())
+    assert len(grounds) == 2
+
+
+def features_file(path: Path, n: int, seed: int, noise: float = 0.0) -> Path:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (n,), generator=g)
+    z = torch.randn(n, 3, generator=g)
+    z[torch.arange(n), y] += 2
+    z = z + noise * torch.randn(n, 3, generator=g)
+    salgp.Features(2 * z, {"fc": z}).save(path, y)
+    return path
+
+
+def test_command_starts_feeds_and_fails_on_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cal, state = tmp_path / "cal", tmp_path / "watch"
+    fitted = features_file(tmp_path / "fit.safetensors", 200, 0)
+    assert main(["fit", str(fitted), "-o", str(cal), "-m", "temperature"]) == 0
+    today = features_file(tmp_path / "today.safetensors", 400, 1)
+    assert main(["monitor", str(cal), str(today), "--state", str(state)]) == 2
+    assert "--reference" in capsys.readouterr().err
+    home = features_file(tmp_path / "home.safetensors", 500, 2)
+    start = ["monitor", str(cal), "--state", str(state), "--reference", str(home)]
+    assert main(start) == 0
+    assert "next: salgp monitor" in " ".join(capsys.readouterr().out.split())
+    assert main(start) == 2
+    capsys.readouterr()
+    feed = ["monitor", str(cal), str(today), "--state", str(state), "--json", "--fail"]
+    assert main(feed) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["alarm"] == []
+    assert first["batches"] == 1
+    assert first["measured"] is not None
+    assert main(feed) == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == 1
+    bad = features_file(tmp_path / "bad.safetensors", 800, 3, noise=4.0)
+    page = tmp_path / "watch.html"
+    arguments = [
+        "monitor",
+        str(cal),
+        str(bad),
+        "--state",
+        str(state),
+        "--page",
+        str(page),
+        "--json",
+        "--fail",
+    ]
+    assert main(arguments) == 1
+    assert json.loads(capsys.readouterr().out)["alarm"]
+    assert "Alarm" in page.read_text(encoding="utf-8")
