@@ -51,7 +51,9 @@ bench: $(VENV)/.dev  ## speed against GPyTorch, netcal, scikit-learn and torchme
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/metrics.py
 
 bench-shift: $(VENV)/.dev  ## calibration under shift, every rival in the same run
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/shift.py
+	$(BIN)/python -m salgp_study.suite features
+	$(BIN)/python -m salgp_study.suite score
+	$(BIN)/python -m salgp_study.suite tables --out docs/research/shift-results.md
 
 bench-scale: $(VENV)/.dev  ## a million samples, out of core
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/scale.py all --out benchmarks/results/scale.md

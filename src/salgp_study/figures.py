@@ -59,7 +59,7 @@ def make_figures(
     figures = {
         "flow": draw_flow(),
         "architectures": draw_architectures(),
-        **_of_data(data_folder(data)),
+        **(_of_data(data_folder(data)) if data is not None or "SALGP_DATA" in os.environ else {}),
         **_of_records(out, records),
     }
     return [_save(figure, Path(out) / "figures" / f"{name}.png", dpi) for name, figure in figures.items()]

@@ -37,8 +37,20 @@ class Source:
 
 
 def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
-    """Folder with the real data: the argument, else ``SALGP_DATA``, else ``../shared/data``."""
-    return Path(data if data is not None else os.environ.get("SALGP_DATA", "../shared/data"))
+    """Folder with the real data: the argument, else the environment variable ``SALGP_DATA``.
+
+    Example:
+        >>> data_folder("my-data").name
+        'my-data'
+    """
+    if data is not None:
+        return Path(data)
+    if "SALGP_DATA" not in os.environ:
+        raise FileNotFoundError(
+            "no folder of real data was given: pass --data (or data=...), or set the environment variable "
+            "SALGP_DATA to it"
+        )
+    return Path(os.environ["SALGP_DATA"])
 
 
 def names_of_tests(experiment: Experiment) -> tuple[str, ...]:

@@ -70,6 +70,9 @@ def test_names_and_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SALGP_DATA", "elsewhere")
     assert data_folder() == Path("elsewhere")
     assert data_folder("here") == Path("here")
+    monkeypatch.delenv("SALGP_DATA")
+    with pytest.raises(FileNotFoundError, match="SALGP_DATA"):
+        data_folder()
 
 
 def test_pictures_of_the_data() -> None:

@@ -1,0 +1,174 @@
+"""Features of every case on disk, so that methods are compared on the same numbers.
+
+A folder ``<set>-<seed>`` holds ``reference``, ``calibration`` (originals and rehearsed environments) and one
+file per test set, all as `salgp.features` writes them. What a file is stands in its metadata. A run that was
+killed continues with the first file that is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from salgp.features import Features, load_features
+from salgp.network.batches import Batch
+from salgp.network.extract import extract
+from salgp_study.suite.case import Case, TestSet
+from salgp_study.suite.environments import rehearse_environments
+
+__all__ = [
+    "CachedCase",
+    "CachedTest",
+    "case_folder",
+    "is_complete",
+    "read_case",
+    "read_test",
+    "read_tests",
+    "write_case",
+]
+
+Labelled = tuple[Features, Tensor]
+DONE = "done"
+FITTED = ("reference", "calibration")
+"""What methods are fitted on; every other file is a test set."""
+
+
+@dataclass(frozen=True, eq=False)
+class CachedTest:
+    """Features of a test set, and what it is: see `salgp_study.suite.case.TestSet`."""
+
+    name: str
+    kind: str
+    like: str | None
+    severity: int
+    features: Features
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class CachedCase:
+    """Features of one data set and seed.
+
+    Args:
+        name: of the data set.
+        seed: of the draw.
+        reference: training samples.
+        calibration: originals first, then rehearsed copies.
+        tests: in domain first.
+    """
+
+    name: str
+    seed: int
+    reference: Labelled
+    calibration: Labelled
+    tests: list[CachedTest]
+
+
+def case_folder(cache: Path, name: str, seed: int) -> Path:
+    """Where the features of a case are kept."""
+    return cache / f"{name}-{seed}"
+
+
+def is_complete(folder: Path) -> bool:
+    """Was everything of a case written?"""
+    return (folder / DONE).is_file()
+
+
+def write_case(case: Case, cache: Path, say: Callable[[str], None] = print) -> Path:
+    """Write what is missing of a case."""
+    folder = case_folder(cache, case.name, case.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    if not (folder / "calibration.safetensors").is_file():
+        _write_calibration(case, folder)
+        say(f"{folder.name}: calibration, {time.time() - started:.0f} s")
+    if not (folder / "reference.safetensors").is_file():
+        features, labels = _read(case, case.reference)
+        features.save(folder / "reference.safetensors", labels)
+    for test in case.tests:
+        path = folder / f"{_stem(test)}.safetensors"
+        if not path.is_file() and not (case.shared_tests and _linked(path, test)):
+            features, labels = _read(case, test.make())
+            features.save(path, labels, _metadata(test))
+            say(f"{path.stem} ({folder.name}): {time.time() - started:.0f} s")
+    (folder / DONE).touch()
+    return folder
+
+
+def read_case(folder: Path) -> CachedCase:
+    """Everything of a case; raises where its features are not complete."""
+    if not is_complete(folder):
+        raise FileNotFoundError(
+            f"{folder}: no complete features here; write them first: "
+            f"python -m salgp_study.suite features --sets {folder.name.rpartition('-')[0]}"
+        )
+    name, _, seed = folder.name.rpartition("-")
+    reference, calibration = (_labelled(folder / f"{part}.safetensors") for part in FITTED)
+    return CachedCase(name, int(seed), reference, calibration, read_tests(folder))
+
+
+def read_tests(folder: Path) -> list[CachedTest]:
+    """All test sets of a case, in domain first."""
+    paths = sorted(folder.glob("*.safetensors"))
+    tests = [read_test(p) for p in paths if p.stem not in FITTED]
+    return sorted(tests, key=lambda t: (t.kind != "in", t.kind, t.name))
+
+
+def read_test(path: Path) -> CachedTest:
+    """One test set."""
+    features, labels = _labelled(path)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    return CachedTest(
+        about["name"], about["kind"], about["like"] or None, int(about["severity"]), features, labels
+    )
+
+
+def _write_calibration(case: Case, folder: Path) -> None:
+    batches = [Batch.of(item) for item in case.batches(case.calibration)]
+    found = rehearse_environments(case.network, batches, case.layers, case.families, case.seed)
+    names = [f.name for f in case.families]
+    scales = ",".join(f"{name}={found.scales[name]:g}" for name in names)
+    about = {"families": ",".join(names), "scales": scales}
+    found.features.save(folder / "calibration.safetensors", found.labels, about)
+
+
+def _labelled(path: Path) -> Labelled:
+    features, labels = load_features(path)
+    assert labels is not None
+    return features, labels
+
+
+def _read(case: Case, data: TensorDataset) -> Labelled:
+    """Features in a random order, so that any stretch of rows is a random sample."""
+    features, labels = extract(case.network, case.batches(data), layers=case.layers)
+    assert labels is not None
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(len(labels)))
+    return features[order], labels[order]
+
+
+def _stem(test: TestSet) -> str:
+    return "test" if test.kind == "in" else f"{test.kind}-{test.name.replace(' ', '-')}"
+
+
+def _metadata(test: TestSet) -> dict[str, str]:
+    return {"name": test.name, "kind": test.kind, "like": test.like or "", "severity": str(test.severity)}
+
+
+def _linked(path: Path, test: TestSet) -> bool:
+    """Use the file of another seed, where there is one."""
+    if test.kind == "in":
+        return False
+    stem = path.parent.name.rpartition("-")[0]
+    for other in sorted(path.parent.parent.glob(f"{stem}-*/{path.name}")):
+        os.link(other, path)
+        return True
+    return False

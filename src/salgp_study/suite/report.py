@@ -1,0 +1,186 @@
+"""The page of results, and the first table of the README, from records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from salgp_study.suite.methods import ABLATIONS, RIVALS, WINDOWS
+from salgp_study.suite.protocol import count_looks, read_protocol
+from salgp_study.suite.scoring import Record
+from salgp_study.suite.summary import BASE, CONTEXT, PER_SAMPLE, SOFTMAX, Results, Way, table
+from salgp_study.suite.verdicts import in_domain, probabilities, under_shift, verdict_table
+
+__all__ = ["front_table", "page", "write_report"]
+
+COMMAND = "python -m salgp_study.suite tables"
+SCORES = ("ece", "nll", "auroc")
+HEAD = ("in: ECE", "NLL", "AUROC", "shift: ECE", "NLL", "AUROC")
+
+
+def write_report(records: Sequence[Record], out: Path | None = None) -> str:
+    """The README's table; the whole page goes to ``out``, if given."""
+    results = Results(records)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page(results), encoding="utf-8")
+    return "\n".join(front_table(results))
+
+
+def front_table(results: Results) -> list[str]:
+    """Strong and weak networks apart, in domain and under shift: ours, temperature, the three best rivals."""
+    strong = set(read_protocol().strong)
+    rivals = results.best_rivals(3)
+    rows: list[list[object]] = []
+    for kind, names in (("strong", strong), ("weak", set(results.sets) - strong)):
+        part = results.of_sets(names)
+        for way in (BASE, *rivals, *results.ours):
+            if part.has(way):
+                rows.append([kind, str(way), *_both(part, way)])
+    return table(["networks", "method", *HEAD], rows)
+
+
+def page(results: Results) -> str:
+    """Everything as Markdown."""
+    sections = [
+        _intro(results),
+        ["## Strong and weak networks", "", *front_table(results)],
+        ["## What it must show", "", "Broken promises first.", "", *_verdicts(results)],
+        ["## Means over the data sets", "", *_means(results)],
+        ["## By data set: ECE in domain / under shift", "", *_by_set(results)],
+        ["## Like a rehearsed family, or not", "", *_likeness(results)],
+        ["## Windows", "", *_windows(results)],
+        ["## Each ingredient", "", *_ablations(results)],
+        ["## Accuracy without labels", "", *_estimates(results)],
+        ["## Unknown classes and shifted samples, AUROC", "", *_novelty(results)],
+        ["## 90 % interval of ours, and time to fit", "", *_intervals(results)],
+        ["## Every test set", "", *_every_set(results)],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def _intro(results: Results) -> list[str]:
+    protocol, looks = read_protocol(), count_looks()
+    seeds = {name: len({r["seed"] for r in results.records if r["set"] == name}) for name in results.sets}
+    said = ", ".join(f"{name} ({n})" for name, n in seeds.items())
+    rows = [
+        [name, str(looks.get(name, 0)), protocol.in_sight.get(name, "")]
+        for name in results.sets
+        if name in protocol.report
+    ]
+    return [
+        "# Shift suite: results",
+        "",
+        f"Written by `{COMMAND}`. Means are over data sets, each the mean of its test sets and seeds.",
+        f"Data sets and seeds: {said}.",
+        "",
+        "Choices are made on the development sets only. Report sets, named beforehand in `protocol.json`:",
+        "",
+        *table(["report set", "looks so far", "what was known of it before"], rows),
+    ]
+
+
+def _verdicts(results: Results) -> list[str]:
+    verdicts = [*in_domain(results), *under_shift(results), *probabilities(results)]
+    return verdict_table(verdicts)
+
+
+def _both(results: Results, way: Way) -> list[float]:
+    return [results.mean(way, kind, key) for kind in ("in", "shift") for key in SCORES]
+
+
+def _means(results: Results) -> list[str]:
+    ways = [*results.ours, *(Way(m) for m in RIVALS if results.has(Way(m)))]
+    rows = [[str(way), *_both(results, way), results.mean(way, "shift", "aurc")] for way in ways]
+    return table(["method", *HEAD, "AURC"], rows)
+
+
+def _by_set(results: Results) -> list[str]:
+    ways = [*results.ours, *(Way(m) for m in RIVALS if results.has(Way(m)))]
+    parts = {name: results.of_sets([name]) for name in results.sets}
+    rows = [[str(way), *(_pair(part, way, "ece") for part in parts.values())] for way in ways]
+    return table(["method", *parts], rows)
+
+
+def _pair(results: Results, way: Way, key: str) -> str:
+    return f"{results.mean(way, 'in', key):.3f} / {results.mean(way, 'shift', key):.3f}"
+
+
+def _likeness(results: Results) -> list[str]:
+    like, unlike = results.only(lambda r: bool(r["like"])), results.only(lambda r: not r["like"])
+    ways = [BASE, *results.best_rivals(3), *results.ours]
+    rows = [
+        [str(way), *(part.mean(way, "shift", key) for part in (like, unlike) for key in SCORES)]
+        for way in ways
+    ]
+    return table(["method", "like: ECE", "NLL", "AUROC", "unlike: ECE", "NLL", "AUROC"], rows)
+
+
+def _windows(results: Results) -> list[str]:
+    ways = [way for way in (PER_SAMPLE, *(Way(CONTEXT.method, w) for w in WINDOWS)) if results.has(way)]
+    rows: list[list[object]] = [[str(way), *_both(results, way)] for way in ways]
+    mixed = [results.mean(CONTEXT, kind, key) for kind in ("mixed in", "mixed") for key in SCORES]
+    if np.isfinite(mixed).any():
+        rows.append([f"{CONTEXT}, 30 % of them shifted (clean rows; shifted rows)", *mixed])
+    return table(["windows", *HEAD], rows)
+
+
+def _ablations(results: Results) -> list[str]:
+    tried = [Way(m, w) for w in (0, CONTEXT.window) for m in ABLATIONS]
+    ways = [*results.ours, *(way for way in tried if results.has(way))]
+    return table(["method", *HEAD], [[str(way), *_both(results, way)] for way in ways])
+
+
+def _estimates(results: Results) -> list[str]:
+    ways = [SOFTMAX, BASE, *results.best_rivals(3), *results.ours]
+    rows = []
+    for way in ways:
+        gaps = [abs(r["confidence"] - r["accuracy"]) for r in results.of(way, "shift")]
+        rows.append([str(way), results.estimate_error(way), max(gaps, default=float("nan"))])
+    return [
+        "Distance of the mean confidence of a shifted set from its accuracy.",
+        "",
+        *table(["method", "mean", "largest"], rows),
+    ]
+
+
+def _novelty(results: Results) -> list[str]:
+    rows = []
+    for name in results.sets:
+        part = results.of_sets([name])
+        for kind, what in (("shift", "shifted from in-domain"), ("unknown", "unknown from known classes")):
+            cells = [part.mean(PER_SAMPLE, kind, f"{kind}_{k}") for k in ("novelty", "softmax", "energy")]
+            if np.isfinite(cells).any():
+                rows.append([name, what, *cells])
+    return table(["data set", "what", "novelty (ours)", "max softmax", "energy"], rows)
+
+
+def _intervals(results: Results) -> list[str]:
+    rows = []
+    for name in results.sets:
+        part = results.of_sets([name])
+        cells = [
+            part.mean(PER_SAMPLE, kind, key) for kind in ("in", "shift") for key in ("coverage", "width")
+        ]
+        rows.append([name, *cells, part.mean(PER_SAMPLE, "in", "fit_seconds")])
+    head = ["data set", "coverage in", "width in", "coverage shift", "width shift", "fit (processor s)"]
+    return table(head, rows)
+
+
+def _every_set(results: Results) -> list[str]:
+    ways = [BASE, *results.ours]
+
+    def both(way: Way, key: str) -> dict[tuple[str, str], float]:
+        return results.by_test(way, "in", key) | results.by_test(way, "shift", key)
+
+    found = {(way, key): both(way, key) for way in ways for key in SCORES}
+    accuracy = both(BASE, "accuracy")
+    rows = []
+    for where in accuracy:
+        cells = (" / ".join(f"{found[way, key].get(where, np.nan):.3f}" for way in ways) for key in SCORES)
+        rows.append([*where, accuracy[where], *cells])
+    shown = " / ".join(map(str, ways))
+    head = ["data set", "test set", "accuracy", *(key.upper() for key in SCORES)]
+    return [f"Each cell: {shown}.", "", *table(head, rows)]

@@ -1,0 +1,237 @@
+"""Records, windows, tables and verdicts, on made cases and made records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from made_case import made_case
+
+from salgp.calibrators import get
+from salgp.features import Features
+from salgp.prediction import Prediction
+from salgp_study.suite import command, methods, protocol, report, running, sets
+from salgp_study.suite.cache import read_case, write_case
+from salgp_study.suite.methods import METHODS, OURS, Entry, predict_windows
+from salgp_study.suite.protocol import read_protocol
+from salgp_study.suite.scoring import score_method
+from salgp_study.suite.summary import BASE, CONTEXT, PER_SAMPLE, Results, Way
+from salgp_study.suite.verdicts import in_domain, under_shift, verdict_table
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    for seed in (0, 1):
+        write_case(made_case(seed), folder, say=lambda line: None)
+    return folder
+
+
+class WindowMean:
+    """Says the mean confidence of its window, and remembers the windows."""
+
+    def __init__(self) -> None:
+        self.windows: list[int] = []
+
+    def fit(self, features: Features, labels: Any, reference: Any = None) -> WindowMean:
+        self.families = features.families
+        return self
+
+    def predict(self, features: Features, context: Features | None = None) -> Prediction:
+        mean = features.confidence if context is None else context.confidence.mean().expand(len(features))
+        if context is not None:
+            self.windows.append(len(context))
+        return Prediction.from_confidence(features, mean.double().clamp(0.01, 0.99))
+
+
+def test_windows_are_consecutive_and_the_rest_joins_the_last() -> None:
+    method = WindowMean()
+    logits = torch.randn(47, 3, generator=torch.Generator().manual_seed(0))
+    features = Features(logits)
+    found = predict_windows(method, features, 10)
+    assert method.windows == [10, 10, 10, 17]
+    torch.testing.assert_close(found.confidence[:10].float(), features.confidence[:10].mean().expand(10))
+    assert predict_windows(method, features[:3], 10).confidence.shape == (3,)
+
+
+def test_records_say_what_was_measured(cache: Path) -> None:
+    case = read_case(cache / "made-0")
+    records = list(score_method(case, "temperature", METHODS["temperature"]))
+    assert [r["test"] for r in records] == ["test", "wide 2", "wider", "strangers"]
+    originals = case.calibration[0][:160]
+    plain = Features(originals.logits, originals.layers)
+    fitted = get("temperature").fit(plain, case.calibration[1][:160])
+    test = case.tests[1]
+    confidence = fitted.predict(test.features).confidence.double().numpy()
+    correct = test.features.correct(test.labels).double().numpy()
+    assert records[1]["accuracy"] == pytest.approx(correct.mean(), abs=1e-6)
+    likelihood = np.where(correct == 1, confidence, 1 - confidence)
+    assert records[1]["nll"] == pytest.approx(-np.log(likelihood).mean(), abs=1e-5)
+    assert len(records[0]["ece_replicates"]) == 300
+    assert "ece_replicates" not in records[1]
+
+
+def test_copies_are_given_only_to_whom_they_are_meant_for(cache: Path) -> None:
+    case, seen = read_case(cache / "made-0"), []
+
+    def build() -> WindowMean:
+        seen.append(WindowMean())
+        return seen[-1]
+
+    for entry in (Entry(build), Entry(build, copies=True), Entry(build, copies=True, sees="half")):
+        next(score_method(case, "x", entry))
+    assert seen[0].families is None
+    assert seen[1].families.unique().tolist() == [0, 1, 2]
+    assert seen[2].families.unique().tolist() == [0, 1]
+
+
+def test_mixed_windows_score_clean_and_shifted_rows_apart(cache: Path) -> None:
+    case = read_case(cache / "made-0")
+    records = list(score_method(case, "x", Entry(WindowMean)))
+    mixed = {r["kind"]: r for r in records if r["kind"].startswith("mixed") and r["test"] == "wide 2"}
+    clean, wide = case.tests[0], case.tests[1]
+    windows = min(120 // 35, 110 // 15)
+    assert (mixed["mixed in"]["n"], mixed["mixed"]["n"]) == (35 * windows, 15 * windows)
+    correct = wide.features.correct(wide.labels)[: 15 * windows]
+    assert mixed["mixed"]["accuracy"] == pytest.approx(float(correct.double().mean()), abs=1e-6)
+    both = [
+        torch.cat(
+            [clean.features.confidence[35 * i : 35 * i + 35], wide.features.confidence[15 * i : 15 * i + 15]]
+        )
+        for i in range(windows)
+    ]
+    wanted = np.mean([float(b.mean().clamp(0.01, 0.99)) for b in both])
+    assert mixed["mixed in"]["confidence"] == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["GP on the last layer alone", "GP on the confidence alone", OURS])
+def test_methods_see_what_they_may(cache: Path, name: str) -> None:
+    records = list(score_method(read_case(cache / "made-0"), name, METHODS[name]))
+    assert all(0 <= r["ece"] <= 1 for r in records)
+
+
+def record(name: str, seed: int, method: str, kind: str, **scores: Any) -> dict[str, Any]:
+    about = {"set": name, "seed": seed, "method": method, "window": 0, "test": f"{kind}-t", "kind": kind}
+    base = {"like": None, "severity": 0, "accuracy": 0.8, "confidence": 0.85, "fit_seconds": 0.1}
+    worth = {"ece": 0.05, "nll": 0.4, "auroc": 0.8, "aurc": 0.1, "nll_probs": 0.5, "brier_probs": 0.2}
+    return {**about, **base, **worth, **scores}
+
+
+def made_records(ours_in: float, ours_shift: float) -> list[dict[str, Any]]:
+    found = []
+    noise = np.random.default_rng(0).normal(0, 0.005, 300)
+    for name in ("a", "b"):
+        for method, inside, shifted in (
+            (OURS, ours_in, ours_shift),
+            ("temperature", 0.02, 0.2),
+            ("uncalibrated", 0.03, 0.22),
+            ("isotonic", 0.02, 0.15),
+        ):
+            more = {f"{k}_replicates": (inside + noise).tolist() for k in ("ece", "nll", "auroc")}
+            found.append(record(name, 0, method, "in", ece=inside, **more))
+            found.append(record(name, 0, method, "shift", ece=shifted))
+    return found
+
+
+def test_means_count_every_data_set_once() -> None:
+    records = [record("a", 0, "x", "shift", ece=0.1, test=str(i)) for i in range(9)]
+    records += [record("b", 0, "x", "shift", ece=0.3)]
+    assert Results(records).mean(Way("x"), "shift", "ece") == pytest.approx(0.2)
+    assert np.isnan(Results(records).mean(Way("y"), "shift", "ece"))
+
+
+@pytest.mark.parametrize(("inside", "kept"), [(0.021, False), (0.02, True), (0.01, True)])
+def test_in_domain_verdict_is_a_paired_comparison(inside: float, kept: bool) -> None:
+    """Replicates of both share their noise, so that a difference a fifth of it is still seen."""
+    verdicts = [v for v in in_domain(Results(made_records(inside, 0.05))) if "ECE" in v.promise]
+    assert [v.kept for v in verdicts] == [kept, kept]
+
+
+def test_shift_verdicts_and_their_order() -> None:
+    good = {v.promise: v.kept for v in under_shift(Results(made_records(0.02, 0.05)))}
+    bad = {v.promise: v.kept for v in under_shift(Results(made_records(0.02, 0.14)))}
+    promise = "under shift, per sample: ECE at most 0.45 of temperature's"
+    assert (good[promise], bad[promise]) == (True, False)
+    lines = verdict_table(under_shift(Results(made_records(0.02, 0.14))))
+    answers = [line.split(" | ")[-1] for line in lines[2:]]
+    assert answers == sorted(answers)
+    assert answers[0].startswith("**no**")
+
+
+def test_the_front_table_has_the_best_rivals() -> None:
+    results = Results(made_records(0.02, 0.05))
+    assert results.best_rivals(3) == [Way("isotonic")]
+    text = "\n".join(report.front_table(results))
+    assert text.index("temperature") < text.index("isotonic") < text.index(OURS)
+    assert str(CONTEXT) == "layer evidence, context of 50"
+    assert results.ours == [PER_SAMPLE]
+
+
+def test_the_page_holds_every_section() -> None:
+    page = report.page(Results(made_records(0.02, 0.05)))
+    assert page.count("\n## ") == 11
+    assert "| a | in-t |" in page
+
+
+def test_protocol_names_sets_there_are_and_keeps_them_apart() -> None:
+    said = read_protocol()
+    assert sorted(said.sets) == sorted(sets.SETS)
+    assert not set(said.development) & set(said.report)
+    assert {"cifar10-resnet20", "clinc150-minilm"} <= set(said.report)
+    assert set(said.strong) < set(said.sets)
+    assert set(said.in_sight) <= set(said.report)
+
+
+def test_a_report_set_is_scored_by_a_look_that_counts(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "looks.jsonl"
+    said = replace(read_protocol(), report=("made",), development=())
+    monkeypatch.setattr(command, "read_protocol", lambda: said)
+    monkeypatch.setattr(command, "log_look", lambda names, tried: protocol.log_look(names, tried, log))
+    options = ["--cache", str(cache), "--seeds", "0", "--methods", "temperature"]
+    with pytest.raises(SystemExit, match="report set"):
+        command.main(["score", "--sets", "made", *options])
+    command.main(["look", *options])
+    command.main(["look", *options])
+    assert protocol.count_looks(log) == {"made": 2}
+    assert set(json.loads(log.read_text().splitlines()[0])) == {
+        "time",
+        "commit",
+        "changed",
+        "sets",
+        "methods",
+    }
+
+
+def test_a_run_continues_and_a_set_from_outside_needs_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sets.SETS, "made", lambda seed, data, cache: made_case(seed))
+    options = ["--cache", str(tmp_path), "--sets", "made", "--seeds", "0"]
+    command.main(["features", *options])
+    command.main(["score", *options, "--methods", "few"])
+    first = capsys.readouterr().out
+    command.main(["score", *options, "--methods", "few"])
+    assert OURS in first
+    assert capsys.readouterr().out == ""
+    page = tmp_path / "page.md"
+    command.main(["tables", *options, "--out", str(page)])
+    assert "| weak | layer evidence |" in capsys.readouterr().out
+    assert page.read_text().startswith("# Shift suite")
+
+
+def test_wrong_names_are_answered_with_the_right_ones(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no data set called 'nonsense'; known: digits"):
+        command.main(["features", "--cache", str(tmp_path), "--sets", "nonsense"])
+    with pytest.raises(KeyError, match="groups: ours, rivals"):
+        running.method_names(["nonsense"])
+    with pytest.raises(SystemExit, match="no records here"):
+        command.main(["tables", "--cache", str(tmp_path)])
+    assert set(methods.GROUPS["few"]) <= set(METHODS)
+    assert BASE.method in METHODS
