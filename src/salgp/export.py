@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator
+from salgp.extras import require
 from salgp.features import Features
 from salgp.module import CalibratedClassifier
 from salgp.prediction import Prediction
@@ -158,6 +159,8 @@ def _export(
         raise ValueError(
             f"cannot export to {target.name!r}: name a file that ends in .onnx or .pt2 (torch.export)"
         )
+    if target.suffix == ".onnx":
+        require("onnx", "onnxscript")
     present = _output_names(module.calibrator)
     with torch.no_grad(), _quiet(), _explained(module):
         program = torch.export.export(module, example, dynamic_shapes=_shapes(example), strict=False)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import lightning.pytorch as pl
 from torch import nn
 
 from salgp.calibrators import Calibrator
+from salgp.extras import require
 from salgp.module import CalibratedClassifier, calibrate
+
+require("lightning")
+import lightning.pytorch as pl  # noqa: E402  (after the question whether it is there)
 
 __all__ = ["CalibrateAfterValidation"]
 

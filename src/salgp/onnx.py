@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from salgp.extras import require
+
 __all__ = ["OnnxNetwork"]
 
 WEIGHTY = ("Conv", "Gemm", "MatMul")
@@ -88,13 +90,9 @@ class _Passes(nn.Module):
 
 
 def _read(path: str | os.PathLike[str]) -> Any:
-    try:
-        import onnx
-        import onnxruntime  # noqa: F401  (both are needed: say so before any work)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f'ONNX networks need {error.name}; pip install "salgp[onnx]"', name=error.name
-        ) from error
+    require("onnx", "onnxruntime")
+    import onnx
+
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no such file: {path}")
     try:

@@ -30,6 +30,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from salgp.extras import EXTRAS, hint
+
 __all__ = [
     "FAILURE",
     "INTERRUPTED",
@@ -194,8 +196,8 @@ def sentence(error: BaseException) -> str:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     elif isinstance(error, KeyError) and error.args:
         text = str(error.args[0])
-    elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        text = f'this needs {error.name}, which is not installed; pip install "salgp[{_EXTRAS[error.name]}]"'
+    elif isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        text = hint(error.name)
     else:
         text = str(error)
     text = " ".join(text.split())
@@ -206,21 +208,6 @@ def sentence(error: BaseException) -> str:
         text if expected and text else f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
     )
 
-
-_EXTRAS = {
-    "jinja2": "report",
-    "matplotlib": "plots",
-    "pyarrow": "parquet",
-    "ray": "ray",
-    "onnx": "onnx",
-    "onnxruntime": "onnx",
-    "onnxscript": "onnx",
-    "gpytorch": "deep",
-    "PIL": "images",
-    "transformers": "hf",
-    "pandas": "pandas",
-    "lightning": "lightning",
-}
 
 _COMMON: dict[str, Any] = {
     "json": Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")],

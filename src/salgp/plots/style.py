@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from salgp.extras import require
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -31,6 +33,7 @@ CYCLE = (
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of the given size in inches, laid out so that labels never overlap."""
+    require("matplotlib")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

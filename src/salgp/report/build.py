@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from salgp.extras import require
 from salgp.features import Features, as_labels
 from salgp.metrics import Scores, evaluate
 from salgp.prediction import Prediction
@@ -280,6 +281,7 @@ def _versions() -> dict[str, str]:
 
 
 def _page(context: Mapping[str, Any]) -> str:
+    require("jinja2")
     import jinja2
     from markupsafe import Markup
 

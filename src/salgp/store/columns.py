@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.extras import require
 from salgp.features import Features
 from salgp.storage import FormatError, check_size
 
@@ -49,6 +50,7 @@ def column_names(layers: Sequence[str], whole: Sequence[str] = ()) -> list[str]:
 
 def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") -> Any:
     """Arrow table of the features; refuses values that ``dtype`` cannot hold."""
+    require("pyarrow")
     import pyarrow as pa
 
     columns = {"logits": list_column(features.logits, "float32", "logits")}
@@ -119,6 +121,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None, rows: int | Non
         columns: to read.
         rows: that are expected; another number is refused before anything is read.
     """
+    require("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,0 +1,49 @@
+"""Optional libraries, and what to install where one is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+
+__all__ = ["EXTRAS", "hint", "require"]
+
+EXTRAS = {
+    "jinja2": "report",
+    "matplotlib": "plots",
+    "pyarrow": "parquet",
+    "ray": "ray",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
+    "gpytorch": "deep",
+    "PIL": "images",
+    "transformers": "hf",
+    "pandas": "pandas",
+    "lightning": "lightning",
+}
+"""Library -> the extra of salgp that brings it."""
+
+
+def require(*libraries: str) -> None:
+    """Refuse to go on where a library is missing, and say what to install.
+
+    Example:
+        >>> require("math")
+        >>> require("no_such_library")
+        Traceback (most recent call last):
+        ...
+        ModuleNotFoundError: this needs no_such_library, which is not installed; pip install no_such_library
+    """
+    for name in libraries:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(hint(name), name=name)
+
+
+def hint(library: str) -> str:
+    """What to say where ``library`` is missing.
+
+    Example:
+        >>> hint("pyarrow")
+        'this needs pyarrow, which is not installed; pip install "salgp[parquet]"'
+    """
+    what = f'"salgp[{EXTRAS[library]}]"' if library in EXTRAS else library
+    return f"this needs {library}, which is not installed; pip install {what}"
