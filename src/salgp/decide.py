@@ -6,15 +6,18 @@ binomial tails. Sort ``n`` labelled samples by confidence. Rule ``m`` acts on wh
 ``(m + 1)``-th of them. The rules are tested in the order ``m_0 < m_1 < ... <= n``, which depends on ``n``,
 ``error`` and ``assurance`` only, each by
 
-    p_m = P(Binomial(m, error) <= wrong answers among the first m)  <=  1 - assurance,
+    p_m = P(Binomial(m, error) <= wrong answers among the first m)  <=  doubt,
 
 and the last one before the first failure is kept. A fixed order needs no correction for the number of rules.
+There are two such orders: one from half of the samples on, with nine tenths of the doubt ``1 - assurance``;
+and, where that fails at once, one from the fewest samples that can pass, with the rest. Starting among the
+very few most confident only would end at the first unlucky one of them.
 
 Why thresholds may be taken from the very samples they are tested on: given the ``(m + 1)``-th confidence, the
 ``m`` samples above it are independent draws from all that is above it, so that their number of errors is
 binomial with just the error rate that rule ``m`` will have. The first rule that must not pass is either
 ``m_0``, or it keeps exactly the samples above the confidence where the error rate crosses ``error``; in both
-cases its ``p_m`` is below ``1 - assurance`` with at most that chance. This holds where the error rate crosses
+cases its ``p_m`` is below ``doubt`` with at most that chance. This holds where the error rate crosses
 ``error`` once as the threshold falls. Whoever doubts that gives ``thresholds`` fixed beforehand: then nothing
 is assumed but that new samples come like the labelled ones.
 """
@@ -42,13 +45,11 @@ __all__ = ["ALWAYS", "NEVER", "Rule", "RuleModule", "choose_threshold", "samples
 ALWAYS, NEVER = -1.0, 1.0
 """Thresholds that every confidence exceeds, and none."""
 
-_STEP = 1.01
-"""Ratio of two consecutive numbers of kept samples. Finer steps gain less than 1 % of coverage, and each one
-is one more chance to stop early."""
+_STEP = 1.005
+"""Ratio of two consecutive numbers of kept samples: what coarser steps would lose of the coverage."""
 
-_SPARE = 3
-"""Errors that the first test tolerates where there are samples enough: one unlucky sample among the most
-confident must not end everything."""
+_FROM_HALF = 0.9
+"""Share of the doubt spent on the order that starts with half of the samples."""
 
 _COST_GRID = np.linspace(-3, 3, 25)
 """Thresholds tried for a cost, in log-odds around the one that is best for calibrated confidences."""
@@ -261,47 +262,44 @@ def _largest(
     assurance: float,
     thresholds: Sequence[float] | None,
 ) -> Rule:
-    """Test from the most confident on, and stop at the first failure."""
+    """The first order of tests that passes anything at all."""
     n = len(wrong)
-    limits = _own_thresholds(confidence, error, assurance) if thresholds is None else _sorted(thresholds)
+    doubt = 1 - assurance
     order = np.argsort(-confidence, kind="stable")
+    falling = confidence[order]
     errors = np.concatenate([[0], np.cumsum(wrong[order])])
-    kept = np.searchsorted(-confidence[order], -limits, side="left")  # samples strictly above each
-    if thresholds is None:  # with ties a threshold may keep too few to pass, whatever their labels
-        enough = kept >= samples_needed(error, assurance)
-        limits, kept = limits[enough], kept[enough]
-    passed = bdtr(errors[kept], kept, error) <= 1 - assurance
-    n_passed = len(passed) if passed.all() else int(np.argmin(passed))
-    if n_passed:
-        last = n_passed - 1
-        m = int(kept[last])
-        return Rule((float(limits[last]),), error, assurance, n, m, int(errors[m]))
+    if thresholds is not None:
+        orders = [(_sorted(thresholds), doubt)]
+    else:
+        parts = [(math.ceil(n / 2), _FROM_HALF * doubt), (1, (1 - _FROM_HALF) * doubt)]
+        orders = [(_own_thresholds(falling, first, error, part), part) for first, part in parts]
+    for limits, part in orders:
+        kept = np.searchsorted(-falling, -limits, side="left")  # samples strictly above each
+        passed = bdtr(errors[kept], kept, error) <= part
+        n_passed = len(passed) if passed.all() else int(np.argmin(passed))
+        if n_passed:
+            m = int(kept[n_passed - 1])
+            return Rule((float(limits[n_passed - 1]),), error, assurance, n, m, int(errors[m]))
     return Rule((NEVER,), error, assurance, n, needed=_needed(errors, n, error, assurance))
 
 
-def _own_thresholds(confidence: NDArray[np.float64], error: float, assurance: float) -> NDArray[np.float64]:
-    """The ``(m + 1)``-th largest confidence for numbers ``m`` that do not depend on the samples."""
-    n = len(confidence)
-    first = _tolerating(_SPARE, error, assurance)
-    if 4 * first > n:
-        first = samples_needed(error, assurance)
+def _own_thresholds(
+    falling: NDArray[np.float64], first: int, error: float, doubt: float
+) -> NDArray[np.float64]:
+    """The ``(m + 1)``-th largest confidence for numbers ``m`` that do not depend on the samples.
+
+    Ties may leave fewer than ``m`` above it; thresholds that keep too few to pass whatever their labels are
+    left out.
+    """
+    n = len(falling)
+    least = samples_needed(error, 1 - doubt)
+    first = max(first, least)
     if first > n:
-        return np.array([NEVER])
+        return np.zeros(0)
     steps = math.ceil(math.log(n / first) / math.log(_STEP)) + 1
     counts = np.unique(np.minimum(np.ceil(first * _STEP ** np.arange(steps)), n).astype(int))
-    falling = np.append(-np.sort(-confidence), ALWAYS)
-    return falling[counts]
-
-
-def _tolerating(errors: int, error: float, assurance: float) -> int:
-    """Fewest samples that pass with so many errors among them.
-
-    ``P(Binomial(m, e) <= k) <= d`` is ``e >= `` the upper Clopper-Pearson bound, which falls with ``m``.
-    """
-    m = samples_needed(error, assurance)
-    while not _passes(m, errors, error, 1 - assurance):
-        m += max(1, m // 100)
-    return m
+    limits = np.append(falling, ALWAYS)[counts]
+    return limits[np.searchsorted(-falling, -limits, side="left") >= least]
 
 
 def _passes(kept: int, wrong: int, error: float, doubt: float) -> bool:
