@@ -14,7 +14,7 @@ import salgp
 
 PACKAGE = Path(salgp.__file__).parent
 
-VALUES = {"storage", "logits", "features", "prediction"}
+VALUES = {"storage", "logits", "features", "prediction", "explanation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "storage": set(),
     "extras": set(),
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "methods": set(),
     "features": {"storage", "logits"},
     "prediction": {"features"},
+    "explanation": {"features", "prediction"},
     "gp": {"storage", "features"},
     "neighbours": set(),
     "network": VALUES,

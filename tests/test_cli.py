@@ -462,9 +462,9 @@ def test_explain_names_the_layers(run: Any) -> None:
     samples = json.loads(out)["samples"]
     assert code == 0
     assert [s["row"] for s in samples] == [3, 5]
-    assert set(samples[0]["layers"]) == {"conv", "fc", "confidence"}
+    assert set(samples[0]["points"]) == {"conv", "fc", "confidence"}
     for s in samples:
-        assert s["network_confidence"] + sum(s["layers"].values()) == pytest.approx(s["confidence"], abs=1e-6)
+        assert s["network_confidence"] + sum(s["points"].values()) == pytest.approx(s["confidence"], abs=1e-6)
     assert "conv" in run("explain IN/layered IN/test.safetensors --top 2")[1]
 
 

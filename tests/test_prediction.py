@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from salgp.features import Features
-from salgp.prediction import (
-    INTERVAL,
-    LayerTerms,
-    Prediction,
-    confidence_points,
-    spread_confidence,
-    term_points,
-)
+from salgp.prediction import INTERVAL, LayerTerms, Prediction, spread_confidence
 
 G = torch.Generator().manual_seed(0)
 FEATURES = Features(torch.randn(8, 4, generator=G, dtype=torch.float64))
@@ -199,53 +193,39 @@ def test_numpy_leaves_out_what_is_absent() -> None:
     assert arrays["probs"].shape == (8, 4)
 
 
-def test_points_add_up_and_stay_bounded_where_large_terms_cancel() -> None:
-    terms = torch.tensor([4.0, -3.5, -2.0, 0.1])
-    points = confidence_points(0.5, terms)
-    change = torch.sigmoid(torch.tensor(0.5 + float(terms.sum()))) - torch.sigmoid(torch.tensor(0.5))
-    torch.testing.assert_close(float(points.sum()), float(change), atol=1e-6, rtol=0)
-    assert (points.abs() < 1).all()
-    assert (points.sign() == terms.sign()).all()
+def test_log_odds_give_confidence_std_and_interval_of_one_distribution() -> None:
+    """The quantiles of a logit-normal distribution, by drawing from it."""
+    g = torch.Generator().manual_seed(0)
+    f, sd = torch.linspace(-3, 6, 8, dtype=torch.float64), torch.linspace(0.1, 3, 8, dtype=torch.float64)
+    p = Prediction.from_log_odds(FEATURES, f, sd**2)
+    draws = torch.sigmoid(f + sd * torch.randn(200_000, 8, generator=g, dtype=torch.float64))
+    levels = torch.tensor([0.05, 0.158655, 0.5, 0.841345, 0.95], dtype=torch.float64)
+    low, below, middle, above, high = (draws.quantile(level, dim=0) for level in levels)
+    for found, expected in ((p.lower, low), (p.confidence, middle), (p.upper, high)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.01)
+    torch.testing.assert_close(p.std, (above - below) / 2, rtol=0, atol=0.01)
 
 
-def test_points_of_two_sides_are_the_average_over_both_orders() -> None:
-    """Rising and falling terms, added side by side in either order; inside a side by size."""
-    terms = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    expected = torch.zeros(3, dtype=torch.float64)
-    sides = [[0, 2], [1]]
-    for order in itertools.permutations(sides):
-        at = torch.tensor(0.3, dtype=torch.float64)
-        for side in order:
-            whole = terms[side].sum()
-            change = torch.sigmoid(at + whole) - torch.sigmoid(at)
-            expected[side] += change * terms[side] / whole / 2
-            at = at + whole
-    torch.testing.assert_close(confidence_points(0.3, terms), expected)
+def test_frame_has_a_row_per_sample_and_columns_for_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = LayerTerms(("a", "b"), torch.randn(8, 2, generator=G), None, "log-odds", True)
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, layers=terms)
+    expected = ["label", "confidence", "std", "lower", "upper", "clipped"]
+    expected += [f"probs.{k}" for k in range(4)] + ["log-odds.a", "log-odds.b"]
+    seen = []
+    for hidden in ((), ("pandas",), ("pandas", "pyarrow")):
+        for name in hidden:
+            monkeypatch.setitem(sys.modules, name, None)
+        frame = p.to_frame()
+        columns = frame.column_names if hidden == ("pandas",) else list(frame)
+        assert columns == expected
+        assert np.asarray(frame["confidence"]).tolist() == CONFIDENCE.tolist()
+        seen.append(type(frame).__name__)
+    assert seen == ["DataFrame", "Table", "dict"]
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.floats(-20, 20), st.lists(st.floats(-30, 30), min_size=1, max_size=60))
-def test_points_add_up_exactly_keep_their_sign_and_stay_below_one(start: float, terms: list[float]) -> None:
-    t = torch.tensor(terms, dtype=torch.float64)
-    points = confidence_points(start, t)
-    change = torch.sigmoid(start + t.sum()) - torch.sigmoid(torch.tensor(start, dtype=torch.float64))
-    assert float(points.sum()) == pytest.approx(float(change), abs=1e-12)
-    assert bool((points.abs() <= 1 + 1e-12).all())
-    assert bool((points * t >= 0).all())
-    rows = confidence_points(torch.tensor([start, start], dtype=torch.float64), torch.stack([t, t]))
-    assert torch.equal(rows[1], points)
-
-
-@pytest.mark.parametrize(
-    ("scale", "additive"), [("confidence", True), ("confidence", False), ("log-odds", True)]
-)
-def test_term_points_add_up_to_the_change(scale: str, additive: bool) -> None:
-    mean = torch.stack([CONFIDENCE - 0.4, 0.3 * STD, -0.2 + 0 * STD], dim=1)
-    for names in (("one", "two", "confidence"), ("one", "two", "three")):
-        terms = LayerTerms(names, mean, None, scale, additive)
-        p = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, layers=terms)
-        found, points = term_points(FEATURES, p)
-        assert found[: len(names)] == names
-        torch.testing.assert_close(points.sum(dim=1), CONFIDENCE - FEATURES.confidence, rtol=0, atol=1e-9)
-    if scale == "confidence" and additive:
-        torch.testing.assert_close(points[:, :3], mean)  # points already, not log-odds
+def test_notebook_table_shows_the_first_samples() -> None:
+    many = Features(torch.randn(30, 3, generator=G, dtype=torch.float64))
+    page = Prediction.from_confidence(many, many.confidence)._repr_html_()
+    assert page.count("<tr>") == 11
+    assert "30 samples" in page
+    assert f"{float(many.confidence[3]):.3f}" in page

@@ -7,6 +7,7 @@ confidence is below ``1 / c`` can no sharing keep the label on top; `Prediction.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,21 +19,14 @@ from torch import Tensor
 
 from salgp.features import Features
 
-__all__ = [
-    "INTERVAL",
-    "LayerTerms",
-    "Prediction",
-    "confidence_points",
-    "share_others",
-    "spread_confidence",
-    "term_points",
-]
+__all__ = ["INTERVAL", "LayerTerms", "Prediction", "share_others", "spread_confidence"]
 
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""
 
 _PER_SAMPLE = ("label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped")
 _Z = 1.6448536269514722  # standard normal quantile of (1 + INTERVAL) / 2
+_SHOWN = 10  # samples shown in a notebook
 _STRICTLY = 1e-5  # the others stay this share below the label, so that rounding makes no ties
 
 
@@ -189,6 +183,65 @@ class Prediction:
         probs = spread_confidence(softmax.to(inside.dtype), label, inside, allow_flips)
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
+    @staticmethod
+    def from_log_odds(features: Features, log_odds: Tensor, variance: Tensor, **more: Any) -> Prediction:
+        """A method that gives a normal distribution of the log-odds: confidence, standard deviation and
+        interval are all of that one distribution.
+
+        The confidence is its median, ``sigmoid(log_odds)``; the ends of the interval are its 5 % and 95 %
+        points; the standard deviation is half the way between its points one standard deviation below and
+        above, so that it never reaches beyond what is possible.
+
+        Args:
+            features: what was predicted on.
+            log_odds: ``(n,)`` mean.
+            variance: ``(n,)``.
+            more: ``layers``, ``novelty``, ``temperature``, ``allow_flips``, see `from_confidence`.
+
+        Example:
+            >>> f = Features(torch.tensor([[2.0, 0.0]]))
+            >>> p = Prediction.from_log_odds(f, torch.tensor([5.0]), torch.tensor([9.0]))
+            >>> p.confidence, p.std, p.lower, p.upper
+            (tensor([0.9933]), tensor([0.0594]), tensor([0.5164]), tensor([1.0000]))
+        """
+        sd = variance.clamp_min(0).sqrt()
+        below, above, low, high = (torch.sigmoid(log_odds + k * sd) for k in (-1.0, 1.0, -_Z, _Z))
+        return Prediction.from_confidence(
+            features, torch.sigmoid(log_odds), (above - below) / 2, (low, high), **more
+        )
+
+    def to_frame(self) -> Any:
+        """One row per sample: label, confidence, its error bar, and the terms of the layers.
+
+        Returns:
+            A pandas data frame; where pandas is not installed a pyarrow table, and without that a mapping
+            from column name to NumPy array.
+
+        Example:
+            >>> f = Features(torch.tensor([[2.0, 0.0]]))
+            >>> list(Prediction.from_confidence(f, torch.tensor([0.8])).to_frame())
+            ['label', 'confidence', 'clipped', 'probs.0', 'probs.1']
+        """
+        columns = dict(self.numpy())
+        probs = columns.pop("probs")
+        columns |= {f"probs.{k}": probs[:, k] for k in range(probs.shape[1])}
+        if self.layers is not None:
+            mean = self.layers.mean.cpu().numpy()
+            columns |= {f"{self.layers.scale}.{k}": mean[:, j] for j, k in enumerate(self.layers.names)}
+        return _as_frame(columns)
+
+    def _repr_html_(self) -> str:
+        """A table of the first samples, for notebooks."""
+        shown = {k: x[:_SHOWN] for k, x in self.numpy().items() if k not in ("probs", "clipped")}
+        head = "".join(f"<th>{name}</th>" for name in ("", *shown))
+        cells = [[f"{x:.3f}" if x.dtype.kind == "f" else str(x) for x in row] for row in shown.values()]
+        rows = [
+            f"<tr><th>{i}</th>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
+            for i, row in enumerate(zip(*cells, strict=True))
+        ]
+        more = f"<p>{len(self):,} samples</p>" if len(self) > _SHOWN else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
+
 
 def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False) -> Tensor:
     """Put ``confidence`` on ``label`` and share the rest among the other classes; rows sum to 1.
@@ -243,80 +296,16 @@ def share_others(
     return shared.scatter_(1, label[:, None], confidence[:, None])
 
 
-def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, ...], Tensor]:
-    """What each term did to each confidence, in confidence points that add up to after minus before.
-
-    Terms in log-odds are shared by `confidence_points`; terms in confidence are points already. Layers that
-    each make a whole correction of their own count by their share in the average. What is left over (the
-    parametric mean, clipping, what only one layer's rows share) goes to the term ``confidence`` where the
-    terms are log-odds and have one, and to a term ``rest`` otherwise, if there is any.
-
-    Returns:
-        Names and ``(n, k)`` points.
-
-    Example:
-        >>> f = Features(torch.tensor([[2.0, 0.0]]))
-        >>> terms = LayerTerms(("conv",), torch.tensor([[-0.3]]), None, "confidence", True)
-        >>> names, points = term_points(f, Prediction.from_confidence(f, f.confidence - 0.3, layers=terms))
-        >>> names, points
-        (('conv',), tensor([[-0.3000]], dtype=torch.float64))
-    """
-    terms = prediction.layers
-    if terms is None:
-        raise ValueError("this prediction has no layer terms to explain")
-    mean = terms.mean.double() / (1 if terms.additive else max(len(terms.names), 1))
-    before, after = features.confidence.double(), prediction.confidence.double()
-    tiny = torch.finfo(torch.float64).tiny
-    in_log_odds = terms.scale == "log-odds"
-    start, end = (torch.logit(x, eps=tiny) for x in (before, after)) if in_log_odds else (before, after)
-    start = start.clamp(-40, 40) if in_log_odds else start
-    rest = end - start - mean.sum(dim=1)
-    names = terms.names
-    if in_log_odds and "confidence" in names:
-        mean = mean.clone()
-        mean[:, names.index("confidence")] += rest
-    elif float(rest.abs().max() if len(rest) else 0.0) > 1e-6:
-        names, mean = (*names, "rest"), torch.cat([mean, rest[:, None]], dim=1)
-    return names, confidence_points(start, mean) if in_log_odds else mean
-
-
-def confidence_points(log_odds: float | Tensor, terms: Tensor) -> Tensor:
-    """Share of each log-odds term in the change of confidence, in confidence points; the shares add up to the
-    change exactly.
-
-    Terms that raise and terms that lower the confidence are two sides with sums ``P`` and ``N``. Each side
-    gets its effect on the sigmoid averaged over coming first and coming second (the Shapley value of two
-    players), ``[s(a + P) - s(a) + s(a + P + N) - s(a + N)] / 2`` for the first; inside a side the terms share
-    in proportion to their size. So no share exceeds one point, none has the wrong sign, and two large terms
-    that cancel are both seen.
-
-    Args:
-        log_odds: of the confidence before any term is added, ``a``; one number, or ``(n,)``.
-        terms: ``(k,)`` terms in log-odds, or ``(n, k)``.
-
-    Returns:
-        Points, shaped as ``terms``.
-
-    Example:
-        >>> confidence_points(2.0, torch.tensor([-2.0, 0.0]))
-        tensor([-0.3808,  0.0000], dtype=torch.float64)
-        >>> confidence_points(0.0, torch.tensor([3.0, -3.0]))
-        tensor([ 0.4526, -0.4526], dtype=torch.float64)
-    """
-    t = terms.double()
-    a = torch.as_tensor(log_odds, dtype=torch.float64, device=t.device)
-    up, down = t.clamp_min(0), t.clamp_max(0)
-    P, N = up.sum(dim=-1), down.sum(dim=-1)
-    start, risen, fallen, end = (torch.sigmoid(a + x) for x in (torch.zeros_like(P), P, N, P + N))
-    raised, lowered = (risen - start + end - fallen) / 2, (fallen - start + end - risen) / 2
-    return up * _ratio(raised, P) + down * _ratio(lowered, N)
-
-
-def _ratio(points: Tensor, size: Tensor) -> Tensor:
-    """Points for each unit of a side's sum, 0 where the side is empty."""
-    return torch.where(size == 0, 0.0, points / torch.where(size == 0, 1.0, size))[..., None]
-
-
 def _tempered(logits: Tensor, temperature: float) -> Tensor:
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return torch.softmax(wide / temperature, dim=1)
+
+
+def _as_frame(columns: Mapping[str, np.ndarray]) -> Any:
+    """The columns as the first kind of table that is installed."""
+    for library, make in (("pandas", "DataFrame"), ("pyarrow", "table")):
+        try:
+            return getattr(importlib.import_module(library), make)(columns)
+        except ImportError:
+            continue
+    return dict(columns)

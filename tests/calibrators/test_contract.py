@@ -64,6 +64,9 @@ NO_COPY = [
 LOOK_AT_VALUES = {
     "deep-gp": "GPyTorch checks its factorisations",
     "layer-evidence": "the reference is sorted by class",
+    "density-aware": "the neighbour search looks at distances",
+    "trust-score": "the neighbour search looks at distances",
+    "deep-knn": "the neighbour search looks at distances",
 }
 """Methods that cannot predict tensors without values, and why."""
 

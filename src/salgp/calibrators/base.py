@@ -30,6 +30,7 @@ from salgp.calibrators.checks import (
 )
 from salgp.calibrators.saving import KIND, read_calibrator, write_calibrator
 from salgp.calibrators.temperature import rest_temperature
+from salgp.explanation import explain_line
 from salgp.features import Features, as_labels
 from salgp.prediction import Prediction
 from salgp.storage import read_folder, write_folder
@@ -101,6 +102,21 @@ class Calibrator(BaseEstimator, ABC):
             return Prediction.concatenate(
                 [self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)]
             )
+
+    def explain(self, features: Features, i: int) -> str:
+        """Say in one line what each term did to the confidence of sample ``i``, in confidence points that add
+        up to the change, see `salgp.explanation`.
+
+        Example:
+            >>> from salgp.calibrators import get
+            >>> x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
+            >>> f = Features(3 * x, {"a": x})
+            >>> labels = f.label.where(torch.arange(80) % 9 > 0, 1 - f.label)
+            >>> get("layer-evidence").fit(f, labels).explain(f, 0)[:7]
+            '0.52 ->'
+        """
+        one = features[[i % len(features)]]
+        return explain_line(one, self.predict(one))
 
     def check_input(self, features: Features) -> Features:
         """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not

@@ -192,9 +192,7 @@ def explain(
     wrong = [row for row in rows if not 0 <= row < len(change)]
     if wrong:
         raise UsageError(f"--sample {wrong[0]}: the rows of {features} are 0..{len(change) - 1}")
-    explained = [
-        _explanation(prediction, float(loaded.features.confidence[row]), row, loaded.classes) for row in rows
-    ]
+    explained = [_explanation(loaded.features, prediction, row, loaded.classes) for row in rows]
     shell.finish({"samples": explained}, explanation_table(explained))
 
 
@@ -305,18 +303,21 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _explanation(
-    prediction: Prediction, before: float, row: int, classes: Sequence[str] | None
+    features: Features, prediction: Prediction, row: int, classes: Sequence[str] | None
 ) -> dict[str, Any]:
-    label, terms = int(prediction.label[row]), prediction.layers
-    std = None if prediction.std is None else float(prediction.std[row])
-    layers = {} if terms is None else {name: float(terms.mean[row, j]) for j, name in enumerate(terms.names)}
+    from salgp.explanation import term_points
+
+    label, points = int(prediction.label[row]), {}
+    if prediction.layers is not None:
+        names, values = term_points(features[[row]], prediction[row : row + 1])
+        points = dict(zip(names, values[0].tolist(), strict=True))
     return {
         "row": row,
         "label": label,
         "class": classes[label] if classes and label < len(classes) else str(label),
-        "network_confidence": before,
+        "network_confidence": float(features.confidence[row]),
         "confidence": float(prediction.confidence[row]),
-        "std": std,
-        "layers": dict(sorted(layers.items(), key=lambda item: -abs(item[1]))),
-        "scale": None if terms is None else terms.scale,
+        "lower": None if prediction.lower is None else float(prediction.lower[row]),
+        "upper": None if prediction.upper is None else float(prediction.upper[row]),
+        "points": dict(sorted(points.items(), key=lambda item: -abs(item[1]))),
     }

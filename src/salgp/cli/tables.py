@@ -54,24 +54,19 @@ _CAPTION = (
 
 
 def explanation_table(explained: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per sample: confidence before and after, and the layers by size of their correction."""
-    scale = next((e["scale"] for e in explained if e["scale"]), None)
-    table = Table(
-        "row",
-        "predicted",
-        "network",
-        "calibrated",
-        f"layers, by size of their correction ({scale})" if scale else "layers",
-    )
+    """One row per sample: confidence before and after, and the points of every term, which add up to the
+    change.
+    """
+    table = Table("row", "predicted", "network", "calibrated", "points, which add up to the change")
     for e in explained:
-        bar = "" if e["std"] is None else f" ± {e['std']:.3f}"
-        layers = ", ".join(f"{escape(name)} {value:+.3f}" for name, value in list(e["layers"].items())[:4])
+        bar = "" if e["lower"] is None else f" ({e['lower']:.2f} to {e['upper']:.2f})"
+        points = ", ".join(f"{escape(name)} {value + 0.0:+.2f}" for name, value in e["points"].items())
         table.add_row(
             str(e["row"]),
             escape(e["class"]),
-            f"{e['network_confidence']:.3f}",
-            f"{e['confidence']:.3f}{bar}",
-            layers or "-",
+            f"{e['network_confidence']:.2f}",
+            f"{e['confidence']:.2f}{bar}",
+            points or "-",
         )
     return table
 

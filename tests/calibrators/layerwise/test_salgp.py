@@ -701,7 +701,7 @@ def test_explanation_is_in_points_that_add_up(covariance: str, likelihood: str) 
     calibrator = fitted(quick(covariance, likelihood=likelihood))
     for i in range(5):
         line = calibrator.explain(NEW, i)
-        before, after = line.split(" +- ")[0].split(" -> ")
+        before, after = line.split(" (")[0].split(" -> ")
         points = [float(part.split()[-1]) for part in line.split(": ")[1].split(", ")]
         assert sum(points) == pytest.approx(float(after) - float(before), abs=0.005 * (len(points) + 2))
 

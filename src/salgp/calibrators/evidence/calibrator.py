@@ -59,9 +59,9 @@ from salgp.features import Features, as_labels
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.updating import spread_choice
 from salgp.metrics import ece, nll_correct
-from salgp.prediction import LayerTerms, Prediction, term_points
+from salgp.prediction import LayerTerms, Prediction
 
-__all__ = ["LayerEvidence", "explain_terms"]
+__all__ = ["LayerEvidence"]
 
 
 class LayerEvidence(Calibrator):
@@ -221,16 +221,13 @@ class LayerEvidence(Calibrator):
         """Prediction from evidence that is known already."""
         X, f, variance = self.evidence_.log_odds(features, evidence)
         variance = self.looseness**2 * variance
-        half = 1.6448536269514722 * variance.sqrt()
         names = ("confidence", "predicted class", *features.layer_names)
         layers = LayerTerms(names, *self._terms(X, features), "log-odds", True)
         novelty = (-X[:, 2 + len(features.layers) :]).mean(dim=1)
-        interval = (torch.sigmoid(f - half), torch.sigmoid(f + half))
-        return Prediction.from_confidence(
+        return Prediction.from_log_odds(
             features,
-            torch.sigmoid(f),
-            sigmoid_moments(f, variance)[1],
-            interval,
+            f,
+            variance,
             layers=layers,
             novelty=novelty,
             temperature=self.evidence_.temperature,
@@ -277,18 +274,6 @@ class LayerEvidence(Calibrator):
             seen.X, seen.label, seen.correct, weight, n_classes, self.ridge, self.class_spread
         ), weight
 
-    def explain(self, features: Features, i: int) -> str:
-        """Say in one line what each layer did to the confidence of sample ``i``.
-
-        Example:
-            >>> x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
-            >>> f = Features(3 * x, {"a": x})
-            >>> LayerEvidence().fit(f, f.label.where(torch.arange(80) % 9 > 0, 1 - f.label)).explain(f, 0)[:4]
-            '0.52'
-        """
-        rows = [i % len(features)]
-        return explain_terms(features[rows], self.predict(features[rows]))
-
     def standard_novelty(self, features: Features) -> Tensor:
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
         return standardised(
@@ -315,31 +300,3 @@ class LayerEvidence(Calibrator):
         mean.insert(1, model.offsets[label])
         variance.insert(1, ((pull @ S) * pull).sum(dim=1) + model.spare[label])
         return torch.stack(mean, dim=1), torch.stack(variance, dim=1).clamp_min(0).sqrt()
-
-
-def explain_terms(features: Features, prediction: Prediction) -> str:
-    """One line for a single sample: confidence before and after, and each term in confidence points, largest
-    first.
-
-    Each term is given in points by `salgp.prediction.term_points`; they add up to after minus before.
-
-    Example:
-        >>> f = Features(torch.tensor([[2.0, 0.0]]))
-        >>> terms = LayerTerms(("confidence", "conv"), torch.tensor([[0.0, -1.0]]), None, "log-odds", True)
-        >>> print(
-        ...     explain_terms(
-        ...         f,
-        ...         Prediction.from_confidence(
-        ...             f, torch.sigmoid(torch.tensor([1.0])), torch.tensor([0.05]), layers=terms
-        ...         ),
-        ...     )
-        ... )
-        0.88 -> 0.73 +- 0.05: conv -0.15, confidence +0.00
-    """
-    if prediction.layers is None or prediction.std is None:
-        raise ValueError("this prediction has no layer terms to explain")
-    before, after = float(features.confidence[0]), float(prediction.confidence[0])
-    names, points = term_points(features, prediction)
-    order = points[0].abs().argsort(descending=True).tolist()
-    parts = ", ".join(f"{names[j]} {float(points[0, j]) + 0.0:+.2f}" for j in order)
-    return f"{before:.2f} -> {after:.2f} +- {float(prediction.std[0]):.2f}: {parts}"

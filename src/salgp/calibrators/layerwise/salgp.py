@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, check_features
-from salgp.calibrators.evidence.calibrator import LayerEvidence, explain_terms
+from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.layerwise.streaming import fit_rows, take_learned
 from salgp.calibrators.layerwise.structures import Structure, log_odds_design, rows_of, structure
 from salgp.calibrators.source import Source
@@ -211,11 +211,6 @@ class SALGP(Calibrator):
         std = self.predict(features).std
         assert std is not None
         return spread_choice(features, std, k)
-
-    def explain(self, features: Features, i: int) -> str:
-        """Say in one line what each layer did to the confidence of sample ``i``, in confidence points."""
-        rows = [i % len(features)]
-        return explain_terms(features[rows], self.predict(features[rows]))
 
     def _observed(self, features: Features, labels: Any) -> tuple[Rows, Sites]:
         self._check_fitted()

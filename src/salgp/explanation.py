@@ -1,0 +1,117 @@
+"""Why a confidence changed: the part of every term, in confidence points that add up to after minus before.
+
+A calibrator's terms may be log-odds or confidence (`LayerTerms.scale`). Here they become one unit, the change
+of the confidence itself: 0.05 is five points. Python's ``explain``, the command line and the report all use
+these functions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from salgp.features import Features
+from salgp.prediction import Prediction
+
+__all__ = ["confidence_points", "explain_line", "term_points"]
+
+
+def explain_line(features: Features, prediction: Prediction) -> str:
+    """One line for a single sample: confidence before and after, its 90 % interval, and the points of every
+    term, largest first.
+
+    Args:
+        features: of one sample.
+        prediction: of that sample, with terms.
+
+    Example:
+        >>> from salgp.prediction import LayerTerms
+        >>> f = Features(torch.tensor([[2.0, 0.0]]))
+        >>> terms = LayerTerms(("confidence", "conv"), torch.tensor([[0.0, -1.0]]), None, "log-odds", True)
+        >>> p = Prediction.from_log_odds(f, torch.tensor([1.0]), torch.tensor([0.01]), layers=terms)
+        >>> explain_line(f, p)
+        '0.88 -> 0.73 (0.70 to 0.76): conv -0.15, confidence +0.00'
+    """
+    names, points = term_points(features, prediction)
+    before, after = float(features.confidence[0]), float(prediction.confidence[0])
+    bar = ""
+    if prediction.lower is not None and prediction.upper is not None:
+        bar = f" ({float(prediction.lower[0]):.2f} to {float(prediction.upper[0]):.2f})"
+    order = points[0].abs().argsort(descending=True, stable=True).tolist()
+    parts = ", ".join(f"{names[j]} {float(points[0, j]) + 0.0:+.2f}" for j in order)
+    return f"{before:.2f} -> {after:.2f}{bar}: {parts}"
+
+
+def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, ...], Tensor]:
+    """What each term did to each confidence, in confidence points that add up to after minus before.
+
+    Terms in log-odds are shared by `confidence_points`; terms in confidence are points already. Layers that
+    each make a whole correction of their own count by their share in the average. What is left over (the
+    parametric mean, clipping, what only one layer's rows share) goes to the term ``confidence`` where the
+    terms are log-odds and have one, and to a term ``rest`` otherwise, if there is any.
+
+    Returns:
+        Names and ``(n, k)`` points.
+
+    Example:
+        >>> from salgp.prediction import LayerTerms
+        >>> f = Features(torch.tensor([[2.0, 0.0]]))
+        >>> terms = LayerTerms(("conv",), torch.tensor([[-0.3]]), None, "confidence", True)
+        >>> names, points = term_points(f, Prediction.from_confidence(f, f.confidence - 0.3, layers=terms))
+        >>> names, points
+        (('conv',), tensor([[-0.3000]], dtype=torch.float64))
+    """
+    terms = prediction.layers
+    if terms is None:
+        raise ValueError("this prediction has no layer terms to explain")
+    mean = terms.mean.double() / (1 if terms.additive else max(len(terms.names), 1))
+    before, after = features.confidence.double(), prediction.confidence.double()
+    tiny = torch.finfo(torch.float64).tiny
+    in_log_odds = terms.scale == "log-odds"
+    start, end = (torch.logit(x, eps=tiny) for x in (before, after)) if in_log_odds else (before, after)
+    start = start.clamp(-40, 40) if in_log_odds else start
+    rest = end - start - mean.sum(dim=1)
+    names = terms.names
+    if in_log_odds and "confidence" in names:
+        mean = mean.clone()
+        mean[:, names.index("confidence")] += rest
+    elif float(rest.abs().max() if len(rest) else 0.0) > 1e-6:
+        names, mean = (*names, "rest"), torch.cat([mean, rest[:, None]], dim=1)
+    return names, confidence_points(start, mean) if in_log_odds else mean
+
+
+def confidence_points(log_odds: float | Tensor, terms: Tensor) -> Tensor:
+    """Share of each log-odds term in the change of confidence, in confidence points; the shares add up to the
+    change exactly.
+
+    Terms that raise and terms that lower the confidence are two sides with sums ``P`` and ``N``. Each side
+    gets its effect on the sigmoid averaged over coming first and coming second (the Shapley value of two
+    players), ``[s(a + P) - s(a) + s(a + P + N) - s(a + N)] / 2`` for the first; inside a side the terms share
+    in proportion to their size. So no share exceeds one point, none has the wrong sign, and two large terms
+    that cancel are both seen.
+
+    Args:
+        log_odds: of the confidence before any term is added, ``a``; one number, or ``(n,)``.
+        terms: ``(k,)`` terms in log-odds, or ``(n, k)``.
+
+    Returns:
+        Points, shaped as ``terms``.
+
+    Example:
+        >>> confidence_points(2.0, torch.tensor([-2.0, 0.0]))
+        tensor([-0.3808,  0.0000], dtype=torch.float64)
+        >>> confidence_points(0.0, torch.tensor([3.0, -3.0]))
+        tensor([ 0.4526, -0.4526], dtype=torch.float64)
+    """
+    t = terms.double()
+    a = torch.as_tensor(log_odds, dtype=torch.float64, device=t.device)
+    up, down = t.clamp_min(0), t.clamp_max(0)
+    P, N = up.sum(dim=-1), down.sum(dim=-1)
+    start, risen, fallen, end = (torch.sigmoid(a + x) for x in (torch.zeros_like(P), P, N, P + N))
+    raised, lowered = (risen - start + end - fallen) / 2, (fallen - start + end - risen) / 2
+    return up * _ratio(raised, P) + down * _ratio(lowered, N)
+
+
+def _ratio(points: Tensor, size: Tensor) -> Tensor:
+    """Points for each unit of a side's sum, 0 where the side is empty."""
+    return torch.where(size == 0, 0.0, points / torch.where(size == 0, 1.0, size))[..., None]
