@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -179,16 +180,17 @@ def _run(
 def _run_to_store(
     shell: Shell, network: nn.Module, loader: Inputs, out: Path, options: Mapping[str, Any]
 ) -> tuple[Reader, int, dict[str, int]]:
-    from salgp.store import write_store
+    from salgp.store import extract_to_store
 
     seen: list[Reader] = []
+    next(_batches(network, itertools.islice(loader, 1), options, seen), None)
     with shell.progress("extracting", total=loader.n) as advance:
-        store = write_store(_batches(network, _Shown(loader, advance), options, seen), out)
+        store = extract_to_store(network, _Shown(loader, advance), out, **options)
     return seen[0], len(store), store.widths
 
 
 def _batches(
-    network: nn.Module, loader: _Shown, options: Mapping[str, Any], seen: list[Reader]
+    network: nn.Module, loader: Iterable[Any], options: Mapping[str, Any], seen: list[Reader]
 ) -> Iterator[tuple[Features, Tensor | None]]:
     """Features and labels, batch by batch; ``seen`` learns what is read from the network."""
     from salgp.network.extract import read_batches

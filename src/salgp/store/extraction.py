@@ -1,7 +1,8 @@
 """From a network to a feature store: in a stream that survives a kill, or in parts with a network per worker.
 
 A shard is a fixed number of whole batches and depends on nothing outside them, so a continued run passes over
-the batches of finished shards without running the network and goes on with the same numbers.
+the batches of finished shards without running the network and goes on with the same numbers. The store knows
+what it was made from: the network, the settings, and a digest of every batch; anything else is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from salgp.features import Features
-from salgp.network.batches import Batch
 from salgp.network.extract import Perturb, collect, read_batches
 from salgp.network.fingerprint import fingerprint
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Choice, Forward, Reader
+from salgp.storage import locked
 from salgp.store.engines import shown
-from salgp.store.manifest import Entry, Manifest
+from salgp.store.manifest import Entry, Manifest, update_digest
 from salgp.store.store import KIND, FeatureStore, header_of, open_manifest, shard_rows, write_shard
 
 __all__ = ["extract_parts", "extract_to_store"]
@@ -80,7 +82,7 @@ def extract_to_store(
     """
     choice = Choice(layers, pooling, output, max_width, seed, forward)
     read = functools.partial(read_batches, model, device=device, dtype=torch.float32)
-    with torch.random.fork_rng(devices=[]):
+    with locked(out), torch.random.fork_rng(devices=[]):
         batches = iter(loader)
         first = next(batches, None)
         if first is None:
@@ -88,8 +90,8 @@ def extract_to_store(
         reader, features, labels = next(read([first], choice))
         per_shard = max(1, -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1)))
         source: dict[str, object] = {
+            "network": fingerprint(model).structure,
             "weights": fingerprint(model).weights,
-            "first_batch": _hash(first),
             "batches": per_shard,
             "perturbed": perturb is not None,
             "layers": repr(layers),
@@ -97,6 +99,7 @@ def extract_to_store(
             "output": output,
             "max_width": max_width,
             "seed": seed,
+            "forward": "the network's own" if forward is None else "custom",
         }
         manifest = open_manifest(out, features, labels, store_dtype, source)
         total = len(loader) if isinstance(loader, Sized) else 0
@@ -115,7 +118,8 @@ def extract_to_store(
                 ):
                     break
                 advance(per_shard)
-    manifest.finish()
+        manifest.check_end(index)
+        manifest.finish()
     return FeatureStore(out)
 
 
@@ -163,8 +167,7 @@ def extract_parts(
         if engine == "local"
         else _on_ray(pieces, workers, ray_address, num_gpus)
     )
-    Path(out).mkdir(parents=True, exist_ok=True)
-    with shown("extracting", n_parts, len(done), progress) as advance:
+    with locked(out), shown("extracting", n_parts, len(done), progress) as advance:
         for index, entry, header in results:
             manifest = Manifest.open(out, KIND, header) if manifest is None else manifest
             if manifest.header != header:
@@ -192,15 +195,21 @@ def _next_shard(
     """Write shard ``index``, or pass over its batches where it is finished; False at the end of
     the stream.
     """
-    batches = itertools.islice(stream, per_shard)
+    data = hashlib.sha256()
+    batches = _hashed(itertools.islice(stream, per_shard), data)
     if index in manifest.entries:
-        return sum(1 for _ in batches) > 0
+        some = sum(1 for _ in batches) > 0
+        if some:
+            manifest.entries[index].check_data(folder, data.hexdigest())
+        return some
     parts = [
         (features, labels) for _, features, labels in read(batches, reader, seed=_shard_seed(seed, index))
     ]
     if not parts:
         return False
-    manifest.add(index, write_shard(folder, index, *collect(parts), manifest.header))
+    manifest.check_more()
+    entry = write_shard(folder, index, *collect(parts), manifest.header)
+    manifest.add(index, replace(entry, data=data.hexdigest()))
     return True
 
 
@@ -237,10 +246,8 @@ def _shard_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}|{index}".encode()).digest()[:7], "big")
 
 
-def _hash(item: Any) -> str:
-    """SHA-256 of the tensors among a batch's inputs: notices another order of the data."""
-    batch, found = Batch.of(item), hashlib.sha256()
-    for x in (*batch.inputs, *batch.keywords.values()):
-        if isinstance(x, Tensor):
-            found.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+def _hashed(batches: Iterable[Any], found: hashlib._Hash) -> Iterator[Any]:
+    """The same batches; ``found`` learns the contents of each that has passed."""
+    for batch in batches:
+        update_digest(found, batch)
+        yield batch

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
 from salgp.features import Features
+from salgp.storage import locked
 from salgp.store.store import FeatureStore
 from salgp.store.stream import StoreSource
 
@@ -87,9 +88,10 @@ def fit_store(
         folder = Path(temporary if work is None else work)
         source = StoreSource(rows, known, folder, how, subset, inducing, rounds, seed, verify, progress)
         config = {name: repr(value) for name, value in calibrator.get_params().items()}
-        source.claim({"calibrator": calibrator.name, "config": config})
-        fitted = calibrator.fit_stream(source)
-        return fitted if fitted is not None else _fit_in_memory(calibrator, source)
+        with locked(folder):
+            source.claim({"calibrator": calibrator.name, "config": config})
+            fitted = calibrator.fit_stream(source)
+            return fitted if fitted is not None else _fit_in_memory(calibrator, source)
 
 
 def _labelled(store: str | os.PathLike[str] | FeatureStore) -> FeatureStore:

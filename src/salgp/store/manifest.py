@@ -8,6 +8,7 @@ however often they were killed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -15,9 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from salgp.storage import ChecksumError, FormatError, digest, read_header, write_header, write_whole
 
-__all__ = ["ChecksumError", "Entry", "Manifest", "sweep", "write_durably"]
+__all__ = ["ChecksumError", "Entry", "Manifest", "sweep", "update_digest", "write_durably"]
 
 NAME = "manifest.json"
 FORMAT_VERSION = 1
@@ -31,11 +36,25 @@ class Entry:
         file: name within the folder.
         rows: samples in it.
         sha256: of its bytes.
+        data: digest of what it was made from, where that is known.
     """
 
     file: str
     rows: int
     sha256: str
+    data: str = ""
+
+    def listed(self) -> dict[str, Any]:
+        """As it stands in the list; an unknown digest is left out."""
+        return {key: value for key, value in asdict(self).items() if value != "" or key != "data"}
+
+    def check_data(self, folder: Path, found: str) -> None:
+        """Refuse to continue with other data than the file was made from."""
+        if found != self.data:
+            raise ValueError(
+                f"{folder} was made from other data: the samples of {self.file} are not those it was made "
+                f"from; choose another folder or delete this one"
+            )
 
     def check(self, folder: Path) -> None:
         """Raise `ChecksumError`, naming the file, where its bytes changed."""
@@ -107,7 +126,7 @@ class Manifest:
             manifest.save()
             return manifest
         manifest = Manifest.read(folder, kind)
-        differing = [k for k in {**header, **manifest.header} if header.get(k) != manifest.header.get(k)]
+        differing = _differing(header, manifest.header)
         if differing:
             raise ValueError(
                 f"{folder} holds the output of another job: {', '.join(differing)} differ; "
@@ -128,6 +147,22 @@ class Manifest:
         if time.monotonic() - self._saved >= self._pause:
             self.save()
 
+    def check_end(self, count: int) -> None:
+        """Refuse data that ended after ``count`` shards where more were finished before."""
+        if any(index >= count for index in self.entries):
+            raise ValueError(self._other_length("end before the last"))
+
+    def check_more(self) -> None:
+        """Refuse a new shard of a finished job."""
+        if self.complete:
+            raise ValueError(self._other_length("go on after the last"))
+
+    def _other_length(self, what: str) -> str:
+        return (
+            f"{self.folder} was made from other data: it has {len(self.entries)} shards, and the data "
+            f"{what}; choose another folder or delete this one"
+        )
+
     def finish(self) -> None:
         """Mark the job complete."""
         self.complete = True
@@ -136,7 +171,7 @@ class Manifest:
     def save(self) -> None:
         """Write the list."""
         start = time.monotonic()
-        shards = [{"index": index, **asdict(self.entries[index])} for index in sorted(self.entries)]
+        shards = [{"index": index, **self.entries[index].listed()} for index in sorted(self.entries)]
         value = {
             "complete": self.complete,
             "header": self.header,
@@ -162,6 +197,36 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> str:
     return found
 
 
+def update_digest(found: hashlib._Hash, value: Any) -> None:
+    """Add the contents of a batch (nested arrays, numbers, strings) to a digest.
+
+    Example:
+        >>> a, b = hashlib.sha256(), hashlib.sha256()
+        >>> update_digest(a, {"x": [1, 2.5], "y": "text"})
+        >>> update_digest(b, {"x": [1, 2.5], "y": "texts"})
+        >>> a.hexdigest() == b.hexdigest()
+        False
+    """
+    if isinstance(value, Tensor):
+        found.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, np.ndarray):
+        found.update(f"{value.dtype}{value.shape}".encode())
+        found.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        for key in value:
+            update_digest(found, str(key))
+            update_digest(found, value[key])
+    elif isinstance(value, list | tuple):
+        found.update(f"{len(value)} parts".encode())
+        for part in value:
+            update_digest(found, part)
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        found.update(f"{type(value).__name__}{value!r};".encode())
+    else:
+        update_digest(found, dict(vars(value)) if hasattr(value, "__dict__") else type(value).__name__)
+
+
 def sweep(folder: Path) -> None:
     """Remove what killed writers left behind; only while nobody else writes into the folder."""
     for pattern in (".*.part", ".tmp*"):  # the second is what safetensors calls its own
@@ -169,14 +234,27 @@ def sweep(folder: Path) -> None:
             part.unlink(missing_ok=True)
 
 
+def _differing(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Keys under which two headers differ, down to the entries of nested ones."""
+    found = []
+    for key in {**mine, **theirs}:
+        a, b = mine.get(key), theirs.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += _differing(a, b)
+        elif a != b:
+            found.append(key)
+    return found
+
+
 def _entry(path: Path, shard: Any) -> tuple[int, Entry]:
     """Index and entry of one listed file; a file outside the folder, or a number that is none, is refused."""
     expected = {"index": int, "file": str, "rows": int, "sha256": str}
-    if not isinstance(shard, dict) or {key: type(value) for key, value in shard.items()} != expected:
+    kinds = {key: type(value) for key, value in shard.items()} if isinstance(shard, dict) else {}
+    if kinds not in (expected, {**expected, "data": str}):
         raise FormatError(f"{path}: expected a shard with {', '.join(expected)}, got {str(shard)[:80]}")
     name, index, rows = shard["file"], shard["index"], shard["rows"]
     if Path(name).name != name or name in ("", ".", ".."):
         raise FormatError(f"{path}: expected the name of a file inside the folder, got {name[:80]!r}")
     if index < 0 or rows < 0:
         raise FormatError(f"{path}: shard {index} of {rows} rows; both must be 0 or more")
-    return index, Entry(name, rows, shard["sha256"])
+    return index, Entry(name, rows, shard["sha256"], shard.get("data", ""))

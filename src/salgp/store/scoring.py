@@ -24,7 +24,7 @@ from torch import Tensor
 from salgp.calibrators.base import Calibrator, load_calibrator
 from salgp.features import Features
 from salgp.prediction import Prediction
-from salgp.storage import digest
+from salgp.storage import digest, locked
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run, shown
 from salgp.store.manifest import Entry, Manifest, sweep, write_durably
@@ -116,22 +116,24 @@ def score(
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     source, folder = FeatureStore(store), Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    sweep(folder)
-    manifest = _open(folder, source, Path(calibrator), layers, precision, verify)
-    chosen, before = str(manifest.header["precision"]), manifest.rows
-    pieces = [
-        (str(store), str(calibrator), str(out), i, layers, chosen, verify)
-        for i in range(source.n_shards)
-        if i not in manifest.entries
-    ]
-    with shown("scoring", len(source), before, progress) as advance:
-        for index, entry in run(score_shard, pieces, engine=engine, workers=workers, ray_address=ray_address):
-            manifest.add(index, Entry(*entry))
-            advance(entry[1])
-    sweep(folder)
-    if not manifest.complete:
-        manifest.finish()
+    with locked(folder):
+        sweep(folder)
+        manifest = _open(folder, source, Path(calibrator), layers, precision, verify)
+        chosen, before = str(manifest.header["precision"]), manifest.rows
+        pieces = [
+            (str(store), str(calibrator), str(out), i, layers, chosen, verify)
+            for i in range(source.n_shards)
+            if i not in manifest.entries
+        ]
+        with shown("scoring", len(source), before, progress) as advance:
+            for index, entry in run(
+                score_shard, pieces, engine=engine, workers=workers, ray_address=ray_address
+            ):
+                manifest.add(index, Entry(*entry))
+                advance(entry[1])
+        sweep(folder)
+        if not manifest.complete:
+            manifest.finish()
     return Scoring(folder, manifest.rows, manifest.rows - before, time.perf_counter() - start, chosen)
 
 

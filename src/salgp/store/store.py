@@ -8,8 +8,10 @@ of samples.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features, as_labels
-from salgp.storage import FormatError, digest
+from salgp.storage import FormatError, digest, locked
 from salgp.store.columns import (
     DTYPES,
     WHOLE,
@@ -28,7 +30,7 @@ from salgp.store.columns import (
     to_table,
     write_table,
 )
-from salgp.store.manifest import Entry, Manifest, sweep, write_durably
+from salgp.store.manifest import Entry, Manifest, sweep, update_digest, write_durably
 
 __all__ = ["FeatureStore", "shard_rows", "write_shard", "write_store"]
 
@@ -161,15 +163,16 @@ def write_store(
     Returns:
         The finished store.
     """
-    manifest: Manifest | None = None
-    for index, (features, labels) in enumerate(_regroup(parts, rows, dtype)):
+    with locked(folder):
+        manifest, count = None, 0
+        for count, (features, labels) in enumerate(_regroup(parts, rows, dtype), 1):
+            if manifest is None:
+                manifest = open_manifest(folder, features, labels, dtype, {})
+            _keep_shard(manifest, count - 1, features, labels)
         if manifest is None:
-            manifest = open_manifest(folder, features, labels, dtype, {})
-        if index not in manifest.entries:
-            manifest.add(index, write_shard(Path(folder), index, features, labels, manifest.header))
-    if manifest is None:
-        raise ValueError("nothing to store: the stream of features is empty")
-    manifest.finish()
+            raise ValueError("nothing to store: the stream of features is empty")
+        manifest.check_end(count)
+        manifest.finish()
     return FeatureStore(folder)
 
 
@@ -240,6 +243,18 @@ def _check_header(folder: Path, header: dict[str, Any]) -> None:
 
 def _is_layer(value: Any) -> bool:
     return isinstance(value, list) and [type(part) for part in value] == [str, int]
+
+
+def _keep_shard(manifest: Manifest, index: int, features: Features, labels: Tensor | None) -> None:
+    """Write one shard, or make sure that the finished one was made from the same samples."""
+    data = hashlib.sha256()
+    update_digest(data, [features.logits, features.layers, features.origin, labels])
+    if index in manifest.entries:
+        manifest.entries[index].check_data(manifest.folder, data.hexdigest())
+        return
+    manifest.check_more()
+    entry = write_shard(manifest.folder, index, features, labels, manifest.header)
+    manifest.add(index, replace(entry, data=data.hexdigest()))
 
 
 def _regroup(

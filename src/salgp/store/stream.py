@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from salgp.features import Features, load_features
-from salgp.storage import pack, read_json, read_tensors, unpack, write_json, write_tensors
+from salgp.storage import pack, read_header, read_tensors, unpack, write_header, write_tensors
 from salgp.store.engines import run, shown
 from salgp.store.manifest import Manifest, sweep
 from salgp.store.sampling import subset_of
@@ -163,12 +163,13 @@ def write_value(path: Path, value: Any) -> None:
     tensors: dict[str, Tensor] = {}
     packed = pack(value, tensors)
     write_tensors(path.with_suffix(".safetensors"), tensors, {"format": "salgp-value"})
-    write_json(path, packed)
+    write_header(path, "salgp-value", 1, {"value": packed})
 
 
 def read_value(path: Path) -> Any:
     """Inverse of `write_value`."""
-    return unpack(read_json(path), read_tensors(path.with_suffix(".safetensors"))[0])
+    tensors, _ = read_tensors(path.with_suffix(".safetensors"))
+    return unpack(read_header(path, "salgp-value", 1).get("value"), tensors)
 
 
 def _ranges(n_shards: int) -> list[tuple[int, int]]:

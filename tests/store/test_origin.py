@@ -1,0 +1,167 @@
+"""A store knows what it was made from: network, settings and every sample; anything else is refused."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sealing import edit_header
+from torch import nn
+
+from salgp.features import Features
+from salgp.storage import FormatError, LockedError, locked
+from salgp.store import FeatureStore, extract_to_store, write_store
+from salgp.store.manifest import Manifest
+from salgp.store.scoring import score
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def batches(n: int = 8, changed: int | None = None) -> list[Any]:
+    g = torch.Generator().manual_seed(1)
+    found = [(torch.randn(5, 4, generator=g), torch.arange(5) % 3) for _ in range(n)]
+    if changed is not None:
+        found[changed][0][-1, -1] += 1e-3
+    return found
+
+
+def extract(folder: Path, model: nn.Module | None = None, data: Any = None, **options: Any) -> FeatureStore:
+    return extract_to_store(model or network(), data or batches(), folder, rows=10, **options)
+
+
+def test_the_same_call_changes_nothing_and_runs_the_network_on_the_first_batch_only(tmp_path: Path) -> None:
+    extract(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    model, calls = network(), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    extract(tmp_path, model)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert len(calls) <= 2, "the first batch tells which layers there are"
+
+
+@pytest.mark.parametrize(
+    ("why", "again"),
+    [
+        ("weights differ", lambda f: extract(f, network(1))),
+        (
+            "network, weights",
+            lambda f: extract(f, nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))),
+        ),
+        ("made from other data: the samples of part-000000", lambda f: extract(f, data=batches(8, 0))),
+        ("made from other data: the samples of part-000002", lambda f: extract(f, data=batches(8, 5))),
+        ("made from other data: .* end before", lambda f: extract(f, data=batches(4))),
+        ("made from other data: .* go on after", lambda f: extract(f, data=batches(10))),
+        ("made from other data", lambda f: extract(f, data=batches(7))),
+        ("seed", lambda f: extract(f, seed=3)),
+        ("layers", lambda f: extract(f, layers=["0"])),
+        ("labels", lambda f: extract(f, data=[x for x, _ in batches()])),
+    ],
+)
+def test_anything_else_is_refused(tmp_path: Path, why: str, again: Callable[[Path], Any]) -> None:
+    extract(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=why):
+        again(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_other_labels_are_other_data(tmp_path: Path) -> None:
+    extract(tmp_path)
+    with pytest.raises(ValueError, match="other data"):
+        extract(tmp_path, data=[(x, (y + 1) % 3) for x, y in batches()])
+
+
+def test_a_killed_run_continues_with_the_same_data_only(tmp_path: Path) -> None:
+    def dying() -> Any:
+        yield from itertools.islice(batches(), 5)
+        raise KeyboardInterrupt
+
+    whole = extract(tmp_path / "whole")
+    for name in ("a", "b"):
+        with pytest.raises(KeyboardInterrupt):
+            extract(tmp_path / name, data=dying())
+        manifest = Manifest.read(tmp_path / name, "salgp-feature-store")
+        assert len(manifest.entries) < 3, "what was made after the list was saved is made again"
+    extract(tmp_path / "a")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == {
+        p.name: p.read_bytes() for p in whole.folder.iterdir()
+    }
+    if manifest.entries:
+        with pytest.raises(ValueError, match="other data"):
+            extract(tmp_path / "b", data=batches(8, 1))
+
+
+def test_streams_of_features_are_recognised_too(tmp_path: Path) -> None:
+    x = Features(torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
+    y = torch.arange(20) % 3
+    write_store([(x, y)], tmp_path, rows=8)
+    write_store([(x[:9], y[:9]), (x[9:], y[9:])], tmp_path, rows=8)
+    for other in [(x[:16], y[:16]), (Features(-x.logits), y), (x, (y + 1) % 3)]:
+        with pytest.raises(ValueError, match="other data"):
+            write_store([other], tmp_path, rows=8)
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    store = extract(tmp_path / "store")
+    from salgp.calibrators import get
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        saved = get("temperature").fit(*store.to_features()).save(tmp_path / "cal")
+    for folder, write in [
+        ("store", lambda: extract(tmp_path / "store")),
+        ("out", lambda: score(store.folder, saved, tmp_path / "out")),
+        ("new", lambda: write_store([store.to_features()], tmp_path / "new")),
+    ]:
+        with locked(tmp_path / folder), pytest.raises(LockedError, match="is being written by process"):
+            write()
+        write()
+        assert not (tmp_path / folder / ".salgp.lock").exists()
+
+
+BAD: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("inside the folder", lambda m: m["shards"][0].update(file="../outside.parquet")),
+    ("inside the folder", lambda m: m["shards"][0].update(file="/etc/passwd")),
+    ("inside the folder", lambda m: m["shards"][0].update(file="")),
+    ("expected 1000000000000 rows, got 10", lambda m: m["shards"][0].update(rows=10**12)),
+    ("expected a shard", lambda m: m["shards"][0].update(rows="10")),
+    ("expected a shard", lambda m: m["shards"][0].update(rows=True)),
+    ("0 or more", lambda m: m["shards"][0].update(rows=-1)),
+    ("shards are missing", lambda m: m["shards"].pop(0)),
+    ("listed twice", lambda m: m["shards"].append(m["shards"][0])),
+    ("expected a shard", lambda m: m["shards"].__setitem__(0, [])),
+    ("expected lists of 7 numbers", lambda m: m["header"].update(n_classes=7)),
+    ("describes no features", lambda m: m["header"].update(n_classes="3")),
+    ("describes no features", lambda m: m["header"].update(layers=[["0", "6"]])),
+    ("no column 'group'", lambda m: m["header"].update(groups=True)),
+    ("expected 'complete'", lambda m: m.update(complete="no")),
+    ("expected 'complete'", lambda m: m.update(shards={})),
+    ("expected 'complete'", lambda m: m.pop("header")),
+]
+
+
+@pytest.mark.parametrize(("says", "change"), BAD, ids=[f"{i}-{says}" for i, (says, _) in enumerate(BAD)])
+def test_manifests_are_not_trusted(
+    tmp_path: Path, says: str, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    extract(tmp_path)
+    edit_header(tmp_path / "manifest.json", lambda m: (change(m), m)[1])
+    with pytest.raises(FormatError, match=says):
+        FeatureStore(tmp_path).to_features()
+
+
+def test_shards_are_no_links(tmp_path: Path) -> None:
+    extract(tmp_path / "store")
+    part = tmp_path / "store" / "part-000000.parquet"
+    part.rename(tmp_path / "moved.parquet")
+    part.symlink_to(tmp_path / "moved.parquet")
+    with pytest.raises(FormatError, match="symbolic link"):
+        FeatureStore(tmp_path / "store").to_features()
