@@ -3,7 +3,8 @@
 Candidates are found by matrix products in single precision on centred and scaled data. A few more than asked
 for are kept, and their distances are computed again from the differences in the precision of the data: a
 duplicate is at distance 0 whatever the size of the features, and a rounding error of the first step can only
-hurt where more neighbours than the spare ones are equally far to seven digits.
+hurt where more neighbours than the spare ones are equally far to seven digits. Whoever scores millions may
+leave out that second step.
 
 `ClassIndex` holds points of one or more spaces, sorted by class. Layers of a network are such spaces: padded
 with zeros to one width they are searched together, which for a single sample costs as much as one of them.
@@ -25,9 +26,10 @@ CHUNK_ENTRIES = 4_000_000
 """Distances held at once."""
 SPARE = 3
 """Candidates kept beyond those asked for."""
-BLOCK = 64
-"""Columns of which only the smallest is looked at first, where there are `MANY` of them or more."""
-MANY = 4096
+BLOCK = 32
+"""Columns of which only the smallest is looked at first, where there is much to look through."""
+MANY = 250_000
+"""Entries from which that pays."""
 
 
 def nearest(
@@ -114,7 +116,13 @@ class Sides:
 
 
 def side_distances(
-    index: ClassIndex, query: Tensor, label: Tensor, k: int, leave_out: Tensor | None = None
+    index: ClassIndex,
+    query: Tensor,
+    label: Tensor,
+    k: int,
+    leave_out: Tensor | None = None,
+    *,
+    refine: bool = True,
 ) -> Sides:
     """Mean distance to the ``k`` nearest points of the class asked for, of other classes, and of any.
 
@@ -125,6 +133,8 @@ def side_distances(
         k: neighbours averaged over; fewer where there are fewer.
         leave_out: ``(n,)`` point (in the order in which they were given) that a sample is not compared with;
             -1 for none.
+        refine: compute the distances again from the differences; without, they are those of the search, right
+            to three to six digits.
 
     Example:
         >>> points = torch.tensor([[[0.0], [1.0], [3.0]]])
@@ -133,7 +143,9 @@ def side_distances(
         Sides(own=tensor([[2.5000]]), other=tensor([[0.5000]]), any=tensor([[0.5000]]))
     """
     parts = [
-        _sides_of_block(index, query[:, rows], label[rows], k, None if leave_out is None else leave_out[rows])
+        _sides_of_block(
+            index, query[:, rows], label[rows], k, None if leave_out is None else leave_out[rows], refine
+        )
         for rows in _chunks(query.shape[1], index.fast.shape[0] * index.fast.shape[2])
     ]
     if not parts:
@@ -194,9 +206,7 @@ class ClassIndex:
 
     def compare(self, query: Tensor, leave_out: Tensor | None = None) -> Tensor:
         """Approximate squared distances ``(S, n, m')``, up to a constant per row."""
-        q = query if self.centre is None else query - self.centre
-        q = (q / self.scale if self.scale != 1.0 else q).float()
-        D = torch.baddbmm(self.squares, q, self.fast, alpha=-2)
+        D = torch.baddbmm(self.squares, self._scaled(query), self.fast, alpha=-2)
         if leave_out is not None:
             here = (leave_out >= 0).nonzero()[:, 0]
             D[:, here, self.rank[leave_out[here]]] = torch.inf
@@ -211,20 +221,40 @@ class ClassIndex:
         shift = m * torch.arange(S, device=column.device)[:, None, None]
         place = (column.clamp_max(m - 1) + shift).flatten()
         chosen = self.points.flatten(0, 1).index_select(0, place).view(S, n, K, -1)
-        distance = (chosen.to(query.dtype) - query[:, :, None, :]).norm(dim=-1)
+        distance = (chosen - query[:, :, None, :].to(chosen.dtype)).norm(dim=-1)
         return distance.masked_fill(near == torch.inf, torch.inf)
+
+    def rough(self, query: Tensor, near: Tensor) -> Tensor:
+        """Distances of the search itself, from what `compare` gave."""
+        q = self._scaled(query)
+        return self.scale * (near + q.square().sum(dim=-1, keepdim=True)).clamp_min(0).sqrt()
+
+    @property
+    def spare(self) -> int:
+        """Candidates kept beyond those asked for; fewer among points that lose nothing in single
+        precision.
+        """
+        return SPARE if self.centre is not None else 1
+
+    def _scaled(self, query: Tensor) -> Tensor:
+        q = query if self.centre is None else query - self.centre
+        return (q / self.scale if self.scale != 1.0 else q).float()
 
 
 def _sides_of_block(
-    index: ClassIndex, query: Tensor, label: Tensor, k: int, leave_out: Tensor | None
+    index: ClassIndex, query: Tensor, label: Tensor, k: int, leave_out: Tensor | None, refine: bool
 ) -> Sides:
     D = index.compare(query, leave_out)
     absent = len(index.size) - 1
     label = torch.where(label < 0, absent, label.clamp_max(absent))
-    own_near, own_column = _take_own(D, index, label, k + SPARE)
-    other_near, other_column = _smallest(D, min(k + SPARE, D.shape[-1]))
+    most = k + (index.spare if refine else 0)
+    own_near, own_column = _take_own(D, index, label, most)
+    other_near, other_column = _smallest(D, min(most, D.shape[-1]))
     near = torch.cat([own_near, other_near], dim=-1)
-    distance = index.exact(query, near, torch.cat([own_column, other_column], dim=-1))
+    if refine:
+        distance = index.exact(query, near, torch.cat([own_column, other_column], dim=-1))
+    else:
+        distance = index.rough(query, near)
     return Sides(*_mean_of_least(_by_side(distance, own_near.shape[-1]), k).unbind(0))
 
 
@@ -255,7 +285,7 @@ def _smallest(D: Tensor, k: int) -> tuple[Tensor, Tensor]:
     place is several times faster to find than one with it.
     """
     m = D.shape[-1]
-    if m < MANY or m % BLOCK or k > BLOCK:
+    if m % BLOCK or m < BLOCK * k or (not torch.compiler.is_exporting() and D.numel() < MANY):
         return D.topk(k, dim=-1, largest=False, sorted=False)
     blocks = D.unflatten(-1, (m // BLOCK, BLOCK))
     chosen = blocks.amin(dim=-1).topk(k, dim=-1, largest=False, sorted=False).indices
@@ -274,11 +304,11 @@ def _mean_of_least(distance: Tensor, k: int) -> Tensor:
 
 
 def _padded(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Points as columns, many of them filled up to whole blocks by points that are never near; and all
-    squared lengths.
+    """Points as columns, filled up to whole blocks by points that are never near; and all squared
+    lengths.
     """
     squares = points.square().sum(dim=-1)
-    missing = -points.shape[1] % BLOCK if points.shape[1] >= MANY else 0
+    missing = -points.shape[1] % BLOCK
     columns = torch.nn.functional.pad(points.mT, (0, missing))
     squares = torch.nn.functional.pad(squares, (0, missing), value=torch.inf)
     return columns.contiguous(), squares[:, None, :].contiguous()

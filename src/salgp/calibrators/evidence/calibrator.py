@@ -78,7 +78,7 @@ class LayerEvidence(Calibrator):
         reference: what is kept of the training set: ``prototypes``, ``full``, ``sample``, ``herding`` or
             ``statistics`` (`salgp.calibrators.evidence.condense` says what each stores). Without a training
             set the originals are kept whole, except by ``statistics``.
-        size: points per class and layer; by default 50, and fewer where there are more than 200 classes.
+        size: points per class and layer; by default 200, and fewer where there are more than 50 classes.
         precision: in which points are stored: ``half``, ``single`` or ``8-bit``.
         clean: share of the weight given to original samples, where there are copies.
         caution: weight of an error among the copies, relative to a correct prediction.

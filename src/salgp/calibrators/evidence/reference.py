@@ -54,7 +54,7 @@ WIDTH = 64
 """Largest number of principal directions kept per layer."""
 LARGEST_LOG_RATIO = 6.0
 """Agreement is kept within this bound; a copy of a reference sample would make it infinite."""
-POINTS = 50
+POINTS = 200
 """Points per class and layer that stand for a training set: what that costs is measured by
 `benchmarks/reference.py`.
 """
@@ -106,9 +106,14 @@ class LayerSpace:
         directions = self.directions.double()
         return directions, self.centre.double() @ directions
 
-    def project(self, x: Tensor) -> Tensor:
-        """Coordinates ``(n, q)`` of features ``(n, d)``, in double precision."""
-        directions, centre = self.precise
+    @cached_property
+    def rough(self) -> tuple[Tensor, Tensor]:
+        """The same in single precision."""
+        return self.precise[0].float(), self.precise[1].float()
+
+    def project(self, x: Tensor, precise: bool = True) -> Tensor:
+        """Coordinates ``(n, q)`` of features ``(n, d)``, in double precision, or single."""
+        directions, centre = self.precise if precise else self.rough
         x = x.to(directions)
         length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
         return (x @ directions) / length - centre
@@ -195,8 +200,8 @@ def make_reference(
         width: largest number of principal directions per layer.
         form: what is kept of the samples: ``full``, ``sample``, ``herding``, ``prototypes`` or
             ``statistics``, see `salgp.calibrators.evidence.condense`.
-        size: points per class and layer, of the forms between ``full`` and ``statistics``; by default 50, and
-            fewer where there are more than 200 classes.
+        size: points per class and layer, of the forms from ``sample`` to ``prototypes``; by default 200, and
+            fewer where there are more than 50 classes.
         precision: in which points are stored, ``single``, ``half`` or ``8-bit``.
         seed: of the choice.
 
@@ -248,13 +253,15 @@ def points_per_class(size: int | None, n_classes: int) -> int:
 
     Example:
         >>> points_per_class(None, 10), points_per_class(None, 1000), points_per_class(7, 1000)
-        (50, 10, 7)
+        (200, 10, 7)
     """
     usual = max(FEWEST_POINTS, min(POINTS, MOST_POINTS // max(n_classes, 1)))
     return usual if size is None else _checked(size, "size")
 
 
-def layer_evidence(reference: Reference, features: Features, own: Tensor | None = None) -> Evidence:
+def layer_evidence(
+    reference: Reference, features: Features, own: Tensor | None = None, *, refine: bool = True
+) -> Evidence:
     """Agreement and novelty of every layer.
 
     Args:
@@ -262,6 +269,7 @@ def layer_evidence(reference: Reference, features: Features, own: Tensor | None 
         features: ``n`` samples with the reference's layers.
         own: ``(n,)`` reference row to leave out for each sample (-1: none), where the sample is part of the
             reference; for a ``full`` reference only.
+        refine: False for all in single precision, at twice the speed; see `salgp.neighbours`.
 
     Returns:
         Two ``(n, L)`` tensors in double precision.
@@ -281,19 +289,19 @@ def layer_evidence(reference: Reference, features: Features, own: Tensor | None 
     if own is not None and reference.form != "full":
         raise ValueError(f"rows can be left out of a full reference only; this one holds {reference.form}")
     reference = reference.to(features.logits.device)
-    coordinates = [space.project(features.layers[name]) for name, space in reference.layers.items()]
+    coordinates = [space.project(features.layers[name], refine) for name, space in reference.layers.items()]
     q = max(x.shape[1] for x in coordinates)
     query = torch.stack([_wider(x, q) for x in coordinates])  # (L, n, q)
     if reference.form == "statistics":
         sides = _mahalanobis(reference, query, features.label)
     else:
-        sides = side_distances(reference.index, query, features.label, reference.k, own)
+        sides = side_distances(reference.index, query, features.label, reference.k, own, refine=refine)
     return _evidence(sides, reference.typical)
 
 
 def _evidence(sides: Sides, typical: Tensor | None) -> Evidence:
     both = (sides.own < torch.inf) & (sides.other < torch.inf)
-    own, other, anyone = (d.clamp(1e-9, 1e9).log() for d in (sides.own, sides.other, sides.any))
+    own, other, anyone = (d.double().clamp(1e-9, 1e9).log() for d in (sides.own, sides.other, sides.any))
     usual = torch.zeros_like(own[:, :1]) if typical is None else typical.to(own)[:, None]
     agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return Evidence(torch.where(both, agreement, usual).T, anyone.T)

@@ -39,7 +39,7 @@ DRAWN_ROWS = 60_000
 
 @storable
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SampleRows:
     """Samples with their classes, in memory.
 
     Args:
@@ -48,12 +48,12 @@ class Rows:
 
     values: dict[str, Tensor]
 
-    def __add__(self, other: Rows) -> Rows:
-        return Rows({name: torch.cat([x, other.values[name]]) for name, x in self.values.items()})
+    def __add__(self, other: SampleRows) -> SampleRows:
+        return SampleRows({name: torch.cat([x, other.values[name]]) for name, x in self.values.items()})
 
-    def take(self, index: Tensor) -> Rows:
+    def take(self, index: Tensor) -> SampleRows:
         """Some of the samples."""
-        return Rows({name: x[index] for name, x in self.values.items()})
+        return SampleRows({name: x[index] for name, x in self.values.items()})
 
     def features(self) -> Features:
         """The samples as features."""
@@ -100,7 +100,7 @@ class ReferenceSums:
 
     n: int
     moments: dict[str, Moments]
-    drawn: Rows
+    drawn: SampleRows
     per_class: int
 
     def __add__(self, other: ReferenceSums) -> ReferenceSums:
@@ -158,13 +158,13 @@ def stream_evidence(
     `salgp.calibrators.evidence.reference.make_reference`.
     """
     reference = source.kept("reference", lambda: _condense(source, k, width, form, size, precision, seed))
-    rows: Rows = source.over_rows("evidence", compare_rows, reference)
+    rows: SampleRows = source.over_rows("evidence", compare_rows, reference)
     seen = dict(rows.values)
     labels = seen.pop("label")
     evidence = Evidence(seen.pop("agreement"), seen.pop("novelty"))
     widths = {name: len(space.centre) for name, space in reference.layers.items()}
     seen |= {f"layers.{name}": evidence.novelty.new_zeros(len(labels), 0) for name in widths}
-    return EvidenceRows(Rows(seen).features(), labels, evidence, reference, widths)
+    return EvidenceRows(SampleRows(seen).features(), labels, evidence, reference, widths)
 
 
 def sum_reference(state: DrawSettings, features: Features, labels: Tensor, number: int) -> ReferenceSums:
@@ -177,21 +177,25 @@ def sum_reference(state: DrawSettings, features: Features, labels: Tensor, numbe
     rows = {"logits": features.logits, "label": labels, "key": torch.rand(len(labels), generator=generator)}
     rows |= {f"layers.{name}": x for name, x in features.layers.items()}
     per_class = state.per_class(features.n_classes)
-    return ReferenceSums(len(labels), moments, first_of_class(Rows(rows), per_class), per_class)
+    return ReferenceSums(len(labels), moments, first_of_class(SampleRows(rows), per_class), per_class)
 
 
-def compare_rows(reference: Reference, features: Features, labels: Tensor, number: int) -> Rows:
+def compare_rows(reference: Reference, features: Features, labels: Tensor, number: int) -> SampleRows:
     """Evidence of every row, and what else a fit needs of it."""
     found = layer_evidence(reference, features)
     known = {"logits": features.logits, "label": labels, **features.origin}
-    return Rows({**known, "agreement": found.agreement.contiguous(), "novelty": found.novelty.contiguous()})
+    return SampleRows(
+        {**known, "agreement": found.agreement.contiguous(), "novelty": found.novelty.contiguous()}
+    )
 
 
-def first_of_class(rows: Rows, per_class: int) -> Rows:
+def first_of_class(rows: SampleRows, per_class: int) -> SampleRows:
     """At most ``per_class`` samples of each class, those with the smallest random numbers, in their order.
 
     Example:
-        >>> rows = Rows({"label": torch.tensor([0, 1, 0, 0]), "key": torch.tensor([0.9, 0.5, 0.1, 0.2])})
+        >>> rows = SampleRows(
+        ...     {"label": torch.tensor([0, 1, 0, 0]), "key": torch.tensor([0.9, 0.5, 0.1, 0.2])}
+        ... )
         >>> first_of_class(rows, 2).values["key"]
         tensor([0.5000, 0.1000, 0.2000])
     """
