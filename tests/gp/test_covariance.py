@@ -8,8 +8,10 @@ from references import gpytorch
 
 from salgp.gp.covariance import (
     ARD,
+    Constant,
     Covariance,
     Index,
+    Linear,
     Product,
     Rows,
     Same,
@@ -19,6 +21,7 @@ from salgp.gp.covariance import (
     gaps,
     self_gaps,
 )
+from salgp.gp.fitting import Settings, fit_gaussian
 from salgp.gp.kernels import KERNELS, stationary
 
 G = torch.Generator().manual_seed(0)
@@ -99,6 +102,7 @@ COVARIANCES: list[Covariance] = [
     Stationary("x") + Product((Same("layer"), Stationary("x", "matern32", "local"))),
     Index("layer", 3) + Stationary("t", "matern12"),
     ARD("x", 3) + Index("layer", 3, 1),
+    Linear("x") + Linear("t") + Product((Same("layer"), Constant("offset"))),
 ]
 
 
@@ -146,12 +150,17 @@ def test_rows_without_a_group_share_nothing_with_it() -> None:
     same = Same("layer")({}, compared)
     assert bool((same[-1] == 0).all())
     assert bool((same[:, -1] == 0).all())
-    index = Index("layer", 3)
-    B = index(
-        {"layer.log_shared": scalar(0.0), "layer.log_own": torch.zeros(3, dtype=torch.float64)}, compared
-    )
-    assert bool((B[-1] == 0).all())
-    assert B[0, :3].tolist() == [2.0, 1.0, 1.0]
+    theta = {"layer.log_shared": scalar(0.0), "layer.log_own": torch.zeros(3, dtype=torch.float64)}
+    for keep in (True, False):  # what all layers share stays, unless it is asked to go
+        index = Index("layer", 3, keep_shared=keep)
+        B = index(theta, compared)
+        assert bool((B[-1] == float(keep)).all())
+        assert bool((B[:, -1] == float(keep)).all())
+        assert B[0, :3].tolist() == [2.0, 1.0, 1.0]
+        assert index.shares("layer") is keep
+    assert not Index("layer", 3, rank=1).shares("layer")
+    assert not (Stationary("x") * Same("layer")).shares("layer")
+    assert (Stationary("x") + Same("layer")).shares("layer")
     per = Stationary("x", per="layer", n_groups=3)
     K = per(
         {
@@ -170,6 +179,28 @@ def test_ungrouped_reaches_groups_nested_in_it() -> None:
     assert loose.groups["class"].tolist() == LAYER.tolist()
     assert Same("layer/class").uses_group("layer")
     assert not Same("class").uses_group("layer")
+
+
+def test_linear_kernel_is_the_inner_product() -> None:
+    k = Linear("x")
+    K = k({"x.log_variance": scalar(0.3)}, gaps(rows(X), rows(Y), k))
+    torch.testing.assert_close(K, scalar(0.3).exp() * X @ Y.T)
+
+
+def test_two_terms_with_the_same_parameters_are_refused() -> None:
+    """They used to end in a broadcast error of SciPy."""
+    y = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"two terms of the covariance have a parameter called 'x.log_len"):
+        fit_gaussian(Stationary("x") + Stationary("x", "rbf"), rows(), y, Settings())
+    named = fit_gaussian(
+        Stationary("x") + Stationary("x", "rbf", "slow"), rows(), y, Settings(fixed={"log_noise": -1.0})
+    )
+    assert named.log_noise == -1.0
+
+
+def test_unknown_fixed_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot fix 'y'; the hyperparameters are x.log_lengthscale"):
+        fit_gaussian(Stationary("x"), rows(), torch.ones(7).double(), Settings(fixed={"y": 0.0}))
 
 
 def test_distances_survive_a_large_common_offset() -> None:

@@ -110,6 +110,7 @@ class Cauchy(Kernel):
         return value, 2.0 * square * value.square() if slope else None
 
 
+@pytest.mark.filterwarnings("ignore::salgp.gp.optimise.AtBoundWarning")
 def test_a_kernel_added_to_the_table_works_everywhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -140,7 +140,9 @@ def test_works_inside_no_grad() -> None:
 
 
 def test_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown optimizer 'sgd'; choose 'lbfgs' or 'adam'"):
+    with pytest.raises(
+        ValueError, match="unknown optimizer 'sgd'; choose 'lbfgs', 'adam' or 'adam-softplus'"
+    ):
         maximise(two_hills, [parameter("x", 0.0)], optimizer="sgd")
 
 
@@ -151,3 +153,28 @@ def test_a_search_that_did_not_settle_says_so() -> None:
     with pytest.warns(NotConvergedWarning, match="the valley did not converge"):
         tell_unless_settled(short, "the valley")
     tell_unless_settled(minimize(rosen, [-1.2, 1.0, 3.0], method="L-BFGS-B"), "the valley")
+
+
+def test_parameters_on_their_bounds_are_named() -> None:
+    fit = maximise(lambda t: t["up"] - t["inside"] ** 2, [parameter("up", 0.0), parameter("inside", 1.0)])
+    assert fit.at_bounds == ("up",)
+
+
+def test_adam_moves_positive_parameters_as_gpytorch_does() -> None:
+    """Fifty steps on ``softplus`` from 0, against torch's own Adam on the raw number."""
+    raw = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    step = torch.optim.Adam([raw], lr=0.05)
+    for _ in range(50):
+        step.zero_grad()
+        (torch.nn.functional.softplus(raw) - 3.0).square().backward()
+        step.step()
+    start = Parameter("a.log_lengthscale", torch.tensor(2.0).double().log().log(), -9.0, 9.0)
+    fit = maximise(
+        lambda t: -((t["a.log_lengthscale"].exp() - 3.0) ** 2),
+        [start],
+        optimizer="adam-softplus",
+        max_steps=51,
+        learning_rate=0.05,
+    )
+    expected = torch.nn.functional.softplus(raw.detach()).log()
+    torch.testing.assert_close(fit.theta["a.log_lengthscale"], expected)

@@ -24,9 +24,11 @@ from salgp.storage import storable
 
 __all__ = [
     "ARD",
+    "Constant",
     "Covariance",
     "Gaps",
     "Index",
+    "Linear",
     "Parameter",
     "Product",
     "Rows",
@@ -35,6 +37,7 @@ __all__ = [
     "Stationary",
     "Sum",
     "gaps",
+    "kernel_on",
     "self_gaps",
 ]
 
@@ -88,17 +91,18 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """Comparison of two sets of rows: squared distances, raw points (for ARD) and group pairs, all
-    broadcastable.
+    """Comparison of two sets of rows: squared distances, raw points (for ARD), inner products (for linear
+    kernels) and group pairs, all broadcastable.
     """
 
     squared: Mapping[str, Tensor]
     points: Mapping[str, tuple[Tensor, Tensor]]
     pairs: Mapping[str, tuple[Tensor, Tensor]]
+    products: Mapping[str, Tensor] = field(default_factory=dict)
 
     def with_pairs(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> Gaps:
         """The same distances under other group memberships."""
-        return Gaps(self.squared, self.points, pairs)
+        return Gaps(self.squared, self.points, pairs, self.products)
 
 
 def gaps(a: Rows, b: Rows, covariance: Covariance) -> Gaps:
@@ -106,7 +110,8 @@ def gaps(a: Rows, b: Rows, covariance: Covariance) -> Gaps:
     kinds = covariance.reads()
     squared = {k: squared_distance(a.blocks[k], b.blocks[k]) for k, kind in kinds if kind == "squared"}
     points = {k: (a.blocks[k], b.blocks[k]) for k, kind in kinds if kind == "points"}
-    return Gaps(squared, points, pairs_of(a, b))
+    products = {k: a.blocks[k].double() @ b.blocks[k].double().mT for k, kind in kinds if kind == "products"}
+    return Gaps(squared, points, pairs_of(a, b), products)
 
 
 def pairs_of(a: Rows, b: Rows) -> dict[str, tuple[Tensor, Tensor]]:
@@ -118,7 +123,9 @@ def self_gaps(a: Rows, covariance: Covariance) -> Gaps:
     """Each row compared with itself: zero distances of shape (..., N), for prior variances."""
     some = next(iter(a.blocks.values()))
     zero = torch.zeros(some.shape[:-1], dtype=torch.float64, device=some.device)
-    return Gaps({k: zero for k, _ in covariance.reads()}, {}, {k: (g, g) for k, g in a.groups.items()})
+    kinds = covariance.reads()
+    products = {k: a.blocks[k].double().square().sum(dim=-1) for k, kind in kinds if kind == "products"}
+    return Gaps({k: zero for k, _ in kinds}, {}, {k: (g, g) for k, g in a.groups.items()}, products)
 
 
 @dataclass(frozen=True)
@@ -154,11 +161,15 @@ class Covariance(ABC):
 
     @abstractmethod
     def reads(self) -> set[tuple[str, str]]:
-        """Blocks it reads, each with how: ``squared`` distances or raw ``points``."""
+        """Blocks it reads, each with how: ``squared`` distances, raw ``points`` or inner ``products``."""
 
     def uses_group(self, group: str) -> bool:
         """Does the value depend on membership of ``group``?"""
         return False
+
+    def shares(self, group: str) -> bool:
+        """Does a row that belongs to no ``group`` still covary with the others?"""
+        return not self.uses_group(group)
 
     def __add__(self, other: Covariance) -> Sum:
         return Sum((self, other))
@@ -232,6 +243,53 @@ class Stationary(Covariance):
 
 @storable
 @dataclass(frozen=True)
+class Linear(Covariance):
+    """``v x . x'`` on one block: a function that is linear in it, with weights of prior variance ``v``."""
+
+    block: str
+    name: str = ""
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        return gaps.products[self.block] * theta[f"{self.name or self.block}.log_variance"].exp()
+
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        typical = _log(scale.variance) - _log(scale.squared[self.block] or 1.0)
+        name = f"{self.name or self.block}.log_variance"
+        return [Parameter(name, _full((), typical), typical - 12.0, typical + 8.0)]
+
+    def reads(self) -> set[tuple[str, str]]:
+        return {(self.block, "products")}
+
+
+@storable
+@dataclass(frozen=True)
+class Constant(Covariance):
+    """``v`` between all rows: one unknown number that they share; in a product, a variance."""
+
+    name: str
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
+        return theta[f"{self.name}.log_variance"].exp()
+
+    def parameters(self, scale: Scale) -> list[Parameter]:
+        return [_variance(f"{self.name}.log_variance", (), scale)]
+
+    def reads(self) -> set[tuple[str, str]]:
+        return set()
+
+
+def kernel_on(block: str, kernel: str, name: str = "") -> Covariance:
+    """The base kernel called ``kernel`` on a block: ``linear``, or one of `salgp.gp.kernels.KERNELS`.
+
+    Example:
+        >>> kernel_on("x", "linear"), kernel_on("x", "rbf").kernel
+        (Linear(block='x', name=''), 'rbf')
+    """
+    return Linear(block, name) if kernel == "linear" else Stationary(block, kernel, name)
+
+
+@storable
+@dataclass(frozen=True)
 class ARD(Covariance):
     """RBF kernel with one lengthscale per dimension of the block (RED's kernels)."""
 
@@ -265,21 +323,31 @@ class ARD(Covariance):
 @storable
 @dataclass(frozen=True)
 class Index(Covariance):
-    """Coregionalisation matrix ``B[g, g']`` between groups; a row without a group has none.
+    """Coregionalisation matrix ``B[g, g']`` between groups.
 
-    ``rank=0`` is the paper's reduced form ``B = a 11' + diag(b)``; ``rank>0`` is ``B = W W' + diag(v)``.
+    ``rank=0`` is the paper's reduced form ``B = a 11' + diag(b)``, ``rank>0`` is ``B = W W' + diag(v)``. A
+    row of no group has no entry of ``B``; of the reduced form it keeps the ``a`` that all groups share, unless
+    ``keep_shared`` is False.
     """
 
     group: str
     n_groups: int
     rank: int = 0
     name: str = ""
+    keep_shared: bool = True
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
         left, right = gaps.pairs[self.group]
+        if self.rank or not self.keep_shared:
+            return self._between(left, right, self.matrix(theta))
+        own = theta[f"{self._name}.log_own"].exp().diag()
+        return self._between(left, right, own) + theta[f"{self._name}.log_shared"].exp()
+
+    def _between(self, left: Tensor, right: Tensor, B: Tensor) -> Tensor:
+        """``B[g, g']``, zero where either row has no group."""
         if left.shape == right.shape:
-            return (self._members(left) @ self.matrix(theta) * self._members(right)).sum(-1)
-        return self._members(left.squeeze(-1)) @ self.matrix(theta) @ self._members(right.squeeze(-2)).mT
+            return (self._members(left) @ B * self._members(right)).sum(-1)
+        return self._members(left.squeeze(-1)) @ B @ self._members(right.squeeze(-2)).mT
 
     def _members(self, group: Tensor) -> Tensor:
         """``(..., n_groups)`` indicator of each row's group, zero for rows without one: ``B[g, g']`` as a
@@ -311,6 +379,9 @@ class Index(Covariance):
 
     def uses_group(self, group: str) -> bool:
         return _within(self.group, group)
+
+    def shares(self, group: str) -> bool:
+        return not self.uses_group(group) or (self.rank == 0 and self.keep_shared)
 
     @property
     def _name(self) -> str:
@@ -361,6 +432,9 @@ class Sum(Covariance):
     def uses_group(self, group: str) -> bool:
         return any(term.uses_group(group) for term in self.terms)
 
+    def shares(self, group: str) -> bool:
+        return any(term.shares(group) for term in self.terms)
+
     def __add__(self, other: Covariance) -> Sum:
         return Sum((*self.terms, other))
 
@@ -386,6 +460,9 @@ class Product(Covariance):
 
     def uses_group(self, group: str) -> bool:
         return any(factor.uses_group(group) for factor in self.factors)
+
+    def shares(self, group: str) -> bool:
+        return all(factor.shares(group) for factor in self.factors)
 
 
 def _within(name: str, group: str) -> bool:

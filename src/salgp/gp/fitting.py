@@ -8,16 +8,17 @@ conditional variance) beyond that; which one was used is part of the result.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from salgp.gp.covariance import Covariance, Gaps, Parameter, Rows, Scale, gaps, self_gaps
 from salgp.gp.leave_out import exact_leave_out_density, inducing_leave_out_density
-from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites
-from salgp.gp.optimise import Fit, NotConvergedWarning, maximise, restarted
+from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites, laplace_sites
+from salgp.gp.optimise import AtBoundWarning, Fit, NotConvergedWarning, maximise, restarted
 from salgp.gp.regression import (
     Posterior,
     Statistics,
@@ -28,6 +29,7 @@ from salgp.gp.regression import (
     inducing_rows,
     statistics,
 )
+from salgp.gp.threads import threads_for
 from salgp.storage import storable
 
 __all__ = ["EXACT_LIMIT", "Fitted", "Settings", "fit_bernoulli", "fit_gaussian"]
@@ -41,6 +43,11 @@ LEAVE_OUT_TOLERANCE = 3e-5
 and less than this is lost.
 """
 
+GPYTORCH_START = 0.6931471805599453
+"""Where GPyTorch starts every positive parameter: ``softplus(0) = log 2``."""
+GPYTORCH_NOISE = 1e-4
+"""Smallest noise variance of GPyTorch's Gaussian likelihood."""
+
 STRIDE = 1_000_003
 """A prime: multiples of it, modulo the number of rows, pick rows of all layers alike (an even stride would
 pick one layer's).
@@ -50,7 +57,7 @@ pick one layer's).
 @dataclass(frozen=True)
 class Settings:
     """How to learn: see the arguments of `salgp.SALGP` of the same names; each observation stands in
-    ``repeats`` consecutive rows.
+    ``repeats`` consecutive rows, and ``inference="auto"`` is exact up to ``exact_limit`` rows.
     """
 
     inference: str = "auto"
@@ -62,12 +69,26 @@ class Settings:
     seed: int = 0
     objective: str = "auto"
     repeats: int = 1
+    exact_limit: int = EXACT_LIMIT
+    start: str = "data"
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    approximation: str = "bound"
 
     def exact(self, n_rows: int) -> bool:
         """Is the exact matrix affordable, or asked for?"""
         if self.inference not in ("auto", "exact", "inducing"):
             raise ValueError(f"inference must be 'auto', 'exact' or 'inducing', got {self.inference!r}")
-        return self.inference == "exact" or (self.inference == "auto" and n_rows <= EXACT_LIMIT)
+        return self.inference == "exact" or (self.inference == "auto" and n_rows <= self.exact_limit)
+
+    def largest_matrix(self, n_rows: int) -> int:
+        """Entries of the largest matrix of a fit to ``n_rows`` rows."""
+        return n_rows * (n_rows if self.exact(n_rows) else min(self.n_inducing, n_rows))
+
+    def laplace(self) -> bool:
+        """Expand a Bernoulli likelihood around the mode, and not bound it?"""
+        if self.approximation not in ("bound", "laplace"):
+            raise ValueError(f"approximation must be 'bound' or 'laplace', got {self.approximation!r}")
+        return self.approximation == "laplace"
 
     def leaves_out(self) -> bool:
         """Learn by leave-one-out density, and not by evidence? By default where observations are repeated."""
@@ -91,6 +112,8 @@ class Fitted:
         inference: ``exact`` or ``inducing``.
         converged: did the optimiser converge?
         reason: why it stopped.
+        at_bounds: names of hyperparameters that ended on a bound: a variance at its lower one is a term
+            switched off, a noise or a lengthscale there is not determined by the data.
         y: site targets, for exact inference.
         noise: site noise, for exact inference.
         sums: summed statistics, for inducing inference.
@@ -103,6 +126,7 @@ class Fitted:
     inference: str
     converged: bool
     reason: str
+    at_bounds: tuple[str, ...] = ()
     y: Tensor | None = None
     noise: Tensor | None = None
     sums: Statistics | None = None
@@ -168,10 +192,17 @@ def fit_gaussian(
         settings: how to learn.
         weight: of each observation in the likelihood; below 1 for repeated ones.
     """
+    with threads_for(settings.largest_matrix(len(rows))):
+        return _fit_gaussian(covariance, rows, y, settings, weight)
+
+
+def _fit_gaussian(
+    covariance: Covariance, rows: Rows, y: Tensor, settings: Settings, weight: Tensor | float
+) -> Fitted:
     variance = max(float(y.var(correction=0)) + float(y.mean()) ** 2, 1e-6)
     noise_start = torch.tensor(0.3 * variance, dtype=torch.float64).log()
     log_noise = Parameter("log_noise", noise_start, float(noise_start) - 10.0, float(noise_start) + 5.0)
-    problem, parameters = _prepare(covariance, rows, variance, settings)
+    problem, parameters = _prepare(covariance, rows, variance, settings, [log_noise])
 
     def evidence(theta: Mapping[str, Tensor]) -> Tensor:
         sites = gaussian_sites(y, theta["log_noise"], weight)
@@ -181,7 +212,6 @@ def fit_gaussian(
         sites = gaussian_sites(y, theta["log_noise"], weight)
         return problem.leave_out_density(theta, sites.target, sites.noise, settings.repeats)
 
-    parameters = [*parameters, _on(log_noise, y.device)]
     if settings.leaves_out():
         fit = _search(density, parameters, settings, LEAVE_OUT_TOLERANCE)
         fit = replace(fit, value=float(evidence(fit.theta)))
@@ -213,14 +243,26 @@ def fit_bernoulli(
         settings: how to learn.
         weight: of each observation in the likelihood.
     """
-    problem, parameters = _prepare(covariance, rows, 1.0, settings)
-    parameters = [*parameters, *_mean_parameters(design)]
-    observed = _Observed(correct, design, weight)
+    with threads_for(settings.largest_matrix(len(rows))):
+        return _fit_bernoulli(covariance, rows, correct, design, settings, weight)
+
+
+def _fit_bernoulli(
+    covariance: Covariance,
+    rows: Rows,
+    correct: Tensor,
+    design: Tensor,
+    settings: Settings,
+    weight: Tensor | float,
+) -> Fitted:
+    problem, parameters = _prepare(covariance, rows, 1.0, settings, _mean_parameters(design))
+    observed = _Observed(correct, design, weight, settings.laplace())
     climbs = [
         _climb(problem, start, observed, settings)
         for start in restarted(parameters, settings.restarts, settings.seed)
     ]
     fit, sites = max(climbs, key=lambda climb: climb[0].value)
+    sites = _at_mode(problem, fit.theta, observed, sites) if observed.laplace else sites
     _report(fit)
     weights = torch.cat([fit.theta["mean.bias"][None], fit.theta["mean.slopes"]])
     centred = replace(sites, target=sites.target - design @ weights)
@@ -235,8 +277,11 @@ class _Observed:
     correct: Tensor
     design: Tensor
     weight: Tensor | float
+    laplace: bool = False
 
     def sites(self, mean: Tensor, variance: Tensor) -> Sites:
+        if self.laplace:
+            return laplace_sites(self.correct, mean, self.weight)
         return bernoulli_sites(self.correct, mean, variance, self.weight)
 
 
@@ -245,7 +290,7 @@ def _climb(
 ) -> tuple[Fit, Sites]:
     """Alternate a few steps on the hyperparameters with an update of the sites; neither lowers the bound."""
     stride, total = (
-        (10, settings.max_steps or 300) if settings.optimizer != "adam" else (50, settings.max_steps or 2000)
+        (10, settings.max_steps or 300) if settings.optimizer == "lbfgs" else (50, settings.max_steps or 2000)
     )
     fit = Fit({p.name: p.start for p in parameters}, -float("inf"), False, "not started", ())
     sites = seen.sites(_mean(fit.theta, seen.design), torch.ones_like(seen.correct))
@@ -264,6 +309,21 @@ def _climb(
     if gain < 1e-2 * enough:
         return replace(fit, converged=True, reason="the bound stopped rising"), sites
     return replace(fit, converged=False, reason=f"the bound was still rising after {total} steps"), sites
+
+
+def _at_mode(
+    problem: _Problem, theta: Mapping[str, Tensor], seen: _Observed, sites: Sites, rounds: int = 100
+) -> Sites:
+    """Newton's steps to the mode at fixed hyperparameters; sites that are expanded there."""
+    fixed, before = _mean(theta, seen.design), torch.full_like(seen.correct, torch.inf)
+    for _ in range(rounds):
+        posterior, _ = problem.condition(theta, sites.target - fixed, sites.noise)
+        correction, variance = problem.moments(theta, posterior)
+        if float((correction - before).abs().max()) < 1e-10 * (1.0 + float(correction.abs().max())):
+            break
+        before = correction
+        sites = seen.sites(fixed + correction, variance)
+    return sites
 
 
 def _round(
@@ -286,11 +346,13 @@ def _round(
 
 
 def _prepare(
-    covariance: Covariance, rows: Rows, variance: float, settings: Settings
+    covariance: Covariance, rows: Rows, variance: float, settings: Settings, more: Sequence[Parameter]
 ) -> tuple[_Problem, list[Parameter]]:
+    """Rows and distances of a fit, and all its parameters: those of the covariance, and ``more``."""
     scale = Scale({name: _typical(rows.blocks[name]) for name, _ in covariance.reads()}, variance)
     some = next(iter(rows.blocks.values()))
-    parameters = [_on(p, some.device) for p in covariance.parameters(scale)]
+    parameters = _with_starts([*covariance.parameters(scale), *more], settings)
+    parameters = [_on(p, some.device) for p in parameters]
     own = self_gaps(rows, covariance)
     if settings.exact(len(rows)):
         return _Problem(covariance, rows, None, gaps(rows, rows, covariance), None, own), parameters
@@ -324,11 +386,62 @@ def _search(
     )
 
 
+def _with_starts(parameters: list[Parameter], settings: Settings) -> list[Parameter]:
+    """The parameters with the starting points and fixed values that were asked for."""
+    doubled = [name for name, count in Counter(p.name for p in parameters).items() if count > 1]
+    if doubled:
+        raise ValueError(
+            f"two terms of the covariance have a parameter called {doubled[0]!r}; give one of them "
+            f"another name, e.g. Stationary('x', 'rbf', name='slow')"
+        )
+    unknown = set(settings.fixed) - {p.name for p in parameters}
+    if unknown:
+        known = ", ".join(p.name for p in parameters)
+        raise ValueError(f"cannot fix {sorted(unknown)[0]!r}; the hyperparameters are {known}")
+    if settings.start not in ("data", "gpytorch"):
+        raise ValueError(f"start must be 'data' or 'gpytorch', got {settings.start!r}")
+    started = [_gpytorch_start(p) for p in parameters] if settings.start == "gpytorch" else parameters
+    return [_fixed(p, settings.fixed[p.name]) if p.name in settings.fixed else p for p in started]
+
+
+def _gpytorch_start(p: Parameter) -> Parameter:
+    """Started where GPyTorch starts a positive parameter, with room to move; others as they are."""
+    if "log_" not in p.name:
+        return p
+    start = float(torch.tensor(GPYTORCH_START).log())
+    lower = float(torch.tensor(GPYTORCH_NOISE).log()) if p.name == "log_noise" else min(p.lower, start - 20.0)
+    return Parameter(p.name, torch.full_like(p.start, start), lower, max(p.upper, start + 20.0))
+
+
+def _fixed(p: Parameter, value: float) -> Parameter:
+    return Parameter(p.name, torch.full_like(p.start, value), value, value)
+
+
 def _report(fit: Fit) -> None:
     if not fit.converged:
         warnings.warn(
-            f"hyperparameter optimisation did not converge: {fit.reason}", NotConvergedWarning, stacklevel=6
+            f"hyperparameter optimisation did not converge: {fit.reason}", NotConvergedWarning, stacklevel=7
         )
+    undetermined = [name for name in fit.at_bounds if name == "log_noise" or _matters(name, fit)]
+    if undetermined:
+        ends = ", ".join(f"{name} = {_shown(fit.theta[name])}" for name in undetermined)
+        why = (
+            "; every correct sample has the residual 1 - s exactly, so that the noise can vanish"
+            if "log_noise" in undetermined
+            else ""
+        )
+        warnings.warn(f"hyperparameters ended on their bounds: {ends}{why}", AtBoundWarning, stacklevel=7)
+
+
+def _matters(name: str, fit: Fit) -> bool:
+    """Is it the lengthscale of a term whose own variance is not switched off?"""
+    term, _, what = name.rpartition(".")
+    return what.startswith("log_lengthscale") and f"{term}.log_variance" not in fit.at_bounds
+
+
+def _shown(value: Tensor) -> str:
+    numbers = ", ".join(f"{v:.3g}" for v in value.reshape(-1).tolist())
+    return f"[{numbers}]" if value.ndim else numbers
 
 
 def _finish(
@@ -338,7 +451,16 @@ def _finish(
     kept = {"y": sites.target, "noise": sites.noise} if sums is None else {}
     inference = "exact" if sums is None else "inducing"
     return Fitted(
-        posterior, log_noise, weights, fit.value, inference, fit.converged, fit.reason, sums=sums, **kept
+        posterior,
+        log_noise,
+        weights,
+        fit.value,
+        inference,
+        fit.converged,
+        fit.reason,
+        fit.at_bounds,
+        sums=sums,
+        **kept,
     )
 
 

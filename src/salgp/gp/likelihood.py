@@ -4,6 +4,7 @@ Gaussian: the residual itself with one noise variance. Bernoulli on correctness:
 bounded by a Gaussian in the log-odds ``f`` whose precision depends on ``xi = sqrt(E f^2)`` (Jaakkola & Jordan
 2000; the same bound as mean-field Polya-Gamma augmentation). For fixed ``xi`` everything is the weighted
 regression of `salgp.gp.regression`; updating ``xi`` never lowers the bound, so there is no step size to tune.
+Laplace's approximation (`laplace_sites`) expands the same likelihood around its mode instead.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Sites", "bernoulli_sites", "gaussian_sites", "sigmoid_moments"]
+__all__ = ["Sites", "bernoulli_sites", "gaussian_sites", "laplace_sites", "sigmoid_moments"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,26 @@ def bernoulli_sites(correct: Tensor, mean: Tensor, variance: Tensor, weight: Ten
     bound = torch.nn.functional.logsigmoid(xi) - 0.5 * xi + 0.5 * w * xi.square()
     constant = weight * (bound + 0.5 * w * target.square()) + 0.5 * (2.0 * math.pi * noise).log()
     return Sites(target, noise, constant.sum())
+
+
+def laplace_sites(correct: Tensor, mean: Tensor, weight: Tensor | float = 1.0) -> Sites:
+    """Second-order expansion of ``sigmoid((2 correct - 1) f)^weight`` around ``f = mean``: Newton's step.
+
+    At the mode of the posterior the sites give Laplace's approximation of posterior and evidence (Rasmussen &
+    Williams 2006, section 3.4).
+
+    Args:
+        correct: ``(n,)`` 0 or 1.
+        mean: ``(n,)`` log-odds to expand around.
+        weight: of each observation.
+    """
+    weight = torch.as_tensor(weight, dtype=mean.dtype, device=mean.device).expand_as(mean)
+    p = torch.sigmoid(mean)
+    curvature = (weight * p * (1.0 - p)).clamp_min(1e-12)
+    target = mean + weight * (correct - p) / curvature
+    log_likelihood = weight * torch.nn.functional.logsigmoid((2.0 * correct - 1.0) * mean)
+    gaussian = -0.5 * (math.log(2.0 * math.pi) - curvature.log() + curvature * (target - mean).square())
+    return Sites(target, 1.0 / curvature, (log_likelihood - gaussian).sum())
 
 
 def sigmoid_moments(mean: Tensor, variance: Tensor, points: int = 32) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,14 @@ from torch import Tensor
 from salgp.gp.covariance import Parameter
 from salgp.gp.linalg import NotPositiveDefiniteError
 
-__all__ = ["Fit", "NotConvergedWarning", "maximise", "restarted", "tell_unless_settled"]
+__all__ = [
+    "AtBoundWarning",
+    "Fit",
+    "NotConvergedWarning",
+    "maximise",
+    "restarted",
+    "tell_unless_settled",
+]
 
 Objective = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -25,6 +32,10 @@ NO_VALUE = -1e300
 
 class NotConvergedWarning(UserWarning):
     """Hyperparameter optimisation stopped before it converged; the message says why."""
+
+
+class AtBoundWarning(NotConvergedWarning):
+    """A noise or a lengthscale ended on its bound: the data do not determine it. The message says which."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +49,7 @@ class Fit:
         reason: why it stopped.
         history: objective values in the order of evaluation.
         restarts: final value of every restart; the best one is ``value``.
+        at_bounds: names of parameters of which at least one entry ended on a bound.
     """
 
     theta: Mapping[str, Tensor]
@@ -46,6 +58,7 @@ class Fit:
     reason: str
     history: tuple[float, ...]
     restarts: tuple[float, ...] = ()
+    at_bounds: tuple[str, ...] = ()
 
 
 def maximise(
@@ -64,8 +77,9 @@ def maximise(
     Args:
         objective: maps named tensors to a scalar; differentiated by autograd.
         parameters: names, starting points, bounds.
-        optimizer: ``"lbfgs"`` (bounded quasi-Newton) or ``"adam"`` (the paper's recipe: 2000 steps, rate
-            5e-3).
+        optimizer: ``"lbfgs"`` (bounded quasi-Newton), ``"adam"`` (2000 steps, rate 5e-3) on the parameters as
+            they are, or ``"adam-softplus"``: the same on ``log(exp(v) - 1)`` of positive parameters ``v``,
+            which is what a step of GPyTorch changes.
         max_steps: iterations; 200 for L-BFGS, 2000 for Adam where None.
         learning_rate: of Adam.
         tolerance: relative change of the objective at which L-BFGS stops.
@@ -81,9 +95,9 @@ def maximise(
         >>> round(float(fit.theta["x"]), 4), fit.converged
         (2.0, True)
     """
-    if optimizer not in ("lbfgs", "adam"):
-        raise ValueError(f"unknown optimizer {optimizer!r}; choose 'lbfgs' or 'adam'")
-    run = _lbfgs if optimizer == "lbfgs" else _adam
+    if optimizer not in ("lbfgs", "adam", "adam-softplus"):
+        raise ValueError(f"unknown optimizer {optimizer!r}; choose 'lbfgs', 'adam' or 'adam-softplus'")
+    run = {"lbfgs": _lbfgs, "adam": _adam, "adam-softplus": _adam_softplus}[optimizer]
     steps = max_steps or (200 if optimizer == "lbfgs" else 2000)
     starts = [_flatten([p.start for p in each]) for each in restarted(parameters, restarts, seed)]
     fits = [run(objective, parameters, start, steps, tolerance, learning_rate) for start in starts]
@@ -97,6 +111,7 @@ def maximise(
         reason,
         best.history,
         tuple(fit.value for fit in fits),
+        _at_bounds(parameters, best.theta),
     )
 
 
@@ -178,23 +193,70 @@ def _adam(
     steps: int,
     _: float,
     rate: float,
+    positive: np.ndarray | None = None,
 ) -> Fit:
+    """Adam inside the bounds; entries marked ``positive`` are logarithms that move as ``softplus``."""
     lower, upper = (torch.as_tensor(b) for b in _bounds(parameters))
-    x = torch.as_tensor(start).clone().clamp(lower, upper).requires_grad_(True)
+    moves = _Moves(
+        torch.zeros(len(start), dtype=torch.bool) if positive is None else torch.as_tensor(positive)
+    )
+    x = moves.to_steps(torch.as_tensor(start).clamp(lower, upper)).requires_grad_(True)
     step, history = torch.optim.Adam([x], lr=rate), []
-    best_value, best = -np.inf, x.detach().clone()
+    best_value, best = -np.inf, moves.to_values(x.detach())
     for _step in range(steps):
-        value, gradient = _value_and_gradient(objective, parameters, x.detach().numpy())
+        at = moves.to_values(x.detach())
+        value, gradient = _value_and_gradient(objective, parameters, at.numpy())
         history.append(value)
         if value > best_value:
-            best_value, best = value, x.detach().clone()
-        x.grad = torch.as_tensor(-gradient)
+            best_value, best = value, at.clone()
+        x.grad = -torch.as_tensor(gradient) * moves.slope(x.detach())
         step.step()
         with torch.no_grad():
-            x.clamp_(lower, upper)
+            x.copy_(moves.to_steps(moves.to_values(x).clamp(lower, upper)))
     flat = len(history) > 20 and abs(history[-1] - history[-20]) <= 1e-3 * (1.0 + abs(history[-1]))
     reason = f"ran its {steps} steps" + ("" if flat else " and was still improving")
     return Fit(_named(parameters, best.numpy()), best_value, flat, reason, tuple(history))
+
+
+def _adam_softplus(
+    objective: Objective,
+    parameters: Sequence[Parameter],
+    start: np.ndarray,
+    steps: int,
+    tolerance: float,
+    rate: float,
+) -> Fit:
+    logs = [np.full(p.start.numel(), "log_" in p.name) for p in parameters]
+    positive = np.concatenate([np.zeros(0, bool), *logs])
+    return _adam(objective, parameters, start, steps, tolerance, rate, positive)
+
+
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """What a step of Adam changes: the value itself, or ``x`` with ``log softplus(x)`` = value."""
+
+    positive: Tensor
+
+    def to_steps(self, values: Tensor) -> Tensor:
+        v = values.exp()
+        return torch.where(self.positive, v + torch.log(-torch.expm1(-v)), values)
+
+    def to_values(self, x: Tensor) -> Tensor:
+        return torch.where(self.positive, torch.nn.functional.softplus(x, threshold=1e9).log(), x)
+
+    def slope(self, x: Tensor) -> Tensor:
+        soft = torch.nn.functional.softplus(x, threshold=1e9)
+        return torch.where(self.positive, torch.sigmoid(x) / soft, torch.ones_like(x))
+
+
+def _at_bounds(parameters: Sequence[Parameter], theta: Mapping[str, Tensor]) -> tuple[str, ...]:
+    ended = []
+    for p in parameters:
+        near = 1e-6 * (p.upper - p.lower)
+        value = theta[p.name]
+        if near > 0 and bool(((value <= p.lower + near) | (value >= p.upper - near)).any()):
+            ended.append(p.name)
+    return tuple(ended)
 
 
 def _at_precision(
