@@ -367,7 +367,8 @@ def mean_log_density(residual: Tensor, mean: Tensor, variance: Tensor) -> float:
 
 def fit(covariance: str, n: int, inference: str = "auto", repeats: int = 3) -> dict[str, Any]:
     """Median time of a whole fit, and the held-out log density of its last one."""
-    from salgp.calibrators.layerwise.salgp import SALGP, predict_corrections
+    from salgp.calibrators.layerwise.correction import predict_corrections
+    from salgp.calibrators.layerwise.salgp import SALGP
 
     features, labels = sample(n, 0)
     times, method = [], SALGP(covariance, inference=inference)

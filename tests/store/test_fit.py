@@ -13,10 +13,9 @@ import torch
 from scale_jobs import contents, samples, small_calibrator, small_store
 
 from salgp import calibrators
+from salgp.calibrators.layerwise.observations import flat_rows, log_odds_design
 from salgp.calibrators.layerwise.residual import ResidualGP
 from salgp.calibrators.layerwise.salgp import SALGP
-from salgp.calibrators.layerwise.streaming import flat_rows
-from salgp.calibrators.layerwise.structures import log_odds_design
 from salgp.features import Features
 from salgp.gp.covariance import gaps, self_gaps
 from salgp.gp.likelihood import bernoulli_sites, gaussian_sites

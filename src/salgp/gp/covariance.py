@@ -38,6 +38,7 @@ __all__ = [
     "Sum",
     "gaps",
     "kernel_on",
+    "pairs_of",
     "self_gaps",
 ]
 
@@ -326,8 +327,8 @@ class Index(Covariance):
     """Coregionalisation matrix ``B[g, g']`` between groups.
 
     ``rank=0`` is the paper's reduced form ``B = a 11' + diag(b)``, ``rank>0`` is ``B = W W' + diag(v)``. A
-    row of no group has no entry of ``B``; of the reduced form it keeps the ``a`` that all groups share, unless
-    ``keep_shared`` is False.
+    row of no group has no entry of ``B``; of the reduced form it keeps the ``a`` that all groups share,
+    unless ``keep_shared`` is False.
     """
 
     group: str

@@ -171,6 +171,9 @@ def _lbfgs(
         return -value, -gradient
 
     lower, upper = _bounds(parameters)
+    if bool((lower == upper).all()):
+        value = -negative(lower)[0]
+        return Fit(_named(parameters, lower), value, True, "every parameter is fixed", tuple(history))
     result = minimize(
         negative,
         np.clip(start, lower, upper),

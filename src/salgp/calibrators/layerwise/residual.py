@@ -9,17 +9,18 @@ labels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.layerwise.salgp import chunk_size, fast_predictor, fit_structure, to_prediction
+from salgp.calibrators.layerwise.correction import chunk_size, fast_predictor, to_prediction
+from salgp.calibrators.layerwise.salgp import RECIPES, fit_structure
 from salgp.calibrators.layerwise.streaming import fit_rows, take_learned
 from salgp.calibrators.layerwise.structures import structure
 from salgp.calibrators.source import Source
 from salgp.features import Features
-from salgp.gp.fitting import Settings
+from salgp.gp.fitting import EXACT_LIMIT, Settings
 from salgp.prediction import Prediction
 
 __all__ = ["ResidualGP"]
@@ -42,12 +43,16 @@ class ResidualGP(Calibrator):
         learning_rate: of Adam.
         restarts: further random starts; 9 for RED's ten.
         seed: of the restarts.
+        exact_limit: rows up to which ``inference="auto"`` is exact.
+        start: where the search begins: at scales of the ``data``, or where ``gpytorch`` begins.
 
     Example:
         >>> import torch
         >>> g = torch.Generator().manual_seed(0)
-        >>> features = Features(torch.randn(40, 3, generator=g), {"a": torch.randn(40, 4, generator=g)})
-        >>> ResidualGP("rio").fit(features, torch.arange(40) % 3).predict(features).std.shape
+        >>> x = torch.randn(40, 3, generator=g)
+        >>> features, labels = Features(3 * x, {"a": x}), (x + torch.randn(40, 3, generator=g)).argmax(dim=1)
+        >>> calibrator = ResidualGP("rio", likelihood="bernoulli").fit(features, labels)
+        >>> calibrator.predict(features).std.shape
         torch.Size([40])
     """
 
@@ -68,6 +73,8 @@ class ResidualGP(Calibrator):
         learning_rate: float = 5e-3,
         restarts: int = 0,
         seed: int = 0,
+        exact_limit: int = EXACT_LIMIT,
+        start: str = "data",
     ) -> None:
         self.form = form
         self.layer = layer
@@ -80,19 +87,38 @@ class ResidualGP(Calibrator):
         self.learning_rate = learning_rate
         self.restarts = restarts
         self.seed = seed
+        self.exact_limit = exact_limit
+        self.start = start
+
+    @classmethod
+    def paper(
+        cls, form: str = "rio", layer: str | int = -1, recipe: str = "converged", **changes: Any
+    ) -> ResidualGP:
+        """The paper's single-layer GP: see `salgp.SALGP.paper` for the settings and recipes.
+
+        Example:
+            >>> ResidualGP.paper(layer=0, recipe="adam-mstar").max_steps
+            2000
+        """
+        if recipe not in RECIPES:
+            raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+        fixed: dict[str, Any] = {"n_inducing": 512, "exact_limit": 3000}
+        return cls(**{"form": form, "layer": layer, **fixed, **RECIPES[recipe], **changes})
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if self.form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}")
         self.layer_ = _layer_name(features, self.layer)
         settings = Settings(
-            self.inference,
-            self.n_inducing,
-            self.optimizer,
-            self.max_steps,
-            self.learning_rate,
-            self.restarts,
-            self.seed,
+            inference=self.inference,
+            n_inducing=self.n_inducing,
+            optimizer=self.optimizer,
+            max_steps=self.max_steps,
+            learning_rate=self.learning_rate,
+            restarts=self.restarts,
+            seed=self.seed,
+            exact_limit=self.exact_limit,
+            start=self.start,
         )
         one = features.select([self.layer_])
         self.structure_ = structure(FORMS[self.form], one.widths, one.n_classes, kernel=self.kernel)

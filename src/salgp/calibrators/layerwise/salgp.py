@@ -4,21 +4,18 @@ The paper regresses the softmax residual ``r = correct - s`` on the layers (``li
 calibrated confidence is ``s + mean`` with the posterior variance. ``likelihood="bernoulli"`` models the
 log-odds of being correct instead, ``f = a + b logit(s) + g``, so that no clipping is needed.
 
-Global and layer predictions. In a stacked structure (one row per sample and layer) the global prediction
-gives the rows the layer index -1: terms tied to a layer drop, the shared function is evaluated at the
-sample's ``L`` inputs and averaged under the joint posterior. Layer predictions keep their local terms. A
-structure without a shared part (``icm``, ``lcm``) averages its layer predictions, again under the joint
-posterior. In ``sum`` the layer terms add up to the whole correction exactly, each with its own variance.
+Global and layer predictions: see `salgp.calibrators.layerwise.correction`. In ``sum`` the layer terms add up
+to the whole correction exactly, each with its own variance.
 
 ``inputs="evidence"`` puts the Gaussian processes on what the layers say of a prediction
-(`salgp.calibrators.evidence.calibrator`: agreement and novelty, two numbers per layer) instead of on their
+(`salgp.calibrators.layerwise.inputs`: agreement and novelty, two numbers per layer) instead of on their
 features; with a Bernoulli likelihood the mean is then ``a + b f``, ``f`` the monotone log-odds of layer
 evidence, and the processes take what is not monotone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -26,25 +23,51 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, check_features
-from salgp.calibrators.evidence.calibrator import LayerEvidence
+from salgp.calibrators.layerwise.correction import chunk_size, fast_predictor, to_prediction
+from salgp.calibrators.layerwise.inputs import learn_evidence
+from salgp.calibrators.layerwise.observations import observe
 from salgp.calibrators.layerwise.streaming import fit_rows, take_learned
-from salgp.calibrators.layerwise.structures import Structure, log_odds_design, rows_of, structure
+from salgp.calibrators.layerwise.structures import Structure, structure
 from salgp.calibrators.source import Source
 from salgp.features import Features, as_labels
-from salgp.gp.covariance import Rows, gaps, self_gaps
-from salgp.gp.fast import plan_of
-from salgp.gp.fitting import Fitted, Settings, fit_bernoulli, fit_gaussian
-from salgp.gp.likelihood import Sites, sigmoid_moments
-from salgp.gp.regression import Posterior, remaining
+from salgp.gp.covariance import Index, Product, Rows, Sum
+from salgp.gp.fitting import EXACT_LIMIT, Fitted, Settings, fit_bernoulli, fit_gaussian
+from salgp.gp.likelihood import Sites
 from salgp.gp.updating import extend, new_sites, retract, spread_choice
-from salgp.prediction import LayerTerms, Prediction
+from salgp.prediction import Prediction
 
-__all__ = ["SALGP", "corrected", "predict_corrections", "to_prediction"]
+__all__ = ["PAPER", "RECIPES", "SALGP", "fit_structure"]
 
-CHUNK_ENTRIES = 1_000_000
-"""Covariance entries computed at once during prediction: small enough for the cache, whatever the number of
-samples.
-"""
+PAPER: dict[str, dict[str, Any]] = {
+    "ml": {"covariance": "ml"},
+    "hl": {"covariance": "hl"},
+    "additive": {"covariance": "additive"},
+    "icm": {"covariance": "icm", "rank": 1},
+    "reduced-icm": {"covariance": "icm", "rank": 0},
+    "lcm": {"covariance": "lcm", "rank": 1, "n_latent": 2},
+    "class-agnostic-global": {"covariance": "global"},
+    "class-agnostic-layer-wise": {"covariance": "hl"},
+    "class-specific-global": {"covariance": "class"},
+    "class-specific-layer-wise": {"covariance": "nested", "groups": ("layer", "layer/class")},
+}
+"""The paper's covariances by its own names."""
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "converged": {"optimizer": "lbfgs"},
+    "adam-mstar": {
+        "optimizer": "adam-softplus",
+        "max_steps": 2000,
+        "learning_rate": 5e-3,
+        "start": "gpytorch",
+    },
+    "adam-plasticc": {
+        "optimizer": "adam-softplus",
+        "max_steps": 2500,
+        "learning_rate": 2e-3,
+        "start": "gpytorch",
+    },
+}
+"""How the hyperparameters are searched for: to convergence, or by the paper's recipe for its data sets."""
 
 
 class SALGP(Calibrator):
@@ -52,19 +75,19 @@ class SALGP(Calibrator):
 
     Args:
         covariance: ``sum`` (ours), ``ml``, ``hl`` (the paper's), ``additive``, ``icm``, ``lcm``, ``nested``,
-            ``concat``.
+            ``global``, ``class``, ``concat``.
         likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness.
-        kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``.
+        kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``, ``linear``.
         inference: ``exact``, ``inducing``, or ``auto`` by the number of rows.
         n_inducing: number of inducing rows. Stacked covariances on wide raw features may need 512 or more to
             match exact inference; the study's approximation table says how far off fewer are.
-        rank: of ``B = W W' + diag(v)``; 0 is the paper's ``a 11' + diag(b)`` (``ml``), or 1 (``icm``,
-            ``lcm``).
+        rank: of ``B = W W' + diag(v)``; 0 is the paper's ``a 11' + diag(b)``. By default 0 in ``ml``, 1 in
+            ``icm`` and ``lcm``.
         n_latent: number of terms of ``lcm``.
         groups: group levels of ``nested``: ``layer``, ``class``, ``layer/class``.
         tempering: weigh each of a sample's ``L`` stacked rows by ``1/L``, since they repeat one observation;
             without it the variance is too small by about that factor.
-        optimizer: ``lbfgs``, or ``adam`` for the paper's recipe.
+        optimizer: ``lbfgs``, ``adam``, or ``adam-softplus``, whose steps are those of GPyTorch.
         max_steps: of the optimiser.
         learning_rate: of Adam.
         restarts: further optimisations from random starting points; the best evidence wins.
@@ -74,18 +97,27 @@ class SALGP(Calibrator):
         objective: learn hyperparameters by ``evidence`` (the paper), by ``leave-one-out`` density of each
             sample given the others, or ``auto``: leave-one-out where a Gaussian likelihood sees each sample's
             residual once per layer, which the evidence takes for so many independent observations.
+        shared_offset: does the global prediction of ``ml`` keep the offset ``a`` that all layers share? The
+            paper calls it global; without it, only ``k(f, f') + k(s, s')`` is left.
+        class_offset: add an offset for each predicted class (an index kernel over it).
+        exact_limit: rows up to which ``inference="auto"`` is exact.
+        start: where the search begins: at scales of the ``data``, or where ``gpytorch`` begins.
+        fixed: hyperparameters that are not learned, name -> value; names as in ``fitted_.posterior.theta``.
+        approximation: of the Bernoulli likelihood: Jaakkola and Jordan's ``bound``, or ``laplace``.
 
     Attributes:
         fitted_: the conditioned GP.
         structure_: covariance and row layout.
-        evidence_: where ``inputs="evidence"``, the monotone model below the GP.
+        evidence_: where ``inputs="evidence"``, the reference and the monotone model below the GP.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
-        >>> features = Features(torch.randn(60, 3, generator=g), {"a": torch.randn(60, 4, generator=g)})
-        >>> prediction = SALGP().fit(features, torch.arange(60) % 3).predict(features)
+        >>> x = torch.randn(120, 3, generator=g)
+        >>> labels = (x + torch.randn(120, 3, generator=g)).argmax(dim=1)
+        >>> features = Features(3 * x, {"a": x})
+        >>> prediction = SALGP(likelihood="bernoulli").fit(features, labels).predict(features)
         >>> prediction.confidence.shape, prediction.layers.names
-        (torch.Size([60]), ('a', 'confidence'))
+        (torch.Size([120]), ('a', 'confidence'))
     """
 
     name: ClassVar[str] = "sal-gp"
@@ -99,7 +131,7 @@ class SALGP(Calibrator):
         kernel: str = "matern52",
         inference: str = "auto",
         n_inducing: int = 256,
-        rank: int = 0,
+        rank: int | None = None,
         n_latent: int = 2,
         groups: Sequence[str] = ("layer",),
         tempering: bool = False,
@@ -110,6 +142,12 @@ class SALGP(Calibrator):
         seed: int = 0,
         inputs: str = "features",
         objective: str = "auto",
+        shared_offset: bool = True,
+        class_offset: bool = False,
+        exact_limit: int = EXACT_LIMIT,
+        start: str = "data",
+        fixed: Mapping[str, float] | None = None,
+        approximation: str = "bound",
     ) -> None:
         self.covariance = covariance
         self.likelihood = likelihood
@@ -127,27 +165,62 @@ class SALGP(Calibrator):
         self.seed = seed
         self.inputs = inputs
         self.objective = objective
+        self.shared_offset = shared_offset
+        self.class_offset = class_offset
+        self.exact_limit = exact_limit
+        self.start = start
+        self.fixed = fixed
+        self.approximation = approximation
+
+    @classmethod
+    def paper(cls, model: str = "ml", recipe: str = "converged", **changes: Any) -> SALGP:
+        """SAL-GP with every setting of the paper: residuals, Matern 5/2 on features as they are,
+        hyperparameters of the largest evidence, no tempering, the shared offset kept, exact where it fits and
+        512 inducing rows otherwise.
+
+        Extract the features with ``pooling="channel-avg"`` or ``"channel-max"``, the paper's two.
+
+        Args:
+            model: one of `PAPER`: ``ml``, ``hl``, ``additive``, ``icm``, ``reduced-icm``, ``lcm``, or one of
+                the four architectures, ``class-agnostic-global`` to ``class-specific-layer-wise``.
+            recipe: ``converged`` (L-BFGS to the optimum), or the paper's ``adam-mstar`` (2,000 steps of 5e-3)
+                and ``adam-plasticc`` (2,500 of 2e-3) from GPyTorch's starting points.
+            changes: other arguments of `SALGP`.
+
+        Example:
+            >>> SALGP.paper("ml").objective, SALGP.paper("reduced-icm", n_inducing=800).rank
+            ('evidence', 0)
+        """
+        if model not in PAPER:
+            raise ValueError(f"the paper has no model {model!r}; choose from {', '.join(PAPER)}")
+        if recipe not in RECIPES:
+            raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+        fixed = {"objective": "evidence", "n_inducing": 512, "exact_limit": 3000}
+        return cls(**{**fixed, **PAPER[model], **RECIPES[recipe], **changes})
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        how = (
-            self.inference,
-            self.n_inducing,
-            self.optimizer,
-            self.max_steps,
-            self.learning_rate,
-            self.restarts,
-            self.seed,
-        )
-        settings = Settings(*how, self.objective)
         if self.inputs not in ("features", "evidence"):
             raise ValueError(f"inputs must be 'features' or 'evidence', got {self.inputs!r}")
-        self.evidence_ = (
-            LayerEvidence(seed=self.seed).fit(features, labels, reference).evidence_
-            if self.inputs == "evidence"
-            else None
+        self.evidence_, design = None, None
+        seen, plain = features, self._on_linear_evidence()
+        if self.inputs == "evidence":
+            self.evidence_, X = learn_evidence(features, labels, reference, plain, self.seed)
+            seen, design = self.evidence_.view_of(features, X)
+        self.structure_ = self._structure(seen)
+        settings = self._settings({"mean.bias": 1.0} if plain else {})
+        self.fitted_ = fit_structure(
+            self.structure_, seen, labels, self.likelihood, settings, self.tempering, design
         )
-        seen, design = self._seen(features)
-        self.structure_ = structure(
+
+    def _on_linear_evidence(self) -> bool:
+        """Is it the model of layer evidence itself, with the tempered log-odds as prior mean?"""
+        linear = self.inputs == "evidence" and self.kernel == "linear"
+        if linear and self.likelihood != "bernoulli":
+            raise ValueError("a linear kernel on evidence models log-odds: use likelihood='bernoulli'")
+        return linear
+
+    def _structure(self, seen: Features) -> Structure:
+        return structure(
             self.covariance,
             seen.widths,
             seen.n_classes,
@@ -155,22 +228,33 @@ class SALGP(Calibrator):
             rank=self.rank,
             n_latent=self.n_latent,
             groups=tuple(self.groups),
+            shared_offset=self.shared_offset,
+            class_offset=self.class_offset,
+            confidence=not self._on_linear_evidence(),
         )
-        self.fitted_ = fit_structure(
-            self.structure_, seen, labels, self.likelihood, settings, self.tempering, design
+
+    def _settings(self, fixed: Mapping[str, float]) -> Settings:
+        return Settings(
+            inference=self.inference,
+            n_inducing=self.n_inducing,
+            optimizer=self.optimizer,
+            max_steps=self.max_steps,
+            learning_rate=self.learning_rate,
+            restarts=self.restarts,
+            seed=self.seed,
+            objective=self.objective,
+            exact_limit=self.exact_limit,
+            start=self.start,
+            fixed={**fixed, **(self.fixed or {})},
+            approximation=self.approximation,
         )
 
     def _predict(self, features: Features) -> Prediction:
         return to_prediction(self.structure_, self.fitted_, *self._seen(features), self.rest_temperature_)
 
-    def _seen(self, features: Features) -> tuple[Features, Tensor]:
-        """What the GP sees of the samples, and the columns of its parametric mean."""
-        if self.evidence_ is None:
-            return features, log_odds_design(features)
-        X, f, _ = self.evidence_.log_odds(features)
-        L = len(features.layers)
-        pairs = {name: X[:, [2 + j, 2 + L + j]] for j, name in enumerate(features.layer_names)}
-        return replace(features, layers=pairs), torch.stack([torch.ones_like(f), f], dim=1)
+    def _seen(self, features: Features) -> tuple[Features, Tensor | None]:
+        """What the GP sees of the samples, and the columns of its parametric mean (None: the usual ones)."""
+        return (features, None) if self.evidence_ is None else self.evidence_.view(features)
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
@@ -216,26 +300,15 @@ class SALGP(Calibrator):
         self._check_fitted()
         check_features(features, with_layers=True)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
-        features, design = self._seen(features.select(list(self.layer_widths_)))
-        repeats = len(self.structure_.layers) if self.structure_.stacked else 1
-        rows = rows_of(self.structure_, features)
-        rows = rows.flatten() if self.structure_.stacked else rows
-        weight = 1.0 / repeats if self.tempering else 1.0
         with torch.no_grad():
-            if self.likelihood == "gaussian":
-                return rows, new_sites(
-                    self.fitted_, rows, features.residual(y).double().repeat_interleave(repeats), None, weight
-                )
-            offset = (design @ self.fitted_.mean_weights).repeat_interleave(repeats)
-            return rows, new_sites(
-                self.fitted_, rows, features.correct(y).double().repeat_interleave(repeats), offset, weight
-            )
+            seen, design = self._seen(features.select(list(self.layer_widths_)))
+            new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
+            offset = new.offset(self.fitted_.mean_weights)
+            return new.rows, new_sites(self.fitted_, new.rows, new.target, offset, new.weight)
 
     @property
     def coregionalisation_(self) -> Tensor | None:
         """The learned layer matrix ``B`` (of the first latent process), where the covariance has one."""
-        from salgp.gp.covariance import Index, Product, Sum
-
         covariance = self.structure_.covariance
         terms = covariance.terms if isinstance(covariance, Sum) else (covariance,)
         parts = [f for t in terms for f in (t.factors if isinstance(t, Product) else (t,))]
@@ -255,165 +328,14 @@ def fit_structure(
     """Fit a structure's GP to the residuals (Gaussian) or to correctness (Bernoulli, with ``design`` the
     columns of its mean).
     """
-    rows = rows_of(structure, features)
-    repeats = len(structure.layers) if structure.stacked else 1
-    rows = (rows.flatten() if structure.stacked else rows).map(
-        lambda x: x.clone(memory_format=torch.contiguous_format)
-    )
-    weight = 1.0 / repeats if tempering else 1.0
-    settings = replace(
-        settings,
-        repeats=repeats,
-        objective="evidence" if tempering and settings.objective == "auto" else settings.objective,
-    )
+    seen = observe(structure, features, labels, likelihood, tempering, design)
+    rows = seen.rows.map(lambda x: x.clone(memory_format=torch.contiguous_format))
+    objective = "evidence" if tempering and settings.objective == "auto" else settings.objective
+    settings = replace(settings, repeats=structure.repeats, objective=objective)
     if likelihood == "gaussian":
-        target = features.residual(labels).double().repeat_interleave(repeats)
-        return fit_gaussian(structure.covariance, rows, target, settings, weight)
-    if likelihood == "bernoulli" and settings.objective == "leave-one-out":
+        return fit_gaussian(structure.covariance, rows, seen.target, settings, seen.weight)
+    if settings.objective == "leave-one-out":
         raise ValueError(
             "objective='leave-one-out' needs likelihood='gaussian'; a Bernoulli likelihood learns by evidence"
         )
-    if likelihood == "bernoulli":
-        correct = features.correct(labels).double().repeat_interleave(repeats)
-        columns = log_odds_design(features) if design is None else design
-        return fit_bernoulli(
-            structure.covariance, rows, correct, columns.repeat_interleave(repeats, 0), settings, weight
-        )
-    raise ValueError(f"likelihood must be 'gaussian' or 'bernoulli', got {likelihood!r}")
-
-
-def to_prediction(
-    structure: Structure,
-    fitted: Fitted,
-    features: Features,
-    design: Tensor | None = None,
-    temperature: float = 1.0,
-) -> Prediction:
-    """Turn the GP's correction into calibrated confidences with intervals and layer terms; the other classes
-    share what is left by the softmax of this temperature.
-    """
-    fitted = fitted.to(features.logits.device)
-    mean, variance, layer_mean, layer_variance = predict_corrections(structure, fitted.posterior, features)
-    scale = "log-odds" if len(fitted.mean_weights) else "confidence"
-    names = structure.terms or structure.layers
-    terms = (
-        LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
-        if structure.has_layer_terms
-        else None
-    )
-    return corrected(fitted, features, mean, variance, terms, design, temperature)
-
-
-def corrected(
-    fitted: Fitted,
-    features: Features,
-    mean: Tensor,
-    variance: Tensor,
-    terms: LayerTerms | None = None,
-    design: Tensor | None = None,
-    temperature: float = 1.0,
-) -> Prediction:
-    """Apply a correction of given mean and variance to the network's confidence (Gaussian) or log-odds
-    (Bernoulli).
-    """
-    if len(fitted.mean_weights) == 0:
-        return Prediction.from_confidence(
-            features,
-            features.confidence.double() + mean,
-            variance.sqrt(),
-            layers=terms,
-            temperature=temperature,
-        )
-    log_odds = (log_odds_design(features) if design is None else design) @ fitted.mean_weights + mean
-    confidence, std = sigmoid_moments(log_odds, variance)
-    half = 1.6448536269514722 * variance.sqrt()
-    return Prediction.from_confidence(
-        features,
-        confidence,
-        std,
-        (torch.sigmoid(log_odds - half), torch.sigmoid(log_odds + half)),
-        layers=terms,
-        temperature=temperature,
-    )
-
-
-def fast_predictor(calibrator: Any, layers: bool, precision: str) -> Callable[[Features], Prediction] | None:
-    """A function that predicts like a fitted ``calibrator`` with ``structure_`` and ``fitted_``, by
-    `salgp.gp.fast`; None where its covariance is not a sum of stationary terms on one row per sample.
-    """
-    structure, fitted = calibrator.structure_, calibrator.fitted_
-    dtype = torch.float32 if precision == "single" else torch.float64
-    plan = None if structure.stacked else plan_of(fitted.posterior, dtype)
-    if plan is None:
-        return None
-
-    @torch.no_grad()
-    def predict(features: Features) -> Prediction:
-        features = calibrator.check_input(features)
-        wanted = layers and bool(structure.terms)
-        mean, variance, layer_mean, layer_variance = plan.moments(rows_of(structure, features), wanted)
-        terms = None
-        if layers:
-            if layer_mean is None or layer_variance is None:
-                layer_mean, layer_variance = mean[:, None], variance[:, None]
-            scale = "log-odds" if len(fitted.mean_weights) else "confidence"
-            names = structure.terms or structure.layers
-            terms = LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
-        return corrected(fitted, features, mean, variance, terms)
-
-    return predict
-
-
-def predict_corrections(
-    structure: Structure, posterior: Posterior, features: Features
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Global mean and variance ``(n,)``, and layer means and variances ``(n, L)``, of the latent
-    correction.
-    """
-    moments = _stacked_moments if structure.stacked else _sample_moments
-    return moments(structure, posterior, rows_of(structure, features))
-
-
-def chunk_size(structure: Structure, fitted: Fitted) -> int:
-    """Samples predicted at once so that no more than `CHUNK_ENTRIES` covariances are held."""
-    return max(1, CHUNK_ENTRIES // (len(fitted.posterior.alpha) * len(structure.layers)))
-
-
-def _sample_moments(
-    structure: Structure, posterior: Posterior, rows: Rows
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One row per sample; the terms of a ``sum`` are independent functions with their own moments."""
-    compared, own = gaps(rows, posterior.rows, posterior.covariance), self_gaps(rows, posterior.covariance)
-    if not structure.terms:
-        mean, variance = posterior.moments(
-            posterior.covariance(posterior.theta, compared), posterior.covariance(posterior.theta, own)
-        )
-        return mean, variance, mean[:, None], variance[:, None]
-    terms = posterior.covariance.terms  # type: ignore[attr-defined]
-    priors = [term(posterior.theta, own) for term in terms]
-    means, reduced = zip(*(posterior.project(term(posterior.theta, compared)) for term in terms), strict=True)
-    variances = [remaining(prior, part) for prior, part in zip(priors, reduced, strict=True)]
-    return sum(means), remaining(sum(priors), sum(reduced)), torch.stack(means, 1), torch.stack(variances, 1)
-
-
-def _stacked_moments(
-    structure: Structure, posterior: Posterior, rows: Rows
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One row per sample and layer; the global function is the shared one, averaged over the
-    sample's inputs.
-    """
-    shared, local = structure.split()
-    theta, formula = posterior.theta, posterior.covariance if shared is None else shared
-    compared = gaps(rows, posterior.rows, posterior.covariance)
-    within = formula(theta, gaps(rows, rows, formula)).mean((-1, -2))
-    mean, reduced = posterior.project(formula(theta, compared))  # (n, L), (n, L, r)
-    layer_mean, layer_reduced = mean, reduced
-    if shared is not None and local is not None:
-        if not local.reads():  # the same for every sample
-            compared = gaps(rows.map(lambda x: x[:1]), posterior.rows, local)
-        own_mean, own_reduced = posterior.project(local(theta, compared))
-        layer_mean, layer_reduced = mean + own_mean, reduced + own_reduced
-    layer_variance = remaining(
-        posterior.covariance(theta, self_gaps(rows, posterior.covariance)), layer_reduced
-    )
-    return mean.mean(1), remaining(within, reduced.mean(1)), layer_mean, layer_variance
+    return fit_bernoulli(structure.covariance, rows, seen.target, seen.design, settings, seen.weight)

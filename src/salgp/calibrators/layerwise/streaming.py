@@ -18,7 +18,8 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from salgp.calibrators.layerwise.structures import Structure, log_odds_design, rows_of
+from salgp.calibrators.layerwise.observations import flat_rows, observe
+from salgp.calibrators.layerwise.structures import Structure
 from salgp.calibrators.source import Source
 from salgp.features import Features
 from salgp.gp.covariance import Rows, gaps
@@ -37,7 +38,7 @@ from salgp.gp.regression import (
 )
 from salgp.storage import storable
 
-__all__ = ["fit_rows", "flat_rows", "take_learned"]
+__all__ = ["fit_rows", "take_learned"]
 
 C = TypeVar("C")
 GENERIC_BLOCK = 1_000_000
@@ -134,26 +135,16 @@ def propose(state: GPState, features: Features, labels: Tensor, number: int) -> 
 def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0) -> PassSums:
     """Statistics of the samples on the inducing rows; Bernoulli sites are taken around the posterior."""
     fitted = state.fitted
-    posterior, rows = fitted.posterior, flat_rows(state.structure, features)
-    repeats = len(rows) // max(len(features), 1)
-    bernoulli = len(fitted.mean_weights) > 0
-    target = features.correct(labels) if bernoulli else features.residual(labels)
-    y = target.double().repeat_interleave(repeats)
-    offset = torch.zeros_like(y)
-    if bernoulli:
-        offset = (log_odds_design(features) @ fitted.mean_weights).repeat_interleave(repeats)
+    likelihood = "bernoulli" if len(fitted.mean_weights) else "gaussian"
+    seen = observe(state.structure, features, labels, likelihood)
+    known = seen.offset(fitted.mean_weights)
+    offset = torch.zeros_like(seen.target) if known is None else known
     parts = []
-    for part, cross, prior in _blocks(posterior, rows):
-        sites = _sites(fitted, y[part], offset[part], cross, prior, state.weight)
+    for part, cross, prior in _blocks(fitted.posterior, seen.rows):
+        sites = _sites(fitted, seen.target[part], offset[part], cross, prior, state.weight)
         sums = statistics(cross.T, prior, sites.target - offset[part], sites.noise)
         parts.append(PassSums(sums, sites.constant))
     return sum(parts[1:], parts[0])
-
-
-def flat_rows(structure: Structure, features: Features) -> Rows:
-    """Rows of the features along one axis, as in training."""
-    rows = rows_of(structure, features)
-    return rows.flatten() if structure.stacked else rows
 
 
 def _learn(calibrator: Any, source: Source) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """From features to GP rows: the layer-structured covariances of the paper and its relatives, by name.
 
-``single, rio, red, concat, sum`` see one row per sample. ``ml, hl, additive, icm, lcm, nested`` see one row
-per sample and layer, ``x_(i,l) = [pad(f_i^(l)); s_i; l]``, all with the sample's residual as target.
+``single, rio, red, global, class, concat, sum`` see one row per sample. ``ml, hl, additive, icm, lcm`` and
+``nested`` see one row per sample and layer, ``x_(i,l) = [pad(f_i^(l)); s_i; l]``, all with the sample's
+residual as target.
 
 | name | covariance |
 |---|---|
@@ -11,28 +12,43 @@ per sample and layer, ``x_(i,l) = [pad(f_i^(l)); s_i; l]``, all with the sample'
 | ml | ``k(f, f') + k(s, s') + B[l, l']``, ``B = a 11' + diag(b)`` (or ``W W' + diag(v)``) |
 | hl | ``k([f,s]) + [l = l'] k'([f,s])`` |
 | additive | ``k([f,s]) + [l = l'] k_l([f,s])`` |
-| icm, lcm | ``sum_q k_q([f,s]) B_q[l, l']`` |
+| icm, lcm | ``sum_q k_q([f,s]) B_q[l, l']``; with ``rank=0`` the reduced ``a k + [l = l'] b_l k`` |
 | nested | ``k_0 + sum_j [g_j = g_j'] k_j``; groups are layer, predicted class, or class within layer |
+| global | ``k([f^(1),s])`` of the first layer |
+| class | ``k([f^(1),s]) + [c = c'] k'([f^(1),s])``, ``c`` the predicted class |
 | concat | one kernel on all layers and the confidence side by side |
 | sum | ``sum_l k_l(f^(l)) + k(s, s')`` |
+
+``class_offset`` adds ``v [c = c']`` to any of them: an index kernel over the predicted class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from salgp.features import Features
-from salgp.gp.covariance import ARD, Covariance, Index, Product, Rows, Same, Stationary, Sum
+from salgp.gp.covariance import (
+    ARD,
+    Constant,
+    Covariance,
+    Index,
+    Product,
+    Rows,
+    Same,
+    Stationary,
+    Sum,
+    kernel_on,
+)
 from salgp.storage import storable
 
-__all__ = ["STACKED", "STRUCTURES", "Structure", "log_odds_design", "rows_of", "structure"]
+__all__ = ["STACKED", "STRUCTURES", "Structure", "rows_of", "structure"]
 
 STACKED = ("ml", "hl", "additive", "icm", "lcm", "nested")
-STRUCTURES = ("single", "rio", "red", "concat", "sum", *STACKED)
+STRUCTURES = ("single", "rio", "red", "global", "class", "concat", "sum", *STACKED)
 
 
 @storable
@@ -60,11 +76,16 @@ class Structure:
         return self.stacked or bool(self.terms) or len(self.layers) == 1
 
     def split(self) -> tuple[Covariance | None, Covariance | None]:
-        """The part shared by all layers, and the part that depends on the layer."""
+        """The part that knows no layers, and the part that depends on the layer."""
         terms = self.covariance.terms if isinstance(self.covariance, Sum) else (self.covariance,)
-        shared = tuple(t for t in terms if not t.uses_group("layer"))
+        free = tuple(t for t in terms if not t.uses_group("layer"))
         local = tuple(t for t in terms if t.uses_group("layer"))
-        return (Sum(shared) if shared else None), (Sum(local) if local else None)
+        return (Sum(free) if free else None), (Sum(local) if local else None)
+
+    @property
+    def repeats(self) -> int:
+        """Rows in which each sample's observation stands."""
+        return len(self.layers) if self.stacked else 1
 
 
 def structure(
@@ -73,11 +94,26 @@ def structure(
     n_classes: int,
     *,
     kernel: str = "matern52",
-    rank: int = 0,
+    rank: int | None = None,
     n_latent: int = 2,
     groups: tuple[str, ...] = ("layer",),
+    shared_offset: bool = True,
+    class_offset: bool = False,
+    confidence: bool = True,
 ) -> Structure:
     """Build the structure called ``name`` for layers of the given widths.
+
+    Args:
+        name: one of `STRUCTURES`.
+        widths: layer name -> width.
+        n_classes: of the network.
+        kernel: base kernel.
+        rank: of ``B``; 0 for ``a 11' + diag(b)``; None for 0 in ``ml`` and 1 in ``icm`` and ``lcm``.
+        n_latent: terms of ``lcm``.
+        groups: levels of ``nested``.
+        shared_offset: does the global prediction of ``ml`` keep ``a``?
+        class_offset: add an offset for each predicted class?
+        confidence: does ``sum`` have a term of the confidence?
 
     Example:
         >>> structure("ml", {"conv1": 4, "conv2": 2}, 10).covariance.reads() == {
@@ -88,30 +124,48 @@ def structure(
     """
     if name not in STRUCTURES:
         raise ValueError(f"unknown covariance {name!r}; choose from {', '.join(STRUCTURES)}")
-    layers, L = tuple(widths), len(widths)
-    joint = Stationary("joint", kernel, "global")
-    if name in ("single", "rio", "red") and L != 1:
-        raise ValueError(f"covariance {name!r} reads exactly one layer, got {L}; select it first")
+    if name in ("single", "rio", "red") and len(widths) != 1:
+        raise ValueError(f"covariance {name!r} reads exactly one layer, got {len(widths)}; select it first")
+    if kernel == "linear" and name in ("additive", "icm", "lcm"):
+        raise ValueError(f"covariance {name!r} needs a kernel with a lengthscale, not 'linear'")
+    layers = tuple(widths)
     if name == "nested":
-        return _nested(layers, kernel, tuple(groups))
-    if name == "sum":
-        terms: tuple[Covariance, ...] = tuple(Stationary(f"layer:{k}", kernel) for k in layers)
-        return Structure(
-            Sum((*terms, Stationary("confidence", kernel))), layers, False, (*layers, "confidence")
-        )
+        made = _nested(layers, kernel, tuple(groups))
+    elif name == "sum":
+        made = _sum(layers, kernel, confidence)
+    elif name == "class":
+        made = _by_class(layers, "first", kernel)
+    else:
+        made = _plain(name, widths, n_classes, kernel, rank, n_latent, shared_offset)
+    return _with_class_offset(made) if class_offset else made
+
+
+def _plain(
+    name: str,
+    widths: Mapping[str, int],
+    n_classes: int,
+    kernel: str,
+    rank: int | None,
+    n_latent: int,
+    shared_offset: bool,
+) -> Structure:
+    L = len(widths)
+    joint = kernel_on("joint", kernel, "global")
+    among = Index("layer", L, rank or 0, keep_shared=shared_offset)
     covariances: dict[str, Covariance] = {
-        "single": Stationary("features", kernel),
-        "rio": Stationary("features", kernel) + Stationary("confidence", kernel),
+        "single": kernel_on("features", kernel),
+        "rio": kernel_on("features", kernel) + kernel_on("confidence", kernel),
         "red": ARD("features", max(widths.values())) + ARD("softmax", n_classes),
-        "concat": Stationary("concat", kernel),
-        "ml": Stationary("features", kernel) + Stationary("confidence", kernel) + Index("layer", L, rank),
-        "hl": joint + Product((Same("layer"), Stationary("joint", kernel, "local"))),
-        "additive": joint + Stationary("joint", kernel, "local", per="layer", n_groups=L),
-        "icm": _coregionalised(kernel, L, max(rank, 1), 1),
-        "lcm": _coregionalised(kernel, L, max(rank, 1), n_latent),
+        "global": kernel_on("first", kernel),
+        "concat": kernel_on("concat", kernel),
+        "ml": kernel_on("features", kernel) + kernel_on("confidence", kernel) + among,
+        "hl": joint + Product((Same("layer"), kernel_on("joint", kernel, "local"))),
+        "additive": joint + Stationary("joint", _own_scale(kernel), "local", per="layer", n_groups=L),
+        "icm": _coregionalised(kernel, L, 1 if rank is None else rank, 1),
+        "lcm": _coregionalised(kernel, L, 1 if rank is None else rank, n_latent),
     }
     stacked = name in STACKED
-    return Structure(covariances[name], layers, stacked, (), ("layer",) if stacked else ())
+    return Structure(covariances[name], tuple(widths), stacked, (), ("layer",) if stacked else ())
 
 
 def rows_of(structure: Structure, features: Features) -> Rows:
@@ -121,19 +175,14 @@ def rows_of(structure: Structure, features: Features) -> Rows:
     return Rows(blocks, {name: _group(name, structure, features) for name in structure.groups})
 
 
-def log_odds_design(features: Features, limit: float = 12.0) -> Tensor:
-    """Columns of the parametric mean: one, and ``logit(s)`` computed from the logits without cancellation."""
-    z = features.logits.double()
-    rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
-    return torch.stack([torch.ones_like(rest), (z.amax(dim=1) - rest).clamp(-limit, limit)], dim=1)
-
-
 def _block(name: str, structure: Structure, features: Features) -> Tensor:
     s = features.probs.double().amax(dim=1, keepdim=True)
     if name.startswith("layer:"):
         return features.layers[name.removeprefix("layer:")]
     if name == "softmax":
         return features.probs.double()
+    if name == "first":
+        return torch.cat([features.layers[structure.layers[0]].double(), s], dim=1)
     if name == "concat":
         return torch.cat([*(features.layers[k].double() for k in structure.layers), s], dim=1)
     if not structure.stacked:
@@ -165,11 +214,16 @@ def _group(name: str, structure: Structure, features: Features) -> Tensor:
     }[name]
 
 
+def _own_scale(kernel: str) -> str:
+    """The kernel itself; any other in place of ``linear``, which `structure` has refused already."""
+    return "matern52" if kernel == "linear" else kernel
+
+
 def _coregionalised(kernel: str, n_layers: int, rank: int, n_latent: int) -> Covariance:
     terms = [
         Product(
             (
-                Stationary("joint", kernel, f"latent{q}", unit=True),
+                Stationary("joint", _own_scale(kernel), f"latent{q}", unit=True),
                 Index("layer", n_layers, rank, f"layer{q}"),
             )
         )
@@ -178,11 +232,34 @@ def _coregionalised(kernel: str, n_layers: int, rank: int, n_latent: int) -> Cov
     return terms[0] if n_latent == 1 else Sum(tuple(terms))
 
 
+def _sum(layers: tuple[str, ...], kernel: str, confidence: bool) -> Structure:
+    terms: tuple[Covariance, ...] = tuple(kernel_on(f"layer:{k}", kernel) for k in layers)
+    names = layers
+    if confidence:
+        terms, names = (*terms, kernel_on("confidence", kernel)), (*layers, "confidence")
+    return Structure(Sum(terms), layers, False, names)
+
+
 def _nested(layers: tuple[str, ...], kernel: str, groups: tuple[str, ...]) -> Structure:
     known = ("layer", "class", "layer/class")
     if not groups or any(g not in known for g in groups):
         raise ValueError(f"groups of a nested covariance must come from {known}, got {groups}")
-    stacked = any(g.startswith("layer") for g in groups)
-    block = "joint" if stacked else "concat"
-    locals_ = [Product((Same(g), Stationary(block, kernel, f"local-{g.replace('/', '-')}"))) for g in groups]
-    return Structure(Sum((Stationary(block, kernel, "global"), *locals_)), layers, stacked, (), groups)
+    if groups == ("class",):
+        return _by_class(layers, "concat", kernel)
+    locals_ = [Product((Same(g), kernel_on("joint", kernel, f"local-{g.replace('/', '-')}"))) for g in groups]
+    return Structure(Sum((kernel_on("joint", kernel, "global"), *locals_)), layers, True, (), groups)
+
+
+def _by_class(layers: tuple[str, ...], block: str, kernel: str) -> Structure:
+    """One row per sample; a function shared by all classes, and one of each predicted class."""
+    local = Product((Same("class"), kernel_on(block, kernel, "local-class")))
+    return Structure(Sum((kernel_on(block, kernel, "global"), local)), layers, False, (), ("class",))
+
+
+def _with_class_offset(made: Structure) -> Structure:
+    """The same structure with an unknown number for each predicted class added."""
+    offset = Product((Same("class"), Constant("predicted-class")))
+    terms = made.covariance.terms if isinstance(made.covariance, Sum) else (made.covariance,)
+    groups = made.groups if "class" in made.groups else (*made.groups, "class")
+    names = (*made.terms, "predicted class") if made.terms else ()
+    return replace(made, covariance=Sum((*terms, offset)), groups=groups, terms=names)
