@@ -97,7 +97,12 @@ def maximise(
     """
     if optimizer not in ("lbfgs", "adam", "adam-softplus"):
         raise ValueError(f"unknown optimizer {optimizer!r}; choose 'lbfgs', 'adam' or 'adam-softplus'")
-    run = {"lbfgs": _lbfgs, "adam": _adam, "adam-softplus": _adam_softplus}[optimizer]
+    searches: dict[str, Callable[..., Fit]] = {
+        "lbfgs": _lbfgs,
+        "adam": _adam,
+        "adam-softplus": _adam_softplus,
+    }
+    run = searches[optimizer]
     steps = max_steps or (200 if optimizer == "lbfgs" else 2000)
     starts = [_flatten([p.start for p in each]) for each in restarted(parameters, restarts, seed)]
     fits = [run(objective, parameters, start, steps, tolerance, learning_rate) for start in starts]
