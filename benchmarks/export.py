@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import salgp
 from salgp.export import export_classifier, export_head
 from salgp.network.batches import Batch
-from salgp.network.reader import Choice
+from salgp.network.reader import Reader
 from salgp_study.backbones import build_backbone
 
 BATCHES = (1, 64)
@@ -97,7 +97,7 @@ def case_table(case: Case, n: int, m: int, repeat: int) -> str:
     torch.manual_seed(0)
     network = build_backbone(case.backbone, n_classes=10, **case.arguments).eval()
     images = torch.randn(64, 1, case.size, case.size)
-    reader = Choice().reader(network, Batch((images[:2],)))
+    reader = Reader().settled(network, Batch((images[:2],)))
     seen = reader.read(network, Batch((images,)))
     rows = {}
     with tempfile.TemporaryDirectory() as folder:

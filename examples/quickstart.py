@@ -44,7 +44,7 @@ for i in range(3):
         f"{low:.2f} to {high:.2f}), truth {labels[i]}"
     )
 
-features, labels = salgp.extract(model, test, layers=list(classifier.calibrator.layer_widths_))
+features, labels = classifier.extract(test)
 print(salgp.evaluate(classifier.calibrator.predict(features), labels))
 
 classifier.save("digits-calibrator")

@@ -41,10 +41,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plots": {*VALUES, "metrics"},
     "report": {*VALUES, "metrics"},
 }
-HAND_OVER = {"network/extract.py": {"store"}}
-"""``extract(..., out=...)`` hands over to the feature store, which reads networks by the functions beside it.
-"""
-
 EVERYTHING = {"store", "cli", "demo"}
 """Top of the house: these may use whatever they need."""
 
@@ -86,9 +82,7 @@ def test_import_arrows(path: Path) -> None:
         return
     assert here in MAY_IMPORT, f"new room {here!r}: say in MAY_IMPORT what it may import"
     used = {name.split(".")[1] for name in imports(path) if name.startswith("salgp.")} - {here}
-    allowed = (
-        MAY_IMPORT[here] | {"extras"} | HAND_OVER.get(str(path.relative_to(PACKAGE)), set()) | {"__version__"}
-    )
+    allowed = MAY_IMPORT[here] | {"extras", "__version__"}
     assert used <= allowed, f"{path.name} imports {used - allowed}"
 
 

@@ -17,7 +17,7 @@ import salgp
 from salgp.calibrators import Calibrator, get
 from salgp.module import CalibratedClassifier, calibrate, load
 from salgp.network.fingerprint import fingerprint
-from salgp.network.reader import Choice
+from salgp.network.reader import Reader
 from salgp.prediction import LayerTerms, Prediction
 
 X = torch.randn(60, 1, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -114,7 +114,7 @@ def test_the_given_calibrator_is_not_changed(model, loader):
 
 
 def test_reference_and_perturbation(model, loader, labels):
-    seen = calibrate(model, loader, method=Shrunk(), reference=[(X[:30], labels[:30])])
+    seen = calibrate(model, loader, method=Shrunk(), reference=[(X[:30] + 0.1, labels[:30])])
     assert seen.calibrator.n_reference_ == 30
     noisy = calibrate(
         model, loader, method=Shrunk(), perturb=lambda x, g: x + torch.randn(x.shape, generator=g)
@@ -209,7 +209,7 @@ def test_saved_and_loaded_predicts_bit_for_bit_the_same(model, loader, tmp_path,
 def test_saving_before_the_first_batch(model, loader, tmp_path):
     features, labels = salgp.extract(model, loader, layers=["3", "11"], pooling="spatial-max")
     classifier = CalibratedClassifier(
-        model, Shrunk().fit(features, labels), Choice(["3", "11"], {"3": "spatial-max"})
+        model, Shrunk().fit(features, labels), Reader(["3", "11"], {"3": "spatial-max"})
     )
     again = load(classifier.save(tmp_path), model)
     assert _equal(again(X), classifier(X))
@@ -220,8 +220,8 @@ def test_code_is_never_stored(model, loader, tmp_path):
     def middle(x: Tensor) -> Tensor:
         return x.flatten(1)[:, 1:5]
 
-    def doubled(network: nn.Module, x: Tensor) -> Tensor:
-        return 2 * network(x)
+    def doubled(network: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        return 2 * network(batch[0])
 
     classifier = calibrate(model, loader, method=Shrunk(), pooling={"3": middle}, forward=doubled)
     classifier.save(tmp_path)

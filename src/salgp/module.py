@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from salgp.calibrators import Calibrator, get, load_calibrator
 from salgp.calibrators.saving import KIND, write_calibrator
 from salgp.features import Features
-from salgp.network.batches import Batch, named_fields
-from salgp.network.extract import Copies, Perturb, collect, read_batches
+from salgp.network.batches import Batch, LabelsAt, named_fields
+from salgp.network.extract import Copies, Perturb, perturbed
 from salgp.network.fingerprint import Fingerprint, fingerprint
 from salgp.network.layers import Layers, Poolings, pooling_for
 from salgp.network.pooling import Layout
-from salgp.network.reader import Choice, Forward, Reader
-from salgp.network.rehearsal import rehearse
+from salgp.network.reader import Forward, Reader
+from salgp.network.reading import Place, Reading, collect, read_batches
+from salgp.network.rehearsal import Rehearsal, rehearsed
 from salgp.network.taps import Tap
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, read_header, write_folder, write_header
@@ -32,22 +33,23 @@ from salgp.storage import FormatError, read_header, write_folder, write_header
 __all__ = ["CalibratedClassifier", "calibrate", "load", "module_header"]
 
 FORMAT = "salgp-module"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class CalibratedClassifier(nn.Module):
     """A network whose forward pass gives calibrated predictions.
 
-    The wrapped network is used as it is and never changed: it runs in evaluation mode without gradients and
-    gets its own modes back. ``train()`` and ``eval()`` have no effect on it, nor on the result;
-    ``to(device)`` moves it. The calibrator works where it was fitted, and its predictions come back to the
-    network's device.
+    The wrapped network is never changed: a frozen view of it runs, in evaluation mode, on the same weights
+    (`salgp.network.view`), so any number of threads may predict at once. ``train()`` and ``eval()`` have no
+    effect on it, nor on the result; ``to(device)`` moves it. The calibrator works where it was fitted (or
+    where ``calibrator.to(device)`` sent it), and its predictions come back to the network's device.
 
     Args:
         model: the classifier.
         calibrator: fitted on features of this network.
         taps: what to read from the network; by default the layers the calibrator was fitted on, pooled
-            automatically.
+            automatically. The first batch settles what is still open.
+        rehearsal: which perturbed copies the calibrator was fitted on, where there were some.
 
     Example:
         >>> model, g = nn.Sequential(nn.Flatten()), torch.Generator().manual_seed(0)
@@ -58,27 +60,71 @@ class CalibratedClassifier(nn.Module):
         True
     """
 
-    def __init__(self, model: nn.Module, calibrator: Calibrator, taps: Choice | Reader | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        calibrator: Calibrator,
+        taps: Reader | None = None,
+        rehearsal: Rehearsal | None = None,
+    ) -> None:
         super().__init__()
         calibrator._check_fitted()
         self.model = model
         self.calibrator = calibrator
-        self.taps = taps if taps is not None else Choice(layers=tuple(calibrator.layer_widths_))
-        self._home = next(_tensors(vars(calibrator)), torch.empty(0)).device
+        self.taps = taps if taps is not None else Reader(layers=tuple(calibrator.layer_widths_))
+        self.rehearsal = rehearsal
 
     def forward(self, *inputs: Any, **keywords: Any) -> Prediction:
         """Calibrated prediction for one batch, given as the network takes it (or as one mapping)."""
         features = self.features(*inputs, **keywords)
-        return self.calibrator.predict(features.to(self._home)).to(features.logits.device)
+        return self._predicted(features).to(features.logits.device)
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
-        whole = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-        named = Batch.of({**inputs[0], **keywords} if whole else keywords)
-        batch = named if whole else Batch(inputs, named.keywords)
-        if isinstance(self.taps, Choice):
-            self.taps = self.taps.reader(self.model, batch)
+        batch = Batch.given(inputs, keywords)
+        self.taps = self.taps.settled(self.model, batch)
         return self.taps.read(self.model, batch)
+
+    def extract(
+        self,
+        loader: Iterable[Any],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        keep_on_device: bool = False,
+        progress: bool | None = None,
+    ) -> tuple[Features, Tensor | None]:
+        """What the calibrator sees of everything a loader yields, and the labels where there are some.
+
+        It is read exactly as it was for calibration: same layers, pooling, projection, output and forward
+        function.
+
+        Args:
+            loader: see `salgp.extract`.
+            device: see `salgp.extract`.
+            dtype: see `salgp.extract`.
+            keep_on_device: see `salgp.extract`.
+            progress: see `salgp.extract`.
+        """
+        place = Place(device, dtype, keep_on_device)
+        readings = read_batches(self.model, loader, self.taps, place, progress=progress)
+        self.taps, features, labels = collect(readings)
+        return features, labels
+
+    def predict(self, loader: Iterable[Any], context: Any = None, progress: bool | None = None) -> Prediction:
+        """Calibrated predictions for everything a loader yields.
+
+        Args:
+            loader: see `salgp.extract`; labels are not looked at.
+            context: what the samples have in common, for calibrators that take it.
+            progress: see `salgp.extract`.
+        """
+        return self._predicted(self.extract(loader, progress=progress)[0], context)
+
+    def _predicted(self, features: Features, context: Any = None) -> Prediction:
+        home = next(_tensors(vars(self.calibrator)), torch.empty(0)).device
+        given = {} if context is None else {"context": context}
+        return self.calibrator.predict(features.to(home), **given)
 
     def train(self, mode: bool = True) -> Self:
         """Set the flag of this module only: the network's modes are the user's."""
@@ -90,6 +136,8 @@ class CalibratedClassifier(nn.Module):
         at all, see `salgp.calibrators.Calibrator.save`.
         """
         header = module_header(self.model, self.taps)
+        if self.rehearsal is not None:
+            header["rehearsal"] = dataclasses.asdict(self.rehearsal)
 
         def write(part: Path) -> None:
             write_calibrator(self.calibrator, part)
@@ -108,11 +156,13 @@ def calibrate(
     pooling: Poolings = "auto",
     output: str = "logits",
     device: torch.device | str | None = None,
+    keep_on_device: bool = False,
     max_width: int | None = None,
-    perturb: Perturb | Copies | None = "default",
+    perturb: Perturb | Copies | bool | None = True,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool | None = None,
     forward: Forward | None = None,
+    labels_at: LabelsAt = None,
     layer_cost: float | None = None,
 ) -> CalibratedClassifier:
     """Calibrate a trained classifier on labelled samples it was not trained on.
@@ -127,12 +177,15 @@ def calibrate(
         pooling: see `salgp.extract`.
         output: see `salgp.extract`.
         device: see `salgp.extract`.
+        keep_on_device: fit where the network is, instead of on the CPU.
         max_width: see `salgp.extract`.
-        perturb: see `salgp.extract`; applied to the calibration data, not to the reference. By default
-            ``"auto"`` for methods that learn from perturbed copies, and None for the others.
+        perturb: see `salgp.extract`; applied to the calibration data, not to the reference. True means
+            ``"auto"`` for methods that learn from perturbed copies and nothing for the others; False or None
+            nothing.
         seed: see `salgp.extract`.
-        progress: show progress bars.
+        progress: see `salgp.extract`.
         forward: see `salgp.extract`.
+        labels_at: see `salgp.extract`.
         layer_cost: with layer evidence, read only the layers that are worth this much, see
             `salgp.calibrators.evidence.choice.select_layers`; None reads all.
 
@@ -147,34 +200,31 @@ def calibrate(
         torch.Size([2, 3])
     """
     calibrator = _unfitted(method)
-    choice = Choice(
-        layers if calibrator.needs_layers else (),
-        pooling if calibrator.needs_layers else "auto",
-        output,
-        max_width,
-        seed,
-        forward,
-    )
-    if perturb == "default":
-        perturb = "auto" if calibrator.uses_copies else None
-    if perturb is None or callable(perturb):
-        features, labels, reader = _read(
-            model, loader, choice, device=device, perturb=perturb, seed=seed, progress=progress
+    taken = (layers, pooling) if calibrator.needs_layers else ((), "auto")
+    reader = Reader(*taken, output, max_width, seed, forward, labels_at)
+    place = Place(device, None, keep_on_device)
+    copies = ("auto" if calibrator.uses_copies else None) if perturb is True else perturb or None
+    rehearsal: Rehearsal | None = None
+    if copies is None or callable(copies):
+        readings = read_batches(
+            model, loader, reader, place, prepare=perturbed(copies, seed), progress=progress
         )
+        reader, features, labels = _labelled(readings)
     else:
-        reader, features, labels = rehearse(model, loader, choice, perturb, device=device, seed=seed)
+        found = rehearsed(model, loader, reader, copies, place, seed=seed, progress=progress)
+        reader, features, labels, rehearsal = found.reader, found.features, found.labels, found.rehearsal
     known = None
     if reference is not None:
-        known = _read(model, reference, reader, device=device, seed=seed, progress=progress)[:2]
+        readings = read_batches(
+            model, reference, reader, place, progress=progress, title="reading the reference"
+        )
+        known = _labelled(readings)[1:]
     if layer_cost is not None:
         names = _worth(calibrator, features, labels, known, layer_cost)
-        reader = dataclasses.replace(reader, taps=tuple(tap for tap in reader.taps if tap.name in names))
-        features, known = (
-            features.select(names),
-            None if known is None else (known[0].select(names), known[1]),
-        )
+        reader, features = reader.selected(names), features.select(names)
+        known = None if known is None else (known[0].select(names), known[1])
     calibrator.fit(features, labels, known)
-    return CalibratedClassifier(model, calibrator, reader)
+    return CalibratedClassifier(model, calibrator, reader, rehearsal)
 
 
 def load(
@@ -218,16 +268,17 @@ def load(
     header = read_header(path, FORMAT, FORMAT_VERSION)
     try:
         _check_network(Fingerprint(**header["fingerprint"]), model, strict)
-        return CalibratedClassifier(model, calibrator, _source(header, pooling, forward))
+        rehearsal = Rehearsal.from_json(header["rehearsal"]) if "rehearsal" in header else None
+        return CalibratedClassifier(model, calibrator, _reader(header, pooling, forward), rehearsal)
     except (LookupError, TypeError, AttributeError) as error:
         raise FormatError(f"{path}: incomplete or damaged ({type(error).__name__}: {error})") from error
 
 
-def module_header(model: nn.Module, taps: Choice | Reader) -> dict[str, Any]:
+def module_header(model: nn.Module, taps: Reader) -> dict[str, Any]:
     """What ``module.json`` says: which network it is, and what is read from it.
 
     Example:
-        >>> module_header(nn.Linear(4, 3), Choice(layers=()))["layers"]
+        >>> module_header(nn.Linear(4, 3), Reader(layers=()))["layers"]
         []
     """
     header: dict[str, Any] = {
@@ -238,20 +289,15 @@ def module_header(model: nn.Module, taps: Choice | Reader) -> dict[str, Any]:
         "max_width": taps.max_width,
         "seed": taps.seed,
         "needs_forward": taps.forward is not None,
-    }
-    if isinstance(taps, Reader):
-        return header | {
-            "taps": [{**dataclasses.asdict(tap), "pooling": _named(tap.pooling)} for tap in taps.taps]
-        }
-    pooling = (
-        {k: _named(v) for k, v in taps.pooling.items()}
-        if isinstance(taps.pooling, Mapping)
-        else _named(taps.pooling)
-    )
-    return header | {
+        "labels_at": taps.labels_at,
+        "form": taps.form,
         "layers": taps.layers if isinstance(taps.layers, str | int) else list(taps.layers),
-        "pooling": pooling,
+        "pooling": _pooling_names(taps.pooling),
+        "taps": None,
     }
+    if taps.taps is not None:
+        header["taps"] = [{**dataclasses.asdict(tap), "pooling": _named(tap.pooling)} for tap in taps.taps]
+    return header
 
 
 def _unfitted(method: Calibrator | str | None) -> Calibrator:
@@ -283,23 +329,14 @@ def _worth(
     return select_layers(features, labels, known, cost, calibrator).names
 
 
-def _read(
-    model: nn.Module, loader: Iterable[Any], source: Choice | Reader, **options: Any
-) -> tuple[Features, Tensor, Reader]:
-    readers: list[Reader] = []
-
-    def parts() -> Iterable[tuple[Features, Tensor | None]]:
-        for reader, features, labels in read_batches(model, loader, source, **options):
-            readers.append(reader)
-            yield features, labels
-
-    features, labels = collect(parts())
+def _labelled(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor]:
+    reader, features, labels = collect(readings)
     if labels is None:
         raise ValueError(
             "calibration needs labels, but the loader yields inputs only; yield (x, y) or a "
-            "mapping with 'labels'"
+            "mapping with 'labels', or say where they are: labels_at=..."
         )
-    return features, labels, readers[0]
+    return reader, features, labels
 
 
 def _check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
@@ -316,19 +353,20 @@ def _check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
         )
 
 
-def _source(header: Mapping[str, Any], pooling: Poolings | None, forward: Forward | None) -> Choice | Reader:
+def _reader(header: Mapping[str, Any], pooling: Poolings | None, forward: Forward | None) -> Reader:
     if header["needs_forward"] and forward is None:
         raise ValueError(
             "this classifier was made with a forward function; pass it again: load(folder, "
             "model, forward=...)"
         )
-    rest = (header["output"], header["max_width"], header["seed"], forward)
-    if "taps" in header:
-        return Reader(tuple(_tap(stored, pooling) for stored in header["taps"]), *rest)
-    stored = header["pooling"]
-    if pooling is None and (stored is None or (isinstance(stored, dict) and None in stored.values())):
+    stored = header["taps"]
+    taps = None if stored is None else tuple(_tap(tap, pooling) for tap in stored)
+    asked = header["pooling"] if pooling is None else pooling
+    if taps is None and (asked is None or (isinstance(asked, dict) and None in asked.values())):
         raise ValueError(_LOST_POOLING)
-    return Choice(header["layers"], stored if pooling is None else pooling, *rest)
+    layers = header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"])
+    rest = (header["output"], header["max_width"], header["seed"], forward, header["labels_at"])
+    return Reader(layers, asked if asked is not None else "auto", *rest, taps, header["form"])
 
 
 def _tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
@@ -342,6 +380,12 @@ _LOST_POOLING = (
     "this classifier was made with a pooling function, and code is never stored; pass it again: "
     "load(folder, model, pooling=...)"
 )
+
+
+def _pooling_names(pooling: Poolings) -> Any:
+    if not isinstance(pooling, Mapping):
+        return _named(pooling)
+    return {rule: _named(how) for rule, how in pooling.items()}
 
 
 def _named(pooling: Any) -> str | None:

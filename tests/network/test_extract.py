@@ -164,7 +164,7 @@ def test_reused_modules_are_numbered():
 def test_recurrent_layers():
     x = _random(N, 7, 5)
     model = networks.randomised(networks.GRUClassifier()).eval()
-    features, _ = salgp.extract(model, _loader(x), layers=["auto", "gru"])
+    features, _ = salgp.extract(model, _loader(x), layers=["auto", "gru.2"])
     assert features.widths == {"gru.0": 12, "gru.1": 12, "gru.2": 12, "gru": 12}
     with torch.no_grad():
         output, hidden = model.gru(x)
@@ -174,7 +174,7 @@ def test_recurrent_layers():
     torch.testing.assert_close(last.layers["gru"], output[:, -1])
     time_first = networks.GRUClassifier(batch_first=False)
     time_first.load_state_dict(model.state_dict())
-    other, _ = salgp.extract(time_first, _loader(x), layers=["auto", "gru"])
+    other, _ = salgp.extract(time_first, _loader(x), layers=["auto", "gru.2"])
     for name, value in features.layers.items():
         torch.testing.assert_close(other.layers[name], value)
 
@@ -242,7 +242,7 @@ def test_kinds_of_batches():
         assert torch.equal(labels, LABELS)
     for batch in (x, (x,), {"x": x}):
         assert salgp.extract(model, [batch])[1] is None
-    with pytest.raises(ValueError, match="only 1 of 2 batches have labels"):
+    with pytest.raises(ValueError, match="only one of them has labels"):
         salgp.extract(model, [(x, LABELS), x])
     with pytest.raises(TypeError, match="integer class indices"):
         salgp.extract(model, [(x, LABELS.float())])
@@ -266,7 +266,7 @@ def test_outputs_without_logits():
     with pytest.raises(ValueError, match=r"returned dict without 'logits' \(it has scores\); pass forward="):
         salgp.extract(networks.Wrapped("nameless"), [_random(N, 6)])
     features, _ = salgp.extract(
-        networks.Wrapped("nameless"), [_random(N, 6)], forward=lambda model, x: model(x)["scores"]
+        networks.Wrapped("nameless"), [_random(N, 6)], forward=lambda model, batch: model(batch)["scores"]
     )
     assert features.logits.shape == (N, 3)
     for output in (None, "text", (torch.tensor([1]),), [torch.zeros(2, 3, 4)]):
@@ -426,7 +426,7 @@ def test_layers_that_run_only_sometimes():
 def test_progress_bar_changes_nothing(capsys):
     model, x = networks.randomised(networks.Wrapped("tensor")), _random(N, 6)
     shown, _ = salgp.extract(model, _loader(x), progress=True)
-    assert "extracting" in capsys.readouterr().out
+    assert "reading the network" in capsys.readouterr().err
     assert torch.equal(shown.logits, salgp.extract(model, _loader(x))[0].logits)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import pairwise
 
 import networks
@@ -14,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from salgp.network.layers import MAX_LAYERS, auto_layers, make_taps
 from salgp.network.pooling import Layout
-from salgp.network.taps import Tap, activation, hidden_state, inference, tapped, unwrap
+from salgp.network.taps import Probe, Tap, activation, hidden_state, unwrap
 from salgp.network.trace import Trace, trace
 
 IMAGES = torch.linspace(-1, 1, 2 * 256).reshape(2, 1, 16, 16)
@@ -25,7 +24,7 @@ ROWS = torch.linspace(-1, 1, 12).reshape(2, 6)
 
 
 def _trace(model: nn.Module, *inputs: Tensor) -> Trace:
-    return trace(model, lambda: model(*inputs))
+    return trace(model, lambda network: network(*inputs))
 
 
 class Deep(nn.Module):
@@ -102,7 +101,7 @@ AUTOMATIC = [
     (networks.sequential_cnn, IMAGES, ("3", "7", "11")),
     (networks.FunctionalCNN, IMAGES, ("conv1", "conv2", "fc1")),
     (networks.ResidualNet, BIG, ("layer1", "layer2", "layer3", "layer4")),
-    (networks.GRUClassifier, SERIES, ("gru.0", "gru.1", "gru.2")),
+    (networks.GRUClassifier, SERIES, ("gru.0", "gru.1", "gru")),
     (lambda: networks.GRUClassifier(num_layers=1), SERIES, ("gru",)),
     (networks.TransformerClassifier, TOKENS, ("encoder.layers.0", "encoder.layers.1", "encoder.layers.2")),
     (networks.ReusedNet, ROWS, ("block", "block@2", "block@3")),
@@ -111,7 +110,7 @@ AUTOMATIC = [
     (lambda: networks.Wrapped("binary", 1), ROWS, ("body",)),
     (Tutorial, IMAGES, ("conv1", "conv2")),
     (Vgg, IMAGES, ("features.1", "features.4", "features.7", "classifier.1")),
-    (ConvRecurrent, SERIES, ("blocks.0", "blocks.1", "gru", "lstm.0", "lstm.1", "fc1")),
+    (ConvRecurrent, SERIES, ("blocks.0", "blocks.1", "gru", "lstm.0", "lstm", "fc1")),
     (lambda: nn.Sequential(nn.Linear(6, 3)), ROWS, ()),
     (lambda: nn.Linear(6, 3), ROWS, ()),
     (
@@ -213,7 +212,7 @@ def test_poolings_by_name_and_glob():
 
 
 def test_layouts_follow_the_forward_pass():
-    layouts = {t.name: t.layout for t in make_taps(_trace(ConvRecurrent(), SERIES), ["auto", "lstm"])}
+    layouts = {t.name: t.layout for t in make_taps(_trace(ConvRecurrent(), SERIES), ["auto", "lstm.1"])}
     assert layouts["blocks.0"] == Layout("first", 5)
     assert layouts["gru"] == Layout("last", 4, recurrent=True, batch_axis=1)
     assert layouts["fc1"] == Layout("last", 8)
@@ -286,74 +285,49 @@ def test_first_tensor_of_any_output():
         assert activation(output) == (None, None)
 
 
-def test_modes_are_restored_one_by_one_also_after_an_error():
-    model = networks.sequential_cnn().train()
-    model[1].eval()
-    model[6].eval()
-    before = [m.training for m in model.modules()]
-    with inference(model):
-        assert not any(m.training for m in model.modules())
-        assert not torch.is_grad_enabled()
-    with pytest.raises(RuntimeError, match="broken"), inference(model):
-        raise RuntimeError("broken")
-    assert [m.training for m in model.modules()] == before
-    assert torch.is_grad_enabled()
-
-
-def test_hooks_are_removed_and_those_of_others_stay():
-    model = networks.sequential_cnn()
-    seen: list[int] = []
-    other = model[3].register_forward_hook(lambda *_: seen.append(1))
-    before = [dict(m._forward_hooks) for m in model.modules()]
-    with pytest.raises(RuntimeError), inference(model), tapped(model, [Tap("a", "3"), Tap("b", "10")]):
-        model(torch.zeros(2, 3, 16, 16))  # wrong number of channels
-    with inference(model), tapped(model, [Tap("a", "3", layout=Layout("first"))]):
-        model(IMAGES)
-    assert seen == [1]
-    assert [dict(m._forward_hooks) for m in model.modules()] == before
-    other.remove()
-
-
-def test_two_extractors_at_once():
-    model = networks.randomised(networks.sequential_cnn())
-    with inference(model), tapped(model, [Tap("a", "3", layout=Layout("first"))]) as outer:
-        with tapped(model, [Tap("a", "3", layout=Layout("first"), pooling="channel-max")]) as inner:
-            model(IMAGES)
-        assert outer["a"].shape == (2, 4)
-        assert inner["a"].shape == (2, 64)
-
-
-def test_threads_do_not_see_each_other():
+def test_two_probes_at_once():
     model = networks.randomised(networks.sequential_cnn()).eval()
-    inputs = [torch.full((2, 1, 16, 16), float(i)) for i in range(4)]
-    alone = []
-    for x in inputs:
-        with inference(model), tapped(model, [Tap("a", "7", layout=Layout("first"))]) as found:
-            model(x)
-        alone.append(found["a"])
-    results: dict[int, Tensor] = {}
-    barrier = threading.Barrier(4)
+    outer = Probe(model, [Tap("a", "3", layout=Layout("first"))])
+    inner = Probe(model, [Tap("a", "3", layout=Layout("first"), pooling="channel-max")])
+    with torch.no_grad(), outer.reading() as mean, inner.reading() as top:
+        model(IMAGES)
+    assert mean["a"].shape == (2, 4)
+    assert top["a"].shape == (2, 64)
+    model(IMAGES)  # nobody reads: nothing is kept
+    assert len(mean) == 1
 
-    def work(i: int) -> None:
-        for _ in range(20):
-            with inference(model), tapped(model, [Tap("a", "7", layout=Layout("first"))]) as mine:
-                barrier.wait()
-                model(inputs[i])
-                barrier.wait()
-            results[i] = mine["a"]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    for i in range(4):
-        torch.testing.assert_close(results[i], alone[i])
+def test_what_is_disturbed_is_what_is_read():
+    """Every tap of a pass: changing it by one moves what it reads, and by nothing else."""
+    for make, x in [
+        (networks.GRUClassifier, SERIES),
+        (lambda: networks.GRUClassifier(batch_first=False), SERIES),
+        (networks.TransformerClassifier, TOKENS),
+        (networks.sequential_cnn, IMAGES),
+        (ConvRecurrent, SERIES),
+    ]:
+        model = networks.randomised(make()).eval()
+        taps = tuple(_trace(model, x).taps().values())
+        probe = Probe(model, taps)
+        with torch.no_grad():
+            with probe.reading() as before:
+                model(x)
+            for wanted, tap in enumerate(taps):
+                seen = {}
+
+                def change(j, h, wanted=wanted, seen=seen):
+                    seen[j] = h
+                    return h + 1 if j == wanted else h
+
+                with probe.reading(None, change) as after:
+                    model(x)
+                assert len(seen[wanted]) == len(x)
+                torch.testing.assert_close(after[tap.name], before[tap.name] + 1)
 
 
 def test_features_survive_what_the_network_does_in_place():
     model = networks.randomised(nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)))
-    with inference(model), tapped(model, [Tap("0", "0")]) as found:
+    with torch.no_grad(), Probe(model, [Tap("0", "0")]).reading() as found:
         model(ROWS)
     assert torch.equal(found["0"], model[0](ROWS))
     assert bool((found["0"] < 0).any())

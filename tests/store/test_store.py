@@ -195,19 +195,9 @@ def test_every_public_name_is_there() -> None:
         _ = salgp.store.nothing
 
 
-def test_extract_writes_a_store_where_told(tmp_path: Path) -> None:
-    store = salgp.extract(network(), loader(), out=tmp_path / "plain")
-    features, labels = salgp.extract(network(), loader())
-    stored, stored_labels = store.to_features()
-    assert torch.equal(stored.logits, features.logits)
-    assert torch.equal(stored_labels, labels)
-    assert all(torch.equal(stored.layers[k], x) for k, x in features.layers.items())
-
-
 def test_perturbed_copies_keep_group_and_family_in_a_store(tmp_path: Path) -> None:
-    store = salgp.extract(network(), loader(4), perturb="auto", out=tmp_path / "copies")
-    features, _ = salgp.extract(network(), loader(4), perturb="auto")
-    stored, _ = store.to_features()
+    features, labels = salgp.extract(network(), loader(4), perturb="auto")
+    stored, _ = write_store([(features, labels)], tmp_path / "copies").to_features()
     assert torch.equal(stored.groups, features.groups)
     assert torch.equal(stored.families, features.families)
     assert int(features.families.max()) > 1

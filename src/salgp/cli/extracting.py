@@ -164,17 +164,16 @@ class _Shown:
 def _run(
     shell: Shell, network: nn.Module, loader: Inputs, options: Mapping[str, Any], perturb: bool
 ) -> tuple[Reader, Features, Tensor | None]:
-    from salgp.network.extract import collect
-    from salgp.network.reader import Choice
+    from salgp.network.reader import Reader
+    from salgp.network.reading import collect, read_batches
     from salgp.network.rehearsal import rehearse
 
+    reader = Reader(**options)
     if perturb:
         with shell.progress("extracting samples and perturbed copies"):
-            return rehearse(network, loader, Choice(**options))
-    seen: list[Reader] = []
+            return rehearse(network, loader, reader, progress=False)
     with shell.progress("extracting", total=loader.n) as advance:
-        features, labels = collect(_batches(network, _Shown(loader, advance), options, seen))
-    return seen[0], features, labels
+        return collect(read_batches(network, _Shown(loader, advance), reader, progress=False))
 
 
 def _run_to_store(
@@ -193,12 +192,12 @@ def _batches(
     network: nn.Module, loader: Iterable[Any], options: Mapping[str, Any], seen: list[Reader]
 ) -> Iterator[tuple[Features, Tensor | None]]:
     """Features and labels, batch by batch; ``seen`` learns what is read from the network."""
-    from salgp.network.extract import read_batches
-    from salgp.network.reader import Choice
+    from salgp.network.reader import Reader
+    from salgp.network.reading import read_batches
 
-    for reader, features, labels in read_batches(network, loader, Choice(**options)):
-        seen[:] = [reader]
-        yield features, labels
+    for reading in read_batches(network, loader, Reader(**options), progress=False):
+        seen[:] = [reading.reader]
+        yield reading.features, reading.labels
 
 
 def _moved(network: nn.Module, device: str) -> nn.Module:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["Batch", "named_fields", "raw_logits"]
+from salgp.features import as_labels
+
+__all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels", "named_fields", "raw_logits"]
+
+LABEL_KEYS = ("labels", "label", "targets", "target", "y")
+"""Keys of a mapping that hold the labels, the first of them that is there."""
+
+LabelsAt = str | int | None
+"""Where a batch has its labels: key of a mapping or position in a tuple; None for the usual places."""
 
 
 @dataclass(frozen=True)
@@ -22,38 +33,52 @@ class Batch:
         inputs: positional arguments of the network.
         keywords: keyword arguments of the network.
         labels: true classes.
+        form: what the loader made: ``"single"`` (inputs alone), ``"tuple"``, ``"mapping"``, or ``"pair"`` (a
+            mapping and labels).
+        labels_at: where the labels stood.
+        extra: what stood behind the labels of a tuple, and goes nowhere but to ``forward``.
     """
 
     inputs: tuple[Any, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
     labels: Any = None
+    form: str = "single"
+    labels_at: LabelsAt = None
+    extra: tuple[Any, ...] = ()
 
     @staticmethod
-    def of(item: Any) -> Batch:
+    def of(item: Any, labels_at: LabelsAt = None) -> Batch:
         """Read what a loader yields.
 
         ``x`` alone has no labels; of a tuple or list the last element is the labels and the others are the
-        inputs; a mapping gives keyword arguments, and its ``labels`` (or ``label``) are the labels.
+        inputs; a mapping gives keyword arguments, and its ``labels`` (or ``label``, ``target``, ``y``) are
+        the labels. Of ``(x, y, id)`` the labels are at position 1: what stands behind them is no input.
 
         Example:
             >>> Batch.of((torch.zeros(2, 3), torch.tensor([0, 1]))).labels
             tensor([0, 1])
             >>> sorted(Batch.of({"input_ids": torch.zeros(2, 3), "labels": [0, 1]}).keywords)
             ['input_ids']
+            >>> Batch.of((torch.zeros(2, 3), [0, 1], ["a", "b"]), labels_at=1).labels
+            [0, 1]
         """
+        item = _as_tensors(item)
         if isinstance(item, Mapping):
-            return _from_mapping(item)
+            return _from_mapping(item, labels_at)
         if not isinstance(item, tuple | list) or isinstance(item, PackedSequence):
             return Batch((item,))
-        if len(item) == 0:
-            raise ValueError(
-                "the loader gave an empty tuple; expected (inputs, labels), inputs alone, or a mapping"
-            )
-        *inputs, labels = item if len(item) > 1 else (item[0], None)
+        return _from_tuple(tuple(item), labels_at)
+
+    @staticmethod
+    def given(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Batch:
+        """Read the arguments of a call: inputs as the network takes them, or one batch as a loader makes it
+        by name.
+        """
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            inner = _from_mapping(inputs[0])
-            return Batch((), inner.keywords, inner.labels if labels is None else labels)
-        return Batch(tuple(inputs), {}, labels)
+            return Batch.of({**inputs[0], **keywords})
+        named = Batch.of(keywords).keywords
+        form = "mapping" if named and not inputs else "single" if len(inputs) == 1 else "tuple"
+        return Batch(tuple(map(_as_tensors, inputs)), named, form=form)
 
     @property
     def mask(self) -> Tensor | None:
@@ -61,11 +86,83 @@ class Batch:
         mask = self.keywords.get("attention_mask")
         return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
-    def to(self, device: torch.device, dtype: torch.dtype | None) -> Batch:
-        """Inputs on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
-        return Batch(
-            _moved(self.inputs, device, dtype), _moved(dict(self.keywords), device, dtype), self.labels
+    @property
+    def as_made(self) -> Any:
+        """The batch in the form in which the loader made it, without labels where there are none."""
+        if self.form == "single":
+            return self.inputs[0]
+        if self.form == "tuple":
+            return (*self.inputs, *(() if self.labels is None else (self.labels,)), *self.extra)
+        if self.form == "pair":
+            return dict(self.keywords), self.labels
+        named = {} if self.labels is None else {self.labels_at: self.labels}
+        return {**self.keywords, **named}
+
+    def arguments(self, network: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments for a network, after a look at what it takes."""
+        if not self.keywords and len(self.inputs) < 2:
+            return self.inputs, {}
+        taken, most = _parameters_of(network)
+        if len(self.inputs) > most:
+            raise TypeError(
+                f"the batch has {len(self.inputs)} inputs besides its labels, but the network takes "
+                f"{most}; if the labels are not last, as in (x, y, id), say where they are: labels_at=1"
+            )
+        unknown = [] if taken is None else [key for key in self.keywords if key not in taken]
+        if not unknown:
+            return self.inputs, dict(self.keywords)
+        if len(self.keywords) == 1 and not self.inputs:
+            return tuple(self.keywords.values()), {}
+        first = next(iter(self.keywords))
+        raise TypeError(
+            f"the batch has {', '.join(map(repr, self.keywords))}, but the network's forward takes "
+            f"{', '.join(taken or ()) or 'no names'}; say how to call it: "
+            f"forward=lambda model, batch: model(batch[{first!r}]); if one of them holds the labels, say so: "
+            f"labels_at={unknown[-1]!r}"
         )
+
+    def to(self, device: torch.device, dtype: torch.dtype | None) -> Batch:
+        """Inputs as tensors on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
+        inputs = _moved(self.inputs, device, dtype)
+        return replace(self, inputs=inputs, keywords=_moved(dict(self.keywords), device, dtype))
+
+    def head(self, rows: int) -> Batch:
+        """The first samples, where it is plain which axis counts them; else the whole batch."""
+        try:
+            n = len(self.labels)
+        except TypeError:
+            return self
+        parts = (*self.inputs, *self.keywords.values(), *self.extra)
+        plain = all(isinstance(x, Tensor | np.ndarray) and x.ndim and len(x) == n for x in parts)
+        if not plain or n <= rows:
+            return self
+        keywords = {key: x[:rows] for key, x in self.keywords.items()}
+        inputs, extra = (tuple(x[:rows] for x in xs) for xs in (self.inputs, self.extra))
+        return replace(self, inputs=inputs, keywords=keywords, labels=self.labels[:rows], extra=extra)
+
+    def with_input(self, where: str | int, new: Any) -> Batch:
+        """The same batch with one input replaced: a position, or the name of a keyword."""
+        if isinstance(where, str):
+            return replace(self, keywords={**self.keywords, where: new})
+        return replace(self, inputs=(*self.inputs[:where], new, *self.inputs[where + 1 :]))
+
+
+def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
+    """Labels ``(n,)`` as class numbers, from class numbers, 0./1. of a binary network, or one-hot rows.
+
+    Example:
+        >>> class_labels(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), 2, 3)
+        tensor([1, 0])
+        >>> class_labels(torch.tensor([0.0, 1.0]), 2, 2)
+        tensor([0, 1])
+    """
+    y = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    if y.ndim == 2 and y.shape == (n, n_classes):
+        return as_labels(_from_one_hot(torch.as_tensor(y)), n)
+    floating = y.is_floating_point() if isinstance(y, Tensor) else y.dtype.kind == "f"
+    if floating and n_classes == 2 and bool(((y == 0) | (y == 1)).all()):
+        return as_labels(torch.as_tensor(y).long(), n)
+    return as_labels(labels, n)
 
 
 def raw_logits(output: Any) -> Tensor:
@@ -105,13 +202,74 @@ def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
         yield from zip(getattr(value, "_fields", ()), value, strict=False)
 
 
-_FORWARD = "pass forward=lambda model, x: ... to return the logits yourself"
+_FORWARD = "pass forward=lambda model, batch: ... to return the logits yourself"
 
 
-def _from_mapping(item: Mapping[str, Any]) -> Batch:
+def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt) -> Batch:
     keywords = dict(item)
-    plural, singular = keywords.pop("labels", None), keywords.pop("label", None)
-    return Batch((), keywords, singular if plural is None else plural)
+    if isinstance(labels_at, str) and labels_at not in keywords:
+        raise KeyError(
+            f"labels_at={labels_at!r} is none of the batch's keys: {', '.join(map(str, keywords))}"
+        )
+    where = labels_at if isinstance(labels_at, str) else _label_key(keywords)
+    labels = keywords.pop(where, None) if where is not None else None
+    return Batch((), keywords, labels, "mapping", where)
+
+
+def _label_key(keywords: Mapping[str, Any]) -> str | None:
+    return next((key for key in LABEL_KEYS if keywords.get(key) is not None), None)
+
+
+def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt) -> Batch:
+    if len(item) == 0:
+        raise ValueError(
+            "the loader gave an empty tuple; expected (inputs, labels), inputs alone, or a mapping"
+        )
+    at = labels_at if isinstance(labels_at, int) else len(item) - 1
+    at = at + len(item) if at < 0 else at
+    if not 0 <= at < len(item):
+        raise IndexError(f"labels_at={labels_at} is not a position in a batch of {len(item)} items")
+    only = len(item) == 1
+    inputs, labels, extra = (item, None, ()) if only else (item[:at], item[at], item[at + 1 :])
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        inner = _from_mapping(inputs[0], labels_at if isinstance(labels_at, str) else None)
+        return replace(inner, labels=inner.labels if labels is None else labels, form="pair")
+    return Batch(inputs, {}, labels, "tuple", at, extra)
+
+
+def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
+    """Names the network's forward takes (None: any), and how many inputs by position."""
+    try:
+        parameters = inspect.signature(network.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None, math.inf
+    kinds = [p.kind for p in parameters]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    most = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else sum(k in placed for k in kinds)
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return None, most
+    return tuple(p.name for p in parameters if p.kind in named), most
+
+
+def _from_one_hot(y: Tensor) -> Tensor:
+    if not bool(((y == 0) | (y == 1)).all()) or not bool((y.sum(dim=1) == 1).all()):
+        raise ValueError(
+            f"labels of shape {tuple(y.shape)} must be one-hot, a single 1 in each row; for several or "
+            f"uncertain classes per sample calibrate one class at a time"
+        )
+    return y.argmax(dim=1)
+
+
+def _as_tensors(value: Any) -> Any:
+    """NumPy arrays of numbers as tensors, also inside a tuple or mapping."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        return torch.as_tensor(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_as_tensors, value))
+    if isinstance(value, Mapping):
+        return {key: _as_tensors(x) for key, x in value.items()}
+    return value
 
 
 def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:

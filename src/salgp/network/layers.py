@@ -9,7 +9,11 @@ The automatic choice takes block boundaries:
 2. behind the stack, and everywhere in networks without one, *plain blocks*: a layer with weights together
   with the
    normalisation, activation and pooling that follow it;
-3. never the classifier itself, the layer whose output is the logits, nor anything after it.
+3. never the classifier itself, the layer whose output is the logits, nor anything after it, nor a layer on
+   which the logits do not depend.
+
+A recurrent layer is read as the network uses it: the final hidden states of the lower depths, and of the last
+depth the output sequence, or the final hidden state where only that is passed on.
 
 More than `MAX_LAYERS` are thinned out evenly, keeping the first and the last.
 """
@@ -19,7 +23,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -43,8 +47,20 @@ are ``auto``.
 """
 
 
-def auto_layers(found: Trace) -> tuple[str, ...]:
+Leads = Callable[[Tap], bool]
+"""Do the logits depend on what this tap reads?"""
+
+
+def _always(tap: Tap) -> bool:
+    return True
+
+
+def auto_layers(found: Trace, leads: Leads = _always) -> tuple[str, ...]:
     """Names of the layers the automatic choice takes.
+
+    Args:
+        found: a forward pass of the network.
+        leads: layers on which the logits do not depend are left out.
 
     Example:
         >>> import torch
@@ -58,7 +74,7 @@ def auto_layers(found: Trace) -> tuple[str, ...]:
         ...     nn.ReLU(),
         ...     nn.Linear(16, 3),
         ... )
-        >>> auto_layers(trace(model, lambda: model(torch.zeros(2, 1, 8, 8))))
+        >>> auto_layers(trace(model, lambda network: network(torch.zeros(2, 1, 8, 8))))
         ('2', '5')
     """
     head = _classifier(found)
@@ -76,11 +92,13 @@ def auto_layers(found: Trace) -> tuple[str, ...]:
         last = before.index(stack[-1])
         plain = [c for c in plain if before.index(c) > last or isinstance(c.module, nn.RNNBase)]
     offered = found.taps()
-    names = [name for c in before if c in stack or c in plain for name in _auto_names(c) if name in offered]
+    names = [name for c in before if c in stack or c in plain for name in _auto_names(c, offered, leads)]
     return tuple(_thinned(names))
 
 
-def make_taps(found: Trace, layers: Layers = "auto", pooling: Poolings = "auto") -> tuple[Tap, ...]:
+def make_taps(
+    found: Trace, layers: Layers = "auto", pooling: Poolings = "auto", leads: Leads = _always
+) -> tuple[Tap, ...]:
     """Turn a choice of layers and poolings into taps, in the order of the forward pass.
 
     Args:
@@ -89,19 +107,20 @@ def make_taps(found: Trace, layers: Layers = "auto", pooling: Poolings = "auto")
             in which ``*`` stays within one level of the name and ``**`` does not. A name stands for all calls
             of the module.
         pooling: one pooling, or a mapping from name or glob to pooling.
+        leads: whether the logits depend on a tap; the automatic choice leaves out others.
 
     Example:
         >>> import torch
         >>> from salgp.network.trace import trace
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> found = trace(model, lambda: model(torch.zeros(2, 4)))
+        >>> found = trace(model, lambda network: network(torch.zeros(2, 4)))
         >>> [t.name for t in make_taps(found, ["0", -1])]
         ['0', '1']
     """
     offered = found.taps()
     wanted: set[str] = set()
     for item in [layers] if isinstance(layers, str | int) else layers:
-        wanted.update(_resolve(item, found, offered))
+        wanted.update(_resolve(item, found, offered, leads))
     chosen = [tap for name, tap in offered.items() if name in wanted]
     for rule in pooling if isinstance(pooling, Mapping) else ():
         if not any(_matches(tap.name, rule) for tap in chosen):
@@ -109,7 +128,7 @@ def make_taps(found: Trace, layers: Layers = "auto", pooling: Poolings = "auto")
                 f"pooling given for {rule!r}, which is none of the tapped layers: "
                 f"{', '.join(t.name for t in chosen) or 'none'}"
             )
-    return tuple(replace(tap, pooling=pooling_for(tap.name, pooling)) for tap in chosen)
+    return tuple(replace(tap, pooling=pooling_for(tap.name, pooling), leads=leads(tap)) for tap in chosen)
 
 
 def pooling_for(name: str, pooling: Poolings) -> Pooling:
@@ -124,11 +143,11 @@ def pooling_for(name: str, pooling: Poolings) -> Pooling:
     return next((how for rule, how in pooling.items() if _matches(name, rule)), "auto")
 
 
-def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap]) -> Iterable[str]:
+def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap], leads: Leads) -> Iterable[str]:
     if item == "auto":
-        return auto_layers(found)
+        return auto_layers(found, leads)
     if isinstance(item, int):
-        automatic = auto_layers(found)
+        automatic = auto_layers(found, leads)
         if not -len(automatic) <= item < len(automatic):
             raise IndexError(
                 f"layer {item} is out of range: there are {len(automatic)} automatic layers "
@@ -171,9 +190,13 @@ def _matches(label: str, pattern: str) -> bool:
     return len(parts) > 1 and re.fullmatch(regex, label.partition("@")[0]) is not None
 
 
-def _auto_names(call: Call) -> list[str]:
-    depths = call.module.num_layers if isinstance(call.module, nn.RNNBase) else 1
-    return [numbered(f"{call.name}.{d}", call.count) for d in range(depths)] if depths > 1 else [call.label]
+def _auto_names(call: Call, offered: Mapping[str, Tap], leads: Leads) -> list[str]:
+    if not isinstance(call.module, nn.RNNBase):
+        return [call.label] if call.label in offered and leads(offered[call.label]) else []
+    states = [numbered(f"{call.name}.{depth}", call.count) for depth in range(call.module.num_layers)]
+    if call.label in offered and leads(offered[call.label]):
+        return [*states[:-1], call.label]
+    return states if any(leads(offered[name]) for name in states) else []
 
 
 def _classifier(found: Trace) -> Call | None:

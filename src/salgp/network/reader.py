@@ -1,15 +1,16 @@
-"""Reading features off a network: what was asked for (`Choice`), and what that means for this network
-(`Reader`).
+"""Reading features off a network: one specification of what is read, settled on a first batch.
 
-A first batch settles which layers there are and how their outputs are laid out; from then on a `Reader` does
-nothing but run the network and pool what passes its taps.
+A `Reader` holds what was asked for. `Reader.settled` traces the network on a handful of samples and returns
+the same specification with its taps filled in: which layers there are, how their outputs are laid out, and
+whether the logits depend on them. From then on it does nothing but run a frozen view of the network
+(`salgp.network.view`) and pool what passes its taps.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,76 +18,41 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.logits import OUTPUTS, as_logits
-from salgp.network.batches import Batch, raw_logits
+from salgp.network.batches import Batch, LabelsAt, raw_logits
 from salgp.network.layers import Layers, Poolings, make_taps
-from salgp.network.taps import Tap, inference, tapped, unwrap
-from salgp.network.trace import trace
+from salgp.network.taps import Change, Probe, Tap, unwrap
+from salgp.network.trace import Trace, trace
+from salgp.network.view import View, Views
 
-__all__ = ["Choice", "Forward", "Reader", "placement", "projection"]
+__all__ = ["Forward", "Reader", "projection"]
 
-Forward = Callable[..., Any]
-"""``forward(model, *inputs, **keywords) -> output``, for networks that are not simply called."""
+Forward = Callable[[nn.Module, Any], Any]
+"""``forward(model, batch) -> output``, for networks that are not simply called with the inputs."""
+
+HANDFUL = 5
+"""Samples on which the taps are settled."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the features of one kind of network; made by `Choice.reader`, reusable for every batch.
+    """What to read from a network.
 
     Args:
-        taps: where features are taken.
-        output: what the network's output means, one of ``"logits"``, ``"probabilities"``,
-            ``"log-probabilities"``.
+        layers: see `salgp.extract`.
+        pooling: see `salgp.extract`.
+        output: what the network returns: ``"logits"``, ``"probabilities"`` or ``"log-probabilities"``.
         max_width: wider layers are projected to this width.
         seed: of the projections.
-        forward: how the network is called.
-    """
+        forward: how the network is called; it gets the batch as the loader made it.
+        labels_at: where a batch has its labels.
+        taps: what ``layers`` and ``pooling`` mean for one network; None until settled.
+        form: in which form batches came when it was settled (`salgp.network.batches.Batch`).
 
-    taps: tuple[Tap, ...]
-    output: str = "logits"
-    max_width: int | None = None
-    seed: int = 0
-    forward: Forward | None = None
-    _projections: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
-
-    def read(self, model: nn.Module, batch: Batch, device: torch.device | str | None = None) -> Features:
-        """Run the network on one batch, sent to ``device`` or else to the network; the features
-        stay there.
-        """
-        model = unwrap(model)
-        batch = _placed(batch, model, device)
-        with inference(model), tapped(model, self.taps, batch.mask) as found:
-            output = _run(model, batch, self.forward)
-            logits = as_logits(raw_logits(output), self.output)
-            missing = [tap.name for tap in self.taps if tap.name not in found]
-            if missing:
-                raise ValueError(
-                    f"layer {missing[0]!r} did not run in this forward pass; it ran in the "
-                    f"first one: take only layers that always run"
-                )
-            return Features(
-                logits, {tap.name: self._projected(tap.name, found[tap.name]) for tap in self.taps}
-            )
-
-    def _projected(self, name: str, x: Tensor) -> Tensor:
-        if self.max_width is None or x.shape[1] <= self.max_width:
-            return x
-        matrix = self._projections.get(name)
-        if matrix is None or len(matrix) != x.shape[1] or matrix.device != x.device:
-            matrix = self._projections[name] = projection(name, x.shape[1], self.max_width, self.seed).to(x)
-        return x @ matrix
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What to take from a network, before a first batch has settled what that means.
-
-    Args:
-        layers: see `extract`.
-        pooling: see `extract`.
-        output: see `extract`.
-        max_width: see `extract`.
-        seed: see `extract`.
-        forward: see `extract`.
+    Example:
+        >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)
+        >>> reader = Reader().settled(model, Batch((x,)))
+        >>> reader.read(model, Batch((x,))).widths
+        {'1': 8}
     """
 
     layers: Layers = "auto"
@@ -95,6 +61,11 @@ class Choice:
     max_width: int | None = None
     seed: int = 0
     forward: Forward | None = None
+    labels_at: LabelsAt = None
+    taps: tuple[Tap, ...] | None = None
+    form: str | None = None
+    _views: Views = field(default_factory=Views, init=False, repr=False, compare=False)
+    _projections: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.output not in OUTPUTS:
@@ -102,17 +73,63 @@ class Choice:
         if self.max_width is not None and self.max_width < 1:
             raise ValueError(f"max_width must be at least 1, got {self.max_width}")
 
-    def reader(self, model: nn.Module, batch: Batch, device: torch.device | str | None = None) -> Reader:
-        """Trace the network on one batch and settle the taps."""
-        model = unwrap(model)
-        batch = _placed(batch, model, device)
-        none = not isinstance(self.layers, str | int) and len(self.layers) == 0
-        taps = (
-            ()
-            if none
-            else make_taps(trace(model, lambda: _run(model, batch, self.forward)), self.layers, self.pooling)
-        )
-        return Reader(taps, self.output, self.max_width, self.seed, self.forward)
+    def settled(self, model: nn.Module, batch: Batch, device: torch.device | str | None = None) -> Reader:
+        """The same with its taps, found on a few samples of a batch; itself where it has them already."""
+        if self.taps is not None:
+            return self
+        if not isinstance(self.layers, str | int) and len(self.layers) == 0:
+            return replace(self, taps=(), form=batch.form)
+        network = unwrap(model)
+        few = batch.head(HANDFUL).to(*View(network, _untouched).placement(device))
+        found = trace(network, lambda view: _run(view, few, self))
+        leads = _Flow(network, found, lambda view: _run(view, few, self))
+        return replace(self, taps=make_taps(found, self.layers, self.pooling, leads), form=batch.form)
+
+    def selected(self, names: tuple[str, ...]) -> Reader:
+        """The same with only the named taps."""
+        return replace(self, taps=tuple(tap for tap in self.taps or () if tap.name in names))
+
+    def read(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        device: torch.device | str | None = None,
+        change: Change | None = None,
+    ) -> Features:
+        """Run the network on one batch, sent to ``device`` or else to the network; the features stay there.
+
+        Args:
+            model: the network; a frozen view of it runs.
+            batch: inputs.
+            device: where the inputs are sent.
+            change: disturbs what passes the taps.
+        """
+        if self.taps is None:
+            raise ValueError(
+                "the reader does not know its taps yet; use reader.settled(model, batch).read(...)"
+            )
+        taps = self.taps
+        with self._views.lent(unwrap(model), lambda network: Probe(network, taps)) as view:
+            batch = batch.to(*view.placement(device))
+            with view.probe.reading(batch.mask, change) as found:
+                output = _run(view.network, batch, self)
+        logits = as_logits(raw_logits(output), self.output)
+        missing = [tap.name for tap in taps if tap.name not in found]
+        if missing:
+            raise ValueError(
+                f"layer {missing[0]!r} did not run in this forward pass; it ran in the "
+                f"first one: take only layers that always run"
+            )
+        return Features(logits, {tap.name: self._projected(tap.name, found[tap.name]) for tap in taps})
+
+    def _projected(self, name: str, x: Tensor) -> Tensor:
+        width = x.shape[1]
+        if self.max_width is None or width <= self.max_width:
+            return x
+        key = (name, width, x.device, x.dtype)
+        if key not in self._projections:
+            self._projections[key] = projection(name, width, self.max_width, self.seed).to(x)
+        return x @ self._projections[key]
 
 
 def projection(name: str, width: int, target: int, seed: int = 0) -> Tensor:
@@ -130,21 +147,45 @@ def projection(name: str, width: int, target: int, seed: int = 0) -> Tensor:
     return torch.randn(width, target, generator=generator) / target**0.5
 
 
-def placement(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
-    """Device of a network, and the one floating-point type of its parameters (None where they differ)."""
-    tensors = [*model.parameters(), *model.buffers()]
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return tensors[0].device if tensors else torch.device("cpu"), dtypes.pop() if len(dtypes) == 1 else None
+class _Flow:
+    """Do the logits depend on a tap? Found by disturbing what it reads, one tap after the other.
+
+    Gradients would need one pass for all, but stop at every ``no_grad`` inside a network.
+    """
+
+    def __init__(self, model: nn.Module, found: Trace, run: Callable[[nn.Module], Any]) -> None:
+        self._names = {name: j for j, name in enumerate(found.taps())}
+        taps = tuple(found.taps().values())
+        self._view = View(model, lambda copied: Probe(copied, taps, pooled=False))
+        self._run = run
+        self._known: dict[str, bool] = {}
+        self._before: Tensor | None = None
+
+    def __call__(self, tap: Tap) -> bool:
+        if tap.name not in self._known:
+            if self._before is None:
+                self._before = self._logits(None)
+            moved = self._logits(self._names[tap.name])
+            self._known[tap.name] = not torch.equal(moved, self._before)
+        return self._known[tap.name]
+
+    def _logits(self, disturbed: int | None) -> Tensor:
+        def change(j: int, x: Tensor) -> Tensor:
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+            return x + (x.abs().mean() + 1) * noise if j == disturbed else x
+
+        with torch.no_grad(), self._view.probe.reading(None, change):
+            self._view.refresh()
+            return raw_logits(self._run(self._view.network)).clone()
 
 
-def _placed(batch: Batch, model: nn.Module, device: torch.device | str | None) -> Batch:
-    home, dtype = placement(model)
-    return batch.to(home if device is None else torch.device(device), dtype)
+def _untouched(network: nn.Module) -> None:
+    pass
 
 
-def _run(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
-    return (
-        model(*batch.inputs, **batch.keywords)
-        if forward is None
-        else forward(model, *batch.inputs, **batch.keywords)
-    )
+def _run(network: nn.Module, batch: Batch, reader: Reader) -> Any:
+    if reader.forward is None:
+        inputs, keywords = batch.arguments(network)
+        return network(*inputs, **keywords)
+    labels_left_out = (batch.form, reader.form) in (("single", "tuple"), ("mapping", "pair"))
+    return reader.forward(network, (batch.as_made,) if labels_left_out else batch.as_made)

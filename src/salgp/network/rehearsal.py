@@ -1,213 +1,399 @@
 """Read the features of a calibration set and of perturbed copies of it.
 
-`rehearse` is what ``extract(..., perturb="auto")`` does: it finds the scale of each family of perturbations
-on a part of the data, then reads originals and copies, and numbers the groups.
+`rehearse` is what ``extract(..., perturb="auto")`` does. How strong is strong depends on data and network, so
+the scale of each family is found by trying: the strength that costs the network most of what it knows, or the
+family's own bound. Every sample then gets, in each family, one of eight strengths from 4 % of that scale to
+the whole of it. Samples of one family and strength are an *environment*: about n / 8 samples under the same
+shift. Originals always stay, and copies share their original's group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from sklearn.isotonic import isotonic_regression
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from salgp.features import Features, as_labels
+from salgp.features import Features
 from salgp.network.batches import Batch
-from salgp.network.perturb import Family, disturbed, families_for
-from salgp.network.reader import Choice, Reader
+from salgp.network.perturb import Family, families_for, first_input, first_tokens, layer_change, values_of
+from salgp.network.reader import Reader
+from salgp.network.reading import ANYWHERE, Place, Prepare, Reading, progress_bar, read_batches
+from salgp.network.signals import Spread, normal
+from salgp.network.taps import Change, Tap
 
-__all__ = ["COPIES", "rehearse"]
+__all__ = ["LEVELS", "Rehearsal", "Rehearsed", "rehearse", "rehearsed"]
 
-COPIES = 3
-"""Copies of every sample per family."""
-TRIALS = 128
+LEVELS = tuple(float(0.04 ** (1 - k / 7)) for k in range(8))
+"""Strengths of the copies, as shares of the family's scale."""
+TRIALS = 160
 """Samples used to find the scale of a family."""
 LOST = 0.75
 """A family is strong enough once it has cost the network this share of its accuracy above chance."""
+ROWS, BYTES = 256, 16_000_000
+"""Copies run in batches of so many samples, unless their inputs are larger than so many bytes."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was rehearsed, and what it cost.
+
+    Args:
+        families: names, in the order of their numbers in `salgp.Features.families`, which begin at 1.
+        scales: strength of each family at level 1.
+        levels: shares of the scale that samples got.
+        accuracy: of the network on the originals.
+        under: accuracy in each family at each level.
+
+    Example:
+        >>> print(Rehearsal(("noise",), (0.5,), (0.1, 1.0), 0.9, ((0.9, 0.4),)))
+        noise: scale 0.5, accuracy 0.90 -> 0.90 to 0.40
+    """
+
+    families: tuple[str, ...]
+    scales: tuple[float, ...]
+    levels: tuple[float, ...]
+    accuracy: float
+    under: tuple[tuple[float, ...], ...]
+
+    def __str__(self) -> str:
+        rows = zip(self.families, self.scales, self.under, strict=True)
+        return "\n".join(
+            f"{name}: scale {scale:.2g}, accuracy {self.accuracy:.2f} -> {at[0]:.2f} to {at[-1]:.2f}"
+            for name, scale, at in rows
+        )
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> Rehearsal:
+        """Read what ``dataclasses.asdict`` wrote."""
+        tuples = {key: tuple(stored[key]) for key in ("families", "scales", "levels")}
+        under = tuple(tuple(row) for row in stored["under"])
+        return Rehearsal(**tuples, accuracy=stored["accuracy"], under=under)
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsed:
+    """Features of originals and copies, and how they were made.
+
+    Args:
+        reader: in use, settled.
+        features: of the originals, first, and of their copies; with groups, families and strengths.
+        labels: of all of them.
+        rehearsal: what was rehearsed.
+        originals: readings of the originals.
+    """
+
+    reader: Reader
+    features: Features
+    labels: Tensor
+    rehearsal: Rehearsal
+    originals: tuple[Reading, ...]
 
 
 def rehearse(
     model: nn.Module,
     loader: Iterable[Any],
-    source: Choice | Reader,
+    reader: Reader,
     perturb: str | Sequence[str | Family] = "auto",
+    place: Place = ANYWHERE,
     *,
-    copies: int = COPIES,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    copies: int = 1,
     seed: int = 0,
+    progress: bool | None = None,
 ) -> tuple[Reader, Features, Tensor]:
-    """Features of originals, first, and of their perturbed copies; rows of one original share a group,
-    families are numbered from 1.
-
-    Args:
-        model: the network.
-        loader: labelled calibration data; its batches are kept in memory while copies are made.
-        source: what to read.
-        perturb: see `salgp.network.perturb.families_for`.
-        copies: of every sample and family.
-        device: where batches are sent.
-        dtype: of the features.
-        seed: of all random numbers.
-
-    Returns:
-        The reader in use, features with groups and families, labels.
+    """Features of originals, first, and of their perturbed copies; see `rehearsed`, which says more.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> loader = [(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))]
-        >>> _, features, labels = rehearse(model, loader, Choice(), ["noise"], copies=2)
+        >>> _, features, labels = rehearse(model, loader, Reader(), ["noise"], copies=2)
         >>> features.groups.tolist()
         [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
     """
-    batches = [Batch.of(item) for item in loader]
-    if not batches:
-        raise ValueError("the loader gave no batch: there is nothing to extract")
-    if any(batch.labels is None for batch in batches):
+    found = rehearsed(model, loader, reader, perturb, place, copies=copies, seed=seed, progress=progress)
+    return found.reader, found.features, found.labels
+
+
+def rehearsed(
+    model: nn.Module,
+    loader: Iterable[Any],
+    reader: Reader,
+    perturb: str | Sequence[str | Family] = "auto",
+    place: Place = ANYWHERE,
+    *,
+    copies: int = 1,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Rehearsed:
+    """Read originals and perturbed copies; rows of one original share a group.
+
+    Args:
+        model: the network.
+        loader: labelled calibration data; its batches are kept in memory while copies are made.
+        reader: what to read.
+        perturb: see `salgp.network.perturb.families_for`.
+        place: where batches are sent, and where the features go.
+        copies: of every sample and family.
+        seed: of all random numbers.
+        progress: show a progress bar; None for "on a terminal and in notebooks".
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> loader = [(torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]))]
+        >>> rehearsed(model, loader, Reader(), ["noise", "gain"]).rehearsal.families
+        ('noise', 'gain')
+    """
+    originals = tuple(read_batches(model, loader, reader, place, progress=progress))
+    if originals[0].labels is None:
         raise ValueError(
-            "perturbed copies need labels, but the loader yields inputs only; yield (x, y) or "
-            "a mapping with 'labels'"
+            "perturbed copies need labels, but the loader yields inputs only; yield (x, y) or a mapping with "
+            "'labels', or say where they are: labels_at=..."
         )
-    reader = source if isinstance(source, Reader) else source.reader(model, batches[0], device)
-    run = _Run(model, reader, device, dtype, torch.Generator().manual_seed(seed))
-    originals = [run.read(batch) for batch in batches]
-    labels = [as_labels(batch.labels, len(f)).cpu() for batch, f in zip(batches, originals, strict=True)]
-    starts = [sum(len(y) for y in labels[:i]) for i in range(len(labels))]
-    parts = [
-        Features(f.logits, f.layers, torch.arange(s, s + len(f)), torch.zeros(len(f)))
-        for f, s in zip(originals, starts, strict=True)
-    ]
-    for number, family in enumerate(families_for(perturb, _first_input(batches[0])[1]), start=1):
-        if family.inside and not run.layers_that_matter(batches[0]):
-            continue
-        scale = run.scale_of(family, batches, originals, labels)
-        for _ in range(copies):
-            for batch, part in zip(batches, parts[: len(batches)], strict=True):
-                copy = run.copy(batch, family, scale * run.uniform(len(part)))
-                parts.append(
-                    Features(copy.logits, copy.layers, part.groups, torch.full((len(part),), number))
-                )
-    return reader, Features.concatenate(parts), torch.cat(labels).repeat(len(parts) // len(batches))
+    stage = _Stage(model, originals, place, torch.Generator().manual_seed(seed))
+    kind_by = values_of(first_input(originals[0].batch)[1])
+    families = [stage.prepared(family) for family in families_for(perturb, kind_by)]
+    families = [family for family in families if not family.inside or stage.layers]
+    scales: list[float] = []
+    parts = [stage.original]
+    with progress_bar("rehearsing", len(families) * copies, progress) as advance:
+        for number, family in enumerate(families, start=1):
+            scales.append(stage.scale_of(family))
+            for _ in range(copies):
+                parts.append(stage.copy(family, scales[-1], number))
+                advance(1)
+    features, labels = Features.concatenate(parts), stage.labels.repeat(len(parts))
+    names = tuple(family.name for family in families)
+    rehearsal = _rehearsal(names, tuple(scales), features, labels)
+    return Rehearsed(originals[0].reader, features, labels, rehearsal, originals)
 
 
-class _Run:
+class _Stage:
     """A network being read, with one stream of random numbers."""
 
     def __init__(
         self,
         model: nn.Module,
-        reader: Reader,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        originals: Sequence[Reading],
+        place: Place,
         generator: torch.Generator,
     ) -> None:
-        self.model, self.reader, self.device, self.dtype, self.generator = (
-            model,
-            reader,
-            device,
-            dtype,
-            generator,
+        self.model, self.place, self.generator = model, place, generator
+        self.reader = originals[0].reader
+        self.batches = list(_merged([reading.batch for reading in originals]))
+        self.labels = torch.cat([reading.labels for reading in originals if reading.labels is not None])
+        plain = Features.concatenate([reading.features for reading in originals])
+        n = len(plain)
+        self.original = replace(
+            plain, groups=torch.arange(n), families=torch.zeros(n), strengths=torch.zeros(n)
         )
-        self._matter: list[int] | None = None
+        self.layers = [j for j, tap in enumerate(self.reader.taps or ()) if tap.leads]
+        self._spreads: list[Spread] | None = None
 
-    def uniform(self, n: int) -> Tensor:
-        return torch.rand(n, generator=self.generator)
+    def prepared(self, family: Family) -> Family:
+        """The family with the spread of the inputs, measured on all of them."""
+        found = [values_of(first_input(batch)[1]) for batch in self.batches]
+        inputs = [x for x in found if x is not None]
+        if family.inside or not family.measured or not inputs:
+            return family
+        return family.on(Spread.of(_same_shape(inputs)))
 
-    def read(self, batch: Batch) -> Features:
-        return self.reader.read(self.model, batch, self.device).to("cpu", self.dtype)
+    def copy(self, family: Family, scale: float, number: int) -> Features:
+        """One copy of every sample, its level drawn so that all levels are equally frequent."""
+        n = len(self.labels)
+        level = torch.randperm(n, generator=self.generator) % len(LEVELS)
+        share = torch.tensor(LEVELS, dtype=torch.float64)[level]
+        found = self._read(self.batches, family, scale * share)
+        return replace(
+            found,
+            groups=self.original.groups,
+            families=torch.full((n,), number),
+            strengths=share,
+        )
 
-    def copy(self, batch: Batch, family: Family, strength: Tensor) -> Features:
-        if not family.inside:
-            return self.read(_changed(batch, family, strength, self.generator))
-        layers = torch.tensor(self.layers_that_matter(batch))
-        layer = layers[torch.randint(len(layers), (len(strength),), generator=self.generator)]
-        with disturbed(self.model, self.reader.taps, family, layer, strength, self.generator):
-            return self.read(batch)
+    def scale_of(self, family: Family) -> float:
+        """Strength that costs the network most of its accuracy above chance, or the family's bound.
 
-    def layers_that_matter(self, batch: Batch) -> list[int]:
-        """Tapped layers whose output reaches the logits; others would rehearse a shift that has no effect."""
-        if self._matter is None:
-            before = self.read(batch).logits
-            self._matter = [j for j in range(len(self.reader.taps)) if self._moves(batch, before, j)]
-        return self._matter
+        A few samples each try strengths that double. Layer families stop where accuracy stops falling: what
+        is harmless however strong it is teaches nothing.
+        """
+        tried = _doubled(family.largest)
+        batches = list(_leading(self.batches, TRIALS))
+        n = sum(_size(batch) for batch in batches)
+        which = torch.randperm(n, generator=self.generator) % len(tried)
+        found = self._read(batches, family, torch.tensor(tried)[which])
+        right = found.correct(self.labels[:n]).cpu().double()
+        accuracy = _falling(right, which, len(tried))
+        clean = float(self.original[:n].correct(self.labels[:n]).double().mean())
+        enough = clean - LOST * max(clean - 1 / found.n_classes, 0.0)
+        reached = [s for s, a in zip(tried, accuracy, strict=True) if a <= enough]
+        if family.inside and not reached:
+            reached = [s for s, a in zip(tried, accuracy, strict=True) if a <= accuracy[-1] + 0.03]
+        return reached[0] if reached else family.largest
 
-    def _moves(self, batch: Batch, before: Tensor, j: int) -> bool:
-        n = len(before)
-        noise = families_for(["layer-noise"])[0]
-        with disturbed(
-            self.model,
-            self.reader.taps,
-            noise,
-            torch.full((n,), j),
-            torch.ones(n),
-            torch.Generator().manual_seed(0),
-        ):
-            return bool((self.read(batch).logits != before).any())
+    def _read(self, batches: Sequence[Batch], family: Family, strength: Tensor) -> Features:
+        starts = np.cumsum([0, *(_size(batch) for batch in batches)])
 
-    def scale_of(
-        self,
-        family: Family,
-        batches: Sequence[Batch],
-        originals: Sequence[Features],
-        labels: Sequence[Tensor],
-    ) -> float:
-        """Strength that costs the network most of its accuracy above chance, or the family's bound."""
-        used, n = 0, 0
-        while used < len(batches) and n < TRIALS:
-            n += len(labels[used])
-            used += 1
-        clean = _accuracy(originals[:used], labels[:used])
-        chance = 1.0 / originals[0].n_classes
-        scale = min(0.25, family.largest)
-        while scale < family.largest:
-            tried = [
-                self.copy(b, family, torch.full((len(y),), scale))
-                for b, y in zip(batches[:used], labels, strict=False)
-            ]
-            if _accuracy(tried, labels[:used]) <= clean - LOST * max(clean - chance, 0.0):
-                break
-            scale = min(2 * scale, family.largest)
-        return scale
+        def prepare(batch: Batch, index: int) -> tuple[Batch, Change | None]:
+            own = strength[starts[index] : starts[index + 1]]
+            if not family.inside:
+                return _changed(batch, family, own, self.generator), None
+            layers = torch.tensor(self.layers)
+            layer = layers[torch.randint(len(layers), (len(own),), generator=self.generator)]
+            return batch, layer_change(family, self.spreads, layer, own, self.generator)
+
+        return Features.concatenate([reading.features for reading in self._readings(batches, prepare)])
+
+    def _readings(self, batches: Sequence[Batch], prepare: Prepare) -> Iterator[Reading]:
+        return read_batches(self.model, batches, self.reader, self.place, prepare=prepare, progress=False)
+
+    @property
+    def spreads(self) -> list[Spread]:
+        """Spread of what passes each tap, measured on some of the originals."""
+        if self._spreads is None:
+            taps = self.reader.taps or ()
+            passed: list[list[Tensor]] = [[] for _ in taps]
+
+            def keep(j: int, x: Tensor) -> Tensor:
+                passed[j].append(x.clone())  # the network may yet overwrite its output in place
+                return x
+
+            list(self._readings(list(_leading(self.batches, TRIALS)), lambda batch, _: (batch, keep)))
+            self._spreads = [_spread_of(tap, xs) for tap, xs in zip(taps, passed, strict=True)]
+        return self._spreads
 
 
-def _accuracy(features: Sequence[Features], labels: Sequence[Tensor]) -> float:
-    return float(torch.cat([f.correct(y) for f, y in zip(features, labels, strict=True)]).double().mean())
+def _rehearsal(
+    names: tuple[str, ...], scales: tuple[float, ...], features: Features, labels: Tensor
+) -> Rehearsal:
+    right = features.correct(labels).cpu().double()
+    assert features.families is not None
+    assert features.strengths is not None
+    families, strengths = features.families.cpu(), features.strengths.cpu()
+    under = tuple(
+        tuple(
+            float(right[(families == k) & torch.isclose(strengths, torch.tensor(s).double())].mean())
+            for s in LEVELS
+        )
+        for k in range(1, len(names) + 1)
+    )
+    return Rehearsal(names, scales, LEVELS, float(right[families == 0].mean()), under)
 
 
-def _first_input(batch: Batch) -> tuple[int | str | None, Tensor | None]:
-    """Where the first floating-point input tensor of a batch is, and the tensor."""
-    for i, x in enumerate(batch.inputs):
-        if isinstance(x, Tensor) and x.is_floating_point():
-            return i, x
-    for key, x in batch.keywords.items():
-        if isinstance(x, Tensor) and x.is_floating_point():
-            return key, x
-    return None, None
+def _doubled(largest: float) -> list[float]:
+    strengths = [min(0.25, largest)]
+    while strengths[-1] < largest:
+        strengths.append(min(2 * strengths[-1], largest))
+    return strengths
+
+
+def _falling(right: Tensor, which: Tensor, n: int) -> list[float]:
+    """Share right at each strength, smoothed so that it never rises."""
+    counts = torch.bincount(which, minlength=n)
+    tried = [i for i in range(n) if counts[i] > 0]
+    means = [float(right[which == i].mean()) for i in tried]
+    smooth = isotonic_regression(means, sample_weight=counts[tried].numpy(), increasing=False)
+    known = dict(zip(tried, smooth, strict=True))
+    return [float(known.get(i, smooth[-1])) for i in range(n)]
+
+
+def _size(batch: Batch) -> int:
+    return len(batch.labels)
+
+
+def _leading(batches: Sequence[Batch], rows: int) -> Iterator[Batch]:
+    """The first batches with so many samples together; the last of them is cut where that is possible."""
+    for batch in batches:
+        if rows <= 0:
+            return
+        part = batch.head(rows)
+        rows -= _size(part)
+        yield part
+
+
+def _merged(batches: Sequence[Batch]) -> Iterator[Batch]:
+    """Neighbouring batches joined into larger ones, where they consist of plain tensors of one shape."""
+    waiting: list[Batch] = []
+    for batch in batches:
+        if waiting and not _fits([*waiting, batch]):
+            yield _joined(waiting)
+            waiting = []
+        waiting.append(batch)
+    yield _joined(waiting)
+
+
+def _tensors(batch: Batch) -> list[Any]:
+    return [*batch.inputs, *batch.keywords.values(), *batch.extra, batch.labels]
+
+
+def _fits(batches: Sequence[Batch]) -> bool:
+    columns = list(zip(*(_tensors(batch) for batch in batches), strict=False))
+    same_keys = len({(tuple(b.keywords), len(b.inputs), len(b.extra), b.form) for b in batches}) == 1
+    n = [_size(batch) for batch in batches]
+    plain = same_keys and all(
+        isinstance(x, Tensor) and x.ndim > 0 and len(x) == n[i] and x.shape[1:] == xs[0].shape[1:]
+        for xs in columns
+        for i, x in enumerate(xs)
+    )
+    return plain and sum(n) <= ROWS and sum(x.nbytes for xs in columns for x in xs) <= BYTES
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    return replace(
+        first,
+        inputs=tuple(torch.cat(xs) for xs in zip(*(b.inputs for b in batches), strict=True)),
+        keywords={key: torch.cat([b.keywords[key] for b in batches]) for key in first.keywords},
+        labels=torch.cat([b.labels for b in batches]),
+        extra=tuple(torch.cat(xs) for xs in zip(*(b.extra for b in batches), strict=True)),
+    )
+
+
+def _spread_of(tap: Tap, passed: Sequence[Tensor]) -> Spread:
+    axis = tap.layout.channel_axis(passed[0]) if passed[0].ndim > 2 else None
+    return Spread.of(_same_shape(passed), axis, table=False)
+
+
+def _same_shape(parts: Sequence[Tensor]) -> list[Tensor]:
+    return [x for x in parts if x.shape[1:] == parts[0].shape[1:]]
 
 
 def _changed(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
     """The first floating-point input perturbed; further ones of two axes (metadata) get noise of the same
     strength.
     """
-    where, x = _first_input(batch)
-    if x is None:
+    if family.tokens:
+        return _changed_tokens(batch, family, strength, generator)
+    where, x = first_input(batch)
+    if where is None:
         raise ValueError(
             f"perturbation {family.name!r} needs a floating-point input tensor, but the batch "
             f"has none; use perturb='tokens'"
         )
-    new = family(x, strength, generator)
-    if isinstance(where, str):
-        return Batch(batch.inputs, {**batch.keywords, where: new}, batch.labels)
-    inputs = tuple(
-        new if i == where else _noisy(old, strength, generator) for i, old in enumerate(batch.inputs)
-    )
-    return Batch(inputs, batch.keywords, batch.labels)
+    if isinstance(x, PackedSequence):
+        padded, lengths = pad_packed_sequence(x, batch_first=True)
+        new = pack_padded_sequence(
+            family(padded, strength, generator), lengths, batch_first=True, enforce_sorted=False
+        )
+        return batch.with_input(where, new)
+    batch = batch.with_input(where, family(x, strength, generator))
+    for i, old in enumerate(batch.inputs):
+        if i != where and isinstance(old, Tensor) and old.is_floating_point() and old.ndim == 2:
+            scale = Spread.of([old], table=False).scale
+            batch = batch.with_input(i, old + strength.to(old)[:, None] * scale * normal(old, generator))
+    return batch
 
 
-def _noisy(x: Any, strength: Tensor, generator: torch.Generator) -> Any:
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 2:
-        return x
-    spread = x.std(dim=0) if len(x) > 1 else torch.zeros_like(x[0])
-    noise = torch.randn(x.shape, generator=generator, device=generator.device).to(x)
-    return x + strength.to(x)[:, None] * spread * noise
+def _changed_tokens(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
+    where, ids = first_tokens(batch)
+    if where is None:
+        raise ValueError(
+            f"perturbation {family.name!r} needs tokens, whole numbers (n, T), but the batch has none"
+        )
+    return batch.with_input(where, family(ids, strength, generator))

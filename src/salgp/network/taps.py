@@ -1,15 +1,21 @@
-"""Taps on a network: forward hooks that pool a layer's output on the spot, and are gone afterwards.
+"""Taps on a network: hooks that pool a layer's output on the spot.
 
-`inference` puts a network to rest for a forward pass and gives every submodule its own mode back. `tapped`
-hangs the hooks; they keep the pooled features only, so no activation outlives its layer. A module that runs
-several times in one pass gives ``name``, ``name@2``, ... . A recurrent module ``gru`` gives its output
-sequence as ``gru`` and the final hidden state of each depth (both directions side by side) as ``gru.0``,
-``gru.1``, ... .
+A `Tap` says where features are taken and how. A `Probe` hangs the hooks of several taps on a private copy of
+the network (`salgp.network.view`), once; each pass then fills a mapping with pooled features only, so no
+activation outlives its layer. A module that runs several times in one pass gives ``name``, ``name@2``, ... .
+A recurrent module ``gru`` gives its output sequence as ``gru`` and the final hidden state of each depth (both
+directions side by side) as ``gru.0``, ``gru.1``, ... .
+
+A rehearsal disturbs a layer where it is read: `Tap.replaced` changes in an output exactly what `Tap.read`
+reads from it.
 """
 
 from __future__ import annotations
 
-import threading
+import copy
+import dataclasses
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +23,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from salgp.network.batches import named_fields
 from salgp.network.pooling import Layout, Pooling, pool
 
-__all__ = ["Tap", "activation", "hidden_state", "inference", "tapped", "unwrap"]
+__all__ = ["Change", "Probe", "Tap", "activation", "hidden_state", "unwrap"]
+
+Change = Callable[[int, Tensor], Tensor]
+"""``change(j, x) -> x``: the batch-first output ``x`` of tap number ``j``, disturbed."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Tap:
             sequence.
         pooling: how the output becomes a vector.
         layout: how its axes are read.
+        leads: do the logits depend on it? A rehearsal disturbs only layers that lead to the logits.
     """
 
     name: str
@@ -45,6 +55,7 @@ class Tap:
     depth: int | None = None
     pooling: Pooling = "auto"
     layout: Layout = field(default_factory=Layout)
+    leads: bool = True
 
     def read(self, output: Any, module: nn.Module, mask: Tensor | None = None) -> Tensor:
         """Pooled features ``(N, d)`` out of what the module returned."""
@@ -67,63 +78,76 @@ class Tap:
         )
         return pooled.clone() if shared else pooled  # the network may yet overwrite its output in place
 
-
-@contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every submodule has the mode it had before.
-
-    Flags are set one by one and not through ``eval()``, which a network may have overridden to do more. A
-    network that several threads use at once should be in evaluation mode already: then nothing is set at all.
-
-    Example:
-        >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
-        >>> with inference(model):
-        ...     [m.training for m in model]
-        [False, False]
-        >>> [m.training for m in model]
-        [True, False]
-    """
-    training = [m for m in model.modules() if m.training]
-    try:
-        for m in training:
-            m.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for m in training:
-            m.training = True
+    def replaced(self, output: Any, module: nn.Module, change: Callable[[Tensor], Tensor]) -> Any:
+        """What the module returned, with that part changed which `read` reads; ``change`` is batch first."""
+        if self.depth is not None:
+            return _with_state(output, module, self.depth, change)
+        axis = self.layout.batch_axis
+        return _with_activation(
+            output, lambda x: change(x.transpose(0, axis)).transpose(0, axis) if x.ndim > axis else x, change
+        )
 
 
-@contextmanager
-def tapped(
-    model: nn.Module, taps: Sequence[Tap], mask: Tensor | None = None
-) -> Iterator[Mapping[str, Tensor]]:
-    """While open, forward passes of this thread fill the yielded mapping from tap name to pooled features.
+class Probe:
+    """The hooks of some taps on one network, for one caller at a time.
 
     Args:
-        model: the network; its hooks are as before on leaving, also after an error.
+        network: a private copy of the user's network; the hooks stay on it.
         taps: where to take features.
-        mask: ``(N, T)`` true at real positions, for the poolings over tokens.
+        pooled: take features, or only pass outputs through the change of `reading`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
-        >>> with inference(model), tapped(model, [Tap("relu", "1", layout=Layout("first"))]) as found:
+        >>> probe = Probe(model, [Tap("relu", "1", layout=Layout("first"))])
+        >>> with torch.no_grad(), probe.reading() as found:
         ...     _ = model(torch.zeros(2, 1, 8, 8))
-        >>> found["relu"].shape, len(model[1]._forward_hooks)
-        (torch.Size([2, 4]), 0)
+        >>> found["relu"].shape
+        torch.Size([2, 4])
     """
-    found: dict[str, Tensor] = {}
-    by_module: dict[str, list[Tap]] = {}
-    for tap in taps:
-        by_module.setdefault(tap.module, []).append(tap)
-    handles = []
-    try:
-        for name, wanted in by_module.items():
-            handles.append(model.get_submodule(name).register_forward_hook(_collector(wanted, found, mask)))
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def __init__(self, network: nn.Module, taps: Sequence[Tap], pooled: bool = True) -> None:
+        self._taps = tuple(taps)
+        self._pooled = pooled
+        self._found: dict[str, Tensor] | None = None
+        self._calls: Counter[str] = Counter()
+        self._mask: Tensor | None = None
+        self._change: Change | None = None
+        for name in dict.fromkeys(tap.module for tap in taps):
+            network.get_submodule(name).register_forward_hook(self._hook(name))
+
+    @contextmanager
+    def reading(
+        self, mask: Tensor | None = None, change: Change | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """While open, a forward pass fills the yielded mapping from tap name to pooled features.
+
+        Args:
+            mask: ``(N, T)`` true at real positions, for the poolings over tokens.
+            change: disturbs tapped outputs before they are read and passed on.
+        """
+        self._found, self._mask, self._change = {}, mask, change
+        self._calls.clear()
+        try:
+            yield self._found
+        finally:
+            self._found = self._mask = self._change = None
+
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], Any]:
+        numbered = [(j, tap) for j, tap in enumerate(self._taps) if tap.module == name]
+
+        def hook(module: nn.Module, _: Any, output: Any) -> Any:
+            if self._found is None:
+                return None
+            self._calls[name] += 1
+            now = [(j, tap) for j, tap in numbered if tap.call == self._calls[name]]
+            if self._change is not None:
+                for j, tap in now:
+                    output = tap.replaced(output, module, functools.partial(self._change, j))
+            for _, tap in now if self._pooled else ():
+                self._found[tap.name] = tap.read(output, module, self._mask)
+            return None if self._change is None else output
+
+        return hook
 
 
 def activation(output: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -183,24 +207,66 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def _collector(
-    taps: Sequence[Tap], found: dict[str, Tensor], mask: Tensor | None
-) -> Callable[[nn.Module, Any, Any], None]:
-    owner = threading.get_ident()
-    by_call: dict[int, list[Tap]] = {}
-    for tap in taps:
-        by_call.setdefault(tap.call, []).append(tap)
-    calls = 0
+def _with_activation(
+    output: Any, change: Callable[[Tensor], Tensor], padded: Callable[[Tensor], Tensor]
+) -> Any:
+    """Counterpart of `activation`: the output with the tensor found there changed.
 
-    def hook(module: nn.Module, _: Any, output: Any) -> None:
-        nonlocal calls
-        if threading.get_ident() != owner:
-            return
-        calls += 1
-        for tap in by_call.get(calls, []):
-            found[tap.name] = tap.read(output, module, mask)
+    Args:
+        output: what a module returned.
+        change: of a plain tensor, whichever axis counts its samples.
+        padded: of a packed or nested sequence that was padded, samples first.
+    """
+    if isinstance(output, PackedSequence):
+        x, lengths = pad_packed_sequence(output, batch_first=True)
+        return pack_padded_sequence(padded(x), lengths, batch_first=True, enforce_sorted=False)
+    if isinstance(output, Tensor):
+        return _changed_tensor(output, change, padded)
+    fields = dict(named_fields(output))
+    parts: dict[Any, Any] = dict(fields)
+    if not parts and isinstance(output, tuple | list):
+        parts = dict(enumerate(output))
+    order = sorted(parts, key=lambda key: key != "last_hidden_state")
+    where = next((key for key in order if activation(parts[key])[0] is not None), None)
+    if where is None:
+        return output
+    return _with_part(output, where, _with_activation(parts[where], change, padded))
 
-    return hook
+
+def _changed_tensor(
+    x: Tensor, change: Callable[[Tensor], Tensor], padded: Callable[[Tensor], Tensor]
+) -> Tensor:
+    if not x.is_floating_point():
+        return x
+    if not x.is_nested:
+        return change(x)
+    new = padded(x.to_padded_tensor(0.0))
+    rows = [row[: len(old)] for row, old in zip(new, x.unbind(), strict=True)]
+    return torch.nested.as_nested_tensor(rows)
+
+
+def _with_part(output: Any, where: Any, new: Any) -> Any:
+    if isinstance(output, Mapping):
+        changed: Any = copy.copy(output)
+        changed[where] = new
+        return changed
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return dataclasses.replace(output, **{where: new})
+    if isinstance(where, str):  # a named tuple
+        return output._replace(**{where: new})
+    return type(output)(new if i == where else part for i, part in enumerate(output))
+
+
+def _with_state(output: Any, module: nn.Module, depth: int, change: Callable[[Tensor], Tensor]) -> Any:
+    """Counterpart of `hidden_state`: the final hidden state of one depth changed."""
+    lstm = isinstance(output[1], tuple)
+    state = output[1][0] if lstm else output[1]  # (depth * directions, N, hidden)
+    directions = 2 if isinstance(module, nn.RNNBase) and module.bidirectional else 1
+    own = slice(depth * directions, (depth + 1) * directions)
+    pooled = state[own].transpose(0, 1)  # (N, directions, hidden)
+    new = state.clone()
+    new[own] = change(pooled.flatten(1)).reshape(pooled.shape).transpose(0, 1)
+    return output[0], (new, *output[1][1:]) if lstm else new
 
 
 def _dense(x: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -6,17 +6,18 @@ never run, modules that run twice, where the logits come from, and which axis of
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from salgp.network.batches import raw_logits
 from salgp.network.pooling import Layout
-from salgp.network.taps import Tap, activation, inference
+from salgp.network.taps import Tap, activation
+from salgp.network.view import View
 
 __all__ = ["Call", "Trace", "ancestors", "numbered", "trace"]
 
@@ -78,36 +79,24 @@ class Trace:
         return {tap.name: tap for call in self.calls if call.name for tap in _taps_of(call, self.n)}
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
-    """Write down which modules ``run`` calls, in order; the network is left as it was.
+def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
+    """Write down which modules a forward pass calls, in order.
 
     Args:
-        model: the network.
-        run: makes one forward pass and returns the network's output.
+        model: the network; a frozen view of it runs.
+        run: makes one forward pass of the network it is given and returns its output.
 
     Example:
-        >>> import torch
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> [c.name for c in trace(model, lambda: model(torch.zeros(2, 4))).calls]
+        >>> [c.name for c in trace(model, lambda network: network(torch.zeros(2, 4))).calls]
         ['0', '1', '2', '']
     """
-    seen: list[_Seen] = []
-    handles = []
-    try:
-        for name, module in model.named_modules():
-            if "parametrizations" not in name.split("."):
-                handles.append(module.register_forward_hook(_recorder(name, seen)))
-        with inference(model):
-            logits = raw_logits(run())
-    finally:
-        for handle in handles:
-            handle.remove()
-    return Trace(
-        tuple(_calls(seen, logits)),
-        len(logits),
-        logits.numel(),
-        tuple(name for name, _ in model.named_modules() if name),
-    )
+    seen: list[_Run] = []
+    view = View(model, lambda network: _record(network, seen))
+    with torch.no_grad():
+        logits = raw_logits(run(view.network))
+    names = tuple(name for name, _ in model.named_modules() if name)
+    return Trace(tuple(_calls(seen, logits)), len(logits), logits.numel(), names)
 
 
 def ancestors(name: str) -> list[str]:
@@ -132,7 +121,7 @@ def numbered(name: str, count: int) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _Run:
     name: str
     module: nn.Module
     shape: tuple[int, ...] | None
@@ -141,23 +130,25 @@ class _Seen:
     small: Tensor | None  # kept to recognise the logits
 
 
-def _recorder(name: str, seen: list[_Seen]) -> Callable[[nn.Module, Any, Any], None]:
-    owner = threading.get_ident()
+def _record(network: nn.Module, seen: list[_Run]) -> None:
+    for name, module in network.named_modules():
+        if "parametrizations" not in name.split("."):
+            module.register_forward_hook(_recorder(name, seen))
 
+
+def _recorder(name: str, seen: list[_Run]) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, _: Any, output: Any) -> None:
-        if threading.get_ident() != owner:
-            return
         x, mask = activation(output)
         layout = _own_layout(module) or (seen[-1].layout if seen else Layout())
         small = x if x is not None and x.numel() == x.shape[:2].numel() else None
         seen.append(
-            _Seen(name, module, None if x is None else tuple(x.shape), layout, mask is not None, small)
+            _Run(name, module, None if x is None else tuple(x.shape), layout, mask is not None, small)
         )
 
     return hook
 
 
-def _calls(seen: Iterable[_Seen], logits: Tensor) -> Iterator[Call]:
+def _calls(seen: Iterable[_Run], logits: Tensor) -> Iterator[Call]:
     counts: Counter[str] = Counter()
     where = logits.untyped_storage().data_ptr()
     for s in seen:

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.features import Features
-from salgp.network.extract import Perturb, collect, read_batches
+from salgp.network.batches import LabelsAt
+from salgp.network.extract import Perturb, extract, perturbed
 from salgp.network.fingerprint import fingerprint
 from salgp.network.layers import Layers, Poolings
-from salgp.network.reader import Choice, Forward, Reader
+from salgp.network.reader import Forward, Reader
+from salgp.network.reading import Place, Reading, collect, read_batches
 from salgp.storage import locked
 from salgp.store.engines import shown
 from salgp.store.manifest import Entry, Manifest, update_digest
@@ -48,6 +49,7 @@ def extract_to_store(
     seed: int = 0,
     progress: bool = False,
     forward: Forward | None = None,
+    labels_at: LabelsAt = None,
 ) -> FeatureStore:
     """Like `salgp.extract`, into a folder; the same call continues after a kill.
 
@@ -67,6 +69,7 @@ def extract_to_store(
         seed: of ``perturb`` and the projections.
         progress: show rate and progress (needs ``rich``).
         forward: how the network is called.
+        labels_at: where a batch has its labels.
 
     Returns:
         The finished store.
@@ -80,14 +83,14 @@ def extract_to_store(
         >>> len(store), store.widths
         (3, {'1': 8})
     """
-    choice = Choice(layers, pooling, output, max_width, seed, forward)
-    read = functools.partial(read_batches, model, device=device, dtype=torch.float32)
+    choice = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
+    read = functools.partial(read_batches, model, place=Place(device, torch.float32), progress=False)
     with locked(out), torch.random.fork_rng(devices=[]):
         batches = iter(loader)
         first = next(batches, None)
         if first is None:
             raise ValueError("the loader gave no batch: there is nothing to extract")
-        reader, features, labels = next(read([first], choice))
+        reader, features, labels = collect(read([first], choice))
         per_shard = max(1, -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1)))
         source: dict[str, object] = {
             "network": fingerprint(model).structure,
@@ -112,9 +115,9 @@ def extract_to_store(
                     stream,
                     per_shard,
                     manifest,
-                    functools.partial(read, perturb=perturb),
-                    reader,
-                    seed,
+                    lambda batches, index: read(
+                        batches, reader, prepare=perturbed(perturb, _shard_seed(seed, index))
+                    ),
                 ):
                     break
                 advance(per_shard)
@@ -188,9 +191,7 @@ def _next_shard(
     stream: Iterator[Any],
     per_shard: int,
     manifest: Manifest,
-    read: Callable[..., Iterator[tuple[Reader, Features, Tensor | None]]],
-    reader: Reader,
-    seed: int,
+    read: Callable[[Iterable[Any], int], Iterator[Reading]],
 ) -> bool:
     """Write shard ``index``, or pass over its batches where it is finished; False at the end of
     the stream.
@@ -202,13 +203,12 @@ def _next_shard(
         if some:
             manifest.entries[index].check_data(folder, data.hexdigest())
         return some
-    parts = [
-        (features, labels) for _, features, labels in read(batches, reader, seed=_shard_seed(seed, index))
-    ]
-    if not parts:
+    first = list(itertools.islice(batches, 1))
+    if not first:
         return False
     manifest.check_more()
-    entry = write_shard(folder, index, *collect(parts), manifest.header)
+    _, features, labels = collect(read(itertools.chain(first, batches), index))
+    entry = write_shard(folder, index, features, labels, manifest.header)
     manifest.add(index, replace(entry, data=data.hexdigest()))
     return True
 
@@ -221,8 +221,6 @@ def _extract_part(
     dtype: str,
     options: dict[str, Any],
 ) -> tuple[int, tuple[str, int, str], dict[str, Any]]:
-    from salgp.network.extract import extract
-
     features, labels = extract(_model(make_model), make_loader(index), **options)
     header = header_of(features, labels, dtype, {"parts": True})
     entry = write_shard(Path(out), index, features, labels, header)

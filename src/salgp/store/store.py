@@ -43,7 +43,7 @@ class FeatureStore:
     """Read a folder of feature shards.
 
     Args:
-        folder: written by `write_store`, `extract_to_store` or ``salgp.extract(..., out=...)``.
+        folder: written by `write_store` or `extract_to_store`.
         incomplete: accept a store whose writer has not finished.
 
     Example:

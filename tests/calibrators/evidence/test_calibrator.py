@@ -22,7 +22,7 @@ from salgp.calibrators.evidence.model import (
 )
 from salgp.calibrators.evidence.shift import shift_report
 from salgp.features import Features
-from salgp.network.reader import Choice
+from salgp.network.reader import Reader
 from salgp.network.rehearsal import rehearse
 from salgp.prediction import Prediction
 
@@ -297,7 +297,7 @@ def test_from_network_to_prediction_in_one_call() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Sequential(nn.Linear(6, 12), nn.ReLU()), nn.Linear(12, 3))
     x, y = world(120, 11)[0].layers["one"], world(120, 11)[1]
-    _, features, labels = rehearse(model, [(x, y)], Choice())
+    _, features, labels = rehearse(model, [(x, y)], Reader())
     direct = LayerEvidence().fit(features, labels, reference=salgp.extract(model, [(x, y)]))
     p = direct.predict(salgp.extract(model, [x])[0])
     assert p.confidence.shape == (120,)

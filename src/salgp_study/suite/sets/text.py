@@ -104,7 +104,7 @@ def _replace_tokens(ids: Tensor, strength: Tensor, generator: torch.Generator) -
     return torch.where(replaced, other, ids)
 
 
-TOKEN_REPLACEMENT = Family("token-replacement", _replace_tokens, 1.0)
+TOKEN_REPLACEMENT = Family("token-replacement", _replace_tokens, 1.0, tokens=True)
 
 
 def _minilm() -> tuple[nn.Module, Any]:

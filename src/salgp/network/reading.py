@@ -1,0 +1,237 @@
+"""The only loop over a loader: batches of any form, random numbers of its own, progress, checks.
+
+`extract`, `calibrate`, rehearsals and feature stores all read networks through `read_batches`. The network is
+never changed, and torch's random state is handed back as it was found after every batch: a loader that
+shuffles gives the same order whether or not somebody reads features on the way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from salgp.features import Features
+from salgp.network.batches import Batch, class_labels
+from salgp.network.reader import Reader
+from salgp.network.taps import Change, unwrap
+
+__all__ = ["ANYWHERE", "Place", "Prepare", "Reading", "collect", "progress_bar", "read_batches"]
+
+Prepare = Callable[[Batch, int], tuple[Batch, Change | None]]
+"""``prepare(batch, index) -> (batch, change)``: what really runs in place of a batch of the loader."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a network is run and where its features go.
+
+    Args:
+        device: where batches are sent; None for the network's own.
+        dtype: of the features; None as they come.
+        keep_on_device: leave the features where the network is, instead of bringing them to the CPU.
+    """
+
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+    keep_on_device: bool = False
+
+    def bring(self, features: Features) -> Features:
+        """Features where and as they are wanted."""
+        return features.to(features.logits.device if self.keep_on_device else "cpu", self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one batch gave.
+
+    Args:
+        reader: in use, settled.
+        batch: as the loader gave it.
+        features: of its samples.
+        labels: ``(n,)`` class numbers on the CPU, or None where the batch has none.
+    """
+
+    reader: Reader
+    batch: Batch
+    features: Features
+    labels: Tensor | None
+
+
+ANYWHERE = Place()
+"""Run the network where it is, and bring its features to the CPU."""
+
+
+def read_batches(
+    model: nn.Module,
+    loader: Iterable[Any],
+    reader: Reader,
+    place: Place = ANYWHERE,
+    *,
+    prepare: Prepare | None = None,
+    progress: bool | None = None,
+    title: str = "reading the network",
+) -> Iterator[Reading]:
+    """Read every batch of a loader.
+
+    Args:
+        model: the network.
+        loader: yields batches, see `salgp.extract`.
+        reader: what to read; where it is not settled yet, the first batch settles it.
+        place: where batches are sent, and where the features go.
+        prepare: changes a batch before it runs.
+        progress: show a progress bar; None for "on a terminal and in notebooks".
+        title: of the progress bar.
+
+    Example:
+        >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)
+        >>> [len(reading.features) for reading in read_batches(model, [x, x], Reader())]
+        [2, 2]
+    """
+    _check_loader(loader)
+    random = _PrivateRandom(unwrap(model))
+    first: Reading | None = None
+    total = len(loader) if isinstance(loader, Sized) else None
+    with progress_bar(title, total, progress) as advance:
+        with random.use():
+            items = iter(loader)
+        for index in range(1 << 62):
+            with random.use():
+                item = next(items, _END)
+                if item is _END:
+                    break
+                batch = item if isinstance(item, Batch) else Batch.of(item, reader.labels_at)
+                changed, change = (batch, None) if prepare is None else prepare(batch, index)
+                reader = reader.settled(model, changed, place.device)
+                features = reader.read(model, changed, place.device, change)
+            reading = Reading(reader, batch, place.bring(features), _labels(batch, features))
+            first = first or reading
+            _check_alike(first, reading, index)
+            yield reading
+            advance(1)
+    if first is None:
+        raise ValueError("the loader gave no batch: there is nothing to extract")
+
+
+def collect(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor | None]:
+    """Join the readings of a loader: reader in use, features, and labels where there are some."""
+    found = list(readings)
+    labels = [reading.labels for reading in found if reading.labels is not None]
+    features = Features.concatenate([reading.features for reading in found])
+    return found[0].reader, features, torch.cat(labels) if labels else None
+
+
+@contextmanager
+def progress_bar(
+    title: str, total: int | None, wanted: bool | None = None, patience: float = 1.0
+) -> Iterator[Callable[[float], None]]:
+    """A bar with the time left that appears where work takes longer than a moment; ``advance(steps)``.
+
+    Args:
+        title: what is being done.
+        total: number of steps, None where unknown.
+        wanted: True and False mean it; None shows it on a terminal and in notebooks.
+        patience: seconds before it appears; none where it is ``wanted``.
+    """
+    bar = _rich_bar(wanted)
+    if bar is None:
+        yield lambda steps: None
+        return
+    task = bar.add_task(title, total=total)
+    begin = time.monotonic()
+
+    def advance(steps: float) -> None:
+        bar.advance(task, steps)
+        if not bar.live.is_started and (wanted or time.monotonic() - begin > patience):
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        bar.stop()
+
+
+def _rich_bar(wanted: bool | None) -> Any:
+    if wanted is False:
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        return None
+    console = Console(stderr=True)
+    if wanted is None and not (console.is_terminal or console.is_jupyter):
+        return None
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=wanted is None)
+
+
+_END = object()
+
+
+def _check_loader(loader: Any) -> None:
+    if isinstance(loader, Tensor | str | nn.Module) or not isinstance(loader, Iterable):
+        raise TypeError(
+            f"loader must yield batches, got a {type(loader).__name__}; wrap it: "
+            f"torch.utils.data.DataLoader(...) or [(x, y)]"
+        )
+
+
+def _check_alike(first: Reading, reading: Reading, index: int) -> None:
+    if (first.labels is None) != (reading.labels is None):
+        raise ValueError(
+            f"batch {index + 1} differs from the first: only one of them has labels; give all or none"
+        )
+    if first.features.n_classes != reading.features.n_classes:
+        raise ValueError(
+            f"the network gave {first.features.n_classes} class scores for the first batch and "
+            f"{reading.features.n_classes} for batch {index + 1}"
+        )
+    for name, width in first.features.widths.items():
+        if reading.features.widths[name] != width:
+            raise ValueError(
+                f"layer {name!r} is {width} wide in the first batch and {reading.features.widths[name]} in "
+                f"batch {index + 1}; inputs of varying size need a pooling over positions, such as "
+                f"'spatial-avg' or 'time-max'"
+            )
+
+
+def _labels(batch: Batch, features: Features) -> Tensor | None:
+    if batch.labels is None:
+        return None
+    return class_labels(batch.labels, len(features), features.n_classes).cpu()
+
+
+class _PrivateRandom:
+    """A stream of torch random numbers of its own that starts where the global one stands."""
+
+    def __init__(self, model: nn.Module) -> None:
+        weight = next(model.parameters(), None)
+        on_device = weight is not None and weight.device.type in ("cuda", "xpu")
+        self._device = weight.device if weight is not None and on_device else None
+        self._state = self._get()
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        outside = self._get()
+        self._set(self._state)
+        try:
+            yield
+        finally:
+            self._state = self._get()
+            self._set(outside)
+
+    def _get(self) -> tuple[Tensor, Tensor | None]:
+        if self._device is None:
+            return torch.get_rng_state(), None
+        return torch.get_rng_state(), torch.get_device_module(self._device).get_rng_state(self._device)
+
+    def _set(self, state: tuple[Tensor, Tensor | None]) -> None:
+        torch.set_rng_state(state[0])
+        if self._device is not None:
+            torch.get_device_module(self._device).set_rng_state(state[1], self._device)

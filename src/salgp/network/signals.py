@@ -1,0 +1,282 @@
+"""Perturbations of numbers: images, sequences and tables, and the outputs of layers.
+
+Each function takes ``x (n, ...)``, a strength for each sample ``(n,)`` and a generator; strength 0 leaves a
+sample as it is. Those that need to know how large a number is take a `Spread` besides, measured once on all
+calibration data: for each feature of a table, each channel of images and sequences. One outlier does not
+change it, and it does not depend on who shares a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, affine_grid, conv2d, grid_sample, interpolate, pad
+
+__all__ = [
+    "Spread",
+    "affine",
+    "blur",
+    "channel_gain",
+    "gain",
+    "mixup",
+    "noise",
+    "normal",
+    "occlude",
+    "patch_mix",
+    "per",
+    "pixelate",
+    "quantise",
+    "speckle",
+    "time_warp",
+    "uniform",
+]
+
+DONORS = 512
+"""Rows kept to take other values of discrete columns from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """How large the numbers of each feature or channel are.
+
+    Args:
+        centre: typical value, ready to broadcast against ``x (n, ...)``.
+        scale: standard deviation without outliers, likewise.
+        low: smallest usual value, likewise.
+        high: largest usual value, likewise.
+        discrete: sets of columns of a table that take few values; columns of one set (a one-hot code) belong
+            together.
+        donors: ``(m, d)`` rows of the table.
+        axis: of the channels.
+
+    Example:
+        >>> table = torch.stack([torch.linspace(-1, 1, 100), 1000 * torch.linspace(-1, 1, 100)], dim=1)
+        >>> (Spread.of([table]).scale[0, 1] / Spread.of([table]).scale[0, 0]).round()
+        tensor(1000.)
+    """
+
+    centre: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
+    discrete: tuple[tuple[int, ...], ...] = ()
+    donors: Tensor | None = None
+    axis: int = 1
+
+    @staticmethod
+    def of(parts: Sequence[Tensor], axis: int | None = None, table: bool = True) -> Spread:
+        """Measure batches of the same data.
+
+        Args:
+            parts: each ``(n, ...)``.
+            axis: of the channels; by default the last of two or three axes (tables, sequences), else the
+                second.
+            table: look for discrete columns, where there are two axes.
+        """
+        x = parts[0]
+        axis = axis if axis is not None else min(x.ndim - 1, 2) if x.ndim <= 3 else 1
+        moments = [_moments(part, axis) for part in parts]
+        mean, variance, low, high = (torch.cat(column) for column in zip(*moments, strict=True))  # (n, C)
+        middle, between = _robust(mean)
+        scale = (between.square() + variance.median(dim=0).values).sqrt()
+        shape = [1] * x.ndim
+        if x.ndim > 1:
+            shape[axis] = -1
+        ends = low.quantile(0.05, dim=0), high.quantile(0.95, dim=0)
+        centre, scale, low, high = (v.reshape(shape) for v in (middle, scale, *ends))
+        if x.ndim != 2 or not table:
+            return Spread(centre, scale, low, high, axis=axis)
+        rows = torch.cat([part.detach() for part in parts])
+        donors = rows[:: -(-len(rows) // DONORS)]
+        return Spread(centre, scale, low, high, _discrete(rows), donors)
+
+    def swapped(self, old: Tensor, new: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+        """``new`` with the discrete columns of ``old``, some of them replaced by another row's: more of them
+        the greater the strength.
+        """
+        if not self.discrete or self.donors is None:
+            return new
+        donors, result = self.donors.to(old), new.clone()
+        for columns in self.discrete:
+            chosen = uniform(len(old), old, generator) < 1 - torch.exp(-strength)
+            row = torch.randint(len(donors), (len(old),), generator=generator, device=generator.device)
+            other = donors[row.to(old.device)][:, columns]
+            result[:, columns] = torch.where(chosen[:, None], other, old[:, columns])
+        return result
+
+
+def per(strength: Tensor, x: Tensor) -> Tensor:
+    return strength.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def normal(x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(x.shape, generator=generator, device=generator.device).to(x)
+
+
+def uniform(n: int | tuple[int, ...], x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(n, generator=generator, device=generator.device).to(x)
+
+
+def noise(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+    """Independent noise, in units of the spread of each feature or channel."""
+    return x + per(strength, x) * spread.scale.to(x) * normal(x, generator)
+
+
+def gain(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+    """Contrast and brightness: deviations from the middle are scaled, and the middle is moved.
+
+    The middle is the sample's mean of each channel; of a table, the typical value of each feature.
+    """
+    scale = spread.scale.to(x)
+    positions = [i for i in range(1, x.ndim) if i != spread.axis]
+    middle = x.mean(dim=positions, keepdim=True) if positions else spread.centre.to(x).expand_as(x)
+    factor = torch.exp(1.8 * strength * (2 * uniform(len(x), x, generator) - 1))
+    step = 0.7 * strength * normal(strength, generator)
+    return (x - middle) * per(factor, x) + middle + per(step, x) * scale
+
+
+def channel_gain(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+    """Every channel (feature) multiplied by a log-normal factor of its own."""
+    shape = (len(x), *spread.scale.shape[1:])
+    own = torch.randn(shape, generator=generator, device=generator.device).to(x)
+    return x * torch.exp(per(strength, x) * own)
+
+
+def affine(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+    """Rotation (up to 1 rad), scale (up to e^0.5), shear and translation of images."""
+    r = (2 * uniform((len(x), 5), x, generator) - 1) * strength[:, None]
+    scale, cos, sin = torch.exp(0.5 * r[:, 1]), torch.cos(r[:, 0]), torch.sin(r[:, 0])
+    rows = [scale * cos, 0.5 * r[:, 2] - scale * sin, 0.3 * r[:, 3], scale * sin, scale * cos, 0.3 * r[:, 4]]
+    grid = affine_grid(torch.stack(rows, dim=1).reshape(-1, 2, 3), list(x.shape), align_corners=False)
+    return grid_sample(x, grid, padding_mode="border", align_corners=False)
+
+
+def mixup(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+    """Another sample of the batch mixed in, up to one half."""
+    share = per(0.5 * strength.clamp(0, 1), x)
+    other = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
+    return (1 - share) * x + share * x[other]
+
+
+def blur(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+    """Gaussian blur of images; strength 1 is a standard deviation of an eighth of their width."""
+    n, c, h, w = x.shape
+    reach = max(1, math.ceil(0.3 * w))
+    t = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
+    kernel = torch.exp(-0.5 * (t / (strength[:, None] * w / 8).clamp_min(1e-3)).square())
+    kernel = (kernel / kernel.sum(dim=1, keepdim=True)).repeat_interleave(c, 0)
+    y = pad(x.reshape(1, n * c, h, w), (reach, reach, reach, reach), mode="replicate")
+    y = conv2d(y, kernel[:, None, None, :], groups=n * c)
+    return conv2d(y, kernel[:, None, :, None], groups=n * c).reshape(x.shape)
+
+
+def speckle(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+    """Multiplicative log-normal noise of mean 1, as of coherent radar; measured from the smallest value."""
+    s, low = per(strength, x), spread.low.to(x).amin()
+    return low + (x - low) * torch.exp(s * normal(x, generator) - 0.5 * s.square())
+
+
+def pixelate(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+    """Images seen with fewer pixels: strength 1 has a quarter of them on each side."""
+    new, sides = x.clone(), torch.tensor(x.shape[-2:])
+    left = (sides / (1 + 3 * strength.cpu()[:, None])).round().long().clamp_min(1)  # (n, 2)
+    for h, w in {(int(h), int(w)) for h, w in left}:
+        rows = ((left[:, 0] == h) & (left[:, 1] == w) & (left != sides).any(dim=1)).to(x.device)
+        if bool(rows.any()):
+            new[rows] = interpolate(adaptive_avg_pool2d(x[rows], (h, w)), size=x.shape[-2:])
+    return new
+
+
+def occlude(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+    """A rectangle of the image covered; strength 1 covers half of each side."""
+    return torch.where(_rectangle(x, strength, generator), spread.centre.to(x), x)
+
+
+def patch_mix(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+    """A rectangle of the image shows another sample of the batch; strength 1 takes half of each side."""
+    other = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
+    return torch.where(_rectangle(x, strength, generator), x[other], x)
+
+
+def quantise(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+    """Values rounded to a grid; strength 1 leaves two steps over the usual range of a channel."""
+    step = 0.5 * per(strength, x) * (spread.high - spread.low).to(x)
+    phase = per(uniform(len(x), x, generator), x)
+    grid = step.clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.where(step > 0, ((x / grid + phase).round() - phase) * grid, x)
+
+
+def time_warp(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+    """Steps of a sequence ``(n, T, d)`` repeated or skipped: the n-th step shown is step ``n * rate``, rate
+    in e^-1..e^1.
+    """
+    rate = torch.exp((2 * uniform(len(x), x, generator) - 1) * strength)
+    step = (
+        (torch.arange(x.shape[1], device=x.device) * rate[:, None]).round().long().clamp(max=x.shape[1] - 1)
+    )
+    return x.gather(1, step[:, :, None].expand_as(x))
+
+
+def _rectangle(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+    """True inside a random rectangle of each image, ``(n, 1, h, w)``."""
+    h, w = x.shape[-2:]
+    corner = uniform((len(x), 2), x, generator)
+    side = (0.5 * strength).clamp(max=0.95)[:, None] * torch.tensor([h, w]).to(x)
+    start = corner * (torch.tensor([h, w]).to(x) - side)
+    rows, columns = torch.arange(h).to(x) + 0.5, torch.arange(w).to(x) + 0.5
+    inside_rows = (rows >= start[:, :1]) & (rows < start[:, :1] + side[:, :1])
+    inside_columns = (columns >= start[:, 1:]) & (columns < start[:, 1:] + side[:, 1:])
+    return (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]
+
+
+def _moments(x: Tensor, axis: int) -> tuple[Tensor, ...]:
+    """Mean, variance, smallest and largest value over the positions of each sample and channel, (n, C)."""
+    own = (
+        x.detach()[..., None]
+        if x.ndim == 2
+        else x.detach().reshape(len(x), 1, -1)
+        if x.ndim == 1
+        else x.detach()
+    )
+    flat = own.movedim(axis, 1).flatten(2) if x.ndim > 2 else own
+    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    mean = flat.mean(dim=2)
+    return mean, (flat - mean[:, :, None]).square().mean(dim=2), flat.amin(dim=2), flat.amax(dim=2)
+
+
+def _robust(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Median and standard deviation over samples ``(n, C)`` by quantiles, which outliers do not move."""
+    tail, normal_width = (0.05, 3.2897) if len(values) >= 40 else (0.25, 1.3490)
+    width = values.quantile(1 - tail, dim=0) - values.quantile(tail, dim=0)
+    return values.median(dim=0).values, width / normal_width
+
+
+def _discrete(rows: Tensor, most: int = 20) -> tuple[tuple[int, ...], ...]:
+    """Columns with few values; columns that are a one-hot code stand together."""
+    n = len(rows)
+    if n < 5:
+        return ()
+    values = [len(rows[:, j].unique()) for j in range(rows.shape[1])]
+    few = [j for j, count in enumerate(values) if count <= max(2, min(most, n // 10))]
+    two = {j: rows[:, j] == rows[:, j].max() for j in few if values[j] == 2}
+    sets: list[tuple[int, ...]] = []
+    for j in few:
+        code = _one_hot_from(j, two)
+        if not any(j in columns for columns in sets):
+            sets.append(code or (j,))
+    return tuple(sets)
+
+
+def _one_hot_from(first: int, two: dict[int, Tensor]) -> tuple[int, ...] | None:
+    """Columns from ``first`` on of which exactly one is high in every row."""
+    if first not in two:
+        return None
+    total, j = two[first].long(), first
+    while bool((total <= 1).all()) and not bool((total == 1).all()) and j + 1 in two:
+        j += 1
+        total = total + two[j]
+    return tuple(range(first, j + 1)) if bool((total == 1).all()) and j > first else None
