@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from salgp.network.batches import LabelsAt
 from salgp.network.extract import Perturb, extract, perturbed
