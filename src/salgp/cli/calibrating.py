@@ -127,8 +127,8 @@ def fit(
             "n": len(data),
             "layers": list(calibrator.layer_widths_),
         },
-        f"fitted [bold]{calibrator.name}[/] on {len(data):,} samples; saved in "
-        f"[bold]{out}[/]\nnext: salgp evaluate {out} TEST.safetensors",
+        f"fitted {calibrator.name} on {len(data):,} samples; saved in "
+        f"{out}\nnext: salgp evaluate {out} TEST.safetensors",
     )
 
 
@@ -150,7 +150,7 @@ def apply(
     before, after = float(loaded.features.confidence.mean()), float(prediction.confidence.mean())
     shell.finish(
         {"out": str(out), "n": len(prediction), "mean_confidence": after, "network_mean_confidence": before},
-        f"{len(prediction):,} predictions in [bold]{out}[/]; mean confidence {before:.3f} → {after:.3f}",
+        f"{len(prediction):,} predictions in {out}; mean confidence {before:.3f} → {after:.3f}",
     )
 
 

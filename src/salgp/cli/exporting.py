@@ -102,7 +102,7 @@ def export(
     size = out.stat().st_size
     shell.finish(
         {"out": str(out), "bytes": size, "network": model is not None},
-        f"exported [bold]{what}[/] to [bold]{out}[/] ({size:,} bytes)",
+        f"exported {what} to {out} ({size:,} bytes)",
     )
 
 

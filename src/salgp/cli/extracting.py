@@ -140,7 +140,7 @@ def extract(
         files.write_metadata(out, _metadata(network, reader, loader.classes))
     shell.finish(
         {"out": str(out), "n": n, "layers": widths, "labelled": loader.labels is not None},
-        f"{n:,} samples {'with' if loader.labels is not None else 'without'} labels in [bold]{out}[/]\n"
+        f"{n:,} samples {'with' if loader.labels is not None else 'without'} labels in {out}\n"
         f"layers: {', '.join(f'{name} ({width})' for name, width in widths.items()) or 'none'}",
     )
 

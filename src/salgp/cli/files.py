@@ -299,8 +299,19 @@ def _write_csv(part: Path, columns: Mapping[str, Any]) -> None:
 
     with part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*(x.tolist() for x in columns.values()), strict=True))
+        writer.writerow(map(harmless, columns))
+        rows = zip(*(x.tolist() for x in columns.values()), strict=True)
+        writer.writerows([harmless(cell) for cell in row] for row in rows)
+
+
+def harmless(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: text that begins like one gets an apostrophe.
+
+    Example:
+        >>> harmless("=1+1"), harmless("cat"), harmless(-0.5)
+        ("'=1+1", 'cat', -0.5)
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _write_tensors(path: Path, prediction: Prediction, before: Tensor) -> Path:

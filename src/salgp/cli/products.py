@@ -89,9 +89,7 @@ def report(
                 **fitted.get_params(deep=False),
             },
         )
-    shell.finish(
-        {"report": str(out), "bytes": out.stat().st_size}, f"report: [bold]{out}[/] (open it in any browser)"
-    )
+    shell.finish({"report": str(out), "bytes": out.stat().st_size}, f"report: {out} (open it in any browser)")
 
 
 def score(
@@ -142,8 +140,7 @@ def score(
             "seconds": done.seconds,
             "precision": done.precision,
         },
-        f"{done.rows:,} samples in [bold]{out}[/], {done.new_rows:,} of them now "
-        f"({done.rate:,.0f} per second)",
+        f"{done.rows:,} samples in {out}, {done.new_rows:,} of them now ({done.rate:,.0f} per second)",
     )
 
 
@@ -194,7 +191,7 @@ def demo(
     layers = ", ".join(f"{name} ({size:.2f})" for name, size in result.layers.items())
     text = (
         f"layers that mattered (mean correction, {result.unit}): {layers}\n\nreport: "
-        f"[bold]{result.report}[/] (open it in any browser)"
+        f"{result.report} (open it in any browser)"
     )
     scores = {name: comparison.as_dict() for name, comparison in result.scores.items()}
     shell.finish({"report": str(result.report), "scores": scores, "layers": result.layers}, *shown, text)

@@ -19,7 +19,6 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -29,6 +28,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from salgp.extras import EXTRAS, hint
 
@@ -51,6 +51,30 @@ Advance = Callable[..., None]
 
 class UsageError(ValueError):
     """The command line itself is wrong: an unknown method, an impossible combination of options."""
+
+
+class Terminal(Console):
+    """Where text meets the terminal: names of classes, files and layers are printed, never obeyed.
+
+    Square brackets are no markup, ``:smile:`` is no picture, and control characters become visible.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every string that is printed, alone or in a table, comes through here."""
+        return super().render_str(visible(text), **options)
+
+
+def visible(text: str) -> str:
+    """The text with its control characters spelt out.
+
+    Example:
+        >>> visible("red\\x1b[31m")
+        'red\\\\x1b[31m'
+    """
+    return "".join(c if c in "\n\t" or c.isprintable() else _spelt(c) for c in text)
 
 
 @dataclass(frozen=True)
@@ -77,23 +101,23 @@ class Shell:
             print(json.dumps(_plain(value), allow_nan=False))
         elif not self.quiet:
             for part in shown:
-                Console(highlight=False, soft_wrap=isinstance(part, str)).print(part)
+                Terminal(soft_wrap=isinstance(part, str)).print(part)
 
     def say(self, text: str) -> None:
         """Tell on stderr what is going on."""
         if not self.quiet and not self.json:
-            _stderr().print(escape(text), soft_wrap=True)
+            Terminal(stderr=True).print(text, soft_wrap=True)
 
     @contextmanager
     def progress(self, description: str, total: float | None = None) -> Iterator[Advance]:
         """A progress bar with the time left (or, without a total, the time passed); yields ``advance(steps,
         description)``.
         """
-        console = _stderr()
+        console = Terminal(stderr=True)
         time = TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True)
         columns = [
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             *([] if total is None else [MofNCompleteColumn()]),
             time,
@@ -104,11 +128,11 @@ class Shell:
             transient=True,
             disable=self.quiet or self.json or not console.is_terminal,
         ) as bar:
-            task = bar.add_task(escape(description), total=total)
+            task = bar.add_task(visible(description), total=total)
 
             def advance(steps: float = 1, description: str | None = None) -> None:
                 bar.update(
-                    task, advance=steps, description=None if description is None else escape(description)
+                    task, advance=steps, description=None if description is None else visible(description)
                 )
 
             yield advance
@@ -168,7 +192,7 @@ def guard(shell: Shell, function: Callable[..., Any], arguments: Mapping[str, An
 
 def complain(text: str, code: int) -> int:
     """Print one line on stderr and return the exit code."""
-    _stderr().print(f"[bold red]salgp:[/] {escape(text)}", soft_wrap=True)
+    Terminal(stderr=True).print(Text.assemble(("salgp:", "bold red"), f" {visible(text)}"), soft_wrap=True)
     return code
 
 
@@ -221,8 +245,8 @@ def _paragraphs(text: str | None) -> str:
     return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
 
 
-def _stderr() -> Console:
-    return Console(stderr=True, highlight=False)
+def _spelt(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 @contextmanager

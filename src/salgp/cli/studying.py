@@ -95,7 +95,7 @@ def run(
             )
         else:
             folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on)
-    shell.finish({"out": str(folder)}, f"records in [bold]{folder}[/]; next: salgp study table {folder}")
+    shell.finish({"out": str(folder)}, f"records in {folder}; next: salgp study table {folder}")
 
 
 def table(shell: Shell, out: Records) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from salgp.metrics import Comparison, Metric
@@ -31,9 +31,7 @@ def score_table(comparison: Comparison, title: str) -> Table:
     arrows = {None: "", True: "↑", False: "↓"}
     table.add_column("method", no_wrap=True)
     for metric in shown.values():
-        table.add_column(
-            escape(metric.heading) + arrows[metric.larger_is_better], justify="right", no_wrap=True
-        )
+        table.add_column(metric.heading + arrows[metric.larger_is_better], justify="right", no_wrap=True)
     table.add_column("± std", justify="right", no_wrap=True)
     best = {key: _best(comparison, key, metric) for key, metric in shown.items()}
     for name, scores in comparison.as_dict().items():
@@ -41,7 +39,7 @@ def score_table(comparison: Comparison, title: str) -> Table:
         spread = "-" if scores["mean_variance"] is None else f"{scores['mean_variance'] ** 0.5:.3f}"
         table.add_row(
             name,
-            *(f"[bold green]{c}[/]" if best[key] == name else c for key, c in zip(shown, cells, strict=True)),
+            *(_emphasised(c, best[key] == name) for key, c in zip(shown, cells, strict=True)),
             spread,
         )
     return table
@@ -60,10 +58,10 @@ def explanation_table(explained: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("row", "predicted", "network", "calibrated", "points, which add up to the change")
     for e in explained:
         bar = "" if e["lower"] is None else f" ({e['lower']:.2f} to {e['upper']:.2f})"
-        points = ", ".join(f"{escape(name)} {value + 0.0:+.2f}" for name, value in e["points"].items())
+        points = ", ".join(f"{name} {value + 0.0:+.2f}" for name, value in e["points"].items())
         table.add_row(
             str(e["row"]),
-            escape(e["class"]),
+            e["class"],
             f"{e['network_confidence']:.2f}",
             f"{e['confidence']:.2f}{bar}",
             points or "-",
@@ -75,3 +73,7 @@ def _best(comparison: Comparison, key: str, metric: Metric[...]) -> str | None:
     """The best method, where there are several, the metric has a better side, and they differ."""
     values = {scores[key] for scores in comparison.as_dict().values()} - {None}
     return comparison.best(key) if metric.larger_is_better is not None and len(values) > 1 else None
+
+
+def _emphasised(cell: str, best: bool) -> Text:
+    return Text(cell, style="bold green" if best else "")
