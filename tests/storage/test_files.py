@@ -20,6 +20,7 @@ from salgp.storage import (
     read_json,
     read_metadata,
     read_tensors,
+    storable,
     unpack,
     write_header,
     write_json,
@@ -100,6 +101,11 @@ class Unregistered:
 def test_what_cannot_be_stored_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"is not storable|cannot store"):
         pack({"here": value}, {})
+
+
+def test_storable_names_are_unique() -> None:
+    with pytest.raises(TypeError, match="two storable classes called Rows"):
+        storable(type("Rows", (), {}))
 
 
 def test_unpack_builds_nothing_unknown() -> None:

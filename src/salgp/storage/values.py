@@ -23,7 +23,12 @@ _STORABLE: dict[str, type] = {}
 
 
 def storable(cls: T) -> T:
-    """Class decorator: let instances of this dataclass be saved and loaded by name."""
+    """Class decorator: let instances of this dataclass be saved and loaded by name, which must be its own."""
+    known = _STORABLE.setdefault(cls.__name__, cls)
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise TypeError(
+            f"two storable classes called {cls.__name__}, in {known.__module__} and {cls.__module__}"
+        )
     _STORABLE[cls.__name__] = cls
     return cls
 
