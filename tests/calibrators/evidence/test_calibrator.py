@@ -231,6 +231,30 @@ def test_shift_report_sees_a_shift_and_only_a_shift() -> None:
     assert "expected accuracy" in str(moved)
 
 
+def test_shift_report_draws_its_permutations_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrator, batch = fitted(), world(100, 12, 0.3)[0]
+    whole = shift_report(calibrator, batch, draws=500).p_value
+    sizes = []
+    rand = torch.rand
+
+    def noted(*size: int, **options: object) -> torch.Tensor:
+        sizes.append(size[0])
+        return rand(*size, **options)
+
+    monkeypatch.setattr("salgp.calibrators.evidence.shift.PERMUTED_ENTRIES", 5000)
+    monkeypatch.setattr(torch, "rand", noted)
+    assert shift_report(calibrator, batch, draws=500).p_value == pytest.approx(whole, abs=0.05)
+    assert sum(sizes) == 500
+    assert max(sizes) <= 5000 // 100
+
+
+def test_single_precision_scores_like_double() -> None:
+    calibrator, (features, _) = fitted(), world(300, 13, 0.5)
+    fast, slow = (calibrator.predictor(False, precision)(features) for precision in ("single", "double"))
+    torch.testing.assert_close(fast.confidence, slow.confidence, rtol=0, atol=1e-5)
+    torch.testing.assert_close(slow.confidence, calibrator.predict(features).confidence, rtol=0, atol=0)
+
+
 def test_shift_report_is_calibrated_without_shift() -> None:
     calibrator = fitted()
     p = [shift_report(calibrator, world(60, seed)[0], draws=99, seed=seed).p_value for seed in range(20, 50)]

@@ -24,6 +24,7 @@ do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -216,6 +217,18 @@ class LayerEvidence(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         return self.from_evidence(features, layer_evidence(self.evidence_.reference, features))
+
+    def predictor(self, layers: bool, precision: str) -> Callable[[Features], Prediction] | None:
+        """Neighbours in single precision, without the second look at their distances."""
+
+        @torch.no_grad()
+        def predict(features: Features) -> Prediction:
+            features = self.check_input(features)
+            reference = self.evidence_.reference
+            evidence = layer_evidence(reference, features, refine=precision == "double")
+            return self.from_evidence(features, evidence)
+
+        return predict
 
     def from_evidence(self, features: Features, evidence: Evidence) -> Prediction:
         """Prediction from evidence that is known already."""

@@ -17,6 +17,9 @@ from salgp.features import Features
 
 __all__ = ["ShiftReport", "shift_report"]
 
+PERMUTED_ENTRIES = 4_000_000
+"""Random numbers held at once."""
+
 
 @dataclass(frozen=True)
 class ShiftReport:
@@ -86,8 +89,15 @@ def shift_report(
 
 
 def _permutation_p(score: Tensor, n_last: int, draws: int, generator: torch.Generator) -> float:
-    """Share of permutations (the observed order included) whose last ``n_last`` have as large a mean."""
+    """Share of permutations (the observed order included) whose last ``n_last`` have as large a mean.
+
+    Permutations are drawn a few at a time, so that memory does not grow with their number.
+    """
     observed = score[-n_last:].mean()
-    chosen = torch.rand(draws, len(score), generator=generator, dtype=score.dtype).argsort(dim=1)[:, :n_last]
-    larger = (score[chosen].mean(dim=1) >= observed - 1e-12).sum()
-    return float((larger + 1) / (draws + 1))
+    larger = 0
+    step = max(1, PERMUTED_ENTRIES // max(len(score), 1))
+    for start in range(0, draws, step):
+        keys = torch.rand(min(step, draws - start), len(score), generator=generator, dtype=score.dtype)
+        chosen = keys.argsort(dim=1)[:, :n_last]
+        larger += int((score[chosen].mean(dim=1) >= observed - 1e-12).sum())
+    return (larger + 1) / (draws + 1)
