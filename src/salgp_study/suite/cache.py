@@ -91,14 +91,11 @@ def write_case(case: Case, cache: Path, say: Callable[[str], None] = print) -> P
         _write_calibration(case, folder)
         say(f"{folder.name}: calibration, {time.time() - started:.0f} s")
     if not (folder / "reference.safetensors").is_file():
-        features, labels = _read(case, case.reference)
-        features.save(folder / "reference.safetensors", labels)
+        _write(case, folder, "reference", "reference", lambda: case.reference, {})
     for test in case.tests:
-        path = folder / f"{_stem(test)}.safetensors"
-        if not path.is_file() and not (case.shared_tests and _linked(path, test)):
-            features, labels = _read(case, test.make())
-            features.save(path, labels, _metadata(test))
-            say(f"{path.stem} ({folder.name}): {time.time() - started:.0f} s")
+        if not (folder / f"{_stem(test)}.safetensors").is_file():
+            _write(case, folder, _stem(test), test.kind, test.make, _metadata(test))
+            say(f"{_stem(test)} ({folder.name}): {time.time() - started:.0f} s")
     (folder / DONE).touch()
     return folder
 
@@ -147,6 +144,22 @@ def _labelled(path: Path) -> Labelled:
     return features, labels
 
 
+def _write(
+    case: Case,
+    folder: Path,
+    stem: str,
+    kind: str,
+    make: Callable[[], TensorDataset],
+    metadata: dict[str, str],
+) -> None:
+    """Write one file, or use that of another seed where it is the same."""
+    path = folder / f"{stem}.safetensors"
+    if kind in case.shared and _linked(path, case.name):
+        return
+    features, labels = _read(case, make())
+    features.save(path, labels, metadata)
+
+
 def _read(case: Case, data: TensorDataset) -> Labelled:
     """Features in a random order, so that any stretch of rows is a random sample."""
     features, labels = extract(case.network, case.batches(data), layers=case.layers)
@@ -163,12 +176,8 @@ def _metadata(test: TestSet) -> dict[str, str]:
     return {"name": test.name, "kind": test.kind, "like": test.like or "", "severity": str(test.severity)}
 
 
-def _linked(path: Path, test: TestSet) -> bool:
-    """Use the file of another seed, where there is one."""
-    if test.kind == "in":
-        return False
-    stem = path.parent.name.rpartition("-")[0]
-    for other in sorted(path.parent.parent.glob(f"{stem}-*/{path.name}")):
+def _linked(path: Path, name: str) -> bool:
+    for other in sorted(path.parent.parent.glob(f"{name}-*/{path.name}")):
         os.link(other, path)
         return True
     return False

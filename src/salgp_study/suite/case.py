@@ -62,7 +62,7 @@ class Case:
         families: perturbations that are rehearsed.
         layers: taken from the network.
         batches: how samples are given to the network.
-        shared_tests: are the shifted sets the same for every seed?
+        shared: what is the same for every seed: ``reference``, and kinds of test sets.
     """
 
     name: str
@@ -74,4 +74,4 @@ class Case:
     families: tuple[Family, ...]
     layers: str | tuple[str, ...] = "auto"
     batches: Callable[[TensorDataset], Iterable[Any]] = field(default=tensor_batches)
-    shared_tests: bool = False
+    shared: tuple[str, ...] = ()

@@ -177,7 +177,7 @@ ABLATIONS: dict[str, Entry] = {
     "half of the families": Entry(named("layer-evidence"), copies=True, sees="half"),
     "without caution": ours(caution=1.0),
     "without class offsets": ours(class_spread=0.0),
-    "whole training set as reference": ours(reference="samples", precision="single"),
+    "whole training set as reference": ours(reference="full", precision="single"),
     "last layer only": Entry(named("layer-evidence"), copies=True, sees="last"),
 }
 """Ours with one ingredient taken away or changed."""

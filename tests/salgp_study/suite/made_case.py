@@ -18,7 +18,7 @@ def clouds(n: int, seed: int, shift: float = 0.0) -> TensorDataset:
     return TensorDataset(x, y)
 
 
-def made_case(seed: int = 0, shared: bool = False) -> Case:
+def made_case(seed: int = 0, shared: tuple[str, ...] = ()) -> Case:
     with seeded(0):
         hidden = nn.Linear(3, 8)
     network = nn.Sequential(hidden, nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -34,7 +34,7 @@ def made_case(seed: int = 0, shared: bool = False) -> Case:
         TestSet("strangers", "unknown", lambda: _strangers()),
     )
     families = (FAMILIES["noise"], FAMILIES["layer-noise"])
-    return Case("made", seed, network, clouds(150, 1), clouds(160, 2), tests, families, shared_tests=shared)
+    return Case("made", seed, network, clouds(150, 1), clouds(160, 2), tests, families, shared=shared)
 
 
 def _strangers() -> TensorDataset:

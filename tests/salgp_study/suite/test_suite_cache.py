@@ -79,9 +79,10 @@ def test_a_killed_run_continues_with_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_shared_shifts_are_written_once(tmp_path: Path) -> None:
-    write_case(made_case(0, shared=True), tmp_path, say=lambda line: None)
-    write_case(made_case(1, shared=True), tmp_path, say=lambda line: None)
+    write_case(made_case(0, shared=("reference", "shift")), tmp_path, say=lambda line: None)
+    write_case(made_case(1, shared=("reference", "shift")), tmp_path, say=lambda line: None)
     first, second = (case_folder(tmp_path, "made", seed) for seed in (0, 1))
     name = "shift-wider.safetensors"
     assert (first / name).samefile(second / name)
+    assert (first / "reference.safetensors").samefile(second / "reference.safetensors")
     assert not (first / "test.safetensors").samefile(second / "test.safetensors")

