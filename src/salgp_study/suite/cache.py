@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from salgp.features import Features, load_features
-from salgp.network.batches import Batch
 from salgp.network.extract import extract
+from salgp.network.reader import Reader
+from salgp.network.rehearsal import rehearsed
 from salgp_study.suite.case import Case, TestSet
-from salgp_study.suite.environments import rehearse_environments
 
 __all__ = [
     "CachedCase",
@@ -130,11 +130,11 @@ def read_test(path: Path) -> CachedTest:
 
 
 def _write_calibration(case: Case, folder: Path) -> None:
-    batches = [Batch.of(item) for item in case.batches(case.calibration)]
-    found = rehearse_environments(case.network, batches, case.layers, case.families, case.seed)
-    names = [f.name for f in case.families]
-    scales = ",".join(f"{name}={found.scales[name]:g}" for name in names)
-    about = {"families": ",".join(names), "scales": scales}
+    batches, reader = case.batches(case.calibration), Reader(layers=case.layers)
+    found = rehearsed(case.network, batches, reader, case.perturb, seed=case.seed, progress=False)
+    families, scales = found.rehearsal.families, found.rehearsal.scales
+    shown = ",".join(f"{name}={scale:g}" for name, scale in zip(families, scales, strict=True))
+    about = {"families": ",".join(families), "scales": shown}
     found.features.save(folder / "calibration.safetensors", found.labels, about)
 
 
@@ -162,7 +162,7 @@ def _write(
 
 def _read(case: Case, data: TensorDataset) -> Labelled:
     """Features in a random order, so that any stretch of rows is a random sample."""
-    features, labels = extract(case.network, case.batches(data), layers=case.layers)
+    features, labels = extract(case.network, case.batches(data), layers=case.layers, progress=False)
     assert labels is not None
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(len(labels)))
     return features[order], labels[order]

@@ -59,7 +59,7 @@ class Case:
         reference: training samples, which methods may compare against.
         calibration: held-out labelled samples.
         tests: recipes of the test sets.
-        families: perturbations that are rehearsed.
+        perturb: what is rehearsed, see `salgp.network.perturb.families_for`.
         layers: taken from the network.
         batches: how samples are given to the network.
         shared: what is the same for every seed: ``reference``, and kinds of test sets.
@@ -71,7 +71,7 @@ class Case:
     reference: TensorDataset
     calibration: TensorDataset
     tests: tuple[TestSet, ...]
-    families: tuple[Family, ...]
+    perturb: str | tuple[str | Family, ...] = "auto"
     layers: str | tuple[str, ...] = "auto"
     batches: Callable[[TensorDataset], Iterable[Any]] = field(default=tensor_batches)
     shared: tuple[str, ...] = ()

@@ -21,19 +21,13 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, avg_pool2d, conv2d, grid_sample, interpolate, pad
 from torch.utils.data import TensorDataset
 
-from salgp.network.perturb import FAMILIES
 from salgp_study.suite.case import TestSet
 
-__all__ = ["IMAGE_CORRUPTIONS", "IMAGE_FAMILIES", "SEVERITIES", "Corruption", "corrupted_sets"]
+__all__ = ["IMAGE_CORRUPTIONS", "SEVERITIES", "Corruption", "corrupted_sets"]
 
 Corrupt = Callable[[Tensor, float, torch.Generator], Tensor]
 SEVERITIES = (0.3, 0.6, 1.0)
 """Severities 1, 2 and 3."""
-IMAGE_FAMILIES = tuple(
-    FAMILIES[name]
-    for name in ("noise", "gain", "affine", "mixup", "layer-noise", "blur", "speckle", "channel-gain")
-)
-"""Families rehearsed for images."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +176,7 @@ IMAGE_CORRUPTIONS: dict[str, Corruption] = {
     "gaussian noise": Corruption(_gaussian_noise, "noise"),
     "shot noise": Corruption(_shot_noise, "noise"),
     "impulse noise": Corruption(_impulse_noise),
-    "speckle noise": Corruption(_speckle_noise, "speckle"),
+    "speckle noise": Corruption(_speckle_noise, "noise"),
     "gaussian blur": Corruption(_gaussian_blur, "blur"),
     "defocus blur": Corruption(_defocus_blur, "blur"),
     "motion blur": Corruption(_motion_blur, "blur"),
@@ -191,10 +185,10 @@ IMAGE_CORRUPTIONS: dict[str, Corruption] = {
     "brightness": Corruption(_brightness, "gain"),
     "contrast": Corruption(_contrast, "gain"),
     "saturate": Corruption(_saturate),
-    "pixelate": Corruption(_pixelate),
-    "jpeg": Corruption(_jpeg),
+    "pixelate": Corruption(_pixelate, "pixelate"),
+    "jpeg": Corruption(_jpeg, "quantise"),
     "elastic": Corruption(_elastic),
-    "occlusion": Corruption(_occlusion),
+    "occlusion": Corruption(_occlusion, "occlude"),
     "rotation": Corruption(_rotation, "affine"),
     "translation": Corruption(_translation, "affine"),
 }

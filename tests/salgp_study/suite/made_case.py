@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from salgp.network.perturb import FAMILIES
 from salgp_study.suite.case import Case, TestSet
 from salgp_study.train import seeded
 
@@ -33,7 +32,7 @@ def made_case(seed: int = 0, shared: tuple[str, ...] = ()) -> Case:
         TestSet("wider", "shift", lambda: clouds(100, 5, 1.5)),
         TestSet("strangers", "unknown", lambda: _strangers()),
     )
-    families = (FAMILIES["noise"], FAMILIES["layer-noise"])
+    families = ("noise", "layer-noise")
     return Case("made", seed, network, clouds(150, 1), clouds(160, 2), tests, families, shared=shared)
 
 

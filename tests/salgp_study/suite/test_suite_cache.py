@@ -1,4 +1,4 @@
-"""Rehearsed environments and the cache: what is written is what the network gives, and a killed run
+"""The cache: what is written is what the network gives, and a killed run
 continues.
 """
 
@@ -10,46 +10,19 @@ import pytest
 import torch
 from made_case import clouds, made_case
 
-from salgp.network.batches import Batch
 from salgp.network.extract import extract
 from salgp_study.suite.cache import case_folder, read_case, write_case
-from salgp_study.suite.environments import LEVELS, rehearse_environments
 
 
-def test_levels_are_geometric_from_a_twenty_fifth_to_one() -> None:
-    ratios = LEVELS[1:] / LEVELS[:-1]
-    assert len(LEVELS) == 8
-    torch.testing.assert_close(ratios, ratios[:1].expand(7))
-    torch.testing.assert_close(LEVELS[[0, -1]], torch.tensor([0.04, 1.0]))
-
-
-def test_environments_are_one_copy_per_family_with_balanced_strengths() -> None:
-    case = made_case()
-    batches = [Batch.of(item) for item in case.batches(case.calibration)]
-    found = rehearse_environments(case.network, batches, "auto", case.families, 0)
-    features, n = found.features, 160
-    assert len(features) == 3 * n
+def test_calibration_holds_originals_and_one_copy_per_family(tmp_path: Path) -> None:
+    case, n = made_case(), 160
+    features, labels = read_case(write_case(case, tmp_path, say=lambda line: None)).calibration
     assert features.families.tolist() == [0] * n + [1] * n + [2] * n
-    assert torch.equal(features.groups, torch.arange(n).repeat(3))
-    assert torch.equal(found.labels, case.calibration.tensors[-1].repeat(3))
-    assert float(features.strengths[:n].abs().max()) == 0
-    for family in (1, 2):
-        _, counts = torch.unique(features.strengths[features.families == family], return_counts=True)
-        assert counts.tolist() == [n // 8] * 8
+    assert torch.equal(labels, case.calibration.tensors[-1].repeat(3))
+    assert sorted(set(features.strengths[:n].tolist())) == [0.0]
+    assert len(features.strengths[n:].unique()) == 8
     with torch.no_grad():
         torch.testing.assert_close(features.logits[:n], case.network(case.calibration.tensors[0]))
-
-
-def test_stronger_environments_are_further_away() -> None:
-    case = made_case()
-    batches = [Batch.of(item) for item in case.batches(case.calibration)]
-    features = rehearse_environments(case.network, batches, "auto", case.families, 0).features
-    moved = (features.logits - features.logits[:160].repeat(3, 1)).square().mean(dim=1)
-    for family in (1, 2):
-        rows = features.families == family
-        levels = LEVELS.to(features.strengths)
-        weak, strong = (rows & torch.isclose(features.strengths, levels[j]) for j in (0, -1))
-        assert float(moved[weak].mean()) < 0.1 * float(moved[strong].mean())
 
 
 def test_a_case_is_written_and_read(tmp_path: Path) -> None:

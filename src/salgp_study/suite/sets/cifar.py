@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from salgp.storage import read_tensors
 from salgp_study.sources import data_folder
 from salgp_study.suite.case import Case, TestSet
-from salgp_study.suite.images import IMAGE_FAMILIES, corrupted_sets
+from salgp_study.suite.images import corrupted_sets
 
 __all__ = ["CifarResNet20", "cifar10"]
 
@@ -90,7 +90,6 @@ def cifar10(seed: int, data: Path | None, cache: Path) -> Case:
         TensorDataset(_normalised(_pixels(train[:N_REFERENCE])), _labels(y_train[:N_REFERENCE])),
         samples(chosen),
         (TestSet("test", "in", lambda: samples(others)), *corrupted_sets(clean, labels, _normalised)),
-        IMAGE_FAMILIES,
         shared=("reference", "shift"),
     )
 

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from salgp.network.perturb import FAMILIES, KINDS
 from salgp_study.run import Run, open_runs
 from salgp_study.suite.case import Case, TestSet
-from salgp_study.suite.images import IMAGE_FAMILIES, corrupted_sets
+from salgp_study.suite.images import corrupted_sets
 
 __all__ = ["radar", "supernovae"]
 
@@ -39,7 +38,7 @@ def radar(name: str, study: str, preset: str = "cpu") -> Callable[[int, Path | N
             *corrupted_sets(x[rows], y[rows], levels=(1, 3)),
         )
         taps = tuple(run.network.taps)  # type: ignore[arg-type]
-        return Case(name, seed, run.network, sets["train"], sets["validation"], tests, IMAGE_FAMILIES, taps)
+        return Case(name, seed, run.network, sets["train"], sets["validation"], tests, "images", taps)
 
     return build
 
@@ -56,10 +55,9 @@ def supernovae(seed: int, data: Path | None, cache: Path) -> Case:
         TestSet("photometric", "shift", lambda: _part(sets["photometric"], known.nonzero()[:, 0])),
         TestSet("photometric with unknown types", "unknown", lambda: sets["photometric"]),
     )
-    families = tuple(FAMILIES[name] for name in KINDS["light-curves"])
     calibration = _part(sets["validation"], order[:cut])
     taps = tuple(run.network.taps)  # type: ignore[arg-type]
-    return Case("spcc-rnn", seed, run.network, sets["train"], calibration, tests, families, taps)
+    return Case("spcc-rnn", seed, run.network, sets["train"], calibration, tests, "light-curves", taps)
 
 
 def _trained(study: str, preset: str, seed: int, data: Path | None, cache: Path) -> Run:

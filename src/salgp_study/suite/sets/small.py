@@ -17,15 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from salgp.network.perturb import FAMILIES, KINDS
 from salgp_study.suite.case import Case, TestSet
 from salgp_study.suite.columns import corrupted_tables
-from salgp_study.suite.images import IMAGE_FAMILIES, corrupted_sets
+from salgp_study.suite.images import corrupted_sets
 from salgp_study.train import seeded
 
 __all__ = ["digits", "table", "tabular_digits", "weak_digits"]
-
-TABLE_FAMILIES = tuple(FAMILIES[name] for name in KINDS["tabular"])
 
 
 def digits(seed: int, data: Path | None, cache: Path) -> Case:
@@ -88,7 +85,6 @@ def _digits(name: str, seed: int, n_train: int) -> Case:
         TensorDataset(x[train], y[train]),
         TensorDataset(x[calibration], y[calibration]),
         (inside, *corrupted_sets(x[rest], y[rest])),
-        IMAGE_FAMILIES,
     )
 
 
@@ -112,7 +108,6 @@ def _table_case(
         TensorDataset(x[a], y[a]),
         TensorDataset(x[b], y[b]),
         (inside, *more, *corrupted_tables(x[t], y[t])),
-        TABLE_FAMILIES,
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from salgp.network.perturb import FAMILIES, KINDS, Family
+from salgp.network.perturb import KINDS, Family
 from salgp.storage import read_tensors, write_tensors
 from salgp_study.sources import data_folder
 from salgp_study.suite.case import Case, TestSet
@@ -84,7 +84,7 @@ def clinc150(seed: int, data: Path | None, cache: Path) -> Case:
         TestSet("out of scope", "unknown", lambda: samples(kept + found["oos_test"][:500])),
     )
     reference = samples(_per_class(found["train"], REFERENCE))
-    families = (*(FAMILIES[name] for name in KINDS["tokens"]), TOKEN_REPLACEMENT)
+    families: tuple[str | Family, ...] = (*KINDS["tokens"], TOKEN_REPLACEMENT)
     return Case(
         "clinc150-minilm",
         seed,
