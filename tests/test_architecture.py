@@ -18,6 +18,7 @@ VALUES = {"storage", "logits", "features", "prediction", "explanation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "storage": set(),
     "extras": set(),
+    "demo_digits": set(),
     "logits": set(),
     "methods": set(),
     "features": {"storage", "logits"},

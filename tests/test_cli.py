@@ -849,15 +849,17 @@ def test_extract_from_hugging_face_and_parquet(run: Any, tmp_path: Path) -> None
 
 
 def test_demo(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("salgp.demo.EPOCHS", 3)
+    for name, value in {"EPOCHS": 3, "N_TRAIN": 200, "N_CALIBRATION": 150, "N_TEST": 200}.items():
+        monkeypatch.setattr(f"salgp.demo.{name}", value)
     code, out, _ = run("demo --out OUT/demo --json")
     found = json.loads(out)
     assert code == 0
     assert Path(found["report"]).is_file()
     for scores in found["scores"].values():
-        assert list(scores) == ["uncalibrated", "temperature", "sal-gp"]
+        assert list(scores) == ["network alone", "temperature", "SAL-GP (paper)", "layer evidence"]
         assert len({s["accuracy"] for s in scores.values()}) == 1  # calibration never changes an answer
     assert found["layers"]
+    assert "Calibrated, it claims" in found["words"]
     assert "exists already" in run("demo --out OUT/demo")[2]
 
 

@@ -176,13 +176,14 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of data, network and calibration.")] = 0,
     force: Force = False,
 ) -> None:
-    """Train a small network on handwritten digits, calibrate it, and show what that buys on clean and on
-    damaged digits.
+    """Train a small network on hand-drawn digits, calibrate it, and show what that buys on photographs of
+    them.
     """
     from salgp.cli.tables import score_table
-    from salgp.demo import STEPS, run_demo
 
     files.check_target(out / "report.html", force)
+    from salgp.demo import STEPS, run_demo
+
     with shell.progress("demo", total=STEPS) as advance:
         result = run_demo(out, seed=seed, force=force, progress=lambda text: advance(1, text))
     shown: list[Any] = [
@@ -190,11 +191,12 @@ def demo(
     ]
     layers = ", ".join(f"{name} ({size:.2f})" for name, size in result.layers.items())
     text = (
-        f"layers that mattered (mean correction, {result.unit}): {layers}\n\nreport: "
-        f"{result.report} (open it in any browser)"
+        f"What this means. {result.words}\n\nlayers that mattered (mean correction, {result.unit}): "
+        f"{layers}\n\nreport: {result.report} (open it in any browser)"
     )
     scores = {name: comparison.as_dict() for name, comparison in result.scores.items()}
-    shell.finish({"report": str(result.report), "scores": scores, "layers": result.layers}, *shown, text)
+    kept = {"report": str(result.report), "scores": scores, "layers": result.layers, "words": result.words}
+    shell.finish(kept, *shown, text)
 
 
 def _new_data(calibrator: Path, path: Path, any_network: bool, shell: Shell) -> tuple[Features, Prediction]:

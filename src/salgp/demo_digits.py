@@ -1,0 +1,141 @@
+"""Digits drawn with a pen, 28 by 28 pixels: data for the demo that need no download.
+
+Each digit is a few strokes. A hand draws them differently every time: slanted, bent, with another pen. A
+camera in the field adds what nobody rehearsed: a turned sheet, blur, shadow, noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+__all__ = ["SIDE", "Digits", "draw_digits", "photograph"]
+
+SIDE = 28
+"""Pixels of an edge."""
+BENT = 0.075
+"""How far a hand bends its strokes, in parts of the picture."""
+CHUNK = 250
+"""Pictures drawn at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """Images ``(n, 1, 28, 28)`` in [0, 1], ink bright, and labels ``(n,)``."""
+
+    images: Tensor
+    labels: Tensor
+
+    def loader(self) -> DataLoader[tuple[Tensor, ...]]:
+        """Batches in order."""
+        return DataLoader(TensorDataset(self.images, self.labels), batch_size=100)
+
+
+def draw_digits(n: int, seed: int = 0) -> Digits:
+    """Digits by a hand that is never the same.
+
+    Example:
+        >>> digits = draw_digits(20)
+        >>> digits.images.shape, digits.labels[:3]
+        (torch.Size([20, 1, 28, 28]), tensor([4, 9, 3]))
+    """
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 10, (n,), generator=g)
+    images = [_ink(_by_hand(_STROKES[part], g), g) for part in labels.split(CHUNK)]
+    return Digits(torch.cat(images), labels)
+
+
+def photograph(digits: Digits, seed: int = 0) -> Digits:
+    """The same digits as a camera in the field sees them: turned, blurred, in shadow, noisy.
+
+    Example:
+        >>> digits = draw_digits(5)
+        >>> photograph(digits).images.shape
+        torch.Size([5, 1, 28, 28])
+    """
+    g = torch.Generator().manual_seed(seed + 1)
+    n = len(digits.labels)
+    turned = _turned(digits.images, (2 * torch.rand(n, generator=g) - 1) * math.radians(32))
+    blur = torch.rand(n, 1, 1, 1, generator=g)
+    blurred = (1 - blur) * turned + blur * nn.functional.avg_pool2d(turned, 3, stride=1, padding=1)
+    side = torch.linspace(-1, 1, SIDE)[None, None, None, :] * (2 * torch.rand(n, 1, 1, 1, generator=g) - 1)
+    shaded = blurred * (0.75 + 0.35 * side)
+    noise = 0.3 * torch.rand(n, 1, 1, 1, generator=g) * torch.randn(shaded.shape, generator=g)
+    return Digits((shaded + noise).clamp(0, 1), digits.labels)
+
+
+def _by_hand(strokes: Tensor, g: torch.Generator) -> Tensor:
+    """Slant, turn, size and bend of each digit; ``(n, S, 2, 2)`` end points of short lines."""
+    n = len(strokes)
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(n, *shape, generator=g)
+
+    angle, slant = uniform(-0.2, 0.2), uniform(-0.25, 0.35)
+    width, height = uniform(0.7, 1.1), uniform(0.85, 1.1)
+    turn = torch.stack([angle.cos() * width, -angle.sin() - slant, angle.sin(), angle.cos() * height], 1)
+    points = (strokes - 0.5) @ turn.reshape(n, 1, 2, 2).transpose(2, 3)
+    frequency, phase = uniform(2.0, 7.0, 1, 1, 2), uniform(0.0, 6.3, 1, 1, 2)
+    bend = uniform(-BENT, BENT, 1, 1, 2) * torch.sin(frequency * points.flip(-1) + phase)
+    return 0.5 + points + bend + uniform(-0.06, 0.06, 1, 1, 2)
+
+
+def _ink(strokes: Tensor, g: torch.Generator) -> Tensor:
+    """Bright where a pixel is nearer to a stroke than half the pen's width, ``(n, 1, 28, 28)``."""
+    n = len(strokes)
+    axis = (torch.arange(SIDE) + 0.5) / SIDE
+    pixels = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), dim=-1).reshape(-1, 1, 2)  # (p, 1, 2)
+    start, along = strokes[:, None, :, 0], strokes[:, None, :, 1] - strokes[:, None, :, 0]
+    share = ((pixels - start) * along).sum(-1) / along.square().sum(-1).clamp_min(1e-9)
+    nearest = start + share.clamp(0, 1)[..., None] * along
+    distance = (pixels - nearest).square().sum(-1).amin(dim=2).sqrt()  # (n, p)
+    pen = 0.03 + 0.035 * torch.rand(n, 1, generator=g)
+    return torch.sigmoid((pen - distance) * 90).reshape(n, 1, SIDE, SIDE)
+
+
+def _turned(images: Tensor, angle: Tensor) -> Tensor:
+    zero = torch.zeros_like(angle)
+    rows = [
+        torch.stack([angle.cos(), -angle.sin(), zero], 1),
+        torch.stack([angle.sin(), angle.cos(), zero], 1),
+    ]
+    grid = nn.functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+    return nn.functional.grid_sample(images, grid, align_corners=False)
+
+
+def _arc(
+    x: float, y: float, rx: float, ry: float, start: float, stop: float, n: int = 9
+) -> list[list[float]]:
+    """Points on an ellipse; angles in quarters of a turn, clockwise from the right."""
+    angles = [(start + (stop - start) * i / (n - 1)) * math.pi / 2 for i in range(n)]
+    return [[x + rx * math.cos(a), y + ry * math.sin(a)] for a in angles]
+
+
+_DRAWN: list[list[list[list[float]]]] = [
+    [_arc(0.5, 0.5, 0.2, 0.32, 0, 4, 13)],
+    [[[0.38, 0.3], [0.52, 0.18], [0.52, 0.82]]],
+    [[*_arc(0.5, 0.34, 0.19, 0.16, -2, 0.5), [0.3, 0.82], [0.72, 0.82]]],
+    [_arc(0.48, 0.34, 0.18, 0.16, -2, 1), _arc(0.48, 0.66, 0.2, 0.16, -1, 2)],
+    [[[0.56, 0.18], [0.28, 0.6], [0.74, 0.6]], [[0.6, 0.4], [0.6, 0.84]]],
+    [[[0.68, 0.18], [0.36, 0.18], [0.34, 0.46]], _arc(0.48, 0.62, 0.2, 0.19, -1.4, 1.6)],
+    [[[0.62, 0.18], [0.4, 0.42], [0.33, 0.6]], _arc(0.5, 0.65, 0.17, 0.17, 0, 4, 11)],
+    [[[0.3, 0.2], [0.7, 0.2], [0.44, 0.82]]],
+    [_arc(0.5, 0.34, 0.15, 0.15, 0, 4, 10), _arc(0.5, 0.66, 0.18, 0.17, 0, 4, 10)],
+    [_arc(0.5, 0.36, 0.17, 0.17, 0, 4, 11), [[0.67, 0.36], [0.62, 0.6], [0.5, 0.84]]],
+]
+"""Strokes of each digit in the unit square, x to the right, y down."""
+
+
+def _lines() -> Tensor:
+    """``(10, S, 2, 2)``: every digit as short lines, filled up with points."""
+    lines = [[[a, b] for stroke in digit for a, b in itertools.pairwise(stroke)] for digit in _DRAWN]
+    most = max(len(digit) for digit in lines)
+    return torch.tensor([digit + [[digit[-1][1]] * 2] * (most - len(digit)) for digit in lines])
+
+
+_STROKES = _lines()
