@@ -258,7 +258,7 @@ WRONG = [
     Wrong("no labels", f"fit IN/unlabelled.safetensors {FIT}", "has no labels"),
     Wrong("unknown option", f"fit IN/cal.safetensors {FIT} --fast", "see salgp fit --help", 2),
     Wrong("missing argument", "fit", "Missing argument", 2),
-    Wrong("unknown command", "calibrate", "No such command", 2),
+    Wrong("unknown command", "calibrat", "No such command", 2),
     Wrong(
         "unknown suffix", "apply IN/cal IN/test.safetensors -o OUT/p.doc", ".csv, .parquet or .safetensors", 2
     ),
@@ -596,6 +596,7 @@ def test_every_command_has_help(run: Any) -> None:
     shown = run("--help")[1]
     for name in (
         "demo",
+        "calibrate",
         "extract",
         "fit",
         "apply",
@@ -613,6 +614,7 @@ def test_every_command_has_help(run: Any) -> None:
         code, out, _ = run(f"{name.removeprefix('salgp ')} --help")
         assert code == 0
         assert f"Example:  {name}" in out
+        assert "<bool>" not in out
 
 
 @pytest.mark.parametrize("name", commands())
@@ -668,6 +670,7 @@ LIGHT = [
     "evaluate file nothing",
     "compare file --methods temprature",
     "extract net.py:make nothing.npz -o f.safetensors",
+    "calibrate net.py:make --calibration nothing.npz -o out",
     "report nothing file -o r.html",
     "export nothing -o head.onnx",
     "score nothing file -o scored",

@@ -269,3 +269,63 @@ def test_a_table_with_holes_is_refused(run: Run, tmp_path: Path) -> None:
     assert "line 3 has 2 values, the first line names 3" in run("fit t.csv -o cal")[2]
     (tmp_path / "t.csv").write_text("logits.0,logits.1,label\n1,2,0\n1,,1\n")
     assert "NaN or infinity in row 1" in run("fit t.csv -o cal")[2]
+
+
+def write_sets(folder: Path) -> None:
+    """Training, calibration and test data that a network of three classes can learn, and its weights."""
+    g = torch.Generator().manual_seed(0)
+    model = network(1)
+    for name, n in (("train", 200), ("cal", 150), ("test", 200)):
+        x = torch.randn(n, 4, generator=g)
+        y = (x[:, :3] + 0.6 * torch.randn(n, 3, generator=g)).argmax(1)
+        np.savez(folder / f"{name}.npz", x=x.numpy(), y=y.numpy())
+        if name == "train":
+            optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+            for _ in range(60):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimiser.step()
+    torch.save({"state_dict": model.state_dict()}, folder / "w.ckpt")
+
+
+def test_everything_in_one_command(run: Run, tmp_path: Path) -> None:
+    write_sets(tmp_path)
+    sets = "--train train.npz --calibration cal.npz --test test.npz"
+    line = f"calibrate net.py:make --weights w.ckpt {sets} -o all"
+    code, out, err = run(f"{line} --classes low,mid,high")
+    assert code == 0, err
+    assert "layer evidence" in out
+    assert "rehearsed noise" in out
+    assert {p.name for p in (tmp_path / "all").iterdir()} == {
+        "calibrator",
+        "calibration.safetensors",
+        "test.safetensors",
+        "report.html",
+    }
+    assert "high" in (tmp_path / "all" / "report.html").read_text()
+    evaluated = json.loads(run("evaluate all/calibrator all/test.safetensors --json")[1])
+    code, out, _ = run(f"{line} --force --json")
+    scores = json.loads(out)["scores"]
+    assert scores["layer evidence"] == evaluated["layer-evidence"]
+    assert list(scores) == ["uncalibrated", "temperature", "layer evidence"]
+    assert "pass --force" in run(line)[2]
+    model = network(1)
+    load_weights(model, tmp_path / "w.ckpt")
+    again = salgp.load(tmp_path / "all" / "calibrator", model)
+    expected = salgp.calibrate(
+        model,
+        [tuple(map(torch.as_tensor, np.load(tmp_path / "cal.npz").values()))],
+        reference=[tuple(map(torch.as_tensor, np.load(tmp_path / "train.npz").values()))],
+    )
+    x = torch.as_tensor(np.load(tmp_path / "test.npz")["x"])
+    torch.testing.assert_close(again(x).confidence, expected(x).confidence)
+
+
+def test_one_command_without_test_or_training_data(run: Run, tmp_path: Path) -> None:
+    write_sets(tmp_path)
+    code, _, err = run("calibrate net.py:make --weights w.ckpt --calibration cal.npz -o all -m temperature")
+    assert code == 0
+    assert "no --train given" in err
+    assert not (tmp_path / "all" / "report.html").exists()
+    np.savez(tmp_path / "no.npz", x=np.zeros((5, 4), np.float32))
+    assert "--test: no labels" in run("calibrate net.py:make --calibration cal.npz --test no.npz -o b")[2]

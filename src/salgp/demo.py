@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, get
+from salgp.calibrators.layerwise.salgp import SALGP
 from salgp.demo_digits import Digits, draw_digits, photograph
 from salgp.features import Features
 from salgp.metrics import Comparison, compare
@@ -140,10 +141,10 @@ def in_plain_words(before: Prediction, after: Prediction, labels: Tensor) -> str
     lines = (
         f"The network is right on {right.mean():.0%} of these, and claims {before.confidence.mean():.0%}. "
         f"Calibrated, it claims {after.confidence.mean():.0%}.\n"
-        f"Act on every answer that is at least {SURE:.0%} sure: of the network's {_acted(before)} such answers "
-        f"{_wrong(before, right)} are wrong.\n"
-        f"Of the calibrated ones, {_acted(after)} in number, {_wrong(after, right)} are wrong; the rest goes to "
-        f"a human."
+        f"Act on every answer that is at least {SURE:.0%} sure: of the network's {_acted(before)} such "
+        f"answers {_wrong(before, right)} are wrong.\n"
+        f"Of the calibrated ones, {_acted(after)} in number, {_wrong(after, right)} are wrong; the rest goes "
+        f"to a human."
     )
     return lines.replace("%", " %")
 
@@ -160,7 +161,7 @@ def _acted(prediction: Prediction) -> str:
 def _rivals(features: Features, labels: Tensor) -> dict[str, Calibrator]:
     return {
         TEMPERATURE: get("temperature").fit(features, labels),
-        PAPER: get("sal-gp", covariance="ml").fit(features, labels),
+        PAPER: SALGP.paper("ml", exact_limit=500, n_inducing=256).fit(features, labels),
     }
 
 

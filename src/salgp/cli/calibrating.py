@@ -26,6 +26,7 @@ __all__ = [
     "Cal",
     "Feats",
     "Force",
+    "Method",
     "Out",
     "Reference",
     "Seed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,31 @@ if TYPE_CHECKING:
     from salgp.features import Features
     from salgp.network.reader import Reader
 
-__all__ = ["image_options", "register"]
+__all__ = [
+    "BatchSize",
+    "Classes",
+    "Data",
+    "DataOptions",
+    "Device",
+    "Gray",
+    "ImageMean",
+    "ImageSize",
+    "ImageStd",
+    "InputNames",
+    "Layers",
+    "MaxWidth",
+    "Model",
+    "Output",
+    "Pooling",
+    "Prepare",
+    "Scale",
+    "Weights",
+    "image_options",
+    "layer_names",
+    "metadata_of",
+    "network_of",
+    "register",
+]
 
 Model = Annotated[
     str,
@@ -41,13 +65,112 @@ Data = Annotated[
 ]
 
 
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights", help="Weights of the network: .safetensors, or .pt/.pth/.ckpt with tensors only."
+    ),
+]
+Layers = Annotated[
+    str, typer.Option("--layers", help="auto, or layer names, globs and positions, separated by commas.")
+]
+Pooling = Annotated[
+    str,
+    typer.Option("--pooling", help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten."),
+]
+Output = Annotated[
+    str,
+    typer.Option("--output", help="What the network returns: logits, probabilities or log-probabilities."),
+]
+InputNames = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs",
+        help="Arrays passed to the network, in order, with commas between; 'f*' stacks a table's columns.",
+    ),
+]
+Prepare = Annotated[
+    str | None,
+    typer.Option(
+        "--prepare",
+        metavar="FILE.py:NAME",
+        help="Your own preprocessing: a function of the named arrays that returns the network's input.",
+    ),
+]
+Classes = Annotated[
+    str | None, typer.Option("--classes", help="Class names in the order of the network's outputs.")
+]
+Scale = Annotated[
+    float | None, typer.Option("--scale", help="Multiply the inputs, e.g. by 0.00392157 for bytes.")
+]
+ImageSize = Annotated[
+    str | None, typer.Option("--image-size", help="Size images are brought to: HEIGHT or HEIGHT,WIDTH.")
+]
+Gray = Annotated[bool, typer.Option("--gray", help="Read images as gray.")]
+ImageMean = Annotated[str | None, typer.Option("--image-mean", help="Mean of each channel, taken off.")]
+ImageStd = Annotated[
+    str | None, typer.Option("--image-std", help="Standard deviation of each channel, divided by.")
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Samples per batch.")]
+MaxWidth = Annotated[
+    int | None, typer.Option("--max-width", min=1, help="Project wider layers to this width.")
+]
+Device = Annotated[str | None, typer.Option("--device", help="Device to run on, e.g. cuda.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command of this file to ``app``."""
     command(
         app,
         "extract",
-        "salgp extract my_network.py:make data.npz --weights net.safetensors -o calibration.safetensors",
+        "salgp extract my_network.py:make data.npz --weights net.pt -o calibration.safetensors",
     )(extract)
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How the data of one network are read; the same for every set.
+
+    Args:
+        model: as named on the command line.
+        batch_size: samples per batch.
+        inputs: arrays to pass.
+        classes: class names.
+        images: how images are read.
+        scale: numbers are multiplied by it.
+        prepare: the user's own preprocessing, by name.
+    """
+
+    model: str
+    batch_size: int = 64
+    inputs: str | None = None
+    classes: str | None = None
+    images: Images = field(default_factory=Images)
+    scale: float | None = None
+    prepare: str | None = None
+
+    def open(self, path: Path) -> Inputs:
+        """The data as batches."""
+        folder = Path(self.model.removeprefix(HUGGING_FACE)) if self.model.startswith(HUGGING_FACE) else None
+        return open_inputs(
+            path,
+            batch_size=self.batch_size,
+            inputs=files.split_names(self.inputs),
+            classes=files.split_names(self.classes),
+            images=self.images,
+            scale=self.scale,
+            by_name=folder is not None,
+            tokenizer=folder,
+            prepare=None if self.prepare is None else import_object(self.prepare, "--prepare"),
+        )
+
+
+def network_of(shell: Shell, model: str, weights: Path | None, device: str | None) -> nn.Module:
+    """The user's network with its weights, where it is to run."""
+    network = open_network(model, weights)
+    if weights is None and not has_own_weights(model):
+        shell.say("note: no --weights given; the network is used as the factory made it")
+    return network if device is None else _moved(network, device)
 
 
 def extract(
@@ -55,52 +178,24 @@ def extract(
     model: Model,
     data: Data,
     out: Out,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="Weights of the network: .safetensors, or .pt/.pth/.ckpt with tensors only."),
-    ] = None,
-    layers: Annotated[
-        str, typer.Option(help="auto, or layer names, globs and positions, separated by commas.")
-    ] = "auto",
-    pooling: Annotated[
-        str, typer.Option(help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten.")
-    ] = "auto",
-    output: Annotated[
-        str, typer.Option(help="What the network returns: logits, probabilities or log-probabilities.")
-    ] = "logits",
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            help="Arrays passed to the network, in order, with commas between; 'f*' stacks a table's columns."
-        ),
-    ] = None,
-    prepare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.py:NAME",
-            help="Your own preprocessing: a function of the named arrays that returns the network's input.",
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Class names in the order of the network's outputs.")
-    ] = None,
-    scale: Annotated[
-        float | None, typer.Option(help="Multiply the inputs, e.g. by 0.00392157 for bytes.")
-    ] = None,
-    image_size: Annotated[
-        str | None, typer.Option(help="Size images are brought to: HEIGHT or HEIGHT,WIDTH.")
-    ] = None,
-    gray: Annotated[bool, typer.Option(help="Read images as gray.")] = False,
-    image_mean: Annotated[str | None, typer.Option(help="Mean of each channel, taken off.")] = None,
-    image_std: Annotated[
-        str | None, typer.Option(help="Standard deviation of each channel, divided by.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 64,
-    max_width: Annotated[int | None, typer.Option(min=1, help="Project wider layers to this width.")] = None,
+    weights: Weights = None,
+    layers: Layers = "auto",
+    pooling: Pooling = "auto",
+    output: Output = "logits",
+    inputs: InputNames = None,
+    prepare: Prepare = None,
+    classes: Classes = None,
+    scale: Scale = None,
+    image_size: ImageSize = None,
+    gray: Gray = False,
+    image_mean: ImageMean = None,
+    image_std: ImageStd = None,
+    batch_size: BatchSize = 64,
+    max_width: MaxWidth = None,
     perturb: Annotated[
         bool, typer.Option(help="Add perturbed copies of the samples: calibration data for use under shift.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="Device to run on, e.g. cuda.")] = None,
+    device: Device = None,
     force: Force = False,
 ) -> None:
     """Run a network over data and write its logits and pooled layers, with the labels where there are some.
@@ -114,30 +209,21 @@ def extract(
     elif perturb:
         raise UsageError("--perturb writes one file; give --out a name that ends in .safetensors")
     images = image_options(model, image_size, gray, image_mean, image_std)
-    folder = Path(model.removeprefix(HUGGING_FACE)) if model.startswith(HUGGING_FACE) else None
-    loader = open_inputs(
-        data,
-        batch_size=batch_size,
-        inputs=files.split_names(inputs),
-        classes=files.split_names(classes),
-        images=images,
-        scale=scale,
-        by_name=folder is not None,
-        tokenizer=folder,
-        prepare=None if prepare is None else import_object(prepare, "--prepare"),
-    )
-    network = open_network(model, weights)
-    if weights is None and not has_own_weights(model):
-        shell.say("note: no --weights given; the network is used as the factory made it")
-    options = {"layers": _layers(layers), "pooling": pooling, "output": output, "max_width": max_width}
-    network = network if device is None else _moved(network, device)
+    loader = DataOptions(model, batch_size, inputs, classes, images, scale, prepare).open(data)
+    network = network_of(shell, model, weights, device)
+    options = {
+        "layers": layer_names(layers),
+        "pooling": pooling,
+        "output": output,
+        "max_width": max_width,
+    }
     if out.suffix == ".safetensors":
         reader, features, labels = _run(shell, network, loader, options, perturb)
-        features.save(out, labels, _metadata(network, reader, loader.classes))
+        features.save(out, labels, metadata_of(network, reader, loader.classes))
         n, widths = len(features), features.widths
     else:
         reader, n, widths = _run_to_store(shell, network, loader, out, options)
-        files.write_metadata(out, _metadata(network, reader, loader.classes))
+        files.write_metadata(out, metadata_of(network, reader, loader.classes))
     shell.finish(
         {"out": str(out), "n": n, "layers": widths, "labelled": loader.labels is not None},
         f"{n:,} samples {'with' if loader.labels is not None else 'without'} labels in {out}\n"
@@ -209,7 +295,7 @@ def _moved(network: nn.Module, device: str) -> nn.Module:
         ) from error
 
 
-def _metadata(network: nn.Module, reader: Reader, classes: list[str] | None) -> dict[str, str]:
+def metadata_of(network: nn.Module, reader: Reader, classes: list[str] | None) -> dict[str, str]:
     """What a features file says of its network: enough to put network and calibrator together again."""
     import salgp
     from salgp.module import module_header
@@ -225,7 +311,13 @@ def _metadata(network: nn.Module, reader: Reader, classes: list[str] | None) -> 
     return kept | ({} if classes is None else {"classes": json.dumps(classes)})
 
 
-def _layers(text: str) -> Any:
+def layer_names(text: str) -> Any:
+    """``auto``, or names and positions.
+
+    Example:
+        >>> layer_names("conv1,-1")
+        ['conv1', -1]
+    """
     if text == "auto":
         return "auto"
     return [int(name) if name.lstrip("-").isdigit() else name for name in files.split_names(text) or []]

@@ -7,6 +7,7 @@ one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 1
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import json
@@ -29,6 +30,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from salgp.extras import EXTRAS, hint
 
@@ -146,7 +149,7 @@ def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         hints = get_type_hints(function, include_extras=True)
         own = [
-            p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name])
+            p.replace(kind=p.KEYWORD_ONLY, annotation=_plain_flag(p.name, hints[p.name]))
             for p in inspect.signature(function).parameters.values()
             if p.name != "shell"
         ]
@@ -158,13 +161,16 @@ def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
                 raise typer.Exit(code)
 
         common = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_plain_flag(key, kind)
+            )
             for key, kind in _COMMON.items()
         ]
         run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in [*own, *common]}
         app.command(
             name,
+            cls=_Command,
             help=_paragraphs(inspect.getdoc(function)),
             epilog="\n\n".join(f"Example:  {example}" for example in examples),
             no_args_is_help=False,
@@ -172,6 +178,32 @@ def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+class _Command(TyperCommand):
+    """A command whose help names flags without a type."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = NO_TYPE
+        return option
+
+
+NO_TYPE = " "
+"""Stands where the help would show ``<bool>``."""
+
+
+def _plain_flag(name: str, kind: Any) -> Any:
+    """A flag is its name and nothing more: no ``<bool>``, no ``--no-...``."""
+    option = next((x for x in getattr(kind, "__metadata__", ()) if isinstance(x, OptionInfo)), None)
+    if option is None or kind.__origin__ is not bool:
+        return kind
+    flag = copy.copy(option)
+    flag.metavar = NO_TYPE
+    if not option.param_decls and not isinstance(option.default, str):  # there typer keeps a first name
+        flag.param_decls = (f"--{name.replace('_', '-')}",)
+    return Annotated[bool, flag]
 
 
 def guard(shell: Shell, function: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
