@@ -227,9 +227,7 @@ def _finish(
         shown.append(score_table(comparison, f"{method}, fitted on {n:,} samples, checked on test data"))
     lines = [] if classifier.rehearsal is None else str(classifier.rehearsal).splitlines()
     rehearsed = "".join(f"rehearsed {line}\n" for line in lines)
-    report = (
-        "" if comparison is None else f"report: {out / 'report.html'} (open it in any browser)\n"
-    )
+    report = "" if comparison is None else f"report: {out / 'report.html'} (open it in any browser)\n"
     shown.append(
         f"{rehearsed}{report}calibrator: {out / 'calibrator'}; in Python: "
         f"salgp.load({json.dumps(str(out / 'calibrator'))}, model)"
