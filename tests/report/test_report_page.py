@@ -64,6 +64,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         class_names=["cat", EVIL, "o'\"&"],
         images=np.random.default_rng(0).random((400, 1, 8, 8)),
         others={f"rival {EVIL}": made(layered=False)[2]},
+        slices={f"camera {EVIL}": [f"{k % 3} {EVIL}" for k in range(400)]},
         new_data=(new, moved),
         settings={"file": EVIL, "path": "</dd><img src=x onerror=alert(1)>"},
     )
@@ -108,7 +109,9 @@ def test_page_is_well_formed_and_stands_alone(page: Path) -> None:
         for k, v in attributes.items()
         if k in ("src", "href", "action", "data", "poster") and v
     ]
-    assert all(a.startswith("data:") for a in addresses)
+    assert all(a.startswith(("data:", "#")) for a in addresses)
+    ids = {attributes.get("id") for _, attributes in found.tags}
+    assert {a[1:] for a in addresses if a.startswith("#")} <= ids
     assert "http://" not in text.replace("http-equiv", "")
     assert "https://" not in text
     assert "@import" not in text
@@ -153,12 +156,16 @@ def test_sections_appear_only_where_there_is_something_to_say(page: Path) -> Non
     plain = render(features, labels, prediction, method="temperature scaling")
     assert 'id="shift"' not in plain
     assert 'id="methods"' not in plain
+    assert 'id="slices"' not in plain
     assert "no layer to name" in plain
     assert "<img" not in plain
     full = page.read_text()
     assert all(
         f'id="{name}"' in full
-        for name in ("shift", "methods", "layers", "samples", "keep", "reliability", "figures", "settings")
+        for name in (
+            *("verdict", "shift", "methods", "layers", "samples", "keep", "reliability", "figures"),
+            *("classes", "slices", "glossary", "settings"),
+        )
     )
 
 
@@ -179,12 +186,12 @@ def test_verdict_comes_first(page: Path) -> None:
     text = page.read_text()
     assert re.search(
         r'class="headline">The network is overconfident by \d+ points; after SAL-GP it is '
-        r"within \d+ points?\.<",
+        r"right to within \d+ points?\.<",
         text,
     )
     assert re.search(
-        r'class="action">If at most \S+\s% of the automatic answers may be wrong, \d+ of 400 '
-        r"predictions should go to a human",
+        r'class="action">Send \d+ of 400 predictions to a human; of the others, at most \S+\s% are '
+        r"wrong, with 95\s% assurance",
         text,
     )
     assert text.index("headline") < text.index("ECE")
@@ -199,6 +206,27 @@ def test_same_input_same_bytes() -> None:
 def test_tiny_and_odd_data(labels: list[int]) -> None:
     features = Features(torch.tensor([[3.0, 0.0]] * len(labels)))
     outline(render(features, labels, Prediction.from_probs(features, features.probs)))
+
+
+def test_all_points_of_a_sample_are_shown_and_add_up(page: Path) -> None:
+    text = page.read_text()
+    row = re.search(r'<td data-label="network" data-value="([^"]+)".*?</tr>', text, re.DOTALL)
+    assert row is not None
+    after = float(re.search(r'data-label="corrected" data-value="([^"]+)"', row.group(0)).group(1))  # type: ignore[union-attr]
+    chips = [float(x) for x in re.findall(r'class="chip[^>]*>[^<]* ([+-][0-9.]+)</span>', row.group(0))]
+    assert len(chips) == len(LAYERS)
+    assert sum(chips) == pytest.approx(100 * (after - float(row.group(1))), abs=0.05 * len(chips) + 1e-6)
+
+
+def test_methods_of_one_name_are_refused() -> None:
+    features, labels, prediction = made(50)
+    for name in ("M", "network alone"):
+        with pytest.raises(ValueError, match=f"two methods are called '{name}'"):
+            render(features, labels, prediction, method="M", others={name: prediction})
+    with pytest.raises(ValueError, match="two methods are called 'network alone'"):
+        render(features, labels, prediction, method="network alone")
+    with pytest.raises(ValueError, match=r"slices\['camera'\] has 3 values for 50 samples"):
+        render(features, labels, prediction, slices={"camera": [1, 2, 3]})
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
@@ -270,7 +298,8 @@ def test_browser_slider_changes_the_figures(browser: Any, page: Path) -> None:
     slider = browser.find_element("id", "error")
     assert slider.is_displayed()
     found = []
-    for position in (0, 20, 60):
+    last = int(slider.get_attribute("max"))
+    for position in (last * 6 // 10, last * 8 // 10, last):
         browser.execute_script(
             "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))",
             slider,
@@ -278,8 +307,10 @@ def test_browser_slider_changes_the_figures(browser: Any, page: Path) -> None:
         )
         values = {
             name: text_of(browser, f"out-{name}")
-            for name in ("error", "after", "before", "human", "threshold", "kept", "wrong")
+            for name in ("error", "after", "before", "human", "threshold", "wrong")
         }
+        tile = browser.find_element("css selector", ".tile [data-out=human]").text
+        assert tile == values["human"]  # tile and slider move together
         dot = float(browser.find_element("id", "dot-after").get_attribute("cx"))
         found.append((dot, values))
         assert int(values["after"].replace(",", "")) + int(values["human"].replace(",", "")) == 400
@@ -287,7 +318,34 @@ def test_browser_slider_changes_the_figures(browser: Any, page: Path) -> None:
     assert kept[0] < kept[1] < kept[2]
     assert found[0][0] < found[1][0] < found[2][0]
     assert len({values["error"] for _, values in found}) == 3
-    assert len({values["kept"] for _, values in found}) == 3
+    assert len({values["threshold"] for _, values in found}) == 3
+
+
+def test_browser_contents_lead_to_sections_and_open_them(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    details = browser.find_element("css selector", "#glossary details")
+    assert details.get_attribute("open") is None
+    link = browser.find_element("css selector", "nav a[href='#glossary']")
+    browser.execute_script("arguments[0].click()", link)
+    assert details.get_attribute("open") is not None
+    assert "Confidence error" in details.text
+
+
+def test_browser_bars_and_curves_have_words_for_the_pointer(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    words = browser.execute_script(
+        "return [...document.querySelectorAll('svg title')].map((title) => title.textContent)"
+    )
+    assert any("predictions say" in w and " to " in w for w in words)
+    assert any(w.startswith("of the surest") for w in words)
+
+
+def test_browser_page_is_at_most_four_screens_until_opened(browser: Any, page: Path) -> None:
+    size = {"width": 1440, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(page.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollHeight") <= 4 * 1000
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_browser_keyboard_moves_the_slider(browser: Any, page: Path) -> None:
@@ -306,6 +364,8 @@ def test_browser_sorts_tables(browser: Any, page: Path) -> None:
             for c in browser.find_elements("css selector", "#samples td[data-label=network]")
         ]
 
+    for row in browser.find_elements("css selector", "#samples details td[data-label=network]"):
+        browser.execute_script("arguments[0].removeAttribute('data-label')", row)
     button = browser.find_element("xpath", "//section[@id='samples']//th/button[text()='network']")
     browser.execute_script("arguments[0].click()", button)
     up = rows()

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-NAMES = {"sal-gp": "SAL-GP", "layer-evidence": "SAL-GP", "temperature": "temperature scaling"}
-"""Names for the reader of a report, where they differ from the short ones."""
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to ``app``."""
@@ -63,10 +60,14 @@ def report(
     _, labels = files.read_labelled(features)
     loaded, prediction = predicted(calibrator, features, any_network, shell)
     fitted = files.read_calibrator(calibrator)
-    others = {
-        NAMES.get(o.name, o.name): o.predict(loaded.features)
-        for o in map(files.read_calibrator, map(Path, files.split_names(compare) or []))
-    }
+    method, others = fitted.display_name, {}
+    for folder in map(Path, files.split_names(compare) or []):
+        rival = files.read_calibrator(folder)
+        taken = rival.display_name == method or rival.display_name in others
+        name = f"{rival.display_name} ({folder.name})" if taken else rival.display_name
+        if name in others:
+            raise UsageError(f"--compare {folder}: given twice")
+        others[name] = rival.predict(loaded.features)
     with shell.progress("writing the report"):
         build(
             out,
@@ -74,7 +75,7 @@ def report(
             labels,
             prediction,
             force=force,
-            method=NAMES.get(fitted.name, fitted.name),
+            method=method,
             title=title,
             acceptable_error=error,
             class_names=files.split_names(classes)

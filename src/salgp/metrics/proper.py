@@ -90,7 +90,7 @@ def mean_confidence(confidence: ArrayLike) -> Statistic:
 
 @metric(
     "Surprise over all classes (NLL)",
-    "The same for the whole list of class probabilities.",
+    "Punishes little probability on the true class, over the whole list of classes.",
     larger_is_better=False,
     heading="NLL",
 )

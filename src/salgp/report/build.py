@@ -18,14 +18,16 @@ from torch import Tensor
 
 from salgp.extras import require
 from salgp.features import Features, as_labels
-from salgp.metrics import Scores, evaluate
+from salgp.metrics import METRICS, Scores, evaluate
 from salgp.prediction import Prediction
 from salgp.report import figures
-from salgp.report.keeping import Keep, acceptable_levels, nice_error, nice_step
-from salgp.report.shift import Shift, shift
-from salgp.report.summary import Corrected, Side, layer_shares, metric_changes, most_corrected, side
+from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, default_level, nice_error, nice_step
+from salgp.report.shift import shift
+from salgp.report.slices import confusions
+from salgp.report.slices import slices as slices_of
+from salgp.report.summary import Corrected, Side, metric_changes, most_corrected, side, term_shares
 from salgp.report.thumbnails import data_uri
-from salgp.report.words import verdict
+from salgp.report.words import GLOSSARY, verdict
 from salgp.storage import write_whole
 
 __all__ = ["build", "render"]
@@ -79,7 +81,7 @@ def render(
     labels: Any,
     prediction: Prediction,
     *,
-    method: str = "SAL-GP",
+    method: str = "calibrated",
     title: str = "Can this network be trusted?",
     class_names: Sequence[str] | None = None,
     images: Any = None,
@@ -87,6 +89,7 @@ def render(
     new_data: tuple[Features, Prediction] | None = None,
     settings: Mapping[str, Any] | None = None,
     acceptable_error: float | None = None,
+    slices: Mapping[str, Sequence[Any]] | None = None,
     n_shown: int = 12,
 ) -> str:
     """The report as a string of HTML.
@@ -99,21 +102,27 @@ def render(
         title: heading of the page.
         class_names: by default the class numbers.
         images: ``(n, ...)`` pictures of the samples, for thumbnails.
-        others: predictions of other methods on the same samples, for a table.
+        others: predictions of other methods on the same samples, for a table; all names must differ.
         new_data: unlabelled features and their prediction, for the section on new data.
         settings: listed at the end.
         acceptable_error: share of wrong answers that may remain; by default about half of the network's.
+        slices: name to ``(n,)`` values: parts of the data to look at one by one, such as the camera.
         n_shown: how many of the most corrected samples are listed.
 
     Returns:
         The page.
     """
     y = as_labels(labels, len(features), features.n_classes).cpu()
-    _check(features, prediction, images, class_names)
-    before, after = side(Prediction.from_probs(features, features.probs), y), side(prediction, y)
-    levels = acceptable_levels(before, after)
-    keep = _nearest(levels, nice_error(1 - after.accuracy) if acceptable_error is None else acceptable_error)
+    _check(features, prediction, images, class_names, slices)
+    everyone = _everyone(features, prediction, method, others)
+    before, after = side(everyone[NETWORK], y), side(prediction, y)
+    changes = metric_changes(before, after, y)
+    levels = acceptable_levels(before, after, y)
+    keep = default_level(
+        levels, nice_error(1 - after.accuracy) if acceptable_error is None else acceptable_error
+    )
     names = _Names(class_names)
+    change = next(c.verdict for c in changes if c.key == "ece")
     context = {
         "title": title,
         "method": method,
@@ -122,22 +131,28 @@ def render(
         "n_unknown": int((y < 0).sum()),
         "before": before,
         "after": after,
-        "verdict": verdict(before, after, method, keep),
+        "verdict": verdict(before, after, method, keep, change),
         "keep": keep,
+        "assurance": ASSURANCE,
         "off": abs(before.stated - before.accuracy) >= 0.01,
-        "changes": metric_changes(before, after, y),
+        "changes": changes,
         "samples": _sample_rows(features, y, prediction, images, names, n_shown),
-        "others": _other_scores(features, y, prediction, method, others),
+        "others": _scores(everyone, y) if others else {},
+        "shown": [metric for metric in METRICS.values() if metric.heading],
         "rivals": _rivals(others, y),
-        "shift": _shift(features, prediction, new_data, keep),
-        "scale": _unit(prediction),
-        "additive": prediction.layers is not None and prediction.layers.additive,
+        "shift": None if new_data is None else shift((features, prediction), new_data, keep),
         "settings": dict(settings or {}),
         "versions": _versions(),
+        "glossary": GLOSSARY,
         **_slider(before, after, levels, keep),
-        **_pictures(before, after, prediction, features.layer_names),
+        **_pictures(features, before, after, prediction),
+        **_parts(before, after, y, names, slices),
     }
     return _page(context)
+
+
+NETWORK = "network alone"
+"""What the network's own confidence is called beside other methods."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +168,11 @@ class _Names:
 
 
 def _check(
-    features: Features, prediction: Prediction, images: Any, class_names: Sequence[str] | None
+    features: Features,
+    prediction: Prediction,
+    images: Any,
+    class_names: Sequence[str] | None,
+    slices: Mapping[str, Sequence[Any]] | None,
 ) -> None:
     if len(features) == 0:
         raise ValueError("no samples: there is nothing to report on")
@@ -168,11 +187,22 @@ def _check(
         )
     if class_names is not None and len(class_names) < features.n_classes:
         raise ValueError(f"{len(class_names)} class names for {features.n_classes} classes")
+    for name, values in (slices or {}).items():
+        if len(values) != len(features):
+            raise ValueError(f"slices[{name!r}] has {len(values)} values for {len(features)} samples")
 
 
-def _nearest(levels: Sequence[Keep], error: float) -> Keep:
-    """The slider's level closest to ``error``; above the largest, everything may be kept anyway."""
-    return min(levels, key=lambda keep: abs(keep.error - error))
+def _everyone(
+    features: Features, prediction: Prediction, method: str, others: Mapping[str, Prediction] | None
+) -> dict[str, Prediction]:
+    """All methods by name, the network first and ours last."""
+    taken = [name for name in (NETWORK, method) if name in (others or {})]
+    if method == NETWORK:
+        taken.append(NETWORK)
+    if taken:
+        raise ValueError(f"two methods are called {taken[0]!r}; give every method a name of its own")
+    network = Prediction.from_probs(features, features.probs)
+    return {NETWORK: network, **(others or {}), method: prediction}
 
 
 def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> dict[str, Any]:
@@ -184,9 +214,9 @@ def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> di
             "before": f"{k.before:,}",
             "after": f"{k.after:,}",
             "human": f"{n - k.after:,}",
-            "threshold": "none" if k.threshold is None else _percent(k.threshold, 1),
-            "kept": "" if k.tried is None else f"{k.tried.kept:,}",
-            "wrong": "" if k.tried is None else (_percent(k.tried.error, 1) if k.tried.kept else "none"),
+            "share": round(100 * (n - k.after) / n, 1),
+            "threshold": _limit(k),
+            "wrong": f"{k.wrong:,}",
             "xb": round(frame.x(k.before / n), 1),
             "xa": round(frame.x(k.after / n), 1),
             "y": round(frame.y(k.error), 1),
@@ -201,6 +231,12 @@ def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> di
     }
 
 
+def _limit(keep: Keep) -> str:
+    if keep.threshold is None:
+        return "no limit is good enough"
+    return "any confidence" if keep.everything else f"above {_percent(keep.threshold, 1)}"
+
+
 def _error_ticks(before: Side, after: Side, top: float) -> list[float]:
     """Round steps that hold the error rate and a little of what the curves do above it."""
     settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
@@ -209,22 +245,33 @@ def _error_ticks(before: Side, after: Side, top: float) -> list[float]:
     return [k * step for k in range(math.ceil(needed / step - 1e-9) + 1)]
 
 
-def _pictures(before: Side, after: Side, prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
-    shares = layer_shares(prediction, names)
+def _pictures(features: Features, before: Side, after: Side, prediction: Prediction) -> dict[str, Any]:
+    shares = term_shares(features, prediction)
     return {
         "reliability_before": figures.reliability(before, "before"),
         "reliability_after": figures.reliability(after, "after"),
         "layers": shares,
-        "layer_figure": figures.layer_profile(shares, _unit(prediction)) if shares else None,
+        "layer_figure": figures.layer_profile(shares) if shares else None,
     }
 
 
-def _unit(prediction: Prediction) -> str:
-    return (
-        "log-odds"
-        if prediction.layers is not None and prediction.layers.scale == "log-odds"
-        else "confidence"
-    )
+def _parts(
+    before: Side, after: Side, labels: Tensor, names: _Names, columns: Mapping[str, Sequence[Any]] | None
+) -> dict[str, Any]:
+    """Classes, confusions and the user's slices; judged together, so that luck is counted once."""
+    predicted = [names(label) for label in after.prediction.label.tolist()]
+    found = slices_of(before, after, {PREDICTED: predicted, **(columns or {})})
+    return {
+        "classes": [part for part in found if part.column == PREDICTED],
+        "slices": [part for part in found if part.column != PREDICTED],
+        "n_off": sum(part.verdict.endswith("confident") for part in found),
+        "confusions": [
+            (names(c.true), names(c.predicted), c) for c in confusions(after, labels.cpu().numpy())
+        ],
+    }
+
+
+PREDICTED = "predicted class"
 
 
 def _sample_rows(
@@ -243,33 +290,14 @@ def _sample_rows(
     return [row(found) for found in most_corrected(features, labels, prediction, n_shown)]
 
 
-def _other_scores(
-    features: Features,
-    labels: Tensor,
-    prediction: Prediction,
-    method: str,
-    others: Mapping[str, Prediction] | None,
-) -> dict[str, Scores]:
-    if not others:
-        return {}
-    everyone = {
-        "network alone": Prediction.from_probs(features, features.probs),
-        **others,
-        method: prediction,
-    }
-    return {name: evaluate(p, labels) for name, p in everyone.items()}
+def _scores(everyone: Mapping[str, Prediction], labels: Tensor) -> dict[str, Scores]:
+    return {name: evaluate(prediction, labels) for name, prediction in everyone.items()}
 
 
 def _rivals(others: Mapping[str, Prediction] | None, labels: Tensor) -> list[tuple[str, float, Any]]:
     """Name, mean gap and reliability diagram of each other method."""
     sides = {name: side(prediction, labels) for name, prediction in (others or {}).items()}
     return [(name, one.ece, figures.reliability(one, name)) for name, one in sides.items()]
-
-
-def _shift(
-    features: Features, prediction: Prediction, new_data: tuple[Features, Prediction] | None, keep: Keep
-) -> Shift | None:
-    return None if new_data is None else shift((features, prediction), new_data, keep)
 
 
 def _versions() -> dict[str, str]:
@@ -293,7 +321,7 @@ def _page(context: Mapping[str, Any]) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        percent=_percent, unbroken=_unbroken, signed=lambda x: f"{x:+.2f}", number=_number
+        percent=_percent, unbroken=_unbroken, signed=lambda x: f"{100 * x:+.1f}", number=_number
     )
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     return environment.from_string(page).render(css=Markup(css), js=Markup(js), script_hash=digest, **context)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from salgp.metrics import reliability_bins
+from salgp.metrics import accuracy_band, reliability_bins
 from salgp.report.keeping import Keep
 from salgp.report.summary import LayerShare, Side
 
@@ -89,11 +89,11 @@ class Frame:
     def axes(self, x_label: str, y_label: str, ticks: Sequence[float]) -> None:
         """Grid lines, tick labels in per cent, and axis labels."""
         for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-            self.canvas.text(self.x(share), self.upper + self.height + 16, f"{100 * share:.0f} %")
+            self.canvas.text(self.x(share), self.upper + self.height + 18, f"{100 * share:.0f} %")
         for value in ticks:
             self.canvas.line(self.left, self.y(value), self.left + self.width, self.y(value), "grid")
             self.canvas.text(self.left - 6, self.y(value) + 4, f"{100 * value:.3g} %", anchor="end")
-        self.canvas.text(self.left + self.width / 2, self.upper + self.height + 36, x_label, "axis")
+        self.canvas.text(self.left + self.width / 2, self.upper + self.height + 40, x_label, "axis")
         middle = self.upper + self.height / 2
         self.canvas.text(14, middle, y_label, "axis side", transform=f"rotate(-90 14 {middle:.0f})")
 
@@ -105,31 +105,32 @@ def reliability(side: Side, name: str) -> Markup:
         f"Reliability diagram, {name}: mean gap between stated confidence and how often it is "
         f"right {100 * side.ece:.1f} points."
     )
-    canvas = Canvas(420, 420, words, "plot")
-    frame = Frame(canvas, (62, 12, 332, 300))
+    canvas = Canvas(420, 326, words, "plot")
+    frame = Frame(canvas, (62, 12, 332, 216))
     frame.axes("stated confidence", "how often it is right", (0, 0.25, 0.5, 0.75, 1))
+    lower, upper = accuracy_band(bins)
     for b in np.flatnonzero(bins.count):
         _bin(
             frame,
             bins.edges[b : b + 2].tolist(),
             float(bins.confidence[b]),
-            float(bins.accuracy[b]),
+            (float(bins.accuracy[b]), float(lower[b]), float(upper[b])),
             int(bins.count[b]),
             float(bins.share[b]),
         )
     canvas.line(frame.x(0), frame.y(0), frame.x(1), frame.y(1), "diagonal")
     tallest = float(bins.share.max())
     for b in np.flatnonzero(bins.count):
-        height = 44 * float(bins.share[b]) / tallest
+        height = 38 * float(bins.share[b]) / tallest
         canvas.rect(
             frame.x(bins.edges[b]) + 3,
-            412 - height,
+            322 - height,
             frame.width / N_BINS - 6,
             height,
             "count",
             f"{int(bins.count[b]):,} predictions",
         )
-    canvas.text(58, 410, "number", anchor="end")
+    canvas.text(58, 320, "number", anchor="end")
     return canvas.markup()
 
 
@@ -139,12 +140,13 @@ def risk_coverage(before: Side, after: Side, keep: Keep, ticks: Sequence[float])
         "Error rate among the predictions kept, by the share kept, surest first; the calibrated "
         "curve is solid, the network's own dashed."
     )
-    canvas = Canvas(640, 340, words, "plot wide")
-    frame = Frame(canvas, (66, 12, 542, 270), ticks[-1])
+    canvas = Canvas(640, 226, words, "plot wide")
+    frame = Frame(canvas, (66, 12, 542, 160), ticks[-1])
     frame.axes("share of predictions kept (the surest ones)", "wrong among them", ticks)
     for side, css in ((before, "curve before"), (after, "curve after")):
         canvas.add("path", d=_path(frame, side.curve.coverage, side.curve.risk), css=css)
     n = len(after.correct)
+    _hover(frame, after)
     canvas.line(
         frame.left, frame.y(keep.error), frame.left + frame.width, frame.y(keep.error), "limit", id="limit"
     )
@@ -157,17 +159,17 @@ def risk_coverage(before: Side, after: Side, keep: Keep, ticks: Sequence[float])
     return canvas.markup(), frame
 
 
-def layer_profile(shares: Sequence[LayerShare], unit: str) -> Markup:
-    """One bar per layer: mean correction downwards (left) and upwards (right)."""
+def layer_profile(shares: Sequence[LayerShare]) -> Markup:
+    """One bar per term: mean correction downwards (left) and upwards (right), in points."""
     largest = max((share.size for share in shares), default=0.0) or 1.0
     words = (
-        "Mean correction by layer: "
-        + ", ".join(f"{share.name} {share.size:.3g}" for share in shares)
-        + f" {unit}."
+        "Mean correction by term: "
+        + ", ".join(f"{share.name} {100 * share.size:.1f}" for share in shares)
+        + " points."
     )
-    canvas = Canvas(640, 34 * len(shares) + 8, words, "plot wide")
+    canvas = Canvas(640, 30 * len(shares) + 8, words, "plot wide")
     for i, share in enumerate(shares):
-        y, scale = 34 * i + 6, 310 / largest
+        y, scale = 30 * i + 4, 310 / largest
         canvas.text(240, y + 18, _short(share.name), "layer", "end")
         canvas.rect(
             250,
@@ -175,7 +177,7 @@ def layer_profile(shares: Sequence[LayerShare], unit: str) -> Markup:
             share.lowers * scale,
             20,
             "lowers",
-            f"{share.name}: lowers by {share.lowers:.3g} {unit}",
+            f"{share.name}: lowers by {100 * share.lowers:.1f} points on average",
         )
         canvas.rect(
             250 + share.lowers * scale,
@@ -183,9 +185,9 @@ def layer_profile(shares: Sequence[LayerShare], unit: str) -> Markup:
             share.raises * scale,
             20,
             "raises",
-            f"{share.name}: raises by {share.raises:.3g} {unit}",
+            f"{share.name}: raises by {100 * share.raises:.1f} points on average",
         )
-        canvas.text(256 + share.size * scale, y + 18, f"{share.size:.2g}", "tick", "start")
+        canvas.text(256 + share.size * scale, y + 18, f"{100 * share.size:.1f}", "tick", "start")
     return canvas.markup()
 
 
@@ -203,8 +205,20 @@ def interval_bar(before: float, after: float, lower: float | None, upper: float 
     return canvas.markup()
 
 
-def _bin(frame: Frame, edges: Sequence[float], stated: float, right: float, count: int, share: float) -> None:
-    words = f"{count:,} predictions say {100 * stated:.0f} % and are right {100 * right:.0f} %"
+def _bin(
+    frame: Frame,
+    edges: Sequence[float],
+    stated: float,
+    accuracy: tuple[float, float, float],
+    count: int,
+    share: float,
+) -> None:
+    """One bar: how often right, the gap to what was stated, and the error bar of the former."""
+    right, least, most = accuracy
+    words = (
+        f"{count:,} predictions say {100 * stated:.0f} % and are right {100 * right:.0f} % "
+        f"({100 * least:.0f} to {100 * most:.0f} %)"
+    )
     faint = " faint" if share < 0.01 else ""
     x, width = frame.x(edges[0]) + 3, frame.width * (edges[1] - edges[0]) - 6
     frame.canvas.rect(x, frame.y(right), width, frame.y(0) - frame.y(right), f"right{faint}", words)
@@ -217,6 +231,21 @@ def _bin(frame: Frame, edges: Sequence[float], stated: float, right: float, coun
         f"gap {'over' if stated > right else 'under'}{faint}",
         words,
     )
+    middle = x + width / 2
+    frame.canvas.line(middle, frame.y(least), middle, frame.y(most), f"bar{faint}")
+    for end in (least, most):
+        frame.canvas.line(middle - 4, frame.y(end), middle + 4, frame.y(end), f"bar{faint}")
+
+
+def _hover(frame: Frame, side: Side, n_points: int = 40) -> None:
+    """Invisible points along a curve that say their values when the pointer rests on them."""
+    n = len(side.curve.risk)
+    for i in np.unique(np.linspace(0, n - 1, min(n_points, n)).astype(int)):
+        kept, wrong = float(side.curve.coverage[i]), float(side.curve.risk[i])
+        words = f"of the surest {100 * kept:.0f} %, {100 * wrong:.2g} % are wrong"
+        x, y = frame.x(kept), frame.y(min(wrong, frame.top))
+        title = Markup("<title>{}</title>").format(words)
+        frame.canvas.add("circle", title, cx=x, cy=y, r=9, css="hover")
 
 
 def _path(frame: Frame, coverage: np.ndarray, risk: np.ndarray, n_points: int = 400) -> str:

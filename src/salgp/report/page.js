@@ -6,7 +6,8 @@
 
   const show = () => {
     const p = points[Number(slider.value)];
-    for (const key of ["error", "after", "before", "human", "threshold", "kept", "wrong"]) if (byId("out-" + key)) byId("out-" + key).textContent = p[key];
+    for (const place of document.querySelectorAll("[data-out]")) place.textContent = p[place.dataset.out];
+    byId("human-share").style.width = p.share + "%";
     slider.setAttribute("aria-valuetext", p.error);
     for (const end of ["y1", "y2"]) byId("limit").setAttribute(end, p.y);
     for (const [dot, x] of [["dot-before", p.xb], ["dot-after", p.xa]]) {
@@ -16,6 +17,22 @@
   };
   slider.addEventListener("input", show);
   slider.parentElement.hidden = false;
+
+  const open = () => {
+    const target = location.hash && document.querySelector(location.hash + " details");
+    if (target) target.open = true;
+  };
+  addEventListener("hashchange", open);
+  open();
+
+  const links = [...document.querySelectorAll("nav a")];
+  const here = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      const link = links.find((one) => one.hash === "#" + entry.target.id);
+      if (link && entry.isIntersecting) for (const one of links) one.toggleAttribute("aria-current", one === link);
+    }
+  }, { rootMargin: "-10% 0px -80% 0px" });
+  for (const section of document.querySelectorAll("main section")) here.observe(section);
 
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => (part.open = true)));
 

@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from salgp.estimate import Estimate, accuracy
 from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp.report.keeping import Keep
-from salgp.report.summary import layer_shares
+from salgp.report.summary import term_shares
 
 __all__ = ["LayerNotice", "Shift", "shift"]
 
 
 @dataclass(frozen=True)
 class LayerNotice:
-    """Mean size of a layer's correction on the labelled and on the new data."""
+    """Mean size of a term's correction on the labelled and on the new data, in points."""
 
     name: str
     known: float
@@ -32,7 +33,8 @@ class Shift:
         sentence: what it means.
         tone: ``good``, ``fair`` or ``poor``.
         network: mean network confidence on known and new data.
-        calibrated: mean calibrated confidence on known and new data: the accuracy to expect.
+        calibrated: mean calibrated confidence on known and new data.
+        expected: accuracy to expect of the new data, with its interval.
         std: mean standard deviation of the confidence on both, or None.
         novel: share of new samples more novel than 95 % of the known ones, or None.
         human: share of the new samples that falls below the threshold chosen on the known ones.
@@ -44,6 +46,7 @@ class Shift:
     tone: str
     network: tuple[float, float]
     calibrated: tuple[float, float]
+    expected: Estimate
     std: tuple[float, float] | None
     novel: float | None
     human: float
@@ -56,30 +59,36 @@ def shift(known: tuple[Features, Prediction], new: tuple[Features, Prediction], 
     after = _mean(known[1].confidence), _mean(new[1].confidence)
     drop = after[0] - after[1]
     tone = "good" if drop < 0.03 else "fair" if drop < 0.1 else "poor"
-    human = 1.0 if keep.threshold is None else float((new[1].confidence < keep.threshold).double().mean())
+    human = 1.0 if keep.threshold is None else float((new[1].confidence <= keep.threshold).double().mean())
+    expected = accuracy(new[1])
     stds = [p.std for _, p in (known, new)]
     std = None if stds[0] is None or stds[1] is None else (_mean(stds[0]), _mean(stds[1]))
     return Shift(
         len(new[1]),
-        _sentence(before[1], after, drop),
+        _sentence(before, after, drop, expected),
         tone,
         before,
         after,
+        expected,
         std,
         _novel(known[1], new[1]),
         human,
-        _notices(known[1], new[1]),
+        _notices(known, new),
     )
 
 
-def _sentence(stated: float, after: tuple[float, float], drop: float) -> str:
-    expect = f"expect about {round(100 * after[1])} of 100 answers to be right"
-    if drop < 0.03:
+def _sentence(
+    before: tuple[float, float], after: tuple[float, float], drop: float, expected: Estimate
+) -> str:
+    low, high = round(100 * expected.lower), round(100 * expected.upper)
+    expect = f"expect about {round(100 * expected.value)} of 100 answers to be right ({low} to {high})"
+    if abs(drop) < 0.03:
         return f"The new data look like the labelled data: {expect}."
-    return (
-        f"The new data differ: the network still says {100 * stated:.0f} %, but {expect}, instead "
-        f"of {round(100 * after[0])}."
-    )
+    if drop < 0:
+        return f"The new data are easier: {expect}, instead of {round(100 * after[0])}."
+    unmoved = before[1] > before[0] - 0.5 * drop
+    still = f"the network still says {100 * before[1]:.0f} %, but " if unmoved else ""
+    return f"The new data differ: {still}{expect}, instead of {round(100 * after[0])}."
 
 
 def _novel(known: Prediction, new: Prediction) -> float | None:
@@ -89,13 +98,10 @@ def _novel(known: Prediction, new: Prediction) -> float | None:
     return float((new.novelty.double().cpu().numpy() > limit).mean())
 
 
-def _notices(known: Prediction, new: Prediction) -> list[LayerNotice]:
-    theirs = {share.name: share.size for share in layer_shares(new)}
-    return [
-        LayerNotice(share.name, share.size, theirs[share.name])
-        for share in layer_shares(known)
-        if share.name in theirs
-    ]
+def _notices(known: tuple[Features, Prediction], new: tuple[Features, Prediction]) -> list[LayerNotice]:
+    theirs = {share.name: share.size for share in term_shares(*new)}
+    ours = term_shares(*known)
+    return [LayerNotice(s.name, s.size, theirs[s.name]) for s in ours if s.name in theirs]
 
 
 def _mean(x: object) -> float:

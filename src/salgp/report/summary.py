@@ -5,7 +5,7 @@ calibration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from salgp import metrics
+from salgp.explanation import term_points
 from salgp.features import Features
-from salgp.metrics import RiskCoverage
+from salgp.metrics import METRICS, Metric, RiskCoverage, arrays_of
 from salgp.prediction import Prediction
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "metric_changes",
     "most_corrected",
     "side",
+    "term_shares",
 ]
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -69,13 +71,15 @@ class Change:
     """A metric before and after, with its bootstrap spread, and whether the change is more than chance.
 
     Args:
+        key: name of the metric.
         name: for the reader.
         meaning: one sentence.
         before: value, lower, upper.
         after: value, lower, upper.
-        verdict: ``better``, ``worse``, ``no clear change`` or ``unchanged``.
+        verdict: ``better``, ``worse``, ``higher``, ``lower``, ``no clear change`` or ``unchanged``.
     """
 
+    key: str
     name: str
     meaning: str
     before: tuple[float, float, float]
@@ -110,7 +114,7 @@ class Corrected:
         std: its standard deviation or None.
         lower: end of the interval or None.
         upper: end of the interval or None.
-        layers: name and correction, those that caused the change first.
+        points: every term and its confidence points, which add up to the change; largest first.
     """
 
     row: int
@@ -121,7 +125,7 @@ class Corrected:
     std: float | None
     lower: float | None
     upper: float | None
-    layers: tuple[tuple[str, float], ...]
+    points: tuple[tuple[str, float], ...]
 
 
 def side(prediction: Prediction, labels: Tensor) -> Side:
@@ -143,14 +147,25 @@ def metric_changes(before: Side, after: Side, labels: Tensor, n_resamples: int |
     """
     n = len(after.correct)
     draws = n_resamples or int(np.clip(4_000_000 // n, 50, 400))
-    y = labels.cpu()
+    arrays = [arrays_of(s.prediction, labels.cpu()) for s in (before, after)]
+    known = bool((labels >= 0).any())
     found = []
-    for name, meaning, metric, inputs, larger_is_better in _METRICS:
-        if inputs == "probs" and not bool((y >= 0).any()):
+    for key, metric in METRICS.items():
+        missing = any(each[name] is None for each in arrays for name in metric.reads)
+        if not metric.heading or missing or ("labels" in metric.reads and not known):
             continue
-        one, two = (_resampled(metric, s, inputs, y, draws) for s in (before, after))
-        found.append(Change(name, meaning, _spread(one), _spread(two), _judge(one, two, larger_is_better)))
+        one, two = (_resampled(metric, each, draws) for each in arrays)
+        verdict = _judge(one, two, metric.larger_is_better)
+        found.append(Change(key, metric.title, metric.sentence, _spread(one), _spread(two), verdict))
     return found
+
+
+def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
+    """Mean size of each term's corrections in confidence points; empty where the method has no terms."""
+    if prediction.layers is None:
+        return []
+    names, points = term_points(features, prediction)
+    return _shares(names, points)
 
 
 def layer_shares(prediction: Prediction, layers: Sequence[str] = ()) -> list[LayerShare]:
@@ -164,10 +179,8 @@ def layer_shares(prediction: Prediction, layers: Sequence[str] = ()) -> list[Lay
     terms = prediction.layers
     if terms is None:
         return []
-    mean = terms.mean.double().cpu().numpy()
-    low, high = np.maximum(-mean, 0).mean(axis=0), np.maximum(mean, 0).mean(axis=0)
     names = [str(name) if name in layers or not layers else f"{name} alone" for name in terms.names]
-    return [LayerShare(name, float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)]
+    return _shares(names, terms.mean)
 
 
 def most_corrected(
@@ -177,74 +190,19 @@ def most_corrected(
     before = features.confidence.double().cpu()
     change = (prediction.confidence.double().cpu() - before).abs()
     rows = change.argsort(descending=True, stable=True)[:n_shown].tolist()
-    return [
-        _corrected(row, float(before[row]), int(labels[row]), prediction, features.layer_names)
-        for row in rows
-    ]
+    logits = Features(features.logits)
+    return [_corrected(row, logits[[row]], int(labels[row]), prediction[row : row + 1]) for row in rows]
 
 
-_METRICS: tuple[tuple[str, str, Callable[..., float], str, bool], ...] = (
-    (
-        "Right answers (accuracy)",
-        "How often the predicted class is the true one. Calibration never changes the answer.",
-        metrics.accuracy,
-        "",
-        True,
-    ),
-    (
-        "Confidence error (ECE)",
-        "Mean gap between the stated confidence and how often it is right.",
-        metrics.ece,
-        "confidence",
-        False,
-    ),
-    (
-        "Surprise (NLL)",
-        "Punishes being sure and wrong. Counts whether the answer was right.",
-        metrics.nll_correct,
-        "confidence",
-        False,
-    ),
-    (
-        "Surprise over all classes (NLL)",
-        "The same for the whole list of class probabilities.",
-        metrics.nll,
-        "probs",
-        False,
-    ),
-    (
-        "Squared error (Brier)",
-        "Mean squared distance between probabilities and truth.",
-        metrics.brier,
-        "probs",
-        False,
-    ),
-    (
-        "Spotting errors (AUROC)",
-        "Chance that a right answer is surer than a wrong one; 0.5 is a coin toss.",
-        metrics.auroc,
-        "confidence",
-        True,
-    ),
-    (
-        "Error left when picking the surest (AURC)",
-        "Mean error rate over all shares that could be kept.",
-        metrics.aurc,
-        "confidence",
-        False,
-    ),
-)
+def _shares(names: Sequence[str], mean: Tensor) -> list[LayerShare]:
+    x = mean.double().cpu().numpy()
+    low, high = np.maximum(-x, 0).mean(axis=0), np.maximum(x, 0).mean(axis=0)
+    return [LayerShare(name, float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)]
 
 
-def _resampled(
-    metric: Callable[..., float], one: Side, inputs: str, labels: Tensor, draws: int
-) -> metrics.Interval:
-    arrays: Sequence[Any] = (one.correct,)
-    if inputs == "confidence":
-        arrays = (one.confidence, one.correct)
-    elif inputs == "probs":
-        arrays = (one.prediction.probs.cpu(), labels)
-    return metrics.bootstrap(metric, *arrays, n_resamples=draws, level=LEVEL)
+def _resampled(metric: Metric[...], arrays: Mapping[str, Any], draws: int) -> metrics.Interval:
+    read = [arrays[name] for name in metric.reads]
+    return metrics.bootstrap(metric, *read, n_resamples=draws, level=LEVEL)
 
 
 def _spread(found: metrics.Interval) -> tuple[float, float, float]:
@@ -256,7 +214,7 @@ def _spread(found: metrics.Interval) -> tuple[float, float, float]:
     return found.value, max(found.value + float(low - middle), 0.0), found.value + float(high - middle)
 
 
-def _judge(before: metrics.Interval, after: metrics.Interval, larger_is_better: bool) -> str:
+def _judge(before: metrics.Interval, after: metrics.Interval, larger_is_better: bool | None) -> str:
     change = after.replicates - before.replicates
     change = change[np.isfinite(change)]
     if not len(change) or not np.any(change):
@@ -264,32 +222,29 @@ def _judge(before: metrics.Interval, after: metrics.Interval, larger_is_better: 
     low, high = np.quantile(change, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     if low <= 0 <= high:
         return "no clear change"
+    if larger_is_better is None:
+        return "higher" if low > 0 else "lower"
     return "better" if (low > 0) == larger_is_better else "worse"
 
 
-def _corrected(row: int, before: float, true: int, prediction: Prediction, names: Sequence[str]) -> Corrected:
-    def number(x: Tensor | None) -> float | None:
-        return None if x is None else float(x[row])
+def _corrected(row: int, one: Features, true: int, prediction: Prediction) -> Corrected:
+    """Of a single sample, given as features and prediction of one row."""
 
-    terms = prediction.layers
-    after = float(prediction.confidence[row])
-    pairs = (
-        []
-        if terms is None
-        else [(str(name), float(value)) for name, value in zip(terms.names, terms.mean[row], strict=True)]
-    )
-    values = [
-        (name, value) for name, value in pairs if name in names
-    ] or pairs  # a term that is no layer explains nothing here
-    towards = -1.0 if after < before else 1.0
+    def number(x: Tensor | None) -> float | None:
+        return None if x is None else float(x[0])
+
+    points: list[tuple[str, float]] = []
+    if prediction.layers is not None:
+        names, values = term_points(one, prediction)
+        points = sorted(zip(names, values[0].tolist(), strict=True), key=lambda item: -abs(item[1]))
     return Corrected(
         row,
-        int(prediction.label[row]),
+        int(prediction.label[0]),
         true,
-        before,
-        after,
+        float(one.confidence[0]),
+        float(prediction.confidence[0]),
         number(prediction.std),
         number(prediction.lower),
         number(prediction.upper),
-        tuple(sorted(values, key=lambda item: -towards * item[1])),
+        tuple(points),
     )

@@ -1,17 +1,24 @@
-"""The report's first sentences: what is wrong, what the correction achieves, what to do."""
+"""The report in words: its first sentences, and the glossary.
+
+The sentences say what is wrong, what the correction achieves and what to do. "Better" is said only where the
+paired bootstrap of the confidence error agrees, so that no sentence contradicts a figure.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from salgp.report.keeping import Keep
+from salgp.report.keeping import ASSURANCE, Keep
 from salgp.report.summary import Side
 
-__all__ = ["Verdict", "verdict"]
+__all__ = ["GLOSSARY", "Verdict", "verdict"]
 
 SMALL = 0.015
 """A confidence error below this needs no correction."""
+
+NEARLY_ALL = 0.9
+"""Where more than this share goes to a human, the network is of little use."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +30,27 @@ class Verdict:
     tone: str
 
 
-def verdict(before: Side, after: Side, method: str, keep: Keep) -> Verdict:
-    """Say what is wrong, what the correction achieves, and what to do."""
-    small = min(before.ece, after.ece)
-    improved = after.ece < before.ece
-    tone = (
-        "good"
-        if after.ece < SMALL or (improved and after.ece < 0.5 * before.ece)
-        else "fair"
-        if improved or small < SMALL
-        else "poor"
-    )
-    return Verdict(
-        f"{_diagnosis(before)}; {_result(before, after, method)}.",
-        _action(keep, len(after.confidence), after.accuracy),
-        tone,
-    )
+def verdict(before: Side, after: Side, method: str, keep: Keep, change: str) -> Verdict:
+    """Say what is wrong, what the correction achieves, and what to do.
+
+    Args:
+        before: the network's own confidence.
+        after: the calibrated one.
+        method: name of the calibrator.
+        keep: the limit chosen.
+        change: of the confidence error: ``better``, ``worse``, ``no clear change`` or ``unchanged``.
+    """
+    n = len(after.confidence)
+    headline = f"{_diagnosis(before)}; {_result(before, after, method, change)}."
+    return Verdict(headline, _action(keep, n, after.accuracy), _tone(before, after, keep, change))
+
+
+def _tone(before: Side, after: Side, keep: Keep, change: str) -> str:
+    if len(after.confidence) - keep.after > NEARLY_ALL * len(after.confidence):
+        return "poor"
+    if after.ece < SMALL or (change == "better" and after.ece < 0.5 * before.ece):
+        return "good"
+    return "poor" if change == "worse" else "fair"
 
 
 def _points(x: float) -> str:
@@ -57,27 +69,57 @@ def _diagnosis(before: Side) -> str:
         return f"The network's confidence is already right to within {_within(before.ece)}"
     if abs(gap) < 0.5 * before.ece:
         return (
-            f"The network's confidence is off by {_points(before.ece)}, too high in places and too "
-            f"low in others"
+            f"The network's confidence is off by {_points(before.ece)}, too high in places and too low in "
+            f"others"
         )
     return f"The network is {'overconfident' if gap > 0 else 'underconfident'} by {_points(before.ece)}"
 
 
-def _result(before: Side, after: Side, method: str) -> str:
+def _result(before: Side, after: Side, method: str, change: str) -> str:
     if before.ece < SMALL and after.ece < SMALL:
         return f"after {method} it still is"
-    if after.ece < before.ece:
-        return f"after {method} it is within {_within(after.ece)}"
-    return f"{method} does not help here: it is off by {_points(after.ece)}"
+    if change == "better":
+        return f"after {method} it is right to within {_within(after.ece)}"
+    if change == "worse":
+        return f"{method} makes it worse here: it is then off by {_points(after.ece)}"
+    return f"{method} makes no clear difference here: it is then off by {_points(after.ece)}"
 
 
 def _action(keep: Keep, n: int, accuracy: float) -> str:
-    human = n - keep.after
-    if accuracy == 1:
-        return f"All {n:,} predictions are right; none needs a human."
-    wrong = f"at most {100 * keep.error:.2g} % of the automatic answers may be wrong"
-    if human == 0:
-        return f"If {wrong}, no prediction needs a human."
+    human, allowed = n - keep.after, f"at most {100 * keep.error:.2g} %"
+    sure = f"with {100 * ASSURANCE:.0f} % assurance"
     if human == n:
-        return f"If {wrong}, all {n:,} predictions should go to a human."
-    return f"If {wrong}, {human:,} of {n:,} predictions should go to a human."
+        return (
+            f"These {n:,} labelled answers allow no promise of {allowed} wrong answers: all should go to a "
+            f"human."
+        )
+    if human == 0 and accuracy == 1:
+        return f"All {n:,} predictions are right; {sure}, {allowed} of such answers are wrong."
+    if human == 0:
+        return f"Used without asking, {allowed} of the answers are wrong, {sure}."
+    return f"Send {human:,} of {n:,} predictions to a human; of the others, {allowed} are wrong, {sure}."
+
+
+GLOSSARY = {
+    "Confidence": "How sure the network says it is of its answer: of 100 answers given with 90 % confidence, "
+    "90 should be right.",
+    "Calibration": "Changing the confidences, never the answers, until they say how often the answers are "
+    "right.",
+    "Point": "One per cent of confidence. From 80 % to 75 % is five points less.",
+    "Confidence error (ECE)": "Mean gap between the confidence and how often it is right, over groups of "
+    "answers of similar confidence.",
+    "Interval": "Where the true value lies in 90 of 100 cases.",
+    "Assurance": "In 95 of 100 cases in which a limit is chosen like this, its promise holds on new answers "
+    "of the same kind.",
+    "Limit": "Answers with a higher confidence are used, the others go to a human.",
+    "Layer": "A stage of the network. Early layers see edges and colours, late ones see things.",
+    "Predicted class": "Some answers are right less often than others at the same confidence; this is the "
+    "part of the correction that depends on the answer alone.",
+    "Environment": "What a group of unlabelled samples shows about the conditions they were taken under.",
+    "Bootstrap": "Redrawing the data at random many times, to see how much a figure depends on luck.",
+    "Novelty": "How unlike the training data a sample looks to the network's layers.",
+    "Surprise (NLL)": "Negative log-likelihood: small where right answers were given with high confidence, "
+    "large where wrong ones were.",
+    "Slice": "A part of the data, such as all samples of one camera.",
+}
+"""Every word of the page that needs one."""

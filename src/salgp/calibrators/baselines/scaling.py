@@ -84,6 +84,7 @@ class TemperatureScaling(Calibrator):
     """
 
     name: ClassVar[str] = "temperature"
+    display_name: ClassVar[str] = "temperature scaling"
 
     def __init__(
         self,
