@@ -81,7 +81,7 @@ def slices(before: Side, after: Side, columns: Mapping[str, Sequence[Any]]) -> l
         columns: name to ``(n,)`` values.
     """
     rows = [(name, value, rows) for name, values in columns.items() for value, rows in _parts(values)]
-    found = [(np.count_nonzero(r) >= FEWEST, *_surprise(after, r)) for _, _, r in rows]
+    found = [(int(r.sum()) >= FEWEST, *_surprise(after, r)) for _, _, r in rows]
     adjusted = iter(holm([p for enough, p, _ in found if enough]))
     verdicts = [_verdict(enough, next(adjusted) if enough else 1.0, over) for enough, _, over in found]
     return [
