@@ -12,7 +12,7 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from salgp import FormatError, Prediction
-from salgp.sets import AdaptiveCoverage, PredictionSets, fit_sets
+from salgp.sets import AdaptiveCoverage, PredictionSets, fit_sets, overtaking
 
 
 class Given(ClassifierMixin, BaseEstimator):
@@ -161,6 +161,28 @@ def test_too_few_samples_leave_every_class_in() -> None:
     prediction, y = drawn(5, 0)
     assert bool(fit_sets(prediction, y, 0.9)(prediction).all())
     assert math.isinf(float(fit_sets(prediction, y, 0.9).quantile[0]))
+
+
+def test_overtaking_puts_the_mass_where_the_network_has_it() -> None:
+    """Errors that the confidence recognises: the second class takes over, and sets get smaller."""
+    prediction, y = drawn(3000, 0, 2.0)
+    known = torch.where(prediction.label == y, 0.99, 0.02).double()
+    softmax = prediction.probs
+    even = ((1 - known) / 3)[:, None].repeat(1, 4).scatter(1, prediction.label[:, None], known[:, None])
+    capped = Prediction(prediction.label, even, known)
+    free = overtaking(capped, softmax)
+    torch.testing.assert_close(free.probs.sum(1), torch.ones(3000, dtype=torch.float64))
+    torch.testing.assert_close(free.probs.gather(1, free.label[:, None])[:, 0], known)
+    others = softmax.scatter(1, prediction.label[:, None], 0.0)
+    assert torch.equal(free.probs.scatter(1, prediction.label[:, None], 0.0).argmax(1), others.argmax(1))
+    sizes = [fit_sets(p, y, 0.95)(p).sum(1).double().mean() for p in (capped, free)]
+    assert sizes[1] < sizes[0] - 0.1
+
+
+def test_bands_are_fewer_where_samples_are_few() -> None:
+    prediction, y = drawn(100, 0)
+    assert fit_sets(prediction, y, 0.98, by="confidence").n_groups == 1
+    assert fit_sets(*drawn(200, 0), 0.9, by="confidence").n_groups == 5
 
 
 def test_unknown_classes_are_never_covered_and_count_as_misses() -> None:

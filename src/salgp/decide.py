@@ -9,9 +9,9 @@ binomial tails. Sort ``n`` labelled samples by confidence. Rule ``m`` acts on wh
     p_m = P(Binomial(m, error) <= wrong answers among the first m)  <=  doubt,
 
 and the last one before the first failure is kept. A fixed order needs no correction for the number of rules.
-There are two such orders: one from half of the samples on, with nine tenths of the doubt ``1 - assurance``;
-and, where that fails at once, one from the fewest samples that can pass, with the rest. Starting among the
-very few most confident only would end at the first unlucky one of them.
+There are three such orders: one from half of the samples on, with four fifths of the doubt ``1 -
+assurance``; where that fails at once, one from a quarter; and at last one from the fewest samples that can
+pass. Starting only among the very few most confident would end at the first unlucky one of them.
 
 Why thresholds may be taken from the very samples they are tested on: given the ``(m + 1)``-th confidence, the
 ``m`` samples above it are independent draws from all that is above it, so that their number of errors is
@@ -48,8 +48,8 @@ ALWAYS, NEVER = -1.0, 1.0
 _STEP = 1.005
 """Ratio of two consecutive numbers of kept samples: what coarser steps would lose of the coverage."""
 
-_FROM_HALF = 0.9
-"""Share of the doubt spent on the order that starts with half of the samples."""
+_STARTS = ((1 / 2, 0.8), (1 / 4, 0.1), (0.0, 0.1))
+"""Share of the samples that each order of tests starts with, and its share of the doubt."""
 
 _COST_GRID = np.linspace(-3, 3, 25)
 """Thresholds tried for a cost, in log-odds around the one that is best for calibrated confidences."""
@@ -271,7 +271,7 @@ def _largest(
     if thresholds is not None:
         orders = [(_sorted(thresholds), doubt)]
     else:
-        parts = [(math.ceil(n / 2), _FROM_HALF * doubt), (1, (1 - _FROM_HALF) * doubt)]
+        parts = [(math.ceil(start * n), share * doubt) for start, share in _STARTS]
         orders = [(_own_thresholds(falling, first, error, part), part) for first, part in parts]
     for limits, part in orders:
         kept = np.searchsorted(-falling, -limits, side="left")  # samples strictly above each

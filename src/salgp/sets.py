@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from salgp.features import as_labels
-from salgp.prediction import Prediction
+from salgp.prediction import Prediction, spread_confidence
 from salgp.storage import FormatError, pack, read_tensors, storable, unpack, write_tensors
 
-__all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets"]
+__all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets", "overtaking"]
 
 SCORES = ("lac", "aps", "raps")
 GROUPS = ("all", "class", "confidence", "novelty")
@@ -156,7 +156,8 @@ def fit_sets(
         coverage: probability that the set contains the true class.
         score: ``"lac"``, ``"aps"`` or ``"raps"``.
         by: ``"all"``, ``"class"``, ``"confidence"`` or ``"novelty"``.
-        bands: number of bands of equally many labelled samples, for the last two.
+        bands: number of bands of equally many labelled samples, for the last two; fewer where a band would
+            hold too few samples for the coverage.
         penalty: of ``"raps"``, for every class beyond ``rank``.
         rank: of ``"raps"``.
         seed: of the random part of ``"aps"`` and ``"raps"``.
@@ -177,16 +178,40 @@ def fit_sets(
         raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
     n_classes = prediction.probs.shape[1]
     y = as_labels(labels, len(prediction), n_classes).cpu()
-    edges = _edges(prediction, by, bands)
+    few = max(int(len(prediction) * (1 - _checked(coverage)) / 2), 1)
+    edges = _edges(prediction, by, bands, few)
     raps = (penalty, rank) if score == "raps" else (0.0, 0)
     empty = torch.zeros(0, dtype=torch.float64)
-    blank = PredictionSets(score, _checked(coverage), by, empty, empty, edges, 1, *raps)
+    blank = PredictionSets(score, coverage, by, empty, empty, edges, 1, *raps)
     matrix = blank._matrix(prediction.probs.detach().cpu().double(), _uniform(len(y), seed))
     own = matrix.gather(1, y.clamp_min(0)[:, None])[:, 0]
     scores = torch.where(y < 0, math.inf, own)
     group = y if by == "class" else _groups(prediction, by, edges)
     n_groups = n_classes if by == "class" else len(edges) + 1
     return replace(blank, scores=scores, group=group, n_groups=n_groups)
+
+
+def overtaking(prediction: Prediction, softmax: Tensor) -> Prediction:
+    """The prediction with the rest of the mass shared as ``softmax`` has it, also where another class then
+    overtakes the label.
+
+    A prediction never gives another class more than its label, so that the two agree. A set has no label:
+    where the confidence is low it should know which other class is likely. This makes sets smaller wherever
+    the confidence recognises errors.
+
+    Args:
+        prediction: of any calibrator.
+        softmax: ``(n, c)`` probabilities of the same samples, for instance tempered ones.
+
+    Example:
+        >>> p = Prediction(torch.tensor([0]), torch.tensor([[0.4, 0.4, 0.2]]), torch.tensor([0.4]))
+        >>> overtaking(p, torch.tensor([[0.7, 0.25, 0.05]])).probs
+        tensor([[0.4000, 0.5000, 0.1000]])
+    """
+    probs = spread_confidence(
+        softmax.to(prediction.confidence), prediction.label, prediction.confidence, allow_flips=True
+    )
+    return replace(prediction, probs=probs)
 
 
 @dataclass(frozen=True)
@@ -241,13 +266,15 @@ def _quantile(scores: Tensor, coverage: float) -> Tensor:
     return scores.sort().values[k - 1]
 
 
-def _edges(prediction: Prediction, by: str, bands: int) -> Tensor:
+def _edges(prediction: Prediction, by: str, bands: int, most: int) -> Tensor:
     if by in ("all", "class"):
         return torch.zeros(0, dtype=torch.float64)
     if bands < 2:
         raise ValueError(f"bands must be at least 2, got {bands}")
     values = _VALUES[by](prediction)
-    return torch.quantile(values, torch.linspace(0, 1, bands + 1, dtype=torch.float64)[1:-1]).unique()
+    return torch.quantile(
+        values, torch.linspace(0, 1, min(bands, most) + 1, dtype=torch.float64)[1:-1]
+    ).unique()
 
 
 def _groups(prediction: Prediction, by: str, edges: Tensor) -> Tensor:
