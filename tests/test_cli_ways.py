@@ -329,3 +329,26 @@ def test_one_command_without_test_or_training_data(run: Run, tmp_path: Path) -> 
     assert not (tmp_path / "all" / "report.html").exists()
     np.savez(tmp_path / "no.npz", x=np.zeros((5, 4), np.float32))
     assert "--test: no labels" in run("calibrate net.py:make --calibration cal.npz --test no.npz -o b")[2]
+
+
+def test_info_reads_every_folder_we_write(run: Run, tmp_path: Path) -> None:
+    write_sets(tmp_path)
+    made = {
+        "calibration of a network": (
+            "all",
+            "calibrate net.py:make --weights w.ckpt --calibration cal.npz -o all",
+        ),
+        "features": ("store", "extract net.py:make test.npz --weights w.ckpt -o store"),
+        "calibrator": ("all/calibrator", None),
+        "salgp-scores": ("scored", "score all/calibrator store -o scored -q"),
+        "study": ("study", None),
+    }
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "records.jsonl").write_text("{}\n{}\n")
+    for kind, (path, line) in made.items():
+        if line is not None:
+            code, _, err = run(line)
+            assert code == 0, err
+        code, out, err = run(f"info {path} --json")
+        assert code == 0, err
+        assert json.loads(out)["kind"] == kind

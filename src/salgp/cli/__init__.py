@@ -14,7 +14,17 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover
     raise SystemExit('salgp: the command line needs typer and rich; pip install "salgp[cli]"') from error
 
-from salgp.cli import calibrating, comparing, exporting, extracting, monitoring, products, studying, whole
+from salgp.cli import (
+    calibrating,
+    comparing,
+    describing,
+    exporting,
+    extracting,
+    monitoring,
+    products,
+    studying,
+    whole,
+)
 from salgp.cli.shell import INTERRUPTED, complain
 
 __all__ = ["app", "main"]
@@ -77,5 +87,15 @@ def _usage(error: Exception) -> str:
     return f"{message.rstrip('.')}; see {where} --help"
 
 
-for _part in (whole, extracting, calibrating, comparing, products, monitoring, exporting, studying):
+for _part in (
+    whole,
+    extracting,
+    calibrating,
+    comparing,
+    products,
+    monitoring,
+    exporting,
+    describing,
+    studying,
+):
     _part.register(app)

@@ -108,8 +108,8 @@ def fit(
     """
     files.check_inputs(features, reference)
     files.check_target(out, force, features)
-    files.check_folder(out)
     check_method(method)
+    files.check_folder(out)
     loaded, labels = files.read_labelled(features)
     chosen = files.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)

@@ -233,6 +233,8 @@ def check_target(path: Path, force: bool, *inputs: Path) -> None:
 
 def check_folder(path: Path) -> None:
     """Refuse, before any work is done, to put a calibrator where something else is."""
+    if not path.exists():
+        return
     from salgp.calibrators.saving import KIND
     from salgp.storage import check_replaceable
 

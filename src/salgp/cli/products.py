@@ -1,4 +1,4 @@
-"""Commands that make something of a fitted calibrator, or look into a file: report, info, demo, score."""
+"""Commands that make something of a fitted calibrator: report, score, demo."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from salgp.cli import files
 from salgp.cli.calibrating import AnyNetwork, Cal, Feats, Force, Out, predicted
@@ -23,7 +22,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file to ``app``."""
     command(app, "report", "salgp report cal test.safetensors -o report.html")(report)
     command(app, "score", "salgp score cal shards/ -o scored/ --engine local")(score)
-    command(app, "info", "salgp info calibration.safetensors")(info)
     command(app, "demo", "salgp demo --out demo")(demo)
 
 
@@ -96,7 +94,10 @@ def report(
 def score(
     shell: Shell,
     calibrator: Cal,
-    features: Feats,
+    features: Annotated[
+        Path,
+        typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract -o FOLDER` writes it."),
+    ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")
     ],
@@ -145,30 +146,6 @@ def score(
     )
 
 
-def info(
-    shell: Shell,
-    path: Annotated[
-        Path | None, typer.Argument(help="Any file or folder of salgp. None: list the methods.")
-    ] = None,
-) -> None:
-    """Say what is in a file: features, predictions or a calibrator; without a file, list the methods."""
-    if path is None:
-        from salgp.calibrators import names
-
-        table = Table("method", "what it is")
-        for name, what in names().items():
-            table.add_row(name, what)
-        shell.finish({"methods": names()}, table)
-        return
-    if not path.exists():
-        raise FileNotFoundError(f"no such file or folder: {path}")
-    found = _described(path)
-    table = Table(show_header=False)
-    for key, value in found.items():
-        table.add_row(key, str(value))
-    shell.finish(found, table)
-
-
 def demo(
     shell: Shell,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the demo's files.")] = Path(
@@ -211,63 +188,3 @@ def _pictures(path: Path, inputs: str | None, n: int) -> Any:
     found = open_inputs(path, batch_size=max(n, 1), inputs=files.split_names(inputs), scale=1.0)
     batch = next(iter(found))
     return (batch[0] if isinstance(batch, tuple) else batch).numpy()
-
-
-def _described(path: Path) -> dict[str, Any]:
-    kind = files.kind_of(path)
-    if kind == "calibrator":
-        fitted = files.read_calibrator(path)
-        return {
-            "kind": "calibrator",
-            "method": fitted.name,
-            "classes": fitted.n_classes_,
-            "layers": fitted.layer_widths_,
-            "settings": fitted.get_params(deep=False),
-            **files.read_origin(path),
-        }
-    if kind in ("features", "parquet"):
-        loaded = files.read_features(path)
-        f = loaded.features
-        accuracy = None if loaded.labels is None else float(f.correct(loaded.labels).double().mean())
-        return {
-            "kind": "features",
-            "samples": len(f),
-            "classes": f.n_classes,
-            "layers": f.widths,
-            "labelled": loaded.labels is not None,
-            "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None,
-            "accuracy": accuracy,
-            "network": loaded.metadata.get("network"),
-            "class names": loaded.classes,
-        }
-    if path.is_dir():
-        raise ValueError(f"{path}: a folder with neither a calibrator nor Parquet shards")
-    if path.suffix in (".npz", ".csv"):
-        return _described_data(path)
-    from salgp.storage import read_tensors
-
-    if path.suffix != ".safetensors":
-        raise ValueError(
-            f"{path}: unknown kind of file; info reads .safetensors, .npz, .csv, Parquet and "
-            f"calibrator folders"
-        )
-    tensors, metadata = read_tensors(path)
-    return {"kind": kind, **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}, **metadata}
-
-
-def _described_data(path: Path) -> dict[str, Any]:
-    """A user's arrays, or predictions as text."""
-    if path.suffix == ".npz":
-        from salgp.cli.arrays import read_arrays
-
-        return {"kind": "arrays", **{name: f"{x.shape} {x.dtype}" for name, x in read_arrays(path).items()}}
-    import csv
-
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
-        columns = next(rows, [])
-        return {
-            "kind": "prediction" if "network_confidence" in columns else "table",
-            "rows": sum(1 for _ in rows),
-            "columns": ", ".join(columns),
-        }

@@ -114,6 +114,7 @@ def calibrate(
 
 def _check_folder(out: Path, force: bool) -> None:
     files.check_target(out / "calibrator", force)
+    files.check_folder(out / "calibrator")
     if out.is_file():
         raise UsageError(f"--out {out}: a file; give the name of a folder")
 

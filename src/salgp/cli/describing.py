@@ -1,0 +1,180 @@
+"""``salgp info``: what is in a file or folder, whatever command wrote it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from salgp.cli import files
+from salgp.cli.shell import Shell, command
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    command(app, "info", "salgp info calibration.safetensors")(info)
+
+
+def info(
+    shell: Shell,
+    path: Annotated[
+        Path | None, typer.Argument(help="Any file or folder of salgp. None: list the methods.")
+    ] = None,
+) -> None:
+    """Say what is in a file or folder that salgp wrote or reads; without one, list the methods."""
+    if path is None:
+        from salgp.calibrators import names
+
+        table = Table("method", "what it is")
+        for name, what in names().items():
+            table.add_row(name, what)
+        shell.finish({"methods": names()}, table)
+        return
+    if not path.exists():
+        raise FileNotFoundError(f"no such file or folder: {path}")
+    found = _described(path)
+    table = Table(show_header=False)
+    for key, value in found.items():
+        table.add_row(key, str(value))
+    shell.finish(found, table)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        return _folder(path)
+    kind = files.kind_of(path)
+    if kind in ("features", "parquet"):
+        return _features(path)
+    if path.suffix == ".npz":
+        return _arrays(path)
+    if path.suffix == ".csv":
+        return _table(path)
+    if path.suffix == ".json":
+        return _values(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"{path}: unknown kind of file; info reads .safetensors, .npz, .csv, .json, Parquet and every "
+            f"folder that salgp writes"
+        )
+    from salgp.storage import read_tensors
+
+    tensors, metadata = read_tensors(path)
+    return {"kind": kind, **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}, **metadata}
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    """Told apart by the file that each kind of folder has."""
+    known: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "calibrator.json": _calibrator,
+        "manifest.json": _shards,
+        "monitor.json": _monitor,
+        "records.jsonl": _study,
+        "calibrator/calibrator.json": _whole,
+        "report.html": lambda found: {"kind": "report", "open": str(found / "report.html")},
+    }
+    for name, describe in known.items():
+        if (path / name).is_file():
+            return describe(path)
+    if any(path.glob("*.parquet")):
+        return _features(path)
+    raise ValueError(f"{path}: a folder that salgp did not write, and without Parquet shards")
+
+
+def _calibrator(path: Path) -> dict[str, Any]:
+    fitted = files.read_calibrator(path)
+    return {
+        "kind": "calibrator",
+        "method": fitted.name,
+        "classes": fitted.n_classes_,
+        "layers": fitted.layer_widths_,
+        "with network": (path / "module.json").is_file(),
+        "settings": fitted.get_params(deep=False),
+        **files.read_origin(path),
+    }
+
+
+def _features(path: Path) -> dict[str, Any]:
+    loaded = files.read_features(path)
+    f = loaded.features
+    accuracy = None if loaded.labels is None else float(f.correct(loaded.labels).double().mean())
+    return {
+        "kind": "features",
+        "samples": len(f),
+        "classes": f.n_classes,
+        "layers": f.widths,
+        "labelled": loaded.labels is not None,
+        "perturbed copies": f.groups is not None,
+        "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None,
+        "accuracy": accuracy,
+        "network": loaded.metadata.get("network"),
+        "class names": loaded.classes,
+    }
+
+
+def _shards(path: Path) -> dict[str, Any]:
+    """A folder with a list of its shards: a feature store, or scores."""
+    from salgp.storage import read_json
+
+    listed = read_json(path / "manifest.json")
+    kind = str(listed.get("kind") or listed.get("format") or "") if isinstance(listed, dict) else ""
+    if "store" in kind:
+        return _features(path)
+    shards = listed.get("shards", []) if isinstance(listed, dict) else []
+    return {"kind": kind or "shards", "shards": len(shards), "files": len(list(path.glob("*.parquet")))}
+
+
+def _monitor(path: Path) -> dict[str, Any]:
+    from salgp.storage import read_json
+
+    log = path / "log.jsonl"
+    batches = len(log.read_text(encoding="utf-8").splitlines()) if log.is_file() else 0
+    settings = read_json(path / "monitor.json")
+    return {"kind": "monitor", "batches": batches, **(settings if isinstance(settings, dict) else {})}
+
+
+def _study(path: Path) -> dict[str, Any]:
+    lines = (path / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    return {"kind": "study", "records": len(lines), "next": f"salgp study table {path}"}
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """What `salgp calibrate` wrote."""
+    inside = {p.name for p in path.iterdir()}
+    return {"kind": "calibration of a network", "files": ", ".join(sorted(inside))} | {
+        f"calibrator {key}": value for key, value in _calibrator(path / "calibrator").items() if key != "kind"
+    }
+
+
+def _values(path: Path) -> dict[str, Any]:
+    from salgp.storage import read_json
+
+    found = read_json(path)
+    if not isinstance(found, dict) or not str(found.get("kind", "")).startswith("salgp-"):
+        raise ValueError(f"{path}: a JSON file that salgp did not write")
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    from salgp.cli.arrays import read_arrays
+
+    return {"kind": "arrays", **{name: f"{x.shape} {x.dtype}" for name, x in read_arrays(path).items()}}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """A table, or predictions as text."""
+    import csv
+
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        columns = next(rows, [])
+        return {
+            "kind": "prediction" if "network_confidence" in columns else "table",
+            "rows": sum(1 for _ in rows),
+            "columns": ", ".join(columns),
+        }
