@@ -291,6 +291,13 @@ def test_fingerprints_see_what_matters(model):
     assert fingerprint(counted) == base
     assert fingerprint(copy.deepcopy(model).double()).structure == base.structure
     assert fingerprint(copy.deepcopy(model).bfloat16()).weights != base.weights
+    for place, other in [(2, nn.Tanh()), (3, nn.MaxPool2d(2, 1)), (1, nn.BatchNorm2d(4, eps=0.1))]:
+        changed = copy.deepcopy(model)
+        changed[place] = other
+        assert fingerprint(changed).structure != base.structure
+    inplace = copy.deepcopy(model)
+    inplace[2] = nn.ReLU()
+    assert fingerprint(inplace) == base
     renamed = nn.Sequential(*[nn.Sequential(m) for m in model])
     assert fingerprint(renamed).structure != base.structure
 

@@ -163,6 +163,7 @@ def calibrate(
     progress: bool | None = None,
     forward: Forward | None = None,
     labels_at: LabelsAt = None,
+    tokenizer: Any = None,
     layer_cost: float | None = None,
 ) -> CalibratedClassifier:
     """Calibrate a trained classifier on labelled samples it was not trained on.
@@ -186,6 +187,7 @@ def calibrate(
         progress: see `salgp.extract`.
         forward: see `salgp.extract`.
         labels_at: see `salgp.extract`.
+        tokenizer: see `salgp.extract`.
         layer_cost: with layer evidence, read only the layers that are worth this much, see
             `salgp.calibrators.evidence.choice.select_layers`; None reads all.
 
@@ -211,7 +213,9 @@ def calibrate(
         )
         reader, features, labels = _labelled(readings)
     else:
-        found = rehearsed(model, loader, reader, copies, place, seed=seed, progress=progress)
+        found = rehearsed(
+            model, loader, reader, copies, place, seed=seed, progress=progress, tokenizer=tokenizer
+        )
         reader, features, labels, rehearsal = found.reader, found.features, found.labels, found.rehearsal
     known = None
     if reference is not None:
@@ -343,8 +347,8 @@ def _check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
     found = fingerprint(model)
     if found.structure != stored.structure:
         raise ValueError(
-            f"another network: the parameter names or shapes of this {type(model).__name__} "
-            f"are not those the calibrator was made for"
+            f"another network: the modules, their settings or the parameter shapes of this "
+            f"{type(model).__name__} are not those the calibrator was made for"
         )
     if strict and found.weights != stored.weights:
         raise ValueError(

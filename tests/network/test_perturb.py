@@ -4,15 +4,19 @@ was.
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from salgp.network.batches import Batch
 from salgp.network.extract import extract
 from salgp.network.perturb import FAMILIES, KINDS, Family, families_for, layer_change
 from salgp.network.reader import Reader
-from salgp.network.rehearsal import rehearse
+from salgp.network.rehearsal import LEVELS, Rehearsal, rehearse, rehearsed
 from salgp.network.signals import Spread
 
 
@@ -33,7 +37,9 @@ def inputs(kind: str, n: int = 6) -> Tensor:
     return x
 
 
-PAIRS = [(kind, name) for kind, names in KINDS.items() if kind != "tokens" for name in names] + [
+PAIRS = [
+    (kind, name) for kind, names in KINDS.items() if kind not in ("tokens", "text", "other") for name in names
+] + [
     ("images", "patch-mix"),
     ("images", "speckle"),
 ]
@@ -94,7 +100,11 @@ def test_lost_epochs_leave_observations_in_front() -> None:
 
 def test_families_are_found_by_kind_and_name() -> None:
     assert [f.name for f in families_for("auto", inputs("images"))] == list(KINDS["images"])
-    assert all(f.inside for f in families_for("auto", torch.zeros(2, 3, dtype=torch.long)))
+    assert [f.name for f in families_for("auto", torch.zeros(2, 3, dtype=torch.long))] == list(
+        KINDS["tokens"]
+    )
+    assert all(f.inside for f in families_for("auto", torch.zeros(2, 3, 4, 4, dtype=torch.uint8)))
+    assert all(f.inside for f in families_for("auto", None))
     with pytest.raises(ValueError, match="one of images"):
         families_for("nonsense")
     with pytest.raises(KeyError, match="no family of perturbations called 'nonsense'"):
@@ -201,3 +211,115 @@ def test_own_family() -> None:
         network(), labelled(), Reader(layers=("0",)), [Family("flip", flip, 1.0)], copies=1
     )
     assert len(features) == 80
+
+
+def table(n: int = 200) -> Tensor:
+    """Columns of scale 1 and 1e5, a binary one, a one-hot code of three, a count."""
+    g = torch.Generator().manual_seed(0)
+    one_hot = torch.eye(3)[torch.arange(n) % 3]
+    small, large = torch.randn(n, 1, generator=g), 1e5 * torch.randn(n, 1, generator=g)
+    binary = (torch.arange(n) % 4 == 0).float()[:, None]
+    count = (torch.arange(n) % 7).float()[:, None]
+    return torch.cat([small, large, binary, one_hot, count], dim=1)
+
+
+@pytest.mark.parametrize("name", ["noise", "gain", "mixup", "channel-gain"])
+def test_tables_are_disturbed_feature_by_feature(name: str) -> None:
+    """Each column moves in its own unit, and discrete columns keep their values."""
+    x = table()
+    family = FAMILIES[name].on(Spread.of([x[:100], x[100:]]))
+    new = family(x, torch.full((200,), 0.5), torch.Generator().manual_seed(0))
+    moved = (new - x).std(dim=0)
+    assert 0.05 < float(moved[0]) < 1.5
+    assert 0.05 < float(moved[1]) / 1e5 < 1.5
+    assert set(new[:, 2].tolist()) == {0.0, 1.0}
+    assert set(new[:, 6].tolist()) <= set(range(7))
+    assert torch.equal(new[:, 3:6].sum(dim=1), torch.ones(200))
+    assert set(new[:, 3:6].flatten().tolist()) == {0.0, 1.0}
+    assert not torch.equal(new[:, 2:], x[:, 2:])
+
+
+def test_one_outlier_changes_nobody_elses_noise() -> None:
+    x = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    wild = x.clone()
+    wild[0] = 1e6
+    scales = [Spread.of([data]).scale for data in (x, wild)]
+    torch.testing.assert_close(scales[0], scales[1], rtol=0.15, atol=0)
+    torch.testing.assert_close(scales[0], x.std(dim=0)[None], rtol=0.25, atol=0)
+    images = (
+        torch.randn(60, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+        * torch.tensor([1.0, 50.0])[:, None, None]
+    )
+    spread = Spread.of([images[:30], images[30:]]).scale
+    torch.testing.assert_close(spread[0, :, 0, 0], torch.tensor([1.0, 50.0]), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("name", [f.name for f in FAMILIES.values() if f.measured and not f.tokens])
+def test_one_sample_and_one_feature(name: str) -> None:
+    shape = (1, 1, 4, 4) if name in ("occlude", "quantise") else (1, 1)
+    new = FAMILIES[name](torch.ones(shape), torch.ones(1), torch.Generator().manual_seed(0))
+    assert bool(new.isfinite().all())
+
+
+def test_what_a_batch_gets_does_not_depend_on_its_company() -> None:
+    """Scales are measured once: a batch of one sample is disturbed as strongly as a batch of many."""
+    x = inputs("tabular", 64)
+    family = FAMILIES["noise"].on(Spread.of([x]))
+    alone = torch.cat(
+        [family(row[None], torch.ones(1), torch.Generator().manual_seed(i)) for i, row in enumerate(x)]
+    )
+    assert 0.6 < float((alone - x).std()) < 1.6
+
+
+def test_strengths_make_balanced_environments() -> None:
+    found = rehearsed(network(), labelled(80), Reader(layers=("0", "1")), ["noise", "layer-noise"], seed=1)
+    features, n = found.features, 80
+    assert features.strengths[:n].abs().max() == 0
+    for family in (1, 2):
+        own = features.strengths[features.families == family]
+        levels, counts = own.unique(return_counts=True)
+        torch.testing.assert_close(levels, torch.tensor(LEVELS, dtype=torch.float64))
+        assert counts.tolist() == [10] * 8
+    ratios = torch.tensor(LEVELS[1:]) / torch.tensor(LEVELS[:-1])
+    torch.testing.assert_close(ratios, ratios[:1].expand(7))
+    assert found.rehearsal.families == ("noise", "layer-noise")
+    correct = features.correct(found.labels)
+    at = (features.families == 1) & torch.isclose(features.strengths, torch.tensor(LEVELS[-1]).double())
+    assert found.rehearsal.under[0][-1] == pytest.approx(float(correct[at].double().mean()))
+    assert found.rehearsal.accuracy == float(correct[:n].double().mean())
+    again = Rehearsal.from_json(json.loads(json.dumps(dataclasses.asdict(found.rehearsal))))
+    assert again == found.rehearsal
+    assert "layer-noise: scale" in str(again)
+
+
+def test_layer_families_stop_where_accuracy_stops_falling() -> None:
+    """A disturbance that does no harm however strong is not scaled up to its bound."""
+    harmless = Family("harmless", lambda x, strength, generator: x, 4.0, inside=True)
+    found = rehearsed(network(), labelled(160), Reader(layers=("0",)), [harmless])
+    assert found.rehearsal.scales == (0.25,)
+    outside = Family("harmless", lambda x, strength, generator: x, 4.0)
+    assert rehearsed(network(), labelled(160), Reader(layers=("0",)), [outside]).rehearsal.scales == (4.0,)
+
+
+def test_batches_of_copies_are_large_and_in_order() -> None:
+    """Loaders of tiny batches: copies run in few passes, and every row is still its original's."""
+    x, y = inputs("tabular", 60), network()(inputs("tabular", 60)).argmax(1)
+    calls: list[int] = []
+
+    def forward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        calls.append(len(batch[0]))
+        return model(batch[0])
+
+    loader = [(x[i : i + 1], y[i : i + 1]) for i in range(60)]
+    same = Family("same", lambda x, strength, generator: x, 1.0)
+    _, features, labels = rehearse(network(), loader, Reader(layers=("0",), forward=forward), [same])
+    torch.testing.assert_close(features.logits[60:], features.logits[:60])
+    assert torch.equal(labels, y.repeat(2))
+    assert calls[-1] == 60
+
+
+def test_the_global_random_state_is_untouched_by_rehearsals() -> None:
+    state = torch.get_rng_state()
+    loader = DataLoader(TensorDataset(*labelled()[0]), batch_size=5, shuffle=True)
+    rehearsed(network(), loader, Reader(), "auto")
+    assert torch.equal(torch.get_rng_state(), state)

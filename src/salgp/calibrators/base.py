@@ -33,7 +33,7 @@ from salgp.calibrators.temperature import rest_temperature
 from salgp.explanation import explain_line
 from salgp.features import Features, as_labels
 from salgp.prediction import Prediction
-from salgp.storage import read_folder, write_folder
+from salgp.storage import pack, read_folder, unpack, write_folder
 
 __all__ = ["CalibrationWarning", "Calibrator", "check_features", "load_calibrator"]
 
@@ -178,6 +178,15 @@ class Calibrator(BaseEstimator, ABC):
         same = type(self)(**copy.deepcopy(self.get_params(deep=False), memo))
         memo[id(self)] = same
         same.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k.endswith("_")})
+        return same
+
+    def to(self, device: torch.device | str) -> Self:
+        """A copy whose learned arrays are on ``device``, where its predictions are then made."""
+        self._check_fitted()
+        tensors: dict[str, Tensor] = {}
+        state = pack({k: v for k, v in vars(self).items() if k.endswith("_")}, tensors)
+        same = type(self)(**copy.deepcopy(self.get_params(deep=False)))
+        same.__dict__.update(unpack(state, {k: x.to(device) for k, x in tensors.items()}))
         return same
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -45,6 +45,7 @@ def extract(
     progress: bool | None = None,
     forward: Forward | None = None,
     labels_at: LabelsAt = None,
+    tokenizer: Any = None,
 ) -> tuple[Features, Tensor | None]:
     """Logits and pooled layer features of everything a loader yields.
 
@@ -75,6 +76,8 @@ def extract(
             it gets the batch as the loader made it, on the network's device.
         labels_at: where a batch has its labels, if not at its end: a position, such as 1 for ``(x, y, id)``,
             or a key.
+        tokenizer: of a network that reads text, a Hugging Face one or a `salgp.network.text.Coder`; copies of
+            texts then have typing errors, lost, swapped and unknown words.
 
     Returns:
         Features, and labels ``(n,)`` or None where the loader has none.
@@ -89,7 +92,8 @@ def extract(
     reader = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
     place = Place(device, dtype, keep_on_device)
     if perturb is not None and not callable(perturb):
-        return rehearse(model, loader, reader, perturb, place, seed=seed, progress=progress)[1:]
+        options: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
+        return rehearse(model, loader, reader, perturb, place, **options)[1:]
     prepare = perturbed(perturb, seed)
     return collect(read_batches(model, loader, reader, place, prepare=prepare, progress=progress))[1:]
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from salgp.network import curves, signals
+from salgp.network import curves, signals, text
 from salgp.network.batches import Batch
 from salgp.network.signals import Spread
 from salgp.network.taps import Change
+from salgp.network.text import Tokens
 
 __all__ = [
     "FAMILIES",
@@ -29,6 +30,7 @@ __all__ = [
     "first_tokens",
     "kind_of",
     "layer_change",
+    "token_mask",
     "values_of",
 ]
 
@@ -48,8 +50,10 @@ class Family:
         largest: strength beyond which it is not scaled up.
         inside: does it act on the output of a layer, and not on the input?
         tokens: does it act on whole numbers ``(n, T)`` that stand for words?
-        measured: does it need to know how large the numbers are (`salgp.network.signals.Spread`)?
-        spread: measured on all calibration data; where there is none, each batch is measured by itself.
+        text: does it act on the text behind the tokens, which needs the tokenizer?
+        measured: does it need to know what the data are like: how large numbers are
+            (`salgp.network.signals.Spread`), which tokens there are (`salgp.network.text.Tokens`)?
+        spread: that, measured on all calibration data; where it is missing, each batch is measured by itself.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -62,25 +66,35 @@ class Family:
     largest: float = 4.0
     inside: bool = False
     tokens: bool = False
+    text: bool = False
     measured: bool = False
-    spread: Spread | None = None
+    spread: Spread | Tokens | None = None
 
     def __call__(self, x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
         strength = strength.to(x.device) if self.tokens else strength.to(x)
         if not self.measured:
             return self.disturb(x, strength, generator)
-        spread = self.spread or Spread.of([x], table=not self.inside)
+        spread = self.spread or (
+            Tokens.of([x], [None]) if self.tokens else Spread.of([x], table=not self.inside)
+        )
         new = self.disturb(x, strength, generator, spread)
-        return spread.swapped(x, new, strength, generator)
+        return spread.swapped(x, new, strength, generator) if isinstance(spread, Spread) else new
 
-    def on(self, spread: Spread | None) -> Family:
+    def on(self, spread: Spread | Tokens | None) -> Family:
         """The same family for data of this spread."""
         return replace(self, spread=spread)
 
 
-def families_for(choice: str | Sequence[str | Family], x: Tensor | None = None) -> tuple[Family, ...]:
+def families_for(
+    choice: str | Sequence[str | Family], x: Tensor | None = None, with_text: bool = False
+) -> tuple[Family, ...]:
     """The families meant by ``choice``: ``"auto"`` (by the kind of input), a kind out of `KINDS`, or names
     and families.
+
+    Args:
+        choice: what is asked for.
+        x: the input.
+        with_text: is there a tokenizer that leads from tokens to their text?
 
     Example:
         >>> [f.name for f in families_for("auto", torch.zeros(2, 7))]
@@ -90,6 +104,7 @@ def families_for(choice: str | Sequence[str | Family], x: Tensor | None = None) 
     """
     if isinstance(choice, str):
         kind = kind_of(x) if choice == "auto" else choice
+        kind = "text" if choice == "auto" and kind == "tokens" and with_text else kind
         if kind not in KINDS:
             raise ValueError(
                 f"perturb must be 'auto', one of {', '.join(KINDS)}, or a list of families; got {choice!r}"
@@ -102,16 +117,18 @@ def families_for(choice: str | Sequence[str | Family], x: Tensor | None = None) 
 
 
 def kind_of(x: Tensor | None) -> str:
-    """Kind of input by its axes: images (4), sequences (3), tabular (2), or tokens where it is not floating
-    point.
+    """Kind of input by its axes: images (4), sequences (3), tabular (2); tokens where it is not floating
+    point; ``"other"`` for all else.
 
     Example:
         >>> kind_of(torch.zeros(2, 1, 8, 8)), kind_of(torch.zeros(2, 8, dtype=torch.long))
         ('images', 'tokens')
     """
-    if x is None or not x.is_floating_point():
-        return "tokens"
-    return {4: "images", 3: "sequences", 2: "tabular"}.get(x.ndim, "tokens")
+    if x is None:
+        return "other"
+    if not x.is_floating_point():
+        return "tokens" if x.ndim == 2 else "other"
+    return {4: "images", 3: "sequences", 2: "tabular"}.get(x.ndim, "other")
 
 
 def first_input(batch: Batch) -> tuple[int | str | None, Any]:
@@ -143,6 +160,18 @@ def first_tokens(batch: Batch) -> tuple[int | str | None, Any]:
     for where, x in parts:
         if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
             return where, x
+    return None, None
+
+
+def token_mask(batch: Batch, ids: Tensor) -> tuple[int | str | None, Tensor | None]:
+    """Where the mask of the tokens is, and the mask: by name, or zeros and ones of the same shape."""
+    for key, x in batch.keywords.items():
+        if "mask" in key and isinstance(x, Tensor) and x.shape == ids.shape:
+            return key, x
+    for i, x in enumerate(batch.inputs):
+        same = isinstance(x, Tensor) and x.shape == ids.shape and x is not ids
+        if same and bool(((x == 0) | (x == 1)).all()):
+            return i, x
     return None, None
 
 
@@ -205,6 +234,13 @@ FAMILIES: dict[str, Family] = {
         Family("dimming", curves.dimming),
         Family("epoch-drop", curves.epoch_drop, 1.0),
         Family("stretch", curves.stretch, 2.0),
+        Family("token-drop", text.drop, 1.5, tokens=True, measured=True),
+        Family("token-swap", text.swap, 1.5, tokens=True, measured=True),
+        Family("token-replace", text.replace, 1.5, tokens=True, measured=True),
+        Family("typos", text.misspell, 2.0, text=True),
+        Family("words-dropped", text.lose_words, 1.5, text=True),
+        Family("words-swapped", text.swap_words, 1.5, text=True),
+        Family("words-unknown", text.unknown_words, 1.5, text=True),
         Family("layer-noise", signals.noise, 4.0, inside=True, measured=True),
         Family("layer-gain", signals.channel_gain, 4.0, inside=True, measured=True),
         Family("layer-mixup", signals.mixup, 1.0, inside=True, measured=True),
@@ -227,7 +263,18 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "sequences": ("noise", "gain", "time-warp", "mixup", "layer-noise"),
     "tabular": ("noise", "gain", "mixup", "layer-noise"),
-    "tokens": ("layer-noise", "layer-gain", "layer-mixup"),
+    "tokens": ("token-drop", "token-swap", "token-replace", "layer-noise", "layer-gain", "layer-mixup"),
+    "text": (
+        "typos",
+        "words-dropped",
+        "words-swapped",
+        "words-unknown",
+        "token-replace",
+        "layer-noise",
+        "layer-gain",
+        "layer-mixup",
+    ),
+    "other": ("layer-noise", "layer-gain", "layer-mixup"),
     "light-curves": ("flux-noise", "epoch-drop", "dimming", "stretch", "layer-noise"),
 }
 """Families used for each kind of input."""

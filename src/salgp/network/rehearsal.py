@@ -21,11 +21,20 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from salgp.features import Features
 from salgp.network.batches import Batch
-from salgp.network.perturb import Family, families_for, first_input, first_tokens, layer_change, values_of
+from salgp.network.perturb import (
+    Family,
+    families_for,
+    first_input,
+    first_tokens,
+    layer_change,
+    token_mask,
+    values_of,
+)
 from salgp.network.reader import Reader
 from salgp.network.reading import ANYWHERE, Place, Prepare, Reading, progress_bar, read_batches
 from salgp.network.signals import Spread, normal
 from salgp.network.taps import Change, Tap
+from salgp.network.text import Coder, Tokens, coder_for, rewrite
 
 __all__ = ["LEVELS", "Rehearsal", "Rehearsed", "rehearse", "rehearsed"]
 
@@ -105,6 +114,7 @@ def rehearse(
     copies: int = 1,
     seed: int = 0,
     progress: bool | None = None,
+    tokenizer: Any = None,
 ) -> tuple[Reader, Features, Tensor]:
     """Features of originals, first, and of their perturbed copies; see `rehearsed`, which says more.
 
@@ -115,7 +125,8 @@ def rehearse(
         >>> features.groups.tolist()
         [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
     """
-    found = rehearsed(model, loader, reader, perturb, place, copies=copies, seed=seed, progress=progress)
+    options: Any = {"copies": copies, "seed": seed, "progress": progress, "tokenizer": tokenizer}
+    found = rehearsed(model, loader, reader, perturb, place, **options)
     return found.reader, found.features, found.labels
 
 
@@ -129,6 +140,7 @@ def rehearsed(
     copies: int = 1,
     seed: int = 0,
     progress: bool | None = None,
+    tokenizer: Any = None,
 ) -> Rehearsed:
     """Read originals and perturbed copies; rows of one original share a group.
 
@@ -141,6 +153,8 @@ def rehearsed(
         copies: of every sample and family.
         seed: of all random numbers.
         progress: show a progress bar; None for "on a terminal and in notebooks".
+        tokenizer: of the network, a Hugging Face one or a `salgp.network.text.Coder`: the texts themselves
+            are then disturbed.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -154,9 +168,12 @@ def rehearsed(
             "perturbed copies need labels, but the loader yields inputs only; yield (x, y) or a mapping with "
             "'labels', or say where they are: labels_at=..."
         )
-    stage = _Stage(model, originals, place, torch.Generator().manual_seed(seed))
-    kind_by = values_of(first_input(originals[0].batch)[1])
-    families = [stage.prepared(family) for family in families_for(perturb, kind_by)]
+    coder = None if tokenizer is None else coder_for(tokenizer)
+    stage = _Stage(model, originals, place, torch.Generator().manual_seed(seed), coder)
+    x = values_of(first_input(originals[0].batch)[1])
+    x = x if x is not None else first_tokens(originals[0].batch)[1]
+    chosen = families_for(perturb, x, with_text=tokenizer is not None)
+    families = [stage.prepared(family) for family in chosen]
     families = [family for family in families if not family.inside or stage.layers]
     scales: list[float] = []
     parts = [stage.original]
@@ -181,8 +198,9 @@ class _Stage:
         originals: Sequence[Reading],
         place: Place,
         generator: torch.Generator,
+        coder: Coder | None = None,
     ) -> None:
-        self.model, self.place, self.generator = model, place, generator
+        self.model, self.place, self.generator, self.coder = model, place, generator, coder
         self.reader = originals[0].reader
         self.batches = list(_merged([reading.batch for reading in originals]))
         self.labels = torch.cat([reading.labels for reading in originals if reading.labels is not None])
@@ -196,11 +214,18 @@ class _Stage:
 
     def prepared(self, family: Family) -> Family:
         """The family with the spread of the inputs, measured on all of them."""
+        if family.tokens and family.measured:
+            return family.on(self._tokens())
         found = [values_of(first_input(batch)[1]) for batch in self.batches]
         inputs = [x for x in found if x is not None]
         if family.inside or not family.measured or not inputs:
             return family
         return family.on(Spread.of(_same_shape(inputs)))
+
+    def _tokens(self) -> Tokens | None:
+        found = [(batch, first_tokens(batch)[1]) for batch in self.batches]
+        known = [(ids, token_mask(batch, ids)[1]) for batch, ids in found if ids is not None]
+        return Tokens.of([ids for ids, _ in known], [mask for _, mask in known]) if known else None
 
     def copy(self, family: Family, scale: float, number: int) -> Features:
         """One copy of every sample, its level drawn so that all levels are equally frequent."""
@@ -241,7 +266,7 @@ class _Stage:
         def prepare(batch: Batch, index: int) -> tuple[Batch, Change | None]:
             own = strength[starts[index] : starts[index + 1]]
             if not family.inside:
-                return _changed(batch, family, own, self.generator), None
+                return _changed(batch, family, own, self.generator, self.coder), None
             layers = torch.tensor(self.layers)
             layer = layers[torch.randint(len(layers), (len(own),), generator=self.generator)]
             return batch, layer_change(family, self.spreads, layer, own, self.generator)
@@ -364,12 +389,14 @@ def _same_shape(parts: Sequence[Tensor]) -> list[Tensor]:
     return [x for x in parts if x.shape[1:] == parts[0].shape[1:]]
 
 
-def _changed(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
+def _changed(
+    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, coder: Coder | None
+) -> Batch:
     """The first floating-point input perturbed; further ones of two axes (metadata) get noise of the same
     strength.
     """
-    if family.tokens:
-        return _changed_tokens(batch, family, strength, generator)
+    if family.tokens or family.text:
+        return _changed_text(batch, family, strength, generator, coder)
     where, x = first_input(batch)
     if where is None:
         raise ValueError(
@@ -390,10 +417,38 @@ def _changed(batch: Batch, family: Family, strength: Tensor, generator: torch.Ge
     return batch
 
 
-def _changed_tokens(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
+def _changed_text(
+    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, coder: Coder | None
+) -> Batch:
+    """Tokens perturbed, and their mask with them."""
     where, ids = first_tokens(batch)
     if where is None:
         raise ValueError(
             f"perturbation {family.name!r} needs tokens, whole numbers (n, T), but the batch has none"
         )
-    return batch.with_input(where, family(ids, strength, generator))
+    at, mask = token_mask(batch, ids)
+    if family.text:
+        return _rewritten(batch, family, strength, generator, coder)
+    new = family(ids, strength, generator)
+    batch = batch.with_input(where, new)
+    padding = family.spread.padding if isinstance(family.spread, Tokens) else None
+    if at is None or mask is None or padding is None:
+        return batch
+    moved = (new == padding).sum(dim=1) != (ids == padding).sum(dim=1)
+    return batch.with_input(at, torch.where(moved[:, None], (new != padding).to(mask), mask))
+
+
+def _rewritten(
+    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, coder: Coder | None
+) -> Batch:
+    if coder is None:
+        raise ValueError(f"perturbation {family.name!r} changes the text: pass tokenizer=...")
+    where, ids = first_tokens(batch)
+    at, _ = token_mask(batch, ids)
+    texts = rewrite(coder.decode(ids), family.disturb, strength, generator)
+    found = coder.encode(texts, ids.shape[1])
+    names = {"input_ids": where, "attention_mask": at} if isinstance(where, int) else {}
+    for name, x in found.items():
+        place = names.get(name, name if name in batch.keywords else None)
+        batch = batch if place is None else batch.with_input(place, x)
+    return batch

@@ -1,0 +1,283 @@
+"""The one loop over a loader: batches of every form, labels, checks; networks with their own habits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import salgp
+from salgp.network.reader import Reader
+from salgp.network.reading import Place, read_batches
+from salgp.network.rehearsal import rehearsed
+
+X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+
+
+def mlp(c: int = 3) -> nn.Module:
+    return networks.randomised(networks.Wrapped("tensor", c)).eval()
+
+
+def labels_for(model: nn.Module, x: Tensor = X) -> Tensor:
+    with torch.no_grad():
+        logits = copy.deepcopy(model).eval()(x)
+    noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    return (logits + noise).argmax(dim=1)
+
+
+class Net(nn.Module):
+    """Takes an image under a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        return scale * self.inner(x)
+
+
+Y = labels_for(mlp())
+EXPECTED = mlp()(X).detach()
+
+
+@pytest.mark.parametrize(
+    ("batch", "options"),
+    [
+        ({"image": X, "label": Y}, {}),
+        ({"x": X, "target": Y}, {}),
+        ({"x": X, "y": Y}, {}),
+        ({"x": X, "truth": Y}, {"labels_at": "truth"}),
+        ((X, Y, torch.arange(64)), {"labels_at": 1}),
+        ((X, Y, ["name"] * 64), {"labels_at": 1}),
+        ((X.numpy(), Y.numpy()), {}),
+        ({"x": X.numpy(), "labels": Y.tolist()}, {}),
+        ((X.double(), nn.functional.one_hot(Y)), {}),
+        ((X, nn.functional.one_hot(Y).float()), {}),
+        ({"image": X, "id": np.arange(64), "label": Y}, {"forward": lambda m, batch: m(batch["image"])}),
+        ((X, Y, torch.arange(64)), {"labels_at": 1, "forward": lambda m, batch: m(batch[0])}),
+    ],
+)
+def test_batches_of_every_form(batch: Any, options: dict[str, Any]) -> None:
+    features, labels = salgp.extract(Net(), [batch], **options)
+    torch.testing.assert_close(features.logits, EXPECTED)
+    assert torch.equal(labels, Y)
+    copies, _ = salgp.extract(Net(), [batch], perturb=["noise"], **options)
+    assert len(copies) == 128
+    assert not torch.allclose(copies.logits[64:], copies.logits[:64])
+
+
+def test_what_is_not_clear_is_said() -> None:
+    with pytest.raises(TypeError, match="labels_at=1"):
+        salgp.extract(Net(), [(X, Y, torch.arange(64))])
+    with pytest.raises(TypeError, match=r"forward=lambda model, batch: model\(batch\['image'\]\)"):
+        salgp.extract(Net(), [{"image": X, "id": torch.arange(64), "label": Y}])
+    with pytest.raises(KeyError, match="none of the batch's keys: x, y"):
+        salgp.extract(Net(), [{"x": X, "y": Y}], labels_at="truth")
+    with pytest.raises(ValueError, match="must be one-hot"):
+        salgp.extract(Net(), [(X, torch.ones(64, 3))])
+    with pytest.raises(IndexError, match="labels_at=5"):
+        salgp.extract(Net(), [(X, Y)], labels_at=5)
+    with pytest.raises(ValueError, match="labels_at="):
+        salgp.calibrate(Net(), [{"x": X, "truth": Y}][:0] or [X], method="temperature")
+
+
+def test_binary_labels_as_numbers() -> None:
+    model = networks.randomised(networks.Wrapped("binary", 1))
+    y = (torch.arange(64) % 2).float()
+    for labels in (y, y[:, None], y.numpy()):
+        assert torch.equal(salgp.extract(model, [(X, labels)])[1], y.long())
+    with pytest.raises(TypeError, match="integer class indices"):
+        salgp.extract(model, [(X, y + 0.5)])
+
+
+@pytest.mark.parametrize("form", ["tuple", "mapping", "pair"])
+def test_forward_gets_the_same_form_at_prediction(form: str) -> None:
+    model = mlp()
+    batch: Any = {"tuple": (X, Y), "mapping": {"x": X, "y": Y}, "pair": ({"x": X}, Y)}[form]
+
+    def forward(network: nn.Module, given: Any) -> Tensor:
+        x = given["x"] if form == "mapping" else given[0] if form == "tuple" else given[0]["x"]
+        return 2 * network(x)
+
+    classifier = salgp.calibrate(model, [batch], method="density-aware", perturb=False, forward=forward)
+    new = X if form == "tuple" else {"x": X}
+    expected = classifier.predict([batch]).confidence
+    torch.testing.assert_close(classifier(new).confidence, expected)
+    torch.testing.assert_close(classifier.predict([new]).confidence, expected)
+    torch.testing.assert_close(classifier.features(new).logits, 2 * EXPECTED)
+
+
+def test_numpy_at_prediction() -> None:
+    classifier = salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=False)
+    torch.testing.assert_close(classifier(X.double().numpy()).confidence, classifier(X).confidence)
+
+
+def test_a_classifier_reads_as_it_was_calibrated(tmp_path: Any) -> None:
+    """The same pooling, projection, output and forward, which `extract` with layer names does not know."""
+    model = networks.randomised(networks.sequential_cnn())
+    x = torch.randn(64, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    y = labels_for(model, x)
+    options: dict[str, Any] = {"pooling": "spatial-max", "max_width": 5, "seed": 3}
+    classifier = salgp.calibrate(model, [(x, y)], method="density-aware", perturb=False, **options)
+    features, labels = classifier.extract([(x[:30], y[:30]), (x[30:], y[30:])])
+    assert torch.equal(labels, y)
+    whole = classifier.predict([x[:30], x[30:]])
+    torch.testing.assert_close(whole.confidence, classifier.calibrator.predict(features).confidence)
+    torch.testing.assert_close(whole.confidence, classifier(x).confidence)
+    names = list(classifier.calibrator.layer_widths_)
+    plain, _ = salgp.extract(model, [x], layers=names)
+    assert not torch.equal(features.layers[names[0]], plain.layers[names[0]][:, : features.widths[names[0]]])
+    again = salgp.load(classifier.save(tmp_path), model)
+    assert torch.equal(again.predict([x]).confidence, classifier.predict([x]).confidence)
+
+
+def test_context_is_passed_on_only_where_given() -> None:
+    given: list[dict[str, Any]] = []
+    classifier = salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=False)
+    original = classifier.calibrator.predict
+    classifier.calibrator.predict = lambda features, **more: given.append(more) or original(features)  # type: ignore[method-assign]
+    classifier.predict([X])
+    classifier.predict([X], context="all")
+    assert given == [{}, {"context": "all"}]
+
+
+def test_calibrate_makes_the_checks_of_extract_and_leaves_random_numbers_alone() -> None:
+    model = mlp()
+    for bad, kind in [(X, TypeError), ([(X, Y), X], ValueError), ([], ValueError)]:
+        for perturb in (["noise"], None):
+            with pytest.raises(kind):
+                salgp.calibrate(model, bad, method="density-aware", perturb=perturb)
+    state = torch.get_rng_state()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True)
+    salgp.calibrate(model, loader, method="density-aware", perturb=["noise"], progress=True)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_calibrate_shows_progress_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=["noise"], progress=True)
+    shown = capsys.readouterr().err
+    assert "reading the network" in shown
+    assert "rehearsing" in shown
+    salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=["noise"])
+    assert capsys.readouterr().err == ""
+
+
+def test_what_was_rehearsed_is_kept_and_saved(tmp_path: Any) -> None:
+    classifier = salgp.calibrate(mlp(), [(X, Y)], method="perturbed-temperature", perturb=["noise", "gain"])
+    assert classifier.rehearsal.families == ("noise", "gain")
+    assert len(classifier.rehearsal.under[0]) == len(classifier.rehearsal.levels) == 8
+    assert salgp.load(classifier.save(tmp_path), mlp()).rehearsal == classifier.rehearsal
+    assert salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=False).rehearsal is None
+
+
+def test_features_stay_on_the_device_where_asked() -> None:
+    (reading,) = read_batches(mlp(), [X], Reader(), Place(None, torch.float64, keep_on_device=True))
+    assert reading.features.logits.dtype == torch.float64
+    assert {x.dtype for x in reading.features.layers.values()} == {torch.float64}
+    rehearsed_double, _ = salgp.extract(mlp(), [(X, Y)], perturb=["noise"], dtype=torch.float64)
+    assert rehearsed_double.logits.dtype == torch.float64
+
+
+def test_calibrators_move() -> None:
+    classifier = salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=False)
+    features, _ = classifier.extract([X])
+    moved = classifier.calibrator.to("cpu")
+    assert moved is not classifier.calibrator
+    assert torch.equal(moved.predict(features).probs, classifier.calibrator.predict(features).probs)
+    elsewhere = classifier.calibrator.to("meta")
+    tensors = [v for v in vars(elsewhere).values() if isinstance(v, Tensor)]
+    assert all(v.device.type == "meta" for v in tensors)
+
+
+def test_a_network_in_double_precision_after_a_cached_projection() -> None:
+    model = mlp()
+    classifier = salgp.calibrate(model, [(X, Y)], method="density-aware", perturb=False, max_width=4)
+    before = classifier(X).confidence
+    model.double()
+    torch.testing.assert_close(classifier(X).confidence.float(), before.float())
+
+
+class Padded(networks.TransformerClassifier):
+    """A padding mask of floating-point numbers comes first."""
+
+    def forward(self, attention_mask: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, attention_mask)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padding_masks_and_nested_tensors() -> None:
+    """Layer noise passes through the nested tensors of an encoder with padding; the mask is no input."""
+    x = torch.randn(60, 7, 8, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(7)[None] < torch.arange(60)[:, None] % 6 + 2).float()
+    model = networks.randomised(Padded())
+    y = torch.arange(60) % 3
+    batch = {"attention_mask": mask, "x": x, "labels": y}
+    found = rehearsed(model, [batch], Reader(), ["noise", "layer-noise"])
+    assert found.features.layer_names == ("encoder.layers.0", "encoder.layers.1", "encoder.layers.2")
+    for family in (1, 2):
+        strong = (found.features.families == family) & (found.features.strengths > 0.5)
+        original = found.features.logits[:60][found.features.groups[strong]]
+        assert bool((found.features.logits[strong] != original).any(dim=1).all())
+    with torch.no_grad():
+        torch.testing.assert_close(found.features.logits[:60], copy.deepcopy(model).eval()(mask, x))
+
+
+class Series(nn.Module):
+    """A recurrent layer whose sequence, or whose final state, goes on to the head."""
+
+    def __init__(self, uses: str, layers: int = 2) -> None:
+        super().__init__()
+        self.gru = nn.GRU(5, 6, num_layers=layers, batch_first=True)
+        self.pooler = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+        self.uses = uses
+
+    def forward(self, x: Tensor) -> Tensor:
+        sequence, state = self.gru(x)
+        self.pooler(sequence[:, 0])  # leads nowhere
+        return self.head(sequence.amax(dim=1) if self.uses == "sequence" else state[-1])
+
+
+@pytest.mark.parametrize(
+    ("uses", "layers", "expected"),
+    [
+        ("sequence", 2, ("gru.0", "gru")),
+        ("state", 2, ("gru.0", "gru.1")),
+        ("sequence", 1, ("gru",)),
+        ("state", 1, ("gru.0",)),
+    ],
+)
+def test_a_recurrent_layer_is_read_as_it_is_used(uses: str, layers: int, expected: tuple[str, ...]) -> None:
+    x = torch.randn(48, 9, 5, generator=torch.Generator().manual_seed(0))
+    model = networks.randomised(Series(uses, layers))
+    y = labels_for(model, x)
+    found = rehearsed(model, [(x, y)], Reader(), ["layer-noise"])
+    features = found.features
+    assert features.layer_names == expected  # and not the pooler
+    last = features.layers[expected[-1]]
+    moved = (features.logits[48:] != features.logits[:48]).any(dim=1)
+    read = (last[48:] != last[:48]).any(dim=1)
+    assert bool(moved.all())
+    assert torch.equal(moved, read)  # what is disturbed is what is read
+
+
+def test_layers_behind_no_grad_still_lead_to_the_logits() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.body(x)
+            return self.head(h.detach())
+
+    features, _ = salgp.extract(networks.randomised(Frozen()), [X])
+    assert features.layer_names == ("body",)
