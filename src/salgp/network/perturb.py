@@ -34,9 +34,9 @@ __all__ = [
     "values_of",
 ]
 
-Disturbance = Callable[..., Tensor]
+Disturbance = Callable[..., Any]
 """``disturb(x, strength, generator) -> x`` with ``x (n, ...)`` and ``strength (n,)``; of a measured family,
-``disturb(x, strength, generator, spread) -> x``.
+``disturb(x, strength, generator, spread) -> x``; of a text family, ``disturb(text, strength, chance) -> text``.
 """
 
 
@@ -73,11 +73,12 @@ class Family:
     def __call__(self, x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
         strength = strength.to(x.device) if self.tokens else strength.to(x)
         if not self.measured:
-            return self.disturb(x, strength, generator)
+            plain: Tensor = self.disturb(x, strength, generator)
+            return plain
         spread = self.spread or (
             Tokens.of([x], [None]) if self.tokens else Spread.of([x], table=not self.inside)
         )
-        new = self.disturb(x, strength, generator, spread)
+        new: Tensor = self.disturb(x, strength, generator, spread)
         return spread.swapped(x, new, strength, generator) if isinstance(spread, Spread) else new
 
     def on(self, spread: Spread | Tokens | None) -> Family:
