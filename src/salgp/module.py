@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,12 +21,11 @@ from salgp.features import Features
 from salgp.network.batches import Batch, LabelsAt, named_fields
 from salgp.network.extract import Copies, Perturb, perturbed
 from salgp.network.fingerprint import Fingerprint, fingerprint
-from salgp.network.layers import Layers, Poolings, pooling_for
-from salgp.network.pooling import Layout
+from salgp.network.keeping import reader_from, reader_header
+from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Reading, collect, read_batches
 from salgp.network.rehearsal import Rehearsal, rehearsed
-from salgp.network.taps import Tap
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, read_header, write_folder, write_header
 
@@ -273,7 +272,7 @@ def load(
     try:
         _check_network(Fingerprint(**header["fingerprint"]), model, strict)
         rehearsal = Rehearsal.from_json(header["rehearsal"]) if "rehearsal" in header else None
-        return CalibratedClassifier(model, calibrator, _reader(header, pooling, forward), rehearsal)
+        return CalibratedClassifier(model, calibrator, reader_from(header, pooling, forward), rehearsal)
     except (LookupError, TypeError, AttributeError) as error:
         raise FormatError(f"{path}: incomplete or damaged ({type(error).__name__}: {error})") from error
 
@@ -285,23 +284,8 @@ def module_header(model: nn.Module, taps: Reader) -> dict[str, Any]:
         >>> module_header(nn.Linear(4, 3), Reader(layers=()))["layers"]
         []
     """
-    header: dict[str, Any] = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "fingerprint": dataclasses.asdict(fingerprint(model)),
-        "output": taps.output,
-        "max_width": taps.max_width,
-        "seed": taps.seed,
-        "needs_forward": taps.forward is not None,
-        "labels_at": taps.labels_at,
-        "form": taps.form,
-        "layers": taps.layers if isinstance(taps.layers, str | int) else list(taps.layers),
-        "pooling": _pooling_names(taps.pooling),
-        "taps": None,
-    }
-    if taps.taps is not None:
-        header["taps"] = [{**dataclasses.asdict(tap), "pooling": _named(tap.pooling)} for tap in taps.taps]
-    return header
+    about = {"format": FORMAT, "format_version": FORMAT_VERSION}
+    return {**about, "fingerprint": dataclasses.asdict(fingerprint(model)), **reader_header(taps)}
 
 
 def _unfitted(method: Calibrator | str | None) -> Calibrator:
@@ -355,45 +339,6 @@ def _check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
             "the network has other weights (or precision) than the calibrator was made for; "
             "recalibrate, or pass strict=False to use it anyway"
         )
-
-
-def _reader(header: Mapping[str, Any], pooling: Poolings | None, forward: Forward | None) -> Reader:
-    if header["needs_forward"] and forward is None:
-        raise ValueError(
-            "this classifier was made with a forward function; pass it again: load(folder, "
-            "model, forward=...)"
-        )
-    stored = header["taps"]
-    taps = None if stored is None else tuple(_tap(tap, pooling) for tap in stored)
-    asked = header["pooling"] if pooling is None else pooling
-    if taps is None and (asked is None or (isinstance(asked, dict) and None in asked.values())):
-        raise ValueError(_LOST_POOLING)
-    layers = header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"])
-    rest = (header["output"], header["max_width"], header["seed"], forward, header["labels_at"])
-    return Reader(layers, asked if asked is not None else "auto", *rest, taps, header["form"])
-
-
-def _tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
-    how = stored["pooling"] if pooling is None else pooling_for(stored["name"], pooling)
-    if how is None:
-        raise ValueError(_LOST_POOLING)
-    return Tap(**{**stored, "pooling": how, "layout": Layout(**stored["layout"])})
-
-
-_LOST_POOLING = (
-    "this classifier was made with a pooling function, and code is never stored; pass it again: "
-    "load(folder, model, pooling=...)"
-)
-
-
-def _pooling_names(pooling: Poolings) -> Any:
-    if not isinstance(pooling, Mapping):
-        return _named(pooling)
-    return {rule: _named(how) for rule, how in pooling.items()}
-
-
-def _named(pooling: Any) -> str | None:
-    return pooling if isinstance(pooling, str) else None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.network.batches import Batch
-from salgp.network.perturb import FAMILIES, KINDS, first_tokens, token_mask
+from salgp.network.inputs import first_tokens, token_mask
+from salgp.network.perturb import FAMILIES, KINDS
 from salgp.network.reader import Reader
 from salgp.network.rehearsal import rehearsed
 from salgp.network.text import Coder, Tokens, coder_for

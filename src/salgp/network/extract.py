@@ -15,8 +15,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from salgp.features import Features
 from salgp.network.batches import Batch, LabelsAt
+from salgp.network.inputs import first_input
 from salgp.network.layers import Layers, Poolings
-from salgp.network.perturb import Family, first_input
+from salgp.network.perturb import Family
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Prepare, collect, read_batches
 from salgp.network.rehearsal import rehearse

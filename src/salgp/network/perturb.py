@@ -13,30 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from salgp.network import curves, signals, text
-from salgp.network.batches import Batch
 from salgp.network.signals import Spread
 from salgp.network.taps import Change
 from salgp.network.text import Tokens
 
-__all__ = [
-    "FAMILIES",
-    "KINDS",
-    "Family",
-    "families_for",
-    "first_input",
-    "first_tokens",
-    "kind_of",
-    "layer_change",
-    "token_mask",
-    "values_of",
-]
+__all__ = ["FAMILIES", "KINDS", "Family", "families_for", "kind_of", "layer_change"]
 
 Disturbance = Callable[..., Any]
 """``disturb(x, strength, generator) -> x`` with ``x (n, ...)`` and ``strength (n,)``; of a measured family,
-``disturb(x, strength, generator, spread) -> x``; of a text family, ``disturb(text, strength, chance) -> text``.
+``disturb(x, strength, generator, spread) -> x``; of a text family, ``disturb(text, strength, chance) ->
+text``.
 """
 
 
@@ -132,57 +120,6 @@ def kind_of(x: Tensor | None) -> str:
     return {4: "images", 3: "sequences", 2: "tabular"}.get(x.ndim, "other")
 
 
-def first_input(batch: Batch) -> tuple[int | str | None, Any]:
-    """Where the first floating-point input of a batch is, and the tensor; masks are no inputs.
-
-    Example:
-        >>> first_input(Batch((), {"attention_mask": torch.ones(2, 3), "x": torch.zeros(2, 4)}))[0]
-        'x'
-    """
-    for i, x in enumerate(batch.inputs):
-        if _is_floating(x):
-            return i, x
-    for key, x in batch.keywords.items():
-        if _is_floating(x) and "mask" not in key:
-            return key, x
-    return None, None
-
-
-def first_tokens(batch: Batch) -> tuple[int | str | None, Any]:
-    """Where the first whole numbers ``(n, T)`` of a batch are, and the tensor; masks and types are no tokens.
-
-    Example:
-        >>> ids = torch.ones(2, 3, dtype=torch.long)
-        >>> first_tokens(Batch((), {"attention_mask": ids, "input_ids": ids}))[0]
-        'input_ids'
-    """
-    named = {key: x for key, x in batch.keywords.items() if "mask" not in key and "type" not in key}
-    parts: list[tuple[int | str, Any]] = [*enumerate(batch.inputs), *named.items()]
-    for where, x in parts:
-        if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
-            return where, x
-    return None, None
-
-
-def token_mask(batch: Batch, ids: Tensor) -> tuple[int | str | None, Tensor | None]:
-    """Where the mask of the tokens is, and the mask: by name, or zeros and ones of the same shape."""
-    for key, x in batch.keywords.items():
-        if "mask" in key and isinstance(x, Tensor) and x.shape == ids.shape:
-            return key, x
-    for i, x in enumerate(batch.inputs):
-        same = isinstance(x, Tensor) and x.shape == ids.shape and x is not ids
-        if same and bool(((x == 0) | (x == 1)).all()):
-            return i, x
-    return None, None
-
-
-def values_of(x: Any) -> Tensor | None:
-    """An input as one tensor: a packed sequence padded; None where it is no tensor."""
-    if isinstance(x, PackedSequence):
-        return pad_packed_sequence(x, batch_first=True)[0]
-    return x if isinstance(x, Tensor) else None
-
-
 def layer_change(
     family: Family,
     spreads: Sequence[Spread],
@@ -209,11 +146,6 @@ def layer_change(
         return new
 
     return change
-
-
-def _is_floating(x: Any) -> bool:
-    data = x.data if isinstance(x, PackedSequence) else x
-    return isinstance(data, Tensor) and data.is_floating_point()
 
 
 FAMILIES: dict[str, Family] = {

@@ -17,24 +17,17 @@ import numpy as np
 import torch
 from sklearn.isotonic import isotonic_regression
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from salgp.features import Features
 from salgp.network.batches import Batch
-from salgp.network.perturb import (
-    Family,
-    families_for,
-    first_input,
-    first_tokens,
-    layer_change,
-    token_mask,
-    values_of,
-)
+from salgp.network.inputs import changed, first_input, first_tokens, token_mask, values_of
+from salgp.network.merging import leading, merged, size_of
+from salgp.network.perturb import Family, families_for, layer_change
 from salgp.network.reader import Reader
 from salgp.network.reading import ANYWHERE, Place, Prepare, Reading, progress_bar, read_batches
-from salgp.network.signals import Spread, normal
+from salgp.network.signals import Spread
 from salgp.network.taps import Change, Tap
-from salgp.network.text import Coder, Tokens, coder_for, rewrite
+from salgp.network.text import Coder, Tokens, coder_for
 
 __all__ = ["LEVELS", "Rehearsal", "Rehearsed", "rehearse", "rehearsed"]
 
@@ -44,8 +37,6 @@ TRIALS = 160
 """Samples used to find the scale of a family."""
 LOST = 0.75
 """A family is strong enough once it has cost the network this share of its accuracy above chance."""
-ROWS, BYTES = 256, 16_000_000
-"""Copies run in batches of so many samples, unless their inputs are larger than so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +193,7 @@ class _Stage:
     ) -> None:
         self.model, self.place, self.generator, self.coder = model, place, generator, coder
         self.reader = originals[0].reader
-        self.batches = list(_merged([reading.batch for reading in originals]))
+        self.batches = list(merged([reading.batch for reading in originals]))
         self.labels = torch.cat([reading.labels for reading in originals if reading.labels is not None])
         plain = Features.concatenate([reading.features for reading in originals])
         n = len(plain)
@@ -247,8 +238,8 @@ class _Stage:
         is harmless however strong it is teaches nothing.
         """
         tried = _doubled(family.largest)
-        batches = list(_leading(self.batches, TRIALS))
-        n = sum(_size(batch) for batch in batches)
+        batches = list(leading(self.batches, TRIALS))
+        n = sum(size_of(batch) for batch in batches)
         which = torch.randperm(n, generator=self.generator) % len(tried)
         found = self._read(batches, family, torch.tensor(tried)[which])
         right = found.correct(self.labels[:n]).cpu().double()
@@ -261,12 +252,12 @@ class _Stage:
         return reached[0] if reached else family.largest
 
     def _read(self, batches: Sequence[Batch], family: Family, strength: Tensor) -> Features:
-        starts = np.cumsum([0, *(_size(batch) for batch in batches)])
+        starts = np.cumsum([0, *(size_of(batch) for batch in batches)])
 
         def prepare(batch: Batch, index: int) -> tuple[Batch, Change | None]:
             own = strength[starts[index] : starts[index + 1]]
             if not family.inside:
-                return _changed(batch, family, own, self.generator, self.coder), None
+                return changed(batch, family, own, self.generator, self.coder), None
             layers = torch.tensor(self.layers)
             layer = layers[torch.randint(len(layers), (len(own),), generator=self.generator)]
             return batch, layer_change(family, self.spreads, layer, own, self.generator)
@@ -287,7 +278,7 @@ class _Stage:
                 passed[j].append(x.clone())  # the network may yet overwrite its output in place
                 return x
 
-            list(self._readings(list(_leading(self.batches, TRIALS)), lambda batch, _: (batch, keep)))
+            list(self._readings(list(leading(self.batches, TRIALS)), lambda batch, _: (batch, keep)))
             self._spreads = [_spread_of(tap, xs) for tap, xs in zip(taps, passed, strict=True)]
         return self._spreads
 
@@ -326,60 +317,6 @@ def _falling(right: Tensor, which: Tensor, n: int) -> list[float]:
     return [float(known.get(i, smooth[-1])) for i in range(n)]
 
 
-def _size(batch: Batch) -> int:
-    return len(batch.labels)
-
-
-def _leading(batches: Sequence[Batch], rows: int) -> Iterator[Batch]:
-    """The first batches with so many samples together; the last of them is cut where that is possible."""
-    for batch in batches:
-        if rows <= 0:
-            return
-        part = batch.head(rows)
-        rows -= _size(part)
-        yield part
-
-
-def _merged(batches: Sequence[Batch]) -> Iterator[Batch]:
-    """Neighbouring batches joined into larger ones, where they consist of plain tensors of one shape."""
-    waiting: list[Batch] = []
-    for batch in batches:
-        if waiting and not _fits([*waiting, batch]):
-            yield _joined(waiting)
-            waiting = []
-        waiting.append(batch)
-    yield _joined(waiting)
-
-
-def _tensors(batch: Batch) -> list[Any]:
-    return [*batch.inputs, *batch.keywords.values(), *batch.extra, batch.labels]
-
-
-def _fits(batches: Sequence[Batch]) -> bool:
-    columns = list(zip(*(_tensors(batch) for batch in batches), strict=False))
-    same_keys = len({(tuple(b.keywords), len(b.inputs), len(b.extra), b.form) for b in batches}) == 1
-    n = [_size(batch) for batch in batches]
-    plain = same_keys and all(
-        isinstance(x, Tensor) and x.ndim > 0 and len(x) == n[i] and x.shape[1:] == xs[0].shape[1:]
-        for xs in columns
-        for i, x in enumerate(xs)
-    )
-    return plain and sum(n) <= ROWS and sum(x.nbytes for xs in columns for x in xs) <= BYTES
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    first = batches[0]
-    return replace(
-        first,
-        inputs=tuple(torch.cat(xs) for xs in zip(*(b.inputs for b in batches), strict=True)),
-        keywords={key: torch.cat([b.keywords[key] for b in batches]) for key in first.keywords},
-        labels=torch.cat([b.labels for b in batches]),
-        extra=tuple(torch.cat(xs) for xs in zip(*(b.extra for b in batches), strict=True)),
-    )
-
-
 def _spread_of(tap: Tap, passed: Sequence[Tensor]) -> Spread:
     axis = tap.layout.channel_axis(passed[0]) if passed[0].ndim > 2 else None
     return Spread.of(_same_shape(passed), axis, table=False)
@@ -387,68 +324,3 @@ def _spread_of(tap: Tap, passed: Sequence[Tensor]) -> Spread:
 
 def _same_shape(parts: Sequence[Tensor]) -> list[Tensor]:
     return [x for x in parts if x.shape[1:] == parts[0].shape[1:]]
-
-
-def _changed(
-    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, coder: Coder | None
-) -> Batch:
-    """The first floating-point input perturbed; further ones of two axes (metadata) get noise of the same
-    strength.
-    """
-    if family.tokens or family.text:
-        return _changed_text(batch, family, strength, generator, coder)
-    where, x = first_input(batch)
-    if where is None:
-        raise ValueError(
-            f"perturbation {family.name!r} needs a floating-point input tensor, but the batch "
-            f"has none; use perturb='tokens'"
-        )
-    if isinstance(x, PackedSequence):
-        padded, lengths = pad_packed_sequence(x, batch_first=True)
-        new = pack_padded_sequence(
-            family(padded, strength, generator), lengths, batch_first=True, enforce_sorted=False
-        )
-        return batch.with_input(where, new)
-    batch = batch.with_input(where, family(x, strength, generator))
-    for i, old in enumerate(batch.inputs):
-        if i != where and isinstance(old, Tensor) and old.is_floating_point() and old.ndim == 2:
-            scale = Spread.of([old], table=False).scale
-            batch = batch.with_input(i, old + strength.to(old)[:, None] * scale * normal(old, generator))
-    return batch
-
-
-def _changed_text(
-    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, coder: Coder | None
-) -> Batch:
-    """Tokens perturbed, and their mask with them."""
-    where, ids = first_tokens(batch)
-    if where is None:
-        raise ValueError(
-            f"perturbation {family.name!r} needs tokens, whole numbers (n, T), but the batch has none"
-        )
-    at, mask = token_mask(batch, ids)
-    if family.text:
-        return _rewritten(batch, family, strength, generator, coder)
-    new = family(ids, strength, generator)
-    batch = batch.with_input(where, new)
-    padding = family.spread.padding if isinstance(family.spread, Tokens) else None
-    if at is None or mask is None or padding is None:
-        return batch
-    moved = (new == padding).sum(dim=1) != (ids == padding).sum(dim=1)
-    return batch.with_input(at, torch.where(moved[:, None], (new != padding).to(mask), mask))
-
-
-def _rewritten(
-    batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, coder: Coder | None
-) -> Batch:
-    if coder is None:
-        raise ValueError(f"perturbation {family.name!r} changes the text: pass tokenizer=...")
-    where, ids = first_tokens(batch)
-    at, _ = token_mask(batch, ids)
-    texts = rewrite(coder.decode(ids), family.disturb, strength, generator)
-    found = coder.encode(texts, ids.shape[1])
-    names = {"input_ids": where, "attention_mask": at} if isinstance(where, int) else {}
-    for name, x in found.items():
-        place = names.get(name, name if name in batch.keywords else None)
-        batch = batch if place is None else batch.with_input(place, x)
-    return batch

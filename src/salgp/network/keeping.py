@@ -1,0 +1,81 @@
+"""What is read from a network, as JSON and back; functions are never stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from salgp.network.layers import Poolings, pooling_for
+from salgp.network.pooling import Layout
+from salgp.network.reader import Forward, Reader
+from salgp.network.taps import Tap
+
+__all__ = ["reader_from", "reader_header"]
+
+
+def reader_header(reader: Reader) -> dict[str, Any]:
+    """A reader as JSON; pooling functions become None, and whether there was a forward function is kept.
+
+    Example:
+        >>> reader_header(Reader(layers=()))["layers"]
+        []
+    """
+    layers = reader.layers if isinstance(reader.layers, str | int) else list(reader.layers)
+    taps = reader.taps and [{**dataclasses.asdict(t), "pooling": _named(t.pooling)} for t in reader.taps]
+    return {
+        "output": reader.output,
+        "max_width": reader.max_width,
+        "seed": reader.seed,
+        "needs_forward": reader.forward is not None,
+        "labels_at": reader.labels_at,
+        "form": reader.form,
+        "layers": layers,
+        "pooling": _pooling_names(reader.pooling),
+        "taps": None if taps is None else list(taps),
+    }
+
+
+def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Forward | None) -> Reader:
+    """The reader that `reader_header` described, with the functions it was made with.
+
+    Example:
+        >>> reader_from(reader_header(Reader(output="probabilities")), None, None).output
+        'probabilities'
+    """
+    if header["needs_forward"] and forward is None:
+        raise ValueError(
+            "this classifier was made with a forward function; pass it again: load(folder, "
+            "model, forward=...)"
+        )
+    stored = header["taps"]
+    taps = None if stored is None else tuple(_tap(tap, pooling) for tap in stored)
+    asked = header["pooling"] if pooling is None else pooling
+    if taps is None and (asked is None or (isinstance(asked, dict) and None in asked.values())):
+        raise ValueError(_LOST_POOLING)
+    layers = header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"])
+    rest = (header["output"], header["max_width"], header["seed"], forward, header["labels_at"])
+    return Reader(layers, asked if asked is not None else "auto", *rest, taps, header["form"])
+
+
+def _tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
+    how = stored["pooling"] if pooling is None else pooling_for(stored["name"], pooling)
+    if how is None:
+        raise ValueError(_LOST_POOLING)
+    return Tap(**{**stored, "pooling": how, "layout": Layout(**stored["layout"])})
+
+
+_LOST_POOLING = (
+    "this classifier was made with a pooling function, and code is never stored; pass it again: "
+    "load(folder, model, pooling=...)"
+)
+
+
+def _pooling_names(pooling: Poolings) -> Any:
+    if not isinstance(pooling, Mapping):
+        return _named(pooling)
+    return {rule: _named(how) for rule, how in pooling.items()}
+
+
+def _named(pooling: Any) -> str | None:
+    return pooling if isinstance(pooling, str) else None
