@@ -11,7 +11,7 @@ from pathlib import Path
 
 from salgp_study.suite.case import Case
 from salgp_study.suite.sets.cifar import cifar10
-from salgp_study.suite.sets.sky_and_radar import radar, supernovae
+from salgp_study.suite.sets.sky_and_radar import objects, radar, supernovae
 from salgp_study.suite.sets.small import digits, table, tabular_digits, weak_digits
 from salgp_study.suite.sets.text import clinc150
 
@@ -33,5 +33,6 @@ SETS: dict[str, Build] = {
     "cifar10-resnet20": cifar10,
     "clinc150-minilm": clinc150,
     "mstar-aconvnet": radar("mstar-aconvnet", "mstar-aconvnet"),
+    "plasticc-table": objects,
 }
 """Every data set by name."""

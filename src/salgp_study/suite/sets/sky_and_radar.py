@@ -1,8 +1,9 @@
-"""Radar chips and light curves: the networks of the paper's study, trained by the study's own code.
+"""Radar chips, light curves, and a table of the sky; the first two with the networks of the study.
 
 MSTAR is trained at 15 degrees depression; 17 degrees is near enough to count as in domain, 30 degrees is a
 shift that no corruption imitates, and corrupted 17-degree chips are the others. SPCC is trained on the bright
-spectroscopic supernovae; the deep photometric ones, unknown types among them, are the shift.
+spectroscopic supernovae; the deep photometric ones, unknown types among them, are the shift. The table has
+one row per object of PLAsTiCC: trained on the wide survey, the deep fields are the shift.
 """
 
 from __future__ import annotations
@@ -10,17 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from salgp_study.lightcurves import read_columns
 from salgp_study.run import Run, open_runs
+from salgp_study.sources import data_folder
 from salgp_study.suite.case import Case, TestSet
 from salgp_study.suite.images import corrupted_sets
+from salgp_study.suite.sets.small import table_case
 
-__all__ = ["radar", "supernovae"]
+__all__ = ["objects", "radar", "supernovae"]
 
 N_CORRUPTED = 500
+TABLE_SIZES = (3_000, 1_000)
+FLUXES = tuple(f"tflux_{band}" for band in "ugrizy")
+COLUMNS = ("gal_l", "gal_b", "hostgal_photoz", "hostgal_photoz_err", "distmod", "mwebv", *FLUXES)
+"""What is known of an object of the PLAsTiCC table."""
 
 
 def radar(name: str, study: str, preset: str = "cpu") -> Callable[[int, Path | None, Path], Case]:
@@ -58,6 +67,23 @@ def supernovae(seed: int, data: Path | None, cache: Path) -> Case:
     calibration = _part(sets["validation"], order[:cut])
     taps = tuple(run.network.taps)  # type: ignore[arg-type]
     return Case("spcc-rnn", seed, run.network, sets["train"], calibration, tests, "light-curves", taps)
+
+
+def objects(seed: int, data: Path | None, cache: Path) -> Case:
+    """PLAsTiCC, fourteen classes of objects from place, host galaxy and colours, without light curves."""
+    found = read_columns(data_folder(data) / "plasticc_train_metadata.parquet", ("ddf", "target", *COLUMNS))
+    deep = torch.from_numpy(found["ddf"] == 1)
+    columns = {name: np.nan_to_num(found[name].astype(np.float64)) for name in COLUMNS}
+    for name in FLUXES:
+        columns[name] = np.log1p(columns[name])
+    x = torch.from_numpy(np.stack(list(columns.values()), axis=1))
+    _, y = torch.unique(torch.from_numpy(found["target"].astype(np.int64)), return_inverse=True)
+    wide = (~deep).nonzero()[:, 0]
+    rows = wide[torch.randperm(len(wide), generator=torch.Generator().manual_seed(seed))]
+    train = x[rows[: TABLE_SIZES[0]]]
+    x = ((x - train.mean(dim=0)) / train.std(dim=0)).float()
+    shift = TestSet("deep fields", "shift", lambda: TensorDataset(x[deep], y[deep]))
+    return table_case("plasticc-table", seed, x, y, rows, TABLE_SIZES, (64, 64, 32), (shift,))
 
 
 def _trained(study: str, preset: str, seed: int, data: Path | None, cache: Path) -> Run:

@@ -22,7 +22,7 @@ from salgp_study.suite.columns import corrupted_tables
 from salgp_study.suite.images import corrupted_sets
 from salgp_study.train import seeded
 
-__all__ = ["digits", "table", "tabular_digits", "weak_digits"]
+__all__ = ["digits", "table", "table_case", "tabular_digits", "weak_digits"]
 
 
 def digits(seed: int, data: Path | None, cache: Path) -> Case:
@@ -47,7 +47,7 @@ def tabular_digits(seed: int, data: Path | None, cache: Path) -> Case:
     y = torch.tensor(found.target)
     near = _shuffled((~far).nonzero()[:, 0], seed)
     slanted = TestSet("slanted", "shift", lambda: TensorDataset(x[far], y[far]))
-    return _table_case("tabular-digits", seed, x, y, near, (450, 250), (64, 64, 32), (slanted,))
+    return table_case("tabular-digits", seed, x, y, near, (450, 250), (64, 64, 32), (slanted,))
 
 
 def table(name: str, sizes: tuple[int, int]) -> Callable[[int, Path | None, Path], Case]:
@@ -62,7 +62,7 @@ def table(name: str, sizes: tuple[int, int]) -> Callable[[int, Path | None, Path
         train = x[rows[: sizes[0]]]
         x = (x - train.mean(dim=0)) / (train.std(dim=0) + 1e-6)
         y = torch.tensor(found.target).long()
-        return _table_case(f"tabular-{name.replace('_', '-')}", seed, x, y, rows, sizes, (32, 32, 16))
+        return table_case(f"tabular-{name.replace('_', '-')}", seed, x, y, rows, sizes, (32, 32, 16))
 
     return build
 
@@ -88,7 +88,7 @@ def _digits(name: str, seed: int, n_train: int) -> Case:
     )
 
 
-def _table_case(
+def table_case(
     name: str,
     seed: int,
     x: Tensor,
@@ -98,6 +98,18 @@ def _table_case(
     widths: Sequence[int],
     more: tuple[TestSet, ...] = (),
 ) -> Case:
+    """A case of standardised rows: the first to train an MLP, then to calibrate, the rest to test.
+
+    Args:
+        name: of the data set.
+        seed: of the network.
+        x: ``(n, d)``.
+        y: ``(n,)``.
+        rows: in the order they are used.
+        sizes: samples to train and to calibrate.
+        widths: of the hidden layers.
+        more: further test sets.
+    """
     a, b, t = rows[: sizes[0]], rows[sizes[0] : sum(sizes)], rows[sum(sizes) :]
     build = partial(_mlp, (x.shape[1], *widths), int(y.max()) + 1)
     inside = TestSet("test", "in", lambda: TensorDataset(x[t], y[t]))
