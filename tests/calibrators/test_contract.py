@@ -327,7 +327,12 @@ def degenerate() -> dict[str, tuple[Features, torch.Tensor]]:
         "one class present": (features, torch.zeros_like(labels)),
         "huge logits": (Features(wild, features.layers), labels),
         "huge logits, all correct": (Features(wild, features.layers), features.label),
-        "half precision": (Features(features.logits.half(), features.layers), labels),
+        "half precision": (
+            Features(features.logits.half(), {k: x.half() for k, x in features.layers.items()}),
+            labels,
+        ),
+        "largest logits": (Features(features.logits / 10 * 3.4e38, features.layers), labels),
+        "largest doubles": (Features(features.logits.double() * 1e300, features.layers), labels),
     }
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from salgp.calibrators.checks import (
     CalibrationWarning,
+    bounded_logits,
     check_features,
     check_reference,
     original_rows,
@@ -74,6 +75,7 @@ class Calibrator(BaseEstimator, ABC):
             The fitted calibrator itself.
         """
         check_features(features, self.needs_layers)
+        features = bounded_logits(features)
         y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
         rows = original_rows(features)
         if len(rows) < 2:
@@ -124,6 +126,7 @@ class Calibrator(BaseEstimator, ABC):
         """
         self._check_fitted()
         check_features(features, self.needs_layers, allow_empty=True)
+        features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got logits of {features.n_classes}")
         if not self.needs_layers:

@@ -9,6 +9,7 @@ method warns alike.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from salgp.logits import look_like_probabilities
 __all__ = [
     "FEW_SAMPLES",
     "CalibrationWarning",
+    "bounded_logits",
     "check_features",
     "check_reference",
     "original_rows",
@@ -30,6 +32,9 @@ FEW_SAMPLES = 50
 
 PER_CLASS = 10
 """With this many samples for each class on average, a class without any is worth a warning."""
+
+LARGEST_LOGIT = 1e18
+"""Logits of larger size are shifted and cut: their squares would overflow in single precision."""
 
 LOOKED_AT = 1000
 """Rows looked at to tell probabilities from logits."""
@@ -94,6 +99,21 @@ def check_reference(reference: Features, features: Features, with_layers: bool) 
             f"reference layers {reference.widths} differ from the calibration layers {features.widths}"
         )
     return reference.select(features.layer_names)
+
+
+def bounded_logits(features: Features) -> Features:
+    """The same features, with logits near the limits of their type shifted to a largest one of 0 and cut.
+
+    The softmax does not change, and no arithmetic on such logits overflows.
+
+    Example:
+        >>> bounded_logits(Features(torch.tensor([[3e38, -3e38]]))).logits
+        tensor([[ 0.0000e+00, -1.0000e+18]])
+    """
+    z = features.logits
+    if not z.numel() or float(torch.stack(torch.aminmax(z)).abs().max()) <= LARGEST_LOGIT:
+        return features
+    return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
 
 
 def original_rows(features: Features) -> Tensor:

@@ -30,6 +30,9 @@ DIAGONAL_PENALTY = 1e-6
 """Pull of the diagonal towards 1: too weak to matter, except where separable data would drive it to infinity.
 """
 
+MANY_PARAMETERS = 10**6
+"""Beyond this the search stops at five digits of the loss: the penalties decide there, not the data."""
+
 
 class VectorScaling(Calibrator):
     """A scale and an offset per class, ``softmax(w * z + b)``.
@@ -228,12 +231,13 @@ def _lbfgs(loss: Callable[[Tensor], tuple[float, Tensor]], start: Tensor, max_it
         value, gradient = loss(torch.from_numpy(flat))
         return value, gradient.cpu().numpy()
 
+    many = start.numel() > MANY_PARAMETERS
     options = {
         "maxiter": max_iterations,
         "maxfun": 2 * max_iterations,
-        "ftol": 1e-11,
+        "ftol": 1e-5 if many else 1e-11,
         "gtol": 1e-7,
-        "maxcor": 20,
+        "maxcor": 3 if many else 20,
     }
     found = minimize(evaluate, start.numpy(), jac=True, method="L-BFGS-B", options=options)
     if found.nit >= max_iterations:

@@ -70,7 +70,7 @@ class TrustScore(Calibrator):
             raise KeyError(f"no layer named {self.layer!r}; known layers: {', '.join(features.layer_names)}")
         self.layer_ = self.layer or features.layer_names[-1]
         known, classes = reference or (features, labels)
-        x = known.layers[self.layer_]
+        x = _wide(known.layers[self.layer_])
         kept = _dense(x, classes, self.filter, self.k)
         self.x_, self.classes_ = x[kept].cpu(), classes[kept].cpu()
         own = None if reference else kept
@@ -85,7 +85,7 @@ class TrustScore(Calibrator):
         """``log`` of the trust score; ``own`` marks the samples that are themselves the reference, in its
         order.
         """
-        x, label = features.layers[self.layer_], features.label
+        x, label = _wide(features.layers[self.layer_]), features.label
         reference, classes = self.x_.to(x), self.classes_.to(x.device)
         same, other = class_distances(x, label, reference, classes)
         if own is not None:
@@ -154,6 +154,11 @@ class DeepKNN(Calibrator):
         alpha = (neighbours != label[:, None]).sum(dim=1)
         as_bad = len(rank) - torch.searchsorted(rank, alpha)
         return torch.logit((as_bad + 0.5).double() / (len(rank) + 1))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In at least single precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _dense(x: Tensor, classes: Tensor, share: float, k: int) -> Tensor:
