@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,12 @@ class ConvNet(nn.Module):
 class AConvNet(nn.Module):
     """Modified all-convolutional network: 16-32-64-128-32, dropout, and a last convolution to the classes.
 
-    The last convolution covers the whole remaining map, so that flattening gives one logit per class.
+    Args:
+        n_classes: number of classes ``c``.
+        size: height and width of the input chips.
+        dropout: probability before the last convolution.
+        head: ``whole``: the last convolution covers the whole remaining map, so that flattening gives one
+            logit per class. ``1x1``: "a 1x1 convolution over the feature map", averaged over the map.
 
     Example:
         >>> AConvNet(10)(torch.zeros(2, 1, 128, 128)).shape
@@ -60,20 +65,27 @@ class AConvNet(nn.Module):
 
     taps: ClassVar[tuple[str, ...]] = ("conv1", "conv2", "conv3", "conv4", "conv5")
 
-    def __init__(self, n_classes: int = 10, size: int = 128, dropout: float = 0.5) -> None:
+    def __init__(
+        self, n_classes: int = 10, size: int = 128, dropout: float = 0.5, head: str = "whole"
+    ) -> None:
         super().__init__()
+        if head not in ("whole", "1x1"):
+            raise ValueError(f"head must be 'whole' or '1x1', got {head!r}")
         self.conv1 = _conv_block(1, 16, 5, padding=2)
         self.conv2 = _conv_block(16, 32, 5, padding=2)
         self.conv3 = _conv_block(32, 64, 5, padding=2)
         self.conv4 = _conv_block(64, 128, 5, padding=2, pool=False)
         self.conv5 = _conv_block(128, 32, 3, stride=2, padding=1, pool=False)
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Conv2d(32, n_classes, size // 16)
+        self.classifier = nn.Conv2d(32, n_classes, size // 16 if head == "whole" else 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(n, c)`` of chips ``(n, 1, size, size)``."""
         maps = self.conv5(self.conv4(self.conv3(self.conv2(self.conv1(x)))))
-        return self.classifier(self.dropout(maps)).flatten(1)  # type: ignore[no-any-return]
+        logits: Tensor = self.classifier(self.dropout(maps)).mean(
+            dim=(2, 3)
+        )  # one position, or their average
+        return logits
 
 
 class ResNet18(nn.Module):
@@ -82,6 +94,8 @@ class ResNet18(nn.Module):
     Args:
         n_classes: number of classes ``c``.
         width: channels of the first stage; 64 is the published network.
+        pre_activation: tap the maps before the last ReLU of the stem and of each stage. The weights and the
+            logits are the same.
 
     Example:
         >>> ResNet18(10, width=8)(torch.zeros(2, 1, 64, 64)).shape
@@ -90,8 +104,11 @@ class ResNet18(nn.Module):
 
     taps: ClassVar[tuple[str, ...]] = ("stem", "stage1", "stage2", "stage3", "stage4")
 
-    def __init__(self, n_classes: int = 10, width: int = 64) -> None:
+    def __init__(self, n_classes: int = 10, width: int = 64, pre_activation: bool = False) -> None:
         super().__init__()
+        if pre_activation:
+            stages = tuple(f"stage{k}.1.before_relu" for k in range(1, 5))
+            self.taps = ("stem.1", *stages)  # type: ignore[misc]
         self.stem = nn.Sequential(
             nn.Conv2d(1, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
         )
@@ -179,7 +196,7 @@ class MultiBandGRU(nn.Module):
         return logits
 
 
-def build_backbone(name: str, **arguments: int | float) -> nn.Module:
+def build_backbone(name: str, **arguments: Any) -> nn.Module:
     """Build a backbone by the name used in the study.
 
     Example:
@@ -213,9 +230,10 @@ class _BasicBlock(nn.Module):
             if same
             else nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
         )
+        self.before_relu = nn.Identity()  # a place to tap the sum
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
+        return torch.relu(self.before_relu(self.body(x) + self.shortcut(x)))
 
 
 class _JoinBands(nn.Module):

@@ -6,10 +6,12 @@ of each layer, ``L1``.. ``L5``, whose confidence is ``s`` plus that layer's own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from salgp.calibrators.layerwise.residual import ResidualGP
+from salgp.calibrators.layerwise.salgp import SALGP
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -18,18 +20,25 @@ __all__ = ["GROUPS", "Method", "methods_of", "rows_of_prediction"]
 GROUPS = (
     "conventional",
     "single",
+    "feature",
+    "red",
     "ml",
     "hl",
+    "dropped",
     "subsets",
+    "coregionalised",
+    "architectures",
+    "concat",
     "sum",
     "class",
     "deep",
     "evidence",
+    "adam",
     "approximation",
 )
 """Groups of methods a study can ask for."""
 
-_STACKED = "SAL-GP (ML)", "SAL-GP (HL)"
+_STACKED = {"SAL-GP (ML)": "ml", "SAL-GP (HL)": "hl"}
 
 
 @dataclass(frozen=True)
@@ -84,34 +93,40 @@ def methods_of(
     """
     if group not in GROUPS:
         raise KeyError(f"no group of methods called {group!r}; known: {', '.join(GROUPS)}")
-    if group == "conventional":
-        return _conventional()
-    if group == "single":
-        return [_single(k, gp) for k in range(1, n_layers + 1)]
-    if group == "subsets":
-        low, high = tuple(range(1, min(3, n_layers) + 1)), tuple(range(max(n_layers - 2, 1), n_layers + 1))
-        return [
-            _salgp(f"{name} G({ls[0]}-{ls[-1]})", gp, name[8:10].lower(), layers=ls)
-            for name in _STACKED
-            for ls in (low, high)
-        ]
-    if group == "class":
-        return [
-            _salgp("Class-specific global", gp, "nested", groups=("class",)),
-            _salgp("Class-specific layer-wise", gp, "nested", groups=("layer", "layer/class")),
-        ]
-    if group == "approximation":
-        return _approximation(gp)
-    one = {
-        "ml": _salgp("SAL-GP (ML)", gp, "ml", per_layer=True),
-        "hl": _salgp("SAL-GP (HL)", gp, "hl", per_layer=True),
-        "sum": _salgp("SAL-GP (sum)", gp, "sum"),
-        "deep": Method("Deep GP", "deep-gp", dict(deep or {}), reads_layers=True),
-        "evidence": Method(
-            "SAL-GP (evidence)", "sal-gp", {"inputs": "evidence"}, reads_layers=True, reference=True
-        ),
+    layers = range(1, n_layers + 1)
+    made: dict[str, Callable[[], list[Method]]] = {
+        "conventional": _conventional,
+        "single": lambda: [_single("Single GP", "rio", k, gp) for k in layers],
+        "feature": lambda: [_single("Single GP, feature only", "feature", k, gp) for k in layers],
+        "red": lambda: [_single("RED", "red", n_layers, gp)],
+        "ml": lambda: [_paper("SAL-GP (ML)", gp, "ml", per_layer=True)],
+        "hl": lambda: [_paper("SAL-GP (HL)", gp, "hl", per_layer=True)],
+        "dropped": lambda: [_paper("SAL-GP (ML), offset dropped", gp, "ml", shared_offset=False)],
+        "subsets": lambda: _subsets(n_layers, gp),
+        "coregionalised": lambda: [
+            _paper("ICM", gp, "icm"),
+            _paper("Reduced ICM", gp, "reduced-icm"),
+            _paper("LCM", gp, "lcm"),
+        ],
+        "architectures": lambda: [
+            _paper("Class-agnostic global (layer 1)", gp, "class-agnostic-global"),
+            _paper("Class-specific global (layer 1)", gp, "class-specific-global"),
+        ],
+        "concat": lambda: [_ours("Concatenation", gp, "concat")],
+        "sum": lambda: [_ours("SAL-GP (sum)", gp, "sum")],
+        "class": lambda: [
+            _ours("Class-specific global", gp, "nested", groups=("class",)),
+            _paper("Class-specific layer-wise", gp, "class-specific-layer-wise"),
+        ],
+        "deep": lambda: [Method("Deep GP", "deep-gp", dict(deep or {}), reads_layers=True)],
+        "evidence": lambda: [
+            Method("SAL-GP on evidence", "sal-gp", {"inputs": "evidence"}, reads_layers=True, reference=True),
+            Method("Layer evidence", "layer-evidence", reads_layers=True, reference=True),
+        ],
+        "adam": lambda: _adam(n_layers, gp),
+        "approximation": lambda: _approximation(gp),
     }
-    return [one[group]]
+    return made[group]()
 
 
 def rows_of_prediction(method: Method, prediction: Prediction, features: Features) -> dict[str, Prediction]:
@@ -141,25 +156,50 @@ def _conventional() -> list[Method]:
         Method("Isotonic", "isotonic"),
         Method("BBQ (alpha 1)", "bbq", {"alpha": 1.0, "beta": 1.0}),
         Method("BBQ (alpha 0.1)", "bbq", {"alpha": 0.1, "beta": 1.0}),
+        Method("BBQ (cross-validation)", "bbq", {"select": "cross-validation", "criterion": "ece"}),
+        Method("BBQ (empirical Bayes)", "bbq", {"select": "empirical-bayes"}),
     ]
 
 
-def _single(layer: int, gp: Mapping[str, Any]) -> Method:
-    return Method(
-        f"Single GP (Layer {layer})", "residual-gp", {"form": "rio", **gp}, (layer,), reads_layers=True
-    )
+def _single(name: str, form: str, layer: int, gp: Mapping[str, Any]) -> Method:
+    arguments = ResidualGP.paper(form, **gp).get_params()
+    label = f"{name} (Layer {layer})"
+    return Method(label, "residual-gp", arguments, (layer,), reads_layers=True)
 
 
-def _salgp(
+def _paper(
     name: str,
     gp: Mapping[str, Any],
-    covariance: str,
+    model: str,
     layers: tuple[int, ...] | None = None,
     per_layer: bool = False,
     **more: Any,
 ) -> Method:
-    arguments = {"covariance": covariance, "likelihood": "gaussian", "objective": "evidence", **gp, **more}
+    """A model of the paper: every argument comes from `salgp.SALGP.paper`."""
+    arguments = SALGP.paper(model, **{**gp, **more}).get_params()
     return Method(name, "sal-gp", arguments, layers, True, per_layer)
+
+
+def _ours(name: str, gp: Mapping[str, Any], covariance: str, **more: Any) -> Method:
+    """A model of ours under the same settings."""
+    return _paper(name, gp, "ml", covariance=covariance, **more)
+
+
+def _subsets(n_layers: int, gp: Mapping[str, Any]) -> list[Method]:
+    low, high = tuple(range(1, min(3, n_layers) + 1)), tuple(range(max(n_layers - 2, 1), n_layers + 1))
+    return [
+        _paper(f"{name} G({some[0]}-{some[-1]})", gp, model, layers=some)
+        for name, model in _STACKED.items()
+        for some in (low, high)
+    ]
+
+
+def _adam(n_layers: int, gp: Mapping[str, Any]) -> list[Method]:
+    """ML, HL and the single GPs by the paper's own recipe."""
+    own = {**gp, "recipe": "adam-mstar"}
+    stacked = [_paper(f"{name} by Adam", own, model) for name, model in _STACKED.items()]
+    singles = [_single("Single GP by Adam", "rio", k, own) for k in range(1, n_layers + 1)]
+    return [*stacked, *singles]
 
 
 def _approximation(gp: Mapping[str, Any]) -> list[Method]:
@@ -168,7 +208,7 @@ def _approximation(gp: Mapping[str, Any]) -> list[Method]:
     }
     ways = {"exact": {"inference": "exact"}, **sizes}
     return [
-        _salgp(f"{name} {how}", {**gp, **way}, name[8:10].lower())
-        for name in _STACKED
+        _paper(f"{name} {how}", {**gp, **way}, model)
+        for name, model in _STACKED.items()
         for how, way in ways.items()
     ]

@@ -32,7 +32,23 @@ class Experiment:
     protocol: str = "paper"
     fraction: float = 1.0
     poolings: tuple[str, ...] = ("avg", "max")
-    groups: tuple[str, ...] = ("conventional", "single", "ml", "hl", "subsets", "sum", "class", "deep")
+    groups: tuple[str, ...] = (
+        "conventional",
+        "ml",
+        "hl",
+        "single",
+        "dropped",
+        "sum",
+        "coregionalised",
+        "architectures",
+        "class",
+        "feature",
+        "concat",
+        "subsets",
+        "red",
+        "deep",
+        "evidence",
+    )
     fit_on: tuple[str, ...] = ("validation", "train")
 
 
@@ -46,7 +62,7 @@ class Preset:
         epochs: of each backbone, or of a ``backbone/protocol``.
         arguments: of each backbone, beyond the number of classes.
         n_test: photometric test objects; None for all.
-        gp: arguments of every GP, per data set.
+        gp: changes to `salgp.SALGP.paper` of every GP, per data set.
         stacked: further arguments of GPs with one row per sample and layer.
         deep: arguments of the deep GP.
         max_steps: longest light curve per band.
@@ -91,9 +107,20 @@ STUDIES: Mapping[str, tuple[str, tuple[Experiment, ...]]] = {
                 "convnet",
                 "soc",
                 poolings=("avg",),
-                groups=("conventional", "single", "ml", "hl", "sum"),
             ),
         ),
+    ),
+    "mstar-soc-aconvnet": (
+        "MSTAR, AConvNet: train on 17 degrees, test on 15 and 30",
+        (Experiment("mstar", "aconvnet", "soc", poolings=("avg",)),),
+    ),
+    "mstar-soc-resnet18": (
+        "MSTAR, ResNet-18: train on 17 degrees, test on 15 and 30",
+        (Experiment("mstar", "resnet18", "soc", poolings=("avg",)),),
+    ),
+    "mstar-adam": (
+        "MSTAR, ConvNet, train on 17 degrees: the paper's own optimiser and starting points",
+        (Experiment("mstar", "convnet", "soc", poolings=("avg",), groups=("adam",)),),
     ),
     "mstar-fractions": (
         "MSTAR, AConvNet, conventional methods with 100, 50, 25 and 10 % of the training "
@@ -158,13 +185,8 @@ PRESETS: Mapping[str, Preset] = {
         epochs={"convnet": 100, "aconvnet": 100, "resnet18": 50, "rnn": 100},
         arguments={"rnn": {"hidden": 32}},
         n_test=25_000,
-        gp={
-            "mstar": {"optimizer": "adam", "max_steps": 2000, "learning_rate": 5e-3, "n_inducing": 512},
-            **{
-                name: {"optimizer": "adam", "max_steps": 2500, "learning_rate": 2e-3, "n_inducing": 512}
-                for name in ("spcc", "plasticc")
-            },
-        },
+        complete=False,
+        stacked={"inference": "inducing"},
         deep={"steps": 2000},
     ),
 }

@@ -41,9 +41,19 @@ __all__ = ["Run", "open_runs", "run_study"]
 
 N_LAYERS = 5
 """Every backbone of the paper is tapped at five places."""
-STACKED_GROUPS = ("ml", "hl", "subsets", "class")
+STACKED_GROUPS = ("ml", "hl", "dropped", "subsets", "coregionalised", "class", "adam")
 """Groups of methods with one row per sample and layer."""
-SIDE_GROUPS = ("subsets", "class", "deep")
+SIDE_GROUPS = (
+    "subsets",
+    "coregionalised",
+    "architectures",
+    "class",
+    "feature",
+    "concat",
+    "red",
+    "deep",
+    "adam",
+)
 """Groups of methods a preset that is not complete runs only once."""
 _POOLINGS = {"avg": "channel-avg", "max": "channel-max", "none": "flatten"}
 
@@ -58,6 +68,7 @@ def run_study(
     data: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     fit_on: Sequence[str] | None = None,
+    epochs: int | None = None,
 ) -> Path:
     """Run the study called ``name``; finished parts are not run again.
 
@@ -70,12 +81,14 @@ def run_study(
         progress: called with a line whenever something is done.
         fit_on: splits the calibrators are fitted on, instead of the study's own: ``train``, ``validation``,
             ``both``.
+        epochs: of training, instead of the preset's; the learning rate is constant, so a network of ``k``
+            epochs is what a longer training passes through.
 
     Returns:
         The output folder.
     """
     done = {record["key"] for record in read_records(out)}
-    for run in open_runs(name, preset, seeds, out, data, progress, fit_on):
+    for run in open_runs(name, preset, seeds, out, data, progress, fit_on, epochs):
         with locked(run.cache / f"{run.study}-{run.seed}"):
             for record in run.missing_records(done):
                 append_record(out, record)
@@ -91,18 +104,22 @@ def open_runs(
     data: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     fit_on: Sequence[str] | None = None,
+    epochs: int | None = None,
 ) -> Iterator[Run]:
     """The runs of a study, one per experiment and seed; nothing is computed before it is asked for."""
     if name != "all" and name not in STUDIES:
         raise KeyError(f"no study called {name!r}; known: {', '.join(STUDIES)}, or all")
     if preset not in PRESETS:
         raise KeyError(f"no preset called {preset!r}; known: {', '.join(PRESETS)}")
+    effort = PRESETS[preset]
+    if epochs is not None:
+        effort = replace(effort, epochs=dict.fromkeys(effort.epochs, epochs))
     sources: dict[str, Source] = {}
     for study in STUDIES if name == "all" else (name,):
         for experiment in STUDIES[study][1]:
             if experiment.dataset not in sources:
                 try:
-                    sources[experiment.dataset] = open_source(experiment.dataset, PRESETS[preset], data)
+                    sources[experiment.dataset] = open_source(experiment.dataset, effort, data)
                 except FileNotFoundError:
                     if name != "all":
                         raise
@@ -112,7 +129,7 @@ def open_runs(
                 yield Run(
                     study,
                     chosen,
-                    PRESETS[preset],
+                    effort,
                     seed,
                     sources[experiment.dataset],
                     Path(out) / "cache",
@@ -274,9 +291,12 @@ class Run:
                 row: join_predictions([rows[test][row] for test in self._single_tests()])
                 for row in method.rows(N_LAYERS)
             }
+        temperature = metadata.get("temperature", "")
         notes = {
             "seconds": float(metadata["seconds"]),
             "warnings": [w for w in metadata["warnings"].split("\n") if w],
+            "temperature": float(temperature) if temperature else None,
+            "accuracies": self._accuracies(),
         }
         return rows, notes
 
@@ -325,7 +345,11 @@ class Run:
             for k, x in pack_prediction(prediction).items()
         }
         said = "\n".join(sorted({str(w.message).replace("\n", " ") for w in caught}))
-        write_tensors(path, tensors, {"seconds": f"{seconds:.2f}", "warnings": said})
+        found = vars(calibrator).get("temperature_")
+        temperature = "" if found is None else f"{float(found):.6g}"
+        write_tensors(
+            path, tensors, {"seconds": f"{seconds:.2f}", "warnings": said, "temperature": temperature}
+        )
 
     def _record(
         self,
@@ -377,6 +401,14 @@ class Run:
             "config": config,
             "versions": _versions(),
         }
+
+    def _accuracies(self) -> dict[str, float]:
+        """Accuracy of the network on every split."""
+        found = {}
+        for split in ("train", "validation", *self._single_tests()):
+            features, labels = self.features(self.experiment.poolings[0], split)
+            found[split] = float(features.correct(labels).double().mean())
+        return found
 
     def _sizes(self) -> dict[str, int]:
         return {

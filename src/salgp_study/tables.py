@@ -25,6 +25,13 @@ Record = Mapping[str, Any]
 _COLUMNS = {"ece": "ECE", "mce": "MCE", "nll": "NLL", "brier": "Brier", "mean_variance": "Var."}
 _OURS = {"nll_correct": "NLL of correctness", "auroc": "AUROC of errors"}
 _PAPER_NAMES = {"mean_variance": "var"}
+PAPER_ACCURACY = {
+    ("mstar", "convnet"): 0.9792,
+    ("mstar", "aconvnet"): 0.7644,
+    ("mstar", "resnet18"): 0.9283,
+    ("plasticc", "rnn"): 0.3040,
+}
+"""Test accuracy of the paper's networks, from the last row of its tables."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +112,12 @@ def build_tables(records: Sequence[Record]) -> list[Table]:
     approximation.
     """
     tables: list[Table] = []
-    for study in dict.fromkeys(r["study"] for r in records):
-        mine = [r for r in records if r["study"] == study]
-        if study.endswith("-fractions"):
+    for study, preset in dict.fromkeys((r["study"], r["preset"]) for r in records):
+        mine = [r for r in records if (r["study"], r["preset"]) == (study, preset)]
+        study = study if preset != "paper" else f"{study}-paper"
+        if study.startswith("mstar-fractions"):
             tables.append(_fractions(study, mine))
-        elif study.endswith("-approximation"):
+        elif study.startswith("mstar-approximation"):
             tables.append(_approximation(study, mine))
         else:
             tables += [
@@ -151,7 +159,8 @@ def mean_std(values: Iterable[float | None], digits: int = 4) -> str:
 
 def _beside_paper(study: str, test: str, fit_on: str, records: Sequence[Record]) -> Table:
     chosen = [r for r in records if r["test"] == test and r["fit_on"] == fit_on]
-    compare = test in ("pooled", "photometric") and study != "mstar-soc"
+    nearest = _nearest_test(records)
+    compare = test in ("pooled", "photometric", nearest)
     figures = paper_figures() if compare else {}
     rows = []
     for (pooling, method), group in _grouped(chosen, ("pooling", "method")).items():
@@ -163,13 +172,27 @@ def _beside_paper(study: str, test: str, fit_on: str, records: Sequence[Record])
         h for name in _COLUMNS.values() for h in ((f"{name} paper", f"{name} ours") if compare else (name,))
     ]
     title = f"{study}: test {test}, calibrators fitted on {fit_on}"
+    notes = [_setting(chosen)] if chosen else []
+    if test == nearest:
+        notes.append("Of the test sets, this one is nearest to the paper's in the network's accuracy.")
     return Table(
         f"{study}-{test}-{fit_on}",
         title,
-        (_setting(chosen),),
+        tuple(notes),
         ("Pooling", "Method", *heads, *_OURS.values()),
         tuple(rows),
     )
+
+
+def _nearest_test(records: Sequence[Record]) -> str | None:
+    """The test set on which our network's accuracy is nearest to the paper's; None where it has none."""
+    first = records[0]
+    dataset = "plasticc" if first["dataset"] == "spcc" else first["dataset"]
+    paper = PAPER_ACCURACY.get((dataset, first["backbone"]))
+    found = {r["test"]: r["accuracy"] for r in records}
+    if paper is None or not found:
+        return None
+    return min(found, key=lambda test: abs(found[test] - paper))
 
 
 def _uncertainty(study: str, records: Sequence[Record]) -> Table:
@@ -250,10 +273,24 @@ def _setting(records: Sequence[Record]) -> str:
     sizes = ", ".join(f"{name} {n}" for name, n in raw[0]["sizes"].items())
     seeds = ", ".join(map(str, _values(records, "seed")))
     unknown = f", {raw[0]['n_unknown']} of unknown classes" if raw[0]["n_unknown"] else ""
+    epochs = raw[0].get("config", {}).get("recipe", {}).get("epochs")
+    trained = f"; {epochs} epochs" if epochs else ""
     return (
         f"Accuracy {mean_std(r['accuracy'] for r in raw)}; seeds {seeds}; samples: "
-        f"{sizes}{unknown}; preset {raw[0]['preset']}."
+        f"{sizes}{unknown}; preset {raw[0]['preset']}{trained}.{_learned(records)}"
     )
+
+
+def _learned(records: Sequence[Record]) -> str:
+    """Temperature found and accuracy on training and validation data, where the records have them."""
+    tempered = [r for r in records if r["method"] == "Temperature Scaled (Baseline)"]
+    found = [r["temperature"] for r in tempered if r.get("temperature") is not None]
+    known = [r["accuracies"] for r in records if r.get("accuracies")]
+    text = f" Temperature {mean_std(found)}." if found else ""
+    if known:
+        shares = ", ".join(f"{k} {mean_std(a[k] for a in known[:1])}" for k in known[0])
+        text += f" Accuracy of seed {records[0]['seed']}: {shares}."
+    return text
 
 
 def _grouped(records: Iterable[Record], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Record]]:

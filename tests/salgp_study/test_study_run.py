@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from salgp_study import run
+from salgp_study.methods import methods_of
 from salgp_study.predictions import read_prediction
 from salgp_study.presets import PRESETS, Experiment, list_studies
 from salgp_study.run import open_runs, run_study
@@ -203,8 +204,9 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
 def test_presets_hold_the_papers_numbers() -> None:
     paper = PRESETS["paper"]
     assert (paper.epochs["convnet"], paper.epochs["aconvnet"], paper.epochs["resnet18"]) == (100, 100, 50)
-    assert (paper.gp["mstar"]["max_steps"], paper.gp["mstar"]["learning_rate"]) == (2000, 5e-3)
-    assert (paper.gp["plasticc"]["max_steps"], paper.gp["plasticc"]["learning_rate"]) == (2500, 2e-3)
+    own = methods_of("adam", 5, paper.gp.get("mstar", {}))
+    assert {(m.arguments["max_steps"], m.arguments["learning_rate"]) for m in own} == {(2000, 5e-3)}
+    assert {m.arguments["start"] for m in own} == {"gpytorch"}
     assert paper.n_test == 25_000
     recipe = next(iter(open_runs("mstar-convnet", "smoke", (0,), "unused"))).recipe
     assert (recipe.learning_rate, recipe.batch, recipe.step, recipe.gamma) == (5e-4, 32, 100, 0.1)

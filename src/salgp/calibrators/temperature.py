@@ -25,7 +25,7 @@ __all__ = [
     "tempered_softmax",
 ]
 
-BOUNDS = (0.05, 20.0)
+BOUNDS = (0.01, 20.0)
 """Smallest and largest temperature looked for, unless told otherwise."""
 
 

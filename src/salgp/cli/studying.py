@@ -54,6 +54,9 @@ def run(
         str | None,
         typer.Option(help="Fit calibrators on train, validation or both; the preset's choice by default."),
     ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of training, instead of the preset's (local engine).")
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="local, or ray: every study and seed is a Ray task of its own.")
     ] = "local",
@@ -94,7 +97,7 @@ def run(
                 progress=progress,
             )
         else:
-            folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on)
+            folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on, epochs=epochs)
     shell.finish({"out": str(folder)}, f"records in {folder}; next: salgp study table {folder}")
 
 
