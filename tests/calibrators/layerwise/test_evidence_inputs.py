@@ -140,6 +140,11 @@ def test_hyperparameters_of_the_linear_gp_can_be_learned() -> None:
     assert abs(float(gap)) < 0.06
 
 
-def test_a_linear_kernel_on_evidence_needs_log_odds() -> None:
-    with pytest.raises(ValueError, match="models log-odds: use likelihood='bernoulli'"):
-        SALGP(inputs="evidence", kernel="linear").fit(*world(40, 9))
+def test_a_linear_kernel_on_evidence_also_regresses_residuals() -> None:
+    features, labels = world(160, 9)
+    calibrator = fit(SALGP(inputs="evidence", kernel="linear"), features, labels)
+    p = calibrator.predict(features)
+    assert p.layers is not None
+    torch.testing.assert_close(
+        (features.confidence + p.layers.mean.sum(dim=1)).clamp(1e-6, 1 - 1e-6), p.confidence
+    )

@@ -75,6 +75,7 @@ def learn_evidence(
     reference: tuple[Features, Tensor] | None,
     linear: bool,
     seed: int,
+    class_spread: float = CLASS_SPREAD,
 ) -> tuple[EvidenceInputs, Tensor]:
     """Reference, scales and monotone model from calibration data, and the columns of their evidence.
 
@@ -90,5 +91,5 @@ def learn_evidence(
     if not linear:
         correct = features.correct(labels).double()
         weight = sample_weights(copies(features), correct, CLEAN, CAUTION)
-        monotone = fit_log_odds(X, features.label, correct, weight, features.n_classes, RIDGE, CLASS_SPREAD)
+        monotone = fit_log_odds(X, features.label, correct, weight, features.n_classes, RIDGE, class_spread)
     return EvidenceInputs(known, temperature, scales, monotone), X

@@ -207,17 +207,17 @@ class SALGP(Calibrator):
             self.evidence_, X = learn_evidence(features, labels, reference, plain, self.seed)
             seen, design = self.evidence_.view_of(features, X)
         self.structure_ = self._structure(seen)
-        settings = self._settings({"mean.bias": 1.0} if plain else {})
+        prior_mean = {"mean.bias": 1.0} if plain and self.likelihood == "bernoulli" else {}
+        settings = self._settings(prior_mean)
         self.fitted_ = fit_structure(
             self.structure_, seen, labels, self.likelihood, settings, self.tempering, design
         )
 
     def _on_linear_evidence(self) -> bool:
-        """Is it the model of layer evidence itself, with the tempered log-odds as prior mean?"""
-        linear = self.inputs == "evidence" and self.kernel == "linear"
-        if linear and self.likelihood != "bernoulli":
-            raise ValueError("a linear kernel on evidence models log-odds: use likelihood='bernoulli'")
-        return linear
+        """Is it the model of layer evidence itself, without constraints? With a Bernoulli likelihood the
+        tempered log-odds are then the prior mean.
+        """
+        return self.inputs == "evidence" and self.kernel == "linear"
 
     def _structure(self, seen: Features) -> Structure:
         return structure(
