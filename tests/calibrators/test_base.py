@@ -236,3 +236,5 @@ def test_display_names_tell_the_methods_apart() -> None:
     shown = [get(name).display_name for name in names()]
     assert len(set(shown)) == len(shown)
     assert get("layer-evidence").display_name == "layer evidence"
+    assert get("sal-gp").display_name == "layerwise GP (sum)"
+    assert salgp.SALGP.paper("ml").display_name == "SAL-GP (paper, ml)"

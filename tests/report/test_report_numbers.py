@@ -16,7 +16,7 @@ from salgp.prediction import LayerTerms
 from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, default_level, nice_error, nice_step
 from salgp.report.shift import shift
 from salgp.report.slices import confusions, holm, slices
-from salgp.report.summary import layer_shares, metric_changes, most_corrected, side, term_shares
+from salgp.report.summary import layer_shares, metric_changes, most_corrected, scored, term_shares
 from salgp.report.thumbnails import encode_png, to_pixels
 from salgp.report.words import verdict
 
@@ -45,7 +45,7 @@ def test_levels_are_the_rules_of_decide_and_grow_with_the_acceptable_error() -> 
     g = torch.Generator().manual_seed(0)
     s = 0.5 + 0.5 * torch.rand(600, generator=g)
     _, labels, prediction = made(s, torch.rand(600, generator=g) < s)
-    one = side(prediction, labels)
+    one = scored(prediction, labels)
     levels = acceptable_levels(one, one, labels)
     kept = [k.after for k in levels]
     assert levels[-1].after == 600
@@ -87,7 +87,7 @@ def test_verdict(before: float, after: float, change: str, words: str, tone: str
     sides = []
     for stated in (before, after):
         _, labels, prediction = made([stated] * 100, [i < 80 for i in range(100)])
-        sides.append(side(prediction, labels))
+        sides.append(scored(prediction, labels))
     found = verdict(sides[0], sides[1], "M", Keep(0.1, 50, 63, 0.8), change)
     assert found.headline.endswith(words)
     assert found.tone == tone
@@ -98,7 +98,7 @@ def test_verdict(before: float, after: float, change: str, words: str, tone: str
 
 def test_verdict_is_red_where_nearly_everything_goes_to_a_human() -> None:
     _, labels, prediction = made([0.8] * 100, [i < 80 for i in range(100)])
-    one = side(prediction, labels)
+    one = scored(prediction, labels)
     assert verdict(one, one, "M", Keep(0.1, 5, 9, 0.8), "better").tone == "poor"
     assert verdict(one, one, "M", Keep(0.1, 5, 11, 0.8), "better").tone == "good"
 
@@ -107,7 +107,7 @@ def test_verdict_where_both_directions_cancel() -> None:
     _, labels, prediction = made(
         [0.95] * 50 + [0.6] * 50, [i % 10 < 8 for i in range(50)] + [i % 10 < 8 for i in range(50)]
     )
-    one = side(prediction, labels)
+    one = scored(prediction, labels)
     words = verdict(one, one, "M", Keep(0.1, 5, 5, 0.9), "unchanged").headline
     assert "too high in places and too low in others" in words
 
@@ -118,7 +118,7 @@ def test_verdict_where_both_directions_cancel() -> None:
 )
 def test_action_at_the_ends(kept: int, words: str) -> None:
     _, labels, prediction = made([0.8] * 100, [i < 80 for i in range(100)])
-    one = side(prediction, labels)
+    one = scored(prediction, labels)
     assert words in verdict(one, one, "M", Keep(0.1, kept, kept, 0.5), "unchanged").action
 
 
@@ -129,7 +129,7 @@ def test_slices_are_judged_together_and_by_a_simulation() -> None:
     for _ in range(200):
         s = 0.5 + 0.5 * torch.rand(400, generator=g)
         _, labels, prediction = made(s, torch.rand(400, generator=g) < s)
-        one = side(prediction, labels)
+        one = scored(prediction, labels)
         found = slices(one, one, {"camera": [i % 10 for i in range(400)]})
         assert [part.n for part in found] == [40] * 10
         called += any(part.verdict.endswith("confident") for part in found)
@@ -141,7 +141,7 @@ def test_slices_find_the_part_that_is_off() -> None:
     s = torch.full((300,), 0.8)
     right = torch.rand(300, generator=g) < torch.where(torch.arange(300) < 100, 0.5, 0.8)
     _, labels, prediction = made(s, right)
-    one = side(prediction, labels)
+    one = scored(prediction, labels)
     camera = ["bad"] * 100 + ["good"] * 195 + ["rare"] * 5
     parts = {part.value: part for part in slices(one, one, {"camera": camera})}
     assert parts["bad"].verdict == "overconfident"
@@ -165,7 +165,7 @@ def test_holm_by_its_definition() -> None:
 def test_confusions_are_counted() -> None:
     features = Features(torch.eye(3)[torch.tensor([0, 0, 0, 1, 1, 2])])
     labels = torch.tensor([0, 1, 1, 1, 2, -1])
-    found = confusions(side(Prediction.from_probs(features, features.probs), labels), labels.numpy())
+    found = confusions(scored(Prediction.from_probs(features, features.probs), labels), labels.numpy())
     assert [(c.true, c.predicted, c.count) for c in found] == [(1, 0, 2), (2, 1, 1)]
     assert found[0].share == pytest.approx(2 / 3)
 
@@ -178,13 +178,13 @@ def test_changes_are_paired_and_never_touch_accuracy() -> None:
     wild = Prediction.from_confidence(features, (s + 0.3 * torch.rand(400, generator=g)).clamp(max=0.999))
     changes = {
         c.name.split(" (")[-1].rstrip(")"): c
-        for c in metric_changes(side(wild, labels), side(good, labels), labels)
+        for c in metric_changes(scored(wild, labels), scored(good, labels), labels)
     }
     assert changes["accuracy"].verdict == "unchanged"
     assert changes["ECE"].verdict == "better"
     back = {
         c.name.split(" (")[-1].rstrip(")"): c
-        for c in metric_changes(side(good, labels), side(wild, labels), labels)
+        for c in metric_changes(scored(good, labels), scored(wild, labels), labels)
     }
     assert back["ECE"].verdict == "worse"
     for change in changes.values():
@@ -194,13 +194,13 @@ def test_changes_are_paired_and_never_touch_accuracy() -> None:
 
 def test_changes_without_errors_or_known_classes() -> None:
     _, labels, prediction = made([0.9, 0.8, 0.7], [True, True, True])
-    one = side(prediction, labels)
+    one = scored(prediction, labels)
     found = {c.name: c for c in metric_changes(one, one, labels)}
     assert math.isnan(found["Spotting errors (AUROC)"].before[0])
     unknown = torch.full((3,), -1)
     assert not [
         c
-        for c in metric_changes(side(prediction, unknown), side(prediction, unknown), unknown)
+        for c in metric_changes(scored(prediction, unknown), scored(prediction, unknown), unknown)
         if "Brier" in c.name
     ]
 

@@ -25,7 +25,7 @@ from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, default_lev
 from salgp.report.shift import shift
 from salgp.report.slices import confusions
 from salgp.report.slices import slices as slices_of
-from salgp.report.summary import Corrected, Side, metric_changes, most_corrected, side, term_shares
+from salgp.report.summary import Corrected, Scored, metric_changes, most_corrected, scored, term_shares
 from salgp.report.thumbnails import data_uri
 from salgp.report.words import GLOSSARY, verdict
 from salgp.storage import write_whole
@@ -115,7 +115,7 @@ def render(
     y = as_labels(labels, len(features), features.n_classes).cpu()
     _check(features, prediction, images, class_names, slices)
     everyone = _everyone(features, prediction, method, others)
-    before, after = side(everyone[NETWORK], y), side(prediction, y)
+    before, after = scored(everyone[NETWORK], y), scored(prediction, y)
     changes = metric_changes(before, after, y)
     levels = acceptable_levels(before, after, y)
     keep = default_level(
@@ -205,7 +205,7 @@ def _everyone(
     return {NETWORK: network, **(others or {}), method: prediction}
 
 
-def _slider(before: Side, after: Side, levels: Sequence[Keep], keep: Keep) -> dict[str, Any]:
+def _slider(before: Scored, after: Scored, levels: Sequence[Keep], keep: Keep) -> dict[str, Any]:
     n, top = len(after.correct), levels[-1].error
     figure, frame = figures.risk_coverage(before, after, keep, _error_ticks(before, after, top))
     points = [
@@ -237,7 +237,7 @@ def _limit(keep: Keep) -> str:
     return "any confidence" if keep.everything else f"above {_percent(keep.threshold, 1)}"
 
 
-def _error_ticks(before: Side, after: Side, top: float) -> list[float]:
+def _error_ticks(before: Scored, after: Scored, top: float) -> list[float]:
     """Round steps that hold the error rate and a little of what the curves do above it."""
     settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
     needed = min(max(*settled, top), 1.5 * top)
@@ -245,7 +245,7 @@ def _error_ticks(before: Side, after: Side, top: float) -> list[float]:
     return [k * step for k in range(math.ceil(needed / step - 1e-9) + 1)]
 
 
-def _pictures(features: Features, before: Side, after: Side, prediction: Prediction) -> dict[str, Any]:
+def _pictures(features: Features, before: Scored, after: Scored, prediction: Prediction) -> dict[str, Any]:
     shares = term_shares(features, prediction)
     return {
         "reliability_before": figures.reliability(before, "before"),
@@ -256,7 +256,7 @@ def _pictures(features: Features, before: Side, after: Side, prediction: Predict
 
 
 def _parts(
-    before: Side, after: Side, labels: Tensor, names: _Names, columns: Mapping[str, Sequence[Any]] | None
+    before: Scored, after: Scored, labels: Tensor, names: _Names, columns: Mapping[str, Sequence[Any]] | None
 ) -> dict[str, Any]:
     """Classes, confusions and the user's slices; judged together, so that luck is counted once."""
     predicted = [names(label) for label in after.prediction.label.tolist()]
@@ -296,7 +296,7 @@ def _scores(everyone: Mapping[str, Prediction], labels: Tensor) -> dict[str, Sco
 
 def _rivals(others: Mapping[str, Prediction] | None, labels: Tensor) -> list[tuple[str, float, Any]]:
     """Name, mean gap and reliability diagram of each other method."""
-    sides = {name: side(prediction, labels) for name, prediction in (others or {}).items()}
+    sides = {name: scored(prediction, labels) for name, prediction in (others or {}).items()}
     return [(name, one.ece, figures.reliability(one, name)) for name, one in sides.items()]
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from salgp.metrics import accuracy_band, reliability_bins
 from salgp.report.keeping import Keep
-from salgp.report.summary import LayerShare, Side
+from salgp.report.summary import LayerShare, Scored
 
 __all__ = ["Canvas", "Frame", "interval_bar", "layer_profile", "reliability", "risk_coverage"]
 
@@ -98,7 +98,7 @@ class Frame:
         self.canvas.text(14, middle, y_label, "axis side", transform=f"rotate(-90 14 {middle:.0f})")
 
 
-def reliability(side: Side, name: str) -> Markup:
+def reliability(side: Scored, name: str) -> Markup:
     """Reliability diagram: how often right, by stated confidence; the gap to the diagonal is hatched."""
     bins = reliability_bins(side.confidence, side.correct, N_BINS)
     words = (
@@ -134,7 +134,7 @@ def reliability(side: Side, name: str) -> Markup:
     return canvas.markup()
 
 
-def risk_coverage(before: Side, after: Side, keep: Keep, ticks: Sequence[float]) -> tuple[Markup, Frame]:
+def risk_coverage(before: Scored, after: Scored, keep: Keep, ticks: Sequence[float]) -> tuple[Markup, Frame]:
     """Error rate among the kept predictions, by the share kept, with a mark at the acceptable error."""
     words = (
         "Error rate among the predictions kept, by the share kept, surest first; the calibrated "
@@ -237,7 +237,7 @@ def _bin(
         frame.canvas.line(middle - 4, frame.y(end), middle + 4, frame.y(end), f"bar{faint}")
 
 
-def _hover(frame: Frame, side: Side, n_points: int = 40) -> None:
+def _hover(frame: Frame, side: Scored, n_points: int = 40) -> None:
     """Invisible points along a curve that say their values when the pointer rests on them."""
     n = len(side.curve.risk)
     for i in np.unique(np.linspace(0, n - 1, min(n_points, n)).astype(int)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from salgp.decide import ALWAYS, choose_threshold
-from salgp.report.summary import Side
+from salgp.report.summary import Scored
 
 __all__ = ["ASSURANCE", "Keep", "acceptable_levels", "default_level", "nice_error", "nice_step"]
 
@@ -48,7 +48,7 @@ class Keep:
         return self.threshold is not None and self.threshold <= ALWAYS
 
 
-def acceptable_levels(before: Side, after: Side, labels: Tensor) -> list[Keep]:
+def acceptable_levels(before: Scored, after: Scored, labels: Tensor) -> list[Keep]:
     """What is kept at acceptable errors up to where every answer can be, in round steps."""
     n, error_rate = len(labels), 1 - after.accuracy
     chance = 3 * math.sqrt(error_rate * (1 - error_rate) / n) + 4 / n
@@ -90,7 +90,7 @@ def nice_error(error_rate: float) -> float:
     return round(max(m * power for m in (1, 2, 5) if m * power <= half * (1 + 1e-9)), 12)
 
 
-def _keep(before: Side, after: Side, labels: Tensor, error: float) -> Keep:
+def _keep(before: Scored, after: Scored, labels: Tensor, error: float) -> Keep:
     own, rule = (choose_threshold(side.prediction, labels, error, ASSURANCE) for side in (before, after))
     limit = rule.threshold[0] if rule.reachable else None
     return Keep(error, own.kept, rule.kept, limit, rule.wrong)

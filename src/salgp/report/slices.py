@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.special import betaincinv, ndtr
 
-from salgp.report.summary import Side
+from salgp.report.summary import Scored
 
 __all__ = ["Confusion", "Slice", "confusions", "holm", "slices"]
 
@@ -72,7 +72,7 @@ class Confusion:
     confidence: float
 
 
-def slices(before: Side, after: Side, columns: Mapping[str, Sequence[Any]]) -> list[Slice]:
+def slices(before: Scored, after: Scored, columns: Mapping[str, Sequence[Any]]) -> list[Slice]:
     """Every part of every column, the most samples first; judged together.
 
     Args:
@@ -113,7 +113,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(x) for x in adjusted]
 
 
-def confusions(after: Side, labels: np.ndarray, most: int = 8) -> list[Confusion]:
+def confusions(after: Scored, labels: np.ndarray, most: int = 8) -> list[Confusion]:
     """The errors made most often; samples of unknown classes left out."""
     predicted = after.prediction.label.cpu().numpy()
     wrong = (predicted != labels) & (labels >= 0)
@@ -135,7 +135,7 @@ def _parts(values: Sequence[Any]) -> list[tuple[str, np.ndarray]]:
     return [(str(names[i]), text == names[i]) for i in np.argsort(-count, kind="stable")]
 
 
-def _surprise(side: Side, rows: np.ndarray) -> tuple[float, bool]:
+def _surprise(side: Scored, rows: np.ndarray) -> tuple[float, bool]:
     """Two-sided p-value of the number of right answers, and whether there are fewer than stated."""
     s, right = side.confidence[rows], side.correct[rows]
     excess = float(s.sum() - right.sum())

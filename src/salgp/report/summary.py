@@ -23,11 +23,11 @@ __all__ = [
     "Change",
     "Corrected",
     "LayerShare",
-    "Side",
+    "Scored",
     "layer_shares",
     "metric_changes",
     "most_corrected",
-    "side",
+    "scored",
     "term_shares",
 ]
 
@@ -38,8 +38,8 @@ LEVEL = 0.9
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """One of the two sides of the comparison: the network's own confidence, or the calibrated one.
+class Scored:
+    """Confidences with the truth beside them: the network's own, or calibrated ones.
 
     Args:
         prediction: its prediction.
@@ -128,11 +128,11 @@ class Corrected:
     points: tuple[tuple[str, float], ...]
 
 
-def side(prediction: Prediction, labels: Tensor) -> Side:
+def scored(prediction: Prediction, labels: Tensor) -> Scored:
     """Confidence, correctness and curves of one prediction."""
     confidence = prediction.confidence.double().cpu().numpy()
     correct = (prediction.label.cpu() == labels.cpu()).numpy()
-    return Side(
+    return Scored(
         prediction,
         confidence,
         correct,
@@ -141,7 +141,9 @@ def side(prediction: Prediction, labels: Tensor) -> Side:
     )
 
 
-def metric_changes(before: Side, after: Side, labels: Tensor, n_resamples: int | None = None) -> list[Change]:
+def metric_changes(
+    before: Scored, after: Scored, labels: Tensor, n_resamples: int | None = None
+) -> list[Change]:
     """Every metric with its bootstrap spread on both sides; the same resamples serve both, so that the change
     is paired.
     """

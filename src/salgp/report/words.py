@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from salgp.report.keeping import ASSURANCE, Keep
-from salgp.report.summary import Side
+from salgp.report.summary import Scored
 
 __all__ = ["GLOSSARY", "Verdict", "verdict"]
 
@@ -30,7 +30,7 @@ class Verdict:
     tone: str
 
 
-def verdict(before: Side, after: Side, method: str, keep: Keep, change: str) -> Verdict:
+def verdict(before: Scored, after: Scored, method: str, keep: Keep, change: str) -> Verdict:
     """Say what is wrong, what the correction achieves, and what to do.
 
     Args:
@@ -45,7 +45,7 @@ def verdict(before: Side, after: Side, method: str, keep: Keep, change: str) -> 
     return Verdict(headline, _action(keep, n, after.accuracy), _tone(before, after, keep, change))
 
 
-def _tone(before: Side, after: Side, keep: Keep, change: str) -> str:
+def _tone(before: Scored, after: Scored, keep: Keep, change: str) -> str:
     if len(after.confidence) - keep.after > NEARLY_ALL * len(after.confidence):
         return "poor"
     if after.ece < SMALL or (change == "better" and after.ece < 0.5 * before.ece):
@@ -63,7 +63,7 @@ def _within(x: float) -> str:
     return f"{whole} point" + ("s" if whole != 1 else "")
 
 
-def _diagnosis(before: Side) -> str:
+def _diagnosis(before: Scored) -> str:
     gap = before.stated - before.accuracy
     if before.ece < SMALL:
         return f"The network's confidence is already right to within {_within(before.ece)}"
@@ -75,7 +75,7 @@ def _diagnosis(before: Side) -> str:
     return f"The network is {'overconfident' if gap > 0 else 'underconfident'} by {_points(before.ece)}"
 
 
-def _result(before: Side, after: Side, method: str, change: str) -> str:
+def _result(before: Scored, after: Scored, method: str, change: str) -> str:
     if before.ece < SMALL and after.ece < SMALL:
         return f"after {method} it still is"
     if change == "better":

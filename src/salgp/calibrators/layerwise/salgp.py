@@ -269,6 +269,12 @@ class SALGP(Calibrator):
         """The fast path of sums of stationary terms."""
         return None if self.evidence_ is not None else fast_predictor(self, layers, precision)
 
+    @property
+    def display_name(self) -> str:
+        """``SAL-GP (paper, ml)`` with the settings of `paper`, ``layerwise GP (sum)`` with others."""
+        as_published = (self.likelihood, self.inputs, self.objective) == ("gaussian", "features", "evidence")
+        return f"SAL-GP (paper, {self.covariance})" if as_published else f"layerwise GP ({self.covariance})"
+
     def update(self, features: Features, labels: Any) -> Self:
         """Add labelled samples without learning the hyperparameters again; the same as conditioning on all
         from scratch.
