@@ -43,9 +43,10 @@ class Status:
             or none.
         false_alarm: chance of ever seeing an alarm though nothing changed.
         accuracy: of the window, estimated without labels.
-        measured: of the labelled samples of the window; None without labels.
+        measured: of the samples whose labels came within the window; None without labels.
         home: mean confidence of the reference.
-        matters: is the fall larger than what was declared to matter?
+        matters: did accuracy, expected or measured, fall by more than was declared to matter, and surely by
+            something?
         evidence: logarithms (base 10) of the money against "nothing changed" and "as right as promised"; an
             alarm needs ``log10(2 / false_alarm)``.
         moves: channels, those that moved most first.

@@ -171,10 +171,10 @@ class Monitor:
     def status(self) -> Status:
         """How things stand, without feeding anything."""
         fed = [r for r in self._log if r.n][-self.settings.window :]
-        labelled = [r for r in self._log if r.labelled][-self.settings.window :]
+        first = fed[0].number if fed else 0
+        labelled = [r for r in self._log if r.labelled and r.number >= first]
         found = self._estimate(fed)
         measured = _measured(labelled, self.settings.level)
-        most = found.upper if measured is None else min(found.upper, measured.upper)
         wealth, promise = self._state.wealth, self._state.promise
         return Status(
             self._alarms(self._state),
@@ -182,7 +182,7 @@ class Monitor:
             found,
             measured,
             self.settings.home,
-            most < self.settings.home - self.settings.tolerance,
+            any(self._fell(e) for e in (found, measured) if e is not None),
             (wealth.log_total / math.log(10), promise.log_total / math.log(10)),
             self._moves(),
             self._classes(fed),
@@ -293,6 +293,11 @@ class Monitor:
     def _class_accuracy(self, n: int, confidence: float) -> Estimate:
         variance = confidence * (1 - confidence / n) if n else 0.0  # an upper bound of the sum of c (1 - c)
         return from_sums(n, confidence, variance, self._spread(0.0), self.settings.level)
+
+    def _fell(self, found: Estimate) -> bool:
+        """By more than the tolerance, and surely by something."""
+        home = self.settings.home
+        return found.value < home - self.settings.tolerance and found.upper < home
 
     def _estimate(self, fed: Sequence[Record]) -> Estimate:
         n = sum(r.n for r in fed)

@@ -1,0 +1,171 @@
+"""Pictures of the pages on deciding, sets, estimating and watching.
+
+python benchmarks/act_figures.py decide sets estimate monitor --cache CACHE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from act_data import plain, read_suite, unshared
+from act_estimate import POINTS
+from act_guarantee import _naive
+
+from salgp import Monitor
+from salgp.decide import choose_threshold
+from salgp.sets import fit_sets, overtaking
+
+IMAGES = Path(__file__).parents[1] / "docs" / "img"
+SET = "cifar10-resnet20-0"
+BLUE, ORANGE, GREY = "#0b62a8", "#b3560b", "#55606e"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pictures", nargs="+", choices=sorted(PICTURES))
+    parser.add_argument("--cache", type=Path, default=Path("cache"))
+    arguments = parser.parse_args()
+    for name in arguments.pictures:
+        PICTURES[name](arguments.cache, IMAGES / f"act-{name}.png")
+
+
+def decide(cache: Path, path: Path) -> None:
+    suite = read_suite(cache, SET)
+    prediction = unshared(suite.temperature().predict(plain(suite.test[0])))
+    labels, error = suite.test[1], 0.03
+    s, wrong = prediction.confidence.numpy(), (prediction.label != labels).numpy()
+    rng = np.random.default_rng(0)
+    found = {"naive": [], "rule": []}
+    for _ in range(300):
+        rows = torch.from_numpy(rng.integers(0, len(s), 1000))
+        some = (prediction[rows], labels[rows])
+        limits = {"naive": _naive(*some, error), "rule": choose_threshold(*some, error).threshold[0]}
+        for key, limit in limits.items():
+            acted = s > limit
+            found[key].append((acted.mean(), wrong[acted].mean() if acted.any() else 0.0))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    order = np.argsort(-s)
+    rate = np.cumsum(wrong[order]) / np.arange(1, len(s) + 1)
+    left.plot(np.arange(1, len(s) + 1) / len(s), 100 * rate, color=GREY)
+    left.axhline(100 * error, color="black", ls="--", lw=1)
+    for (key, values), colour, mark in zip(found.items(), (ORANGE, BLUE), "s^", strict=True):
+        x, y = np.array(values).T
+        left.plot(x[:40], 100 * y[:40], mark, color=colour, ms=4, alpha=0.6, label=key)
+        right.hist(100 * y, bins=np.linspace(1, 5, 33), color=colour, alpha=0.6, label=key)
+    left.set(xlabel="share acted on", ylabel="wrong among those, %", xlim=(0.6, 1), ylim=(0, 8.5))
+    right.axvline(100 * error, color="black", ls="--", lw=1)
+    broken = {key: np.mean([e > error for _, e in values]) for key, values in found.items()}
+    words = ", ".join(f"{key} {share:.0%}" for key, share in broken.items())
+    right.set(
+        xlabel="true error of the threshold, %", ylabel="thresholds of 300", title=f"promise broken: {words}"
+    )
+    left.legend(frameon=False)
+    _save(figure, path)
+
+
+def sets(cache: Path, path: Path) -> None:
+    suite = read_suite(cache, SET)
+    temperature, evidence = suite.temperature(), suite.evidence()
+    rows = torch.from_numpy(np.random.default_rng(0).permutation(len(suite.test[1])))[:4500]
+
+    def both(features):
+        batch = plain(features)
+        tempered = temperature.predict(batch)
+        return tempered, overtaking(evidence.predict(batch), tempered.probs)
+
+    home = both(suite.test[0])
+    fits = [
+        fit_sets(p[rows], suite.test[1][rows], 0.95, by=by)
+        for p, by in zip(home, ("all", "novelty"), strict=True)
+    ]
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    groups: dict[str, list] = {"none": [suite.test]}
+    for name, data in suite.shifted.items():
+        groups.setdefault(name.rsplit("-", 1)[-1], []).append(data)
+    labels = sorted(groups, key=lambda name: (name != "none", name))
+    for which, (colour, name) in enumerate(((ORANGE, "temperature"), (BLUE, "layer evidence, by novelty"))):
+        found = []
+        for label in labels:
+            tried = []
+            for features, y in groups[label]:
+                members = fits[which](both(features[:1000])[which])
+                hit = members[torch.arange(len(members)), y[:1000]]
+                tried.append((float(hit.double().mean()), float(members.sum(1).double().mean())))
+            found.append(np.mean(tried, axis=0))
+        for axis, values in zip(axes, np.array(found).T, strict=True):
+            axis.plot(labels, values, "o-" if which else "s--", color=colour, label=name)
+    axes[0].axhline(0.95, color="black", lw=1, ls=":")
+    axes[0].set(ylabel="contains the true class", xlabel="severity of the shift", ylim=(0.5, 1))
+    axes[1].set(ylabel="mean size", xlabel="severity of the shift", ylim=(0.9, None))
+    axes[1].legend(frameon=False)
+    _save(figure, path)
+
+
+def estimate(cache: Path, path: Path) -> None:
+    points = json.loads(POINTS.read_text(encoding="utf-8"))
+    methods = [m for m in ("average confidence", "ATC, entropy") if m in points[0]["estimates"]]
+    ours = (
+        "layer evidence, context" if "layer evidence, context" in points[0]["estimates"] else "layer evidence"
+    )
+    figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.4), sharex=True, sharey=True, layout="constrained")
+    truth = np.array([p["truth"] for p in points])
+    for axis, method, colour in zip(axes, [*methods, ours], (ORANGE, ORANGE, BLUE), strict=True):
+        value = np.array([p["estimates"][method] for p in points])
+        axis.plot([0, 1], [0, 1], color="black", lw=1)
+        axis.plot(truth, value, ".", color=colour, ms=5, alpha=0.6)
+        axis.set(title=f"{method}\nmean error {np.abs(value - truth).mean():.3f}", xlabel="true accuracy")
+    axes[0].set(ylabel="estimated without labels", xlim=(0.1, 1), ylim=(0.1, 1))
+    _save(figure, path)
+
+
+def monitor(cache: Path, path: Path) -> None:
+    suite = read_suite(cache, SET)
+    model = suite.evidence()
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(suite.test[1])))
+    quiet, labels = suite.test[0][order], suite.test[1][order]
+    noisy = suite.shifted["gaussian-noise-1"][0]
+    names = ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    watching = Monitor.start(model.predict(plain(quiet[:2000])), class_names=names, window=7)
+    for day in range(56):
+        shifted, rows = day >= 44, slice(2000 + 100 * day, 2100 + 100 * day)
+        batch = noisy[100 * (day - 44) : 100 * (day - 43)] if shifted else quiet[rows]
+        y = labels[rows] if day % 7 == 0 and not shifted else None
+        when = f"2026-{3 + day // 28:02d}-{1 + day % 28:02d}T02:00:00"
+        watching.feed(model.predict(plain(batch)), y, key=f"night {day + 1}", time=when)
+    with tempfile.TemporaryDirectory() as folder:
+        page = watching.page(Path(folder, "page.html"), "Object recognition, gate 4")
+        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--window-size=1000,1250",
+            f"--user-data-dir={folder}/p",
+        ]
+        subprocess.run(
+            [chromium, *flags, f"--screenshot={path}", page.as_uri()], check=True, capture_output=True
+        )
+
+
+def _save(figure: plt.Figure, path: Path) -> None:
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+PICTURES = {"decide": decide, "sets": sets, "estimate": estimate, "monitor": monitor}
+
+if __name__ == "__main__":
+    main()
