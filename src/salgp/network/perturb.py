@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.network import curves, signals, text
+from salgp.network import signals, text
 from salgp.network.signals import Spread
 from salgp.network.taps import Change
 from salgp.network.text import Tokens
@@ -163,10 +163,6 @@ FAMILIES: dict[str, Family] = {
         Family("patch-mix", signals.patch_mix, 1.8),
         Family("quantise", signals.quantise, 2.0, measured=True),
         Family("time-warp", signals.time_warp, 2.0),
-        Family("flux-noise", curves.flux_noise),
-        Family("dimming", curves.dimming),
-        Family("epoch-drop", curves.epoch_drop, 1.0),
-        Family("stretch", curves.stretch, 2.0),
         Family("token-drop", text.drop, 1.5, tokens=True, measured=True),
         Family("token-swap", text.swap, 1.5, tokens=True, measured=True),
         Family("token-replace", text.replace, 1.5, tokens=True, measured=True),
@@ -179,7 +175,7 @@ FAMILIES: dict[str, Family] = {
         Family("layer-mixup", signals.mixup, 1.0, inside=True, measured=True),
     )
 }
-"""Every family by name. Light curves are ``(n, bands, T, 4)``: time, asinh flux, asinh error, mask."""
+"""Every family by name."""
 
 KINDS: dict[str, tuple[str, ...]] = {
     "images": (
@@ -208,6 +204,5 @@ KINDS: dict[str, tuple[str, ...]] = {
         "layer-mixup",
     ),
     "other": ("layer-noise", "layer-gain", "layer-mixup"),
-    "light-curves": ("flux-noise", "epoch-drop", "dimming", "stretch", "layer-noise"),
 }
 """Families used for each kind of input."""

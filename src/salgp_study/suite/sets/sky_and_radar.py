@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from salgp_study.curve_families import LIGHT_CURVES
 from salgp_study.lightcurves import read_columns
 from salgp_study.run import Run, open_runs
 from salgp_study.sources import data_folder
@@ -66,7 +67,7 @@ def supernovae(seed: int, data: Path | None, cache: Path) -> Case:
     )
     calibration = _part(sets["validation"], order[:cut])
     taps = tuple(run.network.taps)  # type: ignore[arg-type]
-    return Case("spcc-rnn", seed, run.network, sets["train"], calibration, tests, "light-curves", taps)
+    return Case("spcc-rnn", seed, run.network, sets["train"], calibration, tests, LIGHT_CURVES, taps)
 
 
 def objects(seed: int, data: Path | None, cache: Path) -> Case:

@@ -1,13 +1,17 @@
-"""Perturbations of light curves ``(n, bands, T, 4)``: time, asinh flux, asinh error, mask."""
+"""Perturbations of light curves ``(n, bands, T, 4)``: time, asinh flux, asinh error, mask.
+
+`LIGHT_CURVES` is what a calibration of such a network rehearses: ``calibrate(..., perturb=LIGHT_CURVES)``.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from salgp.network.perturb import Family
 from salgp.network.signals import normal, per, uniform
 
-__all__ = ["dimming", "epoch_drop", "flux_noise", "stretch"]
+__all__ = ["LIGHT_CURVES", "dimming", "epoch_drop", "flux_noise", "stretch"]
 
 
 def flux_noise(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
@@ -50,3 +54,13 @@ def stretch(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     """Time axis of light curves stretched or shortened by up to e^1 per unit of strength, as by redshift."""
     factor = per(torch.exp((2 * uniform(len(x), x, generator) - 1) * strength), x[..., 0])
     return torch.cat([(x[..., 0] * factor)[..., None], x[..., 1:]], dim=-1)
+
+
+LIGHT_CURVES: tuple[Family | str, ...] = (
+    Family("flux-noise", flux_noise),
+    Family("epoch-drop", epoch_drop, 1.0),
+    Family("dimming", dimming),
+    Family("stretch", stretch, 2.0),
+    "layer-noise",
+)
+"""What is rehearsed for networks that read light curves."""
