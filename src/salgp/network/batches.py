@@ -124,6 +124,8 @@ class Batch:
     def to(self, device: torch.device, dtype: torch.dtype | None) -> Batch:
         """Inputs as tensors on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
         inputs = _moved(self.inputs, device, dtype)
+        if not self.keywords and all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
+            return self
         return replace(self, inputs=inputs, keywords=_moved(dict(self.keywords), device, dtype))
 
     def head(self, rows: int) -> Batch:

@@ -91,6 +91,9 @@ def pool(
         return _widened(x.flatten(1))
     if how == "auto":
         how = "time-max" if layout.recurrent else "spatial-avg"
+    if mask is None and how in _OVER_POSITIONS:
+        axis = layout.channel_axis(x)
+        return _widened(_OVER_POSITIONS[how](x, [i for i in range(1, x.ndim) if i != axis]))
     positions = (
         x.movedim(layout.channel_axis(x), -1).flatten(1, -2) if x.ndim > 3 else _positions_last(x, layout)
     )  # (N, P, D)
@@ -145,6 +148,19 @@ _REDUCE: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "time-max": _max,
     "time-last": _last,
 }
+
+
+def _mean_over(x: Tensor, axes: list[int]) -> Tensor:
+    return x.mean(dim=axes, dtype=_accumulator(x))
+
+
+_OVER_POSITIONS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
+    "spatial-avg": _mean_over,
+    "spatial-max": torch.amax,
+    "tokens-avg": _mean_over,
+    "time-max": torch.amax,
+}
+"""Without a mask these need not bring the positions together first, which would copy the whole output."""
 
 POOLINGS: tuple[str, ...] = ("auto", *_REDUCE, "flatten", "none")
 """Names of the poolings."""
