@@ -8,7 +8,6 @@ also look at a window of unlabelled samples; `predict_windows` is the one place 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,8 +47,8 @@ class Entry:
     Args:
         build: makes it.
         copies: is it fitted on perturbed copies too?
-        sees: ``all`` layers, the ``last`` one, the ``confidence`` as if it were a layer, or ``half`` of the
-            families of copies.
+        sees: ``all``, the ``last`` layer, the ``confidence`` as if it were a layer; of the copies ``half`` of
+            the families, ``one``, or ``two strengths`` of each.
     """
 
     build: Callable[[], Method]
@@ -118,7 +117,7 @@ class NetcalENIR:
 
 def takes_context(method: Method) -> bool:
     """Can the method look at a window of unlabelled samples?"""
-    return "context" in inspect.signature(method.predict).parameters
+    return bool(getattr(method, "takes_context", False))
 
 
 def predict_windows(method: Any, features: Features, window: int) -> Prediction:
@@ -131,11 +130,9 @@ def predict_windows(method: Any, features: Features, window: int) -> Prediction:
     """
     if window == 0:
         return method.predict(features)
-    n = len(features)
-    starts = range(0, max(n - n % window, 1), window)
-    ends = [*list(starts)[1:], n]
-    parts = [features[a:b] for a, b in zip(starts, ends, strict=True)]
-    return Prediction.concatenate([method.predict(part, context=part) for part in parts])
+    last = max(len(features) // window - 1, 0)
+    numbers = (torch.arange(len(features)) // window).clamp(max=last)
+    return method.predict(features, context=numbers)
 
 
 def named(name: str, **settings: Any) -> Callable[[], Calibrator]:
@@ -146,6 +143,10 @@ def named(name: str, **settings: Any) -> Callable[[], Calibrator]:
 def ours(**settings: Any) -> Entry:
     """Layer evidence with some settings, fitted on copies."""
     return Entry(named("layer-evidence", **settings), copies=True)
+
+
+def _arguments() -> set[str]:
+    return set(get("layer-evidence").get_params(deep=False))
 
 
 RIVALS: dict[str, Entry] = {
@@ -175,15 +176,27 @@ RIVALS: dict[str, Entry] = {
 }
 """Everything ours is compared with."""
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "temperature in domain": {"trust": 0.0},
+    "layers in domain at full weight": {"trust": 1.0},
+    "without gate": {"gated": False},
+    "learned in windows of 10": {"window": 10},
+    "learned in windows of 200": {"window": 200},
+    "without caution": {"caution": 1.0},
+    "without class offsets": {"class_spread": 0.0},
+    "whole training set as reference": {"reference": "full", "precision": "single"},
+}
+"""Settings of layer evidence to try in place of its own."""
+
 ABLATIONS: dict[str, Entry] = {
     "without copies": Entry(named("layer-evidence")),
     "half of the families": Entry(named("layer-evidence"), copies=True, sees="half"),
-    "without caution": ours(caution=1.0),
-    "without class offsets": ours(class_spread=0.0),
-    "whole training set as reference": ours(reference="full", precision="single"),
+    "one family": Entry(named("layer-evidence"), copies=True, sees="one"),
+    "two strengths of each family": Entry(named("layer-evidence"), copies=True, sees="two strengths"),
     "last layer only": Entry(named("layer-evidence"), copies=True, sees="last"),
+    **{name: ours(**found) for name, found in SETTINGS.items() if found.keys() <= _arguments()},
 }
-"""Ours with one ingredient taken away or changed."""
+"""Ours with one ingredient taken away or changed, as far as its arguments offer that."""
 
 METHODS: dict[str, Entry] = {OURS: ours(), **RIVALS, **ABLATIONS}
 """Every method by name."""

@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from torch import Tensor
 from salgp import metrics
 from salgp.features import Features
 from salgp.prediction import Prediction
-from salgp_study.suite.cache import CachedCase, CachedTest, read_case
-from salgp_study.suite.methods import METHODS, OURS, WINDOWS, Entry, predict_windows, takes_context
+from salgp_study.suite.cache import CachedCase, CachedTest
+from salgp_study.suite.methods import OURS, WINDOWS, Entry, predict_windows, takes_context
 
 __all__ = ["Record", "score_method", "scores"]
 
@@ -94,7 +93,7 @@ def _fit(case: CachedCase, name: str, entry: Entry) -> _Fitted:
         warnings.simplefilter("ignore")  # a record says how well it went
         method.fit(features, labels, case.reference)
     seconds = time.process_time() - started
-    return _Fitted(name, method, seconds, _windows(name, method))
+    return _Fitted(name, method, seconds, _windows(name, method) if entry.copies else (0,))
 
 
 def _windows(name: str, method: Any) -> tuple[int, ...]:
@@ -191,13 +190,12 @@ def _bare(features: Features) -> Features:
 
 
 def _view(case: CachedCase, sees: str) -> CachedCase:
-    """The case with some of its layers, or half of the families of its copies."""
+    """The case with some of its layers, or some of its copies."""
     if sees == "all":
         return case
-    if sees == "half":
+    if sees in ("half", "one", "two strengths"):
         features, labels = case.calibration
-        assert features.families is not None
-        rows = (features.families == 0) | (features.families % 2 == 1)
+        rows = _some_copies(features, sees)
         return replace(case, calibration=(features[rows], labels[rows]))
 
     def view(f: Features) -> Features:
@@ -213,6 +211,14 @@ def _view(case: CachedCase, sees: str) -> CachedCase:
     )
 
 
-def score_named(folder: Path, name: str) -> list[Record]:
-    """Records of the method called ``name`` on the case cached in ``folder``."""
-    return list(score_method(read_case(folder), name, METHODS[name]))
+def _some_copies(features: Features, sees: str) -> Tensor:
+    """Originals, and copies of every other family, of the first, or of the fourth and last strength."""
+    assert features.families is not None
+    assert features.strengths is not None
+    if sees == "half":
+        return (features.families == 0) | (features.families % 2 == 1)
+    if sees == "one":
+        return features.families <= 1
+    levels = features.strengths.unique(sorted=True)
+    wanted = levels[torch.tensor([0, len(levels) // 2, len(levels) - 1])]
+    return torch.isin(features.strengths, wanted)

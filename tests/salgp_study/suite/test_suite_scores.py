@@ -35,6 +35,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class WindowMean:
     """Says the mean confidence of its window, and remembers the windows."""
 
+    takes_context = True
+
     def __init__(self) -> None:
         self.windows: list[int] = []
 
@@ -42,10 +44,12 @@ class WindowMean:
         self.families = features.families
         return self
 
-    def predict(self, features: Features, context: Features | None = None) -> Prediction:
-        mean = features.confidence if context is None else context.confidence.mean().expand(len(features))
-        if context is not None:
-            self.windows.append(len(context))
+    def predict(self, features: Features, context: torch.Tensor | None = None) -> Prediction:
+        mean = features.confidence.clone()
+        for number in [] if context is None else context.unique():
+            rows = context == number
+            self.windows.append(int(rows.sum()))
+            mean[rows] = features.confidence[rows].mean()
         return Prediction.from_confidence(features, mean.double().clamp(0.01, 0.99))
 
 
@@ -83,16 +87,19 @@ def test_copies_are_given_only_to_whom_they_are_meant_for(cache: Path) -> None:
         seen.append(WindowMean())
         return seen[-1]
 
-    for entry in (Entry(build), Entry(build, copies=True), Entry(build, copies=True, sees="half")):
+    for entry in (Entry(build), Entry(build, copies=True)):
         next(score_method(case, "x", entry))
+    for sees in ("half", "one", "two strengths"):
+        next(score_method(case, "x", Entry(build, copies=True, sees=sees)))
     assert seen[0].families is None
-    assert seen[1].families.unique().tolist() == [0, 1, 2]
-    assert seen[2].families.unique().tolist() == [0, 1]
+    families = [sorted(set(method.families.tolist())) for method in seen[1:]]
+    assert families == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
+    assert [len(method.families) for method in seen[1:]] == [480, 320, 320, 240]
 
 
 def test_mixed_windows_score_clean_and_shifted_rows_apart(cache: Path) -> None:
     case = read_case(cache / "made-0")
-    records = list(score_method(case, "x", Entry(WindowMean)))
+    records = list(score_method(case, "x", Entry(WindowMean, copies=True)))
     mixed = {r["kind"]: r for r in records if r["kind"].startswith("mixed") and r["test"] == "wide 2"}
     clean, wide = case.tests[0], case.tests[1]
     windows = min(120 // 35, 110 // 15)
