@@ -50,12 +50,12 @@ def spell_out(sentence: str, random: np.random.Generator) -> str:
 
 
 WORD_CORRUPTIONS: dict[str, tuple[Corrupt, int, str | None]] = {
-    "typos 6 %": (partial(typos, share=0.06), 1, "token-replacement"),
-    "typos 12 %": (partial(typos, share=0.12), 2, "token-replacement"),
-    "typos 25 %": (partial(typos, share=0.25), 3, "token-replacement"),
-    "words dropped 20 %": (partial(drop_words, share=0.2), 1, None),
-    "words dropped 40 %": (partial(drop_words, share=0.4), 2, None),
-    "words swapped": (swap_words, 1, None),
+    "typos 6 %": (partial(typos, share=0.06), 1, "token-replace"),
+    "typos 12 %": (partial(typos, share=0.12), 2, "token-replace"),
+    "typos 25 %": (partial(typos, share=0.25), 3, "token-replace"),
+    "words dropped 20 %": (partial(drop_words, share=0.2), 1, "token-drop"),
+    "words dropped 40 %": (partial(drop_words, share=0.4), 2, "token-drop"),
+    "words swapped": (swap_words, 1, "token-swap"),
     "spaced letters": (spell_out, 2, None),
 }
 """Every corruption of sentences by name: the function, its severity, the rehearsed family it resembles."""

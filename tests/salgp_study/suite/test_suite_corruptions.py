@@ -98,6 +98,7 @@ def test_typos_change_about_their_share_of_the_letters() -> None:
 
 def test_every_word_corruption_gives_a_sentence() -> None:
     random = np.random.default_rng(0)
-    for corrupt, severity, _ in WORD_CORRUPTIONS.values():
+    for corrupt, severity, like in WORD_CORRUPTIONS.values():
+        assert like is None or like in KINDS["tokens"]
         assert corrupt("how do i ask about the weather", random).strip()
         assert severity in (1, 2, 3)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from salgp.network.perturb import KINDS, Family
 from salgp.storage import read_tensors, write_tensors
 from salgp_study.sources import data_folder
 from salgp_study.suite.case import Case, TestSet
@@ -32,8 +31,6 @@ N_CALIBRATION, N_TEST, N_CORRUPTED = 1_000, 2_000, 1_000
 TRAINED, REFERENCE = 60, 20
 """Training sentences per class, of the head and of the reference."""
 MAX_TOKENS = 32
-FIRST_WORD_PIECE = 1_996
-"""Identifiers below are special, reserved or single characters."""
 Rows = Sequence[tuple[str, str]]
 
 
@@ -84,7 +81,6 @@ def clinc150(seed: int, data: Path | None, cache: Path) -> Case:
         TestSet("out of scope", "unknown", lambda: samples(kept + found["oos_test"][:500])),
     )
     reference = samples(_per_class(found["train"], REFERENCE))
-    families: tuple[str | Family, ...] = (*KINDS["tokens"], TOKEN_REPLACEMENT)
     return Case(
         "clinc150-minilm",
         seed,
@@ -92,7 +88,7 @@ def clinc150(seed: int, data: Path | None, cache: Path) -> Case:
         reference,
         samples(chosen),
         tests,
-        families,
+        "tokens",
         batches=_batches,
         shared=("reference", "in", "shift", "unknown"),
     )
@@ -106,17 +102,6 @@ def _corrupted(rows: Rows, samples: Callable[[Rows], TensorDataset]) -> Iterator
             return samples([(corrupt(sentence, random), intent) for sentence, intent in rows])
 
         yield TestSet(name, "shift", make, like, severity)
-
-
-def _replace_tokens(ids: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-    """Word pieces replaced by random ones, up to six in ten."""
-    draw = torch.rand(ids.shape, generator=generator)
-    other = torch.randint(FIRST_WORD_PIECE, 30_522, ids.shape, generator=generator)
-    replaced = (draw < 0.6 * strength[:, None]) & (ids >= FIRST_WORD_PIECE)
-    return torch.where(replaced, other, ids)
-
-
-TOKEN_REPLACEMENT = Family("token-replacement", _replace_tokens, 1.0, tokens=True)
 
 
 def _minilm() -> tuple[nn.Module, Any]:
