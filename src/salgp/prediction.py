@@ -19,7 +19,7 @@ from torch import Tensor
 
 from salgp.features import Features
 
-__all__ = ["INTERVAL", "LayerTerms", "Prediction", "share_others", "spread_confidence"]
+__all__ = ["INTERVAL", "LayerTerms", "Prediction", "spread_confidence"]
 
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""
@@ -179,7 +179,7 @@ class Prediction:
             else (interval[0].clamp(0, 1).minimum(inside), interval[1].clamp(0, 1).maximum(inside))
         )
         label = features.label
-        softmax = features.probs if temperature == 1.0 else _tempered(features.logits, temperature)
+        softmax = _tempered(features.logits, temperature)
         probs = spread_confidence(softmax.to(inside.dtype), label, inside, allow_flips)
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
@@ -209,6 +209,25 @@ class Prediction:
         return Prediction.from_confidence(
             features, torch.sigmoid(log_odds), (above - below) / 2, (low, high), **more
         )
+
+    def with_probs(
+        self, features: Features, temperature: float = 1.0, *, allow_flips: bool = False
+    ) -> Prediction:
+        """The same confidences, with what they leave shared anew among the other classes.
+
+        Args:
+            features: what was predicted on.
+            temperature: of the softmax by which the others share; a calibrator's ``rest_temperature_``.
+            allow_flips: may another class get more than the label?
+
+        Example:
+            >>> f = Features(torch.tensor([[2.0, 1.5, 0.0]]))
+            >>> p = Prediction.from_confidence(f, torch.tensor([0.4]))
+            >>> p.probs.argmax(), p.with_probs(f, allow_flips=True).probs.argmax()
+            (tensor(0), tensor(1))
+        """
+        softmax = _tempered(features.logits, temperature).to(self.confidence.dtype)
+        return replace(self, probs=spread_confidence(softmax, self.label, self.confidence, allow_flips))
 
     def to_frame(self) -> Any:
         """One row per sample: label, confidence, its error bar, and the terms of the layers.
@@ -267,30 +286,15 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
         tensor([[0.4000, 0.4500, 0.1500]])
     """
     others = probs.scatter(1, label[:, None], 0.0)
-    return share_others(others, others.sum(dim=1), label, confidence, allow_flips)
-
-
-def share_others(
-    others: Tensor, rest: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False
-) -> Tensor:
-    """`spread_confidence` for probabilities whose label is already cut out; overwrites and returns
-    ``others``.
-
-    Args:
-        others: ``(n, c)`` probabilities with 0 at the label.
-        rest: ``(n,)`` their row sums.
-        label: ``(n,)``.
-        confidence: ``(n,)``.
-        allow_flips: may another class get more than the label?
-    """
+    rest, tiny = others.sum(dim=1), torch.finfo(others.dtype).tiny
     left = 1 - confidence
-    some = rest > math.sqrt(torch.finfo(others.dtype).tiny)
-    scale = torch.where(some, left / rest.clamp_min(torch.finfo(others.dtype).tiny), 0.0)
+    some = rest > math.sqrt(tiny)
+    scale = torch.where(some, left / rest.clamp_min(tiny), 0.0)
     even = left / max(others.shape[1] - 1, 1)
     keep = some.to(others.dtype)  # share of the proportions, 1 - w
     if not allow_flips:
         top, cap = scale * others.amax(dim=1), confidence * (1 - _STRICTLY)
-        part = (cap - even) / (top - even).clamp_min(torch.finfo(others.dtype).tiny)
+        part = (cap - even) / (top - even).clamp_min(tiny)
         keep = keep * torch.where(top > cap, part.clamp(0, 1), 1.0)
     shared = others.mul_((keep * scale)[:, None]).add_(((1 - keep) * even)[:, None])
     return shared.scatter_(1, label[:, None], confidence[:, None])

@@ -213,7 +213,8 @@ def test_all_points_of_a_sample_are_shown_and_add_up(page: Path) -> None:
     row = re.search(r'<td data-label="network" data-value="([^"]+)".*?</tr>', text, re.DOTALL)
     assert row is not None
     after = float(re.search(r'data-label="corrected" data-value="([^"]+)"', row.group(0)).group(1))  # type: ignore[union-attr]
-    chips = [float(x) for x in re.findall(r'class="chip[^>]*>[^<]* ([+-][0-9.]+)</span>', row.group(0))]
+    found = re.findall(r'class="chip[^>]*>[^<]*: ([+\N{MINUS SIGN}][0-9.]+)</span>', row.group(0))
+    chips = [float(x.replace("\N{MINUS SIGN}", "-")) for x in found]
     assert len(chips) == len(LAYERS)
     assert sum(chips) == pytest.approx(100 * (after - float(row.group(1))), abs=0.05 * len(chips) + 1e-6)
 

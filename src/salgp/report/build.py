@@ -321,7 +321,10 @@ def _page(context: Mapping[str, Any]) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        percent=_percent, unbroken=_unbroken, signed=lambda x: f"{100 * x:+.1f}", number=_number
+        percent=_percent,
+        unbroken=_unbroken,
+        signed=lambda x: f"{100 * x:+.1f}".replace("-", "\N{MINUS SIGN}"),
+        number=_number,
     )
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     return environment.from_string(page).render(css=Markup(css), js=Markup(js), script_hash=digest, **context)
