@@ -1,8 +1,10 @@
 """Scale: fitting out of core and batch scoring, with time, processor time and peak memory of a process of
 their own.
 
-``python benchmarks/scale.py all --out benchmarks/results/scale.md`` runs everything; the parts are ``fit``,
-``score``, ``gpytorch`` and ``ray``, each with its sizes as arguments. Stores are made once under ``--work``
+``python benchmarks/scale.py all --out benchmarks/results/scale.md`` runs everything; the parts are
+``evidence`` (the default method out of core), ``search`` (nearest neighbours against others), ``classes`` (a
+thousand of them), ``fit``, ``score``, ``gpytorch`` (Gaussian processes) and ``ray``, each with its sizes as
+arguments. Stores are made once under ``--work``
 and reused. Every measurement runs in a fresh process, so that its peak memory is its own. Wall-clock time
 depends on what else the machine does; processor seconds say what the work itself costs.
 """
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.layerwise.salgp import SALGP
 from salgp.features import Features
 from salgp.store import FeatureStore, fit_store, score, write_store
@@ -35,8 +38,12 @@ CHUNK = 50_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["all", "fit", "score", "gpytorch", "ray", "task"])
+    parser.add_argument(
+        "part", choices=["all", "evidence", "search", "classes", "fit", "score", "gpytorch", "ray", "task"]
+    )
     parser.add_argument("--fit-sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--reference-sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--calibration-size", type=int, default=100_000, help="rows with their copies")
     parser.add_argument("--score-size", type=int, default=3_500_000)
     parser.add_argument("--ray-size", type=int, default=3_500_000)
     parser.add_argument("--inducing", type=int, default=256)
@@ -50,13 +57,76 @@ def main() -> None:
     if a.part == "task":
         return report_task(a.task, a.arguments)
     a.work.mkdir(parents=True, exist_ok=True)
-    parts = ["fit", "score", "gpytorch", "ray"] if a.part == "all" else [a.part]
+    parts = list(PARTS) if a.part == "all" else [a.part]
     lines = [line for part in parts for line in PARTS[part](a)]
     text = "\n".join(lines) + "\n"
     if a.out:
         a.out.parent.mkdir(parents=True, exist_ok=True)
         a.out.write_text((a.out.read_text() + "\n" if a.out.exists() and a.part != "all" else "") + text)
     return None
+
+
+def evidence_part(a: argparse.Namespace) -> Iterator[str]:
+    """Layer evidence out of core against the size of its reference, and the rate of its scoring."""
+    yield from said(
+        f"\n## Layer evidence out of core: {a.calibration_size:,} calibration rows with copies, {LAYERS} "
+        f"layers x {WIDTH}, {a.workers} workers, {machine()}"
+    )
+    yield from said(
+        "\n| reference | seconds | processor s | peak RSS MB | calibrator MB |\n|---|---|---|---|---|"
+    )
+    calibration = copies_of(a.work, a.calibration_size)
+    for m in a.reference_sizes:
+        save = a.work / f"evidence-{m}"
+        given = {"store": str(calibration), "reference": str(store_of(a.work, m)), "save": str(save)}
+        r = measure("evidence", {**given, "workers": a.workers})
+        size = sum(path.stat().st_size for path in save.iterdir()) / 2**20
+        yield from said(f"| {m:,} | {r['seconds']:.1f} | {r['cpu']:.1f} | {r['rss']:.0f} | {size:.1f} |")
+    n = a.score_size
+    yield from said(f"\n### Scoring {n:,} samples with it, {machine()}")
+    yield from said(
+        "\n| what | seconds | samples/s | processor us/sample | peak RSS MB |\n|---|---|---|---|---|"
+    )
+    for precision in ("single", "double"):
+        given = {"store": str(store_of(a.work, n)), "calibrator": str(save), "workers": a.workers}
+        r = measure("score", {**given, "options": {"precision": precision}})
+        yield from said(
+            f"| score, {precision} precision | {r['seconds']:.1f} | {n / r['seconds']:,.0f} | "
+            f"{1e6 * r['cpu'] / n:.1f} | {r['rss']:.0f} |"
+        )
+
+
+def search_part(a: argparse.Namespace) -> Iterator[str]:
+    """Three nearest neighbours of 1,000 samples: ours against scikit-learn and FAISS."""
+    yield from said(f"\n## Three nearest neighbours of 1,000 samples, {WIDTH} numbers each, {machine()}")
+    yield from said(
+        "\nProcessor seconds on one thread, the median of three rounds in which all take turns; in brackets "
+        "the share of neighbours found.\n"
+    )
+    yield from said("| points | " + " | ".join(SEARCHES) + " |\n|---|" + "---|" * len(SEARCHES))
+    for m in (2_000, 10_000, 100_000):
+        r = measure("search", {"points": m})
+        cells = [f"{r[name][0]:.3f} ({r[name][1]:.3f})" for name in SEARCHES]
+        yield from said(f"| {m:,} | " + " | ".join(cells) + " |")
+
+
+def classes_part(a: argparse.Namespace) -> Iterator[str]:
+    """Many classes: fit, size and latency."""
+    yield from said(
+        f"\n## Many classes, {LAYERS} layers x {WIDTH}, made features, 2,000 calibration rows, {machine()}"
+    )
+    yield from said(
+        "\n| classes x references each | fit, processor s | peak RSS MB | calibrator MB | predict one, ms | "
+        "predict 64, ms |\n|---|---|---|---|---|---|"
+    )
+    for classes, each in ((10, 1280), (100, 1280), (1000, 128), (1000, 1280)):
+        if classes * each > max(a.reference_sizes) * 1.3:
+            continue
+        r = measure("classes", {"classes": classes, "each": each})
+        yield from said(
+            f"| {classes:,} x {each:,} | {r['fit']:.1f} | {r['rss']:.0f} | {r['megabytes']:.1f} | "
+            f"{r['one']:.2f} | {r['many']:.2f} |"
+        )
 
 
 def fit_part(a: argparse.Namespace) -> Iterator[str]:
@@ -175,7 +245,12 @@ def ray_part(a: argparse.Namespace) -> Iterator[str]:
     yield from said(f"\nOutput identical: {same}. Overhead of Ray, start included: {100 * overhead:.0f} %.")
 
 
+SEARCHES = ("ours", "scikit-learn brute", "scikit-learn tree", "FAISS flat", "FAISS IVF")
+
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {
+    "evidence": evidence_part,
+    "search": search_part,
+    "classes": classes_part,
     "fit": fit_part,
     "score": score_part,
     "gpytorch": gpytorch_part,
@@ -189,10 +264,89 @@ def fit_task(store: str, inducing: int, subset: int, workers: int, save: str) ->
         fitted = fit_store(
             SALGP(n_inducing=inducing, inference="inducing"), store, subset=subset, workers=workers, work=work
         )
-        learned = (Path(work) / "hyperparameters/calibrator.json").stat().st_mtime
-        passes = (Path(work) / "final/calibrator.json").stat().st_mtime - learned
+        learned, final = (Path(work) / f"{name}.json" for name in ("learned", "final"))
+        passes = final.stat().st_mtime - learned.stat().st_mtime
     fitted.save(save)
     return {"passes": passes}
+
+
+def evidence_task(store: str, reference: str, workers: int, save: str) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    fit_store(LayerEvidence(), store, reference=reference, workers=workers).save(save)
+    return {}
+
+
+def search_task(points: int) -> dict[str, Any]:
+    """Seconds and recall of every way to find neighbours."""
+    import faiss
+    from sklearn.neighbors import NearestNeighbors
+
+    from salgp.neighbours import nearest
+
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    x, query = (made(n, seed)[0].layers["layer2"].contiguous() for n, seed in ((points, 0), (1000, 1)))
+    X, Q = x.numpy(), query.numpy()
+    flat, coarse = faiss.IndexFlatL2(WIDTH), faiss.IndexFlatL2(WIDTH)
+    flat.add(X)
+    lists = int(4 * points**0.5)
+    ivf = faiss.IndexIVFFlat(coarse, WIDTH, lists)
+    ivf.train(X)
+    ivf.add(X)
+    ivf.nprobe = max(1, lists // 16)
+    brute, tree = (NearestNeighbors(n_neighbors=3, algorithm=how).fit(X) for how in ("brute", "kd_tree"))
+    calls: dict[str, Callable[[], Any]] = {
+        "ours": lambda: nearest(query, x, 3)[1].numpy(),
+        "scikit-learn brute": lambda: brute.kneighbors(Q)[1],
+        "scikit-learn tree": lambda: tree.kneighbors(Q)[1],
+        "FAISS flat": lambda: flat.search(Q, 3)[1],
+        "FAISS IVF": lambda: ivf.search(Q, 3)[1],
+    }
+    true = [set(row) for row in calls["scikit-learn tree"]().tolist()]
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    recall = {}
+    for _ in range(3):
+        for name, call in calls.items():
+            start = time.process_time()
+            found = call()
+            taken[name].append(time.process_time() - start)
+            recall[name] = sum(len(a & set(b)) for a, b in zip(true, found.tolist(), strict=True)) / 3000
+    return {name: [sorted(taken[name])[1], recall[name]] for name in calls}
+
+
+def classes_task(classes: int, each: int) -> dict[str, Any]:
+    """Fit, size and latency with features drawn around a centre for every class."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    centres = torch.randn(classes, WIDTH, generator=torch.Generator().manual_seed(5))
+
+    def drawn(n: int, seed: int) -> tuple[Features, Tensor]:
+        g = torch.Generator().manual_seed(seed)
+        labels = torch.arange(n) % classes
+        layers = {f"layer{i}": centres[labels] + torch.randn(n, WIDTH, generator=g) for i in range(LAYERS)}
+        logits = 0.25 * layers["layer4"] @ centres.T
+        return Features(logits, layers), labels
+
+    features, labels = drawn(max(2000, classes), 1)
+    reference = drawn(classes * each, 2)
+    start = time.process_time()
+    calibrator = LayerEvidence().fit(features, labels, reference=reference)
+    fit = time.process_time() - start
+    with tempfile.TemporaryDirectory() as folder:
+        calibrator.save(folder)
+        size = sum(path.stat().st_size for path in Path(folder).iterdir()) / 2**20
+    one, many = (_milliseconds(lambda b=b: calibrator.predict(features[:b])) for b in (1, 64))
+    return {"fit": fit, "megabytes": size, "one": one, "many": many}
+
+
+def _milliseconds(call: Callable[[], Any], rounds: int = 15) -> float:
+    call()
+    taken = []
+    for _ in range(rounds):
+        start = time.process_time()
+        call()
+        taken.append(time.process_time() - start)
+    return 1e3 * sorted(taken)[rounds // 2]
 
 
 def equal_task(store: str, calibrator: str) -> dict[str, Any]:
@@ -296,6 +450,9 @@ def gpytorch_task(model: str, inducing: int, batch: int, threads: int) -> dict[s
 
 
 TASKS = {
+    "evidence": evidence_task,
+    "search": search_task,
+    "classes": classes_task,
     "fit": fit_task,
     "equal": equal_task,
     "score": score_task,
@@ -341,6 +498,28 @@ def store_of(work: Path, n: int) -> Path:
     write_store(
         (made(min(CHUNK, n - i), i) for i in range(0, n, CHUNK)), folder, dtype="float16", rows=65_536
     )
+    return folder
+
+
+def copies_of(work: Path, n: int) -> Path:
+    """A store of about ``n`` rows: originals, and two copies of each with noise on layers and logits."""
+    folder = work / f"copies-{n}"
+
+    def parts() -> Iterator[tuple[Features, Tensor]]:
+        for start in range(0, n // 3, CHUNK // 3):
+            count = min(CHUNK // 3, n // 3 - start)
+            clean, labels = made(count, 10**5 + start)
+            for family in range(3):
+                g = torch.Generator().manual_seed(family)
+                layers = {
+                    k: x + 0.4 * family * torch.randn(x.shape, generator=g) for k, x in clean.layers.items()
+                }
+                logits = clean.logits + 0.4 * family * torch.randn(clean.logits.shape, generator=g)
+                groups = start + torch.arange(count)
+                origin = (groups, torch.full((count,), family), torch.full((count,), 0.5 * family))
+                yield Features(logits, layers, *origin), labels
+
+    write_store(parts(), folder, dtype="float16", rows=65_536)
     return folder
 
 

@@ -26,7 +26,10 @@ from salgp.store.manifest import ChecksumError
 from salgp.store.sampling import subset_of
 from salgp.store.store import FeatureStore, write_store
 
-pytestmark = pytest.mark.filterwarnings("ignore:hyperparameter optimisation did not converge")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:hyperparameter optimisation did not converge"),
+    pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds"),
+]
 
 
 def in_memory(fitted: SALGP, store: FeatureStore, n_rounds: int = 1, weight: float = 1.0) -> SALGP:

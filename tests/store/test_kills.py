@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from scale_jobs import JOBS, contents, evidence_stores, samples, small_calibrator, small_store
 
+pytestmark = pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")
+
 PRELOAD = ["pyarrow.parquet", "salgp.store.extraction", "salgp.store.fit", "salgp.store.scoring"]
 """Imported once, before processes fork: they then start in a moment."""
 

@@ -17,7 +17,10 @@ from salgp.store.manifest import ChecksumError
 from salgp.store.scoring import predictor, read_scores, score
 from salgp.store.store import FeatureStore
 
-pytestmark = pytest.mark.filterwarnings("ignore:hyperparameter optimisation did not converge")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:hyperparameter optimisation did not converge"),
+    pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds"),
+]
 
 
 @pytest.fixture(scope="module")
