@@ -110,6 +110,8 @@ def fit(
     files.check_target(out, force, features)
     check_method(method)
     files.check_folder(out)
+    if layers is None and files.is_large(features, reference):
+        return fit_large(shell, features, out, make_calibrator(method, setting or [], True), reference, force)
     loaded, labels = files.read_labelled(features)
     chosen = files.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)
@@ -130,6 +132,32 @@ def fit(
         },
         f"fitted {calibrator.name} on {len(data):,} samples; saved in "
         f"{out}\nnext: salgp evaluate {out} TEST.safetensors",
+    )
+    return None
+
+
+def fit_large(
+    shell: Shell, features: Path, out: Path, calibrator: Calibrator, reference: Path | None, force: bool
+) -> None:
+    """Fit out of core to a folder of shards; called again after a kill, it goes on where it stopped."""
+    import shutil
+
+    from salgp.store import fit_store
+
+    loaded, n = files.first_rows(features)
+    work = out.with_name(f"{out.name}.unfinished")
+    with shell.progress(f"fitting {calibrator.name} on {n:,} samples, out of core"):
+        fit_store(calibrator, features, reference=reference, work=work)
+    files.save_calibrator(out, calibrator, origin_of(loaded) | {"n": n}, force, loaded.metadata.get("module"))
+    shutil.rmtree(work)
+    shell.finish(
+        {
+            "calibrator": str(out),
+            "method": calibrator.name,
+            "n": n,
+            "layers": list(calibrator.layer_widths_),
+        },
+        f"fitted {calibrator.name} on {n:,} samples, out of core; saved in {out}",
     )
 
 

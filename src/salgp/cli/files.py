@@ -28,6 +28,8 @@ __all__ = [
     "check_inputs",
     "check_network",
     "check_target",
+    "first_rows",
+    "is_large",
     "kind_of",
     "read_calibrator",
     "read_features",
@@ -41,6 +43,8 @@ __all__ = [
 
 ORIGIN = "origin.json"
 METADATA = "network.json"
+LARGE = 200_000
+"""Rows of feature stores beyond which a calibrator is fitted out of core."""
 """Beside Parquet shards: what a safetensors file of features has in its header."""
 OWN_LISTS = ("contents.json", "manifest.json")
 """Files that tell a folder of ours."""
@@ -259,6 +263,24 @@ def _only_needed(module: dict[str, Any], calibrator: Calibrator) -> dict[str, An
         if calibrator.needs_layers and tap["name"] in calibrator.layer_widths_
     ]
     return module | {"taps": taps}
+
+
+def is_large(*folders: Path | None) -> bool:
+    """Are all of these feature stores, and do they have more than `LARGE` rows together?"""
+    from salgp.store.store import FeatureStore
+
+    given = [folder for folder in folders if folder is not None]
+    if not all((folder / "manifest.json").is_file() for folder in given):
+        return False
+    return sum(len(FeatureStore(folder)) for folder in given) > LARGE
+
+
+def first_rows(folder: Path) -> tuple[Loaded, int]:
+    """The first shard of a feature store, and the number of rows in all."""
+    from salgp.store.store import FeatureStore
+
+    store = FeatureStore(folder)
+    return Loaded(folder, *store.shard(0), _beside(folder)), len(store)
 
 
 def _read_parquet(path: Path) -> Loaded:
