@@ -71,7 +71,7 @@ def test_a_second_call_reads_what_the_first_left(stores: Stores, tmp_path: Path)
             tmp_path / name
         )
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    with pytest.raises(ValueError, match="another job: .*differ"):
+    with pytest.raises(ValueError, match=r"another job: .*differ"):
         fit_store(LayerEvidence(size=6), stores[0], reference=stores[1], work=tmp_path / "w")
 
 
