@@ -6,7 +6,7 @@ JOBS   ?= 2
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-slow lint types docs package check bench bench-shift bench-scale clean
+.PHONY: help demo test test-slow fuzz sbom lint types docs package check bench bench-shift bench-scale clean
 help:            ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
@@ -29,6 +29,13 @@ test: $(VENV)/.dev  ## all tests, doctests included
 
 test-slow: $(VENV)/.dev  ## the long ones: kill-and-resume loops, large sizes
 	$(BIN)/python -m pytest -q -m slow
+
+fuzz: $(VENV)/.dev  ## 100,000 mutants for every reader (FUZZ=N for another number); figures into out/fuzz.jsonl
+	mkdir -p out && rm -f out/fuzz.jsonl
+	FUZZ=$(or $(FUZZ),100000) FUZZ_REPORT=out/fuzz.jsonl $(BIN)/python -m pytest -q tests/fuzz -n $(JOBS)
+
+sbom: $(VENV)/.dev  ## every installed package with version, licence and what it needs, as CycloneDX into out/sbom.json
+	$(BIN)/python benchmarks/sbom.py out/sbom.json
 
 lint: $(VENV)/.dev  ## format and lint
 	$(BIN)/ruff format --check src tests benchmarks examples docs/make_gallery.py

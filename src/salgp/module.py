@@ -21,13 +21,13 @@ from salgp.features import Features
 from salgp.network.batches import Batch, LabelsAt, named_fields
 from salgp.network.extract import Copies, Perturb, perturbed
 from salgp.network.fingerprint import Fingerprint, fingerprint
-from salgp.network.keeping import reader_from, reader_header
+from salgp.network.keeping import LostFunctionError, reader_from, reader_header
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Reading, collect, read_batches
 from salgp.network.rehearsal import Rehearsal, rehearsed
 from salgp.prediction import Prediction
-from salgp.storage import FormatError, read_header, write_folder, write_header
+from salgp.storage import read_header, reading, write_folder, write_header
 
 __all__ = ["CalibratedClassifier", "calibrate", "load", "module_header"]
 
@@ -269,12 +269,12 @@ def load(
             f"CalibratedClassifier(model, load(folder), taps) and say which taps"
         )
     header = read_header(path, FORMAT, FORMAT_VERSION)
-    try:
-        _check_network(Fingerprint(**header["fingerprint"]), model, strict)
+    with reading(path, "a whole module", LostFunctionError):
+        stored = Fingerprint(**header["fingerprint"])
         rehearsal = Rehearsal.from_json(header["rehearsal"]) if "rehearsal" in header else None
-        return CalibratedClassifier(model, calibrator, reader_from(header, pooling, forward), rehearsal)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path}: incomplete or damaged ({type(error).__name__}: {error})") from error
+        reader = reader_from(header, pooling, forward)
+    _check_network(stored, model, strict)
+    return CalibratedClassifier(model, calibrator, reader, rehearsal)
 
 
 def module_header(model: nn.Module, taps: Reader) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.storage import FormatError
+from salgp.storage import FormatError, reading
 
 __all__ = ["LightCurves", "load_lightcurves", "load_plasticc", "load_spcc", "read_columns"]
 
@@ -118,7 +118,24 @@ def load_lightcurves(
     objects = read_columns(
         metadata, ("object_id", target, *META_COLUMNS, *([spectroscopic] if spectroscopic else []))
     )
-    _check_points(points, n_bands, curves, allow_empty=keep is not None)
+    with reading(curves, "observations of bands, times and fluxes"):
+        _check_points(points, n_bands, curves, allow_empty=keep is not None)
+    with reading(metadata, "objects with metadata that match the curves"):
+        return _joined(points, objects, curves, metadata, target, spectroscopic, n_bands, max_steps, keep)
+
+
+def _joined(
+    points: Mapping[str, np.ndarray[Any, Any]],
+    objects: Mapping[str, np.ndarray[Any, Any]],
+    curves: str | os.PathLike[str],
+    metadata: str | os.PathLike[str],
+    target: str,
+    spectroscopic: str | None,
+    n_bands: int,
+    max_steps: int,
+    keep: np.ndarray[Any, Any] | None,
+) -> LightCurves:
+    """Curves and metadata of the objects that both tables know."""
     ids = np.sort(objects["object_id"][np.isin(objects["object_id"], points["object_id"])])
     if not len(ids) and keep is None:
         raise FormatError(f"{curves}: none of its objects is in {metadata}")
@@ -149,10 +166,9 @@ def read_columns(path: str | os.PathLike[str], needed: Sequence[str] = ()) -> di
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no such file: {path}; set SALGP_DATA to the folder that holds it")
-    try:
+    with reading(path, "a readable CSV, CSV.gz or Parquet table"):
         table = _read_table(path)
-    except Exception as error:  # pyarrow, zlib and the operating system each raise their own
-        raise FormatError(f"{path}: not a readable CSV, CSV.gz or Parquet table ({error})") from error
+        table.validate(full=True)
     missing = [name for name in needed if name not in table.column_names]
     if missing:
         raise FormatError(f"{path}: no column {missing[0]!r}; found {', '.join(table.column_names)}")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.storage import FormatError
+from salgp.storage import FormatError, read_npz, reading
 
 __all__ = ["Chips", "centre_crop", "load_mstar", "load_mstar_folder", "read_phoenix"]
 
@@ -67,11 +67,17 @@ def load_mstar(path: str | os.PathLike[str]) -> Chips:
     if where.is_dir():
         return load_mstar_folder(where)
     columns = _read_npz(where)
-    x = torch.from_numpy(columns["x"]).float() / 255
-    names = tuple(str(name) for name in columns["class_names"])
-    return Chips(
-        x, torch.as_tensor(columns["label"]).long(), torch.as_tensor(columns["depression"]).long(), names
-    )
+    with reading(where, "chips with labels and depression angles"):
+        if columns["x"].dtype != np.uint8 or columns["x"].ndim != 3:
+            raise FormatError(
+                f"{where}: expected chips (n, rows, columns) of bytes, got {columns['x'].dtype}"
+            )
+        x = torch.from_numpy(columns["x"]).float() / 255
+        names = tuple(str(name) for name in columns["class_names"])
+        label, depression = (torch.as_tensor(columns[name]).long() for name in ("label", "depression"))
+        if not len(x) == len(label) == len(depression):
+            raise FormatError(f"{where}: {len(x)} chips, {len(label)} labels, {len(depression)} angles")
+    return Chips(x, label, depression, names)
 
 
 def load_mstar_folder(folder: str | os.PathLike[str], size: int = 128) -> Chips:
@@ -96,8 +102,11 @@ def read_phoenix(path: str | os.PathLike[str]) -> tuple[Tensor, dict[str, str]]:
     """Magnitude ``(rows, columns)`` and header of one raw chip."""
     content = Path(path).read_bytes()
     header = _read_header(content, path)
-    rows, columns = int(header["NumberOfRows"]), int(header["NumberOfColumns"])
-    start = int(header["PhoenixHeaderLength"]) + int(header.get("native_header_length", 0))
+    with reading(path, "a Phoenix chip with whole numbers in its header"):
+        rows, columns = int(header["NumberOfRows"]), int(header["NumberOfColumns"])
+        start = int(header["PhoenixHeaderLength"]) + int(header.get("native_header_length", 0))
+    if min(rows, columns) < 1 or start < 0:
+        raise FormatError(f"{path}: {rows} x {columns} magnitudes from byte {start}, expected at least one")
     if len(content) < start + 4 * rows * columns:
         raise FormatError(
             f"{path}: cut short, {rows} x {columns} magnitudes need "
@@ -135,12 +144,8 @@ def _overlap(have: int, want: int) -> tuple[slice, slice]:
 def _read_npz(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}; set SALGP_DATA to the folder that holds it")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in _COLUMNS if name not in file]
-            columns = {} if missing else {name: file[name] for name in _COLUMNS}
-    except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged archive
-        raise FormatError(f"{path}: not a readable .npz archive ({error})") from error
+    columns = read_npz(path)
+    missing = [name for name in _COLUMNS if name not in columns]
     if missing:
         raise FormatError(f"{path}: no array named {', '.join(missing)}; expected {', '.join(_COLUMNS)}")
     return columns

@@ -23,6 +23,7 @@ from salgp.storage import (
     pack,
     read_json,
     read_tensors,
+    reading,
     unpack,
     write_json,
     write_tensors,
@@ -62,14 +63,9 @@ def read_calibrator(folder: Path) -> Calibrator:
         raise FormatError(f"{path}: expected a JSON object of {KIND!r}, got a {type(header).__name__}")
     check_kind(path, header, KIND, FORMAT_VERSION)
     tensors, _ = read_tensors(folder / "calibrator.safetensors")
-    try:
+    with reading(path, "a whole calibrator"):
         calibrator = _build(header, tensors)
         _check_values(calibrator)
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:  # whatever a wrong value leads to
-        what = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise FormatError(f"{path}: incomplete or damaged ({what})") from error
     return calibrator
 
 

@@ -18,7 +18,9 @@ def read_arrays(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {path}")
     if path.suffix == ".npz":
-        return _read_npz(path)
+        from salgp.storage import read_npz
+
+        return read_npz(path)
     if path.suffix == ".safetensors":
         from salgp.storage import read_tensors
 
@@ -62,32 +64,16 @@ def stacked(arrays: Mapping[str, Any], pattern: str) -> Any:
     return np.stack([arrays[name].astype(np.float32) for name in names], axis=1)
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
-    import zipfile
-
-    import numpy as np
-
-    from salgp.storage import FormatError
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-        raise FormatError(f"{path}: not a whole .npz file of plain arrays ({error})") from error
-
-
 def _read_parquet(path: Path) -> dict[str, Any]:
     """Columns of a file or folder; lists of equal length become matrices."""
-    import pyarrow as pa
     import pyarrow.dataset as ds
 
-    from salgp.storage import FormatError
+    from salgp.storage import reading
 
-    try:
+    with reading(path, "whole Parquet data"):
         table = ds.dataset(str(path), format="parquet", exclude_invalid_files=False).to_table()
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"{path}: not whole Parquet data ({error})") from error
-    return {name: _matrix(table[name].combine_chunks(), name, path) for name in table.column_names}
+        table.validate(full=True)
+        return {name: _matrix(table[name].combine_chunks(), name, path) for name in table.column_names}
 
 
 def _matrix(column: Any, name: str, path: Path) -> Any:
@@ -113,9 +99,9 @@ def _matrix(column: Any, name: str, path: Path) -> Any:
 def _read_csv(path: Path) -> dict[str, Any]:
     import csv
 
-    from salgp.storage import FormatError
+    from salgp.storage import FormatError, reading
 
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with reading(path, "a table of text"), path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         names = next(rows, [])
         lines = list(rows)

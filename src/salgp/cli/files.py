@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from salgp.storage.errors import reading
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -66,7 +68,8 @@ class Loaded:
     def classes(self) -> list[str] | None:
         """Class names, where the file has them."""
         names = self.metadata.get("classes")
-        return None if names is None else [str(name) for name in json.loads(names)]
+        with reading(self.path, "features with a list of class names"):
+            return None if names is None else [str(name) for name in list(json.loads(names))]
 
 
 def read_features(path: Path) -> Loaded:

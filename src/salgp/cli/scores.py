@@ -28,14 +28,18 @@ LAYER = "layers."
 def read_scores(path: Path) -> tuple[Features, Tensor | None, list[str] | None, list[str]]:
     """Features, labels (or None), class names (or None), and the columns that were not used."""
     from salgp.features import Features, as_labels
+    from salgp.storage import reading
 
     arrays = read_arrays(path)
     labels = pop_labels(arrays)
     kind, scores, classes = _class_scores(arrays, path)
     layers, rest = _layers(arrays)
     make = Features.from_logits if kind == "logits" else Features.from_probs
-    features = make(scores, layers)
-    y = None if labels is None else as_labels(_numbers(labels, classes, path), len(features))
+    with reading(path, "class scores"):
+        features = make(scores, layers)
+    named = None if labels is None else _numbers(labels, classes, path)
+    with reading(path, "class scores with labels"):
+        y = None if named is None else as_labels(named, len(features))
     return features, y, classes, rest
 
 

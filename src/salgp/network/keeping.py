@@ -11,7 +11,11 @@ from salgp.network.pooling import Layout
 from salgp.network.reader import Forward, Reader
 from salgp.network.taps import Tap
 
-__all__ = ["reader_from", "reader_header"]
+__all__ = ["LostFunctionError", "reader_from", "reader_header"]
+
+
+class LostFunctionError(ValueError):
+    """A function is part of the reader, and code is never stored: it must be given again."""
 
 
 def reader_header(reader: Reader) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
         'probabilities'
     """
     if header["needs_forward"] and forward is None:
-        raise ValueError(
+        raise LostFunctionError(
             "this classifier was made with a forward function; pass it again: load(folder, "
             "model, forward=...)"
         )
@@ -52,7 +56,7 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
     taps = None if stored is None else tuple(_tap(tap, pooling) for tap in stored)
     asked = header["pooling"] if pooling is None else pooling
     if taps is None and (asked is None or (isinstance(asked, dict) and None in asked.values())):
-        raise ValueError(_LOST_POOLING)
+        raise LostFunctionError(_LOST_POOLING)
     layers = header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"])
     rest = (header["output"], header["max_width"], header["seed"], forward, header["labels_at"])
     return Reader(layers, asked if asked is not None else "auto", *rest, taps, header["form"])
@@ -60,8 +64,10 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
 
 def _tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
     how = stored["pooling"] if pooling is None else pooling_for(stored["name"], pooling)
+    if how is not None and not isinstance(how, str) and not callable(how):
+        raise TypeError(f"expected the name of a pooling, got {how!r}")
     if how is None:
-        raise ValueError(_LOST_POOLING)
+        raise LostFunctionError(_LOST_POOLING)
     return Tap(**{**stored, "pooling": how, "layout": Layout(**stored["layout"])})
 
 

@@ -7,7 +7,7 @@ or loads anything does it through this package.
 
 from __future__ import annotations
 
-from salgp.storage.errors import ChecksumError, FormatError, LockedError
+from salgp.storage.errors import ChecksumError, FormatError, LockedError, reading
 from salgp.storage.files import (
     check_kind,
     check_size,
@@ -24,6 +24,7 @@ from salgp.storage.files import (
 from salgp.storage.folders import check_replaceable, read_folder, write_folder
 from salgp.storage.lines import append_line, append_lines, read_lines
 from salgp.storage.locks import locked
+from salgp.storage.npz import read_npz
 from salgp.storage.values import pack, storable, unpack
 
 __all__ = [
@@ -43,7 +44,9 @@ __all__ = [
     "read_json",
     "read_lines",
     "read_metadata",
+    "read_npz",
     "read_tensors",
+    "reading",
     "storable",
     "unpack",
     "write_folder",

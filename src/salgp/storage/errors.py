@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["ChecksumError", "FormatError", "LockedError"]
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["ChecksumError", "FormatError", "LockedError", "reading"]
 
 
 class FormatError(ValueError):
@@ -15,3 +19,31 @@ class ChecksumError(FormatError):
 
 class LockedError(RuntimeError):
     """Another process is writing into the folder."""
+
+
+@contextmanager
+def reading(
+    path: str | os.PathLike[str], expected: str, *passed: type[Exception]
+) -> Iterator[None]:
+    """Turn whatever a parser raises inside the ``with`` block into one `FormatError`: what file, what was
+    expected, what came.
+
+    Args:
+        path: of the file.
+        expected: what it should be.
+        passed: errors that are not the file's fault and go through as they are.
+
+    Example:
+        >>> with reading("x.json", "what was written"):
+        ...     {}["rows"]
+        Traceback (most recent call last):
+        salgp.storage.errors.FormatError: x.json: not what was written (rows)
+    """
+    try:
+        yield
+    except (FormatError, FileNotFoundError, ModuleNotFoundError, PermissionError, *passed):
+        raise
+    except Exception as error:  # zipfile, zlib, struct, pyarrow and NumPy each have their own
+        came = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        said = came[:200] or type(error).__name__
+        raise FormatError(f"{path}: not {expected} ({said})") from error

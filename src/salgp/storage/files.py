@@ -116,7 +116,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     try:
         with safe_open(str(path), framework="pt") as file:
             # a copy, because the file's memory is not aligned and BLAS rounds differently on such addresses
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise FormatError(f"{path}: not a whole safetensors file ({error})") from error
     if ARRAYS in metadata:
@@ -132,7 +132,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
         raise FileNotFoundError(f"no such file: {path}")
     try:
         with safe_open(str(path), framework="pt") as file:
-            metadata = dict(file.metadata() or {})
+            metadata = dict(sorted((file.metadata() or {}).items()))
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise FormatError(f"{path}: not a whole safetensors file ({error})") from error
     ours = CHECK in metadata or ARRAYS in metadata or metadata.get("format", "").startswith("salgp")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from salgp.extras import require
 from salgp.features import Features
-from salgp.storage import FormatError, check_size
+from salgp.storage import FormatError, check_size, reading
 
 __all__ = [
     "DTYPES",
@@ -122,25 +122,19 @@ def read_table(path: Path, columns: Sequence[str] | None = None, rows: int | Non
         rows: that are expected; another number is refused before anything is read.
     """
     require("pyarrow")
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path, memory_map=True) as file:
-            found = file.metadata.num_rows
-            if rows is not None and found != rows:
-                raise FormatError(f"{path}: expected {rows} rows, got {found}")
-            check_size(path, found * _row_bytes(file.schema_arrow))
-            table = file.read(columns=None if columns is None else list(columns), use_threads=False)
-            missing = [name for name in columns or () if name not in table.column_names]
-            if missing:
-                raise FormatError(f"{path}: no column {missing[0]!r}; it has {', '.join(table.column_names)}")
-            table.validate(full=True)
-            return table
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-        raise FormatError(f"{path}: not whole Parquet data ({str(error)[:200]})") from error
+    with reading(path, "whole Parquet data"), pq.ParquetFile(path, memory_map=True) as file:
+        found = file.metadata.num_rows
+        if rows is not None and found != rows:
+            raise FormatError(f"{path}: expected {rows} rows, got {found}")
+        check_size(path, found * _row_bytes(file.schema_arrow))
+        table = file.read(columns=None if columns is None else list(columns), use_threads=False)
+        missing = [name for name in columns or () if name not in table.column_names]
+        if missing:
+            raise FormatError(f"{path}: no column {missing[0]!r}; it has {', '.join(table.column_names)}")
+        table.validate(full=True)
+        return table
 
 
 def check_widths(path: Path, table: Any, widths: Mapping[str, int]) -> None:

@@ -234,7 +234,8 @@ def shard_rows(features: Features, dtype: str) -> int:
 
 def _check_header(folder: Path, header: dict[str, Any]) -> None:
     """Refuse a manifest that does not describe features."""
-    flags = [header.get(key, False) for key in ("labels", "groups", "families", "strengths")]
+    flags = [header.get("labels"), header.get("groups")]
+    flags += [header.get(key, False) for key in ("families", "strengths")]
     layers = header.get("layers")
     fine = type(header.get("n_classes")) is int and all(isinstance(flag, bool) for flag in flags)
     if not fine or not isinstance(layers, list) or not all(_is_layer(layer) for layer in layers):
