@@ -260,9 +260,9 @@ def test_damaged_folders(model, loader, tmp_path):
     for change, message in [
         ({"format_version": 99}, "newer version"),
         ({"format": "else"}, "expected 'salgp-module', got 'else'"),
-        ({"taps": [{}]}, "incomplete or damaged"),
-        ({"taps": 3}, "incomplete or damaged"),
-        ({"fingerprint": None}, "incomplete or damaged"),
+        ({"taps": [{}]}, "not a whole module"),
+        ({"taps": 3}, "not a whole module"),
+        ({"fingerprint": None}, "not a whole module"),
     ]:
         path.write_text(text)
         edit_header(path, lambda header, change=change: header | change)

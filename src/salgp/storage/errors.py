@@ -22,9 +22,7 @@ class LockedError(RuntimeError):
 
 
 @contextmanager
-def reading(
-    path: str | os.PathLike[str], expected: str, *passed: type[Exception]
-) -> Iterator[None]:
+def reading(path: str | os.PathLike[str], expected: str, *passed: type[Exception]) -> Iterator[None]:
     """Turn whatever a parser raises inside the ``with`` block into one `FormatError`: what file, what was
     expected, what came.
 
@@ -39,11 +37,12 @@ def reading(
         Traceback (most recent call last):
         salgp.storage.errors.FormatError: x.json: not what was written (rows)
     """
+    clear = (FormatError, FileNotFoundError, ModuleNotFoundError, PermissionError, *passed)
     try:
         yield
-    except (FormatError, FileNotFoundError, ModuleNotFoundError, PermissionError, *passed):
-        raise
     except Exception as error:  # zipfile, zlib, struct, pyarrow and NumPy each have their own
+        if isinstance(error, clear):
+            raise
         came = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
         said = came[:200] or type(error).__name__
         raise FormatError(f"{path}: not {expected} ({said})") from error
