@@ -37,7 +37,13 @@ def reading(path: str | os.PathLike[str], expected: str, *passed: type[Exception
         Traceback (most recent call last):
         salgp.storage.errors.FormatError: x.json: not what was written (rows)
     """
-    clear = (FormatError, FileNotFoundError, ModuleNotFoundError, PermissionError, *passed)
+    clear: tuple[type[BaseException], ...] = (
+        FormatError,
+        FileNotFoundError,
+        ModuleNotFoundError,
+        PermissionError,
+        *passed,
+    )
     try:
         yield
     except Exception as error:  # zipfile, zlib, struct, pyarrow and NumPy each have their own
