@@ -137,12 +137,12 @@ def start(out: Path) -> subprocess.Popen[str]:
     )
 
 
-def kill_after(process: subprocess.Popen[str], word: str) -> None:
+def kill_after(process: subprocess.Popen[str], word: str, how: signal.Signals) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if word in line:
             break
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(how)
     process.wait()
     process.stdout.close()
 
@@ -152,8 +152,9 @@ def test_kill_and_resume_gives_the_same_records(tmp_path: Path) -> None:
     said, _ = whole.communicate()
     assert whole.returncode == 0
     out = tmp_path / "cut"
-    for word in ("epoch 3/", "Isotonic", "Single GP (Layer 3)"):
-        kill_after(start(out), word)
+    ways = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    for word, how in zip(("epoch 3/", "Isotonic", "Single GP (Layer 3)"), ways, strict=True):
+        kill_after(start(out), word, how)
         with (out / "records.jsonl").open("a") as file:
             file.write('{"key": "torn')
     last = start(out)

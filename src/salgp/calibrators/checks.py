@@ -70,6 +70,9 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
             f"logits must have at least 2 columns (classes), got {features.n_classes}; for a "
             f"binary network pass (n, 2) logits [0, z]"
         )
+    hollow = [name for name, width in features.widths.items() if width == 0]
+    if with_layers and hollow:
+        raise ValueError(f"layer {hollow[0]!r} has no columns; leave it out: features.select([...])")
     if with_layers and not features.layers:
         raise ValueError(
             "this method reads hidden layers, but the features have none; extract them with "
