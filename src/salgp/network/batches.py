@@ -257,7 +257,8 @@ def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
 def _from_one_hot(y: Tensor) -> Tensor:
     if not bool(((y == 0) | (y == 1)).all()) or not bool((y.sum(dim=1) == 1).all()):
         raise ValueError(
-            f"labels of shape {tuple(y.shape)} must be one-hot, a single 1 in each row; for several or "
+            f"labels of shape {tuple(y.shape)} must be one-hot, a single 1 in each row; for several "
+            f"(multi-label) or "
             f"uncertain classes per sample calibrate one class at a time"
         )
     return y.argmax(dim=1)
