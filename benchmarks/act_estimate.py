@@ -23,6 +23,7 @@ from salgp.estimate import (
 )
 
 MOST = 1000
+LINE = ",\n"
 POINTS = Path(__file__).parent / "results" / "act-estimates.json"
 RIVALS = {
     "average confidence": AverageConfidence(),
@@ -59,7 +60,7 @@ def section(data: Path, cache: Path, quick: bool) -> str:
     worst = sorted(everything, key=lambda row: -abs(row["estimates"]["layer evidence"] - row["truth"]))[:8]
     lines += ["", "Where ours fails most (estimate, truth): " + "; ".join(map(_words, worst)) + "."]
     if not quick:
-        POINTS.write_text(json.dumps(everything), encoding="utf-8")
+        POINTS.write_text(f"[{LINE.join(json.dumps(row) for row in everything)}]\n", encoding="utf-8")
     return "\n".join(lines)
 
 

@@ -210,6 +210,20 @@ def test_saved_rule_is_the_same_and_other_files_are_refused(tmp_path: Path) -> N
         Rule.load(tmp_path / "rule.json")
 
 
+def test_rule_lives_beside_its_calibrator(tmp_path: Path) -> None:
+    from salgp import Features
+    from salgp.calibrators import get
+    from salgp.calibrators.base import load_calibrator
+
+    prediction, truth, _ = answers(500, 1)
+    features = Features(prediction.probs.log())
+    get("temperature").fit(features, truth).save(tmp_path / "cal")
+    rule = choose_threshold(prediction, truth, 0.2)
+    rule.save(tmp_path / "cal" / "rule.json")
+    assert load_calibrator(tmp_path / "cal").predict(features).label.shape == (500,)
+    assert Rule.load(tmp_path / "cal" / "rule.json") == rule
+
+
 def test_rule_goes_into_a_graph() -> None:
     prediction, truth, _ = answers(2000, 1, classes=3)
     rule = choose_threshold(prediction, truth, 0.2, per_class=True)
