@@ -87,6 +87,21 @@ def test_what_is_not_clear_is_said() -> None:
         salgp.calibrate(Net(), [{"x": X, "truth": Y}][:0] or [X], method="temperature")
 
 
+def test_empty_batches_are_passed_over() -> None:
+    features, labels = salgp.extract(mlp(), [(X[:0], Y[:0]), (X, Y), (X[:0], Y[:0])], perturb=["noise"])
+    torch.testing.assert_close(features.logits[:64], EXPECTED)
+    assert len(features) == len(labels) == 128
+    with pytest.raises(ValueError, match="no batch"):
+        salgp.extract(mlp(), [(X[:0], Y[:0])])
+
+
+def test_one_sample() -> None:
+    found = rehearsed(mlp(), [(X[:1], Y[:1])], Reader())
+    assert bool(found.features.logits.isfinite().all())
+    assert all(bool(x.isfinite().all()) for x in found.features.layers.values())
+    assert len(found.features) == 1 + len(found.rehearsal.families)
+
+
 def test_binary_labels_as_numbers() -> None:
     model = networks.randomised(networks.Wrapped("binary", 1))
     y = (torch.arange(64) % 2).float()

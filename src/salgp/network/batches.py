@@ -87,6 +87,12 @@ class Batch:
         return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
     @property
+    def is_empty(self) -> bool:
+        """Has it no samples, as the last batch of some loaders?"""
+        first = next((x for x in (*self.inputs, *self.keywords.values()) if isinstance(x, Tensor)), None)
+        return first is not None and first.ndim > 0 and len(first) == 0
+
+    @property
     def as_made(self) -> Any:
         """The batch in the form in which the loader made it, without labels where there are none."""
         if self.form == "single":

@@ -106,6 +106,8 @@ def read_batches(
                 if item is _END:
                     break
                 batch = item if isinstance(item, Batch) else Batch.of(item, reader.labels_at)
+                if batch.is_empty:
+                    continue
                 changed, change = (batch, None) if prepare is None else prepare(batch, index)
                 reader = reader.settled(model, changed, place.device)
                 features = reader.read(model, changed, place.device, change)
