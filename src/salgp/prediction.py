@@ -297,6 +297,7 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
         part = (cap - even) / (top - even).clamp_min(tiny)
         keep = keep * torch.where(top > cap, part.clamp(0, 1), 1.0)
     shared = others.mul_((keep * scale)[:, None]).add_(((1 - keep) * even)[:, None])
+    shared.clamp_(min=tiny)  # no class is impossible, so that every log-likelihood is finite
     return shared.scatter_(1, label[:, None], confidence[:, None])
 
 

@@ -76,6 +76,7 @@ def test_absent_gpytorch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         DeepGPCalibrator().fit(*drawn(10))
 
 
+@pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")
 def test_variance_is_inflated_against_one_layer_of_gps() -> None:
     """What the layerwise model is compared with: uncertainty of the hidden layer is carried on and
     adds up.

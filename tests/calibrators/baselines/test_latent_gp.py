@@ -10,7 +10,7 @@ from salgp import Features
 from salgp.calibrators.baselines import latent_gp
 from salgp.calibrators.baselines.latent_gp import (
     GPCalibration,
-    _Basis,
+    _basis,
     _cubature,
     _objective,
     _posterior,
@@ -30,7 +30,7 @@ def drawn(n: int, c: int, bend: float, seed: int = 0) -> tuple[Features, torch.T
 
 def test_derivatives_of_the_objective() -> None:
     f, labels = drawn(20, 3, 0.0)
-    basis = _Basis(torch.linspace(-5, 5, 4, dtype=torch.float64), 1.3, 3.0)
+    basis = _basis(torch.linspace(-5, 5, 4, dtype=torch.float64), 1.3, 3.0)
     v = torch.randn(4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def value(x: torch.Tensor) -> torch.Tensor:
@@ -46,14 +46,14 @@ def test_derivatives_of_the_objective() -> None:
 
 def test_basis_reproduces_the_kernel_at_the_inducing_points() -> None:
     u = torch.linspace(-3, 3, 6, dtype=torch.float64)
-    A = _Basis(u, 2.0, 2.0)(u)
+    A = _basis(u, 2.0, 2.0)(u)
     K = 4 * torch.exp(-0.5 * ((u[:, None] - u) / 2) ** 2)
     torch.testing.assert_close(A @ A.T, K, atol=1e-4, rtol=0)
 
 
 def test_posterior_is_the_optimum_and_keeps_few_rows_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     f, labels = drawn(200, 3, -0.5)
-    basis = _Basis(torch.linspace(-6, 6, 8, dtype=torch.float64), 1.0, 3.0)
+    basis = _basis(torch.linspace(-6, 6, 8, dtype=torch.float64), 1.0, 3.0)
     kept = _posterior(f.logits, labels, basis)
     assert float(_objective(_Rows(f.logits, labels, basis, None), kept.mean)[1].norm()) < 1e-2
     monkeypatch.setattr(latent_gp, "SEARCH_ELEMENTS", 1)
@@ -64,7 +64,7 @@ def test_posterior_is_the_optimum_and_keeps_few_rows_the_same(monkeypatch: pytes
 
 def test_bound_is_below_the_evidence_by_sampling() -> None:
     f, labels = drawn(30, 3, -0.5)
-    basis = _Basis(torch.linspace(-6, 6, 5, dtype=torch.float64), 0.5, 4.0)
+    basis = _basis(torch.linspace(-6, 6, 5, dtype=torch.float64), 0.5, 4.0)
     found = _posterior(f.logits, labels, basis)
     v = torch.randn(20_000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     log_p = torch.log_softmax(f.logits[:, :, None] + basis(f.logits) @ v.T, dim=1)
