@@ -101,7 +101,8 @@ def _by_set(results: Results) -> list[str]:
     ways = [*results.ours, *(Way(m) for m in RIVALS if results.has(Way(m)))]
     parts = {name: results.of_sets([name]) for name in results.sets}
     rows = [[str(way), *(_pair(part, way, "ece") for part in parts.values())] for way in ways]
-    return table(["method", *parts], rows)
+    floor = ["floor: confidences exactly right", *(_pair(p, BASE, "ece_floor") for p in parts.values())]
+    return table(["method", *parts], [*rows, floor])
 
 
 def _pair(results: Results, way: Way, key: str) -> str:

@@ -2,8 +2,10 @@
 
 A record says how right the confidences are (ECE, NLL of correctness), how well they rank errors (AUROC,
 AURC), what the whole probability vector is worth (multi-class NLL and Brier), how far the mean confidence is
-from the accuracy, and whether novelty tells unknown classes. In domain it also keeps bootstrap replicates;
-they are drawn with the same seed for every method, so that differences between methods are paired.
+from the accuracy, and whether novelty tells unknown classes; ``ece_floor`` is what the ECE would be with
+confidences that are exactly right, from the size of the set alone. In domain it also keeps bootstrap
+replicates; they are drawn with the same seed for every method, so that differences between methods are
+paired.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from salgp.prediction import Prediction
 from salgp_study.suite.cache import CachedCase, CachedTest
 from salgp_study.suite.methods import OURS, WINDOWS, Entry, predict_windows, takes_context
 
-__all__ = ["Record", "score_method", "scores"]
+__all__ = ["Record", "ece_floor", "score_method", "scores"]
 
 Record = dict[str, Any]
 RESAMPLES = 300
@@ -72,6 +74,7 @@ def scores(prediction: Prediction, features: Features, labels: Tensor) -> Record
         "accuracy": correct.mean(),
         "confidence": s.mean(),
         "ece": metrics.ece(s, correct),
+        "ece_floor": ece_floor(s),
         "nll": metrics.nll_correct(s, correct),
         "auroc": metrics.auroc(s, correct) if both else float("nan"),
         "aurc": metrics.aurc(s, correct),
@@ -79,6 +82,18 @@ def scores(prediction: Prediction, features: Features, labels: Tensor) -> Record
         "brier_probs": metrics.brier(prediction.probs[known].double(), labels[known]),
     }
     return {k: round(float(v), 6) for k, v in {**found, **_interval(prediction, s, correct)}.items()}
+
+
+def ece_floor(confidence: np.ndarray, draws: int = 20) -> float:
+    """ECE that these confidences would have on average if they were exactly right: the noise of few samples.
+
+    Example:
+        >>> ece_floor(np.full(50, 0.8)) > 5 * ece_floor(np.full(5000, 0.8))
+        True
+    """
+    random = np.random.default_rng(0)
+    right = random.random((draws, len(confidence))) < confidence
+    return float(np.mean([metrics.ece(confidence, row) for row in right]))
 
 
 def _fit(case: CachedCase, name: str, entry: Entry) -> _Fitted:
