@@ -8,9 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import torch
 from act_data import Suite, clean, plain, read_suite, suite_sets
-from sklearn.base import clone
 
 from salgp.estimate import (
     ATC,
@@ -19,7 +17,7 @@ from salgp.estimate import (
     DifferenceOfConfidences,
     ImportanceWeighting,
     accuracy,
-    measure_spread,
+    left_out_spread,
 )
 
 MOST = 1000
@@ -46,7 +44,8 @@ def section(data: Path, cache: Path, quick: bool) -> str:
         f"each, no labels). Rivals read temperature-scaled predictions and learn from the calibration "
         f"samples. "
         f"Ours is the mean confidence of layer evidence; the last column says how many of its 90 % intervals "
-        f"hold the truth, with the spread measured on left-out families of copies. CBPE is NannyML's "
+        f"hold the truth, with the spread measured on left-out families and samples (`left_out_spread`). "
+        f"CBPE is NannyML's "
         f"definition "
         f"(the package does not install beside our pinned versions).",
         "",
@@ -69,7 +68,9 @@ def _estimates(suite: Suite, quick: bool) -> list[dict]:
     temperature, evidence = suite.temperature(), suite.evidence()
     source = temperature.predict(home)
     fitted = {name: rival.fit(source, labels) for name, rival in RIVALS.items()}
-    spread = measure_spread(_left_out(suite), float(evidence.predict(home).confidence.mean()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spread = left_out_spread(evidence, *suite.calibration, suite.reference)
     rows = []
     for name, (features, y) in list(suite.shifted.items())[: 5 if quick else None]:
         batch, y = plain(features[:MOST]), y[:MOST]
@@ -87,22 +88,6 @@ def _estimates(suite: Suite, quick: bool) -> list[dict]:
         )
     print(suite.name, "done", flush=True)
     return rows
-
-
-def _left_out(suite: Suite) -> list:
-    """Every family of copies, by strength, predicted by a fit without it."""
-    features, y = suite.calibration
-    family, strength = features.families, features.strengths
-    settings, found = suite.evidence(), []
-    for number in family[family > 0].unique():
-        rest = family != number
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            part = clone(settings).fit(features[rest], y[rest], suite.reference)
-        for level in strength[family == number].unique():
-            rows = (family == number) & torch.isclose(strength, level)
-            found.append((part.predict(plain(features[rows])), y[rows]))
-    return found
 
 
 def _order(method: str) -> tuple[bool, str]:

@@ -40,7 +40,7 @@ class Given(ClassifierMixin, BaseEstimator):
 
 
 def section(data: Path, cache: Path, quick: bool) -> str:
-    draws = 5 if quick else 200
+    draws = 5 if quick else 60
     lines = [
         f"Sets that promise {COVERAGE:.0%}, fitted on a random half of the unseen in-domain samples and "
         f"tried on "

@@ -85,10 +85,10 @@ def test_left_out_families_give_the_spread_of_a_calibrator() -> None:
     noisy = torch.cat([x, x + torch.randn(150, 2, generator=g), x + 2 * torch.randn(150, 2, generator=g)])
     copies = Features(3 * noisy, {"a": noisy}, torch.arange(150).repeat(3), torch.arange(450) // 150)
     spread = left_out_spread(LayerEvidence(), copies, y.repeat(3))
-    assert spread.n_environments == 2
+    assert spread.n_environments == 3  # two families, and the originals
     assert 0.5 < spread.home < 1
     finer = left_out_spread(LayerEvidence(), copies, y.repeat(3), environments=torch.arange(450) % 2)
-    assert finer.n_environments == 4
+    assert finer.n_environments == 6
     with pytest.raises(ValueError, match="rehearse them first"):
         left_out_spread(LayerEvidence(), Features(x), y)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from sklearn.base import clone
@@ -106,7 +107,6 @@ def accuracy(prediction: Prediction, spread: Spread | float | None = None, level
         The mean confidence and its interval.
 
     Example:
-        >>> import torch
         >>> half, s = torch.full((400, 2), 0.5), torch.full((400,), 0.8)
         >>> p = Prediction(torch.zeros(400, dtype=torch.long), half, s)
         >>> print(accuracy(p), "or", accuracy(p, spread=0.05))
@@ -121,7 +121,6 @@ def error_above(
     """Expected share of wrong answers among those a rule acts on.
 
     Example:
-        >>> import torch
         >>> p = Prediction(
         ...     torch.zeros(2, dtype=torch.long), torch.full((2, 2), 0.5), torch.tensor([0.9, 0.6])
         ... )
@@ -138,7 +137,6 @@ def per_class(
     """Expected share of right answers of every predicted class; NaN for a class that was never predicted.
 
     Example:
-        >>> import torch
         >>> p = Prediction(torch.tensor([0, 1]), torch.full((2, 2), 0.5), torch.tensor([0.9, 0.6]))
         >>> {k: round(e.value, 2) for k, e in per_class(p).items()}
         {0: 0.9, 1: 0.6}
@@ -160,7 +158,6 @@ def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, 
         level: of the intervals the spread is for.
 
     Example:
-        >>> import torch
         >>> def at(share):
         ...     p = Prediction(
         ...         torch.zeros(1000, dtype=torch.long), torch.full((1000, 2), 0.5), torch.full((1000,), 0.8)
@@ -193,30 +190,48 @@ def left_out_spread(
     environments: Tensor | None = None,
     level: float = 0.9,
 ) -> Spread:
-    """`measure_spread` on the families of rehearsed copies, each predicted by a fit without it.
+    """`measure_spread` on the families of rehearsed copies, each predicted by a fit that has seen neither the
+    family nor the samples.
+
+    Half of the samples and one family are left out at a time. Copies of samples that the fit has seen would
+    make calibration look better than it is, above all the weak ones.
 
     Args:
         calibrator: its settings are used; it is not changed.
         features: originals and copies, with ``groups`` and ``families``.
         labels: ``(n,)`` true classes.
         reference: features and labels of the network's training set.
-        environments: ``(n,)`` numbers that divide a family further, for instance by strength.
+        environments: ``(n,)`` numbers that divide a family further; by default ``features.strengths``.
         level: of the intervals the spread is for.
     """
-    if features.families is None:
+    if features.families is None or features.groups is None:
         raise ValueError('these features have no copies; rehearse them first: extract(..., perturb="auto")')
     y = as_labels(labels, len(features), features.n_classes)
-    family = features.families.cpu()
-    part = family if environments is None else environments.cpu()
-    found: list[tuple[Prediction, Tensor]] = []
-    for number in family[family > 0].unique():
-        fitted = clone(calibrator).fit(features[family != number], y[family != number], reference)
-        for piece in part[family == number].unique():
-            rows = (family == number) & (part == piece)
-            found.append((fitted.predict(_plain(features[rows])), y[rows]))
-    whole = clone(calibrator).fit(features, y, reference)
-    home = float(whole.predict(_plain(features[family == 0])).confidence.mean())
-    return measure_spread(found, home, level)
+    family, half = features.families.cpu(), _halves(features.groups.cpu())
+    given = features.strengths if environments is None else environments
+    part = family if given is None else given.cpu()
+    found: dict[tuple[int, float], list[tuple[Prediction, Tensor]]] = {}
+    for number in family.unique().tolist():
+        for side in (0, 1):
+            seen = (half != side) & ((family != number) | (family == 0))
+            fitted = clone(calibrator).fit(features[seen], y[seen], reference)
+            for piece in part[family == number].unique().tolist():
+                rows = (family == number) & (part == piece) & (half == side)
+                if rows.any():
+                    pair = (fitted.predict(_plain(features[rows])), y[rows])
+                    found.setdefault((number, piece), []).append(pair)
+    pairs = {key: _joined(sides) for key, sides in found.items()}
+    home = [prediction for (number, _), (prediction, _) in pairs.items() if number == 0]
+    return measure_spread(pairs.values(), float(Prediction.concatenate(home).confidence.mean()), level)
+
+
+def _halves(groups: Tensor) -> Tensor:
+    """0 or 1 for every row, the same for a sample and its copies; every second sample."""
+    return groups.unique(return_inverse=True)[1] % 2
+
+
+def _joined(sides: list[tuple[Prediction, Tensor]]) -> tuple[Prediction, Tensor]:
+    return Prediction.concatenate([side[0] for side in sides]), torch.cat([side[1] for side in sides])
 
 
 def from_sums(
