@@ -208,7 +208,10 @@ class ClassIndex:
 
     def compare(self, query: Tensor, leave_out: Tensor | None = None) -> Tensor:
         """Approximate squared distances ``(S, n, m')``, up to a constant per row."""
-        D = torch.baddbmm(self.squares, self._scaled(query), self.fast, alpha=-2)
+        columns, squares = self.fast, self.squares
+        if torch.compiler.is_exporting() and self.centre is None:  # an exported graph holds the points once
+            columns, squares = self.points.mT, self.squares[:, :, : self.points.shape[1]]
+        D = torch.baddbmm(squares, self._scaled(query), columns, alpha=-2)
         if leave_out is not None:
             here = (leave_out >= 0).nonzero()[:, 0]
             D[:, here, self.rank[leave_out[here]]] = torch.inf
