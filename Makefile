@@ -38,8 +38,8 @@ sbom: $(VENV)/.dev  ## every installed package with version, licence and what it
 	$(BIN)/python benchmarks/sbom.py out/sbom.json
 
 lint: $(VENV)/.dev  ## format and lint
-	$(BIN)/ruff format --check src tests benchmarks examples docs/make_gallery.py
-	$(BIN)/ruff check src tests benchmarks examples docs/make_gallery.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/*.py
+	$(BIN)/ruff check src tests benchmarks examples docs/*.py
 
 types: $(VENV)/.dev  ## strict type check
 	$(BIN)/mypy

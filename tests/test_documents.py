@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ def run(arguments: list[str], folder: Path) -> None:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "documents" / "my_project.py", tmp_path)
     script = tmp_path / "page.py"
     script.write_text(blocks(page), encoding="utf-8")
     run([str(script)], tmp_path)

@@ -48,6 +48,8 @@ class DemoResult:
         layers: mean size of each layer's correction on the photographs.
         unit: of ``layers``.
         words: what it means, for somebody who does not read tables.
+        sets: the digits of each test set.
+        predictions: test set to the predictions of all methods.
     """
 
     report: Path
@@ -56,6 +58,8 @@ class DemoResult:
     layers: Mapping[str, float]
     unit: str
     words: str
+    sets: Mapping[str, Digits]
+    predictions: Mapping[str, Mapping[str, Prediction]]
 
 
 def run_demo(
@@ -99,7 +103,7 @@ def run_demo(
         "photographed": "the same digits turned, blurred, in shadow and noisy; never seen before",
     }
     words = in_plain_words(shown[NETWORK], shown[OURS], sets["photographed"].labels)
-    return DemoResult(path, tests, scores, *_layers(classifier, shown[OURS]), words)
+    return DemoResult(path, tests, scores, *_layers(classifier, shown[OURS]), words, sets, predictions)
 
 
 def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] | None = None) -> nn.Module:

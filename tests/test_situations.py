@@ -1,0 +1,397 @@
+"""Thirty situations of users: what happens in each, so that none is silent and harmful.
+
+`SITUATIONS` is the table of ``docs/situations.md``; a test below checks that the page says the same. Each
+situation works, warns, or is refused with a sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from samples import sample
+from torch import Tensor, nn
+
+import salgp
+from salgp.calibrators.checks import CalibrationWarning
+from salgp.cli import main
+
+PAGE = Path(__file__).parents[1] / "docs" / "situations.md"
+G = torch.Generator
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a user has, what happens, and the trial that proves it."""
+
+    has: str
+    happens: str
+    trial: Callable[[Path], None]
+
+
+SITUATIONS: list[Situation] = []
+
+
+def situation(has: str, happens: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None]]:
+    """Add a trial to the table."""
+
+    def add(trial: Callable[[Path], None]) -> Callable[[Path], None]:
+        SITUATIONS.append(Situation(has, happens, trial))
+        return trial
+
+    return add
+
+
+def data(n: int = 160, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = G().manual_seed(seed)
+    x = torch.randn(n, 6, generator=g)
+    return x, (x[:, :classes] + 0.8 * torch.randn(n, classes, generator=g)).argmax(1)
+
+
+def network(classes: int = 3, *end: nn.Module) -> nn.Sequential:
+    """A network that is right more often than not, without training."""
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, classes), *end)
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.bias.zero_()
+        model[0].weight.copy_(torch.cat([torch.eye(6), -torch.eye(6)]))
+        model[2].weight.copy_(3 * torch.cat([torch.eye(classes, 6), -torch.eye(classes, 6)], 1))
+    return model
+
+
+def agrees(classifier: Any, model: nn.Module, x: Tensor) -> None:
+    """The label is the network's own, and the confidence a probability."""
+    prediction = classifier(x)
+    assert torch.equal(prediction.label, model(x).argmax(1))
+    assert bool(((prediction.confidence > 0) & (prediction.confidence < 1)).all())
+
+
+class Dictionary(nn.Module):
+    """Takes its input by name and returns a dictionary, as Hugging Face does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.body(image), "extra": image}
+
+
+@situation(
+    "a Hugging Face text classifier and dictionary batches", "works; tokens and masks are read as they are"
+)
+def _text(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DistilBertConfig(
+        vocab_size=50, dim=16, n_layers=2, n_heads=2, hidden_dim=32, num_labels=3, max_position_embeddings=12
+    )
+    torch.manual_seed(0)
+    model = transformers.DistilBertForSequenceClassification(config).eval()
+    ids = torch.randint(5, 50, (60, 8), generator=G().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(60) % 3}
+    classifier = salgp.calibrate(model, [batch], method="platt")
+    assert classifier(input_ids=ids, attention_mask=torch.ones_like(ids)).confidence.shape == (60,)
+
+
+@situation("a network that returns a dictionary or a tuple", "works; `logits` is taken, or the first scores")
+def _outputs(folder: Path) -> None:
+    x, y = data()
+    model = Dictionary()
+    classifier = salgp.calibrate(model, [({"image": x}, y)], method="platt")
+    assert torch.equal(classifier(image=x).label, model(x)["logits"].argmax(1))
+
+
+@situation("dictionary batches with keys `image` and `label`, or `x` and `target`", "works")
+def _keys(folder: Path) -> None:
+    x, y = data()
+    for batch in ({"image": x, "label": y}, {"image": x, "target": y}):
+        assert len(salgp.extract(Dictionary(), [batch])[1]) == len(y)
+
+
+@situation("batches `(x, y, id)`", "works; what stands behind the labels is no input (`labels_at=1`)")
+def _triples(folder: Path) -> None:
+    x, y = data()
+    features, labels = salgp.extract(network(), [(x, y, torch.arange(len(y)))], labels_at=1)
+    assert torch.equal(labels, y)
+    assert torch.equal(features.logits, network()(x).detach())
+
+
+@situation(
+    "multi-label targets, several classes per sample", "refused: calibrate each class as a binary problem"
+)
+def _multi_label(folder: Path) -> None:
+    x, _ = data()
+    with pytest.raises(ValueError, match="one class at a time"):
+        salgp.calibrate(network(), [(x, torch.ones(len(x), 3, dtype=torch.long))], method="platt")
+
+
+@situation("one-hot labels", "works beside a network; beside arrays: pass `labels.argmax(1)`")
+def _one_hot(folder: Path) -> None:
+    z, y = sample(100)[0].logits, sample(100)[1]
+    with pytest.raises(ValueError, match=r"argmax\(1\)"):
+        salgp.calibrate_outputs(z, np.eye(3)[y.numpy()])
+    x, y = data()
+    assert torch.equal(salgp.extract(network(), [(x, torch.eye(3)[y])])[1], y)
+
+
+@situation("a binary network with one output, `(n, 1)` or `(n,)`", "works; it is the log-odds of class 1")
+def _binary(folder: Path) -> None:
+    x, _ = data()
+    y = (x[:, 0] + 0.5 * torch.randn(len(x), generator=G().manual_seed(1)) > 0).long()
+    for end in ((), (nn.Flatten(0),)):
+        model = nn.Sequential(nn.Linear(6, 1), *end)
+        with torch.no_grad():
+            model[0].weight.copy_(4 * torch.eye(1, 6))
+        classifier = salgp.calibrate(model, [(x, y)], method="platt")
+        assert torch.equal(classifier(x).label, (model(x).reshape(-1) > 0).long())
+
+
+@situation("float labels 0. and 1.", "works where they are whole numbers, or says `labels.long()`")
+def _float_labels(folder: Path) -> None:
+    z, y = sample(100)[0].logits, sample(100)[1]
+    with pytest.raises(TypeError, match=r"labels.long\(\)"):
+        salgp.calibrate_outputs(z, y.double())
+
+
+@situation("a network that ends in a softmax or sigmoid, undeclared", "warns; say `output='probabilities'`")
+def _undeclared(folder: Path) -> None:
+    x, y = data()
+    with pytest.warns(CalibrationWarning, match="look like probabilities"):
+        salgp.calibrate(network(3, nn.Softmax(1)), [(x, y)], method="platt")
+    with pytest.warns(CalibrationWarning, match="look like probabilities"):
+        salgp.calibrate(nn.Sequential(nn.Linear(6, 1), nn.Sigmoid()), [(x, y % 2)], method="platt")
+
+
+@situation("the same, declared", "works, and agrees with the logits")
+def _declared(folder: Path) -> None:
+    x, y = data()
+    by_probs = salgp.calibrate(
+        network(3, nn.Softmax(1)), [(x, y)], method="temperature", output="probabilities"
+    )
+    by_logits = salgp.calibrate(network(), [(x, y)], method="temperature")
+    torch.testing.assert_close(by_probs(x).confidence, by_logits(x).confidence, atol=1e-3, rtol=0)
+
+
+@situation("a segmentation network, one score per pixel", "refused: scores must be `(n, c)`")
+def _segmentation(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"\(n, c\)"):
+        salgp.extract(nn.Conv2d(1, 3, 1), [(torch.zeros(4, 1, 5, 5), torch.zeros(4, dtype=torch.long))])
+
+
+@situation("a regression network with real targets", "refused: labels must be class indices")
+def _regression(folder: Path) -> None:
+    x, _ = data()
+    with pytest.raises((TypeError, ValueError), match="labels"):
+        salgp.calibrate(nn.Linear(6, 1), [(x, torch.randn(len(x)))], method="platt")
+
+
+@situation("float16 or bfloat16 networks", "works, in single precision where it matters")
+def _half(folder: Path) -> None:
+    x, y = data()
+    model = network().to(torch.bfloat16)
+    classifier = salgp.calibrate(model, [(x, y)], method="temperature")
+    assert classifier(x).probs.dtype in (torch.float32, torch.float64)
+
+
+@situation("50 calibration samples or fewer", "warns that the result may be off by several points")
+def _few(folder: Path) -> None:
+    x, y = data(40)
+    with pytest.warns(CalibrationWarning, match="few calibration samples"):
+        salgp.calibrate(network(), [(x, y)], method="platt")
+
+
+@situation("2,000 classes", "works")
+def _many_classes(folder: Path) -> None:
+    g = G().manual_seed(0)
+    z = torch.randn(300, 2000, generator=g)
+    y = torch.multinomial(torch.softmax(2 * z, 1), 1, generator=g)[:, 0]
+    assert salgp.calibrate_outputs(4 * z, y).predict(4 * z).probs.shape == (300, 2000)
+
+
+@situation(
+    "99 samples of one class for each of the other", "works; a class without samples is named in a warning"
+)
+def _unbalanced(folder: Path) -> None:
+    g = G().manual_seed(0)
+    y = (torch.arange(400) % 100 == 0).long()
+    z = 2 * torch.randn(400, 2, generator=g) + 3 * nn.functional.one_hot(y, 2)
+    prediction = salgp.calibrate_outputs(z, y).predict(z)
+    assert torch.equal(prediction.label, z.argmax(1))
+    with pytest.warns(CalibrationWarning, match="no calibration samples of 1 of 2 classes"):
+        salgp.calibrate_outputs(z[y == 0], y[y == 0])
+
+
+@situation(
+    "no training data as a reference", "works; samples are compared with each other, leaving out themselves"
+)
+def _no_reference(folder: Path) -> None:
+    x, y = data()
+    agrees(salgp.calibrate(network(), [(x, y)]), network(), x)
+
+
+@situation("the training data given as calibration data", "warns of shared rows and of data without errors")
+def _training_set(folder: Path) -> None:
+    x, y = data()
+    with pytest.warns(CalibrationWarning, match="are in the reference too"):
+        salgp.calibrate(network(), [(x, y)], reference=[(x, y)], perturb=None)
+    with pytest.warns(CalibrationWarning, match="no errors"):
+        salgp.calibrate(network(), [(x, network()(x).argmax(1))], method="platt")
+
+
+@situation("a class that the network does not know", "label -1: never correct, counted, left out of NLL")
+def _unknown_class(folder: Path) -> None:
+    features, labels = sample(100)
+    labels[:10] = -1
+    scores = salgp.evaluate(salgp.calibrate_outputs(features.logits, labels).predict(features.logits), labels)
+    assert scores.n_unknown == 10
+
+
+def scores_files(folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    features, labels = sample(100)
+    z, y = features.logits.numpy(), labels.numpy()
+    np.savez(folder / "s.npz", logits=z, labels=y)
+    lines = [",".join(map(str, (*row, label))) for row, label in zip(z, y, strict=True)]
+    (folder / "s.csv").write_text("\n".join(["logits.0,logits.1,logits.2,label", *lines]))
+    pq.write_table(pa.table({"logits": z.tolist(), "label": y}), folder / "s.parquet")
+
+
+@situation("logits in .npz, .csv or .parquet", "works: `salgp fit logits.npz -o calibrator`")
+def _files(folder: Path) -> None:
+    scores_files(folder)
+    for suffix in ("npz", "csv", "parquet"):
+        assert main(["fit", str(folder / f"s.{suffix}"), "-o", str(folder / suffix), "-q"]) == 0
+
+
+@situation("probabilities only", "works: `probs=...`; logits passed as probabilities are refused")
+def _probabilities(folder: Path) -> None:
+    features, labels = sample(100)
+    assert salgp.calibrate_outputs(labels=labels, probs=features.probs).output == "probabilities"
+    with pytest.raises(ValueError, match="are they logits"):
+        salgp.calibrate_outputs(labels=labels, probs=features.logits)
+
+
+@situation(
+    "XGBoost, LightGBM or a fitted scikit-learn classifier", "works: `CalibratedEstimator(model).fit(X, y)`"
+)
+def _estimator(folder: Path) -> None:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    from salgp.sklearn import CalibratedEstimator
+
+    x, y = (part.numpy() for part in data(300))
+    names = np.array(["ant", "bee", "cow"])[y]
+    trees = HistGradientBoostingClassifier(max_iter=5, random_state=0).fit(x[:150], names[:150])
+    calibrated = CalibratedEstimator(trees).fit(x[150:], names[150:])
+    np.testing.assert_array_equal(calibrated.predict(x), trees.predict(x))
+    np.testing.assert_allclose(calibrated.predict_proba(x).sum(1), 1, atol=1e-6)
+
+
+@situation("a Keras-like model: NumPy in, NumPy out, with embeddings", "works; embeddings become layers")
+def _numpy_model(folder: Path) -> None:
+    features, labels = sample(200)
+    layers = {"embedding": features.layers["layer0"].numpy()}
+    found = salgp.calibrate_outputs(features.logits.numpy(), labels.numpy(), layers=layers)
+    assert found.calibrator.name == "layer-evidence"
+
+
+@situation("labels that are names", "works in a table whose columns are named; else says how to number them")
+def _names(folder: Path) -> None:
+    z = sample(60)[0].logits
+    with pytest.raises(TypeError, match="map class names"):
+        salgp.calibrate_outputs(z, ["cat", "dog", "cow"] * 20)
+
+
+@situation("NaN or infinity in the data", "refused with the row")
+def _nan(folder: Path) -> None:
+    features, labels = sample(60)
+    z = features.logits.clone()
+    z[7, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN or infinity in row 7"):
+        salgp.calibrate_outputs(z, labels)
+
+
+@situation("NumPy arrays at prediction", "works")
+def _numpy_input(folder: Path) -> None:
+    x, y = data()
+    classifier = salgp.calibrate(network(), [(x, y)], method="platt")
+    assert torch.equal(classifier(x.numpy()).confidence, classifier(x).confidence)
+
+
+@situation("an optional library is missing", 'refused with the line to type: `pip install "salgp[...]"`')
+def _extras(folder: Path) -> None:
+    from salgp.extras import EXTRAS, hint
+
+    for library, extra in EXTRAS.items():
+        assert f'pip install "salgp[{extra}]"' in hint(library)
+
+
+@situation(
+    "a checkpoint that holds a whole pickled model", "refused: opening it could run code; save a state dict"
+)
+def _pickled(folder: Path) -> None:
+    from salgp.cli.weights import load_weights
+
+    torch.save(network(), folder / "whole.pt")
+    with pytest.raises(ValueError, match="could run code"):
+        load_weights(network(), folder / "whole.pt")
+
+
+@situation("weights of another network, or a calibrator of another network", "refused")
+def _other_network(folder: Path) -> None:
+    x, y = data()
+    salgp.calibrate(network(), [(x, y)], method="platt").save(folder / "cal")
+    other = network()
+    with torch.no_grad():
+        other[0].weight.add_(1.0)
+    with pytest.raises(ValueError, match="other weights"):
+        salgp.load(folder / "cal", other)
+
+
+@situation("a misspelt method, layer or file", "refused, with the nearest name")
+def _misspelt(folder: Path) -> None:
+    x, y = data()
+    with pytest.raises(KeyError, match="did you mean 'temperature'"):
+        salgp.calibrate(network(), [(x, y)], method="temprature")
+    with pytest.raises(KeyError, match="known layers"):
+        salgp.extract(network(), [(x, y)], layers=["conv1"])
+
+
+@situation("the network in training mode, with dropout", "works: read in evaluation mode, mode given back")
+def _training_mode(folder: Path) -> None:
+    x, y = data()
+    model = nn.Sequential(network(), nn.Dropout(0.5)).train()
+    one, two = (salgp.extract(model, [(x, y)])[0].logits for _ in range(2))
+    assert torch.equal(one, two)
+    assert model.training
+
+
+@pytest.fixture(autouse=True)
+def strict_warnings() -> Iterator[None]:
+    """A situation that warns must say so: any other warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield
+
+
+@pytest.mark.parametrize("one", SITUATIONS, ids=lambda s: s.trial.__name__.strip("_"))
+def test_situation(one: Situation, tmp_path: Path) -> None:
+    one.trial(tmp_path)
+
+
+def test_the_page_shows_the_same_table() -> None:
+    assert len(SITUATIONS) >= 30
+    rows = [f"| {s.has} | {s.happens} |" for s in SITUATIONS]
+    page = PAGE.read_text(encoding="utf-8")
+    missing = [row for row in rows if row not in page]
+    assert not missing, "docs/situations.md lacks:\n" + "\n".join(missing)
+    assert page.count("\n| ") - 1 == len(rows)
