@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from salgp.storage import write_whole
-from salgp_study.suite.cache import CachedCase, case_folder, read_case
+from salgp_study.suite.cache import CachedCase, case_folder, is_complete, read_case
 from salgp_study.suite.methods import GROUPS, METHODS
 from salgp_study.suite.scoring import Record, score_method
 
@@ -46,7 +46,7 @@ def run_methods(
     fresh: bool = False,
     say: Say = print,
 ) -> None:
-    """Score what has no records yet.
+    """Score what has features and no records yet.
 
     Args:
         cache: folder of features and records.
@@ -59,6 +59,9 @@ def run_methods(
     for name in sets:
         for seed in seeds:
             case: CachedCase | None = None
+            if not is_complete(case_folder(cache, name, seed)):
+                say(f"{name} {seed}: left out, its features are not complete; write them with `features`")
+                continue
             for method in methods:
                 path = _record_file(cache, name, seed, method)
                 if path.is_file() and not fresh:

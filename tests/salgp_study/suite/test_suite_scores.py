@@ -235,6 +235,11 @@ def test_a_run_continues_and_a_set_from_outside_needs_one_name(
     command.main(["score", *options, "--methods", "few"])
     assert OURS in first
     assert capsys.readouterr().out == ""
+    command.main(["score", *options, "1", "--methods", "temperature"])
+    assert (
+        capsys.readouterr().out
+        == "made 1: left out, its features are not complete; write them with `features`\n"
+    )
     page = tmp_path / "page.md"
     command.main(["tables", *options, "--out", str(page)])
     assert "| weak | layer evidence |" in capsys.readouterr().out
