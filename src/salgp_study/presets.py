@@ -164,6 +164,7 @@ PRESETS: Mapping[str, Preset] = {
         },
         gp={name: {"max_steps": 4, "n_inducing": 32} for name in ("mstar", "spcc", "plasticc")},
         deep={"steps": 3},
+        complete=False,
     ),
     "cpu": Preset(
         "cpu",

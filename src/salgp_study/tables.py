@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from salgp.storage import write_whole
+from salgp_study.claims import CLAIMS, compare
 from salgp_study.store import read_records
 
 __all__ = ["Table", "build_tables", "make_tables", "paper_figures"]
@@ -25,6 +26,7 @@ Record = Mapping[str, Any]
 _COLUMNS = {"ece": "ECE", "mce": "MCE", "nll": "NLL", "brier": "Brier", "mean_variance": "Var."}
 _OURS = {"nll_correct": "NLL of correctness", "auroc": "AUROC of errors"}
 _PAPER_NAMES = {"mean_variance": "var"}
+_LAYER_ROWS = {name for k in range(1, 6) for name in (f"L{k}", f"(Layer {k})")}
 PAPER_ACCURACY = {
     ("mstar", "convnet"): 0.9792,
     ("mstar", "aconvnet"): 0.7644,
@@ -126,6 +128,7 @@ def build_tables(records: Sequence[Record]) -> list[Table]:
                 for fit_on in _values(mine, "fit_on")
             ]
             tables += [_uncertainty(study, mine)]
+    tables += [_claims(records), _stability(records)]
     return [t for t in tables if t.rows]
 
 
@@ -266,6 +269,51 @@ def _approximation(study: str, records: Sequence[Record]) -> Table:
     return Table(
         study, f"{study}: inducing rows against exact inference", (_setting(records),), heads, tuple(rows)
     )
+
+
+def _claims(records: Sequence[Record]) -> Table:
+    rows = []
+    for claim in CLAIMS:
+        for fit_on in _values(records, "fit_on"):
+            found = compare(claim, records, fit_on)
+            if found is not None and found.n > 1:
+                cells = (f"{found.mean:+.4f}", f"{found.wins} of {found.n}", f"{found.p:.3f}", found.verdict)
+                rows.append((claim.text, fit_on, claim.score, *cells))
+    heads = ("Claim", "Fitted on", "Score", "Mean difference", "Networks", "p", "Verdict")
+    note = "Negative differences are in favour of the claim; exact sign-flip test over networks."
+    return Table("claims", "The paper's claims as paired comparisons", (note,), heads, tuple(rows))
+
+
+def _stability(records: Sequence[Record]) -> Table:
+    """How far apart the rows L1 to L5 and G of the stacked models are."""
+    rows = []
+    chosen = [
+        r for r in records if r["test"] in ("pooled", "photometric") and r["pooling"] in ("avg", "none")
+    ]
+    for (study, fit_on), group in _grouped(chosen, ("study", "fit_on")).items():
+        for stem in ("SAL-GP (ML)", "SAL-GP (HL)", "Single GP"):
+            spreads, gaps = _spreads(group, stem)
+            if spreads:
+                rows.append((study, fit_on, stem, f"{max(spreads):.4f}", f"{max(gaps):.4f}" if gaps else "-"))
+    heads = ("Study", "Fitted on", "Method", "Largest range of ECE over layers", "Largest |G - L1|")
+    return Table("stability", "Stability over layers", ("Over seeds, the largest.",), heads, tuple(rows))
+
+
+def _spreads(records: Sequence[Record], stem: str) -> tuple[list[float], list[float]]:
+    """Per network: range of the ECE over layers, and distance of the global row from the first layer's."""
+    spreads, gaps = [], []
+    for _, group in _grouped(records, ("preset", "seed")).items():
+        found = {
+            r["method"].removeprefix(f"{stem} "): r["ece"]
+            for r in group
+            if r["method"].startswith(f"{stem} ")
+        }
+        layers = [v for k, v in found.items() if k in _LAYER_ROWS]
+        if len(layers) > 1:
+            spreads.append(max(layers) - min(layers))
+        if "G" in found and "L1" in found:
+            gaps.append(abs(found["G"] - found["L1"]))
+    return spreads, gaps
 
 
 def _setting(records: Sequence[Record]) -> str:

@@ -11,6 +11,7 @@ import torch
 from salgp.features import Features
 from salgp.prediction import LayerTerms, Prediction
 from salgp_study import run
+from salgp_study.claims import CLAIMS, compare
 from salgp_study.figures import draw_confusion, make_figures
 from salgp_study.methods import methods_of, rows_of_prediction
 from salgp_study.presets import Experiment
@@ -168,3 +169,34 @@ def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     for make in (make_tables, make_figures):
         with pytest.raises(FileNotFoundError, match="run a study"):
             make(tmp_path)
+
+
+def test_claims_are_paired_over_networks() -> None:
+    """Four networks, the claimed method better on each: 2 of 16 patterns of signs are as far from zero."""
+    pairs = [
+        record(seed=seed, method=method, ece=ece)
+        for seed in range(4)
+        for method, ece in (("SAL-GP (ML) G", 0.1), ("Uncalibrated (Baseline)", 0.11 + 0.01 * seed))
+    ]
+    claim = next(c for c in CLAIMS if c.better == "SAL-GP (ML) G" and c.other.startswith("Uncal"))
+    found = compare(claim, pairs, "validation")
+    assert found is not None
+    assert (found.n, found.wins, found.p) == (4, 4, 2 / 16)
+    assert found.mean == pytest.approx(-0.025)
+    assert found.verdict == "cannot tell"
+    assert compare(claim, pairs, "train") is None
+    table = next(t for t in build_tables(pairs) if t.name == "claims")
+    assert table.rows[0][-2:] == ("0.125", "cannot tell")
+
+
+def test_presets_have_tables_of_their_own_and_the_nearest_test_is_named() -> None:
+    rows = [
+        record(preset=preset, test=test, accuracy=accuracy)
+        for preset in ("cpu", "paper")
+        for test, accuracy in (("17", 0.96), ("30", 0.5), ("pooled", 0.8))
+    ]
+    tables = {t.name: t for t in build_tables(rows)}
+    near = tables["mstar-convnet-paper-17-validation"]
+    assert any("nearest to the paper's" in note for note in near.notes)
+    assert "ECE paper" in near.columns
+    assert "ECE paper" not in tables["mstar-convnet-30-validation"].columns
