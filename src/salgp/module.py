@@ -122,8 +122,7 @@ class CalibratedClassifier(nn.Module):
 
     def _predicted(self, features: Features, context: Any = None) -> Prediction:
         home = next(_tensors(vars(self.calibrator)), torch.empty(0)).device
-        given = {} if context is None else {"context": context}
-        return self.calibrator.predict(features.to(home), **given)
+        return self.calibrator.predict(features.to(home), context)
 
     def train(self, mode: bool = True) -> Self:
         """Set the flag of this module only: the network's modes are the user's."""
@@ -163,7 +162,6 @@ def calibrate(
     forward: Forward | None = None,
     labels_at: LabelsAt = None,
     tokenizer: Any = None,
-    layer_cost: float | None = None,
 ) -> CalibratedClassifier:
     """Calibrate a trained classifier on labelled samples it was not trained on.
 
@@ -187,8 +185,6 @@ def calibrate(
         forward: see `salgp.extract`.
         labels_at: see `salgp.extract`.
         tokenizer: see `salgp.extract`.
-        layer_cost: with layer evidence, read only the layers that are worth this much, see
-            `salgp.calibrators.evidence.choice.select_layers`; None reads all.
 
     Returns:
         The calibrated classifier; its fitted calibrator is ``.calibrator``.
@@ -222,10 +218,6 @@ def calibrate(
             model, reference, reader, place, progress=progress, title="reading the reference"
         )
         known = _labelled(readings)[1:]
-    if layer_cost is not None:
-        names = _worth(calibrator, features, labels, known, layer_cost)
-        reader, features = reader.selected(names), features.select(names)
-        known = None if known is None else (known[0].select(names), known[1])
     calibrator.fit(features, labels, known)
     return CalibratedClassifier(model, calibrator, reader, rehearsal)
 
@@ -297,24 +289,6 @@ def _unfitted(method: Calibrator | str | None) -> Calibrator:
     if method is None or isinstance(method, str):
         return get(method or "layer-evidence")
     raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
-
-
-def _worth(
-    calibrator: Calibrator,
-    features: Features,
-    labels: Tensor,
-    known: tuple[Features, Tensor] | None,
-    cost: float,
-) -> tuple[str, ...]:
-    from salgp.calibrators.evidence.calibrator import LayerEvidence
-    from salgp.calibrators.evidence.choice import select_layers
-
-    if not isinstance(calibrator, LayerEvidence):
-        raise ValueError(
-            f"layer_cost needs layer evidence, the default method; {calibrator.name!r} takes "
-            f"the layers given by layers=..."
-        )
-    return select_layers(features, labels, known, cost, calibrator).names
 
 
 def _labelled(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor]:

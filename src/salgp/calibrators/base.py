@@ -53,6 +53,8 @@ class Calibrator(BaseEstimator, ABC):
     """Does the method read hidden layers, or the logits only?"""
     uses_copies: ClassVar[bool] = False
     """Does the method learn from perturbed copies of the calibration samples (`Features.groups`)?"""
+    takes_context: ClassVar[bool] = False
+    """May samples be judged by what others seen beside them show?"""
     gives_confidence_only: ClassVar[bool] = False
     """Does the method say how sure to be of the label, and nothing about the other classes? Then `fit` also
     learns ``rest_temperature_``, by which `Prediction.from_confidence` shares what is left among them.
@@ -96,9 +98,16 @@ class Calibrator(BaseEstimator, ABC):
         self.__dict__ = fresh.__dict__
         return self
 
-    def predict(self, features: Features) -> Prediction:
-        """Calibrated confidences for new samples."""
+    def predict(self, features: Features, context: Any = None) -> Prediction:
+        """Calibrated confidences for new samples.
+
+        Args:
+            features: of the samples.
+            context: what the samples have in common, for methods that make use of it (`takes_context`).
+        """
         features = self.check_input(features)
+        if context is not None:
+            raise ValueError(f"{self.display_name} judges each sample by itself: it takes no context")
         size = self._chunk()
         with torch.no_grad():
             return Prediction.concatenate(

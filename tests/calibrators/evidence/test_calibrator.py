@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from salgp.calibrators import get
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.model import (
     LogOdds,
-    Seen,
     fit_log_odds,
     leave_group_out,
     originals,
@@ -37,11 +37,14 @@ def world(n: int, seed: int, noise: float = 0.0) -> tuple[Features, Tensor]:
     return Features(6.0 * x[:, :3], {"one": x, "two": hidden}), labels
 
 
-def fitted(**arguments: float) -> LayerEvidence:
+def fitted(**arguments: Any) -> LayerEvidence:
     clean, labels = world(250, 1)
     copies = [world(250, 1, noise)[0] for noise in (0.5, 1.5)]
     together = Features.concatenate(
-        [Features(f.logits, f.layers, torch.arange(250)) for f in (clean, *copies)]
+        [
+            Features(f.logits, f.layers, torch.arange(250), torch.full((250,), family))
+            for family, f in enumerate((clean, *copies))
+        ]
     )
     return LayerEvidence(**arguments).fit(together, labels.repeat(3), reference=world(400, 0))
 
@@ -61,15 +64,15 @@ def test_holds_under_shift_where_temperature_scaling_does_not() -> None:
     won.
     """
     ours, temperature = fitted(), get("temperature").fit(*world(250, 1))
-    gain = []
-    for noise in (0.0, 2.0):
+    gain: dict[tuple[float, object], float] = {}
+    for noise, context in ((0.0, None), (2.0, None), (0.0, 50), (2.0, 50)):
         features, labels = world(1000, 2, noise)
-        gain.append(
-            nll(temperature.predict(features), features, labels)
-            - nll(ours.predict(features), features, labels)
-        )
-    assert gain[0] > -0.03
-    assert gain[1] > 0.05
+        before, after = temperature.predict(features), ours.predict(features, context)
+        gain[noise, context] = nll(before, features, labels) - nll(after, features, labels)
+    assert gain[0.0, None] > -0.005
+    assert gain[0.0, 50] > -0.003
+    assert gain[2.0, None] > 0.05
+    assert gain[2.0, 50] > gain[2.0, None]
 
 
 def test_terms_add_up_to_the_whole_correction() -> None:
@@ -84,8 +87,10 @@ def test_terms_add_up_to_the_whole_correction() -> None:
 
 
 def test_novelty_never_raises_and_agreement_never_lowers_confidence() -> None:
-    calibrator = fitted()
-    assert (calibrator.evidence_.posterior.weights[1:] >= 0).all()
+    calibrator = fitted(trust=1.0)
+    assert calibrator.evidence_.shift is not None
+    for expert in (calibrator.evidence_.inside.expert, calibrator.evidence_.shift):
+        assert (expert.posterior.weights[1:] >= 0).all()
     sure = Features(
         torch.tensor([[9.0, 0.0, 0.0]]).repeat(3, 1),
         {k: x[:1].repeat(3, 1) for k, x in world(9, 4)[0].layers.items()},
@@ -200,10 +205,12 @@ def test_posterior_with_offsets_is_that_of_the_whole_design() -> None:
 def test_a_class_the_network_falls_into_loses_confidence() -> None:
     features, labels = world(600, 13)
     spoilt = torch.where((features.label == 1) & (torch.arange(600) % 2 == 0), 2, labels)
-    p = LayerEvidence().fit(features, spoilt).predict(features)
-    offsets = LayerEvidence().fit(features, spoilt).evidence_.posterior.offsets
+    calibrator = LayerEvidence().fit(features, spoilt)
+    p, offsets = calibrator.predict(features), calibrator.evidence_.inside.expert.posterior.offsets
+    assert calibrator.evidence_.inside.trust > 0
     assert offsets[1] < min(offsets[0], offsets[2])
-    assert not LayerEvidence(class_spread=0.0).fit(features, spoilt).evidence_.posterior.offsets.any()
+    even = LayerEvidence(class_spread=0.0).fit(features, spoilt)
+    assert not even.evidence_.inside.expert.posterior.offsets.any()
     assert p.confidence[features.label == 1].mean() < p.confidence[features.label != 1].mean()
 
 
@@ -329,17 +336,13 @@ def test_from_network_to_prediction_in_one_call() -> None:
 
 def test_update_is_a_fit_to_all_rows_and_forget_takes_it_back(tmp_path: Path) -> None:
     (old, labels), (new, new_labels), (fresh, _) = world(200, 20), world(60, 21), world(100, 22)
-    calibrator = LayerEvidence().fit(old, labels, reference=world(300, 0))
-    before = calibrator.predict(fresh)
+    calibrator = LayerEvidence(trust=1.0).fit(old, labels, reference=world(300, 0))
+    before, expected = calibrator.predict(fresh), calibrator.loo_scores_
     after = calibrator.update(new, new_labels).predict(fresh)
-    scratch = LayerEvidence().fit(old, labels, reference=world(300, 0))
+    assert calibrator.loo_scores_ != expected
+    scratch = LayerEvidence(trust=1.0).fit(old, labels, reference=world(300, 0))
     both, y = Features.concatenate([old, new]), torch.cat([labels, new_labels])
-    scratch.seen_ = Seen(
-        scratch.evidence_.log_odds(both)[0],
-        both.label,
-        both.correct(y).double(),
-        torch.zeros(260, dtype=torch.bool),
-    )
+    scratch.seen_ = scratch._observed(both, y)
     torch.testing.assert_close(
         scratch._refresh().predict(fresh).confidence, after.confidence, atol=1e-6, rtol=0
     )

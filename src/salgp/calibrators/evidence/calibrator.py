@@ -1,51 +1,47 @@
-"""Layer evidence: the log-odds of being correct from what every layer has to say, made to hold under shift.
+"""Layer evidence: the log-odds of being correct from what every layer has to say, right in domain and under
+shift.
 
 Each layer answers two questions with the training set as reference (`salgp.calibrators.evidence.reference`):
 does it agree with the predicted class, and how novel is the input to it? With both standardised on the
-calibration set (``A_l``, ``N_l``), and ``t`` the log-odds of the temperature-scaled confidence, correctness
-is Bernoulli with log-odds
+calibration set (``A_l``, ``N_l``), and ``t`` the log-odds of the temperature-scaled confidence, an expert is
 
-    f = a + b t + sum_l u_l g(N_l) A_l - sum_l v_l h(P_l) + delta_c,      b, u, v >= 0,
+    f = a + b t + sum_l u_l g(N_l) A_l - sum_l v_l h(N_l) + delta_c,      b, u, v >= 0,
 
-    P_l = min(N_l, ..., N_L),   h(P) = log(1 + softplus(P)),   g(N) = 1 / (1 + 0.3 softplus(N - 1)).
+    h(N) = log(1 + softplus(N)),   g(N) = 1 / (1 + 0.3 softplus(N - 1)),
 
-Monotone terms extrapolate sanely: more novelty never raises a confidence, more agreement never lowers it.
-What is new to an early layer counts only as far as it persists through all later ones, ``P_l``: a network
-that has undone a change of contrast or sharpness is not blamed for it. The agreement of a layer counts less
-where that layer has not seen such input. Each predicted class ``c`` is a group with an offset of its own,
-``delta_c ~ N(0, class_spread^2)``: networks that are lost tend to fall into the same few classes. The problem
-is convex in the weights.
+with an offset ``delta_c`` for each predicted class. Monotone terms extrapolate sanely: more novelty never
+raises a confidence, more agreement never lowers it.
 
-Fitted on the calibration set together with perturbed copies of it (`Features.groups`), original samples carry
-most of the weight, which keeps confidences right in domain, and errors among the copies count ``caution``
-times: a shift met in the field is rarely one of those rehearsed, and misses the network more often than they
-do.
+One expert cannot serve data as they were and data that have moved, since distance does not tell *shifted*
+from *difficult*. So there are two (`salgp.calibrators.evidence.experts`): ``f_in`` for data like the
+calibration set, which is plain temperature scaling unless the layers clearly help, and ``f_shift``, fitted to
+perturbed copies. Who is heard is decided by the environment where other samples are known
+(`salgp.calibrators.evidence.environment`: ``predict(features, context=...)``), and by a gate on the single
+sample otherwise (`salgp.calibrators.evidence.gate`). Every fit measures itself
+(`salgp.calibrators.evidence.check`) and keeps the table as ``check_``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.baselines.scaling import best_temperature
-from salgp.calibrators.evidence.model import (
-    EvidenceModel,
-    LogOdds,
-    Seen,
-    copies,
-    fit_log_odds,
-    leave_group_out,
-    log_odds,
-    originals,
-    sample_weights,
-    scaled_design,
-    standardised,
+from salgp.calibrators.evidence.check import (
+    check_table,
+    leave_families_out,
+    unseen_spread,
+    verdict,
+    window_means,
 )
+from salgp.calibrators.evidence.environment import Context, Effect, Environment, fit_environment
+from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift
+from salgp.calibrators.evidence.gate import Gate, fit_gate
+from salgp.calibrators.evidence.model import Scales, log_odds, originals, scales_of, standardised
 from salgp.calibrators.evidence.reference import (
     NEAREST,
     WIDTH,
@@ -54,24 +50,56 @@ from salgp.calibrators.evidence.reference import (
     layer_evidence,
     make_reference,
 )
+from salgp.calibrators.evidence.rows import LARGEST, SeenRows, View, rows_of, view_of
 from salgp.calibrators.evidence.streaming import stream_evidence
+from salgp.calibrators.evidence.windows import window_numbers
 from salgp.calibrators.source import Source
+from salgp.calibrators.temperature import careful_temperature
 from salgp.features import Features, as_labels
-from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.updating import spread_choice
 from salgp.metrics import ece, nll_correct
 from salgp.prediction import LayerTerms, Prediction
+from salgp.storage import storable
 
-__all__ = ["LayerEvidence"]
+__all__ = ["EvidenceModel", "LayerEvidence"]
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class EvidenceModel:
+    """All that is needed to turn features into log-odds of being correct.
+
+    Args:
+        reference: what layers are compared with.
+        temperature: of the network's confidence.
+        scales: of the evidence.
+        inside: the expert in domain.
+        shift: the expert for shift; None where there were no copies to learn from.
+        gate: who is heard on a single sample; None likewise.
+        environment: who is heard in a context; None likewise.
+        unseen: variance that an unseen shift adds to the log-odds, per squared weight of the expert for it.
+    """
+
+    reference: Reference
+    temperature: float
+    scales: Scales
+    inside: InDomain
+    shift: Expert | None = None
+    gate: Gate | None = None
+    environment: Environment | None = None
+    unseen: float = 0.0
+
+    def view(self, features: Features, evidence: Evidence) -> View:
+        """The samples as the experts see them."""
+        return view_of(features, evidence, self.temperature, self.scales)
 
 
 class LayerEvidence(Calibrator):
-    """Log-odds of being correct from agreement and novelty of every layer; our default under shift.
+    """Log-odds of being correct from agreement and novelty of every layer; our default.
 
     Give it the training set as ``reference`` and perturbed copies in ``features`` (``extract(...,
     perturb="auto")``). Without a reference, the calibration set serves as one, each sample and its copies
-    compared with the others; without copies, it is calibrated in domain and leans on monotonicity alone under
-    shift.
+    compared with the others. Without copies it is calibrated in domain only.
 
     Args:
         k: nearest reference samples averaged over.
@@ -81,25 +109,30 @@ class LayerEvidence(Calibrator):
             set the originals are kept whole, except by ``statistics``.
         size: points per class and layer; by default 200, and fewer where there are more than 50 classes.
         precision: in which points are stored: ``half``, ``single`` or ``8-bit``.
-        clean: share of the weight given to original samples, where there are copies.
-        caution: weight of an error among the copies, relative to a correct prediction.
+        clean: share of the weight given to original samples by the expert in domain, where there are copies.
+        caution: weight of an error among the copies, relative to a correct prediction, for the expert for
+            shift.
         ridge: strength of the pull of ``u`` and ``v`` to 0 and of ``b`` to 1.
-        class_spread: prior standard deviation of the offset of a predicted class, in log-odds; 0 for no
-            offsets.
+        class_spread: prior standard deviation of the offset of a predicted class in domain, in log-odds; 0
+            for no offsets.
+        trust: weight of the layers in domain, from 0 (temperature scaling) to 1; None to choose it.
+        gated: ask the expert for shift about single samples that look disturbed?
+        guard: share of originals that the gate must leave as they are.
+        window: samples per window when environments are learned.
         looseness: factor on the standard deviation of the log-odds, for what the model does not know about
             itself.
-        seed: of the reference's points.
+        seed: of the reference's points and the windows.
 
     Attributes:
-        evidence_: the fitted model: reference samples, temperature of ``t``, standardisation of the evidence,
-            and the posterior of the weights ``a, b, u, v`` and of the offsets of the classes.
+        evidence_: the fitted model.
+        check_: scores in domain and on left-out families beside the network's own and temperature scaling's.
+        verdict_: the same in one sentence.
         relevance_: layer name -> standard deviation of its term over the calibration data, in log-odds.
-        loo_confidence_: ``(n,)`` confidence of each original by the model without it and its copies (one
-            Newton step).
+        loo_confidence_: ``(n,)`` confidence of each original by the model without it and its copies.
         loo_std_: ``(n,)`` its standard deviation.
-        seen_: the rows it was fitted on, for `update` and `forget`.
         loo_scores_: ``ece`` and ``nll`` of correctness of ``loo_confidence_``: what to expect on new data of
             the same kind.
+        seen_: the rows it was fitted on, for `update` and `forget`.
         novelty_: ``(n, L)`` standardised novelty of the originals.
 
     Example:
@@ -117,6 +150,7 @@ class LayerEvidence(Calibrator):
     name: ClassVar[str] = "layer-evidence"
     needs_layers: ClassVar[bool] = True
     uses_copies: ClassVar[bool] = True
+    takes_context: ClassVar[bool] = True
     display_name: ClassVar[str] = "layer evidence"
 
     def __init__(
@@ -126,10 +160,14 @@ class LayerEvidence(Calibrator):
         reference: str = "prototypes",
         size: int | None = None,
         precision: str = "half",
-        clean: float = 0.8,
+        clean: float = 0.9,
         caution: float = 1.25,
         ridge: float = 0.2,
-        class_spread: float = 1.0,
+        class_spread: float = 0.5,
+        trust: float | None = None,
+        gated: bool = True,
+        guard: float = 0.9,
+        window: int = 50,
         looseness: float = 1.0,
         seed: int = 0,
     ) -> None:
@@ -142,6 +180,10 @@ class LayerEvidence(Calibrator):
         self.caution = caution
         self.ridge = ridge
         self.class_spread = class_spread
+        self.trust = trust
+        self.gated = gated
+        self.guard = guard
+        self.window = window
         self.looseness = looseness
         self.seed = seed
 
@@ -155,65 +197,164 @@ class LayerEvidence(Calibrator):
         """The reference, condensed, and what it says of all rows; the originals serve where there is none,
         each left out of what it and its copies are compared with.
         """
-        options: dict[str, Any] = {
-            "k": self.k,
-            "width": self.width,
-            "precision": self.precision,
-            "seed": self.seed,
-        }
         first, original = originals(features)
         alone = reference is None and self.reference != "statistics"
         base = (features[first], labels[first]) if reference is None else reference
         form = "full" if alone else self.reference
-        known = make_reference(*base, form=form, size=self.size, **options)
+        known = make_reference(*base, form=form, **self._options())
         return known, layer_evidence(known, features, original if alone else None)
 
     def fit_stream(self, source: Source) -> Self | None:
         """Fit to all rows of a source that has a reference; None where it has none."""
         if not source.has_reference:
             return None
-        rows = stream_evidence(
-            source,
-            k=self.k,
-            width=self.width,
-            form=self.reference,
-            size=self.size,
-            precision=self.precision,
-            seed=self.seed,
-        )
+        rows = stream_evidence(source, form=self.reference, **self._options())
         self.learn(rows.features, rows.labels, rows.evidence, rows.reference)
         self.n_classes_, self.layer_widths_ = rows.features.n_classes, rows.widths
         return self
 
+    def _options(self) -> dict[str, Any]:
+        names = ("k", "width", "size", "precision", "seed")
+        return {name: getattr(self, name) for name in names}
+
     def learn(self, features: Features, labels: Tensor, evidence: Evidence, reference: Reference) -> None:
         """Fit to evidence, against this reference, that is known already."""
+        self._check_settings()
+        first, _ = originals(features)
+        temperature = careful_temperature(features.logits[first], labels[first])
+        scales = scales_of(evidence[first])
+        view = view_of(features, evidence, temperature, scales)
+        self.seen_ = rows_of(features, view, features.correct(labels).double())
+        inside, f, variance = self._in_domain(features.n_classes)
+        self.evidence_ = EvidenceModel(reference, temperature, scales, inside)
+        self._judge_itself(f, variance)
+        families = {}
+        if bool(self.seen_.is_copy.any()):
+            families = self._learn_shift(features.n_classes, evidence.place)
+        raw = log_odds(features, 1.0, LARGEST)
+        self.check_ = check_table(self.seen_, raw, f, families, self.display_name)
+        self.verdict_ = verdict(self.check_, inside.trust, self.display_name)
+        self.novelty_ = view.novelty[first]
+        self.relevance_ = self._relevance(features, view, evidence)
+
+    def _check_settings(self) -> None:
         if not 0 < self.clean <= 1 or min(self.caution, self.ridge) <= 0 or self.class_spread < 0:
             got = (
                 f"clean={self.clean}, caution={self.caution}, ridge={self.ridge}, "
                 f"class_spread={self.class_spread}"
             )
             raise ValueError(f"need 0 < clean <= 1, caution > 0, ridge > 0, class_spread >= 0; got {got}")
-        first, original = originals(features)
-        label, correct = features.label, features.correct(labels).double()
-        temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
-        scales, X = scaled_design(features, evidence, temperature, first)
-        self.seen_ = Seen(X, label, correct, copies(features))
-        posterior, weight = self._posterior(features.n_classes)
-        self.evidence_ = EvidenceModel(reference, temperature, scales, posterior)
-        f, variance = (x[first] for x in leave_group_out(X, label, correct, weight, posterior, original))
-        self.loo_confidence_, self.loo_std_ = (
-            torch.sigmoid(f),
-            sigmoid_moments(f, self.looseness**2 * variance)[1],
+        if self.trust is not None and not 0 <= self.trust <= 1:
+            raise ValueError(f"trust must be None or between 0 and 1, got {self.trust}")
+        if not 0 <= self.guard < 1 or self.window < 2:
+            raise ValueError(
+                f"need 0 <= guard < 1 and window >= 2; got guard={self.guard}, window={self.window}"
+            )
+
+    def _in_domain(self, n_classes: int) -> tuple[InDomain, Tensor, Tensor]:
+        return fit_in_domain(
+            self.seen_,
+            n_classes,
+            clean=self.clean,
+            ridge=self.ridge,
+            class_spread=self.class_spread,
+            trust=self.trust,
         )
+
+    def _judge_itself(self, f: Tensor, variance: Tensor) -> None:
+        """Keep what leaving each original out says; ``f`` and its variance are of all rows."""
+        first = ~self.seen_.is_copy
+        sd = self.looseness * variance[first].sqrt()
+        mean, correct = f[first], self.seen_.correct[first]
+        self.loo_confidence_ = torch.sigmoid(mean)
+        self.loo_std_ = (torch.sigmoid(mean + sd) - torch.sigmoid(mean - sd)) / 2
         self.loo_scores_ = {
-            "ece": ece(self.loo_confidence_, correct[first]),
-            "nll": nll_correct(self.loo_confidence_, correct[first]),
+            "ece": ece(self.loo_confidence_, correct),
+            "nll": nll_correct(self.loo_confidence_, correct),
         }
-        self.novelty_ = standardised(evidence, scales)[1][first]
-        terms = self._terms(X, features)[0]
-        self.relevance_ = dict(
-            zip(features.layer_names, terms[:, 2:].std(dim=0, correction=0).tolist(), strict=True)
+
+    def _learn_shift(self, n_classes: int, place: Tensor) -> dict[int, Any]:
+        """Fit what copies teach, and return what leaving each family of them out says."""
+        rows, inside = self.seen_, self.evidence_.inside
+        shared: dict[str, Any] = {"caution": self.caution, "ridge": self.ridge}
+        windows: dict[str, Any] = {"window": self.window, "seed": self.seed}
+        shift = fit_shift(rows, n_classes, **shared)
+        f_in, f_shift = inside.log_odds(rows.view), shift.log_odds(rows.view)
+        families = leave_families_out(rows, inside, n_classes, **shared, **windows)
+        self.evidence_ = replace(
+            self.evidence_,
+            shift=shift,
+            gate=fit_gate(rows, place, self.guard) if self.gated else None,
+            environment=fit_environment(rows, f_in, f_shift, n_classes, **windows),
+            unseen=unseen_spread(rows, families),
         )
+        return families
+
+    def predict(self, features: Features, context: Any = None) -> Prediction:
+        """Calibrated confidences for new samples.
+
+        Args:
+            features: of the samples.
+            context: what the samples have in common. None judges each by itself, whatever stands beside it.
+                ``"all"``: these samples were met together, and nothing else is known. A number: windows of
+                so many consecutive samples. ``(n,)`` integers: the environment of each sample. A `Context`
+                from `context`, or the `Features` of other samples met at the same place and time.
+        """
+        if context is None:
+            return super().predict(features)
+        features = self.check_input(features)
+        with torch.no_grad():
+            evidence = layer_evidence(self.evidence_.reference, features)
+            return self.from_evidence(features, evidence, self._moved(features, evidence, context))
+
+    def context(self, features: Features) -> Context:
+        """What unlabelled samples that were met together tell of their environment; contexts add up.
+
+        Example:
+            >>> g = torch.Generator().manual_seed(0)
+            >>> x = torch.randn(300, 2, generator=g)
+            >>> both = Features(
+            ...     3 * torch.cat([x, x + 1]),
+            ...     {"a": torch.cat([x, x + 1])},
+            ...     torch.arange(300).repeat(2),
+            ...     torch.arange(600) // 300,
+            ... )
+            >>> labels = (x + 0.7 * torch.randn(300, 2, generator=g)).argmax(dim=1).repeat(2)
+            >>> calibrator = LayerEvidence().fit(both, labels)
+            >>> calibrator.context(both[300:]).count
+            300
+        """
+        features = self.check_input(features)
+        with torch.no_grad():
+            opinions = self._opinions(features, layer_evidence(self.evidence_.reference, features))
+        return Context(opinions.sum(dim=0), len(opinions))
+
+    def _environment(self) -> Environment:
+        if self.evidence_.environment is None:
+            raise ValueError(
+                "this calibrator was fitted without perturbed copies, so a context tells it nothing; "
+                "fit it on extract(..., perturb='auto'), or predict without a context"
+            )
+        return self.evidence_.environment
+
+    def _opinions(self, features: Features, evidence: Evidence) -> Tensor:
+        environment, model = self._environment(), self.evidence_
+        assert model.shift is not None
+        view = model.view(features, evidence)
+        return environment.opinions(model.inside.log_odds(view), model.shift.log_odds(view), view.label)
+
+    def _moved(self, features: Features, evidence: Evidence, context: Any) -> Tensor:
+        """``m (n, 2)`` of the environment of each sample."""
+        environment = self._environment()
+        if isinstance(context, Features):
+            context = self.context(context)
+        if isinstance(context, Context):
+            count = torch.tensor([float(context.count)], device=features.logits.device)
+            mean = context.mean.to(features.logits.device, torch.float64)
+            return environment.moved(mean[None], count).expand(len(features), 2)
+        view = self.evidence_.view(features, evidence)
+        number = window_numbers(context, view.t)
+        return window_means(environment, self._opinions(features, evidence), number)
 
     def _predict(self, features: Features) -> Prediction:
         return self.from_evidence(features, layer_evidence(self.evidence_.reference, features))
@@ -230,28 +371,75 @@ class LayerEvidence(Calibrator):
 
         return predict
 
-    def from_evidence(self, features: Features, evidence: Evidence) -> Prediction:
-        """Prediction from evidence that is known already."""
-        X, f, variance = self.evidence_.log_odds(features, evidence)
-        variance = self.looseness**2 * variance
-        names = ("confidence", "predicted class", *features.layer_names)
-        layers = LayerTerms(names, *self._terms(X, features), "log-odds", True)
-        novelty = (-X[:, 2 + len(features.layers) :]).mean(dim=1)
+    def from_evidence(self, features: Features, evidence: Evidence, m: Tensor | None = None) -> Prediction:
+        """Prediction from evidence that is known already.
+
+        Args:
+            features: of the samples.
+            evidence: of their layers.
+            m: ``(n, 2)`` what their environment shows, see `salgp.calibrators.evidence.environment`; None to
+                judge each sample by itself.
+        """
+        view = self.evidence_.view(features, evidence)
+        f, variance, terms = self._judged(features, view, evidence.place, m)
         return Prediction.from_log_odds(
             features,
             f,
-            variance,
-            layers=layers,
-            novelty=novelty,
+            self.looseness**2 * variance,
+            layers=terms,
+            novelty=torch.log1p(torch.nn.functional.softplus(view.novelty)).mean(dim=1),
             temperature=self.evidence_.temperature,
         )
+
+    def _judged(
+        self, features: Features, view: View, place: Tensor, m: Tensor | None
+    ) -> tuple[Tensor, Tensor, LayerTerms]:
+        """Mean and variance ``(n,)`` of the log-odds, and the terms that add up to them."""
+        model, inside = self.evidence_, self.evidence_.inside.opinion(view)
+        if model.shift is None:
+            nothing = torch.zeros_like(view.t)
+            return self._added_up(features, inside, inside, Effect(nothing, nothing, nothing), False)
+        shift = model.shift.opinion(view)
+        if m is not None:
+            effect = self._environment().effect(m.to(view.t), view.t, shift.mean - inside.mean)
+        else:
+            lean = torch.zeros_like(view.t) if model.gate is None else model.gate(view, place)
+            effect = Effect(lean, torch.zeros_like(lean), torch.zeros_like(lean))
+        return self._added_up(features, inside, shift, effect, m is not None)
+
+    def _added_up(
+        self, features: Features, inside: Opinion, shift: Opinion, effect: Effect, with_environment: bool
+    ) -> tuple[Tensor, Tensor, LayerTerms]:
+        a, b = 1 - effect.lean, effect.lean
+        f = a * inside.mean + b * shift.mean + effect.added
+        variance = a.square() * inside.variance + b.square() * (shift.variance + self.evidence_.unseen)
+        parts = a[:, None] * inside.terms + b[:, None] * shift.terms
+        spread = a.square()[:, None] * inside.term_variance + b.square()[:, None] * shift.term_variance
+        if with_environment:
+            parts = torch.cat([parts, effect.added[:, None]], dim=1)
+            spread = torch.cat([spread, effect.variance[:, None]], dim=1)
+        rest = f - log_odds(features, 1.0, LARGEST) - parts.sum(dim=1)
+        own = a.square() * inside.variance
+        names = ("confidence", "predicted class", *features.layer_names)
+        terms = LayerTerms(
+            (*names, "environment") if with_environment else names,
+            torch.cat([rest[:, None], parts], dim=1),
+            torch.cat([own[:, None], spread], dim=1).clamp_min(0).sqrt(),
+            "log-odds",
+            True,
+        )
+        return f, variance + effect.variance, terms
+
+    def _relevance(self, features: Features, view: View, evidence: Evidence) -> dict[str, float]:
+        terms = self._judged(features, view, evidence.place, None)[2].mean[:, 2:]
+        return dict(zip(features.layer_names, terms.std(dim=0, correction=0).tolist(), strict=True))
 
     def _chunk(self) -> int:
         return 8192
 
     def update(self, features: Features, labels: Any) -> Self:
-        """Add labelled samples; reference, temperature and scales stay, the weights are those of a fit to all
-        rows from scratch.
+        """Add labelled samples; reference, temperature, scales, gate and environment stay, the experts are
+        those of a fit to all rows from scratch.
         """
         self.seen_ = self.seen_.joined(self._observed(features, labels))
         return self._refresh()
@@ -269,47 +457,24 @@ class LayerEvidence(Calibrator):
         assert std is not None
         return spread_choice(features, std, k)
 
-    def _observed(self, features: Features, labels: Any) -> Seen:
+    def _observed(self, features: Features, labels: Any) -> SeenRows:
         features = self.check_input(features)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
-            X = self.evidence_.log_odds(features)[0]
-        return Seen(X, features.label, features.correct(y).double(), copies(features))
+            view = self.evidence_.view(features, layer_evidence(self.evidence_.reference, features))
+        return rows_of(features, view, features.correct(y).double())
 
     def _refresh(self) -> Self:
-        self.evidence_ = replace(self.evidence_, posterior=self._posterior(self.n_classes_)[0])
+        with torch.no_grad():
+            inside, f, variance = self._in_domain(self.n_classes_)
+            shift = self.evidence_.shift
+            if shift is not None:
+                shift = fit_shift(self.seen_, self.n_classes_, caution=self.caution, ridge=self.ridge)
+            self.evidence_ = replace(self.evidence_, inside=inside, shift=shift)
+            self._judge_itself(f, variance)
         return self
-
-    def _posterior(self, n_classes: int) -> tuple[LogOdds, Tensor]:
-        seen = self.seen_
-        weight = sample_weights(seen.is_copy, seen.correct, self.clean, self.caution)
-        return fit_log_odds(
-            seen.X, seen.label, seen.correct, weight, n_classes, self.ridge, self.class_spread
-        ), weight
 
     def standard_novelty(self, features: Features) -> Tensor:
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
-        return standardised(
-            layer_evidence(self.evidence_.reference, self.check_input(features)), self.evidence_.scales
-        )[1]
-
-    def _terms(self, X: Tensor, features: Features) -> tuple[Tensor, Tensor]:
-        """Log-odds added by the confidence, the predicted class and each layer, and their standard
-        deviations, ``(n, 2 + L)``.
-        """
-        L, label, typical, model = (
-            len(features.layers),
-            features.label,
-            self.evidence_.scales.typical.to(X),
-            self.evidence_.posterior.to(X),
-        )
-        moved = X - typical
-        moved[:, :2] = X[:, :2]
-        w, S, pull = model.weights, model.covariance, model.pull[label]
-        picks = [[0, 1], *([2 + j, 2 + L + j] for j in range(L))]
-        mean = [moved[:, p] @ w[p] for p in picks]
-        mean[0] = mean[0] + typical[2:] @ w[2:] - log_odds(features, 1.0, 20.0)
-        variance = [((moved[:, p] @ S[p][:, p]) * moved[:, p]).sum(dim=1) for p in picks]
-        mean.insert(1, model.offsets[label])
-        variance.insert(1, ((pull @ S) * pull).sum(dim=1) + model.spare[label])
-        return torch.stack(mean, dim=1), torch.stack(variance, dim=1).clamp_min(0).sqrt()
+        found = layer_evidence(self.evidence_.reference, self.check_input(features))
+        return standardised(found, self.evidence_.scales)[1]

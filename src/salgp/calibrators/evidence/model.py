@@ -22,13 +22,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.calibrators.evidence.reference import Evidence, Reference, layer_evidence
+from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
 from salgp.storage import storable
 
 __all__ = [
     "LogOdds",
     "Scales",
+    "columns",
+    "copies",
     "design",
     "fit_log_odds",
     "leave_group_out",
@@ -36,6 +38,7 @@ __all__ = [
     "originals",
     "sample_weights",
     "scaled_design",
+    "scales_of",
     "standardised",
 ]
 
@@ -52,20 +55,17 @@ LARGEST_LOG_ODDS = 4.0
 @storable
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """Location and scale of the evidence on the original calibration samples, and the mean of each model
-    column.
+    """Location and scale of the evidence on the original calibration samples.
 
     Args:
         agreement: ``(L,)`` standard deviation of the agreement.
         novelty: ``(L,)`` median of the novelty.
         spread: ``(L,)`` median absolute deviation of the novelty, scaled to a standard deviation.
-        typical: ``(2 + 2 L,)`` mean of the model's columns.
     """
 
     agreement: Tensor
     novelty: Tensor
     spread: Tensor
-    typical: Tensor
 
 
 @storable
@@ -96,91 +96,13 @@ class LogOdds:
     def moments(self, X: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance ``(n,)`` of the log-odds."""
         phi = X - self.pull[label]
-        return X @ self.weights + self.offsets[label], ((phi @ self.covariance) * phi).sum(
-            dim=1
-        ) + self.spare[label]
+        mean = X @ self.weights + self.offsets[label]
+        return mean, ((phi @ self.covariance) * phi).sum(dim=1) + self.spare[label]
 
     def joint(self, X: Tensor, label: Tensor) -> Tensor:
         """Covariance ``(n, n)`` of the log-odds."""
         phi = X - self.pull[label]
         return phi @ self.covariance @ phi.T + (label[:, None] == label) * self.spare[label]
-
-
-@storable
-@dataclass(frozen=True, eq=False)
-class EvidenceModel:
-    """All that is needed to turn features into log-odds of being correct.
-
-    Args:
-        reference: what layers are compared with.
-        temperature: of the network's confidence.
-        scales: of the evidence.
-        posterior: of weights and offsets.
-    """
-
-    reference: Reference
-    temperature: float
-    scales: Scales
-    posterior: LogOdds
-
-    def log_odds(self, features: Features, evidence: Evidence | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Columns ``(n, p)``, mean and variance ``(n,)`` of the log-odds; ``evidence`` where it is known
-        already.
-        """
-        X = design(
-            features,
-            evidence if evidence is not None else layer_evidence(self.reference, features),
-            self.temperature,
-            self.scales,
-        )
-        return X, *self.posterior.to(X).moments(X, features.label)
-
-
-@storable
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """Rows the model was fitted on.
-
-    Args:
-        X: ``(n, p)`` columns.
-        label: ``(n,)`` predicted classes.
-        correct: ``(n,)`` 0 or 1.
-        is_copy: ``(n,)`` perturbed copy, or original?
-    """
-
-    X: Tensor
-    label: Tensor
-    correct: Tensor
-    is_copy: Tensor
-
-    def joined(self, more: Seen) -> Seen:
-        """These rows and more."""
-        return Seen(*(torch.cat([a, b.to(a)]) for a, b in zip(self._parts(), more._parts(), strict=True)))
-
-    def without(self, some: Seen) -> Seen:
-        """These rows without some of them, each taken once."""
-        keep = torch.ones(len(self.X), dtype=torch.bool, device=self.X.device)
-        for x, label, correct in zip(
-            some.X.to(self.X), some.label.to(self.label), some.correct.to(self.correct), strict=True
-        ):
-            same = (
-                keep
-                & (self.label == label)
-                & (self.correct == correct)
-                & torch.isclose(self.X, x, rtol=1e-6, atol=1e-7).all(dim=1)
-            )
-            if not bool(same.any()):
-                raise ValueError(
-                    "a sample to forget is not among those the calibrator was fitted on, or "
-                    "its label was another"
-                )
-            keep[same.nonzero()[0, 0]] = False
-        if not bool((keep & ~self.is_copy).any()):
-            raise ValueError("cannot forget every sample a calibrator knows")
-        return Seen(*(part[keep] for part in self._parts()))
-
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.X, self.label, self.correct, self.is_copy
 
 
 def originals(features: Features) -> tuple[Tensor, Tensor]:
@@ -254,33 +176,40 @@ def standardised(evidence: Evidence, scales: Scales) -> tuple[Tensor, Tensor]:
     return evidence.agreement / scales.agreement.to(N), N
 
 
-def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
-    """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, gated agreements, negative persistent novelties."""
-    t = log_odds(features, temperature, LARGEST_LOG_ODDS)
-    A, N = standardised(evidence, scales)
+def columns(t: Tensor, A: Tensor, N: Tensor, persistent: bool = True) -> Tensor:
+    """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, gated agreements, negative novelties.
+
+    Args:
+        t: ``(n,)`` tempered log-odds, within their bound.
+        A: ``(n, L)`` standardised agreements.
+        N: ``(n, L)`` standardised novelties.
+        persistent: count the novelty of a layer only as far as all later layers share it.
+    """
     gate = 1.0 / (1.0 + 0.3 * softplus(N - 1.0))
-    persistent = N.flip(1).cummin(dim=1).values.flip(1)
-    return torch.cat(
-        [torch.ones_like(t)[:, None], t[:, None], A * gate, -torch.log1p(softplus(persistent))], dim=1
-    )
+    novelty = N.flip(1).cummin(dim=1).values.flip(1) if persistent else N
+    return torch.cat([torch.ones_like(t)[:, None], t[:, None], A * gate, -torch.log1p(softplus(novelty))], 1)
+
+
+def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
+    """The `columns` of samples, with ``t`` within `LARGEST_LOG_ODDS`."""
+    t = log_odds(features, temperature, LARGEST_LOG_ODDS)
+    return columns(t, *standardised(evidence, scales))
+
+
+def scales_of(evidence: Evidence) -> Scales:
+    """Location and scale of the evidence of the original calibration samples."""
+    A, N = evidence.agreement, evidence.novelty
+    median = N.quantile(0.5, dim=0)
+    spread = 1.4826 * (N - median).abs().quantile(0.5, dim=0)
+    return Scales(A.std(dim=0, correction=0).clamp_min(1e-6), median, spread.clamp_min(1e-6))
 
 
 def scaled_design(
     features: Features, evidence: Evidence, temperature: float, first: Tensor
 ) -> tuple[Scales, Tensor]:
     """Scales of the evidence on the rows ``first``, and the columns of all rows."""
-    A, N = evidence.agreement[first], evidence.novelty[first]
-    median = N.quantile(0.5, dim=0)
-    spread = 1.4826 * (N - median).abs().quantile(0.5, dim=0)
-    tiny = 1e-6
-    scales = Scales(
-        A.std(dim=0, correction=0).clamp_min(tiny),
-        median,
-        spread.clamp_min(tiny),
-        torch.zeros(2 + 2 * A.shape[1]).to(A),
-    )
-    X = design(features, evidence, temperature, scales)
-    return Scales(scales.agreement, median, scales.spread, X[first].mean(dim=0)), X
+    scales = scales_of(evidence[first])
+    return scales, design(features, evidence, temperature, scales)
 
 
 def fit_log_odds(

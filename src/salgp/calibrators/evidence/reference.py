@@ -58,6 +58,8 @@ POINTS = 200
 """Points per class and layer that stand for a training set: what that costs is measured by
 `benchmarks/reference.py`.
 """
+PLACE = 16
+"""Whitened coordinates of a layer by which a disturbed sample is told from an original."""
 FEWEST_POINTS = 5
 MOST_POINTS = 10_000
 """Points of a layer in all, where there are many classes."""
@@ -74,10 +76,15 @@ class Evidence:
     Args:
         agreement: ``(n, L)``; positive where the layer sides with the predicted class.
         novelty: ``(n, L)``; large where the layer is far from all reference samples.
+        place: ``(n, q L)`` the first `PLACE` whitened coordinates of every layer.
     """
 
     agreement: Tensor
     novelty: Tensor
+    place: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Evidence:
+        return Evidence(self.agreement[rows], self.novelty[rows], self.place[rows])
 
 
 @storable
@@ -296,15 +303,16 @@ def layer_evidence(
         sides = _mahalanobis(reference, query, features.label)
     else:
         sides = side_distances(reference.index, query, features.label, reference.k, own, refine=refine)
-    return _evidence(sides, reference.typical)
+    place = torch.cat([x[:, :PLACE].float() for x in coordinates], dim=1)
+    return _evidence(sides, reference.typical, place)
 
 
-def _evidence(sides: Sides, typical: Tensor | None) -> Evidence:
+def _evidence(sides: Sides, typical: Tensor | None, place: Tensor) -> Evidence:
     both = (sides.own < torch.inf) & (sides.other < torch.inf)
     own, other, anyone = (d.double().clamp(1e-9, 1e9).log() for d in (sides.own, sides.other, sides.any))
     usual = torch.zeros_like(own[:, :1]) if typical is None else typical.to(own)[:, None]
     agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    return Evidence(torch.where(both, agreement, usual).T, anyone.T)
+    return Evidence(torch.where(both, agreement, usual).T, anyone.T, place)
 
 
 def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> Sides:

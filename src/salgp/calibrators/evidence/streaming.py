@@ -161,7 +161,7 @@ def stream_evidence(
     rows: SampleRows = source.over_rows("evidence", compare_rows, reference)
     seen = dict(rows.values)
     labels = seen.pop("label")
-    evidence = Evidence(seen.pop("agreement"), seen.pop("novelty"))
+    evidence = Evidence(seen.pop("agreement"), seen.pop("novelty"), seen.pop("place"))
     widths = {name: len(space.centre) for name, space in reference.layers.items()}
     seen |= {f"layers.{name}": evidence.novelty.new_zeros(len(labels), 0) for name in widths}
     return EvidenceRows(SampleRows(seen).features(), labels, evidence, reference, widths)
@@ -185,7 +185,12 @@ def compare_rows(reference: Reference, features: Features, labels: Tensor, numbe
     found = layer_evidence(reference, features)
     known = {"logits": features.logits, "label": labels, **features.origin}
     return SampleRows(
-        {**known, "agreement": found.agreement.contiguous(), "novelty": found.novelty.contiguous()}
+        {
+            **known,
+            "agreement": found.agreement.contiguous(),
+            "novelty": found.novelty.contiguous(),
+            "place": found.place.contiguous(),
+        }
     )
 
 

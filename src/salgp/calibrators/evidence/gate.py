@@ -1,0 +1,142 @@
+"""Which expert to ask about a single sample: was it disturbed, or is it merely difficult?
+
+Without other samples beside it, a sample tells by where it lies. The gate is a logistic regression *copy or
+original?* on the first whitened coordinates of every layer, their squares and the evidence. Its answer is the
+weight of the expert for shift. A guard keeps it from costing anything in domain: what nine of ten originals
+stay below, when the gate has not seen them, counts as nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from salgp.calibrators.evidence.rows import SeenRows, View
+from salgp.gp.linalg import solve_positive
+from salgp.storage import storable
+
+__all__ = ["Gate", "fit_gate", "logistic"]
+
+PRIOR = 0.1
+"""Share of disturbed samples that the gate expects."""
+RIDGE = 20.0
+FOLDS = 3
+MOST_ROWS = 6000
+"""Rows the gate is fitted to: all originals, and as many copies as there is room for."""
+CLIP = 8.0
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """A fitted gate.
+
+    Args:
+        centre: ``(p,)`` mean of its inputs over the originals.
+        scale: ``(p,)`` their standard deviation.
+        weights: ``(1 + p,)`` of a constant and the inputs.
+        guard: answers up to this one count as 0.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    weights: Tensor
+    guard: float
+
+    def __call__(self, view: View, place: Tensor) -> Tensor:
+        """Weight ``(n,)`` of the expert for shift, from 0 to 1."""
+        x = _standard(_inputs(view, place), self.centre.to(view.t), self.scale.to(view.t))
+        share = torch.sigmoid(x @ self.weights.to(view.t))
+        return ((share - self.guard) / (1 - self.guard)).clamp_min(0.0)
+
+
+def fit_gate(rows: SeenRows, place: Tensor, share: float) -> Gate:
+    """Learn to tell copies from originals. The order of the rows does not matter.
+
+    Args:
+        rows: both.
+        place: ``(n, q L)`` whitened coordinates, see `salgp.calibrators.evidence.reference.Evidence`.
+        share: of originals that must stay untouched.
+    """
+    x = _inputs(rows.view, place)
+    first = ~rows.is_copy
+    centre, scale = x[first].mean(dim=0), x[first].std(dim=0, correction=0).clamp_min(1e-6)
+    used = _some(rows)
+    x, copy = _standard(x[used], centre, scale), rows.is_copy[used].to(x)
+    fold = _folds(rows)[used]
+    unseen = torch.zeros_like(copy)
+    for k in range(FOLDS):
+        held = fold == k
+        if bool(held.any()) and 0 < float(copy[~held].mean()) < 1:
+            unseen[held] = torch.sigmoid(x[held] @ _weights(x[~held], copy[~held]))
+    guard = float(unseen[copy == 0].quantile(share).clamp_max(0.99))
+    return Gate(centre, scale, _weights(x, copy), guard)
+
+
+def logistic(X: Tensor, y: Tensor, weight: Tensor, prior: Tensor, offset: Tensor | None = None) -> Tensor:
+    """Weights ``(p,)`` of the largest posterior of a logistic regression, by Newton's steps.
+
+    Args:
+        X: ``(n, p)`` inputs.
+        y: ``(n,)`` 0 or 1.
+        weight: ``(n,)`` of the rows.
+        prior: ``(p,)`` precision of the weights around 0.
+        offset: ``(n,)`` added to the log-odds.
+
+    Example:
+        >>> X, y = torch.ones(4, 1).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()
+        >>> logistic(X, y, torch.ones(4).double(), torch.zeros(1).double()).exp()  # odds 3 : 1
+        tensor([3.0000], dtype=torch.float64)
+    """
+    w = torch.zeros_like(prior)
+    base = torch.zeros_like(y) if offset is None else offset
+    for _ in range(50):
+        p = torch.sigmoid(X @ w + base)
+        slope = X.T @ (weight * (p - y)) + prior * w
+        curvature = X.T @ ((weight * p * (1 - p))[:, None] * X) + prior.diag()
+        step = solve_positive(curvature, slope)
+        reach = float((X @ step).abs().max().clamp_min(1e-9))
+        w = w - min(1.0, 5.0 / reach) * step
+        if float(step.abs().max()) < 1e-9:
+            break
+    return w
+
+
+def _weights(x: Tensor, copy: Tensor) -> Tensor:
+    among = float(copy.mean())
+    weight = torch.where(copy > 0, PRIOR / among, (1 - PRIOR) / (1 - among))
+    prior = torch.full((x.shape[1],), RIDGE).to(x)
+    prior[0] = 1e-3
+    return logistic(x, copy, weight, prior)
+
+
+def _some(rows: SeenRows) -> Tensor:
+    """Rows to learn from: all originals, and every so many copies in the order of their confidence."""
+    first, others = (~rows.is_copy).nonzero()[:, 0], rows.is_copy.nonzero()[:, 0]
+    room = max(MOST_ROWS - len(first), len(first))
+    step = -(-len(others) // room)
+    return torch.cat([first, others[rows.view.t[others].argsort(stable=True)][::step]])
+
+
+def _folds(rows: SeenRows) -> Tensor:
+    """Fold ``(n,)`` of each row: groups are dealt out in the order of their originals' confidence."""
+    first = (~rows.is_copy).nonzero()[:, 0]
+    rank = rows.view.t[first].argsort(stable=True).argsort()
+    fold = torch.zeros(int(rows.group.max()) + 1, dtype=torch.long, device=rank.device)
+    fold[rows.group[first]] = rank % FOLDS
+    return fold[rows.group]
+
+
+def _inputs(view: View, place: Tensor) -> Tensor:
+    x = place.to(view.t).clamp(-6, 6)
+    N = view.novelty
+    evidence = [view.agreement.clamp(-6, 6), torch.log1p(softplus(N)), N.clamp(-4, 4)]
+    return torch.cat([x, x.square(), *evidence, view.t.clamp(-10, 10)[:, None]], dim=1)
+
+
+def _standard(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+    inside = ((x - centre) / scale).clamp(-CLIP, CLIP)
+    return torch.cat([torch.ones_like(inside[:, :1]), inside], dim=1)

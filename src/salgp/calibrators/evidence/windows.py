@@ -1,0 +1,63 @@
+"""Which samples share a window: all of them, runs of consecutive ones, or those of one environment.
+
+A window must be a random sample of its environment. One that was sorted by confidence looks like a shift that
+is none, so rows in such an order are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["window_numbers"]
+
+SORTED = 0.9
+"""Rows whose confidence is correlated this much with the confidence of the row before are sorted."""
+
+
+def window_numbers(context: Any, t: Tensor) -> Tensor:
+    """Number of the window of each of ``n`` samples.
+
+    Args:
+        context: ``"all"``, the size of a window of consecutive samples, or ``(n,)`` integers.
+        t: ``(n,)`` log-odds of the network's confidence, to see whether the rows are sorted by it.
+
+    Example:
+        >>> window_numbers(2, torch.tensor([0.1, 0.7, 0.2]))
+        tensor([0, 0, 1])
+    """
+    n = len(t)
+    if isinstance(context, str):
+        if context != "all":
+            raise ValueError(
+                f"context must be 'all', a window size, environments or a Context; got {context!r}"
+            )
+        return torch.zeros(n, dtype=torch.long, device=t.device)
+    if isinstance(context, bool | float):
+        raise TypeError(f"a window size must be a whole number of samples, got {context!r}")
+    if isinstance(context, int):
+        if context < 1:
+            raise ValueError(f"a window must hold at least 1 sample, got {context}")
+        _refuse_sorted(t)
+        return torch.arange(n, device=t.device) // context
+    number = torch.as_tensor(np.asarray(context.cpu() if isinstance(context, Tensor) else context))
+    if number.shape != (n,) or number.is_floating_point():
+        raise ValueError(
+            f"environments must be one whole number per sample, ({n},); got {number.dtype} of shape "
+            f"{tuple(number.shape)}"
+        )
+    return number.long().to(t.device)
+
+
+def _refuse_sorted(t: Tensor) -> None:
+    if len(t) < 50 or float(t.std()) < 1e-9:
+        return
+    x = t - t.mean()
+    if float((x[1:] * x[:-1]).sum() / x.square().sum()) > SORTED:
+        raise ValueError(
+            "the samples are sorted by confidence, so consecutive ones are no random sample of their "
+            "environment; shuffle them, or pass the environment of each sample"
+        )

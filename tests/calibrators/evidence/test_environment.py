@@ -1,0 +1,230 @@
+"""Experts, gate and environment of layer evidence, against loops and hand-made cases."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_calibrator import fitted, world
+from torch import Tensor
+
+import salgp
+from salgp.calibrators import get
+from salgp.calibrators.evidence.calibrator import LayerEvidence
+from salgp.calibrators.evidence.check import _missed, _window_numbers
+from salgp.calibrators.evidence.environment import Context, Environment, fit_environment
+from salgp.calibrators.evidence.experts import TRUSTS, choose_trust
+from salgp.calibrators.evidence.gate import fit_gate
+from salgp.calibrators.evidence.reference import layer_evidence
+from salgp.calibrators.evidence.rows import SeenRows, View
+from salgp.calibrators.evidence.windows import window_numbers
+from salgp.features import Features
+
+
+def made_rows(n: int = 400, seed: int = 0) -> tuple[SeenRows, Tensor, Tensor]:
+    """Originals and two families at two strengths, and the log-odds of two experts."""
+    g = torch.Generator().manual_seed(seed)
+    family = torch.arange(3).repeat_interleave(n)
+    level = torch.where(torch.arange(3 * n) % 2 == 0, 0.5, 1.0)
+    strength = torch.where(family == 0, 0.0, level).double()
+    t = (2.0 + torch.randn(3 * n, generator=g)).double()
+    correct = torch.bernoulli(torch.sigmoid(t - 3.0 * strength), generator=g)
+    A = -0.5 * strength[:, None] + torch.randn(3 * n, 2, generator=g)
+    view = View(t, A, torch.zeros(3 * n, 2).double(), torch.randint(3, (3 * n,), generator=g))
+    return SeenRows(view, correct, torch.arange(n).repeat(3), family, strength), t, t - 2.5 * strength
+
+
+def test_trust_is_the_smallest_weight_within_one_standard_error() -> None:
+    g = torch.Generator().manual_seed(0)
+    t, layers = torch.randn(2, 200, generator=g).double().unbind()
+    correct = torch.bernoulli(torch.sigmoid(0.5 * t + 0.5 * layers), generator=g)
+    losses = []
+    for k in TRUSTS:
+        p = 1 / (1 + np.exp(-((1 - k) * t.numpy() + k * layers.numpy())))
+        losses.append(-np.where(correct.numpy() > 0, np.log(p), np.log(1 - p)))
+    best = min(losses, key=lambda loss: loss.mean())
+    allowed = [
+        k
+        for k, loss in zip(TRUSTS, losses, strict=True)
+        if loss.mean() <= best.mean() + (loss - best).std(ddof=1) / 200**0.5
+    ]
+    assert choose_trust(t, layers, correct) == min(allowed)
+
+
+def test_trust_is_nothing_where_layers_are_noise_and_all_where_they_know() -> None:
+    g = torch.Generator().manual_seed(1)
+    t = torch.randn(500, generator=g).double() + 1
+    correct = torch.bernoulli(torch.sigmoid(t), generator=g)
+    assert choose_trust(t, t + torch.randn(500, generator=g), correct) == 0.0
+    assert choose_trust(t, 6 * (2 * correct - 1), correct) == 1.0
+
+
+def test_moved_is_the_formula_of_the_docstring() -> None:
+    zeros = torch.zeros(6, 6).double()
+    centre, spread = torch.tensor([0.8, 0.9]), torch.tensor([0.1, 0.2])
+    flat = Environment(torch.zeros(3, 2), centre, spread, zeros[0], zeros, torch.tensor([[-9, -9], [9, 9]]))
+    means, counts = [(0.7, 0.9), (0.3, 1.0)], [50, 10]
+    found = flat.moved(torch.tensor(means).double(), torch.tensor(counts))
+    for row in range(2):
+        for j in range(2):
+            u = (means[row][j] - float(centre[j])) / float(spread[j])
+            u = u * u * u / (u * u + 4 / counts[row])
+            assert float(found[row, j]) == pytest.approx(math.copysign(math.log(1 + abs(u)), u), abs=1e-6)
+
+
+def test_effect_is_a_sum_over_numbers_and_parts() -> None:
+    w, S = torch.arange(1.0, 7.0).double(), torch.diag(torch.arange(6.0)).double()
+    environment = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), w, S, torch.zeros(2, 2))
+    m, t, gap = (torch.tensor(x).double() for x in ([[0.5, -0.2]], [9.0], [-1.5]))
+    effect = environment.effect(m, t, gap)
+    a, b, c, d, e, f = w.tolist()
+    assert float(effect.added) == pytest.approx(0.5 * (a + b * 4) - 0.2 * (d + e * 4))  # t within its bound
+    assert float(effect.lean) == pytest.approx(0.5 * c - 0.2 * f)
+    X = [0.5, 2.0, -0.75, -0.2, -0.8, 0.3]
+    assert float(effect.variance) == pytest.approx(sum(k * x * x for k, x in enumerate(X)))
+
+
+def test_environment_learns_what_shift_does_and_nothing_in_domain() -> None:
+    rows, inside, shift = made_rows()
+    environment = fit_environment(rows, inside, shift, 3, window=50, seed=0)
+    opinions = environment.opinions(inside, shift, rows.view.label)
+    for strength, limit in ((0.0, 0.1), (0.5, 0.45), (1.0, 0.45)):
+        some = (rows.strength == strength).nonzero()[:50, 0]
+        m = environment.moved(opinions[some].mean(dim=0, keepdim=True), torch.tensor([50]))
+        effect = environment.effect(m.expand(50, 2), rows.view.t[some], (shift - inside)[some])
+        f = inside[some] + effect.lean * (shift - inside)[some] + effect.added
+        assert float((f - (rows.view.t[some] - 3.0 * strength)).abs().mean()) < limit
+
+
+def test_left_out_families_are_missed_by_what_makes_their_mean_right() -> None:
+    f, correct = torch.tensor([2.0, 1.0, 3.0, 0.5]).double(), torch.tensor([1.0, 0.0, 0.0, 1.0]).double()
+    delta = _missed(f, correct)
+    assert float(torch.sigmoid(f + delta).mean()) == pytest.approx((2 + 0.5) / 5, abs=1e-9)
+
+
+def test_windows_of_one_strength() -> None:
+    number = _window_numbers(torch.tensor([0.1, 0.1, 0.1, 0.5, 0.5]), 2)
+    assert number.unique(return_inverse=True)[1].tolist() == [0, 0, 1, 2, 2]
+
+
+def test_gate_tells_disturbed_from_original_and_spares_originals() -> None:
+    rows, _, _ = made_rows()
+    noise = torch.randn(len(rows), 4, generator=torch.Generator().manual_seed(3))
+    place = torch.where(rows.is_copy[:, None], 1.5, 0.0) + noise
+    gate = fit_gate(rows, place, 0.9)
+    lean = gate(rows.view, place)
+    assert float((lean[~rows.is_copy] > 0).double().mean()) < 0.13
+    assert float(lean[rows.is_copy].mean()) > 0.3
+    assert (lean >= 0).all()
+    assert (lean <= 1).all()
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(4))
+    same = fit_gate(rows[order], place[order], 0.9)
+    torch.testing.assert_close(same.weights, gate.weights, atol=1e-7, rtol=1e-6)
+    assert same.guard == pytest.approx(gate.guard, abs=1e-7)
+
+
+def test_prediction_without_context_does_not_depend_on_its_neighbours() -> None:
+    calibrator, (features, _) = fitted(), world(60, 3, 0.7)
+    whole, one = calibrator.predict(features), calibrator.predict(features[[7]])
+    torch.testing.assert_close(one.confidence, whole.confidence[[7]], rtol=0, atol=1e-7)
+
+
+def test_contexts_of_every_form_agree() -> None:
+    calibrator, (features, _) = fitted(), world(100, 3, 1.0)
+    everything = calibrator.predict(features, context="all").confidence
+    parts = calibrator.context(features[:30]) + calibrator.context(features[30:])
+    forms: list[Any] = [100, np.zeros(100, int), torch.zeros(100).long(), calibrator.context(features)]
+    for context in [*forms, features, parts, Context.from_dict(parts.as_dict())]:
+        found = calibrator.predict(features, context=context).confidence
+        torch.testing.assert_close(found, everything, rtol=0, atol=1e-7)
+    halves = [calibrator.predict(part, "all").confidence for part in (features[:50], features[50:])]
+    windows = calibrator.predict(features, 50).confidence
+    torch.testing.assert_close(windows, torch.cat(halves), rtol=0, atol=1e-7)
+    assert float((windows - everything).abs().max()) > 1e-4
+
+
+def test_terms_of_a_context_add_up_and_name_the_environment() -> None:
+    calibrator, (features, _) = fitted(), world(80, 3, 1.5)
+    prediction = calibrator.predict(features, context="all")
+    assert prediction.layers is not None
+    assert prediction.layers.names[-1] == "environment"
+    before = torch.logit(features.confidence.double())
+    inside = before.abs() < 12  # single precision of the softmax
+    whole = torch.logit(prediction.confidence) - before
+    torch.testing.assert_close(prediction.layers.mean.sum(dim=1)[inside], whole[inside], atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("context", "error", "says"),
+    [
+        ("some", ValueError, "context must be 'all'"),
+        (0, ValueError, "at least 1 sample"),
+        (2.5, TypeError, "whole number"),
+        (np.zeros(3, int), ValueError, "one whole number per sample"),
+    ],
+)
+def test_a_context_that_makes_no_sense_is_refused(context: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        fitted().predict(world(20, 3)[0], context=context)
+
+
+def test_sorted_samples_are_no_windows() -> None:
+    features, _ = world(200, 3)
+    order = features.confidence.argsort()
+    with pytest.raises(ValueError, match="sorted by confidence"):
+        fitted().predict(features[order], context=50)
+    assert window_numbers("all", features.confidence[order]).tolist() == [0] * 200
+
+
+def test_a_context_needs_copies_and_a_method_that_takes_it() -> None:
+    features, labels = world(100, 1)
+    with pytest.raises(ValueError, match="without perturbed copies"):
+        LayerEvidence().fit(features, labels).predict(features, context="all")
+    with pytest.raises(ValueError, match="takes no context"):
+        get("temperature").fit(features, labels).predict(features, context="all")
+
+
+def test_every_fit_measures_itself() -> None:
+    clean, y = world(250, 1)
+    parts = [Features(clean.logits, clean.layers, torch.arange(250), torch.zeros(250), torch.zeros(250))]
+    for family, noise in ((1, 0.7), (1, 1.5), (2, 0.7), (2, 1.5)):  # two families of the same nature
+        copy = world(250, 1, noise)[0]
+        where = torch.full((250,), family), torch.full((250,), noise / 1.5)
+        parts.append(Features(copy.logits, copy.layers, torch.arange(250), *where))
+    calibrator = LayerEvidence().fit(Features.concatenate(parts), y.repeat(5), reference=world(400, 0))
+    assert set(calibrator.check_) == {"in domain", "left-out families"}
+    for table in calibrator.check_.values():
+        assert set(table) == {"uncalibrated", "temperature", "layer evidence"}
+    shifted = calibrator.check_["left-out families"]
+    assert shifted["layer evidence"]["nll"] < shifted["temperature"]["nll"]
+    assert "temperature scaling" in calibrator.verdict_
+    features, labels = world(100, 1)
+    assert "nothing is known about shift" in LayerEvidence().fit(features, labels).verdict_
+
+
+def test_where_layers_do_not_help_the_answer_is_temperature_scaling() -> None:
+    calibrator = fitted(trust=0.0, gated=False)
+    features, _ = world(50, 5)
+    tempered = torch.softmax(features.logits.double() / calibrator.evidence_.temperature, 1).amax(1)
+    torch.testing.assert_close(calibrator.predict(features).confidence, tempered, atol=1e-6, rtol=0)
+
+
+def test_context_and_check_survive_saving(tmp_path: Path) -> None:
+    calibrator, (features, _) = fitted(), world(60, 3, 1.0)
+    again = salgp.load(calibrator.save(tmp_path / "saved"))
+    for context in (None, "all"):
+        a, b = calibrator.predict(features, context), again.predict(features, context)
+        assert torch.equal(a.confidence, b.confidence)
+        assert torch.equal(a.upper, b.upper)
+    assert again.check_ == calibrator.check_
+
+
+def test_evidence_has_a_place_in_every_layer() -> None:
+    calibrator, (features, _) = fitted(), world(9, 3)
+    reference = calibrator.evidence_.reference
+    first = reference.layers["one"].project(features.layers["one"])[:, :16].float()
+    torch.testing.assert_close(layer_evidence(reference, features).place[:, : first.shape[1]], first)
