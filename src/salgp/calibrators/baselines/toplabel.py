@@ -51,7 +51,8 @@ def top_label(features: Features) -> TopLabel:
     """
     label = features.label
     parts = []
-    for rows in row_chunks(max(len(features), 1), features.n_classes):
+    one_piece = torch.compiler.is_compiling() or not len(features)  # a graph must not depend on the batch
+    for rows in [slice(None)] if one_piece else row_chunks(len(features), features.n_classes):
         z = features.logits[rows]
         probs = torch.softmax(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)
         own = label[rows, None]
