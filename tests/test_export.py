@@ -16,6 +16,8 @@ from salgp.export import OUTPUTS, export_classifier, export_head
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")
+
 HEADS = {
     "temperature": lambda: get("temperature"),
     "sum": lambda: salgp.SALGP("sum"),
