@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sets": VALUES,
     "estimate": {*VALUES, "metrics", "decide"},
     "monitor": {*VALUES, "estimate"},
-    "module": {*VALUES, "network", "calibrators"},
+    "module": {*VALUES, "network", "calibrators", "report"},
     "onnx": set(),
     "outputs": {*VALUES, "calibrators"},
     "export": {*VALUES, "calibrators", "module"},

@@ -124,6 +124,25 @@ class CalibratedClassifier(nn.Module):
         home = next(_tensors(vars(self.calibrator)), torch.empty(0)).device
         return self.calibrator.predict(features.to(home), context)
 
+    def report(self, loader: Iterable[Any], path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the HTML report of this classifier on labelled data.
+
+        Args:
+            loader: labelled data that neither training nor calibration has seen.
+            path: target, e.g. ``report.html``.
+            options: see `salgp.report.build`; e.g. ``class_names``, ``force``.
+
+        Returns:
+            The path written.
+        """
+        from salgp.report import build  # only whoever wants a report needs its libraries
+
+        features, labels = self.extract(loader)
+        if labels is None:
+            raise ValueError("a report needs labels, but the loader yields inputs only; yield (x, y)")
+        method = {"method": self.calibrator.display_name}
+        return build(path, features, labels, self._predicted(features), **{**method, **options})
+
     def train(self, mode: bool = True) -> Self:
         """Set the flag of this module only: the network's modes are the user's."""
         self.training = mode
