@@ -2,7 +2,8 @@
 
 Networks of other frameworks often come as one ``.onnx`` file. `OnnxNetwork` runs it with onnxruntime, asks it
 for hidden tensors besides the class scores, and passes each through a small module of its own. So `extract`,
-`calibrate` and the command line read its layers like those of any other network.
+`calibrate` and the command line read them like any other layers, by the name ``layers="hidden.*"``.
+The class scores are computed inside the graph; rehearsals disturb the inputs, not these layers.
 """
 
 from __future__ import annotations
@@ -77,13 +78,7 @@ class OnnxNetwork(nn.Module):
 
 
 class _Passes(nn.Module):
-    """Hands a tensor on. Its empty matrix stands for the weights, which are in the graph: the automatic
-    choice of layers takes modules with weights.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.empty(0, 0), requires_grad=False)
+    """Hands a tensor on."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x

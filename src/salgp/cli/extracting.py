@@ -212,7 +212,7 @@ def extract(
     loader = DataOptions(model, batch_size, inputs, classes, images, scale, prepare).open(data)
     network = network_of(shell, model, weights, device)
     options = {
-        "layers": layer_names(layers),
+        "layers": layer_names(layers, model),
         "pooling": pooling,
         "output": output,
         "max_width": max_width,
@@ -311,15 +311,15 @@ def metadata_of(network: nn.Module, reader: Reader, classes: list[str] | None) -
     return kept | ({} if classes is None else {"classes": json.dumps(classes)})
 
 
-def layer_names(text: str) -> Any:
-    """``auto``, or names and positions.
+def layer_names(text: str, model: str = "") -> Any:
+    """``auto``, or names and positions; of an ONNX network, ``auto`` means every tensor it hands out.
 
     Example:
         >>> layer_names("conv1,-1")
         ['conv1', -1]
     """
     if text == "auto":
-        return "auto"
+        return "hidden.*" if model.endswith(".onnx") else "auto"
     return [int(name) if name.lstrip("-").isdigit() else name for name in files.split_names(text) or []]
 
 

@@ -100,7 +100,7 @@ def calibrate(
             network,
             sets,
             method=None if method == "auto" else method,
-            layers=given.layer_names(layers),
+            layers=given.layer_names(layers, model),
             pooling=pooling,
             output=output,
             max_width=max_width,
