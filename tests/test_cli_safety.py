@@ -6,6 +6,7 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.table import Table
@@ -136,3 +137,28 @@ def test_tables_hold_no_formulas(run: Run) -> None:
         "'@a",
         "'\t=1",
     ]
+
+
+NET = """
+import torch
+def make(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+def other():
+    return make(1)
+"""
+
+
+def test_a_finished_store_keeps_its_network(run: Run) -> None:
+    Path("net.py").write_text(NET)
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        np.savez(f"{name}.npz", x=rng.random((20, 4), dtype=np.float32), labels=np.arange(20) % 3)
+    assert run("extract", "net.py:make", "one.npz", "-o", "store")[0] == 0
+    before = {p.name: p.read_bytes() for p in Path("store").iterdir()}
+    assert run("extract", "net.py:make", "one.npz", "-o", "store")[0] == 0, "the same again is fine"
+    for model, data, why in [("other", "one", "weights differ"), ("make", "two", "other data")]:
+        code, _, err = run("extract", f"net.py:{model}", f"{data}.npz", "-o", "store")
+        assert code == 1
+        assert why in " ".join(err.split())
+    assert {p.name: p.read_bytes() for p in Path("store").iterdir()} == before

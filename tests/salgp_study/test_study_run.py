@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from salgp.storage import LockedError, locked
 from salgp_study import run
 from salgp_study.methods import methods_of
 from salgp_study.predictions import read_prediction
@@ -173,6 +174,14 @@ def test_fit_on_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {r["fit_on"] for r in records} == {"both"}
     with pytest.raises(KeyError, match="train, validation, both"):
         run_study("small", "smoke", (0,), tmp_path, fit_on=("test",))
+
+
+def test_one_process_runs_a_study_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Experiment("mstar", "convnet", poolings=("avg",), groups=("conventional",))
+    monkeypatch.setattr(run, "STUDIES", {"small": ("", (small,))})
+    with locked(tmp_path / "cache" / "small-0"), pytest.raises(LockedError, match="is being written by"):
+        run_study("small", "smoke", (0,), tmp_path)
+    assert read_records(tmp_path) == []
 
 
 def test_seeds_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
