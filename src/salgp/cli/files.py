@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from salgp.storage.errors import reading
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -67,6 +65,8 @@ class Loaded:
     @property
     def classes(self) -> list[str] | None:
         """Class names, where the file has them."""
+        from salgp.storage import reading
+
         names = self.metadata.get("classes")
         with reading(self.path, "features with a list of class names"):
             return None if names is None else [str(name) for name in list(json.loads(names))]
