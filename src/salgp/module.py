@@ -143,6 +143,16 @@ class CalibratedClassifier(nn.Module):
         method = {"method": self.calibrator.display_name}
         return build(path, features, labels, self._predicted(features), **{**method, **options})
 
+    @property
+    def check_(self) -> dict[str, dict[str, dict[str, float]]]:
+        """How the fit judged itself, where the calibrator does so: situation -> method -> score."""
+        return getattr(self.calibrator, "check_", {})
+
+    @property
+    def verdict_(self) -> str:
+        """The same in one sentence."""
+        return getattr(self.calibrator, "verdict_", "This calibrator does not judge itself.")
+
     def train(self, mode: bool = True) -> Self:
         """Set the flag of this module only: the network's modes are the user's."""
         self.training = mode
