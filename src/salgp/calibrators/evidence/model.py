@@ -16,14 +16,18 @@ so that a thousand classes cost a thousand rows, not a million entries.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
+from salgp.gp.optimise import tell_unless_settled
 from salgp.storage import storable
 
 __all__ = [
@@ -252,6 +256,7 @@ def fit_log_odds(
     start[1:p], start[1] = 0.1, 1.0
     bounds = [(None, None)] + [(0.0, None)] * (p - 1) + [(None, None)] * C
     found = minimize(loss, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=PRECISE)
+    _tell_unless_settled(found, bounds)
     v = torch.as_tensor(found.x).to(X)
     offsets = v[p:] if C else X.new_zeros(n_classes)
     return _around(
@@ -279,6 +284,14 @@ def leave_group_out(
         out[rows] = f[rows] - U @ (weight * (correct - p))[rows]
         variance[rows] = U.diagonal()
     return out, variance
+
+
+def _tell_unless_settled(found: Any, bounds: Sequence[tuple[float | None, float | None]]) -> None:
+    """Warn where the search ended short of its optimum; on a bound, a slope that points outwards is fine."""
+    inner = np.array([low is None or x > low for x, (low, _) in zip(found.x, bounds, strict=True)])
+    from scipy.optimize import OptimizeResult
+
+    tell_unless_settled(OptimizeResult(found, jac=np.where(inner, found.jac, 0.0)), "layer evidence")
 
 
 def _around(
