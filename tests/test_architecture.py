@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "features": {"storage", "logits"},
     "prediction": {"features"},
     "explanation": {"features", "prediction"},
-    "gp": {"storage", "features"},
+    "gp": {"storage"},
     "neighbours": set(),
     "network": VALUES,
     "metrics": VALUES,
@@ -85,6 +85,36 @@ def test_import_arrows(path: Path) -> None:
     used = {name.split(".")[1] for name in imports(path) if name.startswith("salgp.")} - {here}
     allowed = MAY_IMPORT[here] | {"extras", "__version__"}
     assert used <= allowed, f"{path.name} imports {used - allowed}"
+
+
+ROOMS_OF_CALIBRATORS = {"baselines": set(), "evidence": set(), "layerwise": {"evidence"}}
+"""What the rooms of ``calibrators/`` may import of each other; what lies beside them serves all."""
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "calibrators").glob("*/*.py")), ids=lambda p: f"{p.parent.name}/{p.name}"
+)
+def test_arrows_between_the_rooms_of_calibrators(path: Path) -> None:
+    here = path.parent.name
+    parts = [name.split(".") for name in imports(path) if name.startswith("salgp.calibrators.")]
+    used = {part[2] for part in parts if part[2] in ROOMS_OF_CALIBRATORS} - {here}
+    assert used <= ROOMS_OF_CALIBRATORS[here], f"{here}/{path.name} imports {used}"
+
+
+def test_no_cycles_even_by_lazy_imports() -> None:
+    """Every import counts, wherever in a file it stands; a package is its ``__init__``."""
+    known = {name_of(path): path for path in modules()}
+    arrows = {name: {to for to in imports(path) if to in known} - {name} for name, path in known.items()}
+    settled: set[str] = set()
+    while waiting := {name for name in arrows if name not in settled}:
+        free = {name for name in waiting if arrows[name] <= settled}
+        assert free, f"a cycle among {sorted(waiting)[:8]}"
+        settled |= free
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @pytest.mark.parametrize(("library", "rooms"), ONLY_IN.items())

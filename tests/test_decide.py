@@ -212,8 +212,7 @@ def test_saved_rule_is_the_same_and_other_files_are_refused(tmp_path: Path) -> N
 
 def test_rule_lives_beside_its_calibrator(tmp_path: Path) -> None:
     from salgp import Features
-    from salgp.calibrators import get
-    from salgp.calibrators.base import load_calibrator
+    from salgp.calibrators import get, load_calibrator
 
     prediction, truth, _ = answers(500, 1)
     features = Features(prediction.probs.log())

@@ -75,7 +75,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from salgp_study.suite import sets
 
     monkeypatch.syspath_prepend(str(tmp_path))
-    tables = (calibrators._REGISTERED, kernels.KERNELS, scores.METRICS, sets.SETS)
+    tables = (calibrators.registry._REGISTERED, kernels.KERNELS, scores.METRICS, sets.SETS)
     before = [dict(table) for table in tables]
 
     def load(name: str, text: str) -> Any:

@@ -44,7 +44,7 @@ class Shrunk(Calibrator):
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> type[Calibrator]:
-    monkeypatch.setattr("salgp.calibrators._REGISTERED", {})
+    monkeypatch.setattr("salgp.calibrators.registry._REGISTERED", {})
     return register(Shrunk)
 
 
@@ -206,7 +206,7 @@ def test_a_registered_calibrator_saves_and_loads(registered: type[Calibrator], t
 
 def test_an_entry_point_is_found_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("test-shrunk", f"{Shrunk.__module__}:Shrunk", "salgp.calibrators")
-    monkeypatch.setattr("salgp.calibrators._REGISTERED", {})
+    monkeypatch.setattr("salgp.calibrators.registry._REGISTERED", {})
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
     monkeypatch.setattr(EntryPoint, "load", lambda self: Shrunk)
     assert isinstance(get("test-shrunk"), Shrunk)

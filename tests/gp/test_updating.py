@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from salgp.calibrators.layerwise.salgp import SALGP, rows_of
+from salgp.calibrators.labelling import spread_choice
+from salgp.calibrators.layerwise.salgp import SALGP
+from salgp.calibrators.layerwise.structures import rows_of
 from salgp.features import Features
 from salgp.gp.regression import condition_exact
-from salgp.gp.updating import spread_choice
 
 
 def made(n: int, seed: int = 0) -> tuple[Features, Tensor]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scale_jobs import contents, evidence_stores, samples
 
-from salgp.calibrators.base import load_calibrator
+from salgp.calibrators import load_calibrator
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.reference import layer_evidence, make_reference
 from salgp.features import Features

@@ -10,7 +10,7 @@ import torch
 from scale_jobs import contents, samples, small_calibrator, small_store
 
 from salgp import calibrators
-from salgp.calibrators.base import load_calibrator
+from salgp.calibrators import load_calibrator
 from salgp.calibrators.layerwise.residual import ResidualGP
 from salgp.store import scoring
 from salgp.store.manifest import ChecksumError

@@ -29,14 +29,14 @@ from salgp.calibrators.checks import (
     original_rows,
     warn_of_data,
 )
-from salgp.calibrators.saving import KIND, read_calibrator, write_calibrator
+from salgp.calibrators.saving import KIND, write_calibrator
 from salgp.calibrators.temperature import rest_temperature
 from salgp.explanation import explain_line
 from salgp.features import Features, as_labels
 from salgp.prediction import Prediction
-from salgp.storage import pack, read_folder, unpack, write_folder
+from salgp.storage import pack, unpack, write_folder
 
-__all__ = ["CalibrationWarning", "Calibrator", "check_features", "load_calibrator"]
+__all__ = ["CalibrationWarning", "Calibrator", "check_features"]
 
 
 class Calibrator(BaseEstimator, ABC):
@@ -217,23 +217,3 @@ class Calibrator(BaseEstimator, ABC):
 
     def __getstate__(self) -> Any:
         raise TypeError(f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder)")
-
-
-def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
-    """Read a calibrator written by `Calibrator.save`; it predicts bit for bit the same.
-
-    Example:
-        >>> import tempfile, torch, salgp
-        >>> f = salgp.Features(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
-        >>> labels = torch.arange(50) % 3
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     saved = salgp.calibrators.get("temperature").fit(f, labels)
-        ...     loaded = salgp.load(saved.save(folder))
-        >>> bool((saved.predict(f).probs == loaded.predict(f).probs).all())
-        True
-    """
-    if not (Path(folder) / "calibrator.json").is_file():
-        raise FileNotFoundError(
-            f"{folder}: no calibrator.json here; expected a folder written by Calibrator.save"
-        )
-    return read_folder(folder, KIND, read_calibrator)

@@ -13,13 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from salgp.features import Features
 from salgp.gp.covariance import Rows, gaps, self_gaps
 from salgp.gp.fitting import Fitted
 from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites
 from salgp.gp.regression import Statistics, condition_exact, condition_inducing, statistics
 
-__all__ = ["extend", "new_sites", "retract", "spread_choice"]
+__all__ = ["extend", "new_sites", "retract"]
 
 
 def extend(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
@@ -79,33 +78,6 @@ def new_sites(
         if float((mean - before).abs().max()) < 1e-8:
             break
     return centred
-
-
-def spread_choice(features: Features, std: Tensor, k: int) -> Tensor:
-    """Indices of ``k`` samples to label next: uncertain, and unlike each other.
-
-    Greedy on the prior that neighbouring samples (in the last tapped layer, or the logits) share their error:
-    each pick has the largest standard deviation that the earlier picks leave unexplained.
-
-    Example:
-        >>> features = Features(torch.tensor([[0.0, 0.0], [0.1, 0.1], [5.0, 5.0]]))
-        >>> spread_choice(features, torch.tensor([0.3, 0.31, 0.2]), 2)
-        tensor([1, 2])
-    """
-    x = (list(features.layers.values()) or [features.logits])[-1].double()
-    x = (x - x.mean(0)) / (x.std(0, correction=0) + 1e-12)
-    left, scale = std.double().square().clone(), x.shape[1]
-    factors: list[Tensor] = []
-    picked: list[int] = []
-    for _ in range(min(k, len(features))):
-        best = int(left.argmax())
-        similar = torch.exp(-(x - x[best]).square().sum(1) / scale) * std * std[best]
-        explained = sum((f * f[best] for f in factors), torch.zeros_like(similar))
-        factor = (similar - explained) / left[best].clamp_min(1e-300).sqrt()
-        factors.append(factor)
-        left = (left - factor.square()).clamp_min(0.0)
-        left[picked := [*picked, best]] = -1.0
-    return torch.tensor(picked, dtype=torch.long)
 
 
 def _sums(fitted: Fitted, rows: Rows, sites: Sites) -> Statistics:

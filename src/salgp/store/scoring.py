@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator, load_calibrator
+from salgp.calibrators import Calibrator, load_calibrator
 from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp.storage import digest, locked

@@ -53,10 +53,10 @@ from salgp.calibrators.evidence.reference import (
 from salgp.calibrators.evidence.rows import LARGEST, SeenRows, View, rows_of, view_of
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import window_numbers
+from salgp.calibrators.labelling import spread_choice
 from salgp.calibrators.source import Source
 from salgp.calibrators.temperature import careful_temperature
 from salgp.features import Features, as_labels
-from salgp.gp.updating import spread_choice
 from salgp.metrics import ece, nll_correct
 from salgp.prediction import LayerTerms, Prediction
 from salgp.storage import storable

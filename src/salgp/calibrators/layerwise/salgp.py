@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, check_features
+from salgp.calibrators.labelling import spread_choice
 from salgp.calibrators.layerwise.correction import chunk_size, fast_predictor, to_prediction
 from salgp.calibrators.layerwise.inputs import learn_evidence
 from salgp.calibrators.layerwise.observations import observe
@@ -33,7 +34,7 @@ from salgp.features import Features, as_labels
 from salgp.gp.covariance import Index, Product, Rows, Sum
 from salgp.gp.fitting import EXACT_LIMIT, Fitted, Settings, fit_bernoulli, fit_gaussian
 from salgp.gp.likelihood import Sites
-from salgp.gp.updating import extend, new_sites, retract, spread_choice
+from salgp.gp.updating import extend, new_sites, retract
 from salgp.prediction import Prediction
 
 __all__ = ["PAPER", "RECIPES", "SALGP", "fit_structure"]

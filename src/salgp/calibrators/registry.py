@@ -1,0 +1,106 @@
+"""Calibrators by name: ours, those that other packages register, and those their entry points name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any, TypeVar
+
+from salgp.calibrators.base import Calibrator
+from salgp.methods import CLASSES, entry_points
+
+__all__ = ["get", "names", "register"]
+
+_REGISTERED: dict[str, type[Calibrator]] = {}
+"""Calibrators of other packages, by name."""
+
+C = TypeVar("C", bound=type[Calibrator])
+
+
+def get(name: str, **arguments: Any) -> Calibrator:
+    """Build the calibrator called ``name``.
+
+    Example:
+        >>> get("temperature")
+        TemperatureScaling()
+        >>> get("temprature")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        KeyError: "no calibrator called 'temprature'; did you mean 'temperature'? known: ...
+    """
+    return _class(name)(**arguments)
+
+
+def names() -> dict[str, str]:
+    """Every calibrator's name and the first line of its description.
+
+    Example:
+        >>> "temperature" in names()
+        True
+    """
+    return {name: (_class(name).__doc__ or "").strip().splitlines()[0] for name in _known()}
+
+
+def register(cls: C) -> C:
+    """Make a calibrator of another package one of ours: `get` builds it, and a saved one can be loaded.
+
+    Use it as a decorator, or name the class as an entry point in the group ``salgp.calibrators`` of your
+    package, so that it is found without being imported first.
+
+    Args:
+        cls: a `Calibrator` with a ``name`` that no other has.
+
+    Returns:
+        The class itself.
+
+    Example:
+        >>> from salgp import Prediction
+        >>> class Half(Calibrator):
+        ...     "Half of the network's confidence."
+        ...
+        ...     name = "half"
+        ...
+        ...     def _fit(self, features, labels, reference):
+        ...         pass
+        ...
+        ...     def _predict(self, features):
+        ...         return Prediction.from_confidence(features, features.confidence / 2)
+        >>> get(register(Half).name)
+        Half()
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Calibrator)):
+        raise TypeError(f"expected a class derived from salgp.calibrators.Calibrator, got {cls!r}")
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"{cls.__name__} needs a class attribute `name`, a short name to look it up by")
+    other = _REGISTERED.get(name)
+    same = other is not None and (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__)
+    if name in CLASSES or (other is not None and not same):
+        raise ValueError(f"there is a calibrator called {name!r} already; choose another name")
+    _REGISTERED[name] = cls
+    return cls
+
+
+def _known() -> list[str]:
+    return [*CLASSES, *_REGISTERED, *(n for n in entry_points() if n not in CLASSES and n not in _REGISTERED)]
+
+
+def _class(name: str) -> type[Calibrator]:
+    if name in CLASSES:
+        module, _, cls = CLASSES[name].rpartition(".")
+        found: type[Calibrator] = getattr(importlib.import_module(f"salgp.calibrators.{module}"), cls)
+        return found
+    if name not in _REGISTERED and name in (points := entry_points()):
+        cls_found = register(points[name].load())
+        if cls_found.name != name:
+            raise ValueError(f"the entry point {name!r} leads to a calibrator called {cls_found.name!r}")
+    if name not in _REGISTERED:
+        raise KeyError(_unknown(name))
+    return _REGISTERED[name]
+
+
+def _unknown(name: str) -> str:
+    known = sorted(_known())
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"no calibrator called {name!r}; {hint}known: {', '.join(known)}"
