@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from salgp.monitor.records import Record
 from salgp.storage import write_whole
-
-if TYPE_CHECKING:
-    from salgp.monitor.watching import Monitor
 
 __all__ = ["render_page", "write_page"]
 
@@ -26,7 +23,23 @@ WEEKS = 8
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 860, 220, 46, 26
 
 
-def write_page(path: str | os.PathLike[str], monitor: Monitor, title: str) -> Path:
+class Watched(Protocol):
+    """What the page needs of a monitor."""
+
+    settings: Any
+
+    @property
+    def log(self) -> Sequence[Record]:
+        """All that was recorded."""
+
+    def status(self) -> Any:
+        """Where things stand."""
+
+    def estimate_of(self, record: Record) -> Any:
+        """The accuracy to expect of a batch."""
+
+
+def write_page(path: str | os.PathLike[str], monitor: Watched, title: str) -> Path:
     """Write `render_page` to a file."""
     text = render_page(monitor, title)
 
@@ -36,7 +49,7 @@ def write_page(path: str | os.PathLike[str], monitor: Monitor, title: str) -> Pa
     return write_whole(path, write)
 
 
-def render_page(monitor: Monitor, title: str) -> str:
+def render_page(monitor: Watched, title: str) -> str:
     """The page as a string of HTML."""
     try:
         from jinja2 import Environment
@@ -88,12 +101,12 @@ def _alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
     return list(raised.items())
 
 
-def _name(monitor: Monitor, label: int) -> str:
+def _name(monitor: Watched, label: int) -> str:
     names = monitor.settings.class_names
     return str(label) if names is None else names[label]
 
 
-def _accuracy(monitor: Monitor, fed: Sequence[Record]) -> str:
+def _accuracy(monitor: Watched, fed: Sequence[Record]) -> str:
     """Expected accuracy of every batch with its interval, measured accuracy as dots, home as a line."""
     found = [monitor.estimate_of(record) for record in fed]
     ends = [e.lower for e in found] + [r.right / r.labelled for r in fed if r.labelled]
