@@ -152,7 +152,7 @@ def monitor(cache: Path, path: Path) -> None:
             "--headless",
             "--no-sandbox",
             "--hide-scrollbars",
-            "--window-size=1000,1250",
+            "--window-size=1000,1076",
             f"--user-data-dir={folder}/p",
         ]
         subprocess.run(

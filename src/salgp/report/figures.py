@@ -89,11 +89,13 @@ class Frame:
     def axes(self, x_label: str, y_label: str, ticks: Sequence[float]) -> None:
         """Grid lines, tick labels in per cent, and axis labels."""
         for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-            self.canvas.text(self.x(share), self.upper + self.height + 18, f"{100 * share:.0f} %")
+            self.canvas.text(
+                self.x(share), self.upper + self.height + 18, f"{100 * share:.0f} %", "tick below"
+            )
         for value in ticks:
             self.canvas.line(self.left, self.y(value), self.left + self.width, self.y(value), "grid")
             self.canvas.text(self.left - 6, self.y(value) + 4, f"{100 * value:.3g} %", anchor="end")
-        self.canvas.text(self.left + self.width / 2, self.upper + self.height + 40, x_label, "axis")
+        self.canvas.text(self.left + self.width / 2, self.upper + self.height + 40, x_label, "axis below")
         middle = self.upper + self.height / 2
         self.canvas.text(14, middle, y_label, "axis side", transform=f"rotate(-90 14 {middle:.0f})")
 
@@ -167,12 +169,14 @@ def layer_profile(shares: Sequence[LayerShare]) -> Markup:
         + ", ".join(f"{share.name} {100 * share.size:.1f}" for share in shares)
         + " points."
     )
-    canvas = Canvas(640, 30 * len(shares) + 8, words, "plot wide")
-    for i, share in enumerate(shares):
+    names = [_short(share.name) for share in shares]
+    left = 20 + 10 * max(map(len, names), default=0)
+    canvas = Canvas(left + 390, 30 * len(shares) + 8, words, "plot wide")
+    for i, (name, share) in enumerate(zip(names, shares, strict=True)):
         y, scale = 30 * i + 4, 310 / largest
-        canvas.text(240, y + 18, _short(share.name), "layer", "end")
+        canvas.text(left - 10, y + 18, name, "layer", "end")
         canvas.rect(
-            250,
+            left,
             y + 3,
             share.lowers * scale,
             20,
@@ -180,14 +184,14 @@ def layer_profile(shares: Sequence[LayerShare]) -> Markup:
             f"{share.name}: lowers by {100 * share.lowers:.1f} points on average",
         )
         canvas.rect(
-            250 + share.lowers * scale,
+            left + share.lowers * scale,
             y + 3,
             share.raises * scale,
             20,
             "raises",
             f"{share.name}: raises by {100 * share.raises:.1f} points on average",
         )
-        canvas.text(256 + share.size * scale, y + 18, f"{100 * share.size:.1f}", "tick", "start")
+        canvas.text(left + 6 + share.size * scale, y + 18, f"{100 * share.size:.1f}", "tick", "start")
     return canvas.markup()
 
 
