@@ -61,6 +61,14 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing result
 AnyNetwork = Annotated[
     bool, typer.Option("--any-network", help="Accept features known to come from another network.")
 ]
+InContext = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="all|N",
+        help="Samples met together: 'all', or windows of N consecutive ones. By default each by itself.",
+    ),
+]
 Reference = Annotated[
     Path | None,
     typer.Option(
@@ -166,6 +174,7 @@ def apply(
     calibrator: Cal,
     features: Feats,
     out: Out,
+    context: InContext = None,
     any_network: AnyNetwork = False,
     force: Force = False,
 ) -> None:
@@ -174,7 +183,8 @@ def apply(
         raise UsageError(f"--out {out}: expected a name that ends in .csv, .parquet or .safetensors")
     files.check_inputs(calibrator, features)
     files.check_target(out, force, features, calibrator)
-    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    together = _context(context)
+    loaded, prediction = predicted(calibrator, features, any_network, shell, together)
     files.write_prediction(out, prediction, loaded.features.confidence)
     before, after = float(loaded.features.confidence.mean()), float(prediction.confidence.mean())
     shell.finish(
@@ -187,6 +197,7 @@ def evaluate(
     shell: Shell,
     calibrator: Cal,
     features: Feats,
+    context: InContext = None,
     any_network: AnyNetwork = False,
     bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 15,
 ) -> None:
@@ -195,7 +206,7 @@ def evaluate(
     from salgp.metrics import compare as compare_predictions
 
     _, labels = files.read_labelled(features)
-    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    loaded, prediction = predicted(calibrator, features, any_network, shell, _context(context))
     name = files.read_calibrator(calibrator).name
     comparison = compare_predictions(
         {"uncalibrated": uncalibrated(loaded.features), name: prediction}, labels, bins
@@ -305,13 +316,21 @@ def origin_of(loaded: files.Loaded) -> dict[str, Any]:
 
 
 def predicted(
-    calibrator: Path, features: Path, any_network: bool, shell: Shell
+    calibrator: Path, features: Path, any_network: bool, shell: Shell, context: int | str | None = None
 ) -> tuple[files.Loaded, Prediction]:
     fitted = files.read_calibrator(calibrator)
     loaded = files.read_features(features)
     files.check_network(calibrator, loaded, any_network)
     with shell.progress(f"predicting {len(loaded.features):,} samples"):
-        return loaded, fitted.predict(loaded.features)
+        return loaded, fitted.predict(loaded.features, context)
+
+
+def _context(text: str | None) -> int | str | None:
+    if text is None or text == "all":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--context {text}: expected 'all' or the number of samples in a window")
+    return int(text)
 
 
 def read_reference(path: Path | None, data: Features) -> tuple[Features, Tensor] | None:
