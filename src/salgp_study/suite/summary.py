@@ -95,9 +95,17 @@ class Results:
         return Results(near).mean(way, kind, "error")
 
     def best_rivals(self, count: int) -> list[Way]:
-        """Rivals of the least ECE under shift, temperature and no calibration aside."""
-        others = [Way(m) for m in RIVALS if Way(m) not in (BASE, SOFTMAX) and self.has(Way(m))]
+        """Rivals of the least ECE under shift, temperature and no calibration aside; of those scored on every
+        data set, since a mean over some of them cannot be compared.
+        """
+        everywhere = self.sets_of(BASE)
+        others = [Way(m) for m in RIVALS if Way(m) not in (BASE, SOFTMAX)]
+        others = [way for way in others if self.sets_of(way) == everywhere]
         return sorted(others, key=lambda way: self.mean(way, "shift", "ece"))[:count]
+
+    def sets_of(self, way: Way) -> set[str]:
+        """Data sets on which a way was scored under shift."""
+        return {r["set"] for r in self.of(way, "shift")}
 
     def replicates(self, way: Way, key: str, name: str) -> np.ndarray | None:
         """Bootstrap replicates in domain of one data set, mean over the seeds."""
