@@ -152,14 +152,14 @@ def test_a_classifier_reads_as_it_was_calibrated(tmp_path: Any) -> None:
     assert torch.equal(again.predict([x]).confidence, classifier.predict([x]).confidence)
 
 
-def test_context_is_passed_on_only_where_given() -> None:
-    given: list[dict[str, Any]] = []
+def test_context_is_passed_on() -> None:
+    given: list[Any] = []
     classifier = salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=False)
     original = classifier.calibrator.predict
-    classifier.calibrator.predict = lambda features, **more: given.append(more) or original(features)  # type: ignore[method-assign]
+    classifier.calibrator.predict = lambda features, context: given.append(context) or original(features)  # type: ignore[method-assign]
     classifier.predict([X])
     classifier.predict([X], context="all")
-    assert given == [{}, {"context": "all"}]
+    assert given == [None, "all"]
 
 
 def test_calibrate_makes_the_checks_of_extract_and_leaves_random_numbers_alone() -> None:

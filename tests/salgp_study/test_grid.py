@@ -19,6 +19,7 @@ def comparable(folder: Path) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: record["key"])
 
 
+@pytest.mark.slow
 def test_ray_leaves_the_records_of_a_plain_run(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     lines: list[str] = []

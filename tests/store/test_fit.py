@@ -156,7 +156,7 @@ def test_working_folder_is_reused_and_guarded(tmp_path: Path) -> None:
     fit_store(small_calibrator(), store, subset=200, work=tmp_path / "w").save(tmp_path / "b")
     assert contents(tmp_path / "w") == before
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    with pytest.raises(ValueError, match="another job: config differ"):
+    with pytest.raises(ValueError, match="another job: likelihood differ"):
         fit_store(small_calibrator("bernoulli"), store, subset=200, work=tmp_path / "w")
     with pytest.raises(ValueError, match="another job: subset differ"):
         fit_store(small_calibrator(), store, subset=300, work=tmp_path / "w")

@@ -28,6 +28,8 @@ __all__ = [
 
 BOUNDS = (0.01, 20.0)
 """Smallest and largest temperature looked for, unless told otherwise."""
+FLAT = 0.05
+"""Below this temperature the likelihood hardly changes any more: there is no optimum."""
 LARGE = 2**24
 """Logits from which on a temperature needs no prior."""
 
@@ -111,7 +113,7 @@ def rest_temperature(logits: Tensor, labels: Tensor) -> float:
     if not bool((labels >= 0).any()):
         return 1.0
     temperature, at_bound = best_temperature(logits, labels, warn=False)
-    return 1.0 if at_bound else temperature
+    return 1.0 if at_bound or temperature < FLAT else temperature
 
 
 def careful_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> float:

@@ -77,7 +77,7 @@ def test_gradient_steps_do_depend_on_the_start() -> None:
 
 def test_all_correct_stops_at_the_bound_and_says_so() -> None:
     z, _ = drawn(50, 3, 1.0)
-    with pytest.warns(CalibrationWarning, match=r"bound 0\.05 .*every calibration sample is correct"):
+    with pytest.warns(CalibrationWarning, match=r"bound 0\.01 .*every calibration sample is correct"):
         fitted = TemperatureScaling().fit(Features(z), z.argmax(1))
     assert fitted.at_bound_
     assert fitted.temperature_ == BOUNDS[0]

@@ -22,6 +22,7 @@ from salgp.calibrators.evidence.gate import fit_gate
 from salgp.calibrators.evidence.reference import layer_evidence
 from salgp.calibrators.evidence.rows import SeenRows, View
 from salgp.calibrators.evidence.windows import window_numbers
+from salgp.export import export_head
 from salgp.features import Features
 
 
@@ -228,3 +229,17 @@ def test_evidence_has_a_place_in_every_layer() -> None:
     reference = calibrator.evidence_.reference
     first = reference.layers["one"].project(features.layers["one"])[:, :16].float()
     torch.testing.assert_close(layer_evidence(reference, features).place[:, : first.shape[1]], first)
+
+
+def test_an_exported_gate_gives_the_same_confidence(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    calibrator, (features, _) = fitted(), world(40, 3, 1.5)
+    assert calibrator.evidence_.gate is not None
+    session = onnxruntime.InferenceSession(str(export_head(calibrator, tmp_path / "head.onnx")))
+    given = {"logits": features.logits, **{f"layers.{k}": x for k, x in features.layers.items()}}
+    found = session.run(["confidence"], {k: x.numpy() for k, x in given.items()})[0]
+    np.testing.assert_allclose(found, calibrator.predict(features).confidence.numpy(), atol=1e-5)
+    inside = calibrator.evidence_.inside.log_odds(
+        calibrator.evidence_.view(features, layer_evidence(calibrator.evidence_.reference, features))
+    )
+    assert np.abs(found - torch.sigmoid(inside).numpy()).max() > 0.01  # the gate did something

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.evidence.gate import logistic
+from salgp.calibrators.evidence.model import within
 from salgp.calibrators.evidence.rows import SeenRows
 from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.storage import storable
@@ -215,5 +216,5 @@ def _compressed(u: Tensor, count: Tensor) -> Tensor:
 
 def _interactions(m: Tensor, t: Tensor, gap: Tensor) -> Tensor:
     """Columns ``(n, 6)``: each of the two numbers times one, ``t`` and the gap."""
-    parts = torch.stack([torch.ones_like(t), t.clamp(-LARGEST_T, LARGEST_T), gap], dim=1)
+    parts = torch.stack([torch.ones_like(t), within(t, LARGEST_T), gap], dim=1)
     return (m[:, :, None] * parts[:, None, :]).flatten(1)

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.calibrators.evidence.model import LogOdds, columns, fit_log_odds, leave_group_out, sample_weights
+from salgp.calibrators.evidence.model import (
+    LogOdds,
+    columns,
+    fit_log_odds,
+    leave_group_out,
+    sample_weights,
+    within,
+)
 from salgp.calibrators.evidence.rows import SeenRows, View
 from salgp.storage import storable
 
@@ -66,7 +73,7 @@ class Expert:
 
     def columns(self, view: View) -> Tensor:
         """Columns ``(n, p)`` of the model."""
-        t = view.t.clamp(-self.largest, self.largest)
+        t = within(view.t, self.largest)
         return columns(t, view.agreement, view.novelty, self.persistent)
 
     def log_odds(self, view: View) -> Tensor:
@@ -207,6 +214,6 @@ def _fitted(
     persistent: bool,
 ) -> Expert:
     view = rows.view
-    X = columns(view.t.clamp(-largest, largest), view.agreement, view.novelty, persistent)
+    X = columns(within(view.t, largest), view.agreement, view.novelty, persistent)
     posterior = fit_log_odds(X, view.label, rows.correct, weight, n_classes, ridge, spread)
     return Expert(posterior, X[~rows.is_copy].mean(dim=0), largest, persistent)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from salgp.calibrators.evidence.model import within
 from salgp.calibrators.evidence.rows import SeenRows, View
 from salgp.gp.linalg import solve_positive
 from salgp.storage import storable
@@ -131,12 +132,12 @@ def _folds(rows: SeenRows) -> Tensor:
 
 
 def _inputs(view: View, place: Tensor) -> Tensor:
-    x = place.to(view.t).clamp(-6, 6)
+    x = within(place.to(view.t), 6)
     N = view.novelty
-    evidence = [view.agreement.clamp(-6, 6), torch.log1p(softplus(N)), N.clamp(-4, 4)]
-    return torch.cat([x, x.square(), *evidence, view.t.clamp(-10, 10)[:, None]], dim=1)
+    evidence = [within(view.agreement, 6), torch.log1p(softplus(N)), within(N, 4)]
+    return torch.cat([x, x.square(), *evidence, within(view.t, 10)[:, None]], dim=1)
 
 
 def _standard(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
-    inside = ((x - centre) / scale).clamp(-CLIP, CLIP)
+    inside = within((x - centre) / scale, CLIP)
     return torch.cat([torch.ones_like(inside[:, :1]), inside], dim=1)

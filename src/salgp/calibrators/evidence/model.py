@@ -44,6 +44,7 @@ __all__ = [
     "scaled_design",
     "scales_of",
     "standardised",
+    "within",
 ]
 
 PRECISE = {"maxiter": 5000, "maxfun": 50_000, "ftol": 1e-15, "gtol": 1e-8}
@@ -165,13 +166,26 @@ def sample_weights(is_copy: Tensor, correct: Tensor, clean: float, caution: floa
     return torch.where(is_copy, n * (1 - clean) * copies / copies.sum(), clean).to(correct)
 
 
+def within(x: Tensor, bound: float) -> Tensor:
+    """Values kept from ``-bound`` to ``bound``.
+
+    Not by ``clamp``: the exporter of torch 2.13 joins one that follows another, and onnxruntime cannot load
+    what it makes of them.
+
+    Example:
+        >>> within(torch.tensor([-5.0, 1.0, 5.0]), 2.0)
+        tensor([-2.,  1.,  2.])
+    """
+    return torch.where(x > bound, bound, torch.where(x < -bound, -bound, x))
+
+
 def log_odds(features: Features, temperature: float, largest: float) -> Tensor:
     """Log-odds ``log s / (1 - s)`` of the tempered confidence, without cancellation and within ``largest``,
     ``(n,)``.
     """
     z = features.logits.double() / temperature
     rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
-    return (z.amax(dim=1) - rest).clamp(-largest, largest)
+    return within(z.amax(dim=1) - rest, largest)
 
 
 def standardised(evidence: Evidence, scales: Scales) -> tuple[Tensor, Tensor]:
