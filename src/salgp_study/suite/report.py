@@ -93,6 +93,8 @@ def _both(results: Results, way: Way) -> list[float]:
 
 def _means(results: Results) -> list[str]:
     ways = [*results.ours, *(Way(m) for m in RIVALS if results.has(Way(m)))]
+    everywhere = results.sets_of(BASE)
+    ways = [way for way in ways if results.sets_of(way) == everywhere]  # means over the same sets
     rows = [[str(way), *_both(results, way), results.mean(way, "shift", "aurc")] for way in ways]
     return table(["method", *HEAD, "AURC"], rows)
 
@@ -131,7 +133,10 @@ def _windows(results: Results) -> list[str]:
 def _ablations(results: Results) -> list[str]:
     tried = [Way(m, w) for w in (0, CONTEXT.window) for m in ABLATIONS]
     ways = [*results.ours, *(way for way in tried if results.has(way))]
-    return table(["method", *HEAD], [[str(way), *_both(results, way)] for way in ways])
+    shared = set.intersection(*(results.sets_of(way) for way in ways)) if ways else set()
+    part = results.of_sets(shared)
+    said = f"On the data sets where every variant was scored: {', '.join(sorted(shared)) or 'none'}."
+    return [said, "", *table(["method", *HEAD], [[str(way), *_both(part, way)] for way in ways])]
 
 
 def _estimates(results: Results) -> list[str]:

@@ -243,3 +243,25 @@ def test_an_exported_gate_gives_the_same_confidence(tmp_path: Path) -> None:
         calibrator.evidence_.view(features, layer_evidence(calibrator.evidence_.reference, features))
     )
     assert np.abs(found - torch.sigmoid(inside).numpy()).max() > 0.01  # the gate did something
+
+
+def test_variance_of_temperature_scaling_is_that_of_a_ridge_logistic_regression() -> None:
+    calibrator, (features, _) = fitted(trust=0.0, gated=False), world(30, 5)
+    t = calibrator.seen_.view.t[~calibrator.seen_.is_copy].numpy()
+    p = 1 / (1 + np.exp(-t))
+    H = 4.0 * np.eye(2)
+    for ti, pi in zip(t, p, strict=True):
+        H += pi * (1 - pi) * np.outer([1, ti], [1, ti])
+    model = calibrator.evidence_
+    view = model.view(features, layer_evidence(model.reference, features))
+    x = np.stack([np.ones(30), view.t.numpy()], axis=1)
+    expected = np.einsum("ni,ij,nj->n", x, np.linalg.inv(H), x)
+    np.testing.assert_allclose(model.inside.opinion(view).variance.numpy(), expected, rtol=1e-9)
+
+
+def test_few_errors_do_not_make_the_interval_useless() -> None:
+    features, labels = world(200, 5)
+    almost = features.label.where(torch.arange(200) > 1, labels)  # at most two errors
+    found = LayerEvidence(trust=0.0).fit(features, almost).predict(features)
+    sure = found.confidence > 0.99
+    assert float(found.lower[sure].mean()) > 0.9

@@ -27,12 +27,14 @@ from salgp.calibrators.evidence.model import (
     within,
 )
 from salgp.calibrators.evidence.rows import SeenRows, View
+from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.storage import storable
 
 __all__ = ["Expert", "InDomain", "Opinion", "choose_trust", "fit_in_domain", "fit_shift"]
 
 TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights of the layers in domain that are tried."""
+PLAIN_PRECISION = 4.0
 SHIFT_CLEAN, SHIFT_LARGEST, SHIFT_SPREAD = 0.05, 4.0, 1.0
 """The expert for shift: weight of originals, bound of ``t``, spread of the classes' offsets."""
 
@@ -111,12 +113,12 @@ class InDomain:
     Args:
         expert: what the layers say.
         trust: weight ``k`` of the layers.
-        plain: posterior of a constant and a slope of ``t``, for the variance of temperature scaling.
+        plain: ``(2, 2)`` covariance of a constant and a slope of ``t`` around temperature scaling.
     """
 
     expert: Expert
     trust: float
-    plain: LogOdds
+    plain: Tensor
 
     def log_odds(self, view: View) -> Tensor:
         """Mean ``(n,)`` alone."""
@@ -126,11 +128,9 @@ class InDomain:
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms; temperature scaling has no terms of layers."""
         layers, k = self.expert.opinion(view), self.trust
-        X = torch.stack([torch.ones_like(view.t), view.t], dim=1)
-        plain = self.plain.to(X).moments(X, view.label)[1]
         return Opinion(
             (1 - k) * view.t + k * layers.mean,
-            (1 - k) ** 2 * plain + k**2 * layers.variance,
+            (1 - k) ** 2 * _plain_variance(self.plain, view.t) + k**2 * layers.variance,
             k * layers.terms,
             k**2 * layers.term_variance,
         )
@@ -166,10 +166,9 @@ def fit_in_domain(
     f, variance = leave_group_out(X, label, rows.correct, weight, expert.posterior, rows.group)
     first = ~rows.is_copy
     k = choose_trust(rows.view.t[first], f[first], rows.correct[first]) if trust is None else trust
-    one = torch.ones_like(weight[first])
-    plain = fit_log_odds(X[first][:, :2], label[first], rows.correct[first], one, n_classes, ridge, 0.0)
+    plain = _plain_covariance(rows.view.t[first])
+    own = _plain_variance(plain, rows.view.t)
     made = InDomain(expert, k, plain)
-    own = plain.to(X).moments(X[:, :2], label)[1]
     return made, (1 - k) * rows.view.t + k * f, (1 - k) ** 2 * own + k**2 * variance
 
 
@@ -201,6 +200,21 @@ def choose_trust(t: Tensor, layers: Tensor, correct: Tensor) -> float:
     error = (loss - loss[:, best : best + 1]).std(dim=0) / len(t) ** 0.5
     enough = mean <= mean[best] + error.nan_to_num(0.0)
     return TRUSTS[int(enough.nonzero()[0, 0])]
+
+
+def _plain_covariance(t: Tensor) -> Tensor:
+    """Covariance ``(2, 2)`` of a constant and a slope by which temperature scaling may be off: its curvature
+    on the originals, and a prior of standard deviation 1/2 for each.
+    """
+    X = torch.stack([torch.ones_like(t), t], dim=1)
+    p = torch.sigmoid(t)
+    curvature = X.T @ ((p * (1 - p))[:, None] * X) + PLAIN_PRECISION * torch.eye(2).to(t)
+    return inverse_positive(cholesky(curvature))
+
+
+def _plain_variance(covariance: Tensor, t: Tensor) -> Tensor:
+    S = covariance.to(t)
+    return S[0, 0] + 2 * S[0, 1] * t + S[1, 1] * t.square()
 
 
 def _fitted(
