@@ -113,6 +113,26 @@ def test_no_cycles_even_by_lazy_imports() -> None:
         settled |= free
 
 
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_names_a_module_offers_are_imported(path: Path) -> None:
+    known = {name_of(other): other for other in modules()}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module in known:
+            offered = offers(known[node.module])
+            inner = {alias.name for alias in node.names if f"{node.module}.{alias.name}" in known}
+            missing = {alias.name for alias in node.names} - inner - offered
+            assert offered == {"*"} or not missing, f"{node.module} does not offer {missing}"
+
+
+def offers(path: Path) -> set[str]:
+    """Names in a module's ``__all__``; a star where it is worked out when the module is loaded."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets):
+            simple = isinstance(node.value, ast.List | ast.Tuple)
+            return set(ast.literal_eval(node.value)) if simple else {"*"}
+    return set()
+
+
 def targets(path: Path, known: Collection[str]) -> set[str]:
     """Modules that a file imports, where ``from package import module`` means the module."""
     found = imports(path) & set(known)

@@ -26,7 +26,7 @@ from salgp.module import CalibratedClassifier
 from salgp.prediction import Prediction
 from salgp.storage import write_whole
 
-__all__ = ["export_classifier", "export_head"]
+__all__ = ["Example", "export_classifier", "export_head"]
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """One batch as a network takes it: its only input, its inputs in order, or by name."""

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from salgp_study.lightcurves import LightCurves
 from salgp_study.mstar import Chips
 
-__all__ = ["Splits", "curve_splits", "mstar_splits", "stratified"]
+__all__ = ["MSTAR_PROTOCOLS", "SPCC_UNKNOWN", "Splits", "curve_splits", "mstar_splits", "stratified"]
 
 MSTAR_PROTOCOLS: Mapping[str, tuple[int, tuple[int, ...]]] = {"paper": (15, (17, 30)), "soc": (17, (15, 30))}
 """Protocol name -> depression angle of training, angles of testing."""

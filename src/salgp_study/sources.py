@@ -18,7 +18,7 @@ from salgp_study.presets import Experiment, Preset
 from salgp_study.protocol import MSTAR_PROTOCOLS, SPCC_UNKNOWN, Splits, curve_splits, mstar_splits
 from salgp_study.store import fingerprint
 
-__all__ = ["Source", "data_folder", "open_source"]
+__all__ = ["Source", "data_folder", "names_of_tests", "open_source"]
 
 _MADE = "made-1"
 

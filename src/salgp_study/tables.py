@@ -20,7 +20,7 @@ from salgp.storage import write_whole
 from salgp_study.claims import CLAIMS, compare
 from salgp_study.store import read_records
 
-__all__ = ["Table", "build_tables", "make_tables", "paper_figures"]
+__all__ = ["Table", "build_tables", "make_tables", "mean_std", "paper_figures"]
 
 Record = Mapping[str, Any]
 _COLUMNS = {"ece": "ECE", "mce": "MCE", "nll": "NLL", "brier": "Brier", "mean_variance": "Var."}

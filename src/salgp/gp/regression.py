@@ -35,6 +35,8 @@ from salgp.gp.linalg import (
 from salgp.storage import storable
 
 __all__ = [
+    "INDUCING_JITTER",
+    "LOG_2PI",
     "Posterior",
     "Statistics",
     "condition_exact",

@@ -21,6 +21,7 @@ __all__ = [
     "ReliabilityBins",
     "Scheme",
     "adaptive_ece",
+    "assign_bins",
     "classwise_ece",
     "debiased_ece",
     "ece",

@@ -30,6 +30,7 @@ __all__ = [
     "read_metadata",
     "read_tensors",
     "refuse_link",
+    "umask",
     "write_header",
     "write_json",
     "write_tensors",

@@ -32,7 +32,7 @@ from salgp.store.columns import (
 )
 from salgp.store.manifest import Entry, Manifest, sweep, update_digest, write_durably
 
-__all__ = ["FeatureStore", "shard_rows", "write_shard", "write_store"]
+__all__ = ["FeatureStore", "KIND", "header_of", "open_manifest", "shard_rows", "write_shard", "write_store"]
 
 KIND = "salgp-feature-store"
 SHARD_BYTES = 96 * 2**20

@@ -22,7 +22,17 @@ from salgp.calibrators.layerwise.salgp import SALGP
 from salgp.features import Features
 from salgp.prediction import Prediction
 
-__all__ = ["ABLATIONS", "GROUPS", "METHODS", "OURS", "RIVALS", "Entry", "predict_windows", "takes_context"]
+__all__ = [
+    "ABLATIONS",
+    "Entry",
+    "GROUPS",
+    "METHODS",
+    "OURS",
+    "RIVALS",
+    "WINDOWS",
+    "predict_windows",
+    "takes_context",
+]
 
 OURS = "layer evidence"
 FEWER_ROWS: dict[str, Any] = {"n_inducing": 256, "exact_limit": 1000}

@@ -14,7 +14,7 @@ import numpy as np
 from salgp_study.suite.methods import OURS, RIVALS
 from salgp_study.suite.scoring import Record
 
-__all__ = ["BASE", "CONTEXT", "PER_SAMPLE", "Results", "Way", "table"]
+__all__ = ["BASE", "CONTEXT", "PER_SAMPLE", "Results", "SOFTMAX", "Way", "table"]
 
 Keep = Callable[[Record], bool]
 

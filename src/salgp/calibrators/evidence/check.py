@@ -18,7 +18,15 @@ from salgp.calibrators.evidence.experts import Expert, InDomain, fit_shift
 from salgp.calibrators.evidence.rows import SeenRows
 from salgp.metrics import auroc, ece, nll_correct
 
-__all__ = ["LeftOut", "check_table", "leave_families_out", "mixed_log_odds", "unseen_spread", "verdict"]
+__all__ = [
+    "LeftOut",
+    "check_table",
+    "leave_families_out",
+    "mixed_log_odds",
+    "unseen_spread",
+    "verdict",
+    "window_means",
+]
 
 LARGEST_UNSEEN = 4.0
 """Beyond this variance of the log-odds an interval says nothing anyway."""

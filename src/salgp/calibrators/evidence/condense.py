@@ -20,7 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["FORMS", "PRECISIONS", "class_rows", "class_statistics", "few_points", "packed_points", "unpacked"]
+__all__ = [
+    "FORMS",
+    "PER_CLUSTER",
+    "PRECISIONS",
+    "class_rows",
+    "class_statistics",
+    "few_points",
+    "packed_points",
+    "unpacked",
+]
 
 FORMS = ("full", "sample", "herding", "prototypes", "statistics")
 PRECISIONS = ("single", "half", "8-bit")

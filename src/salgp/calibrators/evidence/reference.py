@@ -40,7 +40,9 @@ from salgp.storage import storable
 __all__ = [
     "Evidence",
     "LayerSpace",
+    "NEAREST",
     "Reference",
+    "WIDTH",
     "condensed_reference",
     "layer_evidence",
     "make_reference",

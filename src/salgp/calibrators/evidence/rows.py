@@ -16,7 +16,7 @@ from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
 from salgp.storage import storable
 
-__all__ = ["SeenRows", "View", "rows_of", "view_of"]
+__all__ = ["LARGEST", "SeenRows", "View", "rows_of", "view_of"]
 
 LARGEST = 20.0
 """Log-odds are kept within this bound."""
