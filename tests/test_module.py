@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
-from salgp.calibrators import Calibrator, get
+from salgp.calibrators import Calibrator
 from salgp.module import CalibratedClassifier, calibrate, load
 from salgp.network.fingerprint import fingerprint
 from salgp.network.reader import Reader
@@ -65,12 +65,8 @@ def loader(labels) -> DataLoader:
 
 @pytest.fixture
 def shrunk(monkeypatch) -> None:
-    """Lets `get` (and with it `load`) find `Shrunk`."""
-
-    def find(name: str, **arguments: float) -> Calibrator:
-        return Shrunk(**arguments) if name == Shrunk.name else get(name, **arguments)
-
-    monkeypatch.setattr("salgp.calibrators.get", find)
+    """Lets `load` find `Shrunk`, as it finds any calibrator of another package."""
+    monkeypatch.setattr("salgp.calibrators.registry._REGISTERED", {Shrunk.name: Shrunk})
 
 
 def _equal(a: Prediction, b: Prediction) -> bool:
