@@ -14,7 +14,7 @@ import salgp
 from salgp import Features, Prediction
 from salgp.calibrators import Calibrator, get, names, register
 from salgp.calibrators.base import CalibrationWarning
-from salgp.calibrators.checks import original_rows
+from salgp.calibrators.copies import originals
 
 
 def world(n: int = 200, c: int = 3, seed: int = 0) -> tuple[Features, torch.Tensor]:
@@ -112,12 +112,12 @@ def test_copies_are_not_counted_as_samples() -> None:
     assert message.startswith("few calibration samples (30)")
 
 
-def test_original_rows_in_any_order() -> None:
+def test_originals_in_any_order() -> None:
     z = torch.zeros(6, 2)
     groups, families = torch.tensor([5, 3, 5, 3, 5, 3]), torch.tensor([1, 0, 0, 2, 2, 1])
-    assert original_rows(Features(z)).tolist() == list(range(6))
-    assert original_rows(Features(z, groups=groups)).tolist() == [0, 1]
-    assert original_rows(Features(z, groups=groups, families=families)).tolist() == [1, 2]
+    assert originals(Features(z))[0].tolist() == list(range(6))
+    assert originals(Features(z, groups=groups))[0].tolist() == [0, 1]
+    assert originals(Features(z, groups=groups, families=families))[0].tolist() == [1, 2]
 
 
 # --- what it refuses

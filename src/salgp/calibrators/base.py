@@ -26,9 +26,9 @@ from salgp.calibrators.checks import (
     bounded_logits,
     check_features,
     check_reference,
-    original_rows,
     warn_of_data,
 )
+from salgp.calibrators.copies import originals
 from salgp.calibrators.saving import KIND, write_calibrator
 from salgp.calibrators.temperature import rest_temperature
 from salgp.explanation import explain_line
@@ -79,19 +79,19 @@ class Calibrator(BaseEstimator, ABC):
         check_features(features, self.needs_layers)
         features = bounded_logits(features)
         y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
-        rows = original_rows(features)
+        rows, _ = originals(features)
         if len(rows) < 2:
             raise ValueError("only one calibration sample: at least 2 are needed, a few hundred are sensible")
         if reference is not None:
             known = check_reference(reference[0], features, self.needs_layers)
             seen = as_labels(reference[1], len(known), features.n_classes).to(features.logits.device)
             reference = (known, seen)
-        originals = features if len(rows) == len(features) else Features(features.logits[rows])
-        warn_of_data(originals, y[rows], reference[0] if reference and self.needs_layers else None)
+        plain = features if len(rows) == len(features) else Features(features.logits[rows])
+        warn_of_data(plain, y[rows], reference[0] if reference and self.needs_layers else None)
         fresh = type(self)(**self.get_params(deep=False))  # a fit that fails leaves the old one as it was
         with torch.no_grad():
             if self.gives_confidence_only:
-                fresh.rest_temperature_ = rest_temperature(originals.logits, y[rows])
+                fresh.rest_temperature_ = rest_temperature(plain.logits, y[rows])
             fresh._fit(features, y, reference)
         fresh.n_classes_ = features.n_classes
         fresh.layer_widths_ = features.widths if self.needs_layers else {}

@@ -23,7 +23,6 @@ __all__ = [
     "bounded_logits",
     "check_features",
     "check_reference",
-    "original_rows",
     "warn_of_data",
 ]
 
@@ -117,24 +116,6 @@ def bounded_logits(features: Features) -> Features:
     if not z.numel() or float(torch.stack(torch.aminmax(z)).abs().max()) <= LARGEST_LOGIT:
         return features
     return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
-
-
-def original_rows(features: Features) -> Tensor:
-    """Positions of the original samples: those of family 0, or the first of each group, or all.
-
-    Example:
-        >>> original_rows(Features(torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8])))
-        tensor([0, 1])
-    """
-    device = features.logits.device
-    if features.groups is None:
-        return torch.arange(len(features), device=device)
-    if features.families is not None and bool((features.families == 0).any()):
-        return (features.families == 0).nonzero()[:, 0].to(device)
-    _, group = features.groups.cpu().unique(return_inverse=True)
-    rows = torch.arange(len(features))
-    first = torch.full((int(group.max()) + 1,), len(features)).scatter_reduce(0, group, rows, "amin")
-    return first.sort().values.to(device)
 
 
 def warn_of_data(features: Features, labels: Tensor, reference: Features | None) -> None:

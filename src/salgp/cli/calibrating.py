@@ -286,7 +286,7 @@ def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> 
     """What a method learns from: perturbed copies only where it knows what they are, else the original
     samples.
     """
-    from salgp.calibrators.evidence.model import originals
+    from salgp.calibrators.copies import originals
 
     if calibrator.uses_copies or features.groups is None:
         return features, labels

@@ -89,7 +89,7 @@ def _train_and_test(features: Features, labels: Tensor, test: Path | None, share
     """
     import torch
 
-    from salgp.calibrators.evidence.model import originals
+    from salgp.calibrators.copies import originals
 
     if test is not None:
         loaded, truth = files.read_labelled(test)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from salgp.calibrators.checks import original_rows
+from salgp.calibrators.copies import originals
 from salgp.features import Features
 from salgp.store.store import FeatureStore
 
@@ -83,7 +83,7 @@ def _whole_groups(
     logits, labels = store.to_features(())
     assert labels is not None
     assert logits.groups is not None
-    first = original_rows(logits)
+    first, _ = originals(logits)
     strata = _strata(logits[first], labels[first])
     totals = torch.bincount(strata, minlength=2 * store.n_classes)
     wanted = max(1, round(size * len(first) / len(logits)))

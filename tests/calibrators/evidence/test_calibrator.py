@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.calibrators import get
+from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.model import (
     LogOdds,
     fit_log_odds,
     leave_group_out,
-    originals,
     sample_weights,
 )
 from salgp.calibrators.evidence.shift import shift_report

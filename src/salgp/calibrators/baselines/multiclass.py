@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -93,11 +93,8 @@ class MatrixScaling(Calibrator):
         self.max_iterations = max_iterations
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        start = torch.eye(features.n_classes, dtype=torch.float64)
         penalties = (self.off_diagonal_penalty, self.intercept_penalty)
-        self.weight_, self.bias_ = _fit_affine(
-            features.logits, labels, start, *penalties, self.max_iterations
-        )
+        self.weight_, self.bias_ = _fit_matrix(features.logits, labels, *penalties, self.max_iterations)
 
     def _predict(self, features: Features) -> Prediction:
         return _affine_prediction(features, features.logits, self.weight_, self.bias_)
@@ -134,11 +131,8 @@ class DirichletCalibration(Calibrator):
         self.max_iterations = max_iterations
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        start = torch.eye(features.n_classes, dtype=torch.float64)
         penalties = (self.off_diagonal_penalty, self.intercept_penalty)
-        self.weight_, self.bias_ = _fit_affine(
-            _log_probs(features), labels, start, *penalties, self.max_iterations
-        )
+        self.weight_, self.bias_ = _fit_matrix(_log_probs(features), labels, *penalties, self.max_iterations)
 
     def _predict(self, features: Features) -> Prediction:
         return _affine_prediction(features, _log_probs(features), self.weight_, self.bias_)
@@ -159,6 +153,11 @@ def _affine_prediction(features: Features, x: Tensor, weight: Tensor, bias: Tens
 def _affine(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """``W x + b`` for each row; a vector ``W`` stands for a diagonal matrix."""
     return x * W + b if W.ndim == 1 else torch.addmm(b, x, W.T)
+
+
+def _fit_matrix(x: Tensor, labels: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    """A full matrix, started at the identity; see `_fit_affine` for the settings."""
+    return _fit_affine(x, labels, torch.eye(x.shape[1], dtype=torch.float64), *settings)
 
 
 def _fit_affine(

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
+from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.check import (
     check_table,
     leave_families_out,
@@ -41,7 +42,7 @@ from salgp.calibrators.evidence.check import (
 from salgp.calibrators.evidence.environment import Context, Effect, Environment, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift
 from salgp.calibrators.evidence.gate import Gate, fit_gate
-from salgp.calibrators.evidence.model import Scales, log_odds, originals, scales_of, standardised
+from salgp.calibrators.evidence.model import Scales, log_odds, scales_of, standardised
 from salgp.calibrators.evidence.reference import (
     NEAREST,
     WIDTH,

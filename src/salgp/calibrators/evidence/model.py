@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
@@ -39,7 +40,6 @@ __all__ = [
     "fit_log_odds",
     "leave_group_out",
     "log_odds",
-    "originals",
     "sample_weights",
     "scaled_design",
     "scales_of",
@@ -108,34 +108,6 @@ class LogOdds:
         """Covariance ``(n, n)`` of the log-odds."""
         phi = X - self.pull[label]
         return phi @ self.covariance @ phi.T + (label[:, None] == label) * self.spare[label]
-
-
-def originals(features: Features) -> tuple[Tensor, Tensor]:
-    """Rows of the original samples, and for every row the position of its original among them.
-
-    The original of a group is its row of family 0; where families are unknown, its first row.
-
-    Example:
-        >>> originals(Features(torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8])))
-        (tensor([0, 1]), tensor([0, 1, 0, 1]))
-        >>> originals(
-        ...     Features(
-        ...         torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8]), families=torch.tensor([1, 0, 0, 1])
-        ...     )
-        ... )
-        (tensor([1, 2]), tensor([1, 0, 1, 0]))
-    """
-    n, device = len(features), features.logits.device
-    rows = torch.arange(n, device=device)
-    if features.groups is None:
-        return rows, rows
-    _, group = features.groups.to(device).unique(return_inverse=True)
-    late = rows if features.families is None else rows + n * (features.families.to(device) > 0)
-    first = (
-        torch.full((int(group.max()) + 1,), 2 * n, device=device).scatter_reduce(0, group, late, "amin") % n
-    )
-    rank = first.argsort().argsort()
-    return first.sort().values, rank[group]
 
 
 def copies(features: Features) -> Tensor:

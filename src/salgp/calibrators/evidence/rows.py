@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from salgp.calibrators.evidence.model import Scales, copies, log_odds, originals, standardised
+from salgp.calibrators.copies import originals
+from salgp.calibrators.evidence.model import Scales, copies, log_odds, standardised
 from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
 from salgp.storage import storable

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.model import (
     LogOdds,
     Scales,
     copies,
     design,
     fit_log_odds,
-    originals,
     sample_weights,
     scaled_design,
 )

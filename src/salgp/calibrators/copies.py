@@ -1,0 +1,37 @@
+"""Which rows are samples as they came, and which are perturbed copies of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from salgp.features import Features
+
+__all__ = ["originals"]
+
+
+def originals(features: Features) -> tuple[Tensor, Tensor]:
+    """Rows of the original samples, and for every row the position of its original among them.
+
+    The original of a group is its row of family 0; where families are unknown, its first row.
+
+    Example:
+        >>> originals(Features(torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8])))
+        (tensor([0, 1]), tensor([0, 1, 0, 1]))
+        >>> originals(
+        ...     Features(
+        ...         torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8]), families=torch.tensor([1, 0, 0, 1])
+        ...     )
+        ... )
+        (tensor([1, 2]), tensor([1, 0, 1, 0]))
+    """
+    n, device = len(features), features.logits.device
+    rows = torch.arange(n, device=device)
+    if features.groups is None:
+        return rows, rows
+    _, group = features.groups.to(device).unique(return_inverse=True)
+    late = rows if features.families is None else rows + n * (features.families.to(device) > 0)
+    earliest = torch.full((int(group.max()) + 1,), 2 * n, device=device)
+    first = earliest.scatter_reduce(0, group, late, "amin") % n
+    rank = first.argsort().argsort()
+    return first.sort().values, rank[group]
