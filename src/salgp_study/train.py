@@ -79,7 +79,8 @@ def train_network(
     """
     where = Path(folder)
     with seeded(recipe.seed):
-        network = build().to(memory_format=torch.channels_last)  # a fifth faster on a processor
+        # channels last: a fifth faster on a processor; the stubs of torch do not know the argument
+        network = build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if (where / "weights.safetensors").is_file():
         return load_weights(network, where)
     optimiser = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate)
