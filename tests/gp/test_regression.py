@@ -195,3 +195,14 @@ def test_posterior_moves_between_devices_unchanged() -> None:
     posterior = condition_exact(COVARIANCE, THETA, ROWS, Y, NOISE)
     for a, b in zip(posterior(NEW), posterior.to("cpu")(NEW), strict=True):
         assert torch.equal(a, b)
+
+
+def test_greedy_rows_compute_no_column_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(Rows, "__getitem__", lambda rows, index: asked.extend(index) or take(rows, index))
+    inducing_rows(COVARIANCE, THETA, ROWS, 12, pool=3)
+    assert 12 <= len(asked) == len(set(asked)) < N
+
+
+def take(rows: Rows, index: list[int]) -> Rows:
+    return Rows({"x": rows.blocks["x"][index]}, {"layer": rows.groups["layer"][index]})

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.gp.kernels import KERNELS, squared_distance, stationary
+from salgp.gp.kernels import KERNELS, distances_to, squared_distance, stationary
 from salgp.storage import storable
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Stationary",
     "Sum",
     "gaps",
+    "gaps_to",
     "kernel_on",
     "pairs_of",
     "self_gaps",
@@ -108,11 +109,19 @@ class Gaps:
 
 def gaps(a: Rows, b: Rows, covariance: Covariance) -> Gaps:
     """Compare rows ``a`` (..., N) with rows ``b`` (..., M), for the blocks that ``covariance`` reads."""
-    kinds = covariance.reads()
-    squared = {k: squared_distance(a.blocks[k], b.blocks[k]) for k, kind in kinds if kind == "squared"}
-    points = {k: (a.blocks[k], b.blocks[k]) for k, kind in kinds if kind == "points"}
-    products = {k: a.blocks[k].double() @ b.blocks[k].double().mT for k, kind in kinds if kind == "products"}
-    return Gaps(squared, points, pairs_of(a, b), products)
+    squared = {k: squared_distance(x, b.blocks[k]) for k, x in _read(a, covariance, "squared")}
+    return Gaps(squared, *_other_gaps(a, b, covariance))
+
+
+def gaps_to(b: Rows, covariance: Covariance) -> Callable[[Rows], Gaps]:
+    """`gaps` to the same rows many times: what depends on them alone is computed once."""
+    to = {k: distances_to(x) for k, x in _read(b, covariance, "squared")}
+
+    def compare(a: Rows) -> Gaps:
+        squared = {k: distances(a.blocks[k]) for k, distances in to.items()}
+        return Gaps(squared, *_other_gaps(a, b, covariance))
+
+    return compare
 
 
 def pairs_of(a: Rows, b: Rows) -> dict[str, tuple[Tensor, Tensor]]:
@@ -464,6 +473,18 @@ class Product(Covariance):
 
     def shares(self, group: str) -> bool:
         return all(factor.shares(group) for factor in self.factors)
+
+
+def _read(rows: Rows, covariance: Covariance, kind: str) -> list[tuple[str, Tensor]]:
+    """The blocks that a covariance reads in one way."""
+    return [(block, rows.blocks[block]) for block, how in covariance.reads() if how == kind]
+
+
+def _other_gaps(a: Rows, b: Rows, covariance: Covariance) -> tuple[Any, Any, Any]:
+    """Points, group pairs and inner products of two sets of rows."""
+    points = {k: (x, b.blocks[k]) for k, x in _read(a, covariance, "points")}
+    products = {k: x.double() @ b.blocks[k].double().mT for k, x in _read(a, covariance, "products")}
+    return points, pairs_of(a, b), products
 
 
 def _within(name: str, group: str) -> bool:

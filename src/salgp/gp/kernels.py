@@ -17,13 +17,14 @@ and nowhere else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["KERNELS", "Decay", "Kernel", "squared_distance", "stationary"]
+__all__ = ["KERNELS", "Decay", "Kernel", "distances_to", "squared_distance", "stationary"]
 
 Values = tuple[Tensor, Tensor | None]
 
@@ -159,23 +160,43 @@ def _total(grad: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Squared Euclidean distances (..., N, M) in double precision, clipped at zero.
+    """Squared Euclidean distances (..., N, M) in double precision, clipped at zero."""
+    if a is not b:
+        return distances_to(b)(a)
+    y, _ = _centred(b)
+    G = y @ y.mT  # with the norms from the same product, the diagonal is exactly zero
+    norms = G.diagonal(dim1=-2, dim2=-1)
+    return (norms[..., :, None] + norms[..., None, :]).sub_(G, alpha=2.0).clamp_min_(0.0)
+
+
+def distances_to(b: Tensor) -> Callable[[Tensor], Tensor]:
+    """`squared_distance` to the same points many times: what depends on them alone is computed once.
 
     The common mean is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate. The
     norms travel as two further columns, so that one matrix product does it all.
+
+    Example:
+        >>> distances_to(torch.tensor([[0.0], [3.0]]))(torch.tensor([[1.0]]))
+        tensor([[1., 4.]], dtype=torch.float64)
     """
+    y, centre = _centred(b)
+    norms = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square()
+    right = torch.cat([-2.0 * y, torch.ones_like(norms), norms], dim=-1).mT
+
+    def distances(a: Tensor) -> Tensor:
+        x = _distinct(a) - centre
+        own = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square()
+        left = torch.cat([x, own, torch.ones_like(own)], dim=-1)
+        return (left @ right).clamp_min_(0.0)
+
+    return distances
+
+
+def _centred(b: Tensor) -> tuple[Tensor, Tensor]:
+    """Points in double precision about their mean, and the mean."""
     y = b.double()
     centre = y.mean(dim=-2, keepdim=True) if b.shape[-2] else y.new_zeros(())
-    y = y - centre
-    if a is b:  # with the norms from the same product, the diagonal is exactly zero
-        G = y @ y.mT
-        norms = G.diagonal(dim1=-2, dim2=-1)
-        return (norms[..., :, None] + norms[..., None, :]).sub_(G, alpha=2.0).clamp_min_(0.0)
-    x = _distinct(a) - centre
-    left, right = (torch.linalg.vector_norm(v, dim=-1, keepdim=True).square() for v in (x, y))
-    left = torch.cat([x, left, torch.ones_like(left)], dim=-1)
-    right = torch.cat([-2.0 * y, torch.ones_like(right), right], dim=-1)
-    return (left @ right.mT).clamp_min_(0.0)
+    return y - centre, centre
 
 
 def _distinct(a: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.gp.covariance import Covariance, Rows, gaps, self_gaps
+from salgp.gp.covariance import Covariance, Rows, gaps, gaps_to, self_gaps
 from salgp.gp.linalg import (
     cholesky,
     inverse_positive,
@@ -240,8 +240,7 @@ def inducing_rows(
     """Indices of ``m`` rows chosen greedily by conditional variance (pivoted Cholesky).
 
     Each pick is the row whose prior variance is least explained by the rows picked so far. Columns of the
-    covariance are computed for a pool of candidates at a time; the pool is renewed whenever the best row is
-    outside.
+    covariance are computed for a pool of likely candidates at a time, each at most once.
 
     Args:
         covariance: the formula ``k``.
@@ -259,19 +258,18 @@ def inducing_rows(
     threshold = tolerance * float(left.mean())
     factor = left.new_zeros(min(m, len(rows)), len(rows))
     picked: list[int] = []
-    slots: dict[int, int] = {}
-    columns = left.new_zeros(0)
+    columns: dict[int, Tensor] = {}
+    compare = gaps_to(rows, covariance)
     while len(picked) < len(factor):
         best = int(left.argmax())
         if float(left[best]) <= threshold:
             break
-        if best not in slots:
-            candidates = left.topk(min(pool, len(rows))).indices
-            candidates[-1] = best if best not in candidates else candidates[-1]
-            slots = {int(index): slot for slot, index in enumerate(candidates)}
-            columns = covariance(theta, gaps(rows[candidates], rows, covariance))
+        if best not in columns:
+            likely = left.topk(min(pool, len(rows))).indices.tolist()
+            new = [best, *(i for i in likely if i != best and i not in columns)]
+            columns |= zip(new, covariance(theta, compare(rows[new])), strict=True)
         k = len(picked)
-        direction = (columns[slots[best]] - factor[:k, best] @ factor[:k]) / left[best].sqrt()
+        direction = (columns.pop(best) - factor[:k, best] @ factor[:k]) / left[best].sqrt()
         factor[k] = direction
         left = (left - direction.square()).clamp_min_(0.0)
         left[best] = 0.0
