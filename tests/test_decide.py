@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sealing import edit_header
 
 from salgp import FormatError, Prediction
 from salgp.decide import ALWAYS, NEVER, Rule, choose_threshold, samples_needed
+from salgp.storage import ChecksumError
 
 
 def answers(
@@ -202,11 +205,39 @@ def test_saved_rule_is_the_same_and_other_files_are_refused(tmp_path: Path) -> N
     rule.save(tmp_path / "rule.json")
     assert Rule.load(tmp_path / "rule.json") == rule
     (tmp_path / "other.json").write_text("[1]", encoding="utf-8")
-    with pytest.raises(FormatError, match="not a rule"):
+    with pytest.raises(FormatError, match="expected a JSON object of 'salgp-rule'"):
         Rule.load(tmp_path / "other.json")
-    broken = json.loads((tmp_path / "rule.json").read_text(encoding="utf-8"))
-    (tmp_path / "rule.json").write_text(json.dumps({**broken, "threshold": ["x"]}), encoding="utf-8")
-    with pytest.raises(FormatError, match="list of thresholds"):
+
+
+def test_changed_rules_are_refused(tmp_path: Path) -> None:
+    """A threshold lowered by hand keeps no promise."""
+    path = tmp_path / "rule.json"
+    prediction, truth, _ = answers(2000, 1)
+    choose_threshold(prediction, truth, 0.1).save(path)
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**whole, "threshold": [0.1]}), encoding="utf-8")
+    with pytest.raises(ChecksumError, match=r"rule\.json is damaged or was edited"):
+        Rule.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"threshold": ["x"]}, "'threshold' of Rule is \\['x'\\], expected tuple"),
+        ({"threshold": []}, "needs a threshold"),
+        ({"threshold": [float("nan")]}, "expected tuple"),
+        ({"kept": 3000}, "cannot act on 3000"),
+        ({"wrong": -1}, "err on -1"),
+        ({"assurance": "high"}, "expected float"),
+        ({"error": None}, "promises an error or a cost"),
+        ({"extra": 1}, "no field 'extra'"),
+    ],
+)
+def test_rules_that_nobody_chose_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    prediction, truth, _ = answers(2000, 1)
+    choose_threshold(prediction, truth, 0.1).save(tmp_path / "rule.json")
+    edit_header(tmp_path / "rule.json", lambda value: {**value, **change})
+    with pytest.raises(FormatError, match=words):
         Rule.load(tmp_path / "rule.json")
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,14 @@ from torch import Tensor, nn
 
 from salgp.features import as_labels
 from salgp.prediction import Prediction
-from salgp.storage import FormatError, read_json, write_json
+from salgp.storage import FormatError, from_json, read_header, write_header
 
 __all__ = ["ALWAYS", "NEVER", "Rule", "RuleModule", "choose_threshold", "samples_needed"]
 
 ALWAYS, NEVER = -1.0, 1.0
 """Thresholds that every confidence exceeds, and none."""
+
+_KIND = "salgp-rule"
 
 _STEP = 1.005
 """Ratio of two consecutive numbers of kept samples: what coarser steps would lose of the coverage."""
@@ -140,20 +142,21 @@ class Rule:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator."""
-        write_json(path, {"kind": "salgp-rule", "format": 1, **asdict(self)})
+        write_header(path, _KIND, 1, asdict(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Rule:
-        """Read what `save` wrote."""
-        value = read_json(path)
-        if not isinstance(value, dict) or value.get("kind") != "salgp-rule" or value.get("format") != 1:
-            raise FormatError(f"{path}: not a rule of this version; expected what Rule.save writes")
-        known = {field.name for field in fields(Rule)}
-        given = {key: item for key, item in value.items() if key in known}
-        limits = given.get("threshold")
-        if not isinstance(limits, list) or not limits or not all(_is_number(limit) for limit in limits):
-            raise FormatError(f"{path}: a rule needs a list of thresholds, got {limits!r}")
-        return Rule(**{**given, "threshold": tuple(float(limit) for limit in limits)})
+        """Read what `save` wrote; one that was changed since is refused."""
+        rule = from_json(Rule, read_header(path, _KIND, 1), path)
+        if not rule.threshold:
+            raise FormatError(f"{path}: a rule needs a threshold, got none")
+        if not 0 <= rule.wrong <= rule.kept <= rule.n:
+            raise FormatError(
+                f"{path}: a rule chosen on {rule.n} samples cannot act on {rule.kept} and err on {rule.wrong}"
+            )
+        if rule.error is None and rule.cost_bound is None and rule.n:
+            raise FormatError(f"{path}: a rule promises an error or a cost, this one neither")
+        return rule
 
 
 class RuleModule(nn.Module):
@@ -429,7 +432,3 @@ def _check_levels(error: float, assurance: float) -> None:
         raise ValueError(f"error must be between 0 and 1, got {error}")
     if not 0.5 <= assurance < 1:
         raise ValueError(f"assurance must be at least 0.5 and below 1, got {assurance}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

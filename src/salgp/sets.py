@@ -29,7 +29,7 @@ from torch import Tensor
 
 from salgp.features import as_labels
 from salgp.prediction import Prediction, spread_confidence
-from salgp.storage import FormatError, pack, read_tensors, storable, unpack, write_tensors
+from salgp.storage import FormatError, pack, read_tensors, reading, storable, unpack, write_tensors
 
 __all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets", "overtaking"]
 
@@ -110,9 +110,11 @@ class PredictionSets:
         tensors, metadata = read_tensors(path)
         if metadata.get("kind") != "salgp-sets":
             raise FormatError(f"{path}: not prediction sets; expected what PredictionSets.save writes")
-        value = unpack(json.loads(metadata["value"]), tensors)
-        if not isinstance(value, PredictionSets):
-            raise FormatError(f"{path}: expected PredictionSets, got {type(value).__name__}")
+        with reading(path, "whole prediction sets"):
+            value = unpack(json.loads(metadata["value"]), tensors)
+            if not isinstance(value, PredictionSets):
+                raise FormatError(f"{path}: expected PredictionSets, got {type(value).__name__}")
+            _check_loaded(value)
         return value
 
     def _matrix(self, probs: Tensor, draws: Tensor | None) -> Tensor:
@@ -254,6 +256,22 @@ class AdaptiveCoverage:
         misses = len(hits) - sum(hits)
         moved = level + self.rate * (self.target * misses - (1 - self.target) * sum(hits))
         return replace(self, level=moved, seen=self.seen + len(hits), missed=self.missed + misses)
+
+
+def _check_loaded(sets: PredictionSets) -> None:
+    """Refuse values that `fit_sets` never gives."""
+    numbers = (sets.coverage, sets.penalty, sets.rank, sets.n_groups)
+    if sets.score not in SCORES or sets.by not in GROUPS or not all(type(x) in (int, float) for x in numbers):
+        raise FormatError(f"score {sets.score!r} by {sets.by!r} with numbers {numbers!r}")
+    _checked(sets.coverage, closed=True)
+    n, group = len(sets.scores), sets.group
+    plain = sets.scores.ndim == 1 and sets.scores.is_floating_point() and not bool(sets.scores.isnan().any())
+    if not plain or group.shape != (n,) or group.is_floating_point() or sets.edges.ndim != 1:
+        raise FormatError(f"{n} scores of shape {tuple(sets.scores.shape)}, groups {tuple(group.shape)}")
+    if sets.by != "class" and sets.n_groups != len(sets.edges) + 1:
+        raise FormatError(f"{sets.n_groups} groups with {len(sets.edges)} edges")
+    if not math.isfinite(sets.penalty) or bool(((group < -1) | (group >= sets.n_groups)).any()):
+        raise FormatError(f"groups beyond {sets.n_groups}, or a penalty of {sets.penalty}")
 
 
 def _quantile(scores: Tensor, coverage: float) -> Tensor:

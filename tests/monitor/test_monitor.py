@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sealing import edit_header
 
 from salgp import FormatError, Monitor, Prediction
 from salgp.estimate import Spread, accuracy
 from salgp.monitor import records
 from salgp.prediction import LayerTerms
+from salgp.storage import ChecksumError
 
 
 def batch(n: int, seed: int, shifted: float = 0.0, bias: float = 0.0) -> tuple[Prediction, torch.Tensor]:
@@ -172,9 +175,34 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     log.write_text("".join(lines[:1]), encoding="utf-8")
     with pytest.raises(FormatError, match="has 1 records, the state has 3"):
         Monitor.open(tmp_path)
-    settings = json.loads((tmp_path / records.SETTINGS).read_text(encoding="utf-8"))
-    (tmp_path / records.SETTINGS).write_text(json.dumps({**settings, "kind": "x"}), encoding="utf-8")
-    with pytest.raises(FormatError, match="not a monitor"):
+
+
+def test_changed_settings_are_refused(tmp_path: Path) -> None:
+    Monitor.start(batch(300, 0)[0], tmp_path)
+    path = tmp_path / records.SETTINGS
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**whole, "false_alarm": 0.5}), encoding="utf-8")
+    with pytest.raises(ChecksumError, match=r"monitor\.json is damaged or was edited"):
+        Monitor.open(tmp_path)
+    path.write_text(json.dumps({**whole, "format": "x"}), encoding="utf-8")
+    with pytest.raises(FormatError, match="expected 'salgp-monitor', got 'x'"):
+        Monitor.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"false_alarm": 2.0}, "out of its range"),
+        ({"window": 0}, "out of its range"),
+        ({"class_share": [1.0]}, "out of its range"),
+        ({"window": "20"}, "'window' of Settings is 20, expected int"),
+        ({"channels": ["confidence"]}, "counts is int64 of shape"),
+    ],
+)
+def test_settings_that_nobody_made_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    Monitor.start(batch(300, 0)[0], tmp_path)
+    edit_header(tmp_path / records.SETTINGS, lambda value: {**value, **change})
+    with pytest.raises(FormatError, match=words):
         Monitor.open(tmp_path)
 
 

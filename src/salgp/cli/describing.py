@@ -16,6 +16,10 @@ from salgp.cli.shell import Shell, command
 __all__ = ["register"]
 
 
+ANY_VERSION = 10**9
+"""What is only shown may be of any version."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command of this file to ``app``."""
     command(app, "info", "salgp info calibration.safetensors")(info)
@@ -130,17 +134,18 @@ def _shards(path: Path) -> dict[str, Any]:
 
 
 def _monitor(path: Path) -> dict[str, Any]:
-    from salgp.storage import read_json
+    from salgp.storage import read_header, read_lines
 
-    log = path / "log.jsonl"
-    batches = len(log.read_text(encoding="utf-8").splitlines()) if log.is_file() else 0
-    settings = read_json(path / "monitor.json")
-    return {"kind": "monitor", "batches": batches, **(settings if isinstance(settings, dict) else {})}
+    batches = len(read_lines(path / "log.jsonl"))
+    settings = read_header(path / "monitor.json", "salgp-monitor", ANY_VERSION)
+    return {"kind": "monitor", "batches": batches, **settings}
 
 
 def _study(path: Path) -> dict[str, Any]:
-    lines = (path / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    return {"kind": "study", "records": len(lines), "next": f"salgp study table {path}"}
+    from salgp.storage import read_lines
+
+    found = read_lines(path / "records.jsonl")
+    return {"kind": "study", "records": len(found), "next": f"salgp study table {path}"}
 
 
 def _whole(path: Path) -> dict[str, Any]:
@@ -152,11 +157,15 @@ def _whole(path: Path) -> dict[str, Any]:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    from salgp.storage import read_json
+    from salgp.storage import read_header, read_json
 
-    found = read_json(path)
-    if not isinstance(found, dict) or not str(found.get("kind", "")).startswith("salgp-"):
+    listed = read_json(path)
+    kind = str(listed.get("format")) if isinstance(listed, dict) else ""
+    if not kind.startswith("salgp-"):
         raise ValueError(f"{path}: a JSON file that salgp did not write")
+    if "sha256" not in listed:
+        raise ValueError(f"{path}: part of a folder that salgp wrote; look at {path.parent}")
+    found = {"kind": kind, **read_header(path, kind, ANY_VERSION)}
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}
 
 

@@ -9,9 +9,9 @@ missing record in the state and appends it. A lock keeps two writers apart; each
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from salgp.monitor.martingale import Promise, Wealth
 from salgp.storage import (
     FormatError,
     append_line,
-    read_json,
+    from_json,
+    read_header,
     read_lines,
+    read_metadata,
     read_tensors,
-    write_json,
+    reading,
+    write_header,
     write_tensors,
 )
 
@@ -41,6 +44,7 @@ __all__ = [
 ]
 
 SETTINGS, STATE, LOG = "monitor.json", "state.safetensors", "log.jsonl"
+KIND = "salgp-monitor"
 IntArray = NDArray[np.int64]
 
 
@@ -146,7 +150,7 @@ def create(folder: Path, settings: Settings, state: State) -> None:
             f"{folder} holds a monitor already; go on with Monitor.open, or choose another folder"
         )
     _write_state(folder, state, None)
-    write_json(folder / SETTINGS, {"kind": "salgp-monitor", "format": 1, **asdict(settings)})
+    write_header(folder / SETTINGS, KIND, 1, asdict(settings))
 
 
 def write(folder: Path, state: State, record: Record) -> None:
@@ -155,54 +159,59 @@ def write(folder: Path, state: State, record: Record) -> None:
     append_line(folder / LOG, asdict(record))
 
 
-def read(folder: Path) -> tuple[State, list[Record]]:
+def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
     """State and log; a record that only the state has is appended to the log."""
     tensors, metadata = read_tensors(folder / STATE)
     if metadata.get("kind") != "salgp-monitor-state":
         raise FormatError(f"{folder / STATE}: not the state of a monitor")
     log = read_log(folder)
     state = _state(tensors, metadata, folder)
+    _check_shapes(state, settings, folder / STATE)
     if state.last > len(log):
-        kept = json.loads(metadata["record"])
-        if kept is None or kept["number"] != len(log) + 1 or state.last != len(log) + 1:
+        with reading(folder / STATE, "the state of a monitor"):
+            kept = json.loads(metadata["record"])
+        if kept is None or state.last != len(log) + 1:
             raise FormatError(
                 f"{folder / LOG}: has {len(log)} records, the state has {state.last}; restore the file"
             )
+        log.append(from_json(Record, kept, folder / STATE))
+        _check_numbers(log, folder / STATE)
         append_line(folder / LOG, kept)
-        log.append(_record(kept))
     return state, log
 
 
 def read_log(folder: Path) -> list[Record]:
     """All records, oldest first."""
-    return [_record(line) for line in read_lines(folder / LOG)]
+    log = [from_json(Record, line, folder / LOG) for line in read_lines(folder / LOG)]
+    _check_numbers(log, folder / LOG)
+    return log
 
 
 def last_number(folder: Path) -> int:
     """Number of the last record, whoever wrote it."""
-    from safetensors import safe_open
-
-    with safe_open(str(folder / STATE), framework="np") as file:
-        return int(json.loads((file.metadata() or {})["numbers"])["last"])
+    metadata = read_metadata(folder / STATE)
+    with reading(folder / STATE, "the state of a monitor"):
+        return int(json.loads(metadata["numbers"])["last"])
 
 
 def read_settings(folder: Path) -> Settings:
-    """Settings of a monitor."""
-    if not (folder / SETTINGS).is_file():
+    """Settings of a monitor; refused where they were changed since it was started."""
+    path = folder / SETTINGS
+    if not path.is_file():
         raise FileNotFoundError(
             f"{folder} holds no monitor; start one with Monitor.start(reference, state=...)"
         )
-    value = read_json(folder / SETTINGS)
+    found = from_json(Settings, read_header(path, KIND, 1), path)
+    rates = (found.false_alarm, found.level, 1 - found.tolerance)
+    names = found.class_names
     if (
-        not isinstance(value, dict)
-        or value.pop("kind", None) != "salgp-monitor"
-        or value.pop("format", 0) != 1
+        not all(0 < rate <= 1 for rate in rates)
+        or found.window < 1
+        or len(found.class_share) != found.n_classes
+        or (names is not None and len(names) != found.n_classes)
     ):
-        raise FormatError(f"{folder / SETTINGS}: not a monitor of this version")
-    try:
-        return Settings(**{key: _tuples(item) for key, item in value.items()})
-    except TypeError as error:
-        raise FormatError(f"{folder / SETTINGS}: not the settings of a monitor ({error})") from error
+        raise FormatError(f"{path}: not the settings of a monitor: a number is out of its range")
+    return found
 
 
 def _write_state(folder: Path, state: State, record: Record | None) -> None:
@@ -228,22 +237,31 @@ def _write_state(folder: Path, state: State, record: Record | None) -> None:
 
 
 def _state(tensors: dict[str, torch.Tensor], metadata: dict[str, str], folder: Path) -> State:
-    try:
+    with reading(folder / STATE, "the whole state of a monitor"):
         arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
         numbers = json.loads(metadata["numbers"])
-        wealth = Wealth(arrays["counts"], arrays["log_money"], numbers["blocks"], numbers["peak"])
-        promise = Promise(arrays["promise"], numbers["promise_blocks"], numbers["promise_peak"])
-        return State(wealth, promise, arrays["home"], arrays["recent"], numbers["last"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise FormatError(f"{folder / STATE}: not the whole state of a monitor ({error})") from error
+        wealth = Wealth(arrays["counts"], arrays["log_money"], int(numbers["blocks"]), float(numbers["peak"]))
+        promise = Promise(arrays["promise"], int(numbers["promise_blocks"]), float(numbers["promise_peak"]))
+        return State(wealth, promise, arrays["home"], arrays["recent"], int(numbers["last"]))
 
 
-def _record(line: dict[str, Any]) -> Record:
-    try:
-        return Record(**{key: _tuples(item) for key, item in line.items()})
-    except TypeError as error:
-        raise FormatError(f"{LOG}: not a record of a monitor ({error})") from error
+def _check_shapes(state: State, settings: Settings, path: Path) -> None:
+    """Every array has the shape and type that the settings ask for."""
+    j, begun = len(settings.channels), Wealth.start(np.zeros((0, len(settings.channels)), dtype=np.int64))
+    expected = {
+        "counts": (state.wealth.counts, begun.counts.shape, "i"),
+        "log_money": (state.wealth.log_money, begun.log_money.shape, "f"),
+        "promise": (state.promise.log_money, Promise.start().log_money.shape, "f"),
+        "home": (state.home, begun.counts.shape, "i"),
+        "recent": (state.recent, (settings.window, j, *state.recent.shape[2:]), "i"),
+    }
+    for name, (x, shape, kind) in expected.items():
+        if x.shape != shape or x.dtype.kind != kind:
+            raise FormatError(f"{path}: {name} is {x.dtype} of shape {x.shape}, expected {shape}")
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _check_numbers(log: Sequence[Record], path: Path) -> None:
+    """Records are numbered 1, 2, ... without a gap."""
+    for expected, record in enumerate(log, 1):
+        if record.number != expected:
+            raise FormatError(f"{path}: expected record {expected}, got {record.number}; restore the file")

@@ -121,7 +121,7 @@ class Monitor:
         """Go on where a folder ends, also after a kill."""
         settings = records.read_settings(Path(state))
         with locked(state, _WAIT) as folder:
-            return Monitor(settings, *records.read(folder), Path(state))
+            return Monitor(settings, *records.read(folder, settings), Path(state))
 
     @property
     def log(self) -> tuple[Record, ...]:
@@ -204,7 +204,7 @@ class Monitor:
             return
         with locked(self.folder, _WAIT):
             if records.last_number(self.folder) != self._state.last or len(self._log) != self._state.last:
-                self._state, self._log = records.read(self.folder)
+                self._state, self._log = records.read(self.folder, self.settings)
             yield self._next(key)
 
     def _next(self, key: str | None) -> int:

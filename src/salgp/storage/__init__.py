@@ -1,8 +1,9 @@
 """Files that cannot run code and cannot lie: safetensors, JSON, JSON lines; written whole, checked when read.
 
 Rooms: `files` (one file, whole or untouched), `folders` (several, swapped at once), `values` (nested values
-as JSON and tensors), `lines` (append-only logs), `locks` (one writer per folder), `errors`. Whoever saves
-or loads anything does it through this package.
+as JSON and tensors), `plain` (dataclasses of plain values), `lines` (append-only logs), `npz` (archives of
+any origin), `locks` (one writer per folder), `errors`. Whoever saves or loads anything does it through this
+package.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from salgp.storage.folders import check_replaceable, read_folder, write_folder
 from salgp.storage.lines import append_line, append_lines, read_lines
 from salgp.storage.locks import locked
 from salgp.storage.npz import read_npz
+from salgp.storage.plain import from_json
 from salgp.storage.values import pack, storable, unpack
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "check_replaceable",
     "check_size",
     "digest",
+    "from_json",
     "locked",
     "pack",
     "read_folder",

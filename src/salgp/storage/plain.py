@@ -1,0 +1,80 @@
+"""Dataclasses of plain values read back from JSON, every field of the type it was declared with.
+
+JSON knows lists but no tuples, and a file may hold anything under a name. `from_json` gives an instance, or
+says which field is not what it should be.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from salgp.storage.errors import FormatError
+
+__all__ = ["from_json"]
+
+T = TypeVar("T")
+
+
+def from_json(cls: type[T], value: Any, path: str | os.PathLike[str]) -> T:
+    """An instance of a dataclass whose fields are numbers, strings, tuples of those, or None.
+
+    Args:
+        cls: the dataclass.
+        value: what JSON gave: an object with the fields by name; those with a default may be missing.
+        path: of the file, for the sentence.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Size:
+        ...     shape: tuple[int, ...]
+        ...     unit: str | None = None
+        >>> from_json(Size, {"shape": [2, 3]}, "x.json")
+        Size(shape=(2, 3), unit=None)
+        >>> from_json(Size, {"shape": [2, "3"]}, "x.json")
+        Traceback (most recent call last):
+        salgp.storage.errors.FormatError: x.json: 'shape' of Size is [2, '3'], expected tuple[int, ...]
+    """
+    if not isinstance(value, Mapping):
+        raise FormatError(f"{path}: expected the fields of {cls.__name__}, got a {type(value).__name__}")
+    kinds = typing.get_type_hints(cls)
+    given = {}
+    for name, item in value.items():
+        if name not in kinds:
+            raise FormatError(f"{path}: {cls.__name__} has no field {str(name)[:80]!r}")
+        given[name] = _tuples(item)
+        if not _fits(given[name], kinds[name]):
+            expected = _words(kinds[name])
+            raise FormatError(f"{path}: {name!r} of {cls.__name__} is {str(item)[:80]}, expected {expected}")
+    try:
+        return cls(**given)
+    except TypeError as error:  # a field is missing
+        raise FormatError(f"{path}: not a whole {cls.__name__} ({error})") from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _words(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Is ``value`` of the declared type? Whole numbers count as numbers, truth values do not."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        each = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return len(value) == len(each) and all(map(_fits, value, each))
+    if kind is float:
+        return type(value) in (int, float) and abs(value) < math.inf
+    return type(value) is kind
