@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from salgp.network.batches import Batch
 from salgp.network.perturb import KINDS
 from salgp.network.reader import Reader
-from salgp.network.rehearsal import TRIALS, rehearsed
+from salgp.network.rehearsal import TRIALS, rehearse
 from salgp_study.backbones import build_backbone
 
 CASES = [
@@ -94,7 +94,7 @@ def _rehearsing() -> list[str]:
         loader = [(x[i : i + 64], y[i : i + 64]) for i in range(0, n, 64)]
         bare = _milliseconds([lambda: [_bare(model, x)() for x, _ in loader]], 3)[0]  # noqa: B023
         start = time.process_time()
-        rehearsed(model, loader, Reader(), progress=False)
+        rehearse(model, loader, Reader(), progress=False)
         took = 1000 * (time.process_time() - start)
         needed = 1 + len(KINDS["images"]) * (1 + min(TRIALS, n) / n)
         lines.append(f"| {title} | {n} | {needed:.1f} | {took / bare:.1f} |")

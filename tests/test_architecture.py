@@ -15,14 +15,15 @@ import salgp
 
 PACKAGE = Path(salgp.__file__).parent
 
-VALUES = {"storage", "logits", "features", "prediction", "explanation"}
+VALUES = {"storage", "labels", "logits", "features", "prediction", "explanation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "storage": set(),
     "extras": set(),
     "demo_digits": set(),
+    "labels": set(),
     "logits": set(),
     "methods": set(),
-    "features": {"storage", "logits"},
+    "features": {"storage", "labels", "logits"},
     "prediction": {"features"},
     "explanation": {"features", "prediction"},
     "gp": {"storage"},
@@ -111,6 +112,17 @@ def test_no_cycles_even_by_lazy_imports() -> None:
         free = {name for name in waiting if arrows[name] <= settled}
         assert free, f"a cycle among {sorted(waiting)[:8]}"
         settled |= free
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_function_is_longer_than_fifty_lines(path: Path) -> None:
+    """Signature and body; the docstring does not count."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            told = node.body[0] if ast.get_docstring(node) else None
+            docstring = 0 if told is None else (told.end_lineno or 0) - told.lineno + 1
+            lines = (node.end_lineno or 0) - node.lineno + 1 - docstring
+            assert lines <= 50, f"{node.name} has {lines} lines"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import salgp
 from salgp.cli import main
-from salgp.cli.files import harmless
+from salgp.cli.predictions import harmless
 from salgp.cli.shell import Shell, visible
 
 Run = Callable[..., tuple[int, str, str]]

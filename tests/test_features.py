@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from salgp.features import Features, as_labels, load_features
+from salgp.features import Features, load_features
+from salgp.labels import as_labels
 from salgp.storage import FormatError, write_tensors
 
 G = torch.Generator().manual_seed(0)

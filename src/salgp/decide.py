@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, betaincinv
 from torch import Tensor, nn
 
-from salgp.features import as_labels
+from salgp.labels import as_labels
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, from_json, read_header, write_header
 

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.logits import as_array, as_logits
+from salgp.labels import as_labels
+from salgp.logits import as_array, as_logits, largest
 from salgp.storage import FormatError, check_kind, read_tensors, write_tensors
 
-__all__ = ["Features", "as_labels", "largest", "load_features"]
+__all__ = ["Features", "load_features"]
 
 FORMAT = "salgp-features"
 FORMAT_VERSION = 1
@@ -244,68 +245,6 @@ def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None
         return features, None if labels is None else as_labels(labels, len(features))
     except (TypeError, ValueError, RuntimeError) as error:
         raise FormatError(f"{path}: {error}") from error
-
-
-def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
-    """Check integer labels ``(n,)``; -1 marks a true class the network does not know.
-
-    Example:
-        >>> as_labels([0, 1, -1], 3)
-        tensor([ 0,  1, -1])
-    """
-    try:
-        y = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first"
-        ) from error
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim == 2 and len(y) == n:
-        raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}; {_ONE_HOT}")
-    if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
-        raise TypeError(
-            f"labels must be integer class indices, got {y.dtype}; where they are whole numbers, pass "
-            f"labels.long() (NumPy: labels.astype(int))"
-        )
-    if y.shape != (n,):
-        raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}")
-    y = y.long()  # before comparing: an unsigned 0 is not above -1
-    top = n_classes if n_classes is not None else torch.iinfo(torch.int64).max
-    bad = ((y < -1) | (y >= top)).nonzero()
-    if len(bad):
-        raise ValueError(
-            f"label {int(y[bad[0, 0]])} of sample {int(bad[0, 0])} is out of range: expected "
-            f"0..{top - 1}, or -1 for an unknown class"
-        )
-    return y
-
-
-_ONE_HOT = (
-    "one-hot labels become class indices by labels.argmax(1); several classes per sample (multi-label) are "
-    "not supported: calibrate each class as a binary problem"
-)
-
-
-def largest(x: Tensor) -> Tensor:
-    """Column of the largest entry of each row, the first of equals.
-
-    NumPy's search is several times faster than torch's on a processor; a tensor that is being traced stays
-    with torch.
-
-    Example:
-        >>> largest(torch.tensor([[0.0, 2.0, 2.0]]))
-        tensor([1])
-    """
-    plain = (
-        type(x) is Tensor
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
-        and x.numel() > 0
-    )
-    if not plain or torch.compiler.is_compiling():
-        return x.argmax(dim=1)
-    return torch.from_numpy(x.detach().numpy().argmax(axis=1))
 
 
 def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], order: str | None) -> list[str]:

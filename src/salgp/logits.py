@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["OUTPUTS", "as_array", "as_logits", "look_like_probabilities"]
+__all__ = ["OUTPUTS", "as_array", "as_logits", "largest", "look_like_probabilities"]
 
 OUTPUTS = ("logits", "probabilities", "log-probabilities")
 """What the numbers a classifier returns can mean."""
@@ -88,6 +88,27 @@ def look_like_probabilities(logits: Tensor) -> bool:
     sums = logits.double().sum(dim=1)
     one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all()) and bool((logits[:, 1] > 0).any())
     return one_column or bool(((sums - 1).abs() < TOLERANCE).all())
+
+
+def largest(x: Tensor) -> Tensor:
+    """Column of the largest entry of each row, the first of equals.
+
+    NumPy's search is several times faster than torch's on a processor; a tensor that is being traced stays
+    with torch.
+
+    Example:
+        >>> largest(torch.tensor([[0.0, 2.0, 2.0]]))
+        tensor([1])
+    """
+    plain = (
+        type(x) is Tensor
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and x.numel() > 0
+    )
+    if not plain or torch.compiler.is_compiling():
+        return x.argmax(dim=1)
+    return torch.from_numpy(x.detach().numpy().argmax(axis=1))
 
 
 def _check_probabilities(p: Tensor, output: str) -> None:

@@ -20,19 +20,16 @@ from salgp.calibrators.saving import KIND, write_calibrator
 from salgp.features import Features
 from salgp.network.batches import Batch, LabelsAt, named_fields
 from salgp.network.extract import Copies, Perturb, perturbed
-from salgp.network.fingerprint import Fingerprint, fingerprint
-from salgp.network.keeping import LostFunctionError, reader_from, reader_header
+from salgp.network.fingerprint import Fingerprint, check_network
+from salgp.network.keeping import FORMAT, FORMAT_VERSION, LostFunctionError, module_header, reader_from
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Reading, collect, read_batches
-from salgp.network.rehearsal import Rehearsal, rehearsed
+from salgp.network.rehearsal import Rehearsal, rehearse
 from salgp.prediction import Prediction
 from salgp.storage import read_header, reading, write_folder, write_header
 
-__all__ = ["CalibratedClassifier", "calibrate", "load", "module_header"]
-
-FORMAT = "salgp-module"
-FORMAT_VERSION = 2
+__all__ = ["CalibratedClassifier", "calibrate", "load"]
 
 
 class CalibratedClassifier(nn.Module):
@@ -237,7 +234,7 @@ def calibrate(
         )
         reader, features, labels = _labelled(readings)
     else:
-        found = rehearsed(
+        found = rehearse(
             model, loader, reader, copies, place, seed=seed, progress=progress, tokenizer=tokenizer
         )
         reader, features, labels, rehearsal = found.reader, found.features, found.labels, found.rehearsal
@@ -294,19 +291,8 @@ def load(
         stored = Fingerprint(**header["fingerprint"])
         rehearsal = Rehearsal.from_json(header["rehearsal"]) if "rehearsal" in header else None
         reader = reader_from(header, pooling, forward)
-    _check_network(stored, model, strict)
+    check_network(stored, model, strict)
     return CalibratedClassifier(model, calibrator, reader, rehearsal)
-
-
-def module_header(model: nn.Module, taps: Reader) -> dict[str, Any]:
-    """What ``module.json`` says: which network it is, and what is read from it.
-
-    Example:
-        >>> module_header(nn.Linear(4, 3), Reader(layers=()))["layers"]
-        []
-    """
-    about = {"format": FORMAT, "format_version": FORMAT_VERSION}
-    return {**about, "fingerprint": dataclasses.asdict(fingerprint(model)), **reader_header(taps)}
 
 
 def _unfitted(method: Calibrator | str | None) -> Calibrator:
@@ -328,20 +314,6 @@ def _labelled(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor]:
             "mapping with 'labels', or say where they are: labels_at=..."
         )
     return reader, features, labels
-
-
-def _check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
-    found = fingerprint(model)
-    if found.structure != stored.structure:
-        raise ValueError(
-            f"another network: the modules, their settings or the parameter shapes of this "
-            f"{type(model).__name__} are not those the calibrator was made for"
-        )
-    if strict and found.weights != stored.weights:
-        raise ValueError(
-            "the network has other weights (or precision) than the calibrator was made for; "
-            "recalibrate, or pass strict=False to use it anyway"
-        )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

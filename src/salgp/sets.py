@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.features import as_labels
+from salgp.labels import as_labels
 from salgp.prediction import Prediction, spread_confidence
 from salgp.storage import FormatError, pack, read_tensors, reading, storable, unpack, write_tensors
 

@@ -228,7 +228,7 @@ def _read_features(path: Path) -> Any:
 
 
 def _make_prediction(folder: Path) -> Path:
-    from salgp.cli.files import write_prediction
+    from salgp.cli.predictions import write_prediction
     from salgp.prediction import Prediction
 
     features, _ = _features()

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from salgp.features import Features
 from salgp.network.batches import Batch
 from salgp.network.extract import extract
 from salgp.network.perturb import FAMILIES, KINDS, Family, families_for, layer_change
 from salgp.network.reader import Reader
-from salgp.network.rehearsal import LEVELS, Rehearsal, rehearse, rehearsed
+from salgp.network.rehearsal import LEVELS, Rehearsal, rehearse
 from salgp.network.signals import Spread
 
 
@@ -123,12 +125,15 @@ def test_layer_families_change_only_the_chosen_rows() -> None:
     assert not any(m._forward_hooks for m in model.modules())
 
 
+def read(*arguments: Any, **options: Any) -> tuple[Features, torch.Tensor]:
+    found = rehearse(*arguments, **options)
+    return found.features, found.labels
+
+
 def test_rehearsal_keeps_originals_and_groups() -> None:
     model, loader = network(), labelled()
     plain, labels = extract(model, loader, layers=("0", "1"))
-    _, features, repeated = rehearse(
-        model, loader, Reader(layers=("0", "1")), ["noise", "layer-noise"], copies=2
-    )
+    features, repeated = read(model, loader, Reader(layers=("0", "1")), ["noise", "layer-noise"], copies=2)
     assert len(features) == 5 * len(plain)
     assert torch.equal(features.logits[:40], plain.logits)
     assert torch.equal(features.groups, torch.arange(40).repeat(5))
@@ -159,7 +164,7 @@ def test_layers_that_lead_nowhere_are_not_disturbed() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = DeadEnd()
-    _, features, _ = rehearse(model, labelled(), Reader(layers=("trunk", "side")), ["layer-noise"], copies=1)
+    features, _ = read(model, labelled(), Reader(layers=("trunk", "side")), ["layer-noise"], copies=1)
     moved = (features.logits[40:] != features.logits[:40]).any(dim=1)
     assert moved.all()
 
@@ -171,7 +176,7 @@ def test_tokens_are_rehearsed_inside() -> None:
             nn.Embedding(20, 6), nn.Flatten(), nn.Sequential(nn.Linear(24, 8), nn.ReLU()), nn.Linear(8, 3)
         )
     x = torch.randint(20, (30, 4), generator=torch.Generator().manual_seed(0))
-    _, features, _ = rehearse(model, [(x, model(x).argmax(1))], Reader(layers=("2",)), "auto", copies=1)
+    features, _ = read(model, [(x, model(x).argmax(1))], Reader(layers=("2",)), "auto", copies=1)
     assert len(features) == 30 * (1 + len(KINDS["tokens"]))
     with pytest.raises(ValueError, match="floating-point input"):
         rehearse(model, [(x, model(x).argmax(1))], Reader(layers=("2",)), ["noise"])
@@ -188,9 +193,7 @@ def test_own_family() -> None:
     def flip(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
         return torch.where(strength[:, None] > 0.5, -x, x)
 
-    _, features, _ = rehearse(
-        network(), labelled(), Reader(layers=("0",)), [Family("flip", flip, 1.0)], copies=1
-    )
+    features, _ = read(network(), labelled(), Reader(layers=("0",)), [Family("flip", flip, 1.0)], copies=1)
     assert len(features) == 80
 
 
@@ -253,7 +256,7 @@ def test_what_a_batch_gets_does_not_depend_on_its_company() -> None:
 
 
 def test_strengths_make_balanced_environments() -> None:
-    found = rehearsed(network(), labelled(80), Reader(layers=("0", "1")), ["noise", "layer-noise"], seed=1)
+    found = rehearse(network(), labelled(80), Reader(layers=("0", "1")), ["noise", "layer-noise"], seed=1)
     features, n = found.features, 80
     assert features.strengths[:n].abs().max() == 0
     for family in (1, 2):
@@ -276,10 +279,10 @@ def test_strengths_make_balanced_environments() -> None:
 def test_layer_families_stop_where_accuracy_stops_falling() -> None:
     """A disturbance that does no harm however strong is not scaled up to its bound."""
     harmless = Family("harmless", lambda x, strength, generator: x, 4.0, inside=True)
-    found = rehearsed(network(), labelled(160), Reader(layers=("0",)), [harmless])
+    found = rehearse(network(), labelled(160), Reader(layers=("0",)), [harmless])
     assert found.rehearsal.scales == (0.25,)
     outside = Family("harmless", lambda x, strength, generator: x, 4.0)
-    assert rehearsed(network(), labelled(160), Reader(layers=("0",)), [outside]).rehearsal.scales == (4.0,)
+    assert rehearse(network(), labelled(160), Reader(layers=("0",)), [outside]).rehearsal.scales == (4.0,)
 
 
 def test_batches_of_copies_are_large_and_in_order() -> None:
@@ -293,7 +296,7 @@ def test_batches_of_copies_are_large_and_in_order() -> None:
 
     loader = [(x[i : i + 1], y[i : i + 1]) for i in range(60)]
     same = Family("same", lambda x, strength, generator: x, 1.0)
-    _, features, labels = rehearse(network(), loader, Reader(layers=("0",), forward=forward), [same])
+    features, labels = read(network(), loader, Reader(layers=("0",), forward=forward), [same])
     torch.testing.assert_close(features.logits[60:], features.logits[:60])
     assert torch.equal(labels, y.repeat(2))
     assert calls[-1] == 60
@@ -302,5 +305,5 @@ def test_batches_of_copies_are_large_and_in_order() -> None:
 def test_the_global_random_state_is_untouched_by_rehearsals() -> None:
     state = torch.get_rng_state()
     loader = DataLoader(TensorDataset(*labelled()[0]), batch_size=5, shuffle=True)
-    rehearsed(network(), loader, Reader(), "auto")
+    rehearse(network(), loader, Reader(), "auto")
     assert torch.equal(torch.get_rng_state(), state)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import salgp
 from salgp.network.reader import Reader
 from salgp.network.reading import Place, read_batches
-from salgp.network.rehearsal import rehearsed
+from salgp.network.rehearsal import rehearse
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 
@@ -96,7 +96,7 @@ def test_empty_batches_are_passed_over() -> None:
 
 
 def test_one_sample() -> None:
-    found = rehearsed(mlp(), [(X[:1], Y[:1])], Reader())
+    found = rehearse(mlp(), [(X[:1], Y[:1])], Reader())
     assert bool(found.features.logits.isfinite().all())
     assert all(bool(x.isfinite().all()) for x in found.features.layers.values())
     assert len(found.features) == 1 + len(found.rehearsal.families)
@@ -233,7 +233,7 @@ def test_padding_masks_and_nested_tensors() -> None:
     model = networks.randomised(Padded())
     y = torch.arange(60) % 3
     batch = {"attention_mask": mask, "x": x, "labels": y}
-    found = rehearsed(model, [batch], Reader(), ["noise", "layer-noise"])
+    found = rehearse(model, [batch], Reader(), ["noise", "layer-noise"])
     assert found.features.layer_names == ("encoder.layers.0", "encoder.layers.1", "encoder.layers.2")
     for family in (1, 2):
         strong = (found.features.families == family) & (found.features.strengths > 0.5)
@@ -272,7 +272,7 @@ def test_a_recurrent_layer_is_read_as_it_is_used(uses: str, layers: int, expecte
     x = torch.randn(48, 9, 5, generator=torch.Generator().manual_seed(0))
     model = networks.randomised(Series(uses, layers))
     y = labels_for(model, x)
-    found = rehearsed(model, [(x, y)], Reader(), ["layer-noise"])
+    found = rehearse(model, [(x, y)], Reader(), ["layer-noise"])
     features = found.features
     assert features.layer_names == expected  # and not the pooler
     last = features.layers[expected[-1]]

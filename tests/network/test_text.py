@@ -13,7 +13,7 @@ from salgp.network.batches import Batch
 from salgp.network.inputs import first_tokens, token_mask
 from salgp.network.perturb import FAMILIES, KINDS
 from salgp.network.reader import Reader
-from salgp.network.rehearsal import rehearsed
+from salgp.network.rehearsal import rehearse
 from salgp.network.text import Coder, Tokens, coder_for
 
 START, END, PAD = 1, 2, 0
@@ -107,7 +107,7 @@ def test_the_mask_follows_the_tokens(named: bool) -> None:
             seen.append((input_ids, attention_mask))
             return super().forward(input_ids, attention_mask)
 
-    found = rehearsed(Watching(), [item], Reader(layers=("hidden",)), ["token-drop"])
+    found = rehearse(Watching(), [item], Reader(layers=("hidden",)), ["token-drop"])
     assert found.rehearsal.families == ("token-drop",)
     assert len(found.features) == 2 * len(ids)
     for tokens, real in seen:
@@ -146,7 +146,7 @@ def test_texts_are_written_anew(name: str, named: bool) -> None:
             assert torch.equal(attention_mask.bool(), input_ids != PAD)
             return super().forward(input_ids, attention_mask)
 
-    rehearsed(Watching(), [item], Reader(layers=("hidden",)), [name], tokenizer=coder())
+    rehearse(Watching(), [item], Reader(layers=("hidden",)), [name], tokenizer=coder())
     copy = seen[-1]
     assert copy.shape == ids.shape
     changed = (copy != ids).any(dim=1)
@@ -163,15 +163,15 @@ def test_auto_uses_the_tokenizer_where_there_is_one() -> None:
     ids, mask = texts()
     labels = torch.arange(len(ids)) % 3
     loader = [{"input_ids": ids, "attention_mask": mask, "labels": labels}]
-    with_text = rehearsed(Bag(), loader, Reader(), tokenizer=coder()).rehearsal
+    with_text = rehearse(Bag(), loader, Reader(), tokenizer=coder()).rehearsal
     assert with_text.families == KINDS["text"]
-    assert rehearsed(Bag(), loader, Reader()).rehearsal.families == KINDS["tokens"]
+    assert rehearse(Bag(), loader, Reader()).rehearsal.families == KINDS["tokens"]
     features, _ = salgp.extract(Bag(), loader, perturb="auto", tokenizer=coder())
     assert len(features) == len(ids) * (1 + len(KINDS["text"]))
     with pytest.raises(ValueError, match="changes the text: pass tokenizer="):
-        rehearsed(Bag(), loader, Reader(), ["typos"])
+        rehearse(Bag(), loader, Reader(), ["typos"])
     with pytest.raises(ValueError, match="needs tokens"):
-        rehearsed(nn.Linear(4, 3), [(torch.zeros(8, 4), labels[:8])], Reader(()), ["token-drop"])
+        rehearse(nn.Linear(4, 3), [(torch.zeros(8, 4), labels[:8])], Reader(()), ["token-drop"])
     with pytest.raises(TypeError, match="Hugging Face tokenizer"):
         coder_for("bert")
 

@@ -32,7 +32,8 @@ from salgp.calibrators.copies import originals
 from salgp.calibrators.saving import KIND, write_calibrator
 from salgp.calibrators.temperature import rest_temperature
 from salgp.explanation import explain_line
-from salgp.features import Features, as_labels
+from salgp.features import Features
+from salgp.labels import as_labels
 from salgp.prediction import Prediction
 from salgp.storage import pack, unpack, write_folder
 

@@ -15,13 +15,16 @@ except ModuleNotFoundError as error:  # pragma: no cover
     raise SystemExit('salgp: the command line needs typer and rich; pip install "salgp[cli]"') from error
 
 from salgp.cli import (
-    calibrating,
+    applying,
     comparing,
+    demonstrating,
     describing,
     exporting,
     extracting,
+    fitting,
     monitoring,
-    products,
+    reporting,
+    scoring,
     studying,
     whole,
 )
@@ -90,9 +93,12 @@ def _usage(error: Exception) -> str:
 for _part in (
     whole,
     extracting,
-    calibrating,
+    fitting,
+    applying,
     comparing,
-    products,
+    reporting,
+    scoring,
+    demonstrating,
     monitoring,
     exporting,
     describing,

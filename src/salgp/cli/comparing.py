@@ -9,17 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.calibrating import (
-    Feats,
-    Reference,
-    Seed,
-    check_method,
-    fitting_rows,
-    known_methods,
-    read_reference,
-)
+from salgp.cli.fitting import check_method, fitting_rows, read_reference
+from salgp.cli.options import Feats, Reference, Seed, known_methods
 from salgp.cli.shell import Shell, UsageError, command, sentence
 from salgp.cli.tables import score_table
+from salgp.cli.targets import check_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +48,7 @@ def compare(
 ) -> None:
     """Fit every calibrator on the same data and score all of them on the same held-out data."""
     chosen = _chosen_methods(methods)
-    files.check_inputs(features, test, reference)
+    check_inputs(features, test, reference)
     from salgp.metrics import METRICS
 
     if sort not in METRICS:

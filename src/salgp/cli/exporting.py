@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.calibrating import AnyNetwork, Cal, Force
-from salgp.cli.extracting import image_options
+from salgp.cli.given import image_options
 from salgp.cli.inputs import open_inputs
 from salgp.cli.networks import HUGGING_FACE, open_network
+from salgp.cli.options import AnyNetwork, Cal, Force, Gray, ImageSize, InputNames, Scale, Weights
 from salgp.cli.shell import Shell, UsageError, command
+from salgp.cli.targets import check_inputs, check_target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +28,22 @@ __all__ = ["register"]
 
 SAMPLES = 3
 """In the example batch; its size is left open in the graph."""
+
+Target = Annotated[Path, typer.Option("--out", "-o", help="Target: .onnx, or .pt2 for torch.export.")]
+Network = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="Put this network into the graph; named as in extract."),
+]
+ExampleData = Annotated[
+    Path | None,
+    typer.Option("--data", help="Data the network takes, as in extract; its first samples give the shape."),
+]
+InputShape = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="D,D,...", help="Instead of --data: shape of one sample, e.g. 3,224,224; once per input."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,33 +57,15 @@ def register(app: typer.Typer) -> None:
 def export(
     shell: Shell,
     calibrator: Cal,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Target: .onnx, or .pt2 for torch.export.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="MODEL", help="Put this network into the graph; named as in extract."
-        ),
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weights of the network, as in extract.")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Data the network takes, as in extract; its first samples give the shape."),
-    ] = None,
-    input_shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="D,D,...", help="Instead of --data: shape of one sample, e.g. 3,224,224; once per input."
-        ),
-    ] = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(help="Arrays of --data passed to the network, in order, separated by commas."),
-    ] = None,
-    scale: Annotated[float | None, typer.Option(help="Multiply the inputs of --data, as in extract.")] = None,
-    image_size: Annotated[
-        str | None, typer.Option(help="Size images of --data are brought to: HEIGHT or HEIGHT,WIDTH.")
-    ] = None,
-    gray: Annotated[bool, typer.Option(help="Read images of --data as gray.")] = False,
+    out: Target,
+    model: Network = None,
+    weights: Weights = None,
+    data: ExampleData = None,
+    input_shape: InputShape = None,
+    inputs: InputNames = None,
+    scale: Scale = None,
+    image_size: ImageSize = None,
+    gray: Gray = False,
     any_network: AnyNetwork = False,
     force: Force = False,
 ) -> None:
@@ -77,16 +76,10 @@ def export(
     standardised). The label, the calibrated confidence with its error bar, and the class probabilities come
     out, for any batch size.
     """
-    _check_usage(
-        out,
-        model,
-        {"--weights": weights, "--data": data, "--input-shape": input_shape},
-        data is not None,
-        bool(input_shape),
-    )
+    _check_usage(out, model, {"--weights": weights, "--data": data, "--input-shape": input_shape})
     shapes = [_numbers(text) for text in input_shape or []]
-    files.check_inputs(calibrator, data, weights)
-    files.check_target(out, force, *([] if data is None else [data]))
+    check_inputs(calibrator, data, weights)
+    check_target(out, force, *([] if data is None else [data]))
     fitted = files.read_calibrator(calibrator)
     from salgp.export import export_classifier, export_head
 
@@ -100,15 +93,11 @@ def export(
             export_classifier(classifier, example, out)
     what = fitted.name if model is None else f"{model} with {fitted.name}"
     size = out.stat().st_size
-    shell.finish(
-        {"out": str(out), "bytes": size, "network": model is not None},
-        f"exported {what} to {out} ({size:,} bytes)",
-    )
+    told = {"out": str(out), "bytes": size, "network": model is not None}
+    shell.finish(told, f"exported {what} to {out} ({size:,} bytes)")
 
 
-def _check_usage(
-    out: Path, model: str | None, needs_model: Mapping[str, Any], has_data: bool, has_shape: bool
-) -> None:
+def _check_usage(out: Path, model: str | None, needs_model: Mapping[str, Any]) -> None:
     if out.suffix not in (".onnx", ".pt2"):
         raise UsageError(f"--out {out}: expected a name that ends in .onnx or .pt2")
     alone = [name for name, value in needs_model.items() if value]
@@ -117,6 +106,7 @@ def _check_usage(
             f"{alone[0]} goes with --model, which puts the network into the graph; without it "
             f"the calibrator is exported alone"
         )
+    has_data, has_shape = bool(needs_model["--data"]), bool(needs_model["--input-shape"])
     if model is not None and has_data == has_shape:
         raise UsageError(
             "--model needs one example of the network's input: either --data FILE or "

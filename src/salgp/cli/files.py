@@ -1,33 +1,29 @@
-"""What commands read and write: features, calibrators and predictions, whole or not at all.
+"""What commands read and write: features and calibrators, whole or not at all.
 
 Features are one safetensors file, a folder (or file) of Parquet shards with the same columns, or class scores
-of any framework as ``.npz`` or ``.csv``. A calibrator
-is a folder; beside the calibrator itself it holds ``origin.json``: which network and file it was fitted on.
-Predictions are safetensors, Parquet or CSV, by the suffix of the file.
+of any framework as ``.npz`` or ``.csv``. A calibrator is a folder; beside the calibrator itself it holds
+``origin.json``: which network and file it was fitted on.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from salgp.cli.predictions import PREDICTION_FORMAT
+from salgp.cli.targets import check_target
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from salgp.calibrators import Calibrator
     from salgp.features import Features
-    from salgp.prediction import Prediction
-
 __all__ = [
-    "Loaded",
-    "check_folder",
-    "check_inputs",
+    "FeatureFile",
     "check_network",
-    "check_target",
     "first_rows",
     "is_large",
     "kind_of",
@@ -38,23 +34,19 @@ __all__ = [
     "save_calibrator",
     "split_names",
     "write_metadata",
-    "write_prediction",
 ]
 
 ORIGIN = "origin.json"
 METADATA = "network.json"
+"""Beside Parquet shards: what a safetensors file of features has in its header."""
 LARGE = 200_000
 """Rows of feature stores beyond which a calibrator is fitted out of core."""
-"""Beside Parquet shards: what a safetensors file of features has in its header."""
-OWN_LISTS = ("contents.json", "manifest.json")
-"""Files that tell a folder of ours."""
-PREDICTION_FORMAT = "salgp-prediction"
 TABLES = (".npz", ".csv")
 """Files of class scores, see `salgp.cli.scores`."""
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class FeatureFile:
     """A features file: features, labels (or None) and its string metadata."""
 
     path: Path
@@ -72,7 +64,7 @@ class Loaded:
             return None if names is None else [str(name) for name in list(json.loads(names))]
 
 
-def read_features(path: Path) -> Loaded:
+def read_features(path: Path) -> FeatureFile:
     """Features from a safetensors file, Parquet, or a table of class scores."""
     from salgp.features import load_features
     from salgp.storage import read_metadata
@@ -90,10 +82,10 @@ def read_features(path: Path) -> Loaded:
             f".parquet files, or class scores as .npz or .csv"
         )
     features, labels = load_features(path)
-    return Loaded(path, features, labels, read_metadata(path))
+    return FeatureFile(path, features, labels, read_metadata(path))
 
 
-def read_labelled(path: Path) -> tuple[Loaded, Tensor]:
+def read_labelled(path: Path) -> tuple[FeatureFile, Tensor]:
     """Features that must have labels."""
     loaded = read_features(path)
     if loaded.labels is None:
@@ -126,7 +118,7 @@ def read_origin(folder: Path) -> dict[str, Any]:
     return read_header(folder / ORIGIN, "salgp-origin", 1) if (folder / ORIGIN).is_file() else {}
 
 
-def check_network(calibrator: Path, loaded: Loaded, any_network: bool) -> None:
+def check_network(calibrator: Path, loaded: FeatureFile, any_network: bool) -> None:
     """Refuse features that are known to come from another network than the calibrator's."""
     mine, theirs = read_origin(calibrator).get("network"), loaded.metadata.get("network")
     if mine and theirs and mine != theirs and not any_network:
@@ -170,23 +162,6 @@ def write_metadata(folder: Path, metadata: Mapping[str, str]) -> Path:
     return write_header(folder / METADATA, "salgp-network", 1, metadata)
 
 
-def write_prediction(path: Path, prediction: Prediction, before: Tensor) -> Path:
-    """Write one row per sample: label, confidence, its error bar, and the network's own confidence."""
-    if path.suffix == ".safetensors":
-        return _write_tensors(path, prediction, before)
-    from salgp.storage import write_whole
-
-    columns = _columns(prediction, before)
-    if path.suffix == ".csv":
-        return write_whole(path, lambda part: _write_csv(part, columns))
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        return write_whole(path, lambda part: pq.write_table(pa.table(columns), str(part)))
-    raise ValueError(f"{path}: expected a name that ends in .safetensors, .parquet or .csv")
-
-
 def kind_of(path: Path) -> str:
     """What a path holds: ``features``, ``prediction``, ``calibrator``, ``parquet``, ``safetensors``, ``image
     folder`` or ``unknown``.
@@ -206,46 +181,6 @@ def kind_of(path: Path) -> str:
     return {"salgp-features": "features", PREDICTION_FORMAT: "prediction"}.get(
         metadata.get("format", ""), "safetensors"
     )
-
-
-def check_inputs(*paths: Path | None) -> None:
-    """Refuse, before any work is done, inputs that do not exist."""
-    for path in paths:
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"no such file or folder: {path}")
-
-
-def check_target(path: Path, force: bool, *inputs: Path) -> None:
-    """Refuse, before any work is done, a target that exists, is an input, or cannot be written."""
-    for other in inputs:
-        mine, theirs = path.resolve(), other.resolve()
-        if mine == theirs:
-            raise ValueError(f"{path} is also an input; write the result to another file")
-        if theirs in mine.parents and any((theirs / name).is_file() for name in OWN_LISTS):
-            raise ValueError(f"{path} is inside the input {other}; write the result elsewhere")
-    if path.exists() and not force:
-        raise FileExistsError(f"{path} exists already; choose another name, or pass --force to replace it")
-    if path.is_symlink():
-        raise FileExistsError(
-            f"{path} is a symbolic link, and salgp writes to no link; name the target itself"
-        )
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir():
-        raise NotADirectoryError(f"cannot write {path}: {parent} is a file, not a folder")
-    if not os.access(parent, os.W_OK):
-        raise PermissionError(f"cannot write {path}: no permission to write in {parent}")
-
-
-def check_folder(path: Path) -> None:
-    """Refuse, before any work is done, to put a calibrator where something else is."""
-    if not path.exists():
-        return
-    from salgp.calibrators.saving import KIND
-    from salgp.storage import check_replaceable
-
-    check_replaceable(path, KIND)
 
 
 def split_names(text: str | None) -> list[str] | None:
@@ -278,77 +213,31 @@ def is_large(*folders: Path | None) -> bool:
     return sum(len(FeatureStore(folder)) for folder in given) > LARGE
 
 
-def first_rows(folder: Path) -> tuple[Loaded, int]:
+def first_rows(folder: Path) -> tuple[FeatureFile, int]:
     """The first shard of a feature store, and the number of rows in all."""
     from salgp.store.store import FeatureStore
 
     store = FeatureStore(folder)
-    return Loaded(folder, *store.shard(0), _beside(folder)), len(store)
+    return FeatureFile(folder, *store.shard(0), _beside(folder)), len(store)
 
 
-def _read_parquet(path: Path) -> Loaded:
+def _read_parquet(path: Path) -> FeatureFile:
     if (path / "manifest.json").is_file():
         from salgp.store.store import FeatureStore
 
-        return Loaded(path, *FeatureStore(path).to_features(), _beside(path))
+        return FeatureFile(path, *FeatureStore(path).to_features(), _beside(path))
     return _read_scores(path)
 
 
-def _read_scores(path: Path) -> Loaded:
+def _read_scores(path: Path) -> FeatureFile:
     from salgp.cli.scores import read_scores
 
     features, labels, classes, unused = read_scores(path)
     metadata = {} if classes is None else {"classes": json.dumps(classes)}
-    return Loaded(path, features, labels, metadata | ({"unused": ", ".join(unused)} if unused else {}))
+    return FeatureFile(path, features, labels, metadata | ({"unused": ", ".join(unused)} if unused else {}))
 
 
 def _beside(folder: Path) -> dict[str, str]:
     from salgp.storage import read_header
 
     return read_header(folder / METADATA, "salgp-network", 1) if (folder / METADATA).is_file() else {}
-
-
-def _columns(prediction: Prediction, before: Tensor) -> dict[str, Any]:
-    """Columns of numbers; the class probabilities become one column each."""
-    arrays = prediction.numpy()
-    columns = {k: x for k, x in arrays.items() if x.ndim == 1}
-    columns["network_confidence"] = before.cpu().numpy()
-    terms = prediction.layers
-    if terms is not None:
-        columns |= {
-            f"correction.{name}": terms.mean[:, j].cpu().numpy() for j, name in enumerate(terms.names)
-        }
-    return columns | {f"probs.{j}": arrays["probs"][:, j] for j in range(arrays["probs"].shape[1])}
-
-
-def _write_csv(part: Path, columns: Mapping[str, Any]) -> None:
-    import csv
-
-    with part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(map(harmless, columns))
-        rows = zip(*(x.tolist() for x in columns.values()), strict=True)
-        writer.writerows([harmless(cell) for cell in row] for row in rows)
-
-
-def harmless(cell: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: text that begins like one gets an apostrophe.
-
-    Example:
-        >>> harmless("=1+1"), harmless("cat"), harmless(-0.5)
-        ("'=1+1", 'cat', -0.5)
-    """
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
-
-
-def _write_tensors(path: Path, prediction: Prediction, before: Tensor) -> Path:
-    import torch
-
-    from salgp.storage import write_tensors
-
-    tensors = {k: torch.as_tensor(x) for k, x in prediction.numpy().items()} | {"network_confidence": before}
-    terms = prediction.layers
-    if terms is not None:
-        tensors |= {"layers.mean": terms.mean} | ({} if terms.std is None else {"layers.std": terms.std})
-    names = "[]" if terms is None else json.dumps(terms.names)
-    return write_tensors(path, tensors, {"format": PREDICTION_FORMAT, "format_version": "1", "layers": names})

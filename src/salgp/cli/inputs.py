@@ -190,7 +190,7 @@ def _labels(
 ) -> tuple[Tensor, list[str] | None]:
     import numpy as np
 
-    from salgp.features import as_labels
+    from salgp.labels import as_labels
 
     names = None if classes is None else list(classes)
     if x.dtype.kind in "OSU":

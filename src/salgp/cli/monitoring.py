@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.calibrating import AnyNetwork, Cal, predicted
+from salgp.cli.applying import predicted
+from salgp.cli.options import AnyNetwork, Cal
 from salgp.cli.shell import FAILURE, Shell, UsageError, command
 
 if TYPE_CHECKING:

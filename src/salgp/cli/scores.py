@@ -27,7 +27,8 @@ LAYER = "layers."
 
 def read_scores(path: Path) -> tuple[Features, Tensor | None, list[str] | None, list[str]]:
     """Features, labels (or None), class names (or None), and the columns that were not used."""
-    from salgp.features import Features, as_labels
+    from salgp.features import Features
+    from salgp.labels import as_labels
     from salgp.storage import reading
 
     arrays = read_arrays(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from salgp.cli.options import RayAddress
 from salgp.cli.shell import Shell, UsageError, command
 
 __all__ = ["register"]
@@ -20,6 +21,17 @@ Records = Annotated[
 ]
 Data = Annotated[
     Path | None, typer.Option(help="Folder of the real data. Default: the environment variable SALGP_DATA.")
+]
+FitOn = Annotated[
+    str | None,
+    typer.Option(help="Fit calibrators on train, validation or both; the preset's choice by default."),
+]
+Epochs = Annotated[
+    int | None, typer.Option(help="Epochs of training, instead of the preset's (local engine).")
+]
+Engine = Annotated[str, typer.Option(help="local, or ray: every study and seed is a Ray task of its own.")]
+Tasks = Annotated[
+    int | None, typer.Option(help="Tasks at once on Ray. Default: as many as it has cores for.")
 ]
 
 
@@ -50,30 +62,17 @@ def run(
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     out: Folder = Path("study"),
     data: Data = None,
-    fit_on: Annotated[
-        str | None,
-        typer.Option(help="Fit calibrators on train, validation or both; the preset's choice by default."),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Epochs of training, instead of the preset's (local engine).")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="local, or ray: every study and seed is a Ray task of its own.")
-    ] = "local",
-    workers: Annotated[
-        int | None, typer.Option(help="Tasks at once on Ray. Default: as many as it has cores for.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster. Default: Ray is started on this machine.")
-    ] = None,
+    fit_on: FitOn = None,
+    epochs: Epochs = None,
+    engine: Engine = "local",
+    workers: Tasks = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Run a study; finished parts are not run again."""
+    from salgp_study.grid import run_grid
     from salgp_study.run import run_study
 
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--seeds {seeds}: expected whole numbers separated by commas") from error
+    numbers = _numbers(seeds)
     if engine not in ("local", "ray"):
         raise UsageError(f"--engine {engine}: expected local or ray")
     on = fit_on.split(",") if fit_on else None
@@ -83,22 +82,18 @@ def run(
             advance(1, line)
 
         if engine == "ray":
-            from salgp_study.grid import run_grid
-
-            folder = run_grid(
-                [name],
-                numbers,
-                preset,
-                out,
-                data,
-                workers=workers,
-                ray_address=ray_address,
-                fit_on=on,
-                progress=progress,
-            )
+            cluster: Any = {"workers": workers, "ray_address": ray_address}
+            folder = run_grid([name], numbers, preset, out, data, **cluster, fit_on=on, progress=progress)
         else:
             folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on, epochs=epochs)
     shell.finish({"out": str(folder)}, f"records in {folder}; next: salgp study table {folder}")
+
+
+def _numbers(seeds: str) -> list[int]:
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--seeds {seeds}: expected whole numbers separated by commas") from error
 
 
 def table(shell: Shell, out: Records) -> None:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from salgp.cli import extracting as given
-from salgp.cli import files
-from salgp.cli.calibrating import Force, Method, Seed, check_method, uncalibrated
+from salgp.cli import files, options
+from salgp.cli.applying import uncalibrated
+from salgp.cli.fitting import check_method
+from salgp.cli.given import DataOptions, image_options, layer_names, metadata_of, network_of
+from salgp.cli.inputs import Inputs
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.tables import score_table
+from salgp.cli.targets import check_folder, check_inputs, check_target
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from salgp.features import Features
     from salgp.metrics import Comparison
     from salgp.module import CalibratedClassifier
     from salgp.prediction import Prediction
@@ -45,99 +47,85 @@ def register(app: typer.Typer) -> None:
 
 def calibrate(
     shell: Shell,
-    model: given.Model,
-    calibration: Annotated[
-        Path, typer.Option(help="Labelled data the network was not trained on; a few hundred samples.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of everything that is written.")],
-    train: Annotated[
-        Path | None, typer.Option(help="The network's training data, to compare new samples with.")
-    ] = None,
-    test: Annotated[
-        Path | None, typer.Option(help="Labelled data to check the result on, for the table and the report.")
-    ] = None,
-    weights: given.Weights = None,
-    method: Method = None,
-    compare: Annotated[
-        str, typer.Option(help="Methods to compare with, separated by commas; empty for none.")
-    ] = RIVALS,
-    layers: given.Layers = "auto",
-    pooling: given.Pooling = "auto",
-    output: given.Output = "logits",
-    inputs: given.InputNames = None,
-    prepare: given.Prepare = None,
-    classes: given.Classes = None,
-    scale: given.Scale = None,
-    image_size: given.ImageSize = None,
-    gray: given.Gray = False,
-    image_mean: given.ImageMean = None,
-    image_std: given.ImageStd = None,
-    batch_size: given.BatchSize = 64,
-    max_width: given.MaxWidth = None,
-    device: given.Device = None,
-    seed: Seed = 0,
-    force: Force = False,
+    model: options.Model,
+    calibration: options.CalibrationData,
+    out: options.Folder,
+    train: options.TrainingData = None,
+    test: options.TestData = None,
+    weights: options.Weights = None,
+    method: options.Method = None,
+    compare: options.Compared = RIVALS,
+    layers: options.Layers = "auto",
+    pooling: options.Pooling = "auto",
+    output: options.Output = "logits",
+    inputs: options.InputNames = None,
+    prepare: options.Prepare = None,
+    classes: options.Classes = None,
+    scale: options.Scale = None,
+    image_size: options.ImageSize = None,
+    gray: options.Gray = False,
+    image_mean: options.ImageMean = None,
+    image_std: options.ImageStd = None,
+    batch_size: options.BatchSize = 64,
+    max_width: options.MaxWidth = None,
+    device: options.Device = None,
+    seed: options.Seed = 0,
+    force: options.Force = False,
 ) -> None:
     """Calibrate a network in one go: extract, rehearse shifts, fit, check, compare and report.
 
     The folder holds the calibrator, the features it was fitted and checked on, and report.html. Without
     --test nothing is checked.
     """
-    files.check_inputs(train, calibration, test, weights)
+    check_inputs(train, calibration, test, weights)
     rivals = [name for name in files.split_names(compare) or [] if name != method]
     check_method(method, *rivals)
     _check_folder(out, force)
-    images = given.image_options(model, image_size, gray, image_mean, image_std)
-    data = given.DataOptions(model, batch_size, inputs, classes, images, scale, prepare)
-    sets = {"calibration": data.open(calibration)}
-    sets |= {k: data.open(path) for k, path in {"train": train, "test": test}.items() if path is not None}
-    _check_labelled(sets)
-    network = given.network_of(shell, model, weights, device)
-    if train is None:
-        shell.say("note: no --train given; the calibration samples are compared with each other")
-    with shell.progress(f"reading the network over {sum(x.n for x in sets.values()):,} samples, and fitting"):
-        classifier = _fitted(
-            network,
-            sets,
-            method=None if method == "auto" else method,
-            layers=given.layer_names(layers, model),
-            pooling=pooling,
-            output=output,
-            max_width=max_width,
-            seed=seed,
-        )
-    names = sets["calibration"].classes
-    _write(classifier, sets, out, names, force)
-    comparison = None if test is None else _checked(shell, classifier, sets, out, rivals, names)
+    images = image_options(model, image_size, gray, image_mean, image_std)
+    data = DataOptions(model, batch_size, inputs, classes, images, scale, prepare)
+    sets = _opened(shell, data, {"calibration": calibration, "train": train, "test": test})
+    network = network_of(shell, model, weights, device)
+    read: dict[str, Any] = {"layers": layer_names(layers, model), "pooling": pooling, "output": output}
+    read |= {"max_width": max_width, "method": None if method == "auto" else method, "seed": seed}
+    classifier = _fitted(shell, network, sets, read)
+    _write(classifier, sets, out, force)
+    comparison = _checked(shell, classifier, sets["test"], out, rivals) if "test" in sets else None
     _finish(shell, classifier, out, sets["calibration"].n, comparison)
 
 
 def _check_folder(out: Path, force: bool) -> None:
-    files.check_target(out / "calibrator", force)
-    files.check_folder(out / "calibrator")
+    check_target(out / "calibrator", force)
+    check_folder(out / "calibrator")
     if out.is_file():
         raise UsageError(f"--out {out}: a file; give the name of a folder")
 
 
-def _check_labelled(sets: Mapping[str, Any]) -> None:
-    for name, data in sets.items():
-        if data.labels is None:
+def _opened(shell: Shell, data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, Inputs]:
+    sets = {name: data.open(path) for name, path in paths.items() if path is not None}
+    for name, found in sets.items():
+        if found.labels is None:
             raise ValueError(f"--{name}: no labels there; store them under 'labels' (or 'label', 'y')")
+    if "train" not in sets:
+        shell.say("note: no --train given; the calibration samples are compared with each other")
+    return sets
 
 
-def _fitted(network: nn.Module, sets: Mapping[str, Any], **options: Any) -> CalibratedClassifier:
+def _fitted(
+    shell: Shell, network: nn.Module, sets: Mapping[str, Inputs], read: Mapping[str, Any]
+) -> CalibratedClassifier:
     from salgp.module import calibrate as run
 
-    return run(network, sets["calibration"], reference=sets.get("train"), progress=False, **options)
+    n = sum(data.n for data in sets.values())
+    with shell.progress(f"reading the network over {n:,} samples, and fitting"):
+        return run(network, sets["calibration"], reference=sets.get("train"), progress=False, **read)
 
 
-def _write(
-    classifier: CalibratedClassifier, sets: Mapping[str, Any], out: Path, names: Any, force: bool
-) -> None:
+def _write(classifier: CalibratedClassifier, sets: Mapping[str, Inputs], out: Path, force: bool) -> None:
     """The calibrator, and the features of calibration and test data as `salgp extract` would write them."""
     import salgp
 
-    metadata = given.metadata_of(classifier.model, classifier.taps, names)
+    names = sets["calibration"].classes
+    metadata = metadata_of(classifier.model, classifier.taps, names)
     out.mkdir(parents=True, exist_ok=True)
     for name in ("calibration", "test"):
         if name in sets:
@@ -154,17 +142,11 @@ def _write(
 
 
 def _checked(
-    shell: Shell,
-    classifier: CalibratedClassifier,
-    sets: Mapping[str, Any],
-    out: Path,
-    rivals: list[str],
-    names: Any,
+    shell: Shell, classifier: CalibratedClassifier, data: Inputs, out: Path, rivals: list[str]
 ) -> Comparison:
     """Scores of all methods on the test data, and the report."""
     from salgp.calibrators import get
     from salgp.metrics import compare as compare_predictions
-    from salgp.report import build
 
     features, labels = files.read_labelled(out / "calibration.safetensors")
     loaded, truth = files.read_labelled(out / "test.safetensors")
@@ -173,35 +155,35 @@ def _checked(
         for name in rivals:
             predictions[name] = get(name).fit(features.features, labels).predict(loaded.features)
         predictions[classifier.calibrator.display_name] = classifier.calibrator.predict(loaded.features)
-        _report(build, out, loaded.features, truth, predictions, names, sets["test"])
+        _report(out, loaded, truth, predictions, data)
     return compare_predictions(predictions, truth)
 
 
 def _report(
-    build: Any,
     out: Path,
-    features: Features,
+    loaded: files.FeatureFile,
     labels: Tensor,
     predictions: Mapping[str, Prediction],
-    names: Any,
-    data: Any,
+    data: Inputs,
 ) -> None:
-    *others, method = predictions
+    from salgp.report import build
+
+    _, *others, method = predictions
     build(
         out / "report.html",
-        features,
+        loaded.features,
         labels,
         predictions[method],
         force=True,
         method=method,
-        class_names=names,
+        class_names=loaded.classes,
         images=_pictures(data),
-        others={name: predictions[name] for name in others[1:]},
+        others={name: predictions[name] for name in others},
         settings={"calibrator": "calibrator", "features": "test.safetensors"},
     )
 
 
-def _pictures(data: Any) -> Any:
+def _pictures(data: Inputs) -> Any:
     """The samples, where they are pictures: one input of shape ``(n, channels, height, width)``."""
     first = data.take(slice(0, 1))
     if not isinstance(first, tuple) or len(first) != 1 or first[0].ndim != 4:

@@ -25,7 +25,8 @@ from sklearn.base import clone
 from torch import Tensor
 
 from salgp.decide import Rule
-from salgp.features import Features, as_labels
+from salgp.features import Features
+from salgp.labels import as_labels
 from salgp.prediction import Prediction
 
 __all__ = [

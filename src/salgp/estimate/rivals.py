@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from salgp.features import as_labels
+from salgp.labels import as_labels
 from salgp.prediction import Prediction
 
 __all__ = [

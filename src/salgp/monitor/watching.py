@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from salgp.estimate.accuracy import Estimate, Spread, from_sums
-from salgp.features import as_labels
+from salgp.labels import as_labels
 from salgp.monitor import records
 from salgp.monitor.channels import (
     band_counts,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from salgp.features import as_labels
+from salgp.labels import as_labels
 
 __all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels", "named_fields", "raw_logits"]
 

@@ -94,7 +94,8 @@ def extract(
     place = Place(device, dtype, keep_on_device)
     if perturb is not None and not callable(perturb):
         options: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
-        return rehearse(model, loader, reader, perturb, place, **options)[1:]
+        found = rehearse(model, loader, reader, perturb, place, **options)
+        return found.features, found.labels
     prepare = perturbed(perturb, seed)
     return collect(read_batches(model, loader, reader, place, prepare=prepare, progress=progress))[1:]
 

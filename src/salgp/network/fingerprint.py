@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from salgp.network.taps import unwrap
 
-__all__ = ["Fingerprint", "fingerprint"]
+__all__ = ["Fingerprint", "check_network", "fingerprint"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,25 @@ def fingerprint(model: nn.Module) -> Fingerprint:
             weights.update(f"{name}{value.dtype};".encode())
             weights.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return Fingerprint(structure.hexdigest(), weights.hexdigest())
+
+
+def check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
+    """Refuse a network of another structure and, where ``strict``, one with other weights.
+
+    Example:
+        >>> check_network(fingerprint(nn.Linear(2, 3)), nn.Linear(2, 3), strict=False)
+    """
+    found = fingerprint(model)
+    if found.structure != stored.structure:
+        raise ValueError(
+            f"another network: the modules, their settings or the parameter shapes of this "
+            f"{type(model).__name__} are not those the calibrator was made for"
+        )
+    if strict and found.weights != stored.weights:
+        raise ValueError(
+            "the network has other weights (or precision) than the calibrator was made for; "
+            "recalibrate, or pass strict=False to use it anyway"
+        )
 
 
 def _settings(module: nn.Module) -> str:

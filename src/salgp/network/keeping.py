@@ -1,4 +1,4 @@
-"""What is read from a network, as JSON and back; functions are never stored."""
+"""Which network it is and what is read from it, as JSON and back; functions are never stored."""
 
 from __future__ import annotations
 
@@ -6,16 +6,40 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
+from salgp.network.fingerprint import fingerprint
 from salgp.network.layers import Poolings, pooling_for
 from salgp.network.pooling import Layout
 from salgp.network.reader import Forward, Reader
 from salgp.network.taps import Tap
 
-__all__ = ["LostFunctionError", "reader_from", "reader_header"]
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "LostFunctionError",
+    "module_header",
+    "reader_from",
+    "reader_header",
+]
+
+FORMAT = "salgp-module"
+FORMAT_VERSION = 2
 
 
 class LostFunctionError(ValueError):
     """A function is part of the reader, and code is never stored: it must be given again."""
+
+
+def module_header(model: nn.Module, taps: Reader) -> dict[str, Any]:
+    """What ``module.json`` says: which network it is, and what is read from it.
+
+    Example:
+        >>> module_header(nn.Linear(4, 3), Reader(layers=()))["layers"]
+        []
+    """
+    about = {"format": FORMAT, "format_version": FORMAT_VERSION}
+    return {**about, "fingerprint": dataclasses.asdict(fingerprint(model)), **reader_header(taps)}
 
 
 def reader_header(reader: Reader) -> dict[str, Any]:

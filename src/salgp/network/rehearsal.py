@@ -29,7 +29,7 @@ from salgp.network.signals import Spread
 from salgp.network.taps import Change, Tap
 from salgp.network.text import Coder, Tokens, coder_for
 
-__all__ = ["LEVELS", "Rehearsal", "Rehearsed", "rehearse", "rehearsed"]
+__all__ = ["LEVELS", "Rehearsal", "Rehearsed", "rehearse"]
 
 LEVELS = tuple(float(0.04 ** (1 - k / 7)) for k in range(8))
 """Strengths of the copies, as shares of the family's scale."""
@@ -106,32 +106,6 @@ def rehearse(
     seed: int = 0,
     progress: bool | None = None,
     tokenizer: Any = None,
-) -> tuple[Reader, Features, Tensor]:
-    """Features of originals, first, and of their perturbed copies; see `rehearsed`, which says more.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> loader = [(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))]
-        >>> _, features, labels = rehearse(model, loader, Reader(), ["noise"], copies=2)
-        >>> features.groups.tolist()
-        [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
-    """
-    options: Any = {"copies": copies, "seed": seed, "progress": progress, "tokenizer": tokenizer}
-    found = rehearsed(model, loader, reader, perturb, place, **options)
-    return found.reader, found.features, found.labels
-
-
-def rehearsed(
-    model: nn.Module,
-    loader: Iterable[Any],
-    reader: Reader,
-    perturb: str | Sequence[str | Family] = "auto",
-    place: Place = ANYWHERE,
-    *,
-    copies: int = 1,
-    seed: int = 0,
-    progress: bool | None = None,
-    tokenizer: Any = None,
 ) -> Rehearsed:
     """Read originals and perturbed copies; rows of one original share a group.
 
@@ -150,7 +124,7 @@ def rehearsed(
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> loader = [(torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]))]
-        >>> rehearsed(model, loader, Reader(), ["noise", "gain"]).rehearsal.families
+        >>> rehearse(model, loader, Reader(), ["noise", "gain"]).rehearsal.families
         ('noise', 'gain')
     """
     originals = tuple(read_batches(model, loader, reader, place, progress=progress))

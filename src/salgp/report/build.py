@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib.metadata
-import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from salgp.extras import require
-from salgp.features import Features, as_labels
+from salgp.features import Features
+from salgp.labels import as_labels
 from salgp.metrics import METRICS, Scores, evaluate
 from salgp.prediction import Prediction
 from salgp.report import figures
-from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, default_level, nice_error, nice_step
+from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, default_level, nice_error
+from salgp.report.page import page
 from salgp.report.shift import shift
 from salgp.report.slices import confusions
 from salgp.report.slices import slices as slices_of
-from salgp.report.summary import Corrected, Scored, metric_changes, most_corrected, scored, term_shares
+from salgp.report.slider import slider
+from salgp.report.summary import (
+    Change,
+    Corrected,
+    Scored,
+    metric_changes,
+    most_corrected,
+    scored,
+    term_shares,
+)
 from salgp.report.thumbnails import data_uri
 from salgp.report.words import GLOSSARY, verdict
 from salgp.storage import write_whole
@@ -122,33 +128,56 @@ def render(
         levels, nice_error(1 - after.accuracy) if acceptable_error is None else acceptable_error
     )
     names = _Names(class_names)
+    return page(
+        {
+            "title": title,
+            "method": method,
+            "changes": changes,
+            "samples": _sample_rows(features, y, prediction, images, names, n_shown),
+            "others": _scores(everyone, y) if others else {},
+            "rivals": _rivals(others, y),
+            "shift": None if new_data is None else shift((features, prediction), new_data, keep),
+            "settings": dict(settings or {}),
+            **_first_words(before, after, method, keep, changes),
+            **_sizes(features, y),
+            **_constants(),
+            **slider(before, after, levels, keep),
+            **_pictures(features, before, after, prediction),
+            **_parts(before, after, y, names, slices),
+        }
+    )
+
+
+def _first_words(
+    before: Scored, after: Scored, method: str, keep: Keep, changes: Sequence[Change]
+) -> dict[str, Any]:
+    """The verdict, and what it is about."""
     change = next(c.verdict for c in changes if c.key == "ece")
-    context = {
-        "title": title,
-        "method": method,
-        "n": len(y),
-        "n_classes": features.n_classes,
-        "n_unknown": int((y < 0).sum()),
+    return {
         "before": before,
         "after": after,
         "verdict": verdict(before, after, method, keep, change),
         "keep": keep,
-        "assurance": ASSURANCE,
         "off": abs(before.stated - before.accuracy) >= 0.01,
-        "changes": changes,
-        "samples": _sample_rows(features, y, prediction, images, names, n_shown),
-        "others": _scores(everyone, y) if others else {},
+    }
+
+
+def _sizes(features: Features, labels: Tensor) -> dict[str, int]:
+    return {
+        "n": len(labels),
+        "n_classes": features.n_classes,
+        "n_unknown": int((labels < 0).sum()),
+    }
+
+
+def _constants() -> dict[str, Any]:
+    """What every report says alike."""
+    return {
+        "assurance": ASSURANCE,
         "shown": [metric for metric in METRICS.values() if metric.heading],
-        "rivals": _rivals(others, y),
-        "shift": None if new_data is None else shift((features, prediction), new_data, keep),
-        "settings": dict(settings or {}),
         "versions": _versions(),
         "glossary": GLOSSARY,
-        **_slider(before, after, levels, keep),
-        **_pictures(features, before, after, prediction),
-        **_parts(before, after, y, names, slices),
     }
-    return _page(context)
 
 
 NETWORK = "network alone"
@@ -203,46 +232,6 @@ def _everyone(
         raise ValueError(f"two methods are called {taken[0]!r}; give every method a name of its own")
     network = Prediction.from_probs(features, features.probs)
     return {NETWORK: network, **(others or {}), method: prediction}
-
-
-def _slider(before: Scored, after: Scored, levels: Sequence[Keep], keep: Keep) -> dict[str, Any]:
-    n, top = len(after.correct), levels[-1].error
-    figure, frame = figures.risk_coverage(before, after, keep, _error_ticks(before, after, top))
-    points = [
-        {
-            "error": _unbroken(f"{100 * k.error:.3g} %"),
-            "before": f"{k.before:,}",
-            "after": f"{k.after:,}",
-            "human": f"{n - k.after:,}",
-            "share": round(100 * (n - k.after) / n, 1),
-            "threshold": _limit(k),
-            "wrong": f"{k.wrong:,}",
-            "xb": round(frame.x(k.before / n), 1),
-            "xa": round(frame.x(k.after / n), 1),
-            "y": round(frame.y(k.error), 1),
-        }
-        for k in levels
-    ]
-    return {
-        "risk_figure": figure,
-        "points": points,
-        "position": list(levels).index(keep),
-        "steps": levels[:: max(len(levels) // 8, 1)],
-    }
-
-
-def _limit(keep: Keep) -> str:
-    if keep.threshold is None:
-        return "no limit is good enough"
-    return "any confidence" if keep.everything else f"above {_percent(keep.threshold, 1)}"
-
-
-def _error_ticks(before: Scored, after: Scored, top: float) -> list[float]:
-    """Round steps that hold the error rate and a little of what the curves do above it."""
-    settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
-    needed = min(max(*settled, top), 1.5 * top)
-    step = nice_step(needed / 5)
-    return [k * step for k in range(math.ceil(needed / step - 1e-9) + 1)]
 
 
 def _pictures(features: Features, before: Scored, after: Scored, prediction: Prediction) -> dict[str, Any]:
@@ -306,38 +295,3 @@ def _versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
     }
-
-
-def _page(context: Mapping[str, Any]) -> str:
-    require("jinja2")
-    import jinja2
-    from markupsafe import Markup
-
-    folder = files("salgp.report")
-    page, css, js = (
-        folder.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
-    )
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        percent=_percent,
-        unbroken=_unbroken,
-        signed=lambda x: f"{100 * x:+.1f}".replace("-", "\N{MINUS SIGN}"),
-        number=_number,
-    )
-    digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
-    return environment.from_string(page).render(css=Markup(css), js=Markup(js), script_hash=digest, **context)
-
-
-def _percent(x: float, digits: int = 0) -> str:
-    return _unbroken(f"{100 * x:.{digits}f} %")
-
-
-def _unbroken(text: str) -> str:
-    """Keep a number and its per cent sign on one line."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
-
-
-def _number(x: float | None) -> str:
-    return "n/a" if x is None or x != x else f"{x:.3f}"

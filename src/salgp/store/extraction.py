@@ -85,40 +85,20 @@ def extract_to_store(
     """
     choice = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
     read = functools.partial(read_batches, model, place=Place(device, torch.float32), progress=False)
+    total = len(loader) if isinstance(loader, Sized) else 0
     with locked(out), torch.random.fork_rng(devices=[]):
-        batches = iter(loader)
-        first = next(batches, None)
-        if first is None:
-            raise ValueError("the loader gave no batch: there is nothing to extract")
+        first, stream = _peeked(loader)
         reader, features, labels = collect(read([first], choice))
         per_shard = max(1, -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1)))
-        source: dict[str, object] = {
-            "network": fingerprint(model).structure,
-            "weights": fingerprint(model).weights,
-            "batches": per_shard,
-            "perturbed": perturb is not None,
-            "layers": repr(layers),
-            "pooling": pooling if isinstance(pooling, str) else "custom",
-            "output": output,
-            "max_width": max_width,
-            "seed": seed,
-            "forward": "the network's own" if forward is None else "custom",
-        }
+        source = _source(model, choice, per_shard, perturb is not None)
         manifest = open_manifest(out, features, labels, store_dtype, source)
-        total = len(loader) if isinstance(loader, Sized) else 0
+
+        def read_shard(batches: Iterable[Any], index: int) -> Iterator[Reading]:
+            return read(batches, reader, prepare=perturbed(perturb, _shard_seed(seed, index)))
+
         with shown("extracting", total, 0, progress and total > 0) as advance:
-            stream = itertools.chain([first], batches)
             for index in itertools.count():
-                if not _next_shard(
-                    Path(out),
-                    index,
-                    stream,
-                    per_shard,
-                    manifest,
-                    lambda batches, index: read(
-                        batches, reader, prepare=perturbed(perturb, _shard_seed(seed, index))
-                    ),
-                ):
+                if not _next_shard(Path(out), index, stream, per_shard, manifest, read_shard):
                     break
                 advance(per_shard)
         manifest.check_end(index)
@@ -183,6 +163,32 @@ def extract_parts(
     if not manifest.complete:
         manifest.finish()
     return FeatureStore(out)
+
+
+def _peeked(loader: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
+    """The first batch, and all of them."""
+    batches = iter(loader)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("the loader gave no batch: there is nothing to extract")
+    return first, itertools.chain([first], batches)
+
+
+def _source(model: nn.Module, reader: Reader, per_shard: int, perturbed: bool) -> dict[str, object]:
+    """What a store is made from; it goes on with nothing else."""
+    known = fingerprint(model)
+    return {
+        "network": known.structure,
+        "weights": known.weights,
+        "batches": per_shard,
+        "perturbed": perturbed,
+        "layers": repr(reader.layers),
+        "pooling": reader.pooling if isinstance(reader.pooling, str) else "custom",
+        "output": reader.output,
+        "max_width": reader.max_width,
+        "seed": reader.seed,
+        "forward": "the network's own" if reader.forward is None else "custom",
+    }
 
 
 def _next_shard(

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.features import Features, as_labels
+from salgp.features import Features
+from salgp.labels import as_labels
 from salgp.storage import FormatError, digest, locked
 from salgp.store.columns import (
     DTYPES,

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from salgp.features import Features, load_features
 from salgp.network.extract import extract
 from salgp.network.reader import Reader
-from salgp.network.rehearsal import rehearsed
+from salgp.network.rehearsal import rehearse
 from salgp_study.suite.case import Case, TestSet
 
 __all__ = [
@@ -131,7 +131,7 @@ def read_test(path: Path) -> CachedTest:
 
 def _write_calibration(case: Case, folder: Path) -> None:
     batches, reader = case.batches(case.calibration), Reader(layers=case.layers)
-    found = rehearsed(case.network, batches, reader, case.perturb, seed=case.seed, progress=False)
+    found = rehearse(case.network, batches, reader, case.perturb, seed=case.seed, progress=False)
     families, scales = found.rehearsal.families, found.rehearsal.scales
     shown = ",".join(f"{name}={scale:g}" for name, scale in zip(families, scales, strict=True))
     about = {"families": ",".join(families), "scales": shown}

@@ -328,7 +328,8 @@ def test_from_network_to_prediction_in_one_call() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Sequential(nn.Linear(6, 12), nn.ReLU()), nn.Linear(12, 3))
     x, y = world(120, 11)[0].layers["one"], world(120, 11)[1]
-    _, features, labels = rehearse(model, [(x, y)], Reader())
+    found = rehearse(model, [(x, y)], Reader())
+    features, labels = found.features, found.labels
     direct = LayerEvidence().fit(features, labels, reference=salgp.extract(model, [(x, y)]))
     p = direct.predict(salgp.extract(model, [x])[0])
     assert p.confidence.shape == (120,)

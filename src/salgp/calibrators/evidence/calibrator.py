@@ -57,7 +57,8 @@ from salgp.calibrators.evidence.windows import window_numbers
 from salgp.calibrators.labelling import spread_choice
 from salgp.calibrators.source import Source
 from salgp.calibrators.temperature import careful_temperature
-from salgp.features import Features, as_labels
+from salgp.features import Features
+from salgp.labels import as_labels
 from salgp.metrics import ece, nll_correct
 from salgp.prediction import LayerTerms, Prediction
 from salgp.storage import storable

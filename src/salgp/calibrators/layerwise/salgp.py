@@ -30,11 +30,12 @@ from salgp.calibrators.layerwise.observations import observe
 from salgp.calibrators.layerwise.streaming import fit_rows, take_learned
 from salgp.calibrators.layerwise.structures import Structure, structure
 from salgp.calibrators.source import Source
-from salgp.features import Features, as_labels
+from salgp.features import Features
 from salgp.gp.covariance import Index, Product, Rows, Sum
 from salgp.gp.fitting import EXACT_LIMIT, Fitted, Settings, fit_bernoulli, fit_gaussian
 from salgp.gp.likelihood import Sites
 from salgp.gp.updating import extend, new_sites, retract
+from salgp.labels import as_labels
 from salgp.prediction import Prediction
 
 __all__ = ["PAPER", "RECIPES", "SALGP", "fit_structure"]

@@ -1,0 +1,142 @@
+"""The commands that use a fitted calibrator on features: apply, evaluate, explain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from salgp.cli import files
+from salgp.cli.options import AnyNetwork, Cal, Feats, Force, InContext, Out
+from salgp.cli.predictions import write_prediction
+from salgp.cli.shell import Shell, UsageError, command
+from salgp.cli.tables import explanation_table, score_table
+from salgp.cli.targets import check_inputs, check_target
+
+if TYPE_CHECKING:
+    from salgp.features import Features
+    from salgp.prediction import Prediction
+
+__all__ = ["context_of", "predicted", "register", "uncalibrated"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to ``app``."""
+    command(app, "apply", "salgp apply cal new.safetensors -o predictions.csv")(apply)
+    command(app, "evaluate", "salgp evaluate cal test.safetensors")(evaluate)
+    command(app, "explain", "salgp explain cal test.safetensors --top 5")(explain)
+
+
+def apply(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    out: Out,
+    context: InContext = None,
+    any_network: AnyNetwork = False,
+    force: Force = False,
+) -> None:
+    """Write calibrated confidences, with error bars, for every sample (.csv, .parquet or .safetensors)."""
+    if out.suffix not in (".csv", ".parquet", ".safetensors"):
+        raise UsageError(f"--out {out}: expected a name that ends in .csv, .parquet or .safetensors")
+    check_inputs(calibrator, features)
+    check_target(out, force, features, calibrator)
+    together = context_of(context)
+    loaded, prediction = predicted(calibrator, features, any_network, shell, together)
+    write_prediction(out, prediction, loaded.features.confidence)
+    before, after = float(loaded.features.confidence.mean()), float(prediction.confidence.mean())
+    shell.finish(
+        {"out": str(out), "n": len(prediction), "mean_confidence": after, "network_mean_confidence": before},
+        f"{len(prediction):,} predictions in {out}; mean confidence {before:.3f} → {after:.3f}",
+    )
+
+
+def evaluate(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    context: InContext = None,
+    any_network: AnyNetwork = False,
+    bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 15,
+) -> None:
+    """Score the network's own confidence and the calibrated one on labelled features."""
+    check_inputs(calibrator, features)
+    from salgp.metrics import compare as compare_predictions
+
+    _, labels = files.read_labelled(features)
+    loaded, prediction = predicted(calibrator, features, any_network, shell, context_of(context))
+    name = files.read_calibrator(calibrator).name
+    comparison = compare_predictions(
+        {"uncalibrated": uncalibrated(loaded.features), name: prediction}, labels, bins
+    )
+    shell.finish(comparison.as_dict(), score_table(comparison, f"{features.name}: {len(labels):,} samples"))
+
+
+def explain(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    sample: Annotated[
+        list[int] | None, typer.Option(help="Row to explain; may be repeated. Default: the most corrected.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many of the most corrected samples.")] = 10,
+    any_network: AnyNetwork = False,
+) -> None:
+    """Say, for single samples, how the confidence changed and which layers caused it."""
+    check_inputs(calibrator, features)
+    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    change = prediction.confidence.cpu() - loaded.features.confidence
+    rows = list(sample) if sample else change.abs().topk(min(top, len(change))).indices.tolist()
+    wrong = [row for row in rows if not 0 <= row < len(change)]
+    if wrong:
+        raise UsageError(f"--sample {wrong[0]}: the rows of {features} are 0..{len(change) - 1}")
+    explained = [_explanation(loaded.features, prediction, row, loaded.classes) for row in rows]
+    shell.finish({"samples": explained}, explanation_table(explained))
+
+
+def uncalibrated(features: Features) -> Prediction:
+    """The network's own confidence as a prediction."""
+    from salgp.prediction import Prediction
+
+    return Prediction.from_probs(features, features.probs)
+
+
+def predicted(
+    calibrator: Path, features: Path, any_network: bool, shell: Shell, context: int | str | None = None
+) -> tuple[files.FeatureFile, Prediction]:
+    fitted = files.read_calibrator(calibrator)
+    loaded = files.read_features(features)
+    files.check_network(calibrator, loaded, any_network)
+    with shell.progress(f"predicting {len(loaded.features):,} samples"):
+        return loaded, fitted.predict(loaded.features, context)
+
+
+def context_of(text: str | None) -> int | str | None:
+    if text is None or text == "all":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--context {text}: expected 'all' or the number of samples in a window")
+    return int(text)
+
+
+def _explanation(
+    features: Features, prediction: Prediction, row: int, classes: Sequence[str] | None
+) -> dict[str, Any]:
+    from salgp.explanation import term_points
+
+    label, points = int(prediction.label[row]), {}
+    if prediction.layers is not None:
+        names, values = term_points(features[[row]], prediction[row : row + 1])
+        points = dict(zip(names, values[0].tolist(), strict=True))
+    return {
+        "row": row,
+        "label": label,
+        "class": classes[label] if classes and label < len(classes) else str(label),
+        "network_confidence": float(features.confidence[row]),
+        "confidence": float(prediction.confidence[row]),
+        "lower": None if prediction.lower is None else float(prediction.lower[row]),
+        "upper": None if prediction.upper is None else float(prediction.upper[row]),
+        "points": dict(sorted(points.items(), key=lambda item: -abs(item[1]))),
+    }

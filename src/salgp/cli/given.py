@@ -1,0 +1,129 @@
+"""What the options of a command say of the user's network and data, made ready to read one with the other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from salgp.cli import files
+from salgp.cli.inputs import Images, Inputs, open_inputs
+from salgp.cli.networks import HUGGING_FACE, has_own_weights, import_object, open_network
+from salgp.cli.shell import Shell, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from salgp.network.reader import Reader
+
+__all__ = ["DataOptions", "image_options", "layer_names", "metadata_of", "network_of"]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How the data of one network are read; the same for every set.
+
+    Args:
+        model: as named on the command line.
+        batch_size: samples per batch.
+        inputs: arrays to pass.
+        classes: class names.
+        images: how images are read.
+        scale: numbers are multiplied by it.
+        prepare: the user's own preprocessing, by name.
+    """
+
+    model: str
+    batch_size: int = 64
+    inputs: str | None = None
+    classes: str | None = None
+    images: Images = field(default_factory=Images)
+    scale: float | None = None
+    prepare: str | None = None
+
+    def open(self, path: Path) -> Inputs:
+        """The data as batches."""
+        folder = Path(self.model.removeprefix(HUGGING_FACE)) if self.model.startswith(HUGGING_FACE) else None
+        return open_inputs(
+            path,
+            batch_size=self.batch_size,
+            inputs=files.split_names(self.inputs),
+            classes=files.split_names(self.classes),
+            images=self.images,
+            scale=self.scale,
+            by_name=folder is not None,
+            tokenizer=folder,
+            prepare=None if self.prepare is None else import_object(self.prepare, "--prepare"),
+        )
+
+
+def network_of(shell: Shell, model: str, weights: Path | None, device: str | None) -> nn.Module:
+    """The user's network with its weights, where it is to run."""
+    network = open_network(model, weights)
+    if weights is None and not has_own_weights(model):
+        shell.say("note: no --weights given; the network is used as the factory made it")
+    return network if device is None else _sent_to(network, device)
+
+
+def layer_names(text: str, model: str = "") -> Any:
+    """``auto``, or names and positions; of an ONNX network, ``auto`` means every tensor it hands out.
+
+    Example:
+        >>> layer_names("conv1,-1")
+        ['conv1', -1]
+    """
+    if text == "auto":
+        return "hidden.*" if model.endswith(".onnx") else "auto"
+    return [int(name) if name.lstrip("-").isdigit() else name for name in files.split_names(text) or []]
+
+
+def image_options(model: str, size: str | None, gray: bool, mean: str | None, std: str | None) -> Images:
+    """The options given, and for a Hugging Face folder what its ``preprocessor_config.json`` says."""
+    stored: dict[str, Any] = {}
+    path = Path(model.removeprefix(HUGGING_FACE)) / "preprocessor_config.json"
+    if model.startswith(HUGGING_FACE) and path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    known = stored.get("size", {})
+    default = (
+        (int(known["height"]), int(known["width"])) if isinstance(known, dict) and "height" in known else None
+    )
+    sides = _floats("--image-size", size)
+    return Images(
+        default if sides is None else (int(sides[0]), int(sides[-1])),
+        gray,
+        _floats("--image-mean", mean) or stored.get("image_mean") or (0.0,),
+        _floats("--image-std", std) or stored.get("image_std") or (1.0,),
+    )
+
+
+def metadata_of(network: nn.Module, reader: Reader, classes: list[str] | None) -> dict[str, str]:
+    """What a features file says of its network: enough to put network and calibrator together again."""
+    import salgp
+    from salgp.network.keeping import module_header
+
+    header = module_header(network, reader)
+    known = header["fingerprint"]
+    kept = {
+        "network": known["weights"],
+        "network_structure": known["structure"],
+        "salgp": salgp.__version__,
+        "module": json.dumps(header),
+    }
+    return kept | ({} if classes is None else {"classes": json.dumps(classes)})
+
+
+def _sent_to(network: nn.Module, device: str) -> nn.Module:
+    try:
+        return network.to(device)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch that was built without it
+        raise UsageError(
+            f"--device {device}: not available here ({str(error).splitlines()[0][:120]})"
+        ) from error
+
+
+def _floats(option: str, text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: expected numbers separated by commas") from error

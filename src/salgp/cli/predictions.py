@@ -1,0 +1,80 @@
+"""Predictions as files: safetensors, Parquet or CSV, by the suffix; one row per sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from salgp.prediction import Prediction
+
+__all__ = ["PREDICTION_FORMAT", "harmless", "write_prediction"]
+
+PREDICTION_FORMAT = "salgp-prediction"
+
+
+def write_prediction(path: Path, prediction: Prediction, before: Tensor) -> Path:
+    """Write one row per sample: label, confidence, its error bar, and the network's own confidence."""
+    if path.suffix == ".safetensors":
+        return _write_tensors(path, prediction, before)
+    from salgp.storage import write_whole
+
+    columns = _columns(prediction, before)
+    if path.suffix == ".csv":
+        return write_whole(path, lambda part: _write_csv(part, columns))
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        return write_whole(path, lambda part: pq.write_table(pa.table(columns), str(part)))
+    raise ValueError(f"{path}: expected a name that ends in .safetensors, .parquet or .csv")
+
+
+def harmless(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: text that begins like one gets an apostrophe.
+
+    Example:
+        >>> harmless("=1+1"), harmless("cat"), harmless(-0.5)
+        ("'=1+1", 'cat', -0.5)
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
+def _columns(prediction: Prediction, before: Tensor) -> dict[str, Any]:
+    """Columns of numbers; the class probabilities become one column each."""
+    arrays = prediction.numpy()
+    columns = {k: x for k, x in arrays.items() if x.ndim == 1}
+    columns["network_confidence"] = before.cpu().numpy()
+    terms = prediction.layers
+    if terms is not None:
+        columns |= {
+            f"correction.{name}": terms.mean[:, j].cpu().numpy() for j, name in enumerate(terms.names)
+        }
+    return columns | {f"probs.{j}": arrays["probs"][:, j] for j in range(arrays["probs"].shape[1])}
+
+
+def _write_csv(part: Path, columns: Mapping[str, Any]) -> None:
+    import csv
+
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(map(harmless, columns))
+        rows = zip(*(x.tolist() for x in columns.values()), strict=True)
+        writer.writerows([harmless(cell) for cell in row] for row in rows)
+
+
+def _write_tensors(path: Path, prediction: Prediction, before: Tensor) -> Path:
+    import torch
+
+    from salgp.storage import write_tensors
+
+    tensors = {k: torch.as_tensor(x) for k, x in prediction.numpy().items()} | {"network_confidence": before}
+    terms = prediction.layers
+    if terms is not None:
+        tensors |= {"layers.mean": terms.mean} | ({} if terms.std is None else {"layers.std": terms.std})
+    names = "[]" if terms is None else json.dumps(terms.names)
+    return write_tensors(path, tensors, {"format": PREDICTION_FORMAT, "format_version": "1", "layers": names})

@@ -1,0 +1,109 @@
+"""``salgp report``: one self-contained HTML page on a calibrator and labelled data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from salgp.cli import files
+from salgp.cli.applying import predicted
+from salgp.cli.options import AnyNetwork, Cal, Feats, Force, Out
+from salgp.cli.shell import Shell, UsageError, command
+from salgp.cli.targets import check_inputs, check_target
+
+if TYPE_CHECKING:
+    from salgp.features import Features
+    from salgp.prediction import Prediction
+
+__all__ = ["register"]
+
+NewData = Annotated[
+    Path | None, typer.Option(help="Features of unlabelled new data, for a section on shift.")
+]
+Pictures = Annotated[
+    Path | None,
+    typer.Option(help="The samples as pictures (.npz, .safetensors or image folder), in the same order."),
+]
+PictureArray = Annotated[str | None, typer.Option(help="Array of --images that holds the pictures.")]
+Classes = Annotated[str | None, typer.Option(help="Class names, separated by commas.")]
+Rivals = Annotated[
+    str | None,
+    typer.Option(metavar="CAL,...", help="Further calibrators for comparison, separated by commas."),
+]
+AcceptableError = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Acceptable share of wrong answers.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    command(app, "report", "salgp report cal test.safetensors -o report.html")(report)
+
+
+def report(
+    shell: Shell,
+    calibrator: Cal,
+    features: Feats,
+    out: Out,
+    new_data: NewData = None,
+    images: Pictures = None,
+    inputs: PictureArray = None,
+    classes: Classes = None,
+    compare: Rivals = None,
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Can this network be trusted?",
+    error: AcceptableError = None,
+    any_network: AnyNetwork = False,
+    force: Force = False,
+) -> None:
+    """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
+    check_inputs(calibrator, features, new_data, images)
+    check_target(out, force, features, calibrator)
+    from salgp.report import build
+
+    _, labels = files.read_labelled(features)
+    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    fitted = files.read_calibrator(calibrator)
+    about = {"calibrator": calibrator.name, "features": features.name}
+    named = files.split_names(classes) or loaded.classes or files.read_origin(calibrator).get("classes")
+    options = {
+        "method": fitted.display_name,
+        "title": title,
+        "acceptable_error": error,
+        "class_names": named,
+        "images": None if images is None else _pictures(images, inputs, len(labels)),
+        "others": _others(files.split_names(compare) or [], fitted.display_name, loaded.features),
+        "new_data": None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
+        "settings": about | fitted.get_params(deep=False),
+    }
+    with shell.progress("writing the report"):
+        build(out, loaded.features, labels, prediction, force=force, **options)
+    shell.finish({"report": str(out), "bytes": out.stat().st_size}, f"report: {out} (open it in any browser)")
+
+
+def _others(folders: Sequence[str], method: str, features: Features) -> dict[str, Prediction]:
+    """Predictions of further calibrators; one of a name that is taken is called after its folder, too."""
+    others: dict[str, Prediction] = {}
+    for folder in map(Path, folders):
+        rival = files.read_calibrator(folder)
+        taken = rival.display_name == method or rival.display_name in others
+        name = f"{rival.display_name} ({folder.name})" if taken else rival.display_name
+        if name in others:
+            raise UsageError(f"--compare {folder}: given twice")
+        others[name] = rival.predict(features)
+    return others
+
+
+def _new_data(calibrator: Path, path: Path, any_network: bool, shell: Shell) -> tuple[Features, Prediction]:
+    loaded, prediction = predicted(calibrator, path, any_network, shell)
+    return loaded.features, prediction
+
+
+def _pictures(path: Path, inputs: str | None, n: int) -> Any:
+    from salgp.cli.inputs import open_inputs
+
+    found = open_inputs(path, batch_size=max(n, 1), inputs=files.split_names(inputs), scale=1.0)
+    batch = next(iter(found))
+    return (batch[0] if isinstance(batch, tuple) else batch).numpy()

@@ -1,0 +1,71 @@
+"""``salgp score``: any number of samples, shard by shard, on this machine or on Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from salgp.cli import files
+from salgp.cli.options import Cal, Engine, RayAddress, Workers
+from salgp.cli.shell import Shell, UsageError, command
+from salgp.cli.targets import check_inputs
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    command(app, "score", "salgp score cal shards/ -o scored/ --engine local")(score)
+
+
+def score(
+    shell: Shell,
+    calibrator: Cal,
+    features: Annotated[
+        Path,
+        typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract -o FOLDER` writes it."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")
+    ],
+    engine: Engine = "local",
+    workers: Workers = None,
+    ray_address: RayAddress = None,
+    layers: Annotated[bool, typer.Option(help="Also write each layer's part of the correction.")] = False,
+) -> None:
+    """Score any number of samples shard by shard, on this machine or on Ray; continues where it
+    was stopped.
+    """
+    if engine not in ("local", "ray"):
+        raise UsageError(f"--engine {engine}: expected local or ray")
+    check_inputs(calibrator, features)
+    files.read_calibrator(calibrator)
+    if features.is_file():
+        raise UsageError(
+            f"{features} is one file; score works on a folder of shards (salgp extract -o "
+            f"FOLDER), salgp apply on a file"
+        )
+    from salgp.store import score as run
+
+    done = run(
+        features,
+        calibrator,
+        out,
+        engine=engine,
+        workers=workers,
+        ray_address=ray_address,
+        layers=layers,
+        progress=not (shell.quiet or shell.json),
+    )
+    shell.finish(
+        {
+            "out": str(out),
+            "rows": done.rows,
+            "new_rows": done.new_rows,
+            "seconds": done.seconds,
+            "precision": done.precision,
+        },
+        f"{done.rows:,} samples in {out}, {done.new_rows:,} of them now ({done.rate:,.0f} per second)",
+    )

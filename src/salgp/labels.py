@@ -1,0 +1,52 @@
+"""True classes: integers, one per sample, and -1 for a class the network does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["as_labels"]
+
+
+def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
+    """Check integer labels ``(n,)``; -1 marks a true class the network does not know.
+
+    Example:
+        >>> as_labels([0, 1, -1], 3)
+        tensor([ 0,  1, -1])
+    """
+    try:
+        y = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first"
+        ) from error
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim == 2 and len(y) == n:
+        raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}; {_ONE_HOT}")
+    if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
+        raise TypeError(
+            f"labels must be integer class indices, got {y.dtype}; where they are whole numbers, pass "
+            f"labels.long() (NumPy: labels.astype(int))"
+        )
+    if y.shape != (n,):
+        raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}")
+    y = y.long()  # before comparing: an unsigned 0 is not above -1
+    top = n_classes if n_classes is not None else torch.iinfo(torch.int64).max
+    bad = ((y < -1) | (y >= top)).nonzero()
+    if len(bad):
+        raise ValueError(
+            f"label {int(y[bad[0, 0]])} of sample {int(bad[0, 0])} is out of range: expected "
+            f"0..{top - 1}, or -1 for an unknown class"
+        )
+    return y
+
+
+_ONE_HOT = (
+    "one-hot labels become class indices by labels.argmax(1); several classes per sample (multi-label) are "
+    "not supported: calibrate each class as a binary problem"
+)

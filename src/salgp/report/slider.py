@@ -1,0 +1,55 @@
+"""The slider: how many wrong answers are acceptable, and what every choice means for people and machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from salgp.report import figures
+from salgp.report.keeping import Keep, nice_step
+from salgp.report.page import percent, unbroken
+from salgp.report.summary import Scored
+
+__all__ = ["slider"]
+
+
+def slider(before: Scored, after: Scored, levels: Sequence[Keep], keep: Keep) -> dict[str, Any]:
+    """The curve of errors over coverage, and what tiles and sentences say at each level."""
+    n, top = len(after.correct), levels[-1].error
+    figure, frame = figures.risk_coverage(before, after, keep, _error_ticks(before, after, top))
+    points = [
+        {
+            "error": unbroken(f"{100 * k.error:.3g} %"),
+            "before": f"{k.before:,}",
+            "after": f"{k.after:,}",
+            "human": f"{n - k.after:,}",
+            "share": round(100 * (n - k.after) / n, 1),
+            "threshold": _limit(k),
+            "wrong": f"{k.wrong:,}",
+            "xb": round(frame.x(k.before / n), 1),
+            "xa": round(frame.x(k.after / n), 1),
+            "y": round(frame.y(k.error), 1),
+        }
+        for k in levels
+    ]
+    return {
+        "risk_figure": figure,
+        "points": points,
+        "position": list(levels).index(keep),
+        "steps": levels[:: max(len(levels) // 8, 1)],
+    }
+
+
+def _limit(keep: Keep) -> str:
+    if keep.threshold is None:
+        return "no limit is good enough"
+    return "any confidence" if keep.everything else f"above {percent(keep.threshold, 1)}"
+
+
+def _error_ticks(before: Scored, after: Scored, top: float) -> list[float]:
+    """Round steps that hold the error rate and a little of what the curves do above it."""
+    settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
+    needed = min(max(*settled, top), 1.5 * top)
+    step = nice_step(needed / 5)
+    return [k * step for k in range(math.ceil(needed / step - 1e-9) + 1)]
