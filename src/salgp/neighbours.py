@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,8 +31,10 @@ SPARE = 3
 """Candidates kept beyond those asked for."""
 BLOCK = 32
 """Columns of which only the smallest is looked at first, where there is much to look through."""
-MANY = 250_000
+MANY = 40_000
 """Entries from which that pays."""
+TABLE_ENTRIES = 1_000_000
+"""Most entries of the table of every class's columns; beyond, columns are counted for each sample."""
 
 
 def nearest(
@@ -173,6 +176,8 @@ class ClassIndex:
         start: ``(C + 1,)`` first point of each class; the last entry stands for a class without points.
         size: ``(C + 1,)`` number of points of each class.
         largest: the largest of those.
+        columns: ``(C + 1, largest)`` the points of each class, filled up with the last one far away; None
+            where that would be too large.
     """
 
     points: Tensor
@@ -184,6 +189,7 @@ class ClassIndex:
     start: Tensor
     size: Tensor
     largest: int
+    columns: Tensor | None
 
     @staticmethod
     def build(points: Tensor, classes: Tensor, *, white: bool = False) -> ClassIndex:
@@ -203,15 +209,24 @@ class ClassIndex:
         scale = 1.0 if white else max(float(moved.abs().amax()), 1e-30) if moved.numel() else 1.0
         fast, squares = _padded(moved.float() if white else (moved / scale).float())
         points = points.float() if white else points
-        largest = int(size.max())
-        return ClassIndex(points, fast, squares, centre, scale, order.argsort(), start, size, largest)
+        largest = max(int(size.max()), 1)
+        columns = None
+        if len(size) * largest <= TABLE_ENTRIES:
+            columns = _columns(start, size, largest, fast.shape[-1] - 1)
+        rank = order.argsort()
+        return ClassIndex(points, fast, squares, centre, scale, rank, start, size, largest, columns)
+
+    def own_columns(self, label: Tensor) -> Tensor:
+        """Columns ``(n, largest)`` of the points of each label's class, filled up with one far away."""
+        absent = len(self.size) - 1
+        label = torch.where((label < 0) | (label > absent), absent, label)
+        if self.columns is not None:
+            return self.columns[label]
+        return _columns(self.start[label], self.size[label], self.largest, self.fast.shape[-1] - 1)
 
     def compare(self, query: Tensor, leave_out: Tensor | None = None) -> Tensor:
         """Approximate squared distances ``(S, n, m')``, up to a constant per row."""
-        columns, squares = self.fast, self.squares
-        if torch.compiler.is_exporting() and self.centre is None:  # an exported graph holds the points once
-            columns, squares = self.points.mT, self.squares[:, :, : self.points.shape[1]]
-        D = torch.baddbmm(squares, self._scaled(query), columns, alpha=-2)
+        D = torch.baddbmm(self.squares, self._scaled(query), self.fast, alpha=-2)
         if leave_out is not None:
             here = (leave_out >= 0).nonzero()[:, 0]
             D[:, here, self.rank[leave_out[here]]] = torch.inf
@@ -221,13 +236,34 @@ class ClassIndex:
         """Distances ``(S, n, K)`` from ``query`` to the points in ``column``, from their differences;
         infinite where ``near`` is.
         """
+        if torch.compiler.is_exporting() and self.centre is None:  # an exported graph holds the points once
+            distance = self._from_columns(query, column)
+        else:
+            chosen = self._chosen(column)
+            distance = torch.linalg.vector_norm(chosen - query[:, :, None, :].to(chosen.dtype), dim=-1)
+        return distance.masked_fill(near == torch.inf, torch.inf)
+
+    def _chosen(self, column: Tensor) -> Tensor:
+        """Points ``(S, n, K, q)``."""
         S, n, K = column.shape
         m = self.points.shape[1]
-        shift = m * torch.arange(S, device=column.device)[:, None, None]
-        place = (column.clamp_max(m - 1) + shift).flatten()
-        chosen = self.points.flatten(0, 1).index_select(0, place).view(S, n, K, -1)
-        distance = (chosen - query[:, :, None, :].to(chosen.dtype)).norm(dim=-1)
-        return distance.masked_fill(near == torch.inf, torch.inf)
+        place = column.clamp_max(m - 1)
+        if S > 1:
+            place = place + self.first
+        return self.points.view(S * m, -1).index_select(0, place.flatten()).view(S, n, K, -1)
+
+    @cached_property
+    def first(self) -> Tensor:
+        """Number of each space's first point ``(S, 1, 1)``, counted through all spaces."""
+        S, m, _ = self.points.shape
+        return (m * torch.arange(S, device=self.points.device))[:, None, None]
+
+    def _from_columns(self, query: Tensor, column: Tensor) -> Tensor:
+        S, n, K = column.shape
+        q = self.fast.shape[1]
+        place = column.reshape(S, 1, -1).expand(S, q, -1)
+        chosen = self.fast.gather(-1, place).view(S, q, n, K)
+        return torch.linalg.vector_norm(chosen - query.mT[..., None].float(), dim=1)
 
     def rough(self, query: Tensor, near: Tensor) -> Tensor:
         """Distances of the search itself, from what `compare` gave."""
@@ -250,8 +286,6 @@ def _sides_of_block(
     index: ClassIndex, query: Tensor, label: Tensor, k: int, leave_out: Tensor | None, refine: bool
 ) -> Sides:
     D = index.compare(query, leave_out)
-    absent = len(index.size) - 1
-    label = torch.where(label < 0, absent, label.clamp_max(absent))
     most = k + (index.spare if refine else 0)
     own_near, own_column = _take_own(D, index, label, most)
     other_near, other_column = _smallest(D, min(most, D.shape[-1]))
@@ -260,27 +294,23 @@ def _sides_of_block(
         distance = index.exact(query, near, torch.cat([own_column, other_column], dim=-1))
     else:
         distance = index.rough(query, near)
-    return Sides(*_mean_of_least(_by_side(distance, own_near.shape[-1]), k).unbind(0))
-
-
-def _by_side(distance: Tensor, n_own: int) -> Tensor:
-    """The distances three times, ``(3, S, n, K)``: only those to the own class, only to others, and all."""
-    is_own = torch.arange(distance.shape[-1], device=distance.device) < n_own
-    hidden = torch.stack([~is_own, is_own, torch.zeros_like(is_own)])[:, None, None, :]
-    return distance.expand(3, *distance.shape).masked_fill(hidden, torch.inf)
+    own, other = distance[..., : own_near.shape[-1]], distance[..., own_near.shape[-1] :]
+    return Sides(*(_mean_of_least(side, k) for side in (own, other, distance)))
 
 
 def _take_own(D: Tensor, index: ClassIndex, label: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The smallest entries among the own class's columns, which become infinite in ``D``."""
-    place = torch.arange(max(index.largest, 1), device=D.device)
-    size = index.size[label][:, None]
-    column = index.start[label][:, None] + torch.minimum(place, (size - 1).clamp_min(0))  # (n, w)
-    column = column.clamp_max(D.shape[-1] - 1).expand(len(D), -1, -1)
+    column = index.own_columns(label).expand(len(D), -1, -1)
     entries = D.gather(-1, column)
-    D.scatter_(-1, column, torch.where(size > 0, torch.inf, entries))
-    entries = entries.masked_fill(place >= size, torch.inf)
+    D.scatter_(-1, column, torch.inf)
     near, where = _smallest(entries, min(k, entries.shape[-1]))
     return near, column.gather(-1, where)
+
+
+def _columns(start: Tensor, size: Tensor, most: int, far: int) -> Tensor:
+    """Numbers from ``start`` on, ``(n, most)``, and ``far`` where there are no more."""
+    place = torch.arange(most, device=start.device)
+    return torch.where(place < size[:, None], start[:, None] + place, far)
 
 
 def _smallest(D: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -302,6 +332,8 @@ def _smallest(D: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _mean_of_least(distance: Tensor, k: int) -> Tensor:
     """Mean of the ``k`` smallest finite entries of each row; infinite where there are none."""
     least = distance.topk(min(k, distance.shape[-1]), dim=-1, largest=False, sorted=False).values
+    if not torch.compiler.is_exporting() and bool(least.amax() < torch.inf):
+        return least.mean(dim=-1)
     finite = least < torch.inf
     count = finite.sum(dim=-1)
     mean: Tensor = least.where(finite, 0.0).sum(dim=-1) / count
@@ -309,11 +341,11 @@ def _mean_of_least(distance: Tensor, k: int) -> Tensor:
 
 
 def _padded(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Points as columns, filled up to whole blocks by points that are never near; and all squared
-    lengths.
+    """Points as columns, filled up to whole blocks by points that are never near, at least one; and all
+    squared lengths.
     """
     squares = points.square().sum(dim=-1)
-    missing = -points.shape[1] % BLOCK
+    missing = BLOCK - points.shape[1] % BLOCK
     columns = torch.nn.functional.pad(points.mT, (0, missing))
     squares = torch.nn.functional.pad(squares, (0, missing), value=torch.inf)
     return columns.contiguous(), squares[:, None, :].contiguous()

@@ -40,7 +40,7 @@ from salgp.calibrators.evidence.check import (
     window_means,
 )
 from salgp.calibrators.evidence.environment import Context, Effect, Environment, fit_environment
-from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift
+from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift, mixed
 from salgp.calibrators.evidence.gate import Gate, fit_gate
 from salgp.calibrators.evidence.model import Scales, log_odds, scales_of, standardised
 from salgp.calibrators.evidence.reference import (
@@ -399,38 +399,32 @@ class LayerEvidence(Calibrator):
         """Mean and variance ``(n,)`` of the log-odds, and the terms that add up to them."""
         model, inside = self.evidence_, self.evidence_.inside.opinion(view)
         if model.shift is None:
-            nothing = torch.zeros_like(view.t)
-            return self._added_up(features, inside, inside, Effect(nothing, nothing, nothing), False)
+            return self._added_up(features, view, inside, inside.variance, None)
         shift = model.shift.opinion(view)
-        if m is not None:
-            effect = self._environment().effect(m.to(view.t), view.t, shift.mean - inside.mean)
-        else:
+        if m is None:
+            effect = None
             lean = torch.zeros_like(view.t) if model.gate is None else model.gate(view, place)
-            effect = Effect(lean, torch.zeros_like(lean), torch.zeros_like(lean))
-        return self._added_up(features, inside, shift, effect, m is not None)
+        else:
+            effect = self._environment().effect(m.to(view.t), view.t, shift.mean - inside.mean)
+            lean = effect.lean
+        both = mixed(inside, shift, lean, model.unseen)
+        return self._added_up(features, view, both, (1 - lean).square() * inside.variance, effect)
 
     def _added_up(
-        self, features: Features, inside: Opinion, shift: Opinion, effect: Effect, with_environment: bool
+        self, features: Features, view: View, whole: Opinion, own: Tensor, effect: Effect | None
     ) -> tuple[Tensor, Tensor, LayerTerms]:
-        a, b = 1 - effect.lean, effect.lean
-        f = a * inside.mean + b * shift.mean + effect.added
-        variance = a.square() * inside.variance + b.square() * (shift.variance + self.evidence_.unseen)
-        parts = a[:, None] * inside.terms + b[:, None] * shift.terms
-        spread = a.square()[:, None] * inside.term_variance + b.square()[:, None] * shift.term_variance
-        if with_environment:
+        f, variance = whole.mean, whole.variance
+        parts, spread = whole.terms, whole.term_variance
+        names = ("confidence", "predicted class", *features.layer_names)
+        if effect is not None:
+            f, variance = f + effect.added, variance + effect.variance
             parts = torch.cat([parts, effect.added[:, None]], dim=1)
             spread = torch.cat([spread, effect.variance[:, None]], dim=1)
+            names = (*names, "environment")
         rest = f - log_odds(features, 1.0, LARGEST) - parts.sum(dim=1)
-        own = a.square() * inside.variance
-        names = ("confidence", "predicted class", *features.layer_names)
-        terms = LayerTerms(
-            (*names, "environment") if with_environment else names,
-            torch.cat([rest[:, None], parts], dim=1),
-            torch.cat([own[:, None], spread], dim=1).clamp_min(0).sqrt(),
-            "log-odds",
-            True,
-        )
-        return f, variance + effect.variance, terms
+        mean = torch.cat([rest[:, None], parts], dim=1)
+        std = torch.cat([own[:, None], spread], dim=1).clamp_min(0).sqrt()
+        return f, variance, LayerTerms(names, mean, std, "log-odds", True)
 
     def _relevance(self, features: Features, view: View, evidence: Evidence) -> dict[str, float]:
         terms = self._judged(features, view, evidence.place, None)[2].mean[:, 2:]

@@ -12,11 +12,12 @@ Each expert is the monotone model of `salgp.calibrators.evidence.model` with an 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import pad, softplus
 
 from salgp.calibrators.evidence.model import (
     LogOdds,
@@ -30,7 +31,7 @@ from salgp.calibrators.evidence.rows import SeenRows, View
 from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.storage import storable
 
-__all__ = ["Expert", "InDomain", "Opinion", "choose_trust", "fit_in_domain", "fit_shift"]
+__all__ = ["Expert", "InDomain", "Opinion", "choose_trust", "fit_in_domain", "fit_shift", "mixed"]
 
 TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights of the layers in domain that are tried."""
@@ -41,19 +42,46 @@ SHIFT_CLEAN, SHIFT_LARGEST, SHIFT_SPREAD = 0.05, 4.0, 1.0
 
 @dataclass(frozen=True, eq=False)
 class Opinion:
-    """Log-odds of being correct, and what they are made of.
+    """Log-odds of being correct, and what they are made of, side by side: one number for the whole, one for
+    the predicted class and one for each layer.
 
     Args:
-        mean: ``(n,)``.
-        variance: ``(n,)``.
-        terms: ``(n, 1 + L)`` part of the predicted class and of each layer, beyond their usual value.
-        term_variance: ``(n, 1 + L)``.
+        means: ``(n, 2 + L)``; parts are counted from their usual value.
+        variances: ``(n, 2 + L)``.
     """
 
-    mean: Tensor
-    variance: Tensor
-    terms: Tensor
-    term_variance: Tensor
+    means: Tensor
+    variances: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """``(n,)`` of the log-odds."""
+        return self.means[:, 0]
+
+    @property
+    def variance(self) -> Tensor:
+        """``(n,)`` of the log-odds."""
+        return self.variances[:, 0]
+
+    @property
+    def terms(self) -> Tensor:
+        """``(n, 1 + L)`` part of the predicted class and of each layer."""
+        return self.means[:, 1:]
+
+    @property
+    def term_variance(self) -> Tensor:
+        """``(n, 1 + L)``."""
+        return self.variances[:, 1:]
+
+
+def mixed(inside: Opinion, shift: Opinion, lean: Tensor, unseen: float) -> Opinion:
+    """The opinion of both experts, ``lean`` ``(n,)`` being the weight of the one for shift, whose log-odds
+    have a variance of ``unseen`` besides.
+    """
+    b = lean[:, None]
+    variances = (1 - b).square() * inside.variances + b.square() * shift.variances
+    variances[:, 0] += unseen * lean.square()
+    return Opinion(torch.lerp(inside.means, shift.means, b), variances)
 
 
 @storable
@@ -87,22 +115,18 @@ class Expert:
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms."""
         X = self.columns(view)
-        model = self.posterior.to(X)
-        terms, spread = self._terms(X, model, view.label)
-        return Opinion(*model.moments(X, view.label), terms, spread)
+        model, parts = self.posterior.to(X), self.parts.to(X)
+        mean, variance = model.moments(X, view.label)
+        layers = torch.addmm(parts.usual, X, parts.means)
+        spread = torch.addmm(parts.usual_roots, X, parts.roots).square().unflatten(1, (2, -1)).sum(dim=1)
+        means = [mean[:, None], model.offsets[view.label][:, None], layers]
+        variances = [variance[:, None], parts.own[view.label][:, None], spread]
+        return Opinion(torch.cat(means, dim=1), torch.cat(variances, dim=1))
 
-    def _terms(self, X: Tensor, model: LogOdds, label: Tensor) -> tuple[Tensor, Tensor]:
-        L = (X.shape[1] - 2) // 2
-        off, w, S = X - self.typical.to(X), model.weights, model.covariance
-        agreement, novelty = off[:, 2 : 2 + L], off[:, 2 + L :]
-        u, v = w[2 : 2 + L], w[2 + L :]
-        layers = agreement * u + novelty * v
-        a, b = torch.arange(2, 2 + L), torch.arange(2 + L, 2 + 2 * L)
-        spread = agreement.square() * S[a, a] + novelty.square() * S[b, b] + 2 * agreement * novelty * S[a, b]
-        pull = model.pull[label]
-        own = ((pull @ S) * pull).sum(dim=1) + model.spare[label]
-        terms = torch.cat([model.offsets[label][:, None], layers], dim=1)
-        return terms, torch.cat([own[:, None], spread], dim=1).clamp_min(0)
+    @cached_property
+    def parts(self) -> Parts:
+        """What makes terms of columns."""
+        return parts_of(self.posterior, self.typical)
 
 
 @storable
@@ -127,13 +151,57 @@ class InDomain:
 
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms; temperature scaling has no terms of layers."""
-        layers, k = self.expert.opinion(view), self.trust
+        k, n_terms = self.trust, 1 + view.agreement.shape[1]
+        plain = torch.stack([view.t, _plain_variance(self.plain, view.t)])
+        mean, variance = pad(plain[..., None], (0, n_terms))
+        if k == 0:
+            return Opinion(mean, variance)
+        layers = self.expert.opinion(view)
         return Opinion(
-            (1 - k) * view.t + k * layers.mean,
-            (1 - k) ** 2 * _plain_variance(self.plain, view.t) + k**2 * layers.variance,
-            k * layers.terms,
-            k**2 * layers.term_variance,
+            (1 - k) * mean + k * layers.means, (1 - k) ** 2 * variance + k**2 * layers.variances
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Terms of the layers as sums over columns, and their variances as sums of two squares of such sums.
+
+    Args:
+        means: ``(p, L)``, ``u_l`` and ``v_l`` in the rows of the layer's two columns.
+        usual: ``(L,)`` what they give for the usual columns, taken off.
+        roots: ``(p, 2 L)`` roots of each layer's covariance ``(2, 2)``.
+        usual_roots: ``(2 L,)`` likewise.
+        own: ``(C,)`` variance of the offset of each class.
+    """
+
+    means: Tensor
+    usual: Tensor
+    roots: Tensor
+    usual_roots: Tensor
+    own: Tensor
+
+    def to(self, X: Tensor) -> Parts:
+        """The same where ``X`` is."""
+        if self.means.device == X.device and self.means.dtype == X.dtype:
+            return self
+        return Parts(*(getattr(self, f.name).to(X) for f in fields(self)))
+
+
+def parts_of(model: LogOdds, typical: Tensor) -> Parts:
+    """What makes terms of columns, given the columns' usual values ``(p,)``."""
+    p = len(model.weights)
+    L = (p - 2) // 2
+    layer, S = torch.arange(L, device=typical.device), model.covariance
+    a, v = layer + 2, layer + 2 + L
+    means, roots = S.new_zeros(p, L), S.new_zeros(p, 2 * L)
+    means[a, layer], means[v, layer] = model.weights[a], model.weights[v]
+    first = S[a, a].clamp_min(0).sqrt()
+    both = torch.where(first > 0, S[a, v] / first, 0.0)
+    roots[a, layer], roots[v, layer] = first, both
+    roots[v, layer + L] = (S[v, v] - both.square()).clamp_min(0).sqrt()
+    own = ((model.pull @ S) * model.pull).sum(dim=1) + model.spare
+    typical = typical.to(S)
+    return Parts(means, -typical @ means, roots, -typical @ roots, own.clamp_min(0))
 
 
 def fit_in_domain(

@@ -50,7 +50,8 @@ class Gate:
     def __call__(self, view: View, place: Tensor) -> Tensor:
         """Weight ``(n,)`` of the expert for shift, from 0 to 1."""
         x = _standard(_inputs(view, place), self.centre.to(view.t), self.scale.to(view.t))
-        share = torch.sigmoid(x @ self.weights.to(view.t))
+        weights = self.weights.to(view.t)
+        share = torch.sigmoid(torch.addmv(weights[0], x, weights[1:]))
         return ((share - self.guard) / (1 - self.guard)).clamp_min(0.0)
 
 
@@ -66,7 +67,7 @@ def fit_gate(rows: SeenRows, place: Tensor, share: float) -> Gate:
     first = ~rows.is_copy
     centre, scale = x[first].mean(dim=0), x[first].std(dim=0, correction=0).clamp_min(1e-6)
     used = _some(rows)
-    x, copy = _standard(x[used], centre, scale), rows.is_copy[used].to(x)
+    x, copy = _with_one(_standard(x[used], centre, scale)), rows.is_copy[used].to(x)
     fold = _folds(rows)[used]
     unseen = torch.zeros_like(copy)
     for k in range(FOLDS):
@@ -139,5 +140,8 @@ def _inputs(view: View, place: Tensor) -> Tensor:
 
 
 def _standard(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
-    inside = within((x - centre) / scale, CLIP)
-    return torch.cat([torch.ones_like(inside[:, :1]), inside], dim=1)
+    return within((x - centre) / scale, CLIP)
+
+
+def _with_one(x: Tensor) -> Tensor:
+    return torch.cat([torch.ones_like(x[:, :1]), x], dim=1)

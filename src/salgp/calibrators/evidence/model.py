@@ -94,6 +94,8 @@ class LogOdds:
 
     def to(self, X: Tensor) -> LogOdds:
         """The same posterior where ``X`` is."""
+        if self.weights.device == X.device and self.weights.dtype == X.dtype:
+            return self
         return LogOdds(
             self.weights.to(X), self.offsets.to(X), self.covariance.to(X), self.pull.to(X), self.spare.to(X)
         )
@@ -141,13 +143,15 @@ def sample_weights(is_copy: Tensor, correct: Tensor, clean: float, caution: floa
 def within(x: Tensor, bound: float) -> Tensor:
     """Values kept from ``-bound`` to ``bound``.
 
-    Not by ``clamp``: the exporter of torch 2.13 joins one that follows another, and onnxruntime cannot load
-    what it makes of them.
+    In a graph not by ``clamp``: the exporter of torch 2.13 joins one that follows another, and onnxruntime
+    cannot load what it makes of them.
 
     Example:
         >>> within(torch.tensor([-5.0, 1.0, 5.0]), 2.0)
         tensor([-2.,  1.,  2.])
     """
+    if not torch.compiler.is_exporting():
+        return x.clamp(-bound, bound)
     return torch.where(x > bound, bound, torch.where(x < -bound, -bound, x))
 
 
@@ -175,9 +179,10 @@ def columns(t: Tensor, A: Tensor, N: Tensor, persistent: bool = True) -> Tensor:
         N: ``(n, L)`` standardised novelties.
         persistent: count the novelty of a layer only as far as all later layers share it.
     """
-    gate = 1.0 / (1.0 + 0.3 * softplus(N - 1.0))
+    gate = 1.0 + 0.3 * softplus(N - 1.0)
     novelty = N.flip(1).cummin(dim=1).values.flip(1) if persistent else N
-    return torch.cat([torch.ones_like(t)[:, None], t[:, None], A * gate, -torch.log1p(softplus(novelty))], 1)
+    t = t[:, None]
+    return torch.cat([torch.ones_like(t), t, A / gate, -torch.log1p(softplus(novelty))], dim=1)
 
 
 def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
