@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class Features:
         """Softmax of the logits, ``(n, c)``, in at least single precision."""
         return torch.softmax(_at_least_float32(self.logits), dim=1)
 
-    @property
+    @cached_property
     def label(self) -> Tensor:
         """Predicted class, ``(n,)``."""
         return largest(self.logits)

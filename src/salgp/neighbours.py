@@ -20,6 +20,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 __all__ = ["ClassIndex", "Sides", "class_distances", "nearest", "side_distances"]
 
@@ -107,17 +108,28 @@ def class_distances(
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """Mean distances ``(S, n)`` to the nearest points in each of ``S`` spaces; infinite where there are none.
+    """Mean distances to the nearest points in each of ``S`` spaces; infinite where there are none.
 
     Args:
-        own: of the class asked for.
-        other: of all other classes.
-        any: of whatever class.
+        all: ``(3, S, n)``: of the class asked for, of all other classes, and of whatever class.
     """
 
-    own: Tensor
-    other: Tensor
-    any: Tensor
+    all: Tensor
+
+    @property
+    def own(self) -> Tensor:
+        """``(S, n)`` to the class asked for."""
+        return self.all[0]
+
+    @property
+    def other(self) -> Tensor:
+        """``(S, n)`` to all other classes."""
+        return self.all[1]
+
+    @property
+    def any(self) -> Tensor:
+        """``(S, n)`` to whatever class."""
+        return self.all[2]
 
 
 def side_distances(
@@ -144,8 +156,8 @@ def side_distances(
     Example:
         >>> points = torch.tensor([[[0.0], [1.0], [3.0]]])
         >>> index = ClassIndex.build(points, torch.tensor([0, 0, 1]))
-        >>> side_distances(index, torch.tensor([[[0.5]]]), torch.tensor([1]), k=2)
-        Sides(own=tensor([[2.5000]]), other=tensor([[0.5000]]), any=tensor([[0.5000]]))
+        >>> side_distances(index, torch.tensor([[[0.5]]]), torch.tensor([1]), k=2).all.flatten()
+        tensor([2.5000, 0.5000, 0.5000])
     """
     parts = [
         _sides_of_block(
@@ -154,11 +166,8 @@ def side_distances(
         for rows in _chunks(query.shape[1], index.fast.shape[0] * index.fast.shape[2])
     ]
     if not parts:
-        nothing = query.new_zeros(query.shape[0], 0)
-        return Sides(nothing, nothing, nothing)
-    if len(parts) == 1:
-        return parts[0]
-    return Sides(*(torch.cat([getattr(p, side) for p in parts], dim=1) for side in ("own", "other", "any")))
+        return Sides(query.new_zeros(3, query.shape[0], 0))
+    return Sides(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,8 +227,7 @@ class ClassIndex:
 
     def own_columns(self, label: Tensor) -> Tensor:
         """Columns ``(n, largest)`` of the points of each label's class, filled up with one far away."""
-        absent = len(self.size) - 1
-        label = torch.where((label < 0) | (label > absent), absent, label)
+        label = label.clamp_max(len(self.size) - 1)  # -1 counts from the end: no points there either
         if self.columns is not None:
             return self.columns[label]
         return _columns(self.start[label], self.size[label], self.largest, self.fast.shape[-1] - 1)
@@ -284,7 +292,7 @@ class ClassIndex:
 
 def _sides_of_block(
     index: ClassIndex, query: Tensor, label: Tensor, k: int, leave_out: Tensor | None, refine: bool
-) -> Sides:
+) -> Tensor:
     D = index.compare(query, leave_out)
     most = k + (index.spare if refine else 0)
     own_near, own_column = _take_own(D, index, label, most)
@@ -294,8 +302,21 @@ def _sides_of_block(
         distance = index.exact(query, near, torch.cat([own_column, other_column], dim=-1))
     else:
         distance = index.rough(query, near)
-    own, other = distance[..., : own_near.shape[-1]], distance[..., own_near.shape[-1] :]
-    return Sides(*(_mean_of_least(side, k) for side in (own, other, distance)))
+    return _mean_of_least(_least_of_sides(distance, own_near.shape[-1], k))
+
+
+def _least_of_sides(distance: Tensor, n_own: int, k: int) -> Tensor:
+    """The ``k`` smallest distances ``(3, S, n, k)`` to the own class, which are the first ``n_own``, to the
+    others, and to all; infinite where there are fewer.
+    """
+    own, other = (_least(side, k) for side in distance.tensor_split([n_own], dim=-1))
+    return torch.stack([own, other, _least(torch.cat([own, other], dim=-1), k)])
+
+
+def _least(distance: Tensor, k: int) -> Tensor:
+    if distance.shape[-1] < k:
+        distance = pad(distance, (0, k - distance.shape[-1]), value=torch.inf)
+    return distance.topk(k, dim=-1, largest=False, sorted=False).values
 
 
 def _take_own(D: Tensor, index: ClassIndex, label: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -329,9 +350,8 @@ def _smallest(D: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return near, chosen.gather(-1, where // BLOCK) * BLOCK + where % BLOCK
 
 
-def _mean_of_least(distance: Tensor, k: int) -> Tensor:
-    """Mean of the ``k`` smallest finite entries of each row; infinite where there are none."""
-    least = distance.topk(min(k, distance.shape[-1]), dim=-1, largest=False, sorted=False).values
+def _mean_of_least(least: Tensor) -> Tensor:
+    """Mean of the finite entries of each row; infinite where there are none."""
     if not torch.compiler.is_exporting() and bool(least.amax() < torch.inf):
         return least.mean(dim=-1)
     finite = least < torch.inf
@@ -346,8 +366,8 @@ def _padded(points: Tensor) -> tuple[Tensor, Tensor]:
     """
     squares = points.square().sum(dim=-1)
     missing = BLOCK - points.shape[1] % BLOCK
-    columns = torch.nn.functional.pad(points.mT, (0, missing))
-    squares = torch.nn.functional.pad(squares, (0, missing), value=torch.inf)
+    columns = pad(points.mT, (0, missing))
+    squares = pad(squares, (0, missing), value=torch.inf)
     return columns.contiguous(), squares[:, None, :].contiguous()
 
 

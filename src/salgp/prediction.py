@@ -205,10 +205,9 @@ class Prediction:
             (tensor([0.9933]), tensor([0.0594]), tensor([0.5164]), tensor([1.0000]))
         """
         sd = variance.clamp_min(0).sqrt()
-        below, above, low, high = (torch.sigmoid(log_odds + k * sd) for k in (-1.0, 1.0, -_Z, _Z))
-        return Prediction.from_confidence(
-            features, torch.sigmoid(log_odds), (above - below) / 2, (low, high), **more
-        )
+        points = torch.stack([log_odds, *(torch.add(log_odds, sd, alpha=k) for k in (-1.0, 1.0, -_Z, _Z))])
+        confidence, below, above, low, high = torch.sigmoid(points)
+        return Prediction.from_confidence(features, confidence, (above - below) / 2, (low, high), **more)
 
     def with_probs(
         self, features: Features, temperature: float = 1.0, *, allow_flips: bool = False
@@ -289,16 +288,20 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
     rest, tiny = others.sum(dim=1), torch.finfo(others.dtype).tiny
     left = 1 - confidence
     some = rest > math.sqrt(tiny)
-    scale = torch.where(some, left / rest.clamp_min(tiny), 0.0)
-    even = left / max(others.shape[1] - 1, 1)
-    keep = some.to(others.dtype)  # share of the proportions, 1 - w
-    if not allow_flips:
-        top, cap = scale * others.amax(dim=1), confidence * (1 - _STRICTLY)
-        part = (cap - even) / (top - even).clamp_min(tiny)
-        keep = keep * torch.where(top > cap, part.clamp(0, 1), 1.0)
-    shared = others.mul_((keep * scale)[:, None]).add_(((1 - keep) * even)[:, None])
-    shared.clamp_(min=tiny)  # no class is impossible, so that every log-likelihood is finite
-    return shared.scatter_(1, label[:, None], confidence[:, None])
+    scale = left / rest.clamp_min(tiny)
+    top, cap = scale * others.amax(dim=1), confidence * (1 - _STRICTLY)
+    fine = some if allow_flips else some & (top <= cap)
+    if torch.compiler.is_exporting() or not bool(fine.all()):
+        even = left / max(others.shape[1] - 1, 1)
+        keep = some.to(others.dtype)  # share of the proportions, 1 - w
+        if not allow_flips:
+            part = (cap - even) / (top - even).clamp_min(tiny)
+            keep = keep * torch.where(top > cap, part.clamp(0, 1), 1.0)
+        others = others.mul_((keep * scale)[:, None]).add_(((1 - keep) * even)[:, None])
+    else:
+        others = others.mul_(scale[:, None])
+    others.clamp_(min=tiny)  # no class is impossible, so that every log-likelihood is finite
+    return others.scatter_(1, label[:, None], confidence[:, None])
 
 
 def _tempered(logits: Tensor, temperature: float) -> Tensor:

@@ -111,6 +111,8 @@ class Calibrator(BaseEstimator, ABC):
             raise ValueError(f"{self.display_name} judges each sample by itself: it takes no context")
         size = self._chunk()
         with torch.no_grad():
+            if len(features) <= size:
+                return self._predict(features)
             return Prediction.concatenate(
                 [self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)]
             )
@@ -147,7 +149,8 @@ class Calibrator(BaseEstimator, ABC):
                 f"layer {missing[0]!r} is missing; fitted on {list(self.layer_widths_)}, got "
                 f"{list(features.layers)}"
             )
-        features = features.select(list(self.layer_widths_))
+        if features.layer_names != tuple(self.layer_widths_):
+            features = features.select(list(self.layer_widths_))
         wrong = [k for k, d in self.layer_widths_.items() if features.widths[k] != d]
         if wrong:
             raise ValueError(

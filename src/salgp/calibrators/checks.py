@@ -8,6 +8,7 @@ method warns alike.
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 
@@ -34,6 +35,9 @@ PER_CLASS = 10
 
 LARGEST_LOGIT = 1e18
 """Logits of larger size are shifted and cut: their squares would overflow in single precision."""
+
+FEW_ROWS = 64
+"""Samples up to which all numbers are looked at together."""
 
 LOOKED_AT = 1000
 """Rows looked at to tell probabilities from logits."""
@@ -77,6 +81,9 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
             "this method reads hidden layers, but the features have none; extract them with "
             "salgp.extract(model, loader)"
         )
+    values = [features.logits, *(features.layers.values() if with_layers else ())]
+    if len(features) <= FEW_ROWS and math.isfinite(float(torch.cat(values, dim=1).sum())):
+        return
     _refuse_non_finite("logits", features.logits)
     for name, x in features.layers.items() if with_layers else ():
         _refuse_non_finite(f"layer {name!r}", x)
@@ -113,7 +120,7 @@ def bounded_logits(features: Features) -> Features:
         tensor([[ 0.0000e+00, -1.0000e+18]])
     """
     z = features.logits
-    if not z.numel() or float(torch.stack(torch.aminmax(z)).abs().max()) <= LARGEST_LOGIT:
+    if not z.numel() or float(z.abs().amax()) <= LARGEST_LOGIT:
         return features
     return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
 
@@ -205,9 +212,11 @@ def _rows_in(rows: Tensor, others: Tensor) -> int:
 
 
 def _refuse_non_finite(what: str, x: Tensor) -> None:
-    if not x.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(x))).all()):  # one pass, no copy
+    if math.isfinite(float(x.sum())):  # one pass, no copy; the sum of finite numbers may overflow
         return
     wrong = (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0].tolist()
+    if not wrong:
+        return
     raise ValueError(
         f"{what} holds NaN or infinity in row {wrong[0]} ({len(wrong)} rows in all); clean the data or the "
         f"network first"

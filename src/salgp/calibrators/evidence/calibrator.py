@@ -389,7 +389,7 @@ class LayerEvidence(Calibrator):
             f,
             self.looseness**2 * variance,
             layers=terms,
-            novelty=torch.log1p(torch.nn.functional.softplus(view.novelty)).mean(dim=1),
+            novelty=view.height.mean(dim=1),
             temperature=self.evidence_.temperature,
         )
 
@@ -398,20 +398,26 @@ class LayerEvidence(Calibrator):
     ) -> tuple[Tensor, Tensor, LayerTerms]:
         """Mean and variance ``(n,)`` of the log-odds, and the terms that add up to them."""
         model, inside = self.evidence_, self.evidence_.inside.opinion(view)
-        if model.shift is None:
-            return self._added_up(features, view, inside, inside.variance, None)
+        lean, effect = None if m is not None else self._leaning(view, place), None
+        if model.shift is None or (m is None and lean is None):
+            return self._added_up(features, inside, inside.variance, None)
         shift = model.shift.opinion(view)
-        if m is None:
-            effect = None
-            lean = torch.zeros_like(view.t) if model.gate is None else model.gate(view, place)
-        else:
+        if lean is None:
+            assert m is not None
             effect = self._environment().effect(m.to(view.t), view.t, shift.mean - inside.mean)
             lean = effect.lean
         both = mixed(inside, shift, lean, model.unseen)
-        return self._added_up(features, view, both, (1 - lean).square() * inside.variance, effect)
+        return self._added_up(features, both, (1 - lean).square() * inside.variance, effect)
+
+    def _leaning(self, view: View, place: Tensor) -> Tensor | None:
+        """Weight ``(n,)`` of the expert for shift by the gate; None where it is asked about no sample."""
+        if self.evidence_.gate is None:
+            return None
+        lean = self.evidence_.gate(view, place)
+        return lean if torch.compiler.is_exporting() or bool(lean.any()) else None
 
     def _added_up(
-        self, features: Features, view: View, whole: Opinion, own: Tensor, effect: Effect | None
+        self, features: Features, whole: Opinion, own: Tensor, effect: Effect | None
     ) -> tuple[Tensor, Tensor, LayerTerms]:
         f, variance = whole.mean, whole.variance
         parts, spread = whole.terms, whole.term_variance

@@ -78,10 +78,10 @@ def mixed(inside: Opinion, shift: Opinion, lean: Tensor, unseen: float) -> Opini
     """The opinion of both experts, ``lean`` ``(n,)`` being the weight of the one for shift, whose log-odds
     have a variance of ``unseen`` besides.
     """
-    b = lean[:, None]
-    variances = (1 - b).square() * inside.variances + b.square() * shift.variances
-    variances[:, 0] += unseen * lean.square()
-    return Opinion(torch.lerp(inside.means, shift.means, b), variances)
+    a, b = 1 - lean[:, None], lean[:, None]
+    variances = torch.addcmul(a.square() * inside.variances, b.square(), shift.variances)
+    extra = torch.addcmul(variances[:, :1], b, b, value=unseen)
+    return Opinion(torch.lerp(inside.means, shift.means, b), torch.cat([extra, variances[:, 1:]], dim=1))
 
 
 @storable
@@ -103,8 +103,7 @@ class Expert:
 
     def columns(self, view: View) -> Tensor:
         """Columns ``(n, p)`` of the model."""
-        t = within(view.t, self.largest)
-        return columns(t, view.agreement, view.novelty, self.persistent)
+        return columns(within(view.t, self.largest), view.gated, view.height, self.persistent)
 
     def log_odds(self, view: View) -> Tensor:
         """Mean ``(n,)`` alone."""
@@ -114,19 +113,12 @@ class Expert:
 
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms."""
-        X = self.columns(view)
-        model, parts = self.posterior.to(X), self.parts.to(X)
-        mean, variance = model.moments(X, view.label)
-        layers = torch.addmm(parts.usual, X, parts.means)
-        spread = torch.addmm(parts.usual_roots, X, parts.roots).square().unflatten(1, (2, -1)).sum(dim=1)
-        means = [mean[:, None], model.offsets[view.label][:, None], layers]
-        variances = [variance[:, None], parts.own[view.label][:, None], spread]
-        return Opinion(torch.cat(means, dim=1), torch.cat(variances, dim=1))
+        return self.sums(self.columns(view), view.label)
 
     @cached_property
-    def parts(self) -> Parts:
-        """What makes terms of columns."""
-        return parts_of(self.posterior, self.typical)
+    def sums(self) -> Sums:
+        """What makes an opinion of columns."""
+        return sums_of(self.posterior, self.typical)
 
 
 @storable
@@ -152,56 +144,87 @@ class InDomain:
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms; temperature scaling has no terms of layers."""
         k, n_terms = self.trust, 1 + view.agreement.shape[1]
+        if k == 1:
+            return self.expert.opinion(view)
         plain = torch.stack([view.t, _plain_variance(self.plain, view.t)])
         mean, variance = pad(plain[..., None], (0, n_terms))
         if k == 0:
             return Opinion(mean, variance)
         layers = self.expert.opinion(view)
-        return Opinion(
-            (1 - k) * mean + k * layers.means, (1 - k) ** 2 * variance + k**2 * layers.variances
-        )
+        return Opinion((1 - k) * mean + k * layers.means, (1 - k) ** 2 * variance + k**2 * layers.variances)
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
-    """Terms of the layers as sums over columns, and their variances as sums of two squares of such sums.
+class Sums:
+    """A posterior in the form that makes an opinion with the fewest operations: means are sums over columns,
+    variances sums of squares of such sums.
 
     Args:
-        means: ``(p, L)``, ``u_l`` and ``v_l`` in the rows of the layer's two columns.
-        usual: ``(L,)`` what they give for the usual columns, taken off.
-        roots: ``(p, 2 L)`` roots of each layer's covariance ``(2, 2)``.
-        usual_roots: ``(2 L,)`` likewise.
-        own: ``(C,)`` variance of the offset of each class.
+        columns: ``(p, a)`` weights of the columns in the ``2 + L`` means and in the roots of the variances.
+        given: ``(C, a)`` what the predicted class adds to them.
+        squares: ``(a - 2 - L, 2 + L)`` which roots make which variance.
+        spare: ``(C, 2 + L)`` what the predicted class adds to the variances.
     """
 
-    means: Tensor
-    usual: Tensor
-    roots: Tensor
-    usual_roots: Tensor
-    own: Tensor
+    columns: Tensor
+    given: Tensor
+    squares: Tensor
+    spare: Tensor
 
-    def to(self, X: Tensor) -> Parts:
+    def __call__(self, X: Tensor, label: Tensor) -> Opinion:
+        """The opinion on columns ``(n, p)`` and predicted classes ``(n,)``."""
+        here = self.to(X)
+        sums = torch.addmm(here.given[label], X, here.columns)
+        means, roots = sums.tensor_split([here.squares.shape[1]], dim=1)
+        return Opinion(means, torch.addmm(here.spare[label], roots.square(), here.squares))
+
+    def to(self, X: Tensor) -> Sums:
         """The same where ``X`` is."""
-        if self.means.device == X.device and self.means.dtype == X.dtype:
+        if self.columns.device == X.device and self.columns.dtype == X.dtype:
             return self
-        return Parts(*(getattr(self, f.name).to(X) for f in fields(self)))
+        return Sums(*(getattr(self, f.name).to(X) for f in fields(self)))
 
 
-def parts_of(model: LogOdds, typical: Tensor) -> Parts:
-    """What makes terms of columns, given the columns' usual values ``(p,)``."""
+def sums_of(model: LogOdds, typical: Tensor) -> Sums:
+    """A posterior as `Sums`; ``typical`` ``(p,)`` are the usual columns, from which a layer's part counts.
+
+    The whole has mean ``x . w + delta_c`` and variance ``phi' S phi + 1 / D_c``, see
+    `salgp.calibrators.evidence.model`; the offset of a class and the two columns of a layer likewise.
+    """
+    S, pull, C = model.covariance, model.pull, len(model.offsets)
     p = len(model.weights)
     L = (p - 2) // 2
-    layer, S = torch.arange(L, device=typical.device), model.covariance
+    layer = torch.arange(L, device=S.device)
     a, v = layer + 2, layer + 2 + L
-    means, roots = S.new_zeros(p, L), S.new_zeros(p, 2 * L)
-    means[a, layer], means[v, layer] = model.weights[a], model.weights[v]
+    means, roots, squares = S.new_zeros(p, 2 + L), S.new_zeros(p, 2 * L), S.new_zeros(p + 2 * L, 2 + L)
+    means[:, 0] = model.weights
+    means[a, layer + 2], means[v, layer + 2] = model.weights[a], model.weights[v]
     first = S[a, a].clamp_min(0).sqrt()
     both = torch.where(first > 0, S[a, v] / first, 0.0)
     roots[a, layer], roots[v, layer] = first, both
     roots[v, layer + L] = (S[v, v] - both.square()).clamp_min(0).sqrt()
-    own = ((model.pull @ S) * model.pull).sum(dim=1) + model.spare
-    typical = typical.to(S)
-    return Parts(means, -typical @ means, roots, -typical @ roots, own.clamp_min(0))
+    whole = _root(S)
+    squares[:p, 0] = squares[p + layer, layer + 2] = squares[p + L + layer, layer + 2] = 1.0
+    offset, usual = model.offsets[:, None], typical.to(S)
+    given = torch.cat(
+        [
+            offset,
+            offset,
+            -(usual @ means[:, 2:]).expand(C, L),
+            -pull @ whole,
+            -(usual @ roots).expand(C, 2 * L),
+        ],
+        dim=1,
+    )
+    own = (((pull @ S) * pull).sum(dim=1) + model.spare).clamp_min(0)
+    spare = torch.cat([model.spare[:, None], own[:, None], S.new_zeros(C, L)], dim=1)
+    return Sums(torch.cat([means, whole, roots], dim=1), given, squares, spare)
+
+
+def _root(S: Tensor) -> Tensor:
+    """``R`` with ``R R' = S``."""
+    values, vectors = torch.linalg.eigh(S)
+    return vectors * values.clamp_min(0).sqrt()
 
 
 def fit_in_domain(
@@ -281,8 +304,8 @@ def _plain_covariance(t: Tensor) -> Tensor:
 
 
 def _plain_variance(covariance: Tensor, t: Tensor) -> Tensor:
-    S = covariance.to(t)
-    return S[0, 0] + 2 * S[0, 1] * t + S[1, 1] * t.square()
+    (a, b), (_, c) = covariance.tolist()
+    return t * (c * t + 2 * b) + a
 
 
 def _fitted(
@@ -296,6 +319,6 @@ def _fitted(
     persistent: bool,
 ) -> Expert:
     view = rows.view
-    X = columns(within(view.t, largest), view.agreement, view.novelty, persistent)
+    X = columns(within(view.t, largest), view.gated, view.height, persistent)
     posterior = fit_log_odds(X, view.label, rows.correct, weight, n_classes, ridge, spread)
     return Expert(posterior, X[~rows.is_copy].mean(dim=0), largest, persistent)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from salgp.calibrators.evidence.model import within
 from salgp.calibrators.evidence.rows import SeenRows, View
@@ -135,7 +134,7 @@ def _folds(rows: SeenRows) -> Tensor:
 def _inputs(view: View, place: Tensor) -> Tensor:
     x = within(place.to(view.t), 6)
     N = view.novelty
-    evidence = [within(view.agreement, 6), torch.log1p(softplus(N)), within(N, 4)]
+    evidence = [within(view.agreement, 6), view.height, within(N, 4)]
     return torch.cat([x, x.square(), *evidence, within(view.t, 10)[:, None]], dim=1)
 
 

@@ -38,6 +38,8 @@ __all__ = [
     "copies",
     "design",
     "fit_log_odds",
+    "gated",
+    "height",
     "leave_group_out",
     "log_odds",
     "sample_weights",
@@ -170,25 +172,36 @@ def standardised(evidence: Evidence, scales: Scales) -> tuple[Tensor, Tensor]:
     return evidence.agreement / scales.agreement.to(N), N
 
 
-def columns(t: Tensor, A: Tensor, N: Tensor, persistent: bool = True) -> Tensor:
-    """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, gated agreements, negative novelties.
+def gated(A: Tensor, N: Tensor) -> Tensor:
+    """Agreements ``g(N) A``: what a layer says of an input it does not know counts less."""
+    return A / (1.0 + 0.3 * softplus(N - 1.0))
+
+
+def height(N: Tensor) -> Tensor:
+    """Novelties ``h(N)``, from 0, as steep as a logarithm."""
+    return torch.log1p(softplus(N))
+
+
+def columns(t: Tensor, agreement: Tensor, novelty: Tensor, persistent: bool = True) -> Tensor:
+    """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, agreements, negative novelties.
 
     Args:
         t: ``(n,)`` tempered log-odds, within their bound.
-        A: ``(n, L)`` standardised agreements.
-        N: ``(n, L)`` standardised novelties.
+        agreement: ``(n, L)`` from `gated`.
+        novelty: ``(n, L)`` from `height`.
         persistent: count the novelty of a layer only as far as all later layers share it.
     """
-    gate = 1.0 + 0.3 * softplus(N - 1.0)
-    novelty = N.flip(1).cummin(dim=1).values.flip(1) if persistent else N
+    if persistent:
+        novelty = novelty.flip(1).cummin(dim=1).values.flip(1)
     t = t[:, None]
-    return torch.cat([torch.ones_like(t), t, A / gate, -torch.log1p(softplus(novelty))], dim=1)
+    return torch.cat([torch.ones_like(t), t, agreement, -novelty], dim=1)
 
 
 def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
     """The `columns` of samples, with ``t`` within `LARGEST_LOG_ODDS`."""
     t = log_odds(features, temperature, LARGEST_LOG_ODDS)
-    return columns(t, *standardised(evidence, scales))
+    A, N = standardised(evidence, scales)
+    return columns(t, gated(A, N), height(N))
 
 
 def scales_of(evidence: Evidence) -> Scales:

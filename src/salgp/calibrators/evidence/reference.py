@@ -67,6 +67,8 @@ MOST_POINTS = 10_000
 """Points of a layer in all, where there are many classes."""
 FACTOR_ENTRIES = 500_000
 """Most numbers in the covariances of the classes of one layer; beyond, the classes share one."""
+FEW_ROWS = 64
+"""Samples up to which all layers are projected at once."""
 TYPICAL_ROWS = 256
 """Reference samples whose agreement tells the usual one."""
 
@@ -161,6 +163,21 @@ class Reference:
         sample with them.
         """
         return ClassIndex.build(self._side_by_side, self.classes, white=True)
+
+    @cached_property
+    def directions(self) -> tuple[Tensor, Tensor]:
+        """Directions ``(L, d, q)`` of all layers, and less their centres along them ``(L, 1, q)``, in double
+        precision; narrow ones filled up with zeros.
+        """
+        spaces = [space.precise for space in self.layers.values()]
+        d, q = (max(D.shape[axis] for D, _ in spaces) for axis in (0, 1))
+        directions = torch.stack([pad(D, (0, q - D.shape[1], 0, d - D.shape[0])) for D, _ in spaces])
+        return directions, torch.stack([-_wider(c, q) for _, c in spaces])[:, None, :]
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """How many coordinates of each layer tell its place."""
+        return tuple(min(space.directions.shape[1], PLACE) for space in self.layers.values())
 
     @cached_property
     def statistics(self) -> tuple[Tensor, Tensor]:
@@ -298,23 +315,44 @@ def layer_evidence(
     if own is not None and reference.form != "full":
         raise ValueError(f"rows can be left out of a full reference only; this one holds {reference.form}")
     reference = reference.to(features.logits.device)
-    coordinates = [space.project(features.layers[name], refine) for name, space in reference.layers.items()]
-    q = max(x.shape[1] for x in coordinates)
-    query = torch.stack([_wider(x, q) for x in coordinates])  # (L, n, q)
+    query = _coordinates(reference, features, refine)
     if reference.form == "statistics":
         sides = _mahalanobis(reference, query, features.label)
     else:
         sides = side_distances(reference.index, query, features.label, reference.k, own, refine=refine)
-    place = torch.cat([x[:, :PLACE].float() for x in coordinates], dim=1)
-    return _evidence(sides, reference.typical, place)
+    return _evidence(sides, reference.typical, _place(query, reference.places))
+
+
+def _coordinates(reference: Reference, features: Features, precise: bool) -> Tensor:
+    """Coordinates ``(L, n, q)`` of all layers, narrow ones filled up with zeros.
+
+    A few samples are projected in all layers at once; many layer by layer, where filling up would cost.
+    """
+    layers = [features.layers[name] for name in reference.layers]
+    if not torch.compiler.is_exporting() and len(features) > FEW_ROWS:
+        found = [s.project(x, precise) for s, x in zip(reference.layers.values(), layers, strict=True)]
+        q = max(x.shape[1] for x in found)
+        return torch.stack([_wider(x, q) for x in found])
+    directions, centre = reference.directions
+    x = torch.stack([_wider(x, directions.shape[1]) for x in layers]).double()
+    length = torch.linalg.vector_norm(x, dim=2, keepdim=True).clamp_min(1e-12)
+    return torch.baddbmm(centre, x / length, directions)
+
+
+def _place(query: Tensor, widths: tuple[int, ...]) -> Tensor:
+    if set(widths) == {PLACE}:
+        return query[:, :, :PLACE].float().transpose(0, 1).flatten(1)
+    return torch.cat([x[:, :width].float() for x, width in zip(query, widths, strict=True)], dim=1)
 
 
 def _evidence(sides: Sides, typical: Tensor | None, place: Tensor) -> Evidence:
-    both = (sides.own < torch.inf) & (sides.other < torch.inf)
-    own, other, anyone = (d.double().clamp(1e-9, 1e9).log() for d in (sides.own, sides.other, sides.any))
-    usual = torch.zeros_like(own[:, :1]) if typical is None else typical.to(own)[:, None]
+    distance = sides.all.mT.double()  # (3, n, L)
+    own, other, anyone = distance.clamp(1e-9, 1e9).log()
     agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    return Evidence(torch.where(both, agreement, usual).T, anyone.T, place)
+    if torch.compiler.is_exporting() or not bool(distance.amax() < torch.inf):
+        usual = torch.zeros_like(own[:1]) if typical is None else typical.to(own)
+        agreement = torch.where((distance[:2] < torch.inf).all(dim=0), agreement, usual)
+    return Evidence(agreement, anyone, place)
 
 
 def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> Sides:
@@ -325,7 +363,7 @@ def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> Sides:
     is_own = label[:, None] == reference.classes
     own = D.masked_fill(~is_own, torch.inf).amin(dim=-1)
     other = D.masked_fill(is_own, torch.inf).amin(dim=-1)
-    return Sides(own, other, torch.minimum(own, other))
+    return Sides(torch.stack([own, other, torch.minimum(own, other)]))
 
 
 def _typical_agreement(reference: Reference, features: Features) -> Tensor | None:

@@ -7,12 +7,13 @@ calibrator was fitted on. They are kept, so that samples can be added and taken 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from salgp.calibrators.copies import originals
-from salgp.calibrators.evidence.model import Scales, copies, log_odds, standardised
+from salgp.calibrators.evidence.model import Scales, copies, gated, height, log_odds, standardised
 from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
 from salgp.storage import storable
@@ -39,6 +40,16 @@ class View:
     agreement: Tensor
     novelty: Tensor
     label: Tensor
+
+    @cached_property
+    def gated(self) -> Tensor:
+        """``(n, L)`` agreements as the model counts them."""
+        return gated(self.agreement, self.novelty)
+
+    @cached_property
+    def height(self) -> Tensor:
+        """``(n, L)`` novelties as the model counts them."""
+        return height(self.novelty)
 
     def __len__(self) -> int:
         return len(self.t)
