@@ -30,9 +30,8 @@ test: $(VENV)/.dev  ## all tests, doctests included
 test-slow: $(VENV)/.dev  ## the long ones: kill-and-resume loops, large sizes
 	$(BIN)/python -m pytest -q -m slow
 
-fuzz: $(VENV)/.dev  ## 100,000 mutants for every reader (FUZZ=N for another number); figures into out/fuzz.jsonl
-	mkdir -p out && rm -f out/fuzz.jsonl
-	FUZZ=$(or $(FUZZ),100000) FUZZ_REPORT=out/fuzz.jsonl $(BIN)/python -m pytest -q tests/fuzz -n $(JOBS)
+fuzz: $(VENV)/.dev  ## 100,000 mutants for every reader (FUZZ=N for another number), continued where out/fuzz.jsonl ends
+	PYTHONPATH=tests $(BIN)/python tests/fuzz/run.py --count $(or $(FUZZ),100000) --out out/fuzz.jsonl
 
 sbom: $(VENV)/.dev  ## every installed package with version, licence and what it needs, as CycloneDX into out/sbom.json
 	$(BIN)/python benchmarks/sbom.py out/sbom.json

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from salgp.storage import digest, read_tensors, write_header, write_json, write_tensors
 
-__all__ = ["edit_header", "edit_json", "edit_tensors", "reseal"]
+__all__ = ["edit_header", "edit_json", "edit_tensors", "reseal", "sealed"]
 
 
 def edit_json(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
@@ -40,3 +41,28 @@ def reseal(folder: Path) -> None:
     before = json.loads((folder / "contents.json").read_text())
     files = {name: digest(folder / name) for name in before["files"] if (folder / name).is_file()}
     write_header(folder / "contents.json", "salgp-folder", 1, {"kind": before["kind"], "files": files})
+
+
+def sealed(path: Path, value: Any, whole: Mapping[Path, bytes]) -> dict[Path, bytes]:
+    """A changed file as bytes with new checksums, and the list of its folder where there is one.
+
+    Args:
+        path: of the file.
+        value: its bytes, or the JSON value that it is to hold.
+        whole: all files of the folder as they were.
+    """
+    content = value if isinstance(value, bytes) else _json_bytes(value, b'"sha256"' in whole[path])
+    listed = path.parent / "contents.json"
+    if listed not in whole:
+        return {path: content}
+    before = json.loads(whole[listed])
+    files = {**before["files"], path.name: hashlib.sha256(content).hexdigest()}
+    return {path: content, listed: _json_bytes({**before, "files": files}, True)}
+
+
+def _json_bytes(value: Any, check: bool) -> bytes:
+    if not check or not isinstance(value, dict):
+        return json.dumps(value).encode()
+    plain = {key: item for key, item in value.items() if key != "sha256"}
+    text = json.dumps(plain, separators=(",", ":"))
+    return json.dumps({**plain, "sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()

@@ -7,11 +7,15 @@ a mutant is repeated by its seed.
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["mutate_bytes", "mutate_json"]
+import torch
+from torch import Tensor
+
+__all__ = ["mutate_bytes", "mutate_json", "mutate_tensors"]
 
 INTERESTING: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 10**12, -(10**12), 2**63, 10**400, 0.0, -1.0, 0.5, 1e308, float("nan"),
@@ -45,11 +49,61 @@ def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_json(value: Any, rng: random.Random) -> Any:
-    """One to three random edits of a JSON value."""
-    changed = copy.deepcopy(value)
+    """One to three random edits of a JSON value; where it can, in place."""
+    changed = value
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         changed = _edit(changed, rng)
     return changed
+
+
+def mutate_tensors(
+    tensors: dict[str, Tensor], metadata: dict[str, str], rng: random.Random
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """One tensor, one number of it, or one entry of the metadata changed or gone."""
+    if metadata and rng.random() < 0.2:
+        return tensors, _edit_metadata(metadata, rng)
+    name = rng.choice(sorted(tensors))
+    x = tensors[name]
+    if rng.random() < 0.1:
+        return {k: v for k, v in tensors.items() if k != name}, metadata
+    changed = _one_number(x, rng) if x.numel() and rng.random() < 0.6 else rng.choice(_RESHAPED)(x, rng)
+    return {**tensors, name: changed}, metadata
+
+
+def _one_number(x: Tensor, rng: random.Random) -> Tensor:
+    changed = x.clone().reshape(-1)
+    index = rng.randrange(len(changed))
+    if x.dtype is torch.bool:
+        changed[index] = not changed[index]
+    elif rng.random() < 0.5:  # a bit
+        raw = changed.view(torch.uint8)
+        raw[index * x.element_size() + rng.randrange(x.element_size())] ^= 1 << rng.randrange(8)
+    elif x.is_floating_point():
+        values = (float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 1e-30, torch.finfo(x.dtype).max)
+        changed[index] = rng.choice(values)
+    else:
+        changed[index] = rng.choice((-1, 0, 1, 2, torch.iinfo(x.dtype).max, torch.iinfo(x.dtype).min))
+    return changed.reshape(x.shape)
+
+
+def _edit_metadata(metadata: dict[str, str], rng: random.Random) -> dict[str, str]:
+    key = rng.choice(sorted(metadata))
+    if rng.random() < 0.2:
+        return {k: v for k, v in metadata.items() if k != key}
+    if rng.random() < 0.6 and metadata[key][:1] in ("{", "["):
+        return {**metadata, key: json.dumps(mutate_json(json.loads(metadata[key]), rng))}
+    return {**metadata, key: rng.choice(("", "[", "99", "-1", "[1]", "null", '["x"]', "[" * 5000, "{}"))}
+
+
+_RESHAPED: tuple[Callable[[Tensor, random.Random], Tensor], ...] = (
+    lambda x, rng: x[:0] if x.ndim else x.reshape(1),
+    lambda x, rng: x.reshape(-1),
+    lambda x, rng: x[None],
+    lambda x, rng: x.to(rng.choice([torch.float16, torch.int64, torch.bool])),
+    lambda x, rng: torch.full_like(x, float(rng.choice([0, -1, 1]))) if x.dtype != torch.uint8 else x[:0],
+    lambda x, rng: torch.full(x.shape, rng.choice([float("nan"), float("inf"), -1e38])),
+    lambda x, rng: torch.cat([x.reshape(-1), x.reshape(-1)]),
+)
 
 
 def _at(x: bytearray, rng: random.Random) -> int:

@@ -1,28 +1,20 @@
-"""Mutants of the source: does a test fail when the code is wrong?
+"""Mutants of the source: one operator, number, name or condition changed at a place drawn at random.
 
-``python tests/mutation/mutants.py src/salgp/metrics tests/metrics --count 40 --seed 0`` draws some places in
-the files of a package, changes one operator, number or condition at each, and runs the given tests until the
-first failure. A mutant that no test notices *survives* and is listed with its line. Every mutant runs in a
-process forked from one that has the heavy libraries loaded; nothing is written to the source.
+`run` tries them against the tests.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import contextlib
 import copy
-import importlib.abc
-import importlib.util
-import json
-import os
 import random
-import signal
-import sys
-import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+
+__all__ = ["Mutant", "draw"]
 
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -31,14 +23,80 @@ OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.USub: ast.UAdd,
 }  # fmt: skip
 NAMES = {
-    "min": "max",
-    "max": "min",
-    "amin": "amax",
-    "amax": "amin",
-    "sum": "mean",
-    "mean": "sum",
-    "exp": "log",
-}
+    "min": "max", "max": "min", "amin": "amax", "amax": "amin", "sum": "mean", "mean": "sum", "exp": "log",
+    "clamp_min": "clamp_max", "clamp_max": "clamp_min", "minimum": "maximum", "maximum": "minimum",
+    "argmax": "argmin", "argmin": "argmax",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file.
+
+    Args:
+        file: below ``src``.
+        index: of the place among all of the file.
+    """
+
+    file: Path
+    index: int
+
+    @cached_property
+    def _made(self) -> tuple[ast.Module, int, str]:
+        tree = copy.deepcopy(_parsed(self.file))
+        node, what = places(tree)[self.index]
+        line = getattr(node, "lineno", 0)
+        return ast.fix_missing_locations(tree), line, change(node, what)
+
+    @property
+    def tree(self) -> ast.Module:
+        """The changed file."""
+        return self._made[0]
+
+    @property
+    def line(self) -> int:
+        """Where it was changed."""
+        return self._made[1]
+
+    @property
+    def module(self) -> str:
+        """Name under which the file is imported."""
+        parts = self.file.with_suffix("").parts
+        return ".".join(parts[parts.index("src") + 1 :]).removesuffix(".__init__")
+
+    @property
+    def name(self) -> str:
+        """File, line and what was done."""
+        return f"{self.file.as_posix()}:{self.line} {self._made[2]}"
+
+    @property
+    def function(self) -> int | None:
+        """First line of the outermost function whose body was changed; None for what runs at import."""
+        return _function(_parsed(self.file), places(_parsed(self.file))[self.index][0])
+
+
+def draw(package: Path, count: int, seed: int) -> list[Mutant]:
+    """Different mutants of a file or folder, in random order."""
+    files = sorted(package.rglob("*.py")) if package.is_dir() else [package]
+    found = [Mutant(file, i) for file in files for i in range(len(places(_parsed(file))))]
+    random.Random(seed).shuffle(found)
+    return found[:count]
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _function(tree: ast.AST, node: ast.AST) -> int | None:
+    """Functions of modules and classes; those inside of functions belong to the outer one."""
+    for part in ast.iter_child_nodes(tree):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            if any(node is inner for statement in part.body for inner in ast.walk(statement)):
+                return min([part.lineno, *(d.lineno for d in part.decorator_list)])
+        elif (found := _function(part, node)) is not None:
+            return found
+    return None
 
 
 def places(tree: ast.Module) -> list[tuple[ast.AST, str]]:
@@ -88,96 +146,3 @@ def change(node: Any, what: str) -> str:
         return f"{before} -> {node.attr}"
     node.test = ast.UnaryOp(ast.Not(), node.test)
     return "condition negated"
-
-
-class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a changed syntax tree."""
-
-    def __init__(self, name: str, path: Path, tree: ast.Module) -> None:
-        self.name, self.path, self.tree = name, path, tree
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """This loader for the one module, nothing for others."""
-        if name != self.name:
-            return None
-        search = [str(self.path.parent)] if self.path.name == "__init__.py" else None
-        return importlib.util.spec_from_file_location(
-            name, self.path, loader=self, submodule_search_locations=search
-        )
-
-    def create_module(self, spec: Any) -> None:
-        """The default module object."""
-
-    def exec_module(self, module: Any) -> None:
-        """Run the changed code."""
-        exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
-
-
-def survives(name: str, path: Path, tree: ast.Module, tests: list[str], seconds: float) -> bool | None:
-    """Do all tests pass with the mutant? None where they took too long, which counts as noticed."""
-    child = os.fork()
-    if child == 0:
-        sys.meta_path.insert(0, Mutated(name, path, tree))
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
-        import pytest
-
-        code: int = 1
-        with contextlib.suppress(BaseException):
-            code = int(pytest.main(["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *tests]))
-        os._exit(0 if code == 0 else 1)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status) == 0
-        time.sleep(0.05)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
-def main() -> None:
-    """Draw mutants, run tests, list survivors."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("package", type=Path, help="file or folder below src")
-    parser.add_argument("tests", nargs="+", help="tests that should notice")
-    parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=600.0, help="stop drawing after so long")
-    asked = parser.parse_args()
-    for heavy in (
-        "torch",
-        "sklearn.base",
-        "scipy.optimize",
-        "scipy.stats",
-        "pytest",
-        "safetensors",
-    ):
-        importlib.import_module(heavy)
-    files = sorted(asked.package.rglob("*.py")) if asked.package.is_dir() else [asked.package]
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
-    drawn = [(file, i) for file, tree in trees.items() for i in range(len(places(tree)))]
-    random.Random(asked.seed).shuffle(drawn)
-    if survives("none", files[0], trees[files[0]], asked.tests, asked.seconds) is not True:
-        raise SystemExit("the tests do not pass without a mutant")
-    start, killed, alive = time.monotonic(), 0, []
-    for file, index in drawn[: asked.count]:
-        if time.monotonic() - start > asked.seconds:
-            break
-        tree = copy.deepcopy(trees[file])
-        node, what = places(tree)[index]
-        line, how = getattr(node, "lineno", 0), change(node, what)
-        name = ".".join(file.with_suffix("").parts[file.parts.index("src") + 1 :]).removesuffix(".__init__")
-        if survives(name, file, ast.fix_missing_locations(tree), asked.tests, 120.0):
-            alive.append(f"{file}:{line} {how}")
-            print(f"survived: {alive[-1]}", flush=True)
-        else:
-            killed += 1
-    total = killed + len(alive)
-    print(json.dumps({"package": str(asked.package), "mutants": total, "killed": killed, "seed": asked.seed}))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ from rich.table import Table
 from salgp.cli import files
 from salgp.cli.shell import Shell, command
 
-__all__ = ["register"]
+__all__ = ["describe", "register"]
 
 
 ANY_VERSION = 10**9
@@ -42,14 +42,15 @@ def info(
         return
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {path}")
-    found = _described(path)
+    found = describe(path)
     table = Table(show_header=False)
     for key, value in found.items():
         table.add_row(key, str(value))
     shell.finish(found, table)
 
 
-def _described(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> dict[str, Any]:
+    """What a file or folder is, and what is in it."""
     if path.is_dir():
         return _folder(path)
     kind = files.kind_of(path)

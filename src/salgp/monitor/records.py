@@ -258,6 +258,8 @@ def _check_shapes(state: State, settings: Settings, path: Path) -> None:
     for name, (x, shape, kind) in expected.items():
         if x.shape != shape or x.dtype.kind != kind:
             raise FormatError(f"{path}: {name} is {x.dtype} of shape {x.shape}, expected {shape}")
+        if (x.min(initial=0) < 0) if kind == "i" else np.isnan(x).any() or x.max(initial=0) == np.inf:
+            raise FormatError(f"{path}: {name} holds values that no count and no bet gives")
 
 
 def _check_numbers(log: Sequence[Record], path: Path) -> None:
