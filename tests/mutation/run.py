@@ -5,7 +5,8 @@ notes which of them reach which line. Then each mutant lives in a process forked
 imported and collected: the code of one function is exchanged, the tests that reach the line run until the
 first failure. What runs at import (constants, defaults) is imported anew, with all tests that reach the file.
 A mutant that no test notices *survives* and is listed. One that takes ten times as long is killed, and counts
-as noticed. Nothing is written to the source. With ``--out FILE`` a second call goes on where the first ended.
+as noticed. Nothing is written to the source. With ``--out FILE`` a second call tries only what was not
+killed yet.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ def main() -> None:
     asked = parser.parse_args()
     for heavy in HEAVY:
         importlib.import_module(heavy)
-    known = _lines(asked.out)
+    known = {name: how for name, how in _lines(asked.out).items() if how == "killed"}
     fresh = [m for m in draw(asked.package, asked.count, asked.seed) if m.name not in known]
     results = {m.name: known[m.name] for m in draw(asked.package, asked.count, asked.seed) if m.name in known}
 
