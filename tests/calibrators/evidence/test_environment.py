@@ -18,9 +18,10 @@ from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.check import _missed, _window_numbers
 from salgp.calibrators.evidence.environment import Context, Environment, fit_environment
 from salgp.calibrators.evidence.experts import TRUSTS, choose_trust
-from salgp.calibrators.evidence.gate import fit_gate
+from salgp.calibrators.evidence.gate import choose_guard, fit_gate
 from salgp.calibrators.evidence.reference import layer_evidence
 from salgp.calibrators.evidence.rows import SeenRows, View
+from salgp.calibrators.evidence.strangeness import energy, fit_strangeness
 from salgp.calibrators.evidence.windows import window_numbers
 from salgp.export import export_head
 from salgp.features import Features
@@ -116,16 +117,58 @@ def test_gate_tells_disturbed_from_original_and_spares_originals() -> None:
     rows, _, _ = made_rows()
     noise = torch.randn(len(rows), 4, generator=torch.Generator().manual_seed(3))
     place = torch.where(rows.is_copy[:, None], 1.5, 0.0) + noise
-    gate = fit_gate(rows, place, 0.9)
+    inside = shift = torch.zeros(len(rows)).double()
+    gate = fit_gate(rows, place, inside, shift, 0.9)
     lean = gate(rows.view, place)
     assert float((lean[~rows.is_copy] > 0).double().mean()) < 0.13
     assert float(lean[rows.is_copy].mean()) > 0.3
     assert (lean >= 0).all()
     assert (lean <= 1).all()
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(4))
-    same = fit_gate(rows[order], place[order], 0.9)
+    same = fit_gate(rows[order], place[order], inside, shift, 0.9)
     torch.testing.assert_close(same.weights, gate.weights, atol=1e-7, rtol=1e-6)
     assert same.guard == pytest.approx(gate.guard, abs=1e-7)
+
+
+def test_guard_lets_no_original_pass_unless_that_helps_them() -> None:
+    g = torch.Generator().manual_seed(5)
+    share, inside = torch.rand(200, generator=g).double() * 0.9, torch.full((200,), 2.0).double()
+    shift = torch.full((200,), -1.0).double()
+    right = torch.ones(200).double()
+    assert choose_guard(share, inside, shift, right) == float(share.max())  # handing over only costs
+    wrong = torch.where(share > share.quantile(0.9), 0.0, right)
+    assert choose_guard(share, inside, shift, wrong) == pytest.approx(float(share.quantile(0.9)))
+    assert choose_guard(torch.ones(200).double(), inside, shift, right) == 0.99
+    # the lowest guard whose gain is beyond one standard error, by brute force
+    mixed = torch.where(torch.rand(200, generator=g) < 0.9 - 0.5 * (share > 0.8), 1.0, 0.0).double()
+    expected = float(share.max())
+    for tried in (0.995, 0.99, 0.98, 0.95, 0.9):
+        guard = np.quantile(share.numpy(), tried)
+        lean = np.maximum((share.numpy() - guard) / (1 - guard), 0)
+        p, q = 1 / (1 + np.exp(-(2.0 - 3.0 * lean))), 1 / (1 + np.exp(-2.0))
+        y = mixed.numpy()
+        after, before = (-(y * np.log(c) + (1 - y) * np.log(1 - c)) for c in (p, q))
+        gain = before - after
+        if gain.mean() >= gain.std(ddof=1) / np.sqrt(200) and (gain != 0).any():
+            expected = guard
+    assert choose_guard(share, inside, shift, mixed) == pytest.approx(expected)
+
+
+def test_novelty_is_energy_disagreement_and_distance() -> None:
+    g = torch.Generator().manual_seed(6)
+    t, A, N = (torch.randn(shape, generator=g).double() for shape in ((50,), (50, 3), (50, 3)))
+    logits = torch.randn(50, 4, generator=g)
+    view = View(t, A, N, torch.zeros(50, dtype=torch.long))
+    usual = fit_strangeness(view, energy(logits, 2.0))
+    e = -np.log(np.exp(logits.double().numpy() / 2).sum(axis=1))
+    a = A.numpy().mean(axis=1)
+    standard = [(x - np.median(x)) / (1.4826 * np.median(np.abs(x - np.median(x)))) for x in (e, a)]
+
+    def beyond(z: np.ndarray) -> np.ndarray:
+        return np.log1p(np.log1p(np.exp(z)))
+
+    expected = beyond(standard[0]) + beyond(-standard[1]) + beyond(N.numpy()).max(axis=1) / 3
+    np.testing.assert_allclose(usual(view, energy(logits, 2.0)).numpy(), expected, rtol=1e-9)
 
 
 def test_prediction_without_context_does_not_depend_on_its_neighbours() -> None:

@@ -52,6 +52,7 @@ from salgp.calibrators.evidence.reference import (
     make_reference,
 )
 from salgp.calibrators.evidence.rows import LARGEST, SeenRows, View, rows_of, view_of
+from salgp.calibrators.evidence.strangeness import Strangeness, energy, fit_strangeness
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import window_numbers
 from salgp.calibrators.labelling import spread_choice
@@ -75,6 +76,7 @@ class EvidenceModel:
         reference: what layers are compared with.
         temperature: of the network's confidence.
         scales: of the evidence.
+        usual: how strange originals are.
         inside: the expert in domain.
         shift: the expert for shift; None where there were no copies to learn from.
         gate: who is heard on a single sample; None likewise.
@@ -85,6 +87,7 @@ class EvidenceModel:
     reference: Reference
     temperature: float
     scales: Scales
+    usual: Strangeness
     inside: InDomain
     shift: Expert | None = None
     gate: Gate | None = None
@@ -119,7 +122,8 @@ class LayerEvidence(Calibrator):
             for no offsets.
         trust: weight of the layers in domain, from 0 (temperature scaling) to 1; None to choose it.
         gated: ask the expert for shift about single samples that look disturbed?
-        guard: share of originals that the gate must leave as they are.
+        guard: share of originals that the gate must leave as they are; None for all of them, unless handing
+            some over clearly helps them.
         window: samples per window when environments are learned.
         looseness: factor on the standard deviation of the log-odds, for what the model does not know about
             itself.
@@ -168,7 +172,7 @@ class LayerEvidence(Calibrator):
         class_spread: float = 0.5,
         trust: float | None = None,
         gated: bool = True,
-        guard: float = 0.9,
+        guard: float | None = None,
         window: int = 50,
         looseness: float = 1.0,
         seed: int = 0,
@@ -228,11 +232,12 @@ class LayerEvidence(Calibrator):
         view = view_of(features, evidence, temperature, scales)
         self.seen_ = rows_of(features, view, features.correct(labels).double())
         inside, f, variance = self._in_domain(features.n_classes)
-        self.evidence_ = EvidenceModel(reference, temperature, scales, inside)
+        usual = fit_strangeness(view[first], energy(features.logits[first], temperature))
+        self.evidence_ = EvidenceModel(reference, temperature, scales, usual, inside)
         self._judge_itself(f, variance)
         families = {}
         if bool(self.seen_.is_copy.any()):
-            families = self._learn_shift(features.n_classes, evidence.place)
+            families = self._learn_shift(features.n_classes, evidence.place, f)
         raw = log_odds(features, 1.0, LARGEST)
         self.check_ = check_table(self.seen_, raw, f, families, self.display_name)
         self.verdict_ = verdict(self.check_, inside.trust, self.display_name)
@@ -248,9 +253,9 @@ class LayerEvidence(Calibrator):
             raise ValueError(f"need 0 < clean <= 1, caution > 0, ridge > 0, class_spread >= 0; got {got}")
         if self.trust is not None and not 0 <= self.trust <= 1:
             raise ValueError(f"trust must be None or between 0 and 1, got {self.trust}")
-        if not 0 <= self.guard < 1 or self.window < 2:
+        if (self.guard is not None and not 0 <= self.guard <= 1) or self.window < 2:
             raise ValueError(
-                f"need 0 <= guard < 1 and window >= 2; got guard={self.guard}, window={self.window}"
+                f"need 0 <= guard <= 1 or None, and window >= 2; got guard={self.guard}, window={self.window}"
             )
 
     def _in_domain(self, n_classes: int) -> tuple[InDomain, Tensor, Tensor]:
@@ -275,8 +280,14 @@ class LayerEvidence(Calibrator):
             "nll": nll_correct(self.loo_confidence_, correct),
         }
 
-    def _learn_shift(self, n_classes: int, place: Tensor) -> dict[int, Any]:
-        """Fit what copies teach, and return what leaving each family of them out says."""
+    def _learn_shift(self, n_classes: int, place: Tensor, left_out_one: Tensor) -> dict[int, Any]:
+        """Fit what copies teach, and return what leaving each family of them out says.
+
+        Args:
+            n_classes: the network knows.
+            place: ``(n, q L)`` whitened coordinates.
+            left_out_one: ``(n,)`` log-odds in domain of every row without its group.
+        """
         rows, inside = self.seen_, self.evidence_.inside
         shared: dict[str, Any] = {"caution": self.caution, "ridge": self.ridge}
         windows: dict[str, Any] = {"window": self.window, "seed": self.seed}
@@ -286,7 +297,7 @@ class LayerEvidence(Calibrator):
         self.evidence_ = replace(
             self.evidence_,
             shift=shift,
-            gate=fit_gate(rows, place, self.guard) if self.gated else None,
+            gate=fit_gate(rows, place, left_out_one, f_shift, self.guard) if self.gated else None,
             environment=fit_environment(rows, f_in, f_shift, n_classes, **windows),
             unseen=unseen_spread(rows, families),
         )
@@ -389,7 +400,7 @@ class LayerEvidence(Calibrator):
             f,
             self.looseness**2 * variance,
             layers=terms,
-            novelty=view.height.mean(dim=1),
+            novelty=self.evidence_.usual(view, energy(features.logits, self.evidence_.temperature)),
             temperature=self.evidence_.temperature,
         )
 

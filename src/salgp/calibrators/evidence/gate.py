@@ -2,8 +2,12 @@
 
 Without other samples beside it, a sample tells by where it lies. The gate is a logistic regression *copy or
 original?* on the first whitened coordinates of every layer, their squares and the evidence. Its answer is the
-weight of the expert for shift. A guard keeps it from costing anything in domain: what nine of ten originals
-stay below, when the gate has not seen them, counts as nothing.
+weight of the expert for shift.
+
+A guard keeps it from costing anything in domain. A sample is handed over only if it looks more disturbed than
+every original did when the gate had not seen it: of ``n`` originals and one more sample from the same place,
+that one is the strangest with a chance of 1 in ``n + 1``. Only where handing over some originals too was seen
+to help them does the gate open earlier.
 """
 
 from __future__ import annotations
@@ -12,13 +16,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from salgp.calibrators.evidence.model import within
 from salgp.calibrators.evidence.rows import SeenRows, View
 from salgp.gp.linalg import solve_positive
 from salgp.storage import storable
 
-__all__ = ["Gate", "fit_gate", "logistic"]
+__all__ = ["Gate", "choose_guard", "fit_gate", "logistic"]
 
 PRIOR = 0.1
 """Share of disturbed samples that the gate expects."""
@@ -27,6 +32,9 @@ FOLDS = 3
 MOST_ROWS = 6000
 """Rows the gate is fitted to: all originals, and as many copies as there is room for."""
 CLIP = 8.0
+GUARDS = (0.9, 0.95, 0.98, 0.99, 0.995)
+"""Shares of originals left as they are, tried in this order, before all of them are."""
+LARGEST_GUARD = 0.99
 
 
 @storable
@@ -51,16 +59,20 @@ class Gate:
         x = _standard(_inputs(view, place), self.centre.to(view.t), self.scale.to(view.t))
         weights = self.weights.to(view.t)
         share = torch.sigmoid(torch.addmv(weights[0], x, weights[1:]))
-        return ((share - self.guard) / (1 - self.guard)).clamp_min(0.0)
+        return _passed(share, self.guard)
 
 
-def fit_gate(rows: SeenRows, place: Tensor, share: float) -> Gate:
+def fit_gate(
+    rows: SeenRows, place: Tensor, inside: Tensor, shift: Tensor, share: float | None = None
+) -> Gate:
     """Learn to tell copies from originals. The order of the rows does not matter.
 
     Args:
         rows: both.
         place: ``(n, q L)`` whitened coordinates, see `salgp.calibrators.evidence.reference.Evidence`.
-        share: of originals that must stay untouched.
+        inside: ``(n,)`` log-odds by the expert in domain, each row left out of it.
+        shift: ``(n,)`` log-odds by the expert for shift.
+        share: of originals that must stay untouched; None to choose it.
     """
     x = _inputs(rows.view, place)
     first = ~rows.is_copy
@@ -73,8 +85,54 @@ def fit_gate(rows: SeenRows, place: Tensor, share: float) -> Gate:
         held = fold == k
         if bool(held.any()) and 0 < float(copy[~held].mean()) < 1:
             unseen[held] = torch.sigmoid(x[held] @ _weights(x[~held], copy[~held]))
-    guard = float(unseen[copy == 0].quantile(share).clamp_max(0.99))
+    seen = unseen[copy == 0]  # of the originals, in the order of the rows
+    if share is None:
+        guard = choose_guard(seen, inside[first], shift[first], rows.correct[first])
+    else:
+        guard = _bounded(seen.quantile(share))
     return Gate(centre, scale, _weights(x, copy), guard)
+
+
+def choose_guard(share: Tensor, inside: Tensor, shift: Tensor, correct: Tensor) -> float:
+    """Lowest guard under which handing originals over clearly helps them, by one standard error; else the one
+    that none of them passes.
+
+    Args:
+        share: ``(n,)`` what a gate that has not seen them says of the originals.
+        inside: ``(n,)`` log-odds by the expert in domain.
+        shift: ``(n,)`` log-odds by the expert for shift.
+        correct: ``(n,)`` 0 or 1.
+
+    Example:
+        >>> share = torch.linspace(0, 0.8, 100, dtype=torch.float64)
+        >>> right = (share < 0.7).double()
+        >>> surely, hardly = torch.full((100,), 3.0).double(), torch.full((100,), -3.0).double()
+        >>> round(
+        ...     choose_guard(share, surely, hardly, right), 4
+        ... )  # the last tenth is wrong: handing it over helps
+        0.72
+        >>> choose_guard(share, surely, hardly, torch.ones(100).double())
+        0.8
+    """
+    before = _loss(inside, correct)
+    for tried in GUARDS:
+        guard = _bounded(share.quantile(tried))
+        change = _loss(inside + _passed(share, guard) * (shift - inside), correct) - before
+        if float(change.mean() + change.std() / len(change) ** 0.5) <= 0 and bool((change != 0).any()):
+            return guard
+    return _bounded(share.max())
+
+
+def _loss(f: Tensor, correct: Tensor) -> Tensor:
+    return softplus(f) - correct * f
+
+
+def _passed(share: Tensor, guard: float) -> Tensor:
+    return ((share - guard) / (1 - guard)).clamp_min(0.0)
+
+
+def _bounded(guard: Tensor) -> float:
+    return float(guard.clamp_max(LARGEST_GUARD))
 
 
 def logistic(X: Tensor, y: Tensor, weight: Tensor, prior: Tensor, offset: Tensor | None = None) -> Tensor:

@@ -42,6 +42,7 @@ __all__ = [
     "height",
     "leave_group_out",
     "log_odds",
+    "robust_scale",
     "sample_weights",
     "scaled_design",
     "scales_of",
@@ -206,10 +207,20 @@ def design(features: Features, evidence: Evidence, temperature: float, scales: S
 
 def scales_of(evidence: Evidence) -> Scales:
     """Location and scale of the evidence of the original calibration samples."""
-    A, N = evidence.agreement, evidence.novelty
-    median = N.quantile(0.5, dim=0)
-    spread = 1.4826 * (N - median).abs().quantile(0.5, dim=0)
-    return Scales(A.std(dim=0, correction=0).clamp_min(1e-6), median, spread.clamp_min(1e-6))
+    spread = evidence.agreement.std(dim=0, correction=0).clamp_min(1e-6)
+    return Scales(spread, *robust_scale(evidence.novelty))
+
+
+def robust_scale(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Median ``(p,)`` of the columns of ``x (n, p)``, and their median absolute deviation as a standard
+    deviation.
+
+    Example:
+        >>> robust_scale(torch.tensor([[0.0], [1.0], [2.0], [3.0], [1e9]]))
+        (tensor([2.]), tensor([1.4826]))
+    """
+    median = x.quantile(0.5, dim=0)
+    return median, 1.4826 * (x - median).abs().quantile(0.5, dim=0).clamp_min(1e-6 / 1.4826)
 
 
 def scaled_design(

@@ -28,7 +28,8 @@ class ShiftReport:
     Args:
         moved: layer name -> rise of its mean novelty over the calibration set, in standard deviations there.
         p_value: chance of so large a rise (mean over the layers) without any shift, by permutation.
-        confidence: mean calibrated confidence of the batch; the accuracy to expect of it.
+        confidence: mean calibrated confidence of the batch, with the batch as its own context; the accuracy
+            to expect of it.
         n: samples in the batch.
     """
 
@@ -70,7 +71,8 @@ def shift_report(
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    prediction = calibrator.predict(features)
+    together = None if calibrator.evidence_.environment is None else "all"
+    prediction = calibrator.predict(features, context=together)
     here, there = calibrator.novelty_.cpu(), calibrator.standard_novelty(features).cpu()
     moved = there.mean(dim=0) - here.mean(dim=0)
     p_value = _permutation_p(
