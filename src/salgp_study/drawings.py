@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from salgp.plots import flux_distributions, light_curves
 from salgp_study.lightcurves import LightCurves
@@ -18,22 +19,33 @@ __all__ = ["draw_architectures", "draw_chips", "draw_flow", "draw_flux_distribut
 BANDS = "ugrizy"
 
 
-def draw_chips(chips: Chips, depression: int = 17) -> Any:
-    """One chip of each class at one depression angle.
+def draw_chips(chips: Chips) -> Any:
+    """An overview of the targets, as the paper has it: a column per class, a chip of each depression angle.
+
+    Optical photographs are not part of the data. The picture on top comes nearest to one: the first chip with
+    its speckle taken out, on a scale of decibels, so that vehicle, shadow and ground are three shades.
 
     Returns:
         The matplotlib figure.
     """
     from matplotlib.figure import Figure
 
-    n = len(chips.class_names)
-    figure = Figure(figsize=(1.5 * min(n, 5), 1.7 * -(-n // 5)), layout="constrained")
+    angles = sorted({int(a) for a in chips.depression})
+    figure = Figure(figsize=(1.15 * len(chips.class_names), 1.25 * (1 + len(angles))), layout="constrained")
+    axes = figure.subplots(1 + len(angles), len(chips.class_names), squeeze=False)
     for k, name in enumerate(chips.class_names):
-        ax = figure.add_subplot(-(-n // 5), min(n, 5), k + 1)
-        row = ((chips.label == k) & (chips.depression == depression)).nonzero()[0, 0]
-        ax.imshow(chips.x[row].numpy(), cmap="gray", vmin=0, vmax=float(chips.x[row].quantile(0.998)))
-        ax.set_title(name, fontsize=8)
-        ax.set_axis_off()
+        mine = (chips.label == k).nonzero()[:, 0]
+        axes[0, k].imshow(_without_speckle(chips.x[mine[0]]), cmap="gray")
+        axes[0, k].set_title(name, fontsize=8)
+        for ax, angle in zip(axes[1:, k], angles, strict=True):
+            rows = mine[chips.depression[mine] == angle]
+            if len(rows):
+                chip = chips.x[rows[0]]
+                ax.imshow(chip.numpy(), cmap="gray", vmin=0, vmax=float(chip.quantile(0.998)))
+    for ax, text in zip(axes[:, 0], ("no speckle", *(f"{a} degrees" for a in angles)), strict=True):
+        ax.set_ylabel(text, fontsize=8)
+    for ax in axes.flat:
+        ax.set(xticks=[], yticks=[], frame_on=False)
     return figure
 
 
@@ -51,14 +63,15 @@ def draw_flux_distributions(curves: LightCurves, quantity: str = "flux", bands: 
     """Distribution of fluxes or of their errors per passband, on a logarithmic scale.
 
     Args:
-        curves: of the training set.
+        curves: of as many objects as there are.
         quantity: ``"flux"`` or ``"flux error"``.
         bands: names of the passbands.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    _, band, flux, error = _points(curves, range(len(curves)))
+    parts = [_points(curves, range(k, min(k + 2000, len(curves)))) for k in range(0, len(curves), 2000)]
+    _, band, flux, error = (np.concatenate(column) for column in zip(*parts, strict=True))
     flux_distributions({"flux": flux, "flux error": error}[quantity], band, list(bands), quantity, figure)
     return figure
 
@@ -122,6 +135,15 @@ def draw_architectures() -> Any:
     for ax, (title, upper, lower) in zip(axes.flat, panels, strict=True):
         _tree(ax, title, upper, lower)
     return figure
+
+
+def _without_speckle(chip: Tensor) -> Any:
+    """A chip in decibels, after a median and a mean over a few pixels."""
+    from scipy.ndimage import gaussian_filter, median_filter
+
+    decibels = 20.0 * np.log10(chip.double().numpy() + 4e-3)
+    smooth = gaussian_filter(median_filter(decibels, 5), 1.0)
+    return smooth.clip(*np.quantile(smooth, [0.002, 0.998]))
 
 
 def _points(curves: LightCurves, rows: Sequence[int]) -> tuple[Any, Any, Any, Any]:

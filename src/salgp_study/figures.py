@@ -6,7 +6,7 @@ Every figure is computed from predictions that were scored, so table and picture
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from salgp_study.drawings import (
     draw_flux_distributions,
     draw_lightcurve_grid,
 )
-from salgp_study.lightcurves import load_plasticc
+from salgp_study.lightcurves import LightCurves, load_plasticc, load_spcc
 from salgp_study.mstar import load_mstar
 from salgp_study.predictions import read_prediction
 from salgp_study.sources import data_folder
 from salgp_study.store import read_records
+from salgp_study.table import Record, grouped
 
-__all__ = ["draw_confusion", "draw_panels", "draw_reliability_grid", "make_figures"]
+__all__ = ["draw_bbq_prior", "draw_confusion", "draw_panels", "draw_reliability_grid", "make_figures"]
 
-Record = Mapping[str, Any]
 _GRID = (
     "Uncalibrated (Baseline)",
     "Isotonic",
@@ -84,6 +84,21 @@ def draw_reliability_grid(out: str | os.PathLike[str], records: Sequence[Record]
     return figure
 
 
+def draw_bbq_prior(out: str | os.PathLike[str], records: Sequence[Record]) -> Any:
+    """BBQ with the prior alpha = 1 and with .1, on the smallest share of the training data."""
+    from matplotlib.figure import Figure
+
+    least = min(r["fraction"] for r in records)
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    for cell, alpha in zip(figure.subfigures(1, 2), ("1", "0.1"), strict=True):
+        record = _one(records, fraction=least, method=f"BBQ (alpha {alpha})", test="pooled")
+        if record is not None:
+            scores = f"ECE {record['ece']:.4f}, MCE {record['mce']:.3f}"
+            title = f"BBQ, alpha {alpha}, {least:.0%} of the data\n{scores}"
+            _reliability(cell, *read_prediction(out, record)[:2], title)
+    return figure
+
+
 def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling: str, test: str) -> Any:
     """Residual fit (top, GP methods) and reliability (bottom): uncalibrated, temperature, best single GP, ML,
     HL.
@@ -131,12 +146,15 @@ def draw_confusion(
 
 def _of_records(out: str | os.PathLike[str], records: Sequence[Record]) -> dict[str, Any]:
     figures = {}
-    for study in dict.fromkeys(r["study"] for r in records):
-        first = next(r for r in records if r["study"] == study)
-        mine = [r for r in records if r["study"] == study and r["seed"] == first["seed"]]
-        if study.endswith("-fractions"):
+    for (study, preset), group in grouped(records, ("study", "preset")).items():
+        mine = [r for r in group if r["seed"] == group[0]["seed"] and _cached(out, r)]
+        if not mine:
+            continue
+        study = study if preset != "paper" else f"{study}-paper"
+        if study.startswith("mstar-fractions"):
             figures["reliability-grid"] = draw_reliability_grid(out, mine)
-        elif not study.endswith("-approximation"):
+            figures["bbq-prior"] = draw_bbq_prior(out, mine)
+        elif not study.startswith(("mstar-approximation", "mstar-adam")):
             test = "pooled" if any(r["test"] == "pooled" for r in mine) else "photometric"
             for fit_on in dict.fromkeys(r["fit_on"] for r in mine):
                 part = [r for r in mine if r["fit_on"] == fit_on]
@@ -163,9 +181,23 @@ def _of_data(folder: Path) -> dict[str, Any]:
     if curves.is_file() and metadata.is_file():
         loaded = load_plasticc(curves, metadata)
         figures["lightcurves"] = draw_lightcurve_grid(loaded)
-        figures["flux"] = draw_flux_distributions(loaded, "flux")
-        figures["flux-error"] = draw_flux_distributions(loaded, "flux error")
+        figures |= _fluxes(loaded, "plasticc", "ugrizy")
+    if (folder / "spcc_lightcurves.parquet").is_file():
+        figures |= _fluxes(load_spcc(folder, max_steps=128), "spcc", "griz")
     return figures
+
+
+def _fluxes(curves: LightCurves, name: str, bands: str) -> dict[str, Any]:
+    """Distributions of the fluxes and of their errors, over all objects."""
+    return {
+        f"flux-{name}": draw_flux_distributions(curves, "flux", bands),
+        f"flux-error-{name}": draw_flux_distributions(curves, "flux error", bands),
+    }
+
+
+def _cached(out: str | os.PathLike[str], record: Record) -> bool:
+    """Are the predictions of a record still there?"""
+    return (Path(out) / "cache" / f"predictions-{record['cache']['predictions']}.safetensors").is_file()
 
 
 def _one(records: Sequence[Record], **wanted: Any) -> Record | None:

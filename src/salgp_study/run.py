@@ -82,7 +82,8 @@ def run_study(
         fit_on: splits the calibrators are fitted on, instead of the study's own: ``train``, ``validation``,
             ``both``.
         epochs: of training, instead of the preset's; the learning rate is constant, so a network of ``k``
-            epochs is what a longer training passes through.
+            epochs is what a longer training passes through. Its records belong to a study of their own,
+            ``NAME-k-epochs``.
 
     Returns:
         The output folder.
@@ -127,7 +128,7 @@ def open_runs(
             chosen = experiment if fit_on is None else replace(experiment, fit_on=tuple(fit_on))
             for seed in seeds:
                 yield Run(
-                    study,
+                    study if epochs is None else f"{study}-{epochs}-epochs",
                     chosen,
                     effort,
                     seed,

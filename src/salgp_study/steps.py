@@ -29,7 +29,7 @@ from salgp.prediction import Prediction
 from salgp_study.suite.cache import CachedCase, case_folder, read_case
 from salgp_study.suite.methods import predict_windows, takes_context
 from salgp_study.suite.scoring import scores
-from salgp_study.tables import Table, mean_std
+from salgp_study.table import Table, mean_std
 
 __all__ = ["STEPS", "Step", "main", "measure", "steps_table"]
 

@@ -15,8 +15,10 @@ from salgp_study.claims import CLAIMS, compare
 from salgp_study.figures import draw_confusion, make_figures
 from salgp_study.methods import methods_of, rows_of_prediction
 from salgp_study.presets import Experiment
+from salgp_study.published import paper_figures
 from salgp_study.run import run_study
-from salgp_study.tables import Table, build_tables, make_tables, paper_figures
+from salgp_study.table import Table
+from salgp_study.tables import build_tables, make_tables
 
 ROWS = {
     "ece": 0.02,
@@ -200,3 +202,35 @@ def test_presets_have_tables_of_their_own_and_the_nearest_test_is_named() -> Non
     assert any("nearest to the paper's" in note for note in near.notes)
     assert "ECE paper" in near.columns
     assert "ECE paper" not in tables["mstar-convnet-30-validation"].columns
+
+
+def test_the_best_single_gp_is_chosen_with_test_labels_and_parts_of_a_training_do_not_count() -> None:
+    whole, short = ({"config": {"recipe": {"epochs": epochs}}} for epochs in (100, 18))
+    singles = [
+        record(
+            seed=seed, method=f"Single GP (Layer {k})", pooling="avg", ece=0.1 + 0.01 * abs(k - 3), **whole
+        )
+        for k in range(1, 6)
+        for seed in (0, 1)
+    ]
+    raw = [record(seed=seed, ece=0.11, **whole) for seed in (0, 1)]
+    part = [{**r, **short, "study": "mstar-convnet-18-epochs", "ece": 9.0} for r in raw]
+    claim = next(c for c in CLAIMS if c.better == "Single GP, best layer")
+    found = compare(claim, [*singles, *raw, *part], "validation")
+    assert found is not None
+    assert (found.n, found.wins) == (2, 2)
+    assert found.mean == pytest.approx(-0.01)
+
+
+def test_networks_are_listed_with_what_they_know_beside_the_papers() -> None:
+    known = {"accuracies": {"train": 1.0, "validation": 0.95, "17": 0.9}}
+    rows = [
+        record(test="17", **known),
+        record(test="17", method="Temperature Scaled (Baseline)", temperature=1.5, **known),
+    ]
+    table = next(t for t in build_tables(rows) if t.name == "networks")
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert cells["Accuracy"] == "train 1.0000, validation 0.9500, 17 0.9000"
+    assert (cells["T (train)"], cells["T (validation)"]) == ("-", "1.5000")
+    assert "T 0.0308" in cells["Paper"]
+    assert "train 1.0000" in next(t for t in build_tables(rows) if "17" in t.name).notes[0]
