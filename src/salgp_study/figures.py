@@ -90,7 +90,8 @@ def draw_bbq_prior(out: str | os.PathLike[str], records: Sequence[Record]) -> An
 
     least = min(r["fraction"] for r in records)
     figure = Figure(figsize=(7, 3.4), layout="constrained")
-    for cell, alpha in zip(figure.subfigures(1, 2), ("1", "0.1"), strict=True):
+    cells = figure.subfigures(1, 2, squeeze=False)[0]
+    for cell, alpha in zip(cells, ("1", "0.1"), strict=True):
         record = _one(records, fraction=least, method=f"BBQ (alpha {alpha})", test="pooled")
         if record is not None:
             scores = f"ECE {record['ece']:.4f}, MCE {record['mce']:.3f}"

@@ -7,7 +7,7 @@ unknown classes, what every network learned, shares of the training data, approx
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from salgp.storage import write_whole
@@ -165,7 +165,7 @@ def _networks(records: Sequence[Record]) -> Table:
     for (study, preset, fraction, seed), group in grouped(
         records, ("study", "preset", "fraction", "seed")
     ).items():
-        known = next((r["accuracies"] for r in group if r.get("accuracies")), {})
+        known: Mapping[str, float] = next((r["accuracies"] for r in group if r.get("accuracies")), {})
         tests = {r["test"]: r["accuracy"] for r in group if r["test"] != "pooled"}
         shown = [f"{split} {known[split]:.4f}" for split in ("train", "validation") if split in known]
         shown += [f"{test} {accuracy:.4f}" for test, accuracy in tests.items()]

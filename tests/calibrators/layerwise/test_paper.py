@@ -211,6 +211,18 @@ def test_a_noise_that_vanishes_says_so() -> None:
     assert "log_noise" in calibrator.fitted_.at_bounds
 
 
+@pytest.mark.parametrize("model", PAPER)
+def test_only_the_papers_settings_carry_its_name(model: str) -> None:
+    own = SALGP.paper(model, recipe="adam-mstar", groups=list(SALGP.paper(model).groups))
+    assert own.display_name.startswith("SAL-GP (paper")
+    changes = ({"n_inducing": 256}, {"kernel": "rbf"}, {"objective": "auto"}, {"covariance": "sum"})
+    assert not [c for c in changes if SALGP.paper(model, **c).display_name.startswith("SAL-GP (paper")]
+
+
+def test_ml_without_the_shared_offset_is_not_the_papers() -> None:
+    assert SALGP.paper("ml", shared_offset=False).display_name == "layerwise GP (ml)"
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="the paper has no model 'sum'; choose from ml, hl"):
         SALGP.paper("sum")
