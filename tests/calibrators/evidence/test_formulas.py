@@ -15,6 +15,8 @@ from salgp.calibrators.evidence.model import (
     Scales,
     columns,
     design,
+    gated,
+    height,
     log_odds,
     sample_weights,
     scaled_design,
@@ -36,8 +38,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def test_columns_are_the_formula_sample_by_sample() -> None:
     t, A, N = random(30), random(30, 3, seed=1), 3 * random(30, 3, seed=2)
-    X = columns(t, A, N).numpy()
-    every = columns(t, A, N, persistent=False).numpy()
+    X = columns(t, gated(A, N), height(N)).numpy()
+    every = columns(t, gated(A, N), height(N), persistent=False).numpy()
     for i in range(30):
         for k in range(3):
             gate = 1 / (1 + 0.3 * plus(float(N[i, k]) - 1))
@@ -52,8 +54,8 @@ def test_columns_are_the_formula_sample_by_sample() -> None:
 def test_novelty_that_only_an_early_layer_sees_does_not_persist() -> None:
     """Direction of the persistence: early novelty is forgiven by a calm late layer, not the other way."""
     zero = torch.zeros(1).double()
-    early = columns(zero, torch.zeros(1, 2).double(), torch.tensor([[5.0, 0.0]]).double())[0, 4:]
-    late = columns(zero, torch.zeros(1, 2).double(), torch.tensor([[0.0, 5.0]]).double())[0, 4:]
+    early = columns(zero, torch.zeros(1, 2).double(), height(torch.tensor([[5.0, 0.0]]).double()))[0, 4:]
+    late = columns(zero, torch.zeros(1, 2).double(), height(torch.tensor([[0.0, 5.0]]).double()))[0, 4:]
     calm, loud = -math.log1p(plus(0.0)), -math.log1p(plus(5.0))
     assert early.tolist() == pytest.approx([calm, calm])
     assert late.tolist() == pytest.approx([calm, loud])
@@ -102,7 +104,7 @@ def test_standardised_evidence_and_the_rows_its_scale_comes_from() -> None:
     found = standardised(evidence, scales)
     np.testing.assert_allclose(found[0], evidence.agreement.numpy() / evidence.agreement.numpy()[:12].std(0))
     np.testing.assert_allclose(found[1], (N - centre) / spread)
-    np.testing.assert_allclose(X, columns(log_odds(features, 1.0, 4.0), *found))
+    np.testing.assert_allclose(X, columns(log_odds(features, 1.0, 4.0), gated(*found), height(found[1])))
 
 
 def test_weights_of_originals_copies_and_their_errors() -> None:
