@@ -214,3 +214,44 @@ def test_deep_knn_credibility_by_hand() -> None:
             alpha += int((classes[rows] != new.label[i]).sum())
         share = (np.sum(rank >= alpha) + 0.5) / (len(rank) + 1)
         assert got == pytest.approx(math.log(share / (1 - share)), abs=1e-6)
+
+
+@pytest.mark.parametrize("refine", [True, False])
+@pytest.mark.parametrize(("per_class", "k"), [(64, 3), (2, 3), (300, 2)])
+def test_many_samples_are_compared_class_by_class_with_the_same_result(
+    per_class: int, k: int, refine: bool
+) -> None:
+    """Above a number of samples those of one label go together; a few at a time they do not."""
+    g = torch.Generator().manual_seed(per_class)
+    classes = torch.arange(4).repeat_interleave(per_class)
+    index = ClassIndex.build(torch.randn(2, len(classes), 5, generator=g), classes, white=True)
+    query, label = torch.randn(2, 900, 5, generator=g), torch.randint(-1, 6, (900,), generator=g)
+    together = side_distances(index, query, label, k, refine=refine).all
+    apart = torch.cat(
+        [
+            side_distances(index, query[:, i : i + 50], label[i : i + 50], k, refine=refine).all
+            for i in range(0, 900, 50)
+        ],
+        dim=2,
+    )
+    torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
+    expected = dense_sides(index, query, label, k)
+    torch.testing.assert_close(together, expected, rtol=1e-3, atol=2e-3)
+
+
+def dense_sides(index: ClassIndex, query: torch.Tensor, label: torch.Tensor, k: int) -> torch.Tensor:
+    """Means of the smallest distances, one sample and one space at a time."""
+    own_class = torch.full((index.points.shape[1],), -1)
+    for c in range(len(index.size) - 1):
+        own_class[int(index.start[c]) : int(index.start[c]) + int(index.size[c])] = c
+    found = torch.full((3, *query.shape[:2]), torch.inf)
+    for s in range(query.shape[0]):
+        D = torch.cdist(
+            query[s].double(), index.points[s].double(), compute_mode="donot_use_mm_for_euclid_dist"
+        )
+        for i in range(query.shape[1]):
+            own = own_class == label[i]
+            for side, kept in enumerate((own & (label[i] >= 0), ~own | (label[i] < 0), own | True)):
+                if bool(kept.any()):
+                    found[side, s, i] = D[i][kept].sort().values[:k].mean()
+    return found
