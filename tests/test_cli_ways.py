@@ -234,7 +234,7 @@ def test_an_onnx_network_is_calibrated_in_one_call(tmp_path: Path) -> None:
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         y = (model(x) + 0.3 * torch.randn(200, 3, generator=torch.Generator().manual_seed(1))).argmax(1)
-    classifier = salgp.calibrate(OnnxNetwork(tmp_path / "net.onnx"), [(x, y)], layers="hidden.*")
+    classifier = salgp.calibrate(OnnxNetwork(tmp_path / "net.onnx"), [(x, y)])
     assert list(classifier.calibrator.layer_widths_) == ["hidden.h"]
     assert torch.equal(classifier(x).label, model(x).argmax(1))
 

@@ -16,6 +16,7 @@ from salgp.export import OUTPUTS, export_classifier, export_head
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+# random layers tell a GP nothing, so the variances of its terms rightly end at their lower bounds
 pytestmark = pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")
 
 HEADS = {
@@ -152,6 +153,6 @@ def test_what_cannot_be_a_graph_is_said_in_one_sentence(tmp_path: Path) -> None:
 
 def test_unknown_ending_is_refused(tmp_path: Path) -> None:
     calibrator = get("temperature").fit(*made(60, 0))
-    with pytest.raises(ValueError, match=r"\.onnx or \.pt2"):
+    with pytest.raises(ValueError, match=r"\.onnx \(ONNX\) or \.pt2"):
         export_head(calibrator, tmp_path / "head.bin")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,6 @@
-"""The house can be extended from outside: a calibrator, a kernel, a metric and a data set, one file each."""
+"""The house can be extended from outside by one file: a calibrator, a kernel, a metric, a data set or an
+export target.
+"""
 
 from __future__ import annotations
 
@@ -64,18 +66,27 @@ def blobs(seed, data, cache):
 
 SETS["blobs"] = blobs
 """
+TARGET = """
+from salgp.export import TARGETS, Target
+
+def listed(program, names, outputs):
+    "The graph for people to read."
+    return f"{', '.join(names)} -> {', '.join(outputs)}{chr(10)}{program.graph}".encode()
+
+TARGETS[".txt"] = Target("a list of operations", listed)
+"""
 
 
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Writes a module of one file and imports it; what it added is taken back afterwards."""
-    from salgp import calibrators
+    from salgp import calibrators, export
     from salgp.gp import kernels
     from salgp.metrics import scores
     from salgp_study.suite import sets
 
     monkeypatch.syspath_prepend(str(tmp_path))
-    tables = (calibrators.registry._REGISTERED, kernels.KERNELS, scores.METRICS, sets.SETS)
+    tables = (calibrators.registry._REGISTERED, kernels.KERNELS, scores.METRICS, sets.SETS, export.TARGETS)
     before = [dict(table) for table in tables]
 
     def load(name: str, text: str) -> Any:
@@ -87,7 +98,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for table, kept in zip(tables, before, strict=True):
         table.clear()  # type: ignore[attr-defined]
         table.update(kept)  # type: ignore[attr-defined]
-    for name in ("their_calibrator", "their_kernel", "their_metric", "their_data_set"):
+    for name in ("their_calibrator", "their_kernel", "their_metric", "their_data_set", "their_target"):
         sys.modules.pop(name, None)
 
 
@@ -110,7 +121,7 @@ def test_a_calibrator_fits_saves_loads_and_is_listed(outside: Any, tmp_path: Pat
     assert classifier(features.logits).confidence.shape == (120,)
 
 
-@pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")
+@pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")  # a random layer tells nothing
 def test_a_kernel_fits_and_loads(outside: Any, tmp_path: Path) -> None:
     outside("their_kernel", KERNEL)
     features, labels = world()
@@ -144,3 +155,14 @@ def test_a_data_set_is_cached_and_read_back(outside: Any, tmp_path: Path) -> Non
     folder = write_case(SETS["blobs"](0, None, tmp_path), tmp_path, say=lambda line: None)
     case = read_case(folder)
     assert len(case.reference[0]) == 90
+
+
+def test_an_export_target_is_written(outside: Any, tmp_path: Path) -> None:
+    from salgp.export import export_head
+
+    outside("their_target", TARGET)
+    fitted = salgp.calibrators.get("temperature").fit(*world())
+    text = export_head(fitted, tmp_path / "head.txt").read_text()
+    assert text.startswith("logits -> label, confidence, probs\ngraph()")
+    with pytest.raises(ValueError, match=r"\.onnx \(ONNX\) or \.pt2 \(torch\.export\) or \.txt"):
+        export_head(fitted, tmp_path / "head.doc")

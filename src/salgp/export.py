@@ -13,6 +13,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from salgp.module import CalibratedClassifier
 from salgp.prediction import Prediction
 from salgp.storage import write_whole
 
-__all__ = ["Example", "export_classifier", "export_head"]
+__all__ = ["TARGETS", "Example", "Target", "export_classifier", "export_head"]
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """One batch as a network takes it: its only input, its inputs in order, or by name."""
@@ -155,25 +156,35 @@ def _export(
     module: _Head | _Whole, example: tuple[Tensor, ...], names: list[str], path: str | os.PathLike[str]
 ) -> Path:
     target = Path(path)
-    if target.suffix not in (".onnx", ".pt2"):
-        raise ValueError(
-            f"cannot export to {target.name!r}: name a file that ends in .onnx or .pt2 (torch.export)"
-        )
-    if target.suffix == ".onnx":
-        require("onnx", "onnxscript")
+    if target.suffix not in TARGETS:
+        known = " or ".join(f"{suffix} ({kind.title})" for suffix, kind in TARGETS.items())
+        raise ValueError(f"cannot export to {target.name!r}: name a file that ends in {known}")
+    kind = TARGETS[target.suffix]
+    require(*kind.needs)
     present = _output_names(module.calibrator)
     with torch.no_grad(), _quiet(), _explained(module):
         program = torch.export.export(module, example, dynamic_shapes=_shapes(example), strict=False)
-        if target.suffix == ".onnx":
-            graph: Any = torch.onnx.export(
-                program.run_decompositions(_WITHOUT_ONNX),
-                dynamo=True,
-                input_names=names,
-                output_names=present,
-            )
-    if target.suffix == ".pt2":
-        return write_whole(target, lambda part: _save_program(program, part))
-    return write_whole(target, lambda part: _save_graph(graph, part))
+        contents = kind.encode(program, names, present)
+
+    def write(part: Path) -> None:
+        part.write_bytes(contents)
+
+    return write_whole(target, write)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format to export to.
+
+    Args:
+        title: for people.
+        encode: ``encode(program, input_names, output_names) -> bytes`` of a `torch.export` program.
+        needs: libraries it takes.
+    """
+
+    title: str
+    encode: Callable[[Any, Sequence[str], Sequence[str]], bytes]
+    needs: tuple[str, ...] = ()
 
 
 def _shapes(example: tuple[Tensor, ...]) -> Any:
@@ -278,7 +289,13 @@ def _explained(module: _Head | _Whole) -> Iterator[None]:
         raise RuntimeError(f"{advice} (the exporter said: {reason})") from error
 
 
-def _save_graph(graph: Any, part: Path) -> None:
+def _as_onnx(program: Any, names: Sequence[str], outputs: Sequence[str]) -> bytes:
+    graph: Any = torch.onnx.export(
+        program.run_decompositions(_WITHOUT_ONNX),
+        dynamo=True,
+        input_names=names,
+        output_names=outputs,
+    )
     model = graph.model_proto
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
@@ -286,14 +303,21 @@ def _save_graph(graph: Any, part: Path) -> None:
         axis for value in values for axis in value.type.tensor_type.shape.dim if axis.dim_param == batch
     ):
         axis.dim_param = "batch"  # and not the tracer's own name for it
-    part.write_bytes(model.SerializeToString())
+    contents: bytes = model.SerializeToString()
+    return contents
 
 
-def _save_program(program: Any, part: Path) -> None:
+def _as_program(program: Any, names: Sequence[str], outputs: Sequence[str]) -> bytes:
     buffer = io.BytesIO()
-    with _quiet():
-        torch.export.save(program, buffer)
-    part.write_bytes(buffer.getvalue())
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+TARGETS = {
+    ".onnx": Target("ONNX", _as_onnx, ("onnx", "onnxscript")),
+    ".pt2": Target("torch.export", _as_program),
+}
+"""What can be exported to, by the suffix of the file; a new target is a line here."""
 
 
 @contextlib.contextmanager

@@ -85,9 +85,9 @@ def look_like_probabilities(logits: Tensor) -> bool:
     """
     if len(logits) < 2 or bool((logits < 0).any()) or bool((logits > 1).any()):
         return False
-    sums = logits.double().sum(dim=1)
+    totals = logits.double().sum(dim=1)
     one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all()) and bool((logits[:, 1] > 0).any())
-    return one_column or bool(((sums - 1).abs() < TOLERANCE).all())
+    return one_column or bool(((totals - 1).abs() < TOLERANCE).all())
 
 
 def largest(x: Tensor) -> Tensor:

@@ -216,9 +216,9 @@ class ClassIndex:
         start = size.cumsum(0) - size + (len(classes) - len(known))
         points = points[:, order]
         centre = None if white else points.mean(dim=1, keepdim=True)
-        moved = points if centre is None else points - centre
-        scale = 1.0 if white else max(float(moved.abs().amax()), 1e-30) if moved.numel() else 1.0
-        fast, squares = _padded(moved.float() if white else (moved / scale).float())
+        centred = points if centre is None else points - centre
+        scale = 1.0 if white else max(float(centred.abs().amax()), 1e-30) if centred.numel() else 1.0
+        fast, squares = _padded(centred.float() if white else (centred / scale).float())
         points = points.float() if white else points
         largest = max(int(size.max()), 1)
         columns = None

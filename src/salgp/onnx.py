@@ -2,7 +2,8 @@
 
 Networks of other frameworks often come as one ``.onnx`` file. `OnnxNetwork` runs it with onnxruntime, asks it
 for hidden tensors besides the class scores, and passes each through a small module of its own. So `extract`,
-`calibrate` and the command line read them like any other layers, by the name ``layers="hidden.*"``.
+`calibrate` and the command line read them like any other layers, without being told which.
+
 The class scores are computed inside the graph; rehearsals disturb the inputs, not these layers.
 """
 
@@ -37,6 +38,7 @@ class OnnxNetwork(nn.Module):
 
     Attributes:
         tensor_names: child module -> name of the tensor in the graph.
+        salgp_layers: what ``layers="auto"`` means for this network.
 
     Example:
         >>> import onnx, tempfile
@@ -60,6 +62,7 @@ class OnnxNetwork(nn.Module):
         self._scores = output or given[0]
         names = _named(graph, layers, path) if layers is not None else _between_weights(graph)
         self.tensor_names = {_module_name(name): name for name in names}
+        self.salgp_layers = [f"hidden.{name}" for name in self.tensor_names]
         self._session = _session(graph, [self._scores, *names])
         self.hidden = nn.ModuleDict({key: _Passes() for key in self.tensor_names})
         self.scores = _Passes()
@@ -99,10 +102,10 @@ def _read(path: str | os.PathLike[str]) -> Any:
 def _between_weights(graph: Any) -> list[str]:
     """Tensors that one layer with weights hands to the next, in order; thinned out evenly."""
     stored = {x.name for x in graph.graph.initializer} | {x.name for x in graph.graph.input}
-    made = {name for node in graph.graph.node for name in node.output if node.op_type != "Constant"}
+    produced = {name for node in graph.graph.node for name in node.output if node.op_type != "Constant"}
     found: list[str] = []
     for node in graph.graph.node:
-        if node.op_type in WEIGHTY and node.input[0] in made - stored and node.input[0] not in found:
+        if node.op_type in WEIGHTY and node.input[0] in produced - stored and node.input[0] not in found:
             found.append(node.input[0])
     if len(found) <= MAX_LAYERS:
         return found
@@ -110,10 +113,10 @@ def _between_weights(graph: Any) -> list[str]:
 
 
 def _named(graph: Any, layers: Sequence[str], path: Any) -> list[str]:
-    made = [name for node in graph.graph.node for name in node.output]
-    unknown = [name for name in layers if name not in made]
+    produced = [name for node in graph.graph.node for name in node.output]
+    unknown = [name for name in layers if name not in produced]
     if unknown:
-        raise ValueError(f"{path}: no tensor called {unknown[0]!r}; it has {', '.join(made[:60])}")
+        raise ValueError(f"{path}: no tensor called {unknown[0]!r}; it has {', '.join(produced[:60])}")
     return list(layers)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from salgp.storage import read_json, read_tensors, write_json, write_tensors, write_whole
+from salgp.storage import read_tensors, write_json, write_tensors, write_whole
 
 __all__ = ["Recipe", "accuracy", "load_weights", "predict_logits", "seeded", "train_network"]
 
@@ -173,8 +173,3 @@ def _resume(network: nn.Module, optimiser: Any, schedule: Any, path: Path) -> li
     optimiser.load_state_dict(state["optimiser"])
     schedule.load_state_dict(state["schedule"])
     return list(state["history"])
-
-
-def read_history(folder: str | os.PathLike[str]) -> list[float]:
-    """Training loss per epoch of a finished run."""
-    return list(read_json(Path(folder) / "train.json")["loss"])

@@ -64,7 +64,7 @@ def test_double_precision_equals_the_posterior(
         torch.testing.assert_close(found[0], mean, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(found[1], variance, rtol=1e-10, atol=1e-12)
     K = torch.cat([cross.clone() for _, cross in plan.blocks(rows)])
-    torch.testing.assert_close(K, p.cross(rows), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(K, p.covariance_to(rows), rtol=1e-10, atol=1e-12)
 
 
 def test_terms_have_their_own_moments() -> None:

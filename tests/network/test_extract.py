@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import salgp
 from salgp.logits import as_logits
 from salgp.network.batches import raw_logits
-from salgp.network.extract import extract_batches
-from salgp.network.reader import projection
+from salgp.network.reader import Reader, projection
+from salgp.network.reading import read_batches
 from salgp_study.backbones import build_backbone
 
 N = 10
@@ -119,7 +119,7 @@ def test_the_network_is_restored_after_an_error():
                 [torch.zeros(2, 1, 16, 16) if layers != "auto" else torch.zeros(2, 3, 16, 16)],
                 layers=layers,
             )
-    stream = extract_batches(model, [torch.zeros(2, 1, 16, 16), torch.zeros(2, 3, 16, 16)])
+    stream = read_batches(model, [torch.zeros(2, 1, 16, 16), torch.zeros(2, 3, 16, 16)], Reader())
     next(stream)
     _assert_same(_snapshot(model), before)
     with pytest.raises(RuntimeError):
@@ -365,7 +365,7 @@ def test_random_state_is_handed_back_but_advances_within():
 
     model = networks.Wrapped("tensor")
     state = torch.get_rng_state()
-    stream = extract_batches(model, batches())
+    stream = read_batches(model, batches(), Reader())
     for _ in stream:
         assert torch.equal(torch.get_rng_state(), state)
     assert len(set(drawn)) == 3
@@ -380,7 +380,7 @@ def test_batches_are_read_one_by_one():
             read.append(i)
             yield torch.zeros(2, 6)
 
-    stream = extract_batches(networks.Wrapped("tensor"), batches())
+    stream = read_batches(networks.Wrapped("tensor"), batches(), Reader())
     next(stream)
     assert read == [0]
     next(stream)
@@ -391,8 +391,9 @@ def test_two_streams_over_one_model():
     x = _random(N, 1, 16, 16)
     model = networks.randomised(networks.sequential_cnn()).train()
     whole, _ = salgp.extract(model, _loader(x))
-    a, b = extract_batches(model, _loader(x)), extract_batches(model, _loader(x, 3), layers=["11"])
-    first = [next(a)[0], next(b)[0], next(a)[0], next(b)[0]]
+    a = read_batches(model, _loader(x), Reader())
+    b = read_batches(model, _loader(x, 3), Reader(layers=["11"]))
+    first = [next(stream).features for stream in (a, b, a, b)]
     assert all(m.training for m in model.modules())
     torch.testing.assert_close(
         torch.cat([first[0].layers["11"], first[2].layers["11"]]), whole.layers["11"][:8]

@@ -82,7 +82,7 @@ def test_gaussian_equals_conditioning_in_memory(
     calibrator = small_calibrator(covariance=covariance).set_params(tempering=tempering)
     fitted = fit_store(calibrator, store, subset=300, inducing=inducing)
     assert fitted is calibrator
-    assert fitted.fitted_.sums.n == len(store) * (3 if covariance in ("ml", "additive") else 1)
+    assert fitted.fitted_.summary.n == len(store) * (3 if covariance in ("ml", "additive") else 1)
     whole = in_memory(fitted, store, weight=1 / 3 if tempering else 1.0)
     assert_same(fitted, whole, atol=1e-7)
     assert fitted.fitted_.log_evidence == pytest.approx(whole.fitted_.log_evidence, rel=1e-9)
@@ -91,7 +91,7 @@ def test_gaussian_equals_conditioning_in_memory(
 def test_bernoulli_is_a_fixed_point_of_the_site_updates(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     fitted = fit_store(small_calibrator("bernoulli"), store, subset=300)
-    assert fitted.fitted_.sums.n == len(store)
+    assert fitted.fitted_.summary.n == len(store)
     assert "passes" not in fitted.fitted_.reason
     settled = in_memory(fitted, store, n_rounds=50)
     assert fitted.fitted_.log_evidence == pytest.approx(settled.fitted_.log_evidence, abs=0.05)
@@ -180,7 +180,7 @@ def test_calibrators_of_logits_see_all_rows(tmp_path: Path, name: str) -> None:
 def test_residual_gp_out_of_core(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     fitted = fit_store(ResidualGP(n_inducing=24, max_steps=5), store, subset=200)
-    assert fitted.fitted_.sums.n == len(store)
+    assert fitted.fitted_.summary.n == len(store)
     assert_same(fitted, in_memory(fitted, store), atol=1e-7)
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+SUFFIXES = (".onnx", ".pt2")
+"""As in `salgp.export.TARGETS`, known before torch is loaded."""
 SAMPLES = 3
 """In the example batch; its size is left open in the graph."""
 
@@ -98,7 +100,7 @@ def export(
 
 
 def _check_usage(out: Path, model: str | None, needs_model: Mapping[str, Any]) -> None:
-    if out.suffix not in (".onnx", ".pt2"):
+    if out.suffix not in SUFFIXES:
         raise UsageError(f"--out {out}: expected a name that ends in .onnx or .pt2")
     alone = [name for name, value in needs_model.items() if value]
     if model is None and alone:

@@ -71,7 +71,7 @@ def extract(
     images = image_options(model, image_size, gray, image_mean, image_std)
     loader = DataOptions(model, batch_size, inputs, classes, images, scale, prepare).open(data)
     network = network_of(shell, model, weights, device)
-    read = {"layers": layer_names(layers, model), "pooling": pooling, "output": output}
+    read = {"layers": layer_names(layers), "pooling": pooling, "output": output}
     read["max_width"] = max_width
     if one_file:
         n, widths = _to_file(shell, network, loader, out, read, perturb)

@@ -66,15 +66,15 @@ def network_of(shell: Shell, model: str, weights: Path | None, device: str | Non
     return network if device is None else _sent_to(network, device)
 
 
-def layer_names(text: str, model: str = "") -> Any:
-    """``auto``, or names and positions; of an ONNX network, ``auto`` means every tensor it hands out.
+def layer_names(text: str) -> Any:
+    """``auto``, or names and positions.
 
     Example:
         >>> layer_names("conv1,-1")
         ['conv1', -1]
     """
     if text == "auto":
-        return "hidden.*" if model.endswith(".onnx") else "auto"
+        return "auto"
     return [int(name) if name.lstrip("-").isdigit() else name for name in files.split_names(text) or []]
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from salgp.cli import files
-from salgp.cli.options import Cal, Engine, RayAddress, Workers
+from salgp.cli.applying import context_of
+from salgp.cli.options import Cal, Engine, InContext, RayAddress, Workers
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.targets import check_inputs
 
@@ -34,6 +35,7 @@ def score(
     workers: Workers = None,
     ray_address: RayAddress = None,
     layers: Annotated[bool, typer.Option(help="Also write each layer's part of the correction.")] = False,
+    context: InContext = None,
 ) -> None:
     """Score any number of samples shard by shard, on this machine or on Ray; continues where it
     was stopped.
@@ -57,6 +59,7 @@ def score(
         workers=workers,
         ray_address=ray_address,
         layers=layers,
+        context=context_of(context),
         progress=not (shell.quiet or shell.json),
     )
     shell.finish(

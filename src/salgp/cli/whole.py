@@ -85,7 +85,7 @@ def calibrate(
     data = DataOptions(model, batch_size, inputs, classes, images, scale, prepare)
     sets = _opened(shell, data, {"calibration": calibration, "train": train, "test": test})
     network = network_of(shell, model, weights, device)
-    read: dict[str, Any] = {"layers": layer_names(layers, model), "pooling": pooling, "output": output}
+    read: dict[str, Any] = {"layers": layer_names(layers), "pooling": pooling, "output": output}
     read |= {"max_width": max_width, "method": None if method == "auto" else method, "seed": seed}
     classifier = _fitted(shell, network, sets, read)
     _write(classifier, sets, out, force)

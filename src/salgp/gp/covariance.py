@@ -100,11 +100,11 @@ class Gaps:
     squared: Mapping[str, Tensor]
     points: Mapping[str, tuple[Tensor, Tensor]]
     pairs: Mapping[str, tuple[Tensor, Tensor]]
-    products: Mapping[str, Tensor] = field(default_factory=dict)
+    inner_products: Mapping[str, Tensor] = field(default_factory=dict)
 
     def with_pairs(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> Gaps:
         """The same distances under other group memberships."""
-        return Gaps(self.squared, self.points, pairs, self.products)
+        return Gaps(self.squared, self.points, pairs, self.inner_products)
 
 
 def gaps(a: Rows, b: Rows, covariance: Covariance) -> Gaps:
@@ -134,8 +134,10 @@ def self_gaps(a: Rows, covariance: Covariance) -> Gaps:
     some = next(iter(a.blocks.values()))
     zero = torch.zeros(some.shape[:-1], dtype=torch.float64, device=some.device)
     kinds = covariance.reads()
-    products = {k: a.blocks[k].double().square().sum(dim=-1) for k, kind in kinds if kind == "products"}
-    return Gaps({k: zero for k, _ in kinds}, {}, {k: (g, g) for k, g in a.groups.items()}, products)
+    inner_products = {
+        k: a.blocks[k].double().square().sum(dim=-1) for k, kind in kinds if kind == "inner_products"
+    }
+    return Gaps({k: zero for k, _ in kinds}, {}, {k: (g, g) for k, g in a.groups.items()}, inner_products)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Covariance(ABC):
 
     @abstractmethod
     def reads(self) -> set[tuple[str, str]]:
-        """Blocks it reads, each with how: ``squared`` distances, raw ``points`` or inner ``products``."""
+        """Blocks it reads, each with how: ``squared`` distances, raw ``points`` or ``inner_products``."""
 
     def uses_group(self, group: str) -> bool:
         """Does the value depend on membership of ``group``?"""
@@ -260,7 +262,7 @@ class Linear(Covariance):
     name: str = ""
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        return gaps.products[self.block] * theta[f"{self.name or self.block}.log_variance"].exp()
+        return gaps.inner_products[self.block] * theta[f"{self.name or self.block}.log_variance"].exp()
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         typical = _log(scale.variance) - _log(scale.squared[self.block] or 1.0)
@@ -268,7 +270,7 @@ class Linear(Covariance):
         return [Parameter(name, _full((), typical), typical - 12.0, typical + 8.0)]
 
     def reads(self) -> set[tuple[str, str]]:
-        return {(self.block, "products")}
+        return {(self.block, "inner_products")}
 
 
 @storable
@@ -483,8 +485,10 @@ def _read(rows: Rows, covariance: Covariance, kind: str) -> list[tuple[str, Tens
 def _other_gaps(a: Rows, b: Rows, covariance: Covariance) -> tuple[Any, Any, Any]:
     """Points, group pairs and inner products of two sets of rows."""
     points = {k: (x, b.blocks[k]) for k, x in _read(a, covariance, "points")}
-    products = {k: x.double() @ b.blocks[k].double().mT for k, x in _read(a, covariance, "products")}
-    return points, pairs_of(a, b), products
+    inner_products = {
+        k: x.double() @ b.blocks[k].double().mT for k, x in _read(a, covariance, "inner_products")
+    }
+    return points, pairs_of(a, b), inner_products
 
 
 def _within(name: str, group: str) -> bool:

@@ -86,9 +86,9 @@ class CrossPlan:
             torch.empty(len(rows), dtype=torch.float64, device=self.alpha.device) for _ in range(2)
         )
         reduced = self._buffer(self._size(), self.root.shape[1])
-        for part, cross in self.blocks(rows):
-            mean[part] = (cross @ self.alpha).double()
-            variance[part] = self.prior - _squares(torch.mm(cross, self.root, out=reduced[: len(cross)]))
+        for part, Kfu in self.blocks(rows):
+            mean[part] = (Kfu @ self.alpha).double()
+            variance[part] = self.prior - _squares(torch.mm(Kfu, self.root, out=reduced[: len(Kfu)]))
         return mean, variance.clamp_min_(0.0), None, None
 
     @property
@@ -109,9 +109,9 @@ class CrossPlan:
             few = rows[part]
             whole[: len(few)].zero_()
             for i, plan in enumerate(plans):
-                ((_, cross),) = plan.blocks(few)
-                means[part, i] = (cross @ self.alpha).double()
-                whole[: len(few)].add_(torch.mm(cross, self.root, out=reduced[: len(few)]))
+                ((_, Kfu),) = plan.blocks(few)
+                means[part, i] = (Kfu @ self.alpha).double()
+                whole[: len(few)].add_(torch.mm(Kfu, self.root, out=reduced[: len(few)]))
                 variances[part, i] = plan.prior - _squares(reduced[: len(few)])
             variance[part] = self.prior - _squares(whole[: len(few)])
         return means.sum(dim=1), variance.clamp_min_(0.0), means, variances.clamp_min_(0.0)

@@ -116,7 +116,7 @@ class Fitted:
             switched off, a noise or a lengthscale there is not determined by the data.
         y: site targets, for exact inference.
         noise: site noise, for exact inference.
-        sums: summed statistics, for inducing inference.
+        summary: summed statistics, for inducing inference.
     """
 
     posterior: Posterior
@@ -129,7 +129,7 @@ class Fitted:
     at_bounds: tuple[str, ...] = ()
     y: Tensor | None = None
     noise: Tensor | None = None
-    sums: Statistics | None = None
+    summary: Statistics | None = None
 
     def to(self, device: torch.device | str) -> Fitted:
         """The same GP with its posterior on another device."""
@@ -150,7 +150,7 @@ class _Problem:
     def log_evidence(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Tensor:
         if self.small is None:
             return exact_log_evidence(self.covariance(theta, self.full), y, noise)
-        return inducing_log_evidence(self.covariance(theta, self.small), self.sums(theta, y, noise))
+        return inducing_log_evidence(self.covariance(theta, self.small), self.summarise(theta, y, noise))
 
     def leave_out_density(
         self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor, repeats: int
@@ -164,7 +164,7 @@ class _Problem:
         )
         return inducing_leave_out_density(Kuu, Kuf, prior, y, noise, repeats)
 
-    def sums(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Statistics:
+    def summarise(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Statistics:
         return statistics(self.covariance(theta, self.full), self.covariance(theta, self.own), y, noise)
 
     def condition(
@@ -172,8 +172,8 @@ class _Problem:
     ) -> tuple[Posterior, Statistics | None]:
         if self.inducing is None:
             return condition_exact(self.covariance, theta, self.rows, y, noise), None
-        sums = self.sums(theta, y, noise)
-        return condition_inducing(self.covariance, theta, self.inducing, sums), sums
+        summary = self.summarise(theta, y, noise)
+        return condition_inducing(self.covariance, theta, self.inducing, summary), summary
 
     def moments(self, theta: Mapping[str, Tensor], posterior: Posterior) -> tuple[Tensor, Tensor]:
         return posterior.moments(self.covariance(theta, self.full).T, self.covariance(theta, self.own))
@@ -447,9 +447,9 @@ def _shown(value: Tensor) -> str:
 def _finish(
     problem: _Problem, theta: Mapping[str, Tensor], sites: Sites, fit: Fit, log_noise: float, weights: Tensor
 ) -> Fitted:
-    posterior, sums = problem.condition(theta, sites.target, sites.noise)
-    kept = {"y": sites.target, "noise": sites.noise} if sums is None else {}
-    inference = "exact" if sums is None else "inducing"
+    posterior, summary = problem.condition(theta, sites.target, sites.noise)
+    kept = {"y": sites.target, "noise": sites.noise} if summary is None else {}
+    inference = "exact" if summary is None else "inducing"
     return Fitted(
         posterior,
         log_noise,
@@ -459,7 +459,7 @@ def _finish(
         fit.converged,
         fit.reason,
         fit.at_bounds,
-        sums=sums,
+        summary=summary,
         **kept,
     )
 

@@ -127,7 +127,7 @@ def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list
     generator = np.random.default_rng(seed)
     lower, upper = _bounds(parameters)
     centre = _flatten([p.start for p in parameters])
-    moved = [
+    starts = [
         np.clip(centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape), lower, upper)
         for _ in range(restarts)
     ]
@@ -138,7 +138,7 @@ def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list
                 replace(p, start=start)
                 for p, start in zip(parameters, _named(parameters, x).values(), strict=True)
             ]
-            for x in moved
+            for x in starts
         ),
     ]
 

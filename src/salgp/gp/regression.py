@@ -76,7 +76,7 @@ class Posterior:
     alpha: Tensor
     root: Tensor
 
-    def cross(self, rows: Rows) -> Tensor:
+    def covariance_to(self, rows: Rows) -> Tensor:
         """``k(rows, U)``, ``(..., N, m)``."""
         return self.covariance(self.theta, gaps(rows, self.rows, self.covariance))
 
@@ -84,28 +84,28 @@ class Posterior:
         """``k(x, x)`` of each row, ``(..., N)``."""
         return self.covariance(self.theta, self_gaps(rows, self.covariance))
 
-    def moments(self, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of any linear functional with covariance ``cross`` to ``U`` and variance
+    def moments(self, Kfu: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of any linear functional with covariance ``Kfu`` to ``U`` and variance
         ``prior``.
         """
-        mean, reduced = self.project(cross)
+        mean, reduced = self.project(Kfu)
         return mean, remaining(prior, reduced)
 
-    def project(self, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``cross @ alpha`` and ``cross @ R``; linear, so the parts of a sum or an average need no
+    def project(self, Kfu: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``Kfu @ alpha`` and ``Kfu @ R``; linear, so the parts of a sum or an average need no
         product of their own.
         """
-        return cross @ self.alpha, cross @ self.root
+        return Kfu @ self.alpha, Kfu @ self.root
 
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of ``f`` at each row."""
-        return self.moments(self.cross(rows), self.prior_variance(rows))
+        return self.moments(self.covariance_to(rows), self.prior_variance(rows))
 
     def joint(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Posterior mean ``(..., N)`` and full covariance ``(..., N, N)`` within each leading index."""
-        cross = self.cross(rows)
-        reduced = cross @ self.root
-        return cross @ self.alpha, self.covariance(
+        Kfu = self.covariance_to(rows)
+        reduced = Kfu @ self.root
+        return Kfu @ self.alpha, self.covariance(
             self.theta, gaps(rows, rows, self.covariance)
         ) - reduced @ reduced.mT
 

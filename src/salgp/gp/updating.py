@@ -24,8 +24,8 @@ __all__ = ["extend", "new_sites", "retract"]
 def extend(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
     """Condition on further rows."""
     p = fitted.posterior
-    if fitted.sums is not None:
-        return _with_sums(fitted, fitted.sums + _sums(fitted, rows, sites))
+    if fitted.summary is not None:
+        return _with_summary(fitted, fitted.summary + _summary_of(fitted, rows, sites))
     assert fitted.y is not None
     assert fitted.noise is not None
     y, noise = torch.cat([fitted.y, sites.target]), torch.cat([fitted.noise, sites.noise])
@@ -36,10 +36,10 @@ def extend(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
 def retract(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
     """Condition on all but the given rows, which must be among those known."""
     p = fitted.posterior
-    if fitted.sums is not None:
-        if len(rows) >= fitted.sums.n:
-            raise ValueError(f"cannot forget {len(rows)} rows: the calibrator knows {fitted.sums.n}")
-        return _with_sums(fitted, fitted.sums - _sums(fitted, rows, sites))
+    if fitted.summary is not None:
+        if len(rows) >= fitted.summary.n:
+            raise ValueError(f"cannot forget {len(rows)} rows: the calibrator knows {fitted.summary.n}")
+        return _with_summary(fitted, fitted.summary - _summary_of(fitted, rows, sites))
     assert fitted.y is not None
     assert fitted.noise is not None
     keep = torch.ones(len(p.rows), dtype=torch.bool, device=fitted.y.device)
@@ -80,15 +80,17 @@ def new_sites(
     return centred
 
 
-def _sums(fitted: Fitted, rows: Rows, sites: Sites) -> Statistics:
+def _summary_of(fitted: Fitted, rows: Rows, sites: Sites) -> Statistics:
     p = fitted.posterior
     Kuf = p.covariance(p.theta, gaps(p.rows, rows, p.covariance))
     return statistics(Kuf, p.covariance(p.theta, self_gaps(rows, p.covariance)), sites.target, sites.noise)
 
 
-def _with_sums(fitted: Fitted, sums: Statistics) -> Fitted:
+def _with_summary(fitted: Fitted, summary: Statistics) -> Fitted:
     p = fitted.posterior
-    return replace(fitted, posterior=condition_inducing(p.covariance, p.theta, p.rows, sums), sums=sums)
+    return replace(
+        fitted, posterior=condition_inducing(p.covariance, p.theta, p.rows, summary), summary=summary
+    )
 
 
 def _find(known: Rows, row: Rows, keep: Tensor) -> int:

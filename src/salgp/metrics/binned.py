@@ -113,7 +113,7 @@ def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
     s, c = _checked(confidence, correct)
     groups, gap = _bin_groups(s, n_bins, scheme), s - c
     return Statistic(
-        len(s), lambda weights: np.abs(groups.sums(weights, gap)).sum(axis=-1) / weights.sum(axis=-1)
+        len(s), lambda weights: np.abs(groups.totals(weights, gap)).sum(axis=-1) / weights.sum(axis=-1)
     )
 
 
@@ -220,7 +220,7 @@ def debiased_ece(
     formula = _debiased_l1 if norm == "l1" else _debiased_l2
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        count, hits, gap = groups.sums(weights), groups.sums(weights, c), groups.sums(weights, s - c)
+        count, hits, gap = groups.totals(weights), groups.totals(weights, c), groups.totals(weights, s - c)
         some = np.maximum(count, 1)
         return np.maximum(formula(count, gap / some, hits / some), 0.0)
 
@@ -286,7 +286,7 @@ def _of_gaps(
 ) -> Statistic:
     s, c = _checked(confidence, correct)
     groups, gap = _bin_groups(s, n_bins, scheme), s - c
-    return Statistic(len(s), lambda weights: reduce(groups.sums(weights), groups.sums(weights, gap)))
+    return Statistic(len(s), lambda weights: reduce(groups.totals(weights), groups.totals(weights, gap)))
 
 
 def _bin_groups(confidence: FloatArray, n_bins: int, scheme: Scheme) -> Groups:

@@ -119,7 +119,7 @@ def interval_coverage(
     groups = Groups(index, len(edges) - 1)
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        count, a, b, hits = groups.sums(weights), *(groups.sums(weights, x) for x in (low, high, c))
+        count, a, b, hits = groups.totals(weights), *(groups.totals(weights, x) for x in (low, high, c))
         return np.asarray((count * _inside(a, b, hits)).sum(axis=-1) / count.sum(axis=-1))
 
     return Statistic(len(s), of_weights)

@@ -147,7 +147,7 @@ class Groups:
         n_groups: number of groups, empty ones included.
 
     Example:
-        >>> Groups(np.array([0, 1, 0]), 3).sums(np.array([1.0, 2.0, 4.0]))
+        >>> Groups(np.array([0, 1, 0]), 3).totals(np.array([1.0, 2.0, 4.0]))
         array([5., 2., 0.])
     """
 
@@ -157,21 +157,21 @@ class Groups:
         self.n_groups = n_groups
         self._starts = np.concatenate([[0], np.flatnonzero(steps) + 1]) if (steps >= 0).all() else None
 
-    def sums(self, weights: FloatArray, values: FloatArray | None = None) -> FloatArray:
+    def totals(self, weights: FloatArray, values: FloatArray | None = None) -> FloatArray:
         """Sum weights ``(..., n)``, each times its sample's value ``(n,)`` if given, over the groups: ``(...,
         n_groups)``.
         """
-        sums = np.zeros((*weights.shape[:-1], self.n_groups))
+        totals = np.zeros((*weights.shape[:-1], self.n_groups))
         if self._starts is not None and values is not None and len(self._starts) <= _FEW_GROUPS:
             for start, end in pairwise([*self._starts, len(self.index)]):
-                sums[..., self.index[start]] = weights[..., start:end] @ values[start:end]
-            return sums
+                totals[..., self.index[start]] = weights[..., start:end] @ values[start:end]
+            return totals
         weights = weights if values is None else weights * values
         if self._starts is not None:
-            sums[..., self.index[self._starts]] = np.add.reduceat(weights, self._starts, axis=-1)
-            return sums
+            totals[..., self.index[self._starts]] = np.add.reduceat(weights, self._starts, axis=-1)
+            return totals
         for row, out in zip(
-            weights.reshape(-1, weights.shape[-1]), sums.reshape(-1, self.n_groups), strict=True
+            weights.reshape(-1, weights.shape[-1]), totals.reshape(-1, self.n_groups), strict=True
         ):
             out[:] = np.bincount(self.index, row, self.n_groups)
-        return sums
+        return totals

@@ -75,7 +75,7 @@ def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
     """
     s, c = _checked(confidence, correct)
     ranks = _rank_groups(-s)
-    expected = ranks.sums(1 - c) / ranks.sums(np.ones_like(c))
+    expected = ranks.totals(1 - c) / ranks.totals(np.ones_like(c))
     accepted = np.arange(1, len(s) + 1)
     return RiskCoverage(accepted / len(s), np.cumsum(expected[np.sort(ranks.index)]) / accepted)
 
@@ -108,7 +108,7 @@ def aurc(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        g, e = (ranks.sums(weights * x)[..., ::-1] for x in (1.0, 1 - c))  # most confident first
+        g, e = (ranks.totals(weights * x)[..., ::-1] for x in (1.0, 1 - c))  # most confident first
         after, errors_after = g.cumsum(axis=-1), e.cumsum(axis=-1)
         before = after - g
         steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]
@@ -174,7 +174,7 @@ def _pair_order(score: FloatArray, positive: FloatArray) -> Statistic:
     ranks = _rank_groups(score)
 
     def of_weights(weights: FloatArray) -> FloatArray:
-        p, q = ranks.sums(weights * positive), ranks.sums(weights * (1 - positive))
+        p, q = ranks.totals(weights * positive), ranks.totals(weights * (1 - positive))
         pairs = p.sum(axis=-1) * q.sum(axis=-1)
         ordered = (p * (q.cumsum(axis=-1) - q / 2)).sum(axis=-1)
         return np.where(pairs > 0, ordered / np.maximum(pairs, 1), np.nan)

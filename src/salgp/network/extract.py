@@ -6,7 +6,7 @@ holds pooled features only. For more samples than memory holds there is `salgp.s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Prepare, collect, read_batches
 from salgp.network.rehearsal import rehearse
 
-__all__ = ["Copies", "Perturb", "extract", "extract_batches", "perturbed"]
+__all__ = ["Copies", "Perturb", "extract", "perturbed"]
 
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 """``perturb(inputs, generator) -> inputs``, applied to the first floating-point input of each batch."""
@@ -98,36 +98,6 @@ def extract(
         return found.features, found.labels
     prepare = perturbed(perturb, seed)
     return collect(read_batches(model, loader, reader, place, prepare=prepare, progress=progress))[1:]
-
-
-def extract_batches(
-    model: nn.Module,
-    loader: Iterable[Any],
-    *,
-    layers: Layers = "auto",
-    pooling: Poolings = "auto",
-    output: str = "logits",
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    keep_on_device: bool = False,
-    max_width: int | None = None,
-    perturb: Perturb | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-    forward: Forward | None = None,
-    labels_at: LabelsAt = None,
-) -> Iterator[tuple[Features, Tensor | None]]:
-    """Like `extract`, one batch at a time: memory does not grow with the number of samples.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> [len(f) for f, _ in extract_batches(model, [torch.zeros(2, 4), torch.zeros(5, 4)])]
-        [2, 5]
-    """
-    reader = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
-    place, prepare = Place(device, dtype, keep_on_device), perturbed(perturb, seed)
-    for reading in read_batches(model, loader, reader, place, prepare=prepare, progress=progress):
-        yield reading.features, reading.labels
 
 
 def perturbed(perturb: Perturb | None, seed: int) -> Prepare | None:

@@ -83,11 +83,8 @@ class Reader:
         few = batch.head(HANDFUL).to(*View(network, _untouched).placement(device))
         found = trace(network, lambda view: _run(view, few, self))
         leads = _Flow(network, found, lambda view: _run(view, few, self))
-        return replace(self, taps=make_taps(found, self.layers, self.pooling, leads), form=batch.form)
-
-    def selected(self, names: tuple[str, ...]) -> Reader:
-        """The same with only the named taps."""
-        return replace(self, taps=tuple(tap for tap in self.taps or () if tap.name in names))
+        layers = _own_layers(network) if self.layers == "auto" else self.layers
+        return replace(self, taps=make_taps(found, layers, self.pooling, leads), form=batch.form)
 
     def read(
         self,
@@ -130,6 +127,14 @@ class Reader:
         if key not in self._projections:
             self._projections[key] = projection(name, width, self.max_width, self.seed).to(x)
         return x @ self._projections[key]
+
+
+def _own_layers(network: nn.Module) -> Layers:
+    """Layers that a network itself says are worth reading, as `salgp.onnx.OnnxNetwork` does; else those found
+    on its trace.
+    """
+    own: Layers = getattr(network, "salgp_layers", "auto")
+    return own
 
 
 def projection(name: str, width: int, target: int, seed: int = 0) -> Tensor:

@@ -74,7 +74,7 @@ def fit_store(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store = write_store([(f, torch.arange(300) % 3)], folder, rows=100)
         ...     fitted = fit_store(SALGP(n_inducing=10), store, subset=100).fitted_
-        >>> fitted.inference, fitted.sums.n
+        >>> fitted.inference, fitted.summary.n
         ('inducing', 300)
     """
     if inducing not in INDUCING:

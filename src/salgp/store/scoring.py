@@ -11,6 +11,7 @@ taken in single precision where a probe of the data shows that it agrees with do
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from salgp.calibrators import Calibrator, load_calibrator
+from salgp.calibrators.evidence.environment import Context
 from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp.storage import digest, locked
@@ -30,7 +32,7 @@ from salgp.store.engines import run, shown
 from salgp.store.manifest import Entry, Manifest, sweep, write_durably
 from salgp.store.store import FeatureStore
 
-__all__ = ["PRECISIONS", "Scoring", "predictor", "read_scores", "score", "score_shard"]
+__all__ = ["PRECISIONS", "Scoring", "predictor", "read_scores", "score", "score_shard", "shard_context"]
 
 KIND = "salgp-scores"
 PRECISIONS = ("auto", "double", "single")
@@ -75,6 +77,7 @@ def score(
     workers: int | None = None,
     ray_address: str | None = None,
     layers: bool = False,
+    context: int | str | None = None,
     precision: str = "auto",
     verify: bool = True,
     progress: bool = False,
@@ -93,6 +96,9 @@ def score(
         workers: pieces of work at once; by default one per core.
         ray_address: of a running Ray cluster; by default Ray is started on this machine.
         layers: also write each layer's part of the correction.
+        context: samples that were met together, for calibrators that take it: ``"all"`` of the store, in one
+            pass more, or windows of so many consecutive ones; a window ends with its shard. None judges each
+            sample by itself.
         precision: of the fast path: ``double``, ``single``, or ``auto`` by comparing both on the first
             samples.
         verify: compare the checksum of every shard that is read.
@@ -116,19 +122,19 @@ def score(
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     source, folder = FeatureStore(store), Path(out)
+    _check_context(context, Path(calibrator))
+    place: Any = {"engine": engine, "workers": workers, "ray_address": ray_address}
     with locked(folder):
         sweep(folder)
-        manifest = _open(folder, source, Path(calibrator), layers, precision, verify)
+        manifest = _open(folder, source, Path(calibrator), layers, precision, verify, context)
         chosen, before = str(manifest.header["precision"]), manifest.rows
-        pieces = [
-            (str(store), str(calibrator), str(out), i, layers, chosen, verify)
-            for i in range(source.n_shards)
-            if i not in manifest.entries
-        ]
+        left = [i for i in range(source.n_shards) if i not in manifest.entries]
+        known: Any = context
+        if context == "all" and left:
+            known = _whole_context(source, str(calibrator), verify, place)
+        pieces = [(str(store), str(calibrator), str(out), i, layers, chosen, verify, known) for i in left]
         with shown("scoring", len(source), before, progress) as advance:
-            for index, entry in run(
-                score_shard, pieces, engine=engine, workers=workers, ray_address=ray_address
-            ):
+            for index, entry in run(score_shard, pieces, **place):
                 manifest.add(index, Entry(*entry))
                 advance(entry[1])
         sweep(folder)
@@ -138,7 +144,14 @@ def score(
 
 
 def score_shard(
-    store: str, calibrator: str, out: str, index: int, layers: bool, precision: str, verify: bool
+    store: str,
+    calibrator: str,
+    out: str,
+    index: int,
+    layers: bool,
+    precision: str,
+    verify: bool,
+    context: int | dict[str, float] | None = None,
 ) -> tuple[int, tuple[str, int, str]]:
     """Score one shard and write its file; returns its index and the fields of its manifest entry."""
     predict = _cached_predictor(
@@ -146,9 +159,14 @@ def score_shard(
     )
     source = FeatureStore(store)
     features, _ = source.shard(index, source.layer_names if predict.needs_layers else (), verify)
-    parts = [
-        _table(predict.function(features[i : i + BATCH]), layers) for i in range(0, len(features), BATCH)
-    ]
+    size = BATCH
+    function = predict.function
+    if isinstance(context, int):
+        size = context * max(1, BATCH // context)  # no window is cut in two
+        function = functools.partial(predict.calibrator.predict, context=context)
+    elif context is not None:
+        function = functools.partial(predict.calibrator.predict, context=Context.from_dict(context))
+    parts = [_table(function(features[i : i + size]), layers) for i in range(0, len(features), size)]
     import pyarrow as pa
 
     table = pa.concat_tables(parts).combine_chunks()
@@ -192,17 +210,57 @@ def predictor(
 class _Predictor:
     function: Callable[[Features], Prediction]
     needs_layers: bool
+    calibrator: Calibrator
 
 
 @functools.lru_cache(maxsize=2)
 def _cached_predictor(calibrator: str, checksum: str, layers: bool, precision: str) -> _Predictor:
     """Loaded once per process; the checksum makes a changed calibrator another one."""
     loaded = load_calibrator(calibrator)
-    return _Predictor(predictor(loaded, layers, precision), loaded.needs_layers)
+    return _Predictor(predictor(loaded, layers, precision), loaded.needs_layers, loaded)
+
+
+def _check_context(context: int | str | None, calibrator: Path) -> None:
+    if context is None:
+        return
+    if context != "all" and (not isinstance(context, int) or isinstance(context, bool) or context < 1):
+        raise ValueError(
+            f"context must be None, 'all', or the number of samples in a window; got {context!r}"
+        )
+    loaded = load_calibrator(calibrator)
+    if not loaded.takes_context:
+        raise ValueError(f"{loaded.display_name} judges each sample by itself: it takes no context")
+
+
+def _whole_context(
+    source: FeatureStore, calibrator: str, verify: bool, place: dict[str, Any]
+) -> dict[str, float]:
+    """What all samples of a store tell together; shards are added in their order, whoever read them."""
+    pieces = [(str(source.folder), calibrator, i, verify) for i in range(source.n_shards)]
+    found = dict(run(shard_context, pieces, **place))
+    parts = [Context.from_dict(found[i]) for i in sorted(found)]
+    return functools.reduce(operator.add, parts).as_dict()
+
+
+def shard_context(store: str, calibrator: str, index: int, verify: bool) -> tuple[int, dict[str, float]]:
+    """What one shard tells of the environment, and its index."""
+    predict = _cached_predictor(
+        calibrator, digest(Path(calibrator) / "calibrator.safetensors"), False, "double"
+    )
+    features, _ = FeatureStore(store).shard(index, verify=verify)
+    whole: Any = predict.calibrator
+    parts = [whole.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
+    return index, functools.reduce(operator.add, parts).as_dict()
 
 
 def _open(
-    folder: Path, source: FeatureStore, calibrator: Path, layers: bool, precision: str, verify: bool
+    folder: Path,
+    source: FeatureStore,
+    calibrator: Path,
+    layers: bool,
+    precision: str,
+    verify: bool,
+    context: int | str | None,
 ) -> Manifest:
     """Begin or continue the job; the precision chosen once stays."""
     checksums = {name: digest(calibrator / f"calibrator.{name}") for name in ("json", "safetensors")}
@@ -211,7 +269,7 @@ def _open(
         "calibrator": checksums,
         "layers": layers,
         "asked_precision": precision,
-    }
+    } | ({} if context is None else {"context": context})
     if (folder / "manifest.json").is_file():
         header["precision"] = Manifest.read(folder, KIND).header.get("precision")
     else:

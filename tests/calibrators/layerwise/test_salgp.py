@@ -99,8 +99,8 @@ def test_stacked_predictions_are_those_of_the_joint_posterior(covariance: str) -
     torch.testing.assert_close(layer_mean, joint_mean, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(layer_variance, joint.diagonal(dim1=1, dim2=2), rtol=1e-7, atol=1e-10)
     shared = rows if covariance in ("icm", "lcm") else rows.ungrouped("layer")
-    shared_mean = posterior.cross(shared) @ posterior.alpha
-    reduced = posterior.cross(shared) @ posterior.root
+    shared_mean = posterior.covariance_to(shared) @ posterior.alpha
+    reduced = posterior.covariance_to(shared) @ posterior.root
     prior = made.covariance(posterior.theta, gaps(shared, shared, made.covariance))
     within = prior - reduced @ reduced.mT
     torch.testing.assert_close(mean, shared_mean.mean(1), rtol=1e-8, atol=1e-10)

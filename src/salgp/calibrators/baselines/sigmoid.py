@@ -84,7 +84,8 @@ class BetaCalibration(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         X = _beta_inputs(top_label(features).log_odds)
-        confidence = torch.sigmoid(X @ X.new_tensor([self.a_, self.b_, self.intercept_]))
+        weights = torch.tensor([self.a_, self.b_, self.intercept_], dtype=X.dtype).to(X.device)
+        confidence = torch.sigmoid(X @ weights)
         return from_top_label(features, confidence, self.rest_temperature_)
 
 

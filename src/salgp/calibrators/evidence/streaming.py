@@ -69,19 +69,19 @@ class Moments:
 
     Args:
         total: ``(d,)``, of ``u``.
-        products: ``(d, d)``, of ``u u'``.
+        outer_products: ``(d, d)``, of ``u u'``.
     """
 
     total: Tensor
-    products: Tensor
+    outer_products: Tensor
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(self.total + other.total, self.products + other.products)
+        return Moments(self.total + other.total, self.outer_products + other.outer_products)
 
     def space(self, n: int, width: int) -> LayerSpace:
         """The whitened space of ``n`` samples with these sums."""
         mean = self.total / n
-        covariance = (self.products - n * torch.outer(mean, mean)) / max(n - 1, 1)
+        covariance = (self.outer_products - n * torch.outer(mean, mean)) / max(n - 1, 1)
         values, vectors = torch.linalg.eigh(covariance)
         return white_space(mean, values.flip(0).clamp_min(0), vectors.flip(1), width)
 

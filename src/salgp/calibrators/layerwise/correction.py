@@ -174,8 +174,8 @@ def _of_layers(
         return None
     if not local.reads():  # the same for every sample
         rows = rows.map(lambda x: x[:1])
-    cross = local(posterior.theta, compared.with_pairs(pairs_of(rows, posterior.rows)))
-    return posterior.project(cross)
+    Kfu = local(posterior.theta, compared.with_pairs(pairs_of(rows, posterior.rows)))
+    return posterior.project(Kfu)
 
 
 def _added(a: tuple[Tensor, Tensor] | None, b: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:

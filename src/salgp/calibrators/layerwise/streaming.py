@@ -65,19 +65,19 @@ class GPState:
 
 @storable
 @dataclass(frozen=True, eq=False)
-class PassSums:
+class PassSummary:
     """Sums of one pass over some rows.
 
     Args:
-        sums: statistics of the inducing posterior.
+        summary: statistics of the inducing posterior.
         constant: what the sites add to the log evidence.
     """
 
-    sums: Statistics
+    summary: Statistics
     constant: Tensor
 
-    def __add__(self, other: PassSums) -> PassSums:
-        return PassSums(self.sums + other.sums, self.constant + other.constant)
+    def __add__(self, other: PassSummary) -> PassSummary:
+        return PassSummary(self.summary + other.summary, self.constant + other.constant)
 
 
 @storable
@@ -127,12 +127,12 @@ def propose(state: GPState, features: Features, labels: Tensor, number: int) -> 
     """The rows that the inducing rows explain least."""
     posterior = state.fitted.posterior
     rows = flat_rows(state.structure, features)
-    left = torch.cat([posterior.moments(cross, prior)[1] for _, cross, prior in _blocks(posterior, rows)])
+    left = torch.cat([posterior.moments(Kfu, prior)[1] for _, Kfu, prior in _blocks(posterior, rows)])
     return Candidates(rows, left, POOL * len(posterior.alpha)).best()
 
 
 @torch.no_grad()
-def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0) -> PassSums:
+def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0) -> PassSummary:
     """Statistics of the samples on the inducing rows; Bernoulli sites are taken around the posterior."""
     fitted = state.fitted
     likelihood = "bernoulli" if len(fitted.mean_weights) else "gaussian"
@@ -140,10 +140,10 @@ def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0
     known = seen.offset(fitted.mean_weights)
     offset = torch.zeros_like(seen.target) if known is None else known
     parts = []
-    for part, cross, prior in _blocks(fitted.posterior, seen.rows):
-        sites = _sites(fitted, seen.target[part], offset[part], cross, prior, state.weight)
-        sums = statistics(cross.T, prior, sites.target - offset[part], sites.noise)
-        parts.append(PassSums(sums, sites.constant))
+    for part, Kfu, prior in _blocks(fitted.posterior, seen.rows):
+        sites = _sites(fitted, seen.target[part], offset[part], Kfu, prior, state.weight)
+        summary = statistics(Kfu.T, prior, sites.target - offset[part], sites.noise)
+        parts.append(PassSummary(summary, sites.constant))
     return sum(parts[1:], parts[0])
 
 
@@ -187,12 +187,12 @@ def _condition(state: GPState, source: Source) -> GPState:
     return replace(state, fitted=replace(state.fitted, converged=False, reason=reason))
 
 
-def _updated(fitted: Fitted, total: PassSums) -> Fitted:
+def _updated(fitted: Fitted, total: PassSummary) -> Fitted:
     """The posterior on the same inducing rows, given the sums of a pass."""
     posterior = fitted.posterior
     Kuu = posterior.covariance(posterior.theta, gaps(posterior.rows, posterior.rows, posterior.covariance))
-    evidence = float(inducing_log_evidence(Kuu, total.sums) + total.constant)
-    new = condition_inducing(posterior.covariance, posterior.theta, posterior.rows, total.sums)
+    evidence = float(inducing_log_evidence(Kuu, total.summary) + total.constant)
+    new = condition_inducing(posterior.covariance, posterior.theta, posterior.rows, total.summary)
     return replace(
         fitted,
         posterior=new,
@@ -200,7 +200,7 @@ def _updated(fitted: Fitted, total: PassSums) -> Fitted:
         inference="inducing",
         y=None,
         noise=None,
-        sums=total.sums,
+        summary=total.summary,
     )
 
 
@@ -226,18 +226,16 @@ def _blocks(posterior: Posterior, rows: Rows) -> Iterator[tuple[slice, Tensor, T
     """
     plan = plan_of(posterior)
     if plan is not None:
-        yield from (
-            (part, cross, cross.new_full((len(cross),), plan.prior)) for part, cross in plan.blocks(rows)
-        )
+        yield from ((part, Kfu, Kfu.new_full((len(Kfu),), plan.prior)) for part, Kfu in plan.blocks(rows))
         return
     size = max(1, GENERIC_BLOCK // len(posterior.alpha))
     for start in range(0, len(rows), size):
         part = slice(start, min(start + size, len(rows)))
-        yield part, posterior.cross(rows[part]), posterior.prior_variance(rows[part])
+        yield part, posterior.covariance_to(rows[part]), posterior.prior_variance(rows[part])
 
 
-def _sites(fitted: Fitted, y: Tensor, offset: Tensor, cross: Tensor, prior: Tensor, weight: float) -> Sites:
+def _sites(fitted: Fitted, y: Tensor, offset: Tensor, Kfu: Tensor, prior: Tensor, weight: float) -> Sites:
     if len(fitted.mean_weights) == 0:
         return gaussian_sites(y, torch.tensor(fitted.log_noise, dtype=y.dtype, device=y.device), weight)
-    mean, variance = fitted.posterior.moments(cross, prior)
+    mean, variance = fitted.posterior.moments(Kfu, prior)
     return bernoulli_sites(y, mean + offset, variance, weight)
