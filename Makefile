@@ -6,7 +6,7 @@ JOBS   ?= 2
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-slow fuzz sbom lint types docs package check bench bench-shift bench-scale clean
+.PHONY: help demo test test-slow fuzz sbom lint types docs docs-version package check bench bench-shift bench-scale clean
 help:            ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
@@ -45,6 +45,9 @@ types: $(VENV)/.dev  ## strict type check
 
 docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+
+docs-version: $(VENV)/.dev  ## the same into site/VERSION/, beside other versions, with a switch between them
+	$(BIN)/python docs/versions.py site
 
 package: $(VENV)/.dev  ## build wheel and sdist, try the wheel in a fresh environment
 	.ci/package

@@ -1,18 +1,24 @@
 """What MkDocs does beside Markdown: formulas become MathML, words of the glossary become links.
 
-Both happen while the site is built, so that a reader's browser loads nothing from elsewhere.
+Both happen while the site is built, so that a reader's browser loads nothing from elsewhere. Where several
+versions stand side by side (`versions.py`), every page gets a switch between them.
 """
 
 from __future__ import annotations
 
 import html
+import os
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import latex2mathml.converter
+
+sys.path.insert(0, str(Path(__file__).parent))
+import versions
 
 GLOSSARY = "glossary.md"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
@@ -28,6 +34,14 @@ def on_page_content(content: str, page: Any, **_: Any) -> str:
     if source == GLOSSARY or source.startswith(("api", "results/", "research/")):
         return content
     return link_words(content, posixpath.relpath("glossary.html", posixpath.dirname(source) or "."))
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """MkDocs calls this with every page as it is written."""
+    version = os.environ.get("SALGP_DOCS_VERSION")
+    if version is None:
+        return output
+    return output.replace("</body>", f"{versions.switch(version, page.url)}</body>")
 
 
 def _mathml(found: re.Match[str]) -> str:

@@ -812,6 +812,49 @@ def test_extract_with_named_labels_and_a_module_of_this_folder(
     monkeypatch.delitem(sys.modules, "net", raising=False)
 
 
+def test_texts_are_rehearsed_with_the_tokenizer_of_the_folder(run: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from salgp.network.perturb import KINDS
+
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "ship",
+        "sails",
+        "plane",
+        "flies",
+        "car",
+        "drives",
+        "far",
+        "fast",
+    ]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        num_labels=3,
+    )
+    torch.manual_seed(0)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    texts = ["the ship sails far", "the plane flies fast", "the car drives"] * 4
+    lines = ["text,label", *(f"{text},{i % 3}" for i, text in enumerate(texts))]
+    (tmp_path / "texts.csv").write_text("\n".join(lines))
+    assert run("extract hf:OUT/model OUT/texts.csv --perturb -o OUT/f.safetensors -q")[0] == 0
+    features, labels = salgp.load_features(tmp_path / "f.safetensors")
+    assert features.families is not None
+    assert int(features.families.max()) == len(KINDS["text"])
+    assert labels is not None
+    assert len(features) == 12 * (1 + len(KINDS["text"]))
+
+
 def test_extract_from_hugging_face_and_parquet(run: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     import pyarrow as pa

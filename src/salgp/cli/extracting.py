@@ -119,7 +119,7 @@ def _in_memory(
     reader = Reader(**read)
     if perturb:
         with shell.progress("extracting samples and perturbed copies"):
-            found = rehearse(network, loader, reader, progress=False)
+            found = rehearse(network, loader, reader, progress=False, tokenizer=loader.tokenizer)
             return found.reader, found.features, found.labels
     with shell.progress("extracting", total=loader.n) as advance:
         return collect(read_batches(network, _Shown(loader, advance), reader, progress=False))

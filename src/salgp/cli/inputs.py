@@ -10,7 +10,7 @@ are no labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ class Inputs:
         take: rows ``start..stop`` as one positional input, a tuple of them, or a mapping by name.
         labels: ``(n,)`` or None.
         classes: class names or None.
+        tokenizer: that made the inputs from a ``text`` column, or None.
     """
 
     n: int
@@ -60,6 +61,7 @@ class Inputs:
     take: Any
     labels: Tensor | None = None
     classes: list[str] | None = None
+    tokenizer: Any = None
 
     def __len__(self) -> int:
         return -(-self.n // self.batch_size)
@@ -108,13 +110,15 @@ def open_inputs(
     if path.is_dir() and not any(path.glob("*.parquet")):
         return _image_folder(path, batch_size, classes, images or Images())
     arrays = read_arrays(path)
-    found = pop_labels(arrays)
-    known, names = (None, None) if found is None or not labels else _labels(found, classes, path)
+    stored = pop_labels(arrays)
+    known, names = (None, None) if stored is None or not labels else _labels(stored, classes, path)
     if prepare is not None:
         arrays = _prepared(arrays, prepare)
-    if tokenizer is not None and "text" in arrays:
-        arrays = _tokens(arrays["text"].tolist(), tokenizer)
-    return _of_arrays(arrays, path, batch_size, inputs, by_name, scale, known, names)
+    coder = None if tokenizer is None or "text" not in arrays else _tokenizer(tokenizer)
+    if coder is not None:
+        arrays = dict(coder(arrays["text"].tolist(), padding=True, truncation=True, return_tensors="np"))
+    found = _of_arrays(arrays, path, batch_size, inputs, by_name, scale, known, names)
+    return replace(found, tokenizer=coder)
 
 
 def _of_arrays(
@@ -207,13 +211,11 @@ def _labels(
     return as_labels(x, len(x), None if names is None else len(names)), names
 
 
-def _tokens(texts: Sequence[str], folder: Path) -> dict[str, Any]:
+def _tokenizer(folder: Path) -> Any:
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
-    return dict(tokenizer(list(texts), padding=True, truncation=True, return_tensors="np"))
+    options: Any = {"local_files_only": True, "trust_remote_code": False}
+    return transformers.AutoTokenizer.from_pretrained(folder, **options)
 
 
 def _image_folder(folder: Path, batch_size: int, classes: Sequence[str] | None, how: Images) -> Inputs:

@@ -117,7 +117,8 @@ def _fitted(
 
     n = sum(data.n for data in sets.values())
     with shell.progress(f"reading the network over {n:,} samples, and fitting"):
-        return run(network, sets["calibration"], reference=sets.get("train"), progress=False, **read)
+        read = {**read, "reference": sets.get("train"), "tokenizer": sets["calibration"].tokenizer}
+        return run(network, sets["calibration"], progress=False, **read)
 
 
 def _write(classifier: CalibratedClassifier, sets: Mapping[str, Inputs], out: Path, force: bool) -> None:
