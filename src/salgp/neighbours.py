@@ -142,6 +142,7 @@ def side_distances(
     leave_out: Tensor | None = None,
     *,
     refine: bool = True,
+    plenty: bool = False,
 ) -> Sides:
     """Mean distance to the ``k`` nearest points of the class asked for, of other classes, and of any.
 
@@ -154,6 +155,8 @@ def side_distances(
             -1 for none.
         refine: compute the distances again from the differences; without, they are those of the search, right
             to three to six digits.
+        plenty: promise that each label is a class with points, so that few samples need fewer looks at
+            distances that might be infinite.
 
     Example:
         >>> points = torch.tensor([[[0.0], [1.0], [3.0]]])
@@ -161,10 +164,11 @@ def side_distances(
         >>> side_distances(index, torch.tensor([[[0.5]]]), torch.tensor([1]), k=2).all.flatten()
         tensor([2.5000, 0.5000, 0.5000])
     """
+    plenty = plenty and leave_out is None and k + index.spare <= index.fewest
     if not torch.compiler.is_exporting() and len(label) >= ROWS_PER_CLASS * len(index.size):
         return Sides(_sides_by_class(index, query, label, k, leave_out, refine))
     parts = [
-        _sides_of_block(index, query[:, rows], label[rows], k, _rows_of(leave_out, rows), refine)
+        _sides_of_block(index, query[:, rows], label[rows], k, _rows_of(leave_out, rows), refine, plenty)
         for rows in _chunks(query.shape[1], index.fast.shape[0] * index.fast.shape[2])
     ]
     if not parts:
@@ -242,16 +246,16 @@ class ClassIndex:
             D[:, here, self.rank[leave_out[here]]] = torch.inf
         return D
 
-    def exact(self, query: Tensor, near: Tensor, column: Tensor) -> Tensor:
+    def exact(self, query: Tensor, near: Tensor | None, column: Tensor) -> Tensor:
         """Distances ``(S, n, K)`` from ``query`` to the points in ``column``, from their differences;
-        infinite where ``near`` is.
+        infinite where ``near`` is, if that is known at all.
         """
         if torch.compiler.is_exporting() and self.centre is None:  # an exported graph holds the points once
             distance = self._from_columns(query, column)
         else:
             chosen = self._chosen(column)
             distance = torch.linalg.vector_norm(chosen - query[:, :, None, :].to(chosen.dtype), dim=-1)
-        return distance.masked_fill(near == torch.inf, torch.inf)
+        return distance if near is None else distance.masked_fill(near == torch.inf, torch.inf)
 
     def _chosen(self, column: Tensor) -> Tensor:
         """Points ``(S, n, K, q)``."""
@@ -261,6 +265,13 @@ class ClassIndex:
         if S > 1:
             place = place + self.first
         return self.points.view(S * m, -1).index_select(0, place.flatten()).view(S, n, K, -1)
+
+    @cached_property
+    def fewest(self) -> int:
+        """So many points has every class, and so many have all others together."""
+        if len(self.size) < 3:
+            return 0
+        return min(int(self.size[:-1].min()), self.points.shape[1] - self.largest)
 
     @cached_property
     def first(self) -> Tensor:
@@ -321,6 +332,7 @@ def _sides_of_block(
     k: int,
     leave_out: Tensor | None,
     refine: bool,
+    plenty: bool = False,
 ) -> Tensor:
     """Mean distances ``(3, S, n)`` of a few samples, with a label each or one for all."""
     D = index.compare(query, leave_out)
@@ -332,8 +344,10 @@ def _sides_of_block(
         return _mean_of_least(_least_of_sides(distance, own_near.shape[-1], k))
     other_near, other_column = _smallest(D, min(most, D.shape[-1]))
     near = torch.cat([own_near, other_near], dim=-1)
-    distance = index.exact(query, near, torch.cat([own_column, other_column], dim=-1))
-    return _mean_of_least(_least_of_sides(distance, own_near.shape[-1], k))
+    column = torch.cat([own_column, other_column], dim=-1)
+    distance = index.exact(query, None if plenty else near, column)
+    least = _least_of_sides(distance, own_near.shape[-1], k)
+    return least.mean(dim=-1) if plenty else _mean_of_least(least)
 
 
 def _least_of_sides(distance: Tensor, n_own: int, k: int) -> Tensor:

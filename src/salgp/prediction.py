@@ -205,8 +205,8 @@ class Prediction:
             (tensor([0.9933]), tensor([0.0594]), tensor([0.5164]), tensor([1.0000]))
         """
         sd = variance.clamp_min(0).sqrt()
-        points = torch.stack([log_odds, *(torch.add(log_odds, sd, alpha=k) for k in (-1.0, 1.0, -_Z, _Z))])
-        confidence, below, above, low, high = torch.sigmoid(points)
+        steps = torch.tensor([[0.0], [-1.0], [1.0], [-_Z], [_Z]]).to(sd)
+        confidence, below, above, low, high = torch.sigmoid(torch.addcmul(log_odds, steps, sd))
         return Prediction.from_confidence(features, confidence, (above - below) / 2, (low, high), **more)
 
     def with_probs(
@@ -287,11 +287,11 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
     others = probs.scatter(1, label[:, None], 0.0)
     rest, tiny = others.sum(dim=1), torch.finfo(others.dtype).tiny
     left = 1 - confidence
-    some = rest > math.sqrt(tiny)
     scale = left / rest.clamp_min(tiny)
     top, cap = scale * others.amax(dim=1), confidence * (1 - _STRICTLY)
-    fine = some if allow_flips else some & (top <= cap)
-    if torch.compiler.is_exporting() or not bool(fine.all()):
+    some = rest > math.sqrt(tiny)
+    usual = not torch.compiler.is_exporting() and bool((some & ((top <= cap) | allow_flips)).all())
+    if not usual:
         even = left / max(others.shape[1] - 1, 1)
         keep = some.to(others.dtype)  # share of the proportions, 1 - w
         if not allow_flips:

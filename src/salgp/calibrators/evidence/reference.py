@@ -319,7 +319,10 @@ def layer_evidence(
     if reference.form == "statistics":
         sides = _mahalanobis(reference, query, features.label)
     else:
-        sides = side_distances(reference.index, query, features.label, reference.k, own, refine=refine)
+        plenty = len(reference.index.size) == features.n_classes + 1
+        sides = side_distances(
+            reference.index, query, features.label, reference.k, own, refine=refine, plenty=plenty
+        )
     return _evidence(sides, reference.typical, _place(query, reference.places))
 
 
