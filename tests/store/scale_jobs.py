@@ -4,6 +4,7 @@ killed.
 
 from __future__ import annotations
 
+import time
 import warnings
 from pathlib import Path
 
@@ -84,6 +85,12 @@ def loader(n_batches: int = 40, part: int = 0) -> list[tuple[Tensor, Tensor]]:
 def part_loader(part: int) -> list[tuple[Tensor, Tensor]]:
     """Batches of one of several parts."""
     return loader(4, part)
+
+
+def slow_part_loader(part: int) -> list[tuple[Tensor, Tensor]]:
+    """The same, so slowly that a node may die meanwhile."""
+    time.sleep(1.0)
+    return part_loader(part)
 
 
 def jitter(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -115,22 +115,22 @@ def extract_parts(
     engine: str = "local",
     workers: int | None = None,
     ray_address: str | None = None,
-    num_gpus: float = 0,
+    num_gpus: float | None = None,
     store_dtype: str = "float32",
     progress: bool = False,
     **options: Any,
 ) -> FeatureStore:
-    """Extract part by part, on Ray with a network per worker; every part becomes one shard.
+    """Extract part by part, on Ray Data with a network per actor; every part becomes one shard.
 
     Args:
-        make_model: builds the network; called once per worker. It sends it to its device, such as ``cuda``.
+        make_model: builds the network; called once per actor. It sends it to its device, such as ``cuda``.
         make_loader: the batches of part ``i``.
         n_parts: number of parts.
         out: folder of the store.
         engine: ``local`` (one after the other) or ``ray``.
-        workers: parts at once on Ray.
+        workers: actors at most on Ray.
         ray_address: of a running Ray cluster.
-        num_gpus: GPUs of each Ray worker.
+        num_gpus: GPUs of each actor; by default one where the cluster has GPUs.
         store_dtype: of the stored layers.
         progress: show rate and time left (needs ``rich``).
         options: of `salgp.extract`: ``layers``, ``pooling``, ``output``, ``max_width``, ``forward``, ...
@@ -142,13 +142,10 @@ def extract_parts(
         FeatureStore(out, incomplete=True).manifest if (Path(out) / "manifest.json").is_file() else None
     )
     done = set() if manifest is None else set(manifest.entries)
-    pieces = [
-        (make_model, make_loader, i, str(out), store_dtype, options) for i in range(n_parts) if i not in done
-    ]
+    pieces = [i for i in range(n_parts) if i not in done]
+    part = functools.partial(_extract_part, make_model, make_loader, str(out), store_dtype, options)
     results = (
-        (_extract_part(*piece) for piece in pieces)
-        if engine == "local"
-        else _on_ray(pieces, workers, ray_address, num_gpus)
+        map(part, pieces) if engine == "local" else _on_ray(part, pieces, workers, ray_address, num_gpus)
     )
     with locked(out), shown("extracting", n_parts, len(done), progress) as advance:
         for index, entry, header in results:
@@ -222,10 +219,10 @@ def _next_shard(
 def _extract_part(
     make_model: Callable[[], nn.Module],
     make_loader: Callable[[int], Iterable[Any]],
-    index: int,
     out: str,
     dtype: str,
     options: dict[str, Any],
+    index: int,
 ) -> tuple[int, tuple[str, int, str], dict[str, Any]]:
     features, labels = extract(_model(make_model), make_loader(index), **options)
     header = header_of(features, labels, dtype, {"parts": True})
@@ -239,11 +236,15 @@ def _model(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _on_ray(
-    pieces: list[tuple[Any, ...]], workers: int | None, address: str | None, num_gpus: float
+    part: Callable[[int], Any],
+    pieces: list[int],
+    workers: int | None,
+    address: str | None,
+    num_gpus: float | None,
 ) -> Iterator[Any]:
-    from salgp.store.ray_engine import run_ray
+    from salgp.store.ray_engine import run_on_actors
 
-    return run_ray(_extract_part, pieces, workers, address, {"num_gpus": num_gpus} if num_gpus else None)
+    return run_on_actors(part, pieces, workers, address, num_gpus)
 
 
 def _shard_seed(seed: int, index: int) -> int:

@@ -3,17 +3,24 @@
 Scheduling, retries, autoscaling and placement are Ray's; nothing of that kind is here. With an address the
 tasks go to that cluster and every worker must see the same paths; without one, a small Ray is started on this
 machine and shut down again.
+
+Work that needs something costly to make, such as a network on a GPU, runs on Ray Data: a pool of actors makes
+it once each, and Ray Data holds pieces back while all of them are busy (backpressure). Pieces are numbers and
+results a few words, since the data itself goes from file to file, so that the object store stays empty. An
+actor that dies with its node is made again on another, and its pieces with it.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["ray_session", "run_ray"]
+__all__ = ["ray_session", "run_on_actors", "run_ray"]
 
 MAX_RETRIES = 20
 """How often a piece is tried again after its worker died; errors of the work itself are not retried."""
@@ -51,6 +58,60 @@ def run_ray(
                 return
             done, running = ray.wait(running, num_returns=1)
             yield ray.get(done[0])
+
+
+def run_on_actors(
+    function: Callable[[int], Any],
+    pieces: Sequence[int],
+    workers: int | None = None,
+    address: str | None = None,
+    num_gpus: float | None = None,
+) -> Iterator[Any]:
+    """Run numbered pieces on Ray Data by a pool of actors; yields results in the order in which they finish.
+
+    Args:
+        function: of the number of a piece; gives a value that JSON can hold. What it keeps in its process is
+            made once per actor.
+        pieces: their numbers.
+        workers: actors at most; by default as many as the cluster has room for.
+        address: of a running cluster.
+        num_gpus: of each actor; by default one where the cluster has some, else none.
+    """
+    if not pieces:
+        return
+    with ray_session(workers, address) as ray, _quiet():
+        import ray.data as data
+
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        data.DataContext.get_current().enable_progress_bars = False
+        has = ray.cluster_resources()
+        gpus = float(has.get("GPU", 0) > 0) if num_gpus is None else num_gpus
+        room = int(has.get("GPU", 0) / gpus) if gpus else int(has.get("CPU", 1))
+        rows = data.from_items([{"piece": piece} for piece in pieces], override_num_blocks=len(pieces))
+        done = rows.map_batches(
+            Actor,
+            fn_constructor_args=(function,),
+            batch_size=1,
+            compute=data.ActorPoolStrategy(min_size=1, max_size=max(1, min(workers or room, len(pieces)))),
+            num_cpus=1,
+            num_gpus=gpus,
+        )
+        for row in done.iter_rows():
+            yield json.loads(row["found"])
+
+
+class Actor:
+    """Does pieces of work one after the other, on one thread, in a process of its own."""
+
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self.function = function
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        """Results of the pieces of a batch, as JSON."""
+        return {"found": [json.dumps(self.function(int(piece))) for piece in batch["piece"]]}
 
 
 @contextmanager

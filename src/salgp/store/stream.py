@@ -7,7 +7,9 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +118,7 @@ class StoreSource:
         todo = [(function, *given, *files[f], f, verify) for f in files if not Path(f).is_file()]
         self._run(name, store, files, todo)
         checked.touch()
-        return added([read_value(Path(file)) for file in files])
+        return added(read_value(Path(file)) for file in files)
 
     def _run(
         self,
@@ -137,25 +139,19 @@ def run_piece(
 ) -> str:
     """Add up ``function`` over shards ``first`` to ``last - 1`` and write the sum to ``out``."""
     value, source = read_value(Path(state)), FeatureStore(store)
-    parts = []
-    for index in range(first, last):
-        features, labels = source.shard(index, verify=verify)
-        parts.append(function(value, features, labels, index))
+    parts = (function(value, *source.shard(index, verify=verify), index) for index in range(first, last))
     write_value(Path(out), added(parts))
     return out
 
 
-def added(parts: list[Any]) -> Any:
-    """Sum in the given order, which fixes every bit of the result.
+def added(parts: Iterable[Any]) -> Any:
+    """Sum in the given order, which fixes every bit of the result; two parts are in memory at a time.
 
     Example:
         >>> added([1, 2, 3])
         6
     """
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return functools.reduce(operator.add, parts)
 
 
 def write_value(path: Path, value: Any) -> None:

@@ -59,12 +59,16 @@ from salgp.calibrators.labelling import spread_choice
 from salgp.calibrators.source import Source
 from salgp.calibrators.temperature import careful_temperature
 from salgp.features import Features
+from salgp.gp.threads import threads_for
 from salgp.labels import as_labels
 from salgp.metrics import ece, nll_correct
 from salgp.prediction import LayerTerms, Prediction
 from salgp.storage import storable
 
 __all__ = ["EvidenceModel", "LayerEvidence"]
+
+COLUMNS = 16
+"""About so many numbers of a row matter to a fit."""
 
 
 @storable
@@ -226,6 +230,10 @@ class LayerEvidence(Calibrator):
     def learn(self, features: Features, labels: Tensor, evidence: Evidence, reference: Reference) -> None:
         """Fit to evidence, against this reference, that is known already."""
         self._check_settings()
+        with threads_for(len(features) * COLUMNS):
+            self._learn(features, labels, evidence, reference)
+
+    def _learn(self, features: Features, labels: Tensor, evidence: Evidence, reference: Reference) -> None:
         first, _ = originals(features)
         temperature = careful_temperature(features.logits[first], labels[first])
         scales = scales_of(evidence[first])

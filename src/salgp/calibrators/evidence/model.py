@@ -16,7 +16,7 @@ so that a thousand classes cost a thousand rows, not a million entries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,9 @@ PRECISE = {"maxiter": 5000, "maxfun": 50_000, "ftol": 1e-15, "gtol": 1e-8}
 """The optimum is unique; it is found to the last digits, so that neither order nor history of the samples
 shows.
 """
+
+GROUP_ENTRIES = 100_000
+"""Entries of the covariances of groups that are left out at once."""
 
 LARGEST_LOG_ODDS = 4.0
 """The model's ``t`` is kept within this bound: beyond 98 %, more confidence of the network says little more.
@@ -110,9 +113,10 @@ class LogOdds:
         return mean, ((phi @ self.covariance) * phi).sum(dim=1) + self.spare[label]
 
     def joint(self, X: Tensor, label: Tensor) -> Tensor:
-        """Covariance ``(n, n)`` of the log-odds."""
+        """Covariance ``(..., n, n)`` of the log-odds of rows ``(..., n, p)``."""
         phi = X - self.pull[label]
-        return phi @ self.covariance @ phi.T + (label[:, None] == label) * self.spare[label]
+        same = label[..., :, None] == label[..., None, :]
+        return phi @ self.covariance @ phi.mT + same * self.spare[label][..., None, :]
 
 
 def copies(features: Features) -> Tensor:
@@ -291,14 +295,24 @@ def leave_group_out(
     f, variance = model.moments(X, label)
     p = torch.sigmoid(f)
     out = f.clone()
-    order = group.argsort(stable=True)
-    for rows in order.split(torch.bincount(group).tolist()):
+    curvature, wrong = weight * p * (1 - p), weight * (correct - p)
+    for rows in _groups_of_a_size(group):  # (g, size)
         V = model.joint(X[rows], label[rows])
-        W = (weight * p * (1 - p))[rows]
-        U = torch.linalg.solve(torch.eye(len(rows)).to(V) - V * W, V)
-        out[rows] = f[rows] - U @ (weight * (correct - p))[rows]
-        variance[rows] = U.diagonal()
+        left = torch.eye(rows.shape[1]).to(V) - V * curvature[rows][:, None, :]
+        U = torch.linalg.solve(left, V)
+        out[rows] = f[rows] - (U @ wrong[rows][:, :, None])[:, :, 0]
+        variance[rows] = U.diagonal(dim1=1, dim2=2)
     return out, variance
+
+
+def _groups_of_a_size(group: Tensor) -> Iterator[Tensor]:
+    """Rows ``(g, size)`` of groups that have the same size, so many that their squares fit into the cache."""
+    order, sizes = group.argsort(stable=True), torch.bincount(group)
+    start = sizes.cumsum(0) - sizes
+    for size in sizes[sizes > 0].unique().tolist():
+        first = start[sizes == size]
+        rows = order[first[:, None] + torch.arange(size, device=group.device)]
+        yield from rows.split(max(1, GROUP_ENTRIES // size**2))
 
 
 def _tell_unless_settled(found: Any, bounds: Sequence[tuple[float | None, float | None]]) -> None:
