@@ -6,7 +6,7 @@ JOBS   ?= 2
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-slow fuzz sbom lint types docs docs-version package check bench bench-shift bench-scale clean
+.PHONY: help demo test test-slow test-lowest test-pythons fuzz mutants sbom hashes lint types docs docs-version package check bench bench-shift bench-scale clean
 help:            ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
@@ -30,11 +30,40 @@ test: $(VENV)/.dev  ## all tests, doctests included
 test-slow: $(VENV)/.dev  ## the long ones: kill-and-resume loops, large sizes
 	$(BIN)/python -m pytest -q -m slow
 
+LOWEST ?= .venv-lowest
+CORE   := tests/test_features.py tests/test_prediction.py tests/storage tests/metrics/test_interval.py tests/gp/test_regression.py \
+	tests/gp/test_linalg.py tests/gp/test_likelihood.py tests/calibrators/test_base.py tests/calibrators/test_temperature.py \
+	tests/calibrators/test_contract.py tests/calibrators/evidence tests/test_decide.py tests/test_decide_values.py tests/test_module.py \
+	tests/test_cli.py tests/store/test_store.py
+$(LOWEST)/.made: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install -q -c constraints-lowest.txt -e ".[cli,report,plots,parquet,images,pandas,deep,onnx]" pytest hypothesis
+	@touch $@
+
+test-lowest: $(LOWEST)/.made  ## the core tests with the lowest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m pytest -q -m "not slow" $(CORE)
+
+test-pythons:    ## every other Python that is here: compiles without a warning, and the core tests where it has torch
+	@for python in python3.12 python3.13; do \
+	  command -v $$python >/dev/null || { echo "$$python: not here"; continue; }; \
+	  PYTHONDONTWRITEBYTECODE=1 $$python -W error benchmarks/compiles.py src tests examples benchmarks || exit 1; \
+	  if $$python -c "import torch, pytest" 2>/dev/null; then PYTHONPATH=src $$python -m pytest -q -m "not slow" $(CORE) || exit 1; \
+	  else echo "$$python: no torch and pytest, no tests"; fi; done
+
 fuzz: $(VENV)/.dev  ## 100,000 mutants for every reader (FUZZ=N for another number), continued where out/fuzz.jsonl ends
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/run.py --count $(or $(FUZZ),100000) --out out/fuzz.jsonl
 
+mutants: $(VENV)/.dev  ## mutants of the source against the tests that reach them (PACKAGE=src/salgp/gp TESTS=tests/gp COUNT=40)
+	$(BIN)/python tests/mutation/run.py $(or $(PACKAGE),src/salgp/decide.py) $(or $(TESTS),tests/test_decide_values.py tests/test_decide.py) \
+	  --count $(or $(COUNT),40)
+
 sbom: $(VENV)/.dev  ## every installed package with version, licence and what it needs, as CycloneDX into out/sbom.json
 	$(BIN)/python benchmarks/sbom.py out/sbom.json
+
+hashes: $(VENV)/.dev  ## requirements with the SHA-256 of every file, for pip install --require-hashes, into out/
+	mkdir -p out
+	$(BIN)/python -m pip install -q --dry-run --ignore-installed --report out/report.json -c constraints.txt ".[dev]"
+	$(BIN)/python benchmarks/hashes.py out/report.json out/requirements-hashed.txt
 
 lint: $(VENV)/.dev  ## format and lint
 	$(BIN)/ruff format --check src tests benchmarks examples docs/*.py

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import beta, binom
+from sealing import edit_header
 
-from salgp import Prediction
+from salgp import FormatError, Prediction
 from salgp.decide import ALWAYS, NEVER, Rule, choose_threshold, samples_needed
 
 
@@ -124,8 +126,9 @@ def test_samples_needed_one_by_one(error: float, assurance: float, observed: flo
         assert binom.cdf(math.ceil(observed * (found - 1)), found - 1, error) > 1 - assurance
 
 
-def test_how_many_labelled_samples_would_be_needed() -> None:
-    n, error = 150, 0.05
+@pytest.mark.parametrize("n", [105, 123, 150])
+def test_how_many_labelled_samples_would_be_needed(n: int) -> None:
+    error = 0.05
     s = torch.linspace(0.99, 0.5, n, dtype=torch.float64)
     wrong = torch.arange(n) < 4  # the most confident ones
     prediction = Prediction(torch.zeros(n, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
@@ -138,7 +141,7 @@ def test_how_many_labelled_samples_would_be_needed() -> None:
     assert rule.needed > n
     assert (rule.kept, rule.wrong, rule.n, rule.coverage) == (0, 0, n, 0.0)
     assert rule.promise == (
-        "No rule: on 150 labelled samples no threshold keeps the error at or below 5 % with 95% assurance; "
+        f"No rule: on {n} labelled samples no threshold keeps the error at or below 5 % with 95% assurance; "
         f"about {rule.needed:,} labelled samples would be needed."
     )
 
@@ -181,3 +184,16 @@ def test_sentences() -> None:
         "the mean cost per sample is at most 1."
     )
     assert Rule((0.5,)).coverage == 0.0
+
+
+def test_a_class_without_samples_and_rules_of_a_newer_version(tmp_path: Path) -> None:
+    prediction, truth, _ = drawn(300, 2)
+    three = Prediction(
+        prediction.label, torch.nn.functional.pad(prediction.probs, (0, 1)), prediction.confidence
+    )
+    rule = choose_threshold(three, truth, 0.2, per_class=True)
+    assert rule.threshold[2] == NEVER
+    rule.save(tmp_path / "rule.json")
+    edit_header(tmp_path / "rule.json", lambda value: {**value, "format_version": 2})
+    with pytest.raises(FormatError, match="newer version"):
+        Rule.load(tmp_path / "rule.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import cache
 
@@ -17,7 +18,7 @@ from salgp.features import Features
 from salgp.prediction import Prediction
 
 SLOW = ("deep-gp",)
-METHODS = [name for name in names() if name not in SLOW]
+METHODS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names()]
 
 
 @cache
@@ -82,7 +83,7 @@ def test_any_problem_is_fitted_or_refused_in_a_sentence(name: str, problem: tupl
         check(method.predict(data), data.label)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if get(name).needs_layers])
+@pytest.mark.parametrize("name", [name for name in names() if name not in SLOW and get(name).needs_layers])
 def test_layers_without_columns_are_named_or_harmless(name: str) -> None:
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(60) % 3
@@ -102,13 +103,39 @@ def _refusal(method: Calibrator, data: Features, labels: Tensor) -> str:
     return ""
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+UNBOUNDED = ("nll", "nll_correct")
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(problem=problems())
+def test_every_metric_of_anything_is_a_number_in_its_range(problem: tuple[Features, Tensor]) -> None:
+    """All registered metrics at once, with and without error bars; what cannot be computed is None."""
+    data, labels = problem
+    std = torch.full_like(data.confidence.double(), 0.1)
+    for prediction in (
+        Prediction.from_probs(data, data.probs.double()),
+        Prediction.from_confidence(data, data.confidence.double(), std),
+    ):
+        scores = metrics.evaluate(prediction, labels).as_dict()
+        assert set(metrics.METRICS) <= set(scores)
+        for name in metrics.METRICS:
+            value, most = scores[name], 2.0 if name == "brier" else math.inf if name in UNBOUNDED else 1.0
+            assert value is None or 0 <= value <= most + 1e-9, name
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(found=predictions())
-def test_metrics_of_anything_are_numbers(found: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_metrics_that_are_not_registered_are_numbers_too(found: tuple[Tensor, Tensor, Tensor]) -> None:
     probs, confidence, labels = found
     correct = probs.argmax(dim=1) == labels
-    for value in (metrics.ece(confidence, correct), metrics.brier_correct(confidence, correct)):
-        assert 0 <= float(value) <= 1
+    for name in ("ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "brier_correct", "aurc"):
+        assert 0 <= float(getattr(metrics, name)(confidence, correct)) <= 1 + 1e-9, name
+    assert 0 <= metrics.debiased_ece(confidence, correct, norm="l2") <= 1
+    assert 0 <= metrics.predictive_coverage(confidence, correct, confidence, confidence, draws=20) <= 1
+    parts = metrics.brier_decomposition(confidence, correct)
+    assert parts.brier == pytest.approx(metrics.brier_correct(confidence, correct), abs=1e-9)
+    if bool((labels >= 0).any()):
+        assert 0 <= metrics.classwise_ece(probs, labels) <= 1
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

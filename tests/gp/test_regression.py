@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -206,3 +207,26 @@ def test_greedy_rows_compute_no_column_twice(monkeypatch: pytest.MonkeyPatch) ->
 
 def take(rows: Rows, index: list[int]) -> Rows:
     return Rows({"x": rows.blocks["x"][index]}, {"layer": rows.groups["layer"][index]})
+
+
+def test_statistics_are_sums_that_add_and_subtract_field_by_field() -> None:
+    first, second = torch.arange(N) < 11, torch.arange(N) >= 11
+    whole = statistics(K[:5], K.diagonal(), Y, NOISE)
+    one, other = (
+        statistics(K[:5][:, part], K.diagonal()[part], Y[part], NOISE[part]) for part in (first, second)
+    )
+    A, b = torch.zeros(5, 5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    yy = log_noise = trace = 0.0
+    for i in range(N):
+        k = K[:5, i]
+        A += torch.outer(k, k) / NOISE[i]
+        b += k * Y[i] / NOISE[i]
+        yy += float(Y[i] ** 2 / NOISE[i])
+        log_noise += math.log(float(NOISE[i]))
+        trace += float(K[i, i] / NOISE[i])
+    expected = (A, b, yy, log_noise, trace, N)
+    names = ("A", "b", "yy", "log_noise", "trace", "n")
+    for name, value in zip(names, expected, strict=True):
+        for found in (whole, one + other):
+            np.testing.assert_allclose(getattr(found, name), value, rtol=1e-12)
+        np.testing.assert_allclose(getattr(whole - other, name), getattr(one, name), rtol=1e-9, atol=1e-12)

@@ -206,6 +206,20 @@ def test_settings_that_nobody_made_are_refused(tmp_path: Path, change: dict[str,
         Monitor.open(tmp_path)
 
 
+@pytest.mark.parametrize("name", [records.LOG, records.STATE])
+def test_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match="is not of a monitor; it is left alone"):
+        Monitor.start(batch(300, 0)[0], tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_monitor_killed_at_its_start_is_started_again(tmp_path: Path) -> None:
+    Monitor.start(batch(300, 0)[0], tmp_path)
+    (tmp_path / records.SETTINGS).unlink()  # the state is written first
+    assert Monitor.start(batch(300, 0)[0], tmp_path).feed(batch(50, 1)[0]).batches == 1
+
+
 def test_wrong_use_says_so() -> None:
     p, _ = batch(100, 0)
     with pytest.raises(ValueError, match="at least 50"):

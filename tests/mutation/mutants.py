@@ -45,8 +45,8 @@ class Mutant:
     def _made(self) -> tuple[ast.Module, int, str]:
         tree = copy.deepcopy(_parsed(self.file))
         node, what = places(tree)[self.index]
-        line = getattr(node, "lineno", 0)
-        return ast.fix_missing_locations(tree), line, change(node, what)
+        line, how = getattr(node, "lineno", 0), change(node, what)
+        return ast.fix_missing_locations(tree), line, how
 
     @property
     def tree(self) -> ast.Module:

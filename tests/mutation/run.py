@@ -92,6 +92,7 @@ class Loop:
             if not live or not items:
                 self.tell(mutant, "not reached")
                 continue
+            compile(mutant.tree, str(mutant.file), "exec")  # a mutant that is no Python is a bug of ours
             seconds = 10 + 10 * sum(self.reached[item.nodeid]["seconds"] for item in items)
             code, _ = in_child(lambda m=mutant, f=live, i=items: _try(m, f, i), seconds)
             self.tell(mutant, "survived" if code == 0 else "killed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from salgp.gp.covariance import Index, Rows, Stationary
 from salgp.storage import (
     ChecksumError,
     FormatError,
+    append_line,
     pack,
     read_header,
     read_json,
@@ -269,3 +271,24 @@ def test_links_are_not_written_to(tmp_path: Path) -> None:
 def test_unpack_refuses_what_pack_does_not_make(value: Any) -> None:
     with pytest.raises(FormatError):
         unpack(value, {})
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize(
+    "write", [lambda path: write_json(path, 1), lambda path: append_line(path, {"a": 1})]
+)
+def test_devices_pipes_and_folders_are_not_replaced(tmp_path: Path, write: Callable[[Path], object]) -> None:
+    """A rename would put a file in their place, also in that of ``/dev/null`` for a user with all rights."""
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(FileExistsError, match="a device or a pipe, not a file"):
+            write(path)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "ü" * 120])
+def test_names_as_long_as_the_system_allows(tmp_path: Path, name: str) -> None:
+    assert read_json(write_json(tmp_path / name, [1])) == [1]
+    assert [path.name for path in tmp_path.iterdir()] == [name]

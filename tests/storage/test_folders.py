@@ -184,3 +184,10 @@ def test_killed_writers_leave_a_whole_folder(tmp_path: Path) -> None:
     a, b = load(target)
     assert b == a * 2
     assert os.path.isdir(target)
+
+
+def test_a_name_as_long_as_the_system_allows(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 250)
+    for text in "ab":
+        write_folder(folder, lambda part, text=text: (part / "file").write_text(text), "example")
+    assert read_folder(folder, "example", lambda part: (part / "file").read_text()) == "b"

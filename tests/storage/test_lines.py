@@ -112,3 +112,13 @@ def test_several_processes_may_append(tmp_path: Path) -> None:
     found = read_lines(log)
     for name in "ab":
         assert [r["i"] for r in found if r["who"] == name] == list(range(100))
+
+
+def test_what_a_link_points_to_is_not_touched(tmp_path: Path) -> None:
+    """Appending would cut off the last line of somebody else's text."""
+    theirs, link = tmp_path / "theirs.txt", tmp_path / "log.jsonl"
+    theirs.write_text("first line\nwithout an end")
+    link.symlink_to(theirs)
+    with pytest.raises(FileExistsError, match="symbolic link"):
+        append_line(link, {"a": 1})
+    assert theirs.read_text() == "first line\nwithout an end"

@@ -102,3 +102,13 @@ def test_the_host_is_not_named() -> None:
     import platform
 
     assert platform.node() not in json.dumps(_me())
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.txt"
+    theirs.write_text("keep me")
+    (tmp_path / ".salgp.lock").symlink_to(theirs)
+    with pytest.raises(FileExistsError, match="symbolic link"), locked(tmp_path):
+        pass
+    assert theirs.read_text() == "keep me"
+    assert (tmp_path / ".salgp.lock").is_symlink()

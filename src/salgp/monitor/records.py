@@ -149,6 +149,9 @@ def create(folder: Path, settings: Settings, state: State) -> None:
         raise FileExistsError(
             f"{folder} holds a monitor already; go on with Monitor.open, or choose another folder"
         )
+    foreign = [path for path in (folder / LOG, folder / STATE) if path.exists() and not _begun(path)]
+    if foreign:
+        raise FileExistsError(f"{foreign[0]} is not of a monitor; it is left alone: choose another folder")
     _write_state(folder, state, None)
     write_header(folder / SETTINGS, KIND, 1, asdict(settings))
 
@@ -212,6 +215,14 @@ def read_settings(folder: Path) -> Settings:
     ):
         raise FormatError(f"{path}: not the settings of a monitor: a number is out of its range")
     return found
+
+
+def _begun(path: Path) -> bool:
+    """Is this all that a monitor killed at its start has left?"""
+    try:
+        return path.name == STATE and read_metadata(path).get("kind") == "salgp-monitor-state"
+    except FormatError:
+        return False
 
 
 def _write_state(folder: Path, state: State, record: Record | None) -> None:

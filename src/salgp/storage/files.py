@@ -22,6 +22,7 @@ from torch import Tensor
 from salgp.storage.errors import ChecksumError, FormatError
 
 __all__ = [
+    "SHORT",
     "check_kind",
     "check_size",
     "digest",
@@ -30,6 +31,7 @@ __all__ = [
     "read_metadata",
     "read_tensors",
     "refuse_link",
+    "refuse_special",
     "umask",
     "write_header",
     "write_json",
@@ -41,6 +43,9 @@ CHECK = "sha256"
 """Key of a header's own checksum."""
 ARRAYS = "sha256_arrays"
 """Key of the checksums of the arrays."""
+
+SHORT = 40
+"""Characters of a target's name that its temporary file bears; names have a largest length."""
 
 LARGE = 256 * 2**20
 """Bytes of memory that any file may ask for."""
@@ -67,9 +72,9 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
     untouched.
     """
     target = Path(path)
-    refuse_link(target)
+    refuse_special(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:SHORT]}.", suffix=".part", dir=target.parent)
     os.close(handle)
     try:
         write(Path(name))
@@ -85,6 +90,13 @@ def refuse_link(path: Path) -> None:
     """Refuse to write through or over a symbolic link: what it points to is somebody else's."""
     if path.is_symlink():
         raise FileExistsError(f"{path} is a symbolic link; salgp writes to no link, name the target itself")
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse links, folders, devices and pipes: a rename would take the place even of ``/dev/null``."""
+    refuse_link(path)
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is a folder, a device or a pipe, not a file; choose another name")
 
 
 def write_tensors(

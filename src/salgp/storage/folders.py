@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from salgp.storage.errors import ChecksumError, FormatError
-from salgp.storage.files import digest, read_header, refuse_link, umask, write_header
+from salgp.storage.files import SHORT, digest, read_header, refuse_link, umask, write_header
 
 __all__ = ["CONTENTS", "check_replaceable", "read_folder", "write_folder"]
 
@@ -45,7 +45,7 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], object], 
     target = Path(os.path.abspath(path))
     check_replaceable(target, kind)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name[:SHORT]}.", suffix=".part", dir=target.parent))
     try:
         write(part)
         files = {file.name: digest(file) for file in sorted(part.iterdir()) if file.name != CONTENTS}

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from salgp.storage.errors import ChecksumError, FormatError
-from salgp.storage.locks import hold_file
+from salgp.storage.files import refuse_special
+from salgp.storage.locks import NO_LINK, hold_file
 
 __all__ = ["append_line", "append_lines", "read_lines"]
 
@@ -37,8 +38,9 @@ def append_lines(path: str | os.PathLike[str], records: Iterable[Mapping[str, An
         records: objects of numbers, strings, lists and objects; no NaN, and no key ``sha256``.
     """
     where = Path(path)
+    refuse_special(where)
     where.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(where, os.O_RDWR | os.O_CREAT, 0o666), "rb+") as file:
+    with open(os.open(where, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666), "rb+") as file:
         hold_file(file)
         check = _last_check(file)
         for record in records:

@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from salgp.storage.errors import LockedError
+from salgp.storage.files import refuse_special
 
-__all__ = ["LOCK", "hold_file", "locked"]
+__all__ = ["LOCK", "NO_LINK", "hold_file", "locked"]
 
 LOCK = ".salgp.lock"
 """Name of the lock file inside a folder; it is gone when nobody writes."""
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+"""Flag with which opening a symbolic link fails: what it points to is somebody else's."""
 
 
 @contextmanager
@@ -52,6 +55,7 @@ def locked(folder: str | os.PathLike[str], wait: float = 0.0) -> Iterator[Path]:
         True
     """
     path = Path(folder) / LOCK
+    refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = _acquire(path, time.monotonic() + wait)
     try:
@@ -97,7 +101,7 @@ def _acquire(path: Path, deadline: float) -> IO[bytes]:
 
 def _try(path: Path) -> IO[bytes] | None:
     """The open and held lock file with our name in it, or None where somebody else has it."""
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb+")
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666), "rb+")
     if not hold_file(file, wait=False):
         file.close()
         return None

@@ -1,0 +1,185 @@
+"""Estimates without labels, derived once more: direct maximisation, numerical curvature, loops."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.stats import chi2, norm
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from salgp import Prediction
+from salgp.decide import Rule
+from salgp.estimate import (
+    ATC,
+    CBPE,
+    DifferenceOfConfidences,
+    ImportanceWeighting,
+    Spread,
+    accuracy,
+    adapt,
+    class_mix,
+    error_above,
+    measure_spread,
+    per_class,
+)
+from salgp.estimate.accuracy import _halves, from_sums
+
+
+def drawn(n: int, seed: int, sharp: float = 1.5, novelty: bool = False) -> tuple[Prediction, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    probs = (sharp * torch.randn(n, 3, generator=g, dtype=torch.float64)).softmax(1)
+    y = torch.multinomial(probs, 1, generator=g)[:, 0]
+    new = torch.randn(n, generator=g, dtype=torch.float64) if novelty else None
+    return Prediction(probs.argmax(1), probs, probs.amax(1), novelty=new), y
+
+
+def test_interval_adds_chance_and_what_calibration_does_not_know() -> None:
+    p, _ = drawn(50, 0)
+    c = p.confidence.numpy()
+    chance = math.sqrt(sum(x * (1 - x) for x in c)) / 50
+    for level, spread, unknown in ((0.9, None, 0.0), (0.8, 0.04, 0.04), (0.5, Spread(0.02, 0.3, 0.9), None)):
+        extra = 0.02 + 0.3 * abs(0.9 - c.mean()) if unknown is None else unknown
+        half = norm.ppf((1 + level) / 2) * math.sqrt(chance**2 + extra**2)
+        found = accuracy(p, spread, level)
+        assert (found.value, found.n, found.level) == (pytest.approx(c.mean()), 50, level)
+        assert found.lower == pytest.approx(max(c.mean() - half, 0))
+        assert found.upper == pytest.approx(min(c.mean() + half, 1))
+    measured = Spread(0.02, 0.3, 0.9, factor=2.5, level=0.8)
+    half = 2.5 * math.sqrt(chance**2 + measured.at(float(c.mean())) ** 2)
+    assert accuracy(p, measured, 0.8).lower == pytest.approx(c.mean() - half)
+    assert str(from_sums(400, 320.0, 64.0, 0.0, 0.9)) == "80.0 % (76.7 to 83.3 %)"
+    assert (from_sums(4, 4.0, 0.0, 0.3, 0.9).upper, from_sums(4, 0.0, 0.0, 0.3, 0.9).lower) == (1.0, 0.0)
+
+
+def test_error_above_a_rule_is_the_mirror_of_its_accuracy() -> None:
+    p, _ = drawn(200, 1)
+    acted = p.confidence > 0.7
+    found = error_above(p, Rule((0.7,)), 0.02, 0.8)
+    c = p.confidence[acted].numpy()
+    half = norm.ppf(0.9) * math.sqrt((c * (1 - c)).sum() / len(c) ** 2 + 0.02**2)
+    assert found.value == pytest.approx(1 - c.mean())
+    assert (found.lower, found.upper) == (
+        pytest.approx(1 - c.mean() - half),
+        pytest.approx(1 - c.mean() + half),
+    )
+    each = per_class(p, 0.02, 0.8)
+    assert each[1].lower == pytest.approx(accuracy(p[p.label == 1], 0.02, 0.8).lower)
+
+
+def test_measured_spread_is_the_likeliest_line_by_loops() -> None:
+    environments, rows = [], []
+    for seed in range(7):
+        p, y = drawn(150, seed, sharp=0.5 + 0.4 * seed)
+        wrong = torch.rand(150, generator=torch.Generator().manual_seed(50 + seed)) < 0.05 * seed
+        y = torch.where(wrong, (p.label + 1) % 3, y)
+        environments.append((p, y))
+        c = p.confidence.numpy()
+        gap = c.mean() - float((p.label == y).double().mean())
+        rows.append((gap, abs(0.8 - c.mean()), (c * (1 - c)).sum() / 150**2))
+    best = (math.inf, 0.0, 0.0)
+    for base in np.geomspace(0.001, 0.2, 40):
+        for slope in np.linspace(0, 1, 41):
+            loss = 0.0
+            for gap, distance, chance in rows:
+                variance = (base + slope * distance) ** 2 + chance
+                loss += gap**2 / variance + math.log(variance)
+            best = min(best, (loss, base, slope))
+    found = measure_spread(environments, home=0.8, level=0.7)
+    assert (found.base, found.slope) == (pytest.approx(best[1]), pytest.approx(best[2]))
+    ratios = sorted(abs(g) / math.sqrt((best[1] + best[2] * d) ** 2 + v) for g, d, v in rows)
+    assert found.factor == pytest.approx(max(ratios[math.ceil(8 * 0.7) - 1], norm.ppf(0.85)))
+    assert (found.home, found.level, found.n_environments) == (0.8, 0.7, 7)
+    assert measure_spread(environments, home=0.8, level=0.99).factor >= norm.ppf(0.995) - 1e-12
+
+
+def test_halves_keep_copies_with_their_sample() -> None:
+    assert _halves(torch.tensor([7, 3, 9, 7, 3, 12])).tolist() == [1, 0, 0, 1, 0, 1]
+
+
+def test_class_mix_is_the_likeliest_one_with_its_curvature() -> None:
+    source = np.array([0.5, 0.3, 0.2])
+    p, _ = drawn(300, 3)
+    found = class_mix(p, source, max_steps=5000, tolerance=1e-12)
+    ratio = p.probs.numpy() / source
+
+    def loss(v: np.ndarray) -> float:
+        share = np.array([v[0], v[1], 1 - v[0] - v[1]])
+        return -float(np.log(np.maximum(ratio @ share, 1e-300)).sum())
+
+    best = minimize(
+        loss, found.share[:2] + 0.01, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}
+    )
+    np.testing.assert_allclose(found.share[:2], best.x, atol=1e-5)
+    h, H = 1e-4, np.zeros((2, 2))
+    for i in range(2):
+        for j in range(2):
+            e, f = np.eye(2)[i] * h, np.eye(2)[j] * h
+            x = found.share[:2]
+            H[i, j] = (loss(x + e + f) - loss(x + e - f) - loss(x - e + f) + loss(x - e - f)) / (4 * h * h)
+    S = np.linalg.inv(H)
+    third = S.sum()
+    np.testing.assert_allclose(found.std, np.sqrt([S[0, 0], S[1, 1], third]), rtol=1e-3)
+    gain = 2 * (loss(source[:2]) - loss(found.share[:2]))
+    assert found.p_value == pytest.approx(chi2.sf(gain, 2), rel=1e-6)
+    low, high = found.interval(0.8)
+    np.testing.assert_allclose(high - low, 2 * norm.ppf(0.9) * found.std)
+    assert (found.n, found.converged) == (300, True)
+    assert not class_mix(p, source, max_steps=1).converged
+    largest = int(np.argmax(np.abs(found.share - source)))
+    assert f"class {largest}, from {source[largest]:.1%} to {found.share[largest]:.1%}" in str(found)
+
+
+def test_a_class_that_does_not_occur_any_more() -> None:
+    p, _ = drawn(20, 4)
+    adapted = adapt(p, [0.5, 0.5, 0.0], [0.5, 0.3, 0.2])
+    assert float(adapted.probs[:, 2].abs().max()) == 0.0
+    np.testing.assert_allclose(adapted.probs.sum(1), 1.0)
+    assert adapted.std is adapted.lower is adapted.upper is None
+
+
+def test_rivals_by_their_definitions() -> None:
+    p, y = drawn(400, 5, novelty=True)
+    new, _ = drawn(150, 6, sharp=1.0, novelty=True)
+    right = (p.label == y).numpy()
+    fall = p.confidence.mean() - new.confidence.mean()
+    assert DifferenceOfConfidences().fit(p, y).estimate(new) == pytest.approx(right.mean() - float(fall))
+    low = Prediction(p.label, p.probs, p.confidence * 0)
+    assert DifferenceOfConfidences().fit(p, y).estimate(low) == max(
+        right.mean() - float(p.confidence.mean()), 0
+    )
+    scores = np.sort(p.confidence.numpy())
+    threshold = scores[int((~right).sum())]
+    assert ATC().fit(p, y).estimate(new) == pytest.approx(np.mean(new.confidence.numpy() >= threshold))
+    assert ATC().fit(p, (p.label + 1) % 3).estimate(new) == 0.0
+    assert _cbpe(p, y, new) == pytest.approx(CBPE().fit(p, y).estimate(new))
+    assert _weighted(p, right, new) == pytest.approx(ImportanceWeighting().fit(p, y).estimate(new), rel=1e-6)
+
+
+def _cbpe(p: Prediction, y: torch.Tensor, new: Prediction) -> float:
+    columns = []
+    for k in range(3):
+        curve = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+        columns.append(curve.fit(p.probs[:, k].numpy(), (y == k).numpy()).predict(new.probs[:, k].numpy()))
+    total = 0.0
+    for i, row in enumerate(np.stack(columns, 1)):
+        total += row[int(new.label[i])] / row.sum() if row.sum() > 0 else 1 / 3
+    return total / len(new)
+
+
+def _weighted(p: Prediction, right: np.ndarray, new: Prediction) -> float:
+    def columns(q: Prediction) -> np.ndarray:
+        assert q.novelty is not None
+        logs = np.log(np.maximum(q.probs.numpy(), 1e-6))
+        return np.column_stack([logs, q.confidence.numpy(), q.novelty.numpy()])
+
+    rows = np.concatenate([columns(p), columns(new)])
+    rows = (rows - rows.mean(0)) / rows.std(0)
+    where = np.repeat([0, 1], [len(p), len(new)])
+    judge = LogisticRegression(C=1.0, max_iter=5000, tol=1e-10).fit(rows, where)
+    weight = np.exp(rows[: len(p)] @ judge.coef_[0])
+    return float((weight * right).sum() / weight.sum())
