@@ -173,6 +173,7 @@ def test_sentences() -> None:
     )
     both = Rule((0.8, ALWAYS), error=0.05, n=10, kept=7)
     assert "(0 to 0.8)" in both.promise
+    assert "of each class" in both.promise
     cost = Rule((ALWAYS,), n=10, kept=10, cost_wrong=10.0, cost_ask=1.0, cost_bound=0.123456)
     assert cost.promise == (
         "Act always: the mean cost per sample is at most 0.123 with 95% assurance; "

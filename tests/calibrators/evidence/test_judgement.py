@@ -1,4 +1,4 @@
-"""Gate, experts, environment and what a fit says of itself, derived once more: loops, SciPy, known answers."""
+"""Gate, experts, environment and what a fit says of itself, derived once more: loops, SciPy, known cases."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_an_environment_by_loops() -> None:
 
 
 def test_a_shift_is_never_taken_for_more_than_was_rehearsed() -> None:
-    reach = torch.tensor([[-0.5, -0.2], [0.1, 0.3]]).double()
+    reach = torch.tensor([[-0.5, -0.2], [0.1, 0.3]], dtype=torch.float64)
     zeros = torch.zeros(6, 6).double()
     flat = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), zeros[0], zeros, reach)
     means = torch.tensor([[-9.0, 9.0], [9.0, -9.0]]).double()
