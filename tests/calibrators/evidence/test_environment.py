@@ -130,19 +130,20 @@ def test_gate_tells_disturbed_from_original_and_spares_originals() -> None:
     assert same.guard == pytest.approx(gate.guard, abs=1e-7)
 
 
-def test_guard_lets_no_original_pass_unless_that_helps_them() -> None:
+def test_guard_lets_few_originals_pass_unless_that_helps_them() -> None:
     g = torch.Generator().manual_seed(5)
     share, inside = torch.rand(200, generator=g).double() * 0.9, torch.full((200,), 2.0).double()
     shift = torch.full((200,), -1.0).double()
     right = torch.ones(200).double()
-    assert choose_guard(share, inside, shift, right) == float(share.max())  # handing over only costs
+    most = float(share.quantile(0.99))
+    assert choose_guard(share, inside, shift, right) == pytest.approx(most)  # handing over only costs
     wrong = torch.where(share > share.quantile(0.9), 0.0, right)
     assert choose_guard(share, inside, shift, wrong) == pytest.approx(float(share.quantile(0.9)))
     assert choose_guard(torch.ones(200).double(), inside, shift, right) == 0.99
     # the lowest guard whose gain is beyond one standard error, by brute force
     mixed = torch.where(torch.rand(200, generator=g) < 0.9 - 0.5 * (share > 0.8), 1.0, 0.0).double()
-    expected = float(share.max())
-    for tried in (0.995, 0.99, 0.98, 0.95, 0.9):
+    expected = most
+    for tried in (0.98, 0.95, 0.9):
         guard = np.quantile(share.numpy(), tried)
         lean = np.maximum((share.numpy() - guard) / (1 - guard), 0)
         p, q = 1 / (1 + np.exp(-(2.0 - 3.0 * lean))), 1 / (1 + np.exp(-2.0))

@@ -126,8 +126,8 @@ class LayerEvidence(Calibrator):
             for no offsets.
         trust: weight of the layers in domain, from 0 (temperature scaling) to 1; None to choose it.
         gated: ask the expert for shift about single samples that look disturbed?
-        guard: share of originals that the gate must leave as they are; None for all of them, unless handing
-            some over clearly helps them.
+        guard: share of originals that the gate must leave as they are; None for 99 of 100, or fewer where
+            handing more of them over clearly helps them.
         window: samples per window when environments are learned.
         looseness: factor on the standard deviation of the log-odds, for what the model does not know about
             itself.

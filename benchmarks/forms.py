@@ -1,0 +1,254 @@
+"""Forms of layer evidence that were compared with the one in use, on the development sets of the shift suite.
+
+What describes a window (mean confidences of the two experts, and other numbers besides), whether the expert
+for shift is judged on families it has not seen, and how many originals the gate may touch:
+
+    python -m salgp_study.suite features --data DATA --cache CACHE
+    python benchmarks/forms.py --cache CACHE
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salgp.calibrators.evidence import environment as windows
+from salgp.calibrators.evidence.calibrator import LayerEvidence
+from salgp.calibrators.evidence.experts import fit_shift
+from salgp.calibrators.evidence.gate import Gate, logistic
+from salgp.calibrators.evidence.model import within
+from salgp.calibrators.evidence.reference import layer_evidence
+from salgp.calibrators.evidence.rows import View
+from salgp.features import Features
+from salgp.metrics import ece, nll_correct
+from salgp_study.suite.cache import CachedCase, case_folder, is_complete, read_case
+from salgp_study.suite.protocol import read_protocol
+
+WINDOW = 50
+Statistics = Callable[["Seen"], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What is known of samples: their view, both experts' log-odds, the gate's answer, and the truth."""
+
+    view: View
+    inside: Tensor
+    shift: Tensor
+    share: Tensor
+    correct: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A fitted calibrator with its calibration rows and its test sets."""
+
+    calibrator: LayerEvidence
+    rows: Seen
+    unseen_shift: Tensor
+    tests: list[tuple[str, Seen]]
+
+
+def confidences(seen: Seen) -> Tensor:
+    """The two numbers in use."""
+    return torch.stack([torch.sigmoid(seen.shift), torch.sigmoid(seen.inside)], dim=1)
+
+
+def with_numbers(*more: Callable[[Seen], Tensor]) -> Statistics:
+    """The two numbers and others besides."""
+    return lambda seen: torch.cat([confidences(seen), *(f(seen)[:, None] for f in more)], dim=1)
+
+
+def mean_novelty(seen: Seen) -> Tensor:
+    return seen.view.height.mean(dim=1)
+
+
+def largest_novelty(seen: Seen) -> Tensor:
+    return seen.view.height.amax(dim=1)
+
+
+def mean_agreement(seen: Seen) -> Tensor:
+    return within(seen.view.agreement, 4.0).mean(dim=1)
+
+
+def gate_answer(seen: Seen) -> Tensor:
+    return within(torch.logit(seen.share, eps=1e-6), 8.0)
+
+
+WINDOWS: dict[str, tuple[Statistics, bool]] = {
+    "mean confidence of both experts (in use)": (confidences, False),
+    "- and mean novelty": (with_numbers(mean_novelty), False),
+    "- and largest novelty": (with_numbers(largest_novelty), False),
+    "- and mean agreement": (with_numbers(mean_agreement), False),
+    "- and the gate's answer": (with_numbers(gate_answer), False),
+    "- and largest novelty and mean agreement": (with_numbers(largest_novelty, mean_agreement), False),
+    "- expert for shift judged on families it has not seen": (confidences, True),
+    "- the same, and largest novelty": (with_numbers(largest_novelty), True),
+}
+GUARDS: dict[str, float | None] = {
+    "gate leaves 90 % of the originals as they are": 0.9,
+    "98 %": 0.98,
+    "99 %": 0.99,
+    "all": 1.0,
+    "99 %, or fewer where touching them helps (in use)": None,
+}
+
+
+class WindowModel:
+    """The environment's model with any numbers of a window in place of its two."""
+
+    def __init__(self, fitted: Fitted, statistics: Statistics, unseen: bool) -> None:
+        rows, seen = fitted.calibrator.seen_, fitted.rows
+        self.statistics = statistics
+        shift = fitted.unseen_shift if unseen else seen.shift
+        judged = Seen(seen.view, seen.inside, shift, seen.share, seen.correct)
+        values, first, label = statistics(judged), ~rows.is_copy, rows.view.label
+        centred = values[first] - values[first].mean(dim=0)
+        n_classes = fitted.calibrator.n_classes_
+        total = values.new_zeros(n_classes, values.shape[1]).index_add_(0, label[first], centred)
+        count = torch.bincount(label[first], minlength=n_classes)
+        self.usual = total / (count[:, None] + windows.CLASS_PRIOR)
+        values = values - self.usual[label]
+        self.centre = values[first].mean(dim=0)
+        self.spread = values[first].std(dim=0, correction=0).clamp_min(1e-6)
+        self._learn(fitted, judged, values)
+
+    def _learn(self, fitted: Fitted, seen: Seen, values: Tensor) -> None:
+        rows, generator = fitted.calibrator.seen_, torch.Generator().manual_seed(0)
+        drawn = list(windows._windows(rows, WINDOW, generator))
+        index = torch.cat([part for part, _ in drawn])
+        weight = torch.cat([torch.full((part.numel(),), w).double() for part, w in drawn])
+        m = self._moved(values[index].mean(dim=1), torch.full((len(index),), float(WINDOW)))
+        self.reach = m.amin(dim=0), m.amax(dim=0)
+        flat = index.flatten()
+        X = self._columns(m.repeat_interleave(WINDOW, dim=0), seen, flat)
+        scale = (X.square().mean(dim=0) + windows.FLOOR**2).sqrt()
+        weight = weight * (len(rows) / weight.sum())
+        prior = torch.full((X.shape[1],), windows.RIDGE * len(rows)).double()
+        w = logistic(X / scale, rows.correct[flat], weight, prior, seen.inside[flat])
+        self.weights = w / scale
+
+    def _moved(self, mean: Tensor, count: Tensor) -> Tensor:
+        return windows._compressed((mean - self.centre) / self.spread, count.double())
+
+    def _columns(self, m: Tensor, seen: Seen, rows: Tensor) -> Tensor:
+        t, gap = seen.view.t[rows], (seen.shift - seen.inside)[rows]
+        parts = torch.stack([torch.ones_like(t), within(t, windows.LARGEST_T), gap], dim=1)
+        return (m[:, :, None] * parts[:, None, :]).flatten(1)
+
+    def __call__(self, seen: Seen) -> Tensor:
+        """Log-odds in windows of consecutive samples."""
+        values = self.statistics(seen) - self.usual[seen.view.label]
+        number = torch.arange(len(values)) // WINDOW
+        count = torch.bincount(number)
+        mean = values.new_zeros(len(count), values.shape[1]).index_add_(0, number, values) / count[:, None]
+        m = self._moved(mean, count).maximum(self.reach[0]).minimum(self.reach[1])
+        return seen.inside + self._columns(m[number], seen, torch.arange(len(values))) @ self.weights
+
+
+def fit(case: CachedCase) -> Fitted:
+    """Fit the default, and judge every family of copies by an expert that has not seen it."""
+    features, labels = case.calibration
+    calibrator = LayerEvidence().fit(features, labels, case.reference)
+    rows = calibrator.seen_
+    _, evidence = calibrator.compared(features, labels, case.reference)
+    known = _seen(calibrator, features, labels, evidence)
+    unseen = known.shift.clone()
+    for family in rows.families:
+        kept, held = (rows.family != family).nonzero()[:, 0], (rows.family == family).nonzero()[:, 0]
+        options = {"caution": calibrator.caution, "ridge": calibrator.ridge}
+        unseen[held] = fit_shift(rows[kept], features.n_classes, **options).log_odds(rows.view[held])
+    tests = [
+        (test.kind, _seen(calibrator, test.features, test.labels))
+        for test in case.tests
+        if test.kind != "unknown"
+    ]
+    return Fitted(calibrator, known, unseen, tests)
+
+
+def _seen(calibrator: LayerEvidence, features: Features, labels: Tensor, evidence: object = None) -> Seen:
+    model = calibrator.evidence_
+    assert model.shift is not None
+    assert model.gate is not None
+    found = evidence or layer_evidence(model.reference, features)
+    view = model.view(features, found)
+    open_gate = Gate(model.gate.centre, model.gate.scale, model.gate.weights, 0.0)
+    share = open_gate(view, found.place)
+    inside, shift = model.inside.log_odds(view), model.shift.log_odds(view)
+    return Seen(view, inside, shift, share, features.correct(labels).double())
+
+
+def guarded(case: CachedCase, share: float | None) -> Callable[[Seen], Tensor]:
+    """Log-odds of single samples with a guard."""
+    gate = LayerEvidence(guard=share).fit(*case.calibration, case.reference).evidence_.gate
+    assert gate is not None
+
+    def judge(seen: Seen) -> Tensor:
+        lean = ((seen.share - gate.guard) / (1 - gate.guard)).clamp_min(0.0)
+        return seen.inside + lean * (seen.shift - seen.inside)
+
+    return judge
+
+
+def scores(fitted: Fitted, judge: Callable[[Seen], Tensor]) -> list[float]:
+    """ECE and NLL in domain, and their means over the shifted sets."""
+    found = {"in": [], "shift": []}
+    for kind, seen in fitted.tests:
+        p = torch.sigmoid(judge(seen))
+        found[kind].append((ece(p, seen.correct), nll_correct(p, seen.correct)))
+    return [*np.mean(found["in"], axis=0), *np.mean(found["shift"], axis=0)]
+
+
+def measured(cache: Path, seeds: list[int]) -> Iterator[tuple[str, str, list[float]]]:
+    """Data set, form, scores."""
+    for name in read_protocol().development:
+        for seed in seeds:
+            folder = case_folder(cache, name, seed)
+            if not is_complete(folder):
+                continue
+            case = read_case(folder)
+            fitted = fit(case)
+            yield name, "temperature", scores(fitted, lambda seen: seen.view.t)
+            for form, (statistics, unseen) in WINDOWS.items():
+                yield name, form, scores(fitted, WindowModel(fitted, statistics, unseen))
+            for form, share in GUARDS.items():
+                yield name, form, scores(fitted, guarded(case, share))
+
+
+def table(rows: list[tuple[str, str, list[float]]]) -> str:
+    """Means over data sets, each the mean of its seeds."""
+    lines = ["| form | in: ECE | NLL | shift: ECE | NLL |", "|---|---|---|---|---|"]
+    for form in dict.fromkeys(form for _, form, _ in rows):
+        sets = dict.fromkeys(name for name, _, _ in rows)
+        per_set = [np.mean([x for n, f, x in rows if (n, f) == (name, form)], axis=0) for name in sets]
+        lines.append(f"| {form} | " + " | ".join(f"{x:.4f}" for x in np.mean(per_set, axis=0)) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, required=True, help="features of the shift suite")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/forms.md"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rows = list(measured(arguments.cache, arguments.seeds))
+    sets = ", ".join(dict.fromkeys(name for name, _, _ in rows))
+    head = (
+        f"# Forms compared\n\nWritten by `python benchmarks/forms.py`. Development sets: {sets}; "
+        f"windows of {WINDOW}. Means over the sets.\n"
+    )
+    arguments.out.write_text(f"{head}\n{table(rows)}\n", encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
