@@ -87,11 +87,12 @@ def evidence_part(a: argparse.Namespace) -> Iterator[str]:
     yield from said(
         "\n| what | seconds | samples/s | processor us/sample | peak RSS MB |\n|---|---|---|---|---|"
     )
-    for precision in ("single", "double"):
-        given = {"store": str(store_of(a.work, n)), "calibrator": str(save), "workers": a.workers}
+    for precision, workers in (("single", a.workers), ("double", a.workers), ("single", 1)):
+        given = {"store": str(store_of(a.work, n)), "calibrator": str(save), "workers": workers}
         r = measure("score", {**given, "options": {"precision": precision}})
         yield from said(
-            f"| score, {precision} precision | {r['seconds']:.1f} | {n / r['seconds']:,.0f} | "
+            f"| score, {precision} precision, {workers} worker(s) | {r['seconds']:.1f} | "
+            f"{n / r['seconds']:,.0f} | "
             f"{1e6 * r['cpu'] / n:.1f} | {r['rss']:.0f} |"
         )
 
