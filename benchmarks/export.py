@@ -68,6 +68,9 @@ def main() -> None:
         help="samples of the training set that layer evidence compares with",
     )
     parser.add_argument("--calibration", type=int, default=500)
+    parser.add_argument("--networks", nargs="+", default=[c.backbone for c in CASES])
+    parser.add_argument("--methods", nargs="+", default=["layer evidence", "SAL-GP"])
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     parser.add_argument("--repeat", type=int, default=7, help="rounds; the median counts")
     parser.add_argument(
         "--head", action="store_true", help="layer evidence alone: latency and time to export"
@@ -84,7 +87,7 @@ def main() -> None:
             before = arguments.write.read_text(encoding="utf-8").rstrip()
             arguments.write.write_text(f"{before}\n\n{text}", encoding="utf-8")
         return
-    parts = [case_table(case, arguments.calibration, arguments.reference, arguments.repeat) for case in CASES]
+    parts = [case_table(case, arguments) for case in CASES if case.backbone in arguments.networks]
     text = "\n".join([heading(arguments), *parts])
     print(text)
     if arguments.write:
@@ -177,8 +180,9 @@ def heading(arguments: argparse.Namespace) -> str:
     )
 
 
-def case_table(case: Case, n: int, m: int, repeat: int) -> str:
+def case_table(case: Case, arguments: argparse.Namespace) -> str:
     torch.manual_seed(0)
+    batches = arguments.batches
     network = build_backbone(case.backbone, n_classes=10, **case.arguments).eval()
     images = torch.randn(64, 1, case.size, case.size)
     reader = Reader().settled(network, Batch((images[:2],)))
@@ -186,22 +190,22 @@ def case_table(case: Case, n: int, m: int, repeat: int) -> str:
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         bare = bare_graphs(network, images, Path(folder))
-        for name, calibrator in fitted(seen, n, m).items():
+        for name, calibrator in fitted(seen, arguments).items():
             classifier = salgp.CalibratedClassifier(network, calibrator, reader)
             rows[f"{name}, alone"] = head_graphs(calibrator, seen, Path(folder))
             rows[f"network with {name}"] = whole_graphs(classifier, images, Path(folder))
         graphs = {"bare network": bare, **rows}
-        timed = {b: timings(graphs, b, repeat) for b in BATCHES}
+        timed = {b: timings(graphs, b, arguments.repeat) for b in batches}
     lines = [f"## {case.title}, {len(reader.taps)} layers read\n"]
     lines.append(
         "| | runtime | file | "
-        + " | ".join(f"batch of {b}, ms" for b in BATCHES)
+        + " | ".join(f"batch of {b}, ms" for b in batches)
         + " |\n|---|---|---|"
-        + "---|" * len(BATCHES)
+        + "---|" * len(batches)
     )
     for name, runtimes in graphs.items():
         for runtime, (_, size) in runtimes.items():
-            cells = [cell(timed[b], name, runtime) for b in BATCHES]
+            cells = [cell(timed[b], name, runtime) for b in batches]
             lines.append(f"| {name} | {runtime} | {file_size(size)} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
@@ -215,15 +219,16 @@ def file_size(size: int) -> str:
     return f"{size / 2**20:.2f} MB" if size else "-"
 
 
-def fitted(seen: salgp.Features, n: int, m: int) -> dict[str, Any]:
+def fitted(seen: salgp.Features, arguments: argparse.Namespace) -> dict[str, Any]:
     """Calibrators on features drawn around those seen."""
-    calibration, labels = drawn(seen, n, 1)
-    reference = drawn(seen, m, 2)
-    evidence = salgp.calibrators.get("layer-evidence").fit(calibration, labels, reference)
-    return {
-        "layer evidence": evidence,
-        "SAL-GP": salgp.SALGP("sum", n_inducing=256, inference="inducing").fit(calibration, labels),
+    calibration, labels = drawn(seen, arguments.calibration, 1)
+    makers = {
+        "layer evidence": lambda: salgp.calibrators.get("layer-evidence").fit(
+            calibration, labels, drawn(seen, arguments.reference, 2)
+        ),
+        "SAL-GP": lambda: salgp.SALGP("sum", n_inducing=256, inference="inducing").fit(calibration, labels),
     }
+    return {name: makers[name]() for name in arguments.methods}
 
 
 def drawn(seen: salgp.Features, n: int, seed: int) -> tuple[salgp.Features, Tensor]:
