@@ -99,6 +99,30 @@ def _text(folder: Path) -> None:
     assert classifier(input_ids=ids, attention_mask=torch.ones_like(ids)).confidence.shape == (60,)
 
 
+@situation(
+    "a Hugging Face image classifier (ViT)", "works; its blocks are the layers, its images are disturbed"
+)
+def _vit(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        image_size=16,
+        patch_size=8,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+    )
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config).eval()
+    images = torch.randn(24, 3, 16, 16, generator=G().manual_seed(0))
+    batch = {"pixel_values": images, "labels": torch.arange(24) % 3}
+    features, labels = salgp.extract(model, [batch], perturb=["noise"])
+    assert len(features.layers) == 2
+    assert labels is not None
+    assert len(features) == len(labels) == 48
+
+
 @situation("a network that returns a dictionary or a tuple", "works; `logits` is taken, or the first scores")
 def _outputs(folder: Path) -> None:
     x, y = data()

@@ -144,13 +144,21 @@ def in_plain_words(before: Prediction, after: Prediction, labels: Tensor) -> str
     right = (before.label == labels.to(before.label.device)).double()
     lines = (
         f"The network is right on {right.mean():.0%} of these, and claims {before.confidence.mean():.0%}. "
-        f"Calibrated, it claims {after.confidence.mean():.0%}.\n"
+        f"Calibrated, it claims {after.confidence.mean():.0%}{_which_side(after, right)}.\n"
         f"Act on every answer that is at least {SURE:.0%} sure: of the network's {_acted(before)} such "
         f"answers {_wrong(before, right)} are wrong.\n"
         f"Of the calibrated ones, {_acted(after)} in number, {_wrong(after, right)} are wrong; the rest goes "
         f"to a human."
     )
     return lines.replace("%", " %")
+
+
+def _which_side(prediction: Prediction, right: Tensor) -> str:
+    """What is still off, if it is more than three points."""
+    gap = float(prediction.confidence.double().mean() - right.mean())
+    if abs(gap) < 0.03:
+        return ""
+    return ", still too much" if gap > 0 else ", which errs on the careful side"
 
 
 def _wrong(prediction: Prediction, right: Tensor) -> str:

@@ -1,7 +1,8 @@
 """The same classifier, with confidences that can be trusted: network, taps and calibrator in one module.
 
 `calibrate` makes one in a single call; `CalibratedClassifier.save` and `load` keep it. The network itself is
-not stored: a fingerprint makes sure that a calibrator is only ever used with the network it was made for.
+not stored: a fingerprint of its modules, their settings and its weights tells another network from the one
+the calibrator was made for. What a forward function does besides, it does not see.
 """
 
 from __future__ import annotations

@@ -80,7 +80,14 @@ def test_levels_are_the_rules_of_decide_and_grow_with_the_acceptable_error() -> 
             "overconfident by 16 points; M makes no clear difference here: it is then off by 16 points.",
             "fair",
         ),
-        (0.9, 0.83, "better", "overconfident by 10 points; after M it is right to within 3 points.", "good"),
+        (
+            0.9,
+            0.83,
+            "better",
+            "overconfident by 10 points; after M it is right to within 3 points, still too sure.",
+            "good",
+        ),
+        (0.9, 0.76, "better", "after M it is right to within 4 points, on the careful side.", "good"),
     ],
 )
 def test_verdict(before: float, after: float, change: str, words: str, tone: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -186,7 +184,7 @@ def test_verdict_comes_first(page: Path) -> None:
     text = page.read_text()
     assert re.search(
         r'class="headline">The network is overconfident by \d+ points; after SAL-GP it is '
-        r"right to within \d+ points?\.<",
+        r"right to within \d+ points?(, [a-z ]+)?\.<",
         text,
     )
     assert re.search(
@@ -242,43 +240,6 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="force=True"):
         build(path, features, labels, prediction)
     assert build(path, features, labels, prediction, force=True) == path
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chromium = next(
-        (
-            found
-            for name in ("chromium", "chromium-browser", "google-chrome")
-            if (found := shutil.which(name))
-        ),
-        None,
-    )
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs Chromium and chromedriver on the PATH (apt-get install chromium chromium-driver)")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in (
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        f"--user-data-dir={profile}",
-        "--window-size=1440,1000",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield running
-    running.quit()
 
 
 def text_of(browser: Any, name: str) -> str:

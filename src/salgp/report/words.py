@@ -79,10 +79,18 @@ def _result(before: Scored, after: Scored, method: str, change: str) -> str:
     if before.ece < SMALL and after.ece < SMALL:
         return f"after {method} it still is"
     if change == "better":
-        return f"after {method} it is right to within {_within(after.ece)}"
+        return f"after {method} it is right to within {_within(after.ece)}{_side(after)}"
     if change == "worse":
         return f"{method} makes it worse here: it is then off by {_points(after.ece)}"
     return f"{method} makes no clear difference here: it is then off by {_points(after.ece)}"
+
+
+def _side(after: Scored) -> str:
+    """Nothing where what is left goes both ways."""
+    gap = after.stated - after.accuracy
+    if after.ece < SMALL or abs(gap) < 0.5 * after.ece:
+        return ""
+    return ", still too sure" if gap > 0 else ", on the careful side"
 
 
 def _action(keep: Keep, n: int, accuracy: float) -> str:
