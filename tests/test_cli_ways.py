@@ -94,6 +94,21 @@ def test_class_scores_of_any_file_give_the_library_s_own_fit(run: Run, tmp_path:
     assert json.loads((tmp_path / "csv" / "origin.json").read_text())["classes"] == ["ant", "bee", "cow"]
 
 
+def test_a_report_slices_by_the_columns_of_a_table(run: Run, tmp_path: Path) -> None:
+    write_scores(tmp_path)
+    cameras = ["north" if i % 3 else "south" for i in range(200)]
+    write_csv(tmp_path / "where.csv", {"camera": cameras, "second": [0.1 * i for i in range(200)]})
+    assert run("fit s.npz -o cal")[0] == 0
+    code, _, err = run("report cal s.npz -o r.html --slices where.csv")
+    assert code == 0, err
+    assert "not used for slices: second" in err
+    page = (tmp_path / "r.html").read_text()
+    assert "camera" in page
+    assert "north" in page
+    write_csv(tmp_path / "short.csv", {"camera": cameras[:50]})
+    assert "50 values for 200 samples" in run("report cal s.npz -o q.html --slices short.csv")[2]
+
+
 def test_embeddings_beside_logits_are_layers(run: Run, tmp_path: Path) -> None:
     features, labels = sample(200, widths=(4,))
     np.savez(

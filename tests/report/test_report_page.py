@@ -293,6 +293,19 @@ def test_browser_contents_lead_to_sections_and_open_them(browser: Any, page: Pat
     assert "Confidence error" in details.text
 
 
+@pytest.mark.parametrize("width", [390, 1440])
+def test_browser_contents_say_where_one_is(width: int, browser: Any, page: Path) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(page.as_uri())
+    marked = "return [...document.querySelectorAll('nav a[aria-current]')].map(a => a.hash)"
+    assert browser.execute_script(marked) == ["#verdict"]
+    browser.execute_script("document.querySelector('#figures').scrollIntoView({ behavior: 'instant' })")
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert browser.execute_script(marked) == ["#figures"]
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_browser_bars_and_curves_have_words_for_the_pointer(browser: Any, page: Path) -> None:
     browser.get(page.as_uri())
     words = browser.execute_script(

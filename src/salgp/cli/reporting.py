@@ -33,6 +33,15 @@ Rivals = Annotated[
     str | None,
     typer.Option(metavar="CAL,...", help="Further calibrators for comparison, separated by commas."),
 ]
+Slices = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TABLE",
+        help="One row per sample (.csv, .npz, .parquet); the data are looked at by each of its columns.",
+    ),
+]
+MOST_PARTS = 50
+"""A column of more different values is no way to slice the data."""
 AcceptableError = Annotated[
     float | None, typer.Option(min=0, max=1, help="Acceptable share of wrong answers.")
 ]
@@ -55,11 +64,12 @@ def report(
     compare: Rivals = None,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Can this network be trusted?",
     error: AcceptableError = None,
+    slices: Slices = None,
     any_network: AnyNetwork = False,
     force: Force = False,
 ) -> None:
     """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
-    check_inputs(calibrator, features, new_data, images)
+    check_inputs(calibrator, features, new_data, images, slices)
     check_target(out, force, features, calibrator)
     from salgp.report import build
 
@@ -77,10 +87,24 @@ def report(
         "others": _others(files.split_names(compare) or [], fitted.display_name, loaded.features),
         "new_data": None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
         "settings": about | fitted.get_params(deep=False),
+        "slices": None if slices is None else _slices(shell, slices),
     }
     with shell.progress("writing the report"):
         build(out, loaded.features, labels, prediction, force=force, **options)
     shell.finish({"report": str(out), "bytes": out.stat().st_size}, f"report: {out} (open it in any browser)")
+
+
+def _slices(shell: Shell, path: Path) -> dict[str, list[Any]]:
+    from salgp.cli.arrays import read_arrays
+
+    columns = {name: x.tolist() for name, x in read_arrays(path).items() if x.ndim == 1}
+    usable = {name: values for name, values in columns.items() if len(set(values)) <= MOST_PARTS}
+    unused = [name for name in columns if name not in usable]
+    if not usable:
+        raise ValueError(f"--slices {path}: no column of at most {MOST_PARTS} different values")
+    if unused:
+        shell.say(f"note: more than {MOST_PARTS} different values, not used for slices: {', '.join(unused)}")
+    return usable
 
 
 def _others(folders: Sequence[str], method: str, features: Features) -> dict[str, Prediction]:

@@ -26,13 +26,13 @@
   open();
 
   const links = [...document.querySelectorAll("nav a")];
-  const here = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      const link = links.find((one) => one.hash === "#" + entry.target.id);
-      if (link && entry.isIntersecting) for (const one of links) one.toggleAttribute("aria-current", one === link);
-    }
-  }, { rootMargin: "-10% 0px -80% 0px" });
-  for (const section of document.querySelectorAll("main section")) here.observe(section);
+  const mark = () => {
+    const reached = (link) => document.querySelector(link.hash).getBoundingClientRect().top <= innerHeight / 4;
+    const current = links.filter(reached).at(-1) || links[0];
+    for (const link of links) link.toggleAttribute("aria-current", link === current);
+  };
+  addEventListener("scroll", mark, { passive: true });
+  mark();
 
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => (part.open = true)));
 
