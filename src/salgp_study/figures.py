@@ -24,7 +24,7 @@ from salgp_study.drawings import (
 )
 from salgp_study.lightcurves import LightCurves, load_plasticc, load_spcc
 from salgp_study.mstar import load_mstar
-from salgp_study.predictions import read_prediction
+from salgp_study.predictions import is_cached, read_prediction
 from salgp_study.sources import data_folder
 from salgp_study.store import read_records
 from salgp_study.table import Record, grouped
@@ -107,7 +107,7 @@ def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling:
     from matplotlib.figure import Figure
 
     here = [r for r in records if r["test"] == test and r["pooling"] in (pooling, "none")]
-    singles = [r for r in here if r["method"].startswith("Single GP")]
+    singles = [r for r in here if r["method"].startswith("Single GP (Layer")]
     names = (
         "Uncalibrated (Baseline)",
         "Temperature Scaled (Baseline)",
@@ -148,7 +148,7 @@ def draw_confusion(
 def _of_records(out: str | os.PathLike[str], records: Sequence[Record]) -> dict[str, Any]:
     figures = {}
     for (study, preset), group in grouped(records, ("study", "preset")).items():
-        mine = [r for r in group if r["seed"] == group[0]["seed"] and _cached(out, r)]
+        mine = [r for r in group if r["seed"] == group[0]["seed"] and is_cached(out, r)]
         if not mine:
             continue
         study = study if preset != "paper" else f"{study}-paper"
@@ -194,11 +194,6 @@ def _fluxes(curves: LightCurves, name: str, bands: str) -> dict[str, Any]:
         f"flux-{name}": draw_flux_distributions(curves, "flux", bands),
         f"flux-error-{name}": draw_flux_distributions(curves, "flux error", bands),
     }
-
-
-def _cached(out: str | os.PathLike[str], record: Record) -> bool:
-    """Are the predictions of a record still there?"""
-    return (Path(out) / "cache" / f"predictions-{record['cache']['predictions']}.safetensors").is_file()
 
 
 def _one(records: Sequence[Record], **wanted: Any) -> Record | None:

@@ -16,7 +16,12 @@ from salgp.storage import read_tensors
 from salgp_study.methods import Method, rows_of_prediction
 from salgp_study.scores import join_predictions
 
-__all__ = ["pack_prediction", "read_prediction", "unpack_prediction"]
+__all__ = ["is_cached", "pack_prediction", "read_prediction", "unpack_prediction"]
+
+
+def is_cached(out: str | os.PathLike[str], record: Mapping[str, Any]) -> bool:
+    """Are the predictions of a record still there?"""
+    return (Path(out) / "cache" / f"predictions-{record['cache']['predictions']}.safetensors").is_file()
 
 
 def read_prediction(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Record", "Table", "grouped", "mean_std", "values_of"]
+from salgp.storage import write_whole
+
+__all__ = ["Record", "Table", "grouped", "mean_std", "values_of", "write_table"]
 
 Record = Mapping[str, Any]
 """One scored row of a study."""
@@ -70,6 +73,14 @@ class Table:
                 "",
             ]
         )
+
+
+def write_table(table: Table, folder: Path) -> Path:
+    """Write a table as ``NAME.tex`` and ``NAME.md`` into a folder; return the latter."""
+    for suffix, text in ((".tex", table.latex()), (".md", table.markdown())):
+        path = folder / f"{table.name}{suffix}"
+        write_whole(path, lambda part, text=text: part.write_text(text) and None)  # type: ignore[misc]
+    return path
 
 
 def mean_std(values: Iterable[float | None], digits: int = 4) -> str:

@@ -10,11 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from salgp.storage import write_whole
 from salgp_study.claims import claims_table, stability_table
 from salgp_study.published import nearest_test, paper_cell, paper_figures, paper_network, paper_row
 from salgp_study.store import read_records
-from salgp_study.table import Record, Table, grouped, mean_std, values_of
+from salgp_study.table import Record, Table, grouped, mean_std, values_of, write_table
 
 __all__ = ["build_tables", "make_tables"]
 
@@ -27,13 +26,7 @@ def make_tables(out: str | os.PathLike[str]) -> list[Path]:
     records = read_records(out)
     if not records:
         raise FileNotFoundError(f"{out}: no records here; run a study into this folder first")
-    folder, written = Path(out) / "tables", []
-    for table in build_tables(records):
-        for suffix, text in ((".tex", table.latex()), (".md", table.markdown())):
-            path = folder / f"{table.name}{suffix}"
-            write_whole(path, lambda part, text=text: part.write_text(text) and None)  # type: ignore[misc]
-        written.append(path)
-    return written
+    return [write_table(table, Path(out) / "tables") for table in build_tables(records)]
 
 
 def build_tables(records: Sequence[Record]) -> list[Table]:

@@ -14,9 +14,11 @@ from salgp_study import run
 from salgp_study.claims import CLAIMS, compare
 from salgp_study.figures import draw_confusion, make_figures
 from salgp_study.methods import methods_of, rows_of_prediction
+from salgp_study.paired import difference, paired_table
 from salgp_study.presets import Experiment
 from salgp_study.published import paper_figures
 from salgp_study.run import run_study
+from salgp_study.store import read_records
 from salgp_study.table import Table
 from salgp_study.tables import build_tables, make_tables
 
@@ -165,6 +167,10 @@ def test_tables_and_figures_are_written(tmp_path: Path, monkeypatch: pytest.Monk
         "panels-mstar-convnet-avg-validation.png",
     } <= {p.name for p in figures}
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
+    table = paired_table(tmp_path, read_records(tmp_path), "smoke")
+    assert {"ML improves on the raw confidence", "The best single GP improves on raw"} <= {
+        row[0] for row in table.rows
+    }
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
@@ -234,3 +240,17 @@ def test_networks_are_listed_with_what_they_know_beside_the_papers() -> None:
     assert (cells["T (train)"], cells["T (validation)"]) == ("-", "1.5000")
     assert "T 0.0308" in cells["Paper"]
     assert "train 1.0000" in next(t for t in build_tables(rows) if "17" in t.name).notes[0]
+
+
+def test_a_paired_difference_has_the_spread_of_resampled_differences() -> None:
+    """Confidences in one bin each: ECE is |accuracy - s|, so that both move alike in every resample."""
+    g = torch.Generator().manual_seed(0)
+    features = Features(torch.randn(500, 2, generator=g))
+    labels = torch.where(torch.rand(500, generator=g) < 0.7, features.label, 1 - features.label)
+    far, near = (Prediction.from_confidence(features, torch.full((500,), s)) for s in (0.95, 0.9))
+    found = difference(near, far, labels)
+    assert found.value == pytest.approx(-0.05, abs=1e-6)
+    assert found.std_error == pytest.approx(0.0, abs=1e-6)
+    assert found.verdict == "holds"
+    same = difference(near, near, labels)
+    assert (same.value, same.verdict) == (0.0, "cannot tell")
