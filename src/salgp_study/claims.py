@@ -185,10 +185,10 @@ def stability_table(records: Sequence[Record]) -> Table:
     ]
     for (study, preset, fit_on), group in grouped(chosen, ("study", "preset", "fit_on")).items():
         for stem in ("SAL-GP (ML)", "SAL-GP (HL)", "Single GP"):
-            spreads, gaps = _spreads(group, stem)
+            spreads, gaps, dropped = _spreads(group, stem)
             if spreads:
-                gap = f"{max(gaps):.4f}" if gaps else "-"
-                rows.append((study, preset, fit_on, stem, f"{max(spreads):.4f}", gap))
+                largest = [f"{max(found):.4f}" if found else "-" for found in (spreads, gaps, dropped)]
+                rows.append((study, preset, fit_on, stem, *largest))
     heads = (
         "Study",
         "Preset",
@@ -200,9 +200,13 @@ def stability_table(records: Sequence[Record]) -> Table:
     return Table("stability", "Stability over layers", ("Over seeds, the largest.",), heads, tuple(rows))
 
 
-def _spreads(records: Sequence[Record], stem: str) -> tuple[list[float], list[float]]:
-    """Per network: range of the ECE over layers, and distance of the global row from the first layer's."""
-    spreads, gaps = [], []
+def _spreads(records: Sequence[Record], stem: str) -> tuple[list[float], list[float], list[float]]:
+    """Per network: range of the ECE over layers, and distance of the global row from the first layer's, with
+    the shared offset and without.
+    """
+    spreads: list[float] = []
+    gaps: list[float] = []
+    dropped: list[float] = []
     for group in grouped(records, ("preset", "seed", "fraction")).values():
         found = {
             r["method"].removeprefix(f"{stem} "): r["ece"]
@@ -214,7 +218,10 @@ def _spreads(records: Sequence[Record], stem: str) -> tuple[list[float], list[fl
             spreads.append(max(layers) - min(layers))
         if "G" in found and "L1" in found:
             gaps.append(abs(found["G"] - found["L1"]))
-    return spreads, gaps
+        without = [r["ece"] for r in group if r["method"] == f"{stem}, offset dropped"]
+        if without and "L1" in found:
+            dropped.append(abs(without[0] - found["L1"]))
+    return spreads, gaps, dropped
 
 
 def _longest_trained(records: Sequence[Record]) -> list[Record]:
