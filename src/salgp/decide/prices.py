@@ -1,0 +1,58 @@
+"""Prices instead of a promise: the threshold of least cost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
+
+from salgp.decide.rule import ALWAYS, NEVER, Rule
+
+__all__ = ["cheapest"]
+
+_GRID = np.linspace(-3, 3, 25)
+"""Thresholds tried, in log-odds around the one that is best for calibrated confidences."""
+
+
+def cheapest(
+    confidence: NDArray[np.float64],
+    wrong: NDArray[np.bool_],
+    cost_wrong: float,
+    cost_ask: float,
+    assurance: float,
+) -> Rule:
+    """The threshold of least observed cost among a few that the prices alone determine.
+
+    Acting costs ``(1 - confidence) cost_wrong`` on average, so ``1 - cost_ask / cost_wrong`` is best for
+    calibrated confidences; the others are there for confidences that are not. The bound holds for all of them
+    together, hence for the one chosen.
+    """
+    if not 0 < cost_ask < cost_wrong < math.inf:
+        raise ValueError(f"expected 0 < cost_ask < cost_wrong, got {cost_ask} and {cost_wrong}")
+    best = math.log((cost_wrong - cost_ask) / cost_ask)
+    limits = np.concatenate([[ALWAYS], 1 / (1 + np.exp(-(best + _GRID))), [NEVER]])
+    acts = confidence[:, None] > limits  # (n, thresholds)
+    asked, failed = (~acts).sum(0), (acts & wrong[:, None]).sum(0)
+    n = len(wrong)
+    chosen = int(np.argmin(cost_ask * asked + cost_wrong * failed))
+    doubt = (1 - assurance) / (2 * len(limits))
+    bound = cost_ask * _upper(int(asked[chosen]), n, doubt) + cost_wrong * _upper(
+        int(failed[chosen]), n, doubt
+    )
+    return Rule(
+        (float(limits[chosen]),),
+        assurance=assurance,
+        n=n,
+        kept=int(acts[:, chosen].sum()),
+        wrong=int(failed[chosen]),
+        cost_wrong=cost_wrong,
+        cost_ask=cost_ask,
+        cost_bound=float(min(bound, cost_wrong)),
+    )
+
+
+def _upper(count: int, n: int, doubt: float) -> float:
+    """Clopper-Pearson upper bound of a share."""
+    return 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - doubt))
