@@ -1,7 +1,7 @@
 """A web service that answers, says when to ask a human, and watches itself: ONNX graph, rule and monitor.
 
-The graph holds network and calibrator, so that the service needs no PyTorch model. Here it is called in the
-same process by a test client; serve it with ``uvicorn serve_fastapi:app``.
+The graph holds network, calibrator and rule, so that the service needs no PyTorch model. Here it is called in
+the same process by a test client; serve it with ``uvicorn serve_fastapi:app``.
 """
 
 from pathlib import Path
@@ -36,9 +36,10 @@ def prepare() -> tuple[np.ndarray, np.ndarray]:
         optimizer.step()
     classifier = salgp.calibrate(model, [(x[300:600], y[300:600])], method="temperature")
     FOLDER.mkdir(exist_ok=True)
-    export_classifier(classifier, x[:4], FOLDER / "whole.onnx")
     held_out = classifier(x[600:1300])
-    salgp.decide.choose_threshold(held_out, y[600:1300], error=0.05).save(FOLDER / "rule.json")
+    rule = salgp.decide.choose_threshold(held_out, y[600:1300], error=0.05)
+    rule.save(FOLDER / "rule.json")
+    export_classifier(classifier, x[:4], FOLDER / "whole.onnx", rule)
     if not (FOLDER / "watch").exists():
         salgp.Monitor.start(held_out, FOLDER / "watch")
     return x[1300:].numpy(), y[1300:].numpy()
@@ -59,11 +60,12 @@ class Service:
         self.rule = salgp.decide.Rule.load(folder / "rule.json")
         self.monitor = salgp.Monitor.open(folder / "watch")
 
-    def predict(self, pixels: list[list[float]]) -> salgp.Prediction:
-        """Run the graph."""
+    def predict(self, pixels: list[list[float]]) -> tuple[salgp.Prediction, list[bool]]:
+        """Run the graph: predictions, and where to act."""
         found = self.graph.run(None, {"input": np.asarray(pixels, dtype=np.float32)})
         arrays = {name: torch.from_numpy(value) for name, value in zip(self.names, found, strict=True)}
-        return salgp.Prediction(arrays["label"], arrays["probs"], arrays["confidence"])
+        prediction = salgp.Prediction(arrays["label"], arrays["probs"], arrays["confidence"])
+        return prediction, arrays["act"].tolist()
 
 
 samples, truth = prepare()
@@ -74,12 +76,12 @@ app = FastAPI()
 @app.post("/predict")
 def predict(images: Images) -> dict[str, list]:
     """Answers, confidences, and whether to act; every batch is watched."""
-    prediction = service.predict(images.pixels)
+    prediction, act = service.predict(images.pixels)
     service.monitor.feed(prediction)
     return {
         "label": prediction.label.tolist(),
         "confidence": prediction.confidence.tolist(),
-        "act": service.rule(prediction).tolist(),
+        "act": act,
     }
 
 

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "module": {*VALUES, "network", "calibrators", "report"},
     "onnx": set(),
     "outputs": {*VALUES, "calibrators"},
-    "export": {*VALUES, "calibrators", "module"},
+    "export": {*VALUES, "calibrators", "module", "decide"},
     "sklearn": {*VALUES, "calibrators", "module", "outputs"},
     "lightning": {"calibrators", "module"},
     "plots": {*VALUES, "metrics"},

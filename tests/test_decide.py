@@ -259,3 +259,90 @@ def test_rule_goes_into_a_graph() -> None:
     rule = choose_threshold(prediction, truth, 0.2, per_class=True)
     graph = torch.export.export(rule.module(3), (prediction.label, prediction.confidence)).module()
     assert torch.equal(graph(prediction.label, prediction.confidence), rule(prediction))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_rule_is_exported_with_the_calibrator(suffix: str, tmp_path: Path) -> None:
+    from salgp import Features
+    from salgp.calibrators import get
+    from salgp.export import export_head
+
+    prediction, truth, _ = answers(2000, 1, classes=3)
+    features = Features(prediction.probs.float().log())
+    calibrator = get("temperature").fit(features, truth)
+    here = calibrator.predict(features)
+    rule = choose_threshold(here, truth, 0.2, per_class=True)
+    path = export_head(calibrator, tmp_path / f"head{suffix}", rule)
+    if suffix == ".pt2":
+        found = torch.export.load(path).module()(features.logits)[-1]
+    else:
+        onnxruntime = pytest.importorskip("onnxruntime")
+        session = onnxruntime.InferenceSession(str(path))
+        assert session.get_outputs()[-1].name == "act"
+        found = torch.from_numpy(session.run(["act"], {"logits": features.logits.numpy()})[0])
+    clear = (here.confidence - torch.tensor(rule.threshold)[here.label]).abs() > 1e-5
+    assert clear.double().mean() > 0.99
+    assert torch.equal(found[clear], rule(here)[clear])
+
+
+def crossing(n: int, share: float, g: torch.Generator) -> tuple[Prediction, torch.Tensor]:
+    """Errors as frequent as promised (10 %) down to a share of the samples, far more frequent below."""
+    place = torch.rand(n, generator=g, dtype=torch.float64)
+    wrong = torch.rand(n, generator=g) < torch.where(place < share, 0.1, 0.4)
+    s = 1 - place / 2
+    return Prediction(torch.zeros(n, dtype=torch.long), torch.stack([s, 1 - s], 1), s), wrong.long()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.2, 0.4, 0.7])
+def test_promise_is_kept_wherever_the_error_crosses_it(share: float) -> None:
+    """The worst case: no error rate is below the promise, and the crossing lies behind each start in turn.
+    Binomial noise of 300 draws: 3 sd = .038.
+    """
+    g = torch.Generator().manual_seed(int(1000 * share))
+    limit = 1 - share / 2
+    rules = [choose_threshold(*crossing(1500, share, g), error=0.1) for _ in range(300)]
+    broken = sum(rule.reachable and rule.threshold[0] < limit - 1e-9 for rule in rules)
+    assert broken <= 300 * (0.05 + 0.038)
+
+
+@pytest.mark.parametrize("sharp", [0.05, 1.0])
+def test_few_and_many_trustworthy_answers_are_found(sharp: float) -> None:
+    """Of a tenth or of nearly all answers that could be acted on, a good part is."""
+    prediction, truth, _ = answers(6000, 7, sharp=sharp)
+    rule = choose_threshold(prediction, truth, 0.1)
+    level = prediction.confidence.sort(descending=True).values
+    mean_error = (1 - level).cumsum(0) / torch.arange(1, len(level) + 1)
+    possible = float((mean_error <= 0.1).double().mean())
+    assert rule.coverage > 0.75 * possible
+
+
+def test_samples_said_to_be_needed_are_enough() -> None:
+    few = torch.linspace(0.99, 0.9, 40, dtype=torch.float64)
+    small = Prediction(torch.zeros(40, dtype=torch.long), torch.stack([few, 1 - few], 1), few)
+    needed = choose_threshold(small, torch.zeros(40, dtype=torch.long), 0.05).needed
+    s = torch.linspace(0.99, 0.9, needed, dtype=torch.float64)
+    enough = Prediction(torch.zeros(needed, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
+    assert choose_threshold(enough, torch.zeros(needed, dtype=torch.long), 0.05).reachable
+
+
+def test_classes_with_too_few_samples_say_how_many_would_do() -> None:
+    prediction, truth, _ = answers(3000, 5, sharp=0.05, classes=3)
+    rare = (prediction.label != 2) | (torch.arange(3000) % 40 == 0)
+    rule = choose_threshold(prediction[rare], truth[rare], 0.1, per_class=True)
+    assert rule.threshold[2] == NEVER
+    assert rule.needed is not None
+    assert rule.needed > rule.n
+    assert f"all classes would need about {rule.needed:,}" in rule.promise
+
+
+def test_costs_refuse_what_they_would_ignore() -> None:
+    prediction, truth, _ = answers(100)
+    with pytest.raises(ValueError, match="leave per_class"):
+        choose_threshold(prediction, truth, cost_wrong=10, cost_ask=1, per_class=True)
+
+
+def test_given_thresholds_above_all_samples_are_passed_over() -> None:
+    prediction, truth, _ = answers(2000, 1, sharp=0.05)
+    clear = choose_threshold(prediction, truth, 0.1, thresholds=[0.9, 0.8])
+    assert clear.reachable
+    assert choose_threshold(prediction, truth, 0.1, thresholds=[0.99999999, 0.9, 0.8]) == clear

@@ -2,7 +2,7 @@
 
 The graph takes logits and layer features (head), or the network's own inputs (whole classifier), and gives
 ``label, confidence, std, lower, upper, probs`` with a dynamic batch dimension; outputs the method does not
-have are left out. Nothing of salgp is needed to run it.
+have are left out. With a rule (`salgp.decide`) it also gives ``act``. Nothing of salgp is needed to run it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator
+from salgp.decide import Rule, RuleModule
 from salgp.extras import require
 from salgp.features import Features
 from salgp.module import CalibratedClassifier
@@ -34,12 +35,13 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 OUTPUTS = ("label", "confidence", "std", "lower", "upper", "probs")
 
 
-def export_head(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
+def export_head(calibrator: Calibrator, path: str | os.PathLike[str], rule: Rule | None = None) -> Path:
     """Export a fitted calibrator: logits and layer features in, calibrated confidence out.
 
     Args:
         calibrator: fitted.
         path: target; ``.onnx`` for ONNX, ``.pt2`` for `torch.export`.
+        rule: when to act; adds the output ``act``.
 
     Returns:
         The path written.
@@ -56,7 +58,7 @@ def export_head(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
         '.pt2'
     """
     calibrator._check_fitted()
-    head = _Head(calibrator)
+    head = _Head(calibrator, rule)
     g = torch.Generator().manual_seed(0)
     example = (
         torch.randn(3, calibrator.n_classes_, generator=g),
@@ -67,7 +69,10 @@ def export_head(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
 
 
 def export_classifier(
-    classifier: CalibratedClassifier, example: Example, path: str | os.PathLike[str]
+    classifier: CalibratedClassifier,
+    example: Example,
+    path: str | os.PathLike[str],
+    rule: Rule | None = None,
 ) -> Path:
     """Export network and calibrator as one graph (feed-forward networks).
 
@@ -76,6 +81,7 @@ def export_classifier(
         example: one batch of inputs, as the network takes it: a tensor, several in order, or a mapping by
             name; at least two samples. Only the first axis is dynamic, the others stay as they are here.
         path: target; ``.onnx`` or ``.pt2``.
+        rule: when to act; adds the output ``act``.
 
     Returns:
         The path written.
@@ -102,7 +108,7 @@ def export_classifier(
             "the example must have at least two samples: with one, the size of the batch "
             "could not be told from a constant"
         )
-    whole = _Whole(classifier, keywords)
+    whole = _Whole(classifier, keywords, rule)
     _try(whole, inputs)
     names = keywords or [f"input{i}" if i else "input" for i in range(len(inputs))]
     return _export(whole, inputs, names, path)
@@ -111,26 +117,34 @@ def export_classifier(
 class _Head(nn.Module):
     """Calibrator as a module of plain tensors."""
 
-    def __init__(self, calibrator: Calibrator) -> None:
+    def __init__(self, calibrator: Calibrator, rule: Rule | None = None) -> None:
         super().__init__()
         self.calibrator = calibrator
+        self.rule = None if rule is None else rule.module(calibrator.n_classes_)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         logits, layers = inputs[0], inputs[1:]
         return _outputs(
             self.calibrator._predict(
                 Features(logits, dict(zip(self.calibrator.layer_widths_, layers, strict=True)))
-            )
+            ),
+            self.rule,
         )
 
 
 class _Whole(nn.Module):
     """Network, taps and calibrator as one module of plain tensors."""
 
-    def __init__(self, classifier: CalibratedClassifier, keywords: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        classifier: CalibratedClassifier,
+        keywords: Sequence[str] | None = None,
+        rule: Rule | None = None,
+    ) -> None:
         super().__init__()
         self.classifier = classifier
         self.calibrator = classifier.calibrator
+        self.rule = None if rule is None else rule.module(classifier.calibrator.n_classes_)
         self.keywords = keywords
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -143,13 +157,15 @@ class _Whole(nn.Module):
         return _outputs(
             calibrator._predict(
                 features.select(list(calibrator.layer_widths_)) if calibrator.needs_layers else features
-            )
+            ),
+            self.rule,
         )
 
 
-def _outputs(prediction: Prediction) -> tuple[Tensor, ...]:
+def _outputs(prediction: Prediction, rule: RuleModule | None) -> tuple[Tensor, ...]:
     values = [getattr(prediction, name) for name in OUTPUTS]
-    return tuple(value for value in values if value is not None)
+    act = None if rule is None else rule(prediction.label, prediction.confidence)
+    return tuple(value for value in (*values, act) if value is not None)
 
 
 def _export(
@@ -161,7 +177,7 @@ def _export(
         raise ValueError(f"cannot export to {target.name!r}: name a file that ends in {known}")
     kind = TARGETS[target.suffix]
     require(*kind.needs)
-    present = _output_names(module.calibrator)
+    present = _output_names(module.calibrator) + ([] if module.rule is None else ["act"])
     with torch.no_grad(), _quiet(), _explained(module):
         program = torch.export.export(module, example, dynamic_shapes=_shapes(example), strict=False)
         contents = kind.encode(program, names, present)

@@ -46,6 +46,10 @@ InputShape = Annotated[
         metavar="D,D,...", help="Instead of --data: shape of one sample, e.g. 3,224,224; once per input."
     ),
 ]
+RuleFile = Annotated[
+    Path | None,
+    typer.Option("--rule", help="Rule of salgp.decide (rule.json): the graph then also says when to act."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -69,6 +73,7 @@ def export(
     image_size: ImageSize = None,
     gray: Gray = False,
     any_network: AnyNetwork = False,
+    rule: RuleFile = None,
     force: Force = False,
 ) -> None:
     """Export a fitted calibrator, alone or with its network, for onnxruntime or torch; salgp is not needed to
@@ -80,19 +85,22 @@ def export(
     """
     _check_usage(out, model, {"--weights": weights, "--data": data, "--input-shape": input_shape})
     shapes = [_numbers(text) for text in input_shape or []]
-    check_inputs(calibrator, data, weights)
+    check_inputs(calibrator, data, weights, rule)
     check_target(out, force, *([] if data is None else [data]))
     fitted = files.read_calibrator(calibrator)
+    from salgp.decide import Rule
     from salgp.export import export_classifier, export_head
+
+    chosen = None if rule is None else Rule.load(rule)
 
     if model is None:
         with shell.progress(f"exporting {fitted.name}"):
-            export_head(fitted, out)
+            export_head(fitted, out, chosen)
     else:
         classifier = _classifier(shell, calibrator, model, weights, any_network)
         example = _shaped(shapes) if data is None else _taken(data, model, inputs, scale, image_size, gray)
         with shell.progress(f"exporting the network and {fitted.name}"):
-            export_classifier(classifier, example, out)
+            export_classifier(classifier, example, out, chosen)
     what = fitted.name if model is None else f"{model} with {fitted.name}"
     size = out.stat().st_size
     told = {"out": str(out), "bytes": size, "network": model is not None}

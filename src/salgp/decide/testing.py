@@ -88,7 +88,7 @@ def furthest(samples: Sorted, order: Order, error: float) -> int | None:
     p = bdtr(samples.errors[kept], kept, error)
     failed = np.append(p > order.level, True)
     starts = np.flatnonzero(p <= order.entry)
-    ends = [start + int(np.argmax(failed[start:])) - 1 for start in starts]
+    ends = [int(start) + int(np.argmax(failed[start:])) - 1 for start in starts]
     return max(ends, default=None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,19 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from salgp.estimate.accuracy import Estimate, Spread, from_sums
+from salgp.estimate.accuracy import Estimate, Spread
 from salgp.labels import as_labels
 from salgp.monitor import records
-from salgp.monitor.channels import (
-    band_counts,
-    band_of_cells,
-    channel_cells,
-    channel_names,
-    effects,
-)
+from salgp.monitor.channels import band_counts, band_of_cells, channel_cells, channel_names
+from salgp.monitor.judging import alarms, expected, judge
 from salgp.monitor.martingale import Promise, Wealth
 from salgp.monitor.records import Record, Settings, State
-from salgp.monitor.status import ClassMove, Move, Status
+from salgp.monitor.status import Status
 from salgp.prediction import Prediction
 from salgp.storage import locked
 
@@ -170,25 +164,7 @@ class Monitor:
 
     def status(self) -> Status:
         """How things stand, without feeding anything."""
-        fed = [r for r in self._log if r.n][-self.settings.window :]
-        first = fed[0].number if fed else 0
-        labelled = [r for r in self._log if r.labelled and r.number >= first]
-        found = self._estimate(fed)
-        measured = _measured(labelled, self.settings.level)
-        wealth, promise = self._state.wealth, self._state.promise
-        return Status(
-            self._alarms(self._state),
-            self.settings.false_alarm,
-            found,
-            measured,
-            self.settings.home,
-            any(self._fell(e) for e in (found, measured) if e is not None),
-            (wealth.log_total / math.log(10), promise.log_total / math.log(10)),
-            self._moves(),
-            self._classes(fed),
-            sum(r.n for r in fed),
-            sum(r.n > 0 for r in self._log),
-        )
+        return judge(self.settings, self._state, self._bands, self._log)
 
     def page(self, path: str | os.PathLike[str], title: str = "Is it still doing well?") -> Path:
         """Write the last weeks as one HTML page that needs no other file."""
@@ -252,69 +228,11 @@ class Monitor:
     def _closed(self, state: State, record: Record) -> tuple[State, Record]:
         state = replace(state, last=record.number)
         shift, promise = state.wealth.log_total, state.promise.log_total
-        return state, replace(record, shift=shift, promise=promise, alarm=self._alarms(state))
-
-    def _alarms(self, state: State) -> tuple[str, ...]:
-        limit = math.log(2 / self.settings.false_alarm)  # half of the rate for each of two alarms
-        peaks = {"shift": state.wealth.peak, "promise": state.promise.peak}
-        return tuple(name for name, peak in peaks.items() if peak >= limit)
-
-    def _moves(self) -> tuple[Move, ...]:
-        home = np.stack(
-            [
-                np.bincount(bands, counts, minlength=self._state.recent.shape[2])
-                for bands, counts in zip(self._bands, self._state.home, strict=True)
-            ]
-        )
-        moved = effects(home, self._state.recent.sum(0))
-        money = self._state.wealth.log_channels / math.log(10)
-        found = [
-            Move(name, float(moved[j]), float(max(money[j], -99)))
-            for j, name in enumerate(self.settings.channels)
-        ]
-        return tuple(sorted(found, key=lambda move: -abs(move.effect)))
-
-    def _classes(self, fed: Sequence[Record]) -> tuple[ClassMove, ...]:
-        if not fed:
-            return ()
-        count = np.sum([r.class_count for r in fed], axis=0)
-        total = np.sum([r.class_confidence for r in fed], axis=0)
-        moves = [
-            ClassMove(
-                k,
-                self.settings.class_share[k],
-                float(count[k] / count.sum()),
-                self._class_accuracy(int(count[k]), float(total[k])),
-            )
-            for k in range(self.settings.n_classes)
-        ]
-        return tuple(sorted(moves, key=lambda move: -abs(move.now - move.home)))
-
-    def _class_accuracy(self, n: int, confidence: float) -> Estimate:
-        variance = confidence * (1 - confidence / n) if n else 0.0  # an upper bound of the sum of c (1 - c)
-        return from_sums(n, confidence, variance, self._spread(0.0), self.settings.level)
-
-    def _fell(self, found: Estimate) -> bool:
-        """By more than the tolerance, and surely by something."""
-        home = self.settings.home
-        return found.value < home - self.settings.tolerance and found.upper < home
-
-    def _estimate(self, fed: Sequence[Record]) -> Estimate:
-        n = sum(r.n for r in fed)
-        spread = self._spread(sum(r.std for r in fed) / max(n, 1))
-        total, variance = sum(r.confidence for r in fed), sum(r.variance for r in fed)
-        return from_sums(n, total, variance, spread, self.settings.level)
-
-    def _spread(self, bars: float) -> Spread | float:
-        """What calibration does not know: as measured, else the mean of its own error bars."""
-        if self.settings.spread is None:
-            return bars
-        base, slope, factor = self.settings.spread
-        return Spread(base, slope, self.settings.home, factor, self.settings.level)
+        return state, replace(record, shift=shift, promise=promise, alarm=alarms(self.settings, state))
 
     def estimate_of(self, record: Record) -> Estimate:
         """Expected accuracy of one batch of the log."""
-        return self._estimate([record])
+        return expected(self.settings, [record])
 
     def _check(self, prediction: Prediction) -> None:
         if prediction.probs.shape[1] != self.settings.n_classes:
@@ -333,15 +251,6 @@ def _blank(number: int, key: str, time: str | None) -> Record:
     when = datetime.now(UTC).isoformat(timespec="seconds") if time is None else time
     datetime.fromisoformat(when)
     return Record(number, key, when)
-
-
-def _measured(labelled: Sequence[Record], level: float) -> Estimate | None:
-    n, right = sum(r.labelled for r in labelled), sum(r.right for r in labelled)
-    if n == 0:
-        return None
-    share = (right + 2) / (n + 4)  # Agresti and Coull: covers also near 0 and 1
-    found = from_sums(n + 4, right + 2, (n + 4) * share * (1 - share), None, level)
-    return replace(found, value=right / n, n=n)
 
 
 def _check_start(
