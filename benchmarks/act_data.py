@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,22 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from salgp import Features, LayerEvidence, Prediction, load_features
+from salgp.calibrators import evidence as evidence_room
 from salgp.calibrators import get
 
-__all__ = ["Suite", "clean", "digits", "plain", "published", "read_suite", "suite_sets", "unshared"]
+__all__ = [
+    "MOST",
+    "Judged",
+    "Suite",
+    "clean",
+    "digits",
+    "judged",
+    "plain",
+    "published",
+    "read_suite",
+    "suite_sets",
+    "unshared",
+]
 
 
 def published(data: Path) -> tuple[Prediction, Tensor]:
@@ -95,3 +109,81 @@ def unshared(prediction: Prediction, seed: int = 0) -> Prediction:
     g = torch.Generator().manual_seed(seed)
     s = prediction.confidence.double()
     return Prediction(prediction.label, prediction.probs, s - 1e-9 * torch.rand(len(s), generator=g))
+
+
+MOST = 1000
+"""Samples of a shifted set that are looked at."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What temperature scaling and layer evidence say of one set of samples.
+
+    ``alone``: layer evidence one sample at a time; ``together``: with the whole set as its context.
+    """
+
+    tempered: Prediction
+    alone: Prediction
+    together: Prediction
+    labels: Tensor
+
+
+def judged(cache: Path, name: str) -> dict[str, Judged]:
+    """Predictions of one network's sets: ``home`` (calibration), ``test``, and the shifted ones by name.
+
+    Kept in ``CACHE/act`` under the source of the calibrator, so that a run goes on where another stopped and
+    never uses predictions of an older model.
+    """
+    path = cache / "act" / f"{name}-{_model()}.npz"
+    if not path.exists():
+        suite = read_suite(cache, name)
+        temperature, evidence = suite.temperature(), suite.evidence()
+        sets = {"home": clean(*suite.calibration), "test": suite.test, **suite.shifted}
+        arrays: dict[str, np.ndarray] = {}
+        for key, (features, y) in sets.items():
+            n = len(y) if key in ("home", "test") else min(len(y), MOST)
+            arrays |= {
+                f"{key}|{k}": v for k, v in _columns(temperature, evidence, plain(features[:n])).items()
+            }
+            arrays[f"{key}|y"] = y[:n].numpy()
+        path.parent.mkdir(exist_ok=True)
+        part = path.with_suffix(".part.npz")
+        np.savez(part, **arrays)
+        part.rename(path)
+    with np.load(path, allow_pickle=False) as file:
+        keys = dict.fromkeys(entry.rsplit("|", 1)[0] for entry in file.files)
+        return {key: _read(key, file) for key in keys}
+
+
+def _columns(temperature, evidence, batch: Features) -> dict[str, np.ndarray]:
+    tempered, alone = temperature.predict(batch), evidence.predict(batch)
+    together = evidence.predict(batch, context="all")
+    columns = {
+        "probs": tempered.probs,
+        "label": tempered.label,
+        "alone": alone.confidence,
+        "novelty": alone.novelty,
+        "together": together.confidence,
+        "std": together.std,
+    }
+    return {name: value.numpy() for name, value in columns.items()}
+
+
+def _read(key: str, file: np.lib.npyio.NpzFile) -> Judged:
+    column = {
+        name: torch.from_numpy(file[f"{key}|{name}"])
+        for name in ("probs", "label", "alone", "novelty", "together", "std", "y")
+    }
+    probs, label = column["probs"], column["label"]
+    tempered = Prediction(label, probs, probs.gather(1, label[:, None])[:, 0])
+    alone = Prediction(label, probs, column["alone"], novelty=column["novelty"])
+    together = Prediction(label, probs, column["together"], std=column["std"])
+    return Judged(tempered, alone, together, column["y"])
+
+
+def _model() -> str:
+    """Eight letters that change with the source of layer evidence."""
+    found = hashlib.sha256()
+    for path in sorted(Path(evidence_room.__file__).parent.glob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:8]

@@ -121,9 +121,9 @@ def estimate(cache: Path, path: Path) -> None:
         "layer evidence, context" if "layer evidence, context" in points[0]["estimates"] else "layer evidence"
     )
     figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.4), sharex=True, sharey=True, layout="constrained")
-    truth = np.array([p["truth"] for p in points])
     for axis, method, colour in zip(axes, [*methods, ours], (ORANGE, ORANGE, BLUE), strict=True):
         value = np.array([p["estimates"][method] for p in points])
+        truth = np.array([p["truth_all" if method == ours else "truth"] for p in points])
         axis.plot([0, 1], [0, 1], color="black", lw=1)
         axis.plot(truth, value, ".", color=colour, ms=5, alpha=0.6)
         axis.set(title=f"{method}\nmean error {np.abs(value - truth).mean():.3f}", xlabel="true accuracy")
