@@ -21,7 +21,7 @@ from salgp.decide import ALWAYS, NEVER, choose_threshold
 ASSURANCE = 0.95
 MAPIE_DRAWS = 250
 """MAPIE takes several times as long as everything else."""
-MORE = ((1, 0.01, 10_000), (2, 0.03, 1000))
+MORE = ((1, 0.01, 12_000), (2, 0.03, 1000))
 """Set, error, samples: where half of the set is too little to show more."""
 Choose = Callable[[Prediction, Tensor, float], float]
 
