@@ -18,9 +18,10 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from act_data import plain, read_suite, unshared
+from act_data import judged, plain, read_suite, unshared
 from act_estimate import POINTS
 from act_guarantee import _naive
+from act_sets import _tried
 
 from salgp import Monitor
 from salgp.decide import choose_threshold
@@ -77,36 +78,30 @@ def decide(cache: Path, path: Path) -> None:
 
 
 def sets(cache: Path, path: Path) -> None:
-    suite = read_suite(cache, SET)
-    temperature, evidence = suite.temperature(), suite.evidence()
-    rows = torch.from_numpy(np.random.default_rng(0).permutation(len(suite.test[1])))[:4500]
+    found = judged(cache, SET)
+    labels = found["test"].labels
+    rows = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))[:4500]
 
-    def both(features):
-        batch = plain(features)
-        tempered = temperature.predict(batch)
-        return tempered, overtaking(evidence.predict(batch), tempered.probs)
+    def both(one):
+        return one.tempered, overtaking(one.alone, one.tempered.probs)
 
-    home = both(suite.test[0])
     fits = [
-        fit_sets(p[rows], suite.test[1][rows], 0.95, by=by)
-        for p, by in zip(home, ("all", "novelty"), strict=True)
+        fit_sets(p[rows], labels[rows], 0.95, by=by)
+        for p, by in zip(both(found["test"]), ("all", "novelty"), strict=True)
     ]
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    groups: dict[str, list] = {"none": [suite.test]}
-    for name, data in suite.shifted.items():
-        groups.setdefault(name.rsplit("-", 1)[-1], []).append(data)
-    labels = sorted(groups, key=lambda name: (name != "none", name))
+    groups: dict[str, list] = {"none": [found["test"]]}
+    for name, one in found.items():
+        if name not in ("home", "test"):
+            groups.setdefault(name.rsplit("-", 1)[-1], []).append(one)
+    severities = sorted(groups, key=lambda name: (name != "none", name))
     for which, (colour, name) in enumerate(((ORANGE, "temperature"), (BLUE, "layer evidence, by novelty"))):
-        found = []
-        for label in labels:
-            tried = []
-            for features, y in groups[label]:
-                members = fits[which](both(features[:1000])[which])
-                hit = members[torch.arange(len(members)), y[:1000]]
-                tried.append((float(hit.double().mean()), float(members.sum(1).double().mean())))
-            found.append(np.mean(tried, axis=0))
-        for axis, values in zip(axes, np.array(found).T, strict=True):
-            axis.plot(labels, values, "o-" if which else "s--", color=colour, label=name)
+        tried = [
+            np.mean([_tried(fits[which], both(one)[which], one.labels) for one in groups[key]], axis=0)
+            for key in severities
+        ]
+        for axis, values in zip(axes, np.array(tried).T, strict=True):
+            axis.plot(severities, values, "o-" if which else "s--", color=colour, label=name)
     axes[0].axhline(0.95, color="black", lw=1, ls=":")
     axes[0].set(ylabel="contains the true class", xlabel="severity of the shift", ylim=(0.5, 1))
     axes[1].set(ylabel="mean size", xlabel="severity of the shift", ylim=(0.9, None))
