@@ -122,7 +122,7 @@ def estimate(cache: Path, path: Path) -> None:
         axis.plot([0, 1], [0, 1], color="black", lw=1)
         axis.plot(truth, value, ".", color=colour, ms=5, alpha=0.6)
         axis.set(title=f"{method}\nmean error {np.abs(value - truth).mean():.3f}", xlabel="true accuracy")
-    axes[0].set(ylabel="estimated without labels", xlim=(0.1, 1), ylim=(0.1, 1))
+    axes[0].set(ylabel="estimated without labels", xlim=(0, 1), ylim=(0, 1))
     _save(figure, path)
 
 
