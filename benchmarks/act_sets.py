@@ -58,7 +58,8 @@ def section(data: Path, cache: Path, quick: bool) -> str:
     ratios: dict[str, list[float]] = {"lac": [], "aps": []}
     for name in (*SETS, *REPORTED)[: 2 if quick else None]:
         found = judged(cache, name)
-        for score in ("lac", "aps"):
+        binary = found["test"].tempered.probs.shape[1] == 2  # MAPIE has no APS for two classes
+        for score in ("lac",) if binary else ("lac", "aps"):
             cells = [_cell(found, which, kind, score, draws) for which, kind in COLUMNS]
             ratio = cells[2][1] / cells[0][1]
             ratios[score].append(ratio)
