@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,40 @@ def test_novelty_is_asked_of_calibrators_that_have_it() -> None:
     plain = Prediction(prediction.label, prediction.probs, prediction.confidence)
     with pytest.raises(ValueError, match='by="confidence"'):
         fit_sets(plain, y, by="novelty")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"score": "lad"}, "score 'lad'"),
+        ({"by": "weather"}, "by 'weather'"),
+        ({"rank": "2"}, "with numbers"),
+        ({"coverage": 1.5}, "coverage"),
+        ({"n_groups": 7}, "7 groups with 4 edges"),
+        ({"penalty": math.inf}, "a penalty of inf"),
+        ({"scores": torch.zeros(200, 2)}, "scores of shape"),
+        ({"scores": torch.full((200,), math.nan)}, "scores of shape"),
+        ({"scores": torch.zeros(200, dtype=torch.long)}, "scores of shape"),
+        ({"group": torch.zeros(3, dtype=torch.long)}, "groups \\(3,\\)"),
+        ({"group": torch.zeros(200)}, "scores of shape"),
+        ({"group": torch.full((200,), 5)}, "groups beyond 5"),
+        ({"edges": torch.zeros(2, 2)}, "scores of shape"),
+    ],
+    ids=str,
+)
+def test_sets_that_nobody_fitted_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    """With checksums that are right."""
+    sets = replace(fit_sets(*drawn(200, 0), 0.9, by="confidence"), **change)
+    sets.save(tmp_path / "sets.safetensors")
+    with pytest.raises(FormatError, match=words) as caught:
+        PredictionSets.load(tmp_path / "sets.safetensors")
+    assert "sets.safetensors" in str(caught.value)
+
+
+def test_defaults_and_the_fewest_bands() -> None:
+    assert (AdaptiveCoverage().target, AdaptiveCoverage().rate) == (0.9, 0.01)
+    assert fit_sets(*drawn(300, 0), 0.9, by="confidence", bands=2).n_groups == 2
+    with pytest.raises(ValueError, match="bands must be at least 2, got 1"):
+        fit_sets(*drawn(300, 0), 0.9, by="confidence", bands=1)
+    sets = fit_sets(*drawn(50, 0), 0.8, "raps")
+    assert (sets.penalty, sets.rank) == (0.01, 2)

@@ -156,7 +156,7 @@ def test_rivals_by_their_definitions() -> None:
     assert ATC().fit(p, y).estimate(new) == pytest.approx(np.mean(new.confidence.numpy() >= threshold))
     assert ATC().fit(p, (p.label + 1) % 3).estimate(new) == 0.0
     assert _cbpe(p, y, new) == pytest.approx(CBPE().fit(p, y).estimate(new))
-    assert _weighted(p, right, new) == pytest.approx(ImportanceWeighting().fit(p, y).estimate(new), rel=1e-6)
+    assert _weighted(p, right, new) == pytest.approx(ImportanceWeighting().fit(p, y).estimate(new), rel=1e-4)
 
 
 def _cbpe(p: Prediction, y: torch.Tensor, new: Prediction) -> float:

@@ -28,7 +28,7 @@ import torch
 from mutators import mutate_bytes, mutate_json, mutate_tensors
 from sealing import sealed
 
-from salgp.storage import FormatError, read_tensors, write_tensors
+from salgp.storage import read_tensors, write_tensors
 
 __all__ = ["Mutants", "Target", "Tried"]
 
@@ -141,10 +141,8 @@ class Mutants:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 found = summary(target.read(self.given))
-        except (FormatError, FileNotFoundError) as error:
-            return "refused", str(error)
-        except (ValueError, TypeError, KeyError) as error:
-            said = str(error.args[0]) if error.args else ""
+        except (ValueError, TypeError, KeyError, FileNotFoundError) as error:
+            said = str(error.args[0]) if error.args and not isinstance(error, OSError) else str(error)
             known = "mutant" in said or any(sentence in said for sentence in target.sentences)
             return ("refused" if known else "raw"), f"{type(error).__name__}: {said}"
         except Exception as error:

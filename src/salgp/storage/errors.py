@@ -36,9 +36,12 @@ def reading(path: str | os.PathLike[str], expected: str, *passed: type[Exception
         ...     {}["rows"]
         Traceback (most recent call last):
         salgp.storage.errors.FormatError: x.json: not what was written (rows)
+        >>> with reading("x.json", "what was written"):
+        ...     raise FormatError("no rows")
+        Traceback (most recent call last):
+        salgp.storage.errors.FormatError: x.json: no rows
     """
     clear: tuple[type[BaseException], ...] = (
-        FormatError,
         FileNotFoundError,
         ModuleNotFoundError,
         PermissionError,
@@ -46,6 +49,11 @@ def reading(path: str | os.PathLike[str], expected: str, *passed: type[Exception
     )
     try:
         yield
+    except FormatError as error:
+        folder = os.path.dirname(os.fspath(path))
+        if str(path) in str(error) or (folder and folder in str(error)):
+            raise
+        raise type(error)(f"{path}: {error}") from error  # raised by a part that knows no file
     except Exception as error:  # zipfile, zlib, struct, pyarrow and NumPy each have their own
         if isinstance(error, clear):
             raise

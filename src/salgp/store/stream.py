@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from salgp.features import Features, load_features
-from salgp.storage import pack, read_header, read_tensors, unpack, write_header, write_tensors
+from salgp.storage import pack, read_header, read_tensors, reading, unpack, write_header, write_tensors
 from salgp.store.engines import run, shown
 from salgp.store.manifest import Manifest, sweep
 from salgp.store.sampling import subset_of
@@ -165,7 +165,9 @@ def write_value(path: Path, value: Any) -> None:
 def read_value(path: Path) -> Any:
     """Inverse of `write_value`."""
     tensors, _ = read_tensors(path.with_suffix(".safetensors"))
-    return unpack(read_header(path, "salgp-value", 1).get("value"), tensors)
+    value = read_header(path, "salgp-value", 1).get("value")
+    with reading(path, "what was written"):
+        return unpack(value, tensors)
 
 
 def _ranges(n_shards: int) -> list[tuple[int, int]]:
