@@ -15,7 +15,15 @@ METHODS = ("temperature", "histogram", "dirichlet", "latent-gp", "density-aware"
 TARGETS = (
     Target("calibrator", w.calibrator("density-aware"), w.predicted, CAL),
     *(
-        Target(f"calibrator-json-{name}", w.calibrator(name), w.predicted, CAL[:1], "json", checked=False)
+        Target(
+            f"calibrator-json-{name}",
+            w.calibrator(name),
+            w.predicted,
+            CAL[:1],
+            "json",
+            checked=False,
+            sentences=("fitted on ",),  # of other features than these: the file is whole
+        )
         for name in METHODS
     ),
     *(
