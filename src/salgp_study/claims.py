@@ -13,6 +13,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -234,24 +235,30 @@ def _longest_trained(records: Sequence[Record]) -> list[Record]:
         for r in records
         if not r["study"].startswith(SIDE_STUDIES)
     ]
-    networks = grouped(named, ("study", "preset", "seed")).values()
-    return [r for group in networks for r in group if _epochs(r) == max(map(_epochs, group))]
+    longest: dict[tuple[Any, ...], int] = {}
+    for r in named:
+        longest[_network(r)] = max(_epochs(r), longest.get(_network(r), 0))
+    return [r for r in named if _epochs(r) == longest[_network(r)]]
+
+
+def _network(record: Record) -> tuple[Any, ...]:
+    return record["study"], record["preset"], record["seed"]
 
 
 def _epochs(record: Record) -> int:
     return int(record.get("config", {}).get("recipe", {}).get("epochs", 0))
 
 
-def _by_network(records: Sequence[Record], method: str, score: str) -> dict[tuple[str, str, int], float]:
+def _by_network(records: Sequence[Record], method: str, score: str) -> dict[tuple[Any, ...], float]:
     """A method's score on each network; with average pooling unless its name says otherwise."""
     name, _, _ = method.partition(", max pooling")
     poolings = ("max",) if method != name else ("avg", "none")
     single = name == BEST_SINGLE
-    found: dict[tuple[str, str, int], list[Record]] = {}
+    found: dict[tuple[Any, ...], list[Record]] = {}
     for r in records:
         fits = r["method"].startswith("Single GP (Layer") if single else r["method"] == name
         if fits and r["pooling"] in poolings and r[score] is not None:
-            found.setdefault((r["study"], r["preset"], r["seed"]), []).append(r)
+            found.setdefault(_network(r), []).append(r)
     return {network: float(min(group, key=_ece)[score]) for network, group in found.items()}
 
 
