@@ -17,6 +17,7 @@ __all__ = ["front_table", "page", "write_report"]
 
 COMMAND = "python -m salgp_study.suite tables"
 SCORES = ("ece", "nll", "auroc")
+ALSO = "Methods that are not among the means above were scored on fewer draws; nan: not scored."
 HEAD = ("in: ECE", "NLL", "AUROC", "shift: ECE", "NLL", "AUROC")
 
 
@@ -49,7 +50,7 @@ def page(results: Results) -> str:
         ["## Strong and weak networks", "", *front_table(results)],
         ["## What it must show", "", "Broken promises first.", "", *_verdicts(results)],
         ["## Means over the data sets", "", *_means(results)],
-        ["## By data set: ECE in domain / under shift", "", *_by_set(results)],
+        ["## By data set: ECE in domain / under shift", "", ALSO, "", *_by_set(results)],
         ["## Like a rehearsed family, or not", "", *_likeness(results)],
         ["## Windows", "", *_windows(results)],
         ["## Each ingredient", "", *_ablations(results)],
@@ -93,8 +94,8 @@ def _both(results: Results, way: Way) -> list[float]:
 
 def _means(results: Results) -> list[str]:
     ways = [*results.ours, *(Way(m) for m in RIVALS if results.has(Way(m)))]
-    everywhere = results.sets_of(BASE)
-    ways = [way for way in ways if results.sets_of(way) == everywhere]  # means over the same sets
+    everywhere = results.draws_of(BASE)
+    ways = [way for way in ways if results.draws_of(way) == everywhere]  # means over the same draws
     rows = [[str(way), *_both(results, way), results.mean(way, "shift", "aurc")] for way in ways]
     return table(["method", *HEAD, "AURC"], rows)
 
@@ -133,9 +134,10 @@ def _windows(results: Results) -> list[str]:
 def _ablations(results: Results) -> list[str]:
     tried = [Way(m, w) for w in (0, CONTEXT.window) for m in ABLATIONS]
     ways = [*results.ours, *(way for way in tried if results.has(way))]
-    shared = set.intersection(*(results.sets_of(way) for way in ways)) if ways else set()
-    part = results.of_sets(shared)
-    said = f"On the data sets where every variant was scored: {', '.join(sorted(shared)) or 'none'}."
+    shared = set.intersection(*(results.draws_of(way) for way in ways)) if ways else set()
+    part = results.of_draws(shared)
+    names = ", ".join(f"{name} {seed}" for name, seed in sorted(shared)) or "none"
+    said = f"On the data sets and seeds where every variant was scored: {names}."
     return [said, "", *table(["method", *HEAD], [[str(way), *_both(part, way)] for way in ways])]
 
 

@@ -64,6 +64,11 @@ class Results:
         """Some of the records."""
         return Results([r for r in self.records if keep(r)])
 
+    def of_draws(self, draws: Iterable[tuple[str, int]]) -> Results:
+        """Records of some data sets and seeds."""
+        wanted = set(draws)
+        return self.only(lambda r: (r["set"], r["seed"]) in wanted)
+
     def of_sets(self, names: Iterable[str]) -> Results:
         """Records of some data sets."""
         wanted = set(names)
@@ -98,14 +103,14 @@ class Results:
         """Rivals of the least ECE under shift, temperature and no calibration aside; of those scored on every
         data set, since a mean over some of them cannot be compared.
         """
-        everywhere = self.sets_of(BASE)
+        everywhere = self.draws_of(BASE)
         others = [Way(m) for m in RIVALS if Way(m) not in (BASE, SOFTMAX)]
-        others = [way for way in others if self.sets_of(way) == everywhere]
+        others = [way for way in others if self.draws_of(way) == everywhere]
         return sorted(others, key=lambda way: self.mean(way, "shift", "ece"))[:count]
 
-    def sets_of(self, way: Way) -> set[str]:
-        """Data sets on which a way was scored under shift."""
-        return {r["set"] for r in self.of(way, "shift")}
+    def draws_of(self, way: Way) -> set[tuple[str, int]]:
+        """Data sets and seeds on which a way was scored under shift."""
+        return {(r["set"], r["seed"]) for r in self.of(way, "shift")}
 
     def replicates(self, way: Way, key: str, name: str) -> np.ndarray | None:
         """Bootstrap replicates in domain of one data set, mean over the seeds."""
