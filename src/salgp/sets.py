@@ -254,8 +254,8 @@ class AdaptiveCoverage:
         hits = [bool(hit) for hit in covered]
         level = self.target if self.level is None else self.level
         misses = len(hits) - sum(hits)
-        moved = level + self.rate * (self.target * misses - (1 - self.target) * sum(hits))
-        return replace(self, level=moved, seen=self.seen + len(hits), missed=self.missed + misses)
+        next_level = level + self.rate * (self.target * misses - (1 - self.target) * sum(hits))
+        return replace(self, level=next_level, seen=self.seen + len(hits), missed=self.missed + misses)
 
 
 def _check_loaded(sets: PredictionSets) -> None:

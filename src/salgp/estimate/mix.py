@@ -118,11 +118,11 @@ def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Pred
     own = prediction.label[:, None]
     confidence = probs.gather(1, own)[:, 0]
     old = prediction.probs.double().gather(1, own)[:, 0]
-    moved = _logit(confidence) - _logit(old)
+    change = _logit(confidence) - _logit(old)
     kind = prediction.probs.dtype
 
     def shifted(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.sigmoid(_logit(x.double()) + moved).to(kind)
+        return None if x is None else torch.sigmoid(_logit(x.double()) + change).to(kind)
 
     slope = (confidence * (1 - confidence) / (old * (1 - old)).clamp_min(1e-12)).to(kind)
     return replace(

@@ -86,10 +86,10 @@ def _moves(settings: Settings, state: State, bands: IntArray) -> tuple[Move, ...
     """Every channel against home, those that moved most first."""
     size = state.recent.shape[2]
     home = [np.bincount(own, counts, minlength=size) for own, counts in zip(bands, state.home, strict=True)]
-    moved = effects(np.stack(home), state.recent.sum(0))
+    effect = effects(np.stack(home), state.recent.sum(0))
     money = state.wealth.log_channels / math.log(10)
     found = [
-        Move(name, float(moved[j]), float(max(money[j], -99))) for j, name in enumerate(settings.channels)
+        Move(name, float(effect[j]), float(max(money[j], -99))) for j, name in enumerate(settings.channels)
     ]
     return tuple(sorted(found, key=lambda move: -abs(move.effect)))
 

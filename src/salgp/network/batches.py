@@ -129,10 +129,10 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype | None) -> Batch:
         """Inputs as tensors on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
-        inputs = _moved(self.inputs, device, dtype)
+        inputs = _sent(self.inputs, device, dtype)
         if not self.keywords and all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
             return self
-        return replace(self, inputs=inputs, keywords=_moved(dict(self.keywords), device, dtype))
+        return replace(self, inputs=inputs, keywords=_sent(dict(self.keywords), device, dtype))
 
     def head(self, rows: int) -> Batch:
         """The first samples, where it is plain which axis counts them; else the whole batch."""
@@ -281,18 +281,18 @@ def _as_tensors(value: Any) -> Any:
     return value
 
 
-def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+def _sent(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, Tensor):
         return value.to(
             device=device, dtype=dtype if dtype is not None and value.is_floating_point() else value.dtype
         )
     if isinstance(value, PackedSequence):
-        return value._replace(data=_moved(value.data, device, dtype))
+        return value._replace(data=_sent(value.data, device, dtype))
     if isinstance(value, Mapping):
-        return {k: _moved(v, device, dtype) for k, v in value.items()}
+        return {k: _sent(v, device, dtype) for k, v in value.items()}
     if isinstance(value, list):
-        return [_moved(v, device, dtype) for v in value]
+        return [_sent(v, device, dtype) for v in value]
     if isinstance(value, tuple):
-        parts = [_moved(v, device, dtype) for v in value]
+        parts = [_sent(v, device, dtype) for v in value]
         return tuple(parts) if getattr(value, "_fields", None) is None else type(value)(*parts)
     return value

@@ -61,8 +61,8 @@ def _changed_text(
     padding = family.spread.padding if isinstance(family.spread, Tokens) else None
     if at is None or mask is None or padding is None:
         return batch
-    moved = (new == padding).sum(dim=1) != (ids == padding).sum(dim=1)
-    return batch.with_input(at, torch.where(moved[:, None], (new != padding).to(mask), mask))
+    padding_moved = (new == padding).sum(dim=1) != (ids == padding).sum(dim=1)
+    return batch.with_input(at, torch.where(padding_moved[:, None], (new != padding).to(mask), mask))
 
 
 def _rewritten(

@@ -170,8 +170,8 @@ class _Flow:
         if tap.name not in self._known:
             if self._before is None:
                 self._before = self._logits(None)
-            moved = self._logits(self._names[tap.name])
-            self._known[tap.name] = not torch.equal(moved, self._before)
+            after = self._logits(self._names[tap.name])
+            self._known[tap.name] = not torch.equal(after, self._before)
         return self._known[tap.name]
 
     def _logits(self, disturbed: int | None) -> Tensor:

@@ -141,36 +141,36 @@ class Views:
         return None
 
 
-def _copied(value: Any, made: dict[int, Any], tree: set[int]) -> Any:
+def _copied(value: Any, copies: dict[int, Any], tree: set[int]) -> Any:
     """Modules, and the plain containers and bound methods that lead to them, anew; all else as it is."""
-    if id(value) in made:
-        return made[id(value)]
+    if id(value) in copies:
+        return copies[id(value)]
     kind = type(value)
     if isinstance(value, torch.jit.ScriptModule):
-        made[id(value)] = copy.deepcopy(value).eval()  # its state lies outside of Python
+        copies[id(value)] = copy.deepcopy(value).eval()  # its state lies outside of Python
     elif isinstance(value, nn.Module):
-        _copy_module(value, made, tree)
+        _copy_module(value, copies, tree)
     elif kind is list:
-        made[id(value)] = [_copied(v, made, tree) for v in value]
+        copies[id(value)] = [_copied(v, copies, tree) for v in value]
     elif kind in (dict, OrderedDict):
-        made[id(value)] = kind((k, _copied(v, made, tree)) for k, v in value.items())
+        copies[id(value)] = kind((k, _copied(v, copies, tree)) for k, v in value.items())
     elif kind is tuple:
-        return tuple(_copied(v, made, tree) for v in value)
+        return tuple(_copied(v, copies, tree) for v in value)
     elif kind is MethodType and id(value.__self__) in tree:
-        return MethodType(value.__func__, _copied(value.__self__, made, tree))
+        return MethodType(value.__func__, _copied(value.__self__, copies, tree))
     elif kind is functools.partial:
-        parts = _copied(value.args, made, tree), _copied(value.keywords, made, tree)
-        return functools.partial(_copied(value.func, made, tree), *parts[0], **parts[1])
-    return made.get(id(value), value)
+        parts = _copied(value.args, copies, tree), _copied(value.keywords, copies, tree)
+        return functools.partial(_copied(value.func, copies, tree), *parts[0], **parts[1])
+    return copies.get(id(value), value)
 
 
-def _copy_module(module: nn.Module, made: dict[int, Any], tree: set[int]) -> None:
+def _copy_module(module: nn.Module, copies: dict[int, Any], tree: set[int]) -> None:
     new = object.__new__(type(module))
-    made[id(module)] = new  # before its children, which may lead back to it
+    copies[id(module)] = new  # before its children, which may lead back to it
     state = vars(new)
     for key, value in vars(module).items():
         plain = key in ("_parameters", "_buffers", "_non_persistent_buffers_set") or "hooks" in key
-        state[key] = copy.copy(value) if plain else _copied(value, made, tree)
+        state[key] = copy.copy(value) if plain else _copied(value, copies, tree)
     state["training"] = False
     state["_compiled_call_impl"] = None  # it would run the user's module
 
@@ -185,7 +185,7 @@ def _ids(tables: list[dict[str, Any]]) -> list[int]:
 
 def _private_buffers(network: nn.Module) -> list[tuple[dict[str, Any], str, Tensor, Tensor]]:
     """Give the copy buffers of its own: where they are kept, under which name, its own and the user's."""
-    made: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
     found: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
     for module in network.modules():
         table = vars(module).get("_buffers")
@@ -193,7 +193,7 @@ def _private_buffers(network: nn.Module) -> list[tuple[dict[str, Any], str, Tens
             continue
         for name, shared in table.items():
             if isinstance(shared, Tensor):
-                own = made.setdefault(id(shared), shared.detach().clone())
+                own = copies.setdefault(id(shared), shared.detach().clone())
                 found.append((table, name, own, shared.detach()))
     for owner, name, own, _ in found:
         owner[name] = own

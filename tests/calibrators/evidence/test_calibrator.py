@@ -234,7 +234,7 @@ def test_shift_report_sees_a_shift_and_only_a_shift() -> None:
     assert still.p_value > 0.02
     assert moved.p_value < 0.005
     assert moved.confidence < still.confidence
-    assert all(moved.moved[name] > still.moved[name] for name in ("one", "two"))
+    assert all(moved.rise[name] > still.rise[name] for name in ("one", "two"))
     assert "expected accuracy" in str(moved)
 
 

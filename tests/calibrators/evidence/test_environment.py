@@ -70,7 +70,7 @@ def test_moved_is_the_formula_of_the_docstring() -> None:
     centre, spread = torch.tensor([0.8, 0.9]), torch.tensor([0.1, 0.2])
     flat = Environment(torch.zeros(3, 2), centre, spread, zeros[0], zeros, torch.tensor([[-9, -9], [9, 9]]))
     means, counts = [(0.7, 0.9), (0.3, 1.0)], [50, 10]
-    found = flat.moved(torch.tensor(means).double(), torch.tensor(counts))
+    found = flat.displacement(torch.tensor(means).double(), torch.tensor(counts))
     for row in range(2):
         for j in range(2):
             u = (means[row][j] - float(centre[j])) / float(spread[j])
@@ -96,7 +96,7 @@ def test_environment_learns_what_shift_does_and_nothing_in_domain() -> None:
     opinions = environment.opinions(inside, shift, rows.view.label)
     for strength, limit in ((0.0, 0.1), (0.5, 0.45), (1.0, 0.45)):
         some = (rows.strength == strength).nonzero()[:50, 0]
-        m = environment.moved(opinions[some].mean(dim=0, keepdim=True), torch.tensor([50]))
+        m = environment.displacement(opinions[some].mean(dim=0, keepdim=True), torch.tensor([50]))
         effect = environment.effect(m.expand(50, 2), rows.view.t[some], (shift - inside)[some])
         f = inside[some] + effect.lean * (shift - inside)[some] + effect.added
         assert float((f - (rows.view.t[some] - 3.0 * strength)).abs().mean()) < limit

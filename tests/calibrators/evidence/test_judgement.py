@@ -323,7 +323,7 @@ def test_a_shift_is_never_taken_for_more_than_was_rehearsed() -> None:
     zeros = torch.zeros(6, 6).double()
     flat = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), zeros[0], zeros, reach)
     means = torch.tensor([[-9.0, 9.0], [9.0, -9.0]]).double()
-    assert flat.moved(means, torch.tensor([50, 50])).tolist() == [[-0.5, 0.3], [0.1, -0.2]]
+    assert flat.displacement(means, torch.tensor([50, 50])).tolist() == [[-0.5, 0.3], [0.1, -0.2]]
 
 
 def test_log_odds_in_an_environment() -> None:

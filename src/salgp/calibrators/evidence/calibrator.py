@@ -326,7 +326,7 @@ class LayerEvidence(Calibrator):
         features = self.check_input(features)
         with torch.no_grad():
             evidence = layer_evidence(self.evidence_.reference, features)
-            return self.from_evidence(features, evidence, self._moved(features, evidence, context))
+            return self.from_evidence(features, evidence, self._displacement(features, evidence, context))
 
     def context(self, features: Features) -> Context:
         """What unlabelled samples that were met together tell of their environment; contexts add up.
@@ -364,7 +364,7 @@ class LayerEvidence(Calibrator):
         view = model.view(features, evidence)
         return environment.opinions(model.inside.log_odds(view), model.shift.log_odds(view), view.label)
 
-    def _moved(self, features: Features, evidence: Evidence, context: Any) -> Tensor:
+    def _displacement(self, features: Features, evidence: Evidence, context: Any) -> Tensor:
         """``m (n, 2)`` of the environment of each sample."""
         environment = self._environment()
         if isinstance(context, Features):
@@ -372,7 +372,7 @@ class LayerEvidence(Calibrator):
         if isinstance(context, Context):
             count = torch.tensor([float(context.count)], device=features.logits.device)
             mean = context.mean.to(features.logits.device, torch.float64)
-            return environment.moved(mean[None], count).expand(len(features), 2)
+            return environment.displacement(mean[None], count).expand(len(features), 2)
         view = self.evidence_.view(features, evidence)
         number = window_numbers(context, view.t)
         return window_means(environment, self._opinions(features, evidence), number)

@@ -97,7 +97,7 @@ def window_means(environment: Environment, opinions: Tensor, number: Tensor) -> 
     """``m (n, 2)`` of every sample's window, given the number of its window, ``(n,)``."""
     _, window, count = number.unique(return_inverse=True, return_counts=True)
     total = opinions.new_zeros(len(count), 2).index_add_(0, window, opinions)
-    return environment.moved(total / count[:, None], count)[window]
+    return environment.displacement(total / count[:, None], count)[window]
 
 
 def _window_numbers(strength: Tensor, size: int) -> Tensor:

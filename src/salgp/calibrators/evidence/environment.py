@@ -120,7 +120,7 @@ class Environment:
         """Two numbers per sample ``(n, 2)`` whose mean over a window describes it."""
         return _confidences(inside, shift) - self.usual.to(inside)[label]
 
-    def moved(self, mean: Tensor, count: Tensor) -> Tensor:
+    def displacement(self, mean: Tensor, count: Tensor) -> Tensor:
         """``m (w, 2)`` of windows with these means ``(w, 2)`` and numbers of samples ``(w,)``."""
         u = (mean - self.centre.to(mean)) / self.spread.to(mean)
         low, high = self.reach.to(mean)

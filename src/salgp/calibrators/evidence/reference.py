@@ -264,12 +264,12 @@ def condensed_reference(
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     most = points_per_class(size, features.n_classes)
     classes = labels.to(features.logits.device)
-    made = [
+    condensed = [
         _condensed(space, features.layers[name], classes, form, most, precision, seed)
         for name, space in spaces.items()
     ]
-    kept = dict(zip(spaces, (space for space, _ in made), strict=True))
-    reference = Reference(kept, made[0][1] if made else classes, _checked(k, "k"), form)
+    kept = dict(zip(spaces, (space for space, _ in condensed), strict=True))
+    reference = Reference(kept, condensed[0][1] if condensed else classes, _checked(k, "k"), form)
     return replace(reference, typical=_typical_agreement(reference, features))
 
 

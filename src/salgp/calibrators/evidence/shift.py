@@ -26,20 +26,20 @@ class ShiftReport:
     """How far a batch has moved.
 
     Args:
-        moved: layer name -> rise of its mean novelty over the calibration set, in standard deviations there.
+        rise: layer name -> rise of its mean novelty over the calibration set, in standard deviations there.
         p_value: chance of so large a rise (mean over the layers) without any shift, by permutation.
         confidence: mean calibrated confidence of the batch, with the batch as its own context; the accuracy
             to expect of it.
         n: samples in the batch.
     """
 
-    moved: dict[str, float]
+    rise: dict[str, float]
     p_value: float
     confidence: float
     n: int
 
     def __str__(self) -> str:
-        order = sorted(self.moved.items(), key=lambda item: -item[1])
+        order = sorted(self.rise.items(), key=lambda item: -item[1])
         layers = ", ".join(f"{name} {value:+.1f}" for name, value in order)
         return (
             f"{self.n} samples: moved by {layers} sd (p = {self.p_value:.3g}); expected accuracy "
