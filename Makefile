@@ -56,7 +56,7 @@ fuzz: $(VENV)/.dev  ## 100,000 mutants for every reader (FUZZ=N for another numb
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/run.py --count $(or $(FUZZ),100000) --out out/fuzz.jsonl
 
 mutants: $(VENV)/.dev  ## mutants of the source against the tests that reach them (PACKAGE=src/salgp/gp TESTS=tests/gp COUNT=40)
-	$(BIN)/python tests/mutation/run.py $(or $(PACKAGE),src/salgp/decide.py) $(or $(TESTS),tests/test_decide_values.py tests/test_decide.py) \
+	$(BIN)/python tests/mutation/mutate.py $(or $(PACKAGE),src/salgp/decide.py) $(or $(TESTS),tests/test_decide_values.py tests/test_decide.py) \
 	  --count $(or $(COUNT),40)
 
 sbom: $(VENV)/.dev  ## every installed package with version, licence and what it needs, as CycloneDX into out/sbom.json

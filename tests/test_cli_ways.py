@@ -18,6 +18,7 @@ from torch import nn
 import salgp
 from salgp.cli import main
 from salgp.cli.weights import load_weights
+from salgp.storage import append_line
 
 Run = Callable[[str], tuple[int, str, str]]
 NETWORK = """
@@ -359,7 +360,8 @@ def test_info_reads_every_folder_we_write(run: Run, tmp_path: Path) -> None:
         "study": ("study", None),
     }
     (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "records.jsonl").write_text("{}\n{}\n")
+    for number in range(2):
+        append_line(tmp_path / "study" / "records.jsonl", {"number": number})
     for kind, (path, line) in made.items():
         if line is not None:
             code, _, err = run(line)

@@ -57,7 +57,15 @@ TARGETS = (
     Target("sets", w.make_sets, w.read_sets, ("sets.safetensors",)),
     Target("sets-tensors", w.make_sets, w.read_sets, ("sets.safetensors",), "tensors", checked=False),
     Target("monitor", w.make_monitor, w.read_monitor, WATCH),
-    Target("monitor-json", w.make_monitor, w.read_monitor, WATCH[:1], "json", checked=False),
+    Target(
+        "monitor-json",
+        w.make_monitor,
+        w.read_monitor,
+        WATCH[:1],
+        "json",
+        checked=False,
+        sentences=("this monitor watches ",),  # other channels than these: the file is whole
+    ),
     Target("monitor-tensors", w.make_monitor, w.read_monitor, WATCH[1:2], "tensors", checked=False),
     Target("info", w.make_described, w.read_described, ("rule.json", "f.safetensors", *WATCH[:1])),
     Target("features", w.make_features, w.read_features, ("f.safetensors",)),

@@ -45,6 +45,8 @@ __all__ = [
 
 SETTINGS, STATE, LOG = "monitor.json", "state.safetensors", "log.jsonl"
 KIND = "salgp-monitor"
+MOST_SAMPLES = 2**48
+"""More than any monitor has seen."""
 IntArray = NDArray[np.int64]
 
 
@@ -269,8 +271,13 @@ def _check_shapes(state: State, settings: Settings, path: Path) -> None:
     for name, (x, shape, kind) in expected.items():
         if x.shape != shape or x.dtype.kind != kind:
             raise FormatError(f"{path}: {name} is {x.dtype} of shape {x.shape}, expected {shape}")
-        if (x.min(initial=0) < 0) if kind == "i" else np.isnan(x).any() or x.max(initial=0) == np.inf:
+        if _beyond_counting(x) if kind == "i" else np.isnan(x).any() or x.max(initial=0) == np.inf:
             raise FormatError(f"{path}: {name} holds values that no count and no bet gives")
+
+
+def _beyond_counting(x: IntArray) -> bool:
+    """No number of samples is negative, and their sum fits a number."""
+    return bool(x.min(initial=0) < 0 or x.max(initial=0) > MOST_SAMPLES)
 
 
 def _check_numbers(log: Sequence[Record], path: Path) -> None:

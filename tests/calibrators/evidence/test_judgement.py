@@ -132,8 +132,8 @@ def test_the_guard_opens_where_handing_over_surely_helps(seed: int) -> None:
     hard = share.numpy() > (0.6, 0.85, 0.88, 0.9, 0.75, 0.89)[seed]
     correct = torch.tensor(np.where(hard, 0.0, 1.0))
     before = plus(inside.numpy()) - correct.numpy() * inside.numpy()
-    expected = float(share.max())
-    for tried in (0.9, 0.95, 0.98, 0.99, 0.995):
+    expected = np.quantile(share.numpy(), 0.99)
+    for tried in (0.9, 0.95, 0.98):
         guard = np.quantile(share.numpy(), tried)
         lean = np.maximum((share.numpy() - guard) / (1 - guard), 0)
         f = inside.numpy() + lean * (shift - inside).numpy()
@@ -142,7 +142,8 @@ def test_the_guard_opens_where_handing_over_surely_helps(seed: int) -> None:
             expected = guard
             break
     assert choose_guard(share, inside, shift, correct) == pytest.approx(expected, abs=1e-9)
-    assert choose_guard(share + 0.1, inside, shift, torch.ones(300).double()) == 0.99  # never a wall
+    always = torch.ones(300).double()
+    assert choose_guard(always, inside, shift, always) == 0.99  # never a wall
 
 
 def a_posterior(p: int = 6, C: int = 3) -> LogOdds:

@@ -352,7 +352,8 @@ def _evidence(sides: Sides, typical: Tensor | None, place: Tensor) -> Evidence:
     distance = sides.all.mT.double()  # (3, n, L)
     own, other, anyone = distance.clamp(1e-9, 1e9).log()
     agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    if torch.compiler.is_exporting() or not bool(distance.amax() < torch.inf):
+    missing = torch.compiler.is_exporting() or (distance.numel() and not bool(distance.amax() < torch.inf))
+    if missing:
         usual = torch.zeros_like(own[:1]) if typical is None else typical.to(own)
         agreement = torch.where((distance[:2] < torch.inf).all(dim=0), agreement, usual)
     return Evidence(agreement, anyone, place)

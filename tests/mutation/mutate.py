@@ -1,6 +1,6 @@
 """Does a test fail when the code is wrong?
 
-``python tests/mutation/run.py src/salgp/metrics tests/metrics --count 40 --seed 0`` first runs the tests and
+``python tests/mutation/mutate.py src/salgp/metrics tests/metrics --count 40`` first runs the tests and
 notes which of them reach which line. Then each mutant lives in a process forked from one that has everything
 imported and collected: the code of one function is exchanged, the tests that reach the line run until the
 first failure. What runs at import (constants, defaults) is imported anew, with all tests that reach the file.
