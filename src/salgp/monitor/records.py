@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -275,7 +276,7 @@ def _check_shapes(state: State, settings: Settings, path: Path) -> None:
             raise FormatError(f"{path}: {name} holds values that no count and no bet gives")
 
 
-def _beyond_counting(x: IntArray) -> bool:
+def _beyond_counting(x: NDArray[Any]) -> bool:
     """No number of samples is negative, and their sum fits a number."""
     return bool(x.min(initial=0) < 0 or x.max(initial=0) > MOST_SAMPLES)
 
