@@ -610,6 +610,8 @@ def test_every_command_has_help(run: Any) -> None:
         "score",
     ):
         assert name in shown
+    assert "<bool>" not in shown
+    assert "<bool>" not in run("study --help")[1]
     for name in commands():
         code, out, _ = run(f"{name.removeprefix('salgp ')} --help")
         assert code == 0

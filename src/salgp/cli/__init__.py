@@ -28,12 +28,13 @@ from salgp.cli import (
     studying,
     whole,
 )
-from salgp.cli.shell import INTERRUPTED, complain
+from salgp.cli.shell import INTERRUPTED, Commands, complain
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="salgp",
+    cls=Commands,
     help="Confidences that can be trusted, an error bar on each, and the layer that caused each correction.",
     epilog="Start with:  salgp demo",
     no_args_is_help=True,

@@ -30,7 +30,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from salgp.extras import EXTRAS, hint
@@ -39,6 +39,7 @@ __all__ = [
     "FAILURE",
     "INTERRUPTED",
     "USAGE",
+    "Commands",
     "Shell",
     "UsageError",
     "command",
@@ -190,8 +191,20 @@ class _Command(TyperCommand):
         return option
 
 
+class Commands(TyperGroup):
+    """A group of commands whose help names flags without a type."""
+
+    def get_params(self, ctx: Any) -> Any:
+        options = super().get_params(ctx)
+        for option in options:
+            if getattr(option, "is_flag", False) or option.name in COMPLETION:
+                option.metavar = NO_TYPE
+        return options
+
+
 NO_TYPE = " "
 """Stands where the help would show ``<bool>``."""
+COMPLETION = ("install_completion", "show_completion")
 
 
 def _plain_flag(name: str, kind: Any) -> Any:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from salgp.cli.options import RayAddress
-from salgp.cli.shell import Shell, UsageError, command
+from salgp.cli.shell import Commands, Shell, UsageError, command
 
 __all__ = ["register"]
 
@@ -37,7 +37,8 @@ Tasks = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add ``salgp study`` and its commands to ``app``."""
-    study = typer.Typer(help="Reproduce the paper's study: list, run, table, figures.", no_args_is_help=True)
+    what = "Reproduce the paper's study: list, run, table, figures."
+    study = typer.Typer(help=what, cls=Commands, no_args_is_help=True)
     command(study, "list", "salgp study list")(list_)
     command(study, "run", "salgp study run mstar-convnet --preset cpu --seeds 0,1,2 -o study")(run)
     command(study, "table", "salgp study table study")(table)
