@@ -74,7 +74,7 @@ def shift_report(
     together = None if calibrator.evidence_.environment is None else "all"
     prediction = calibrator.predict(features, context=together)
     here, there = calibrator.novelty_.cpu(), calibrator.standard_novelty(features).cpu()
-    moved = there.mean(dim=0) - here.mean(dim=0)
+    rise = there.mean(dim=0) - here.mean(dim=0)
     p_value = _permutation_p(
         torch.cat([here.mean(dim=1), there.mean(dim=1)]),
         len(there),
@@ -83,7 +83,7 @@ def shift_report(
     )
     names = list(calibrator.layer_widths_)
     return ShiftReport(
-        dict(zip(names, moved.tolist(), strict=True)),
+        dict(zip(names, rise.tolist(), strict=True)),
         p_value,
         float(prediction.confidence.mean()),
         len(features),
