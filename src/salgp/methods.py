@@ -5,7 +5,10 @@ The command line refuses and completes names by this table before PyTorch is loa
 
 from __future__ import annotations
 
-import importlib.metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["CLASSES", "GROUP", "entry_points"]
 
@@ -37,11 +40,13 @@ CLASSES = {
 """Short name -> module.Class inside `salgp.calibrators`; modules are imported on first use."""
 
 
-def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+def entry_points() -> dict[str, EntryPoint]:
     """Calibrators that other installed packages announce, by name.
 
     Example:
         >>> "temperature" in entry_points()  # one of our own
         False
     """
-    return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    from importlib import metadata  # takes longer than the rest of a help text
+
+    return {point.name: point for point in metadata.entry_points(group=GROUP)}
