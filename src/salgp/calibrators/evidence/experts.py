@@ -113,12 +113,12 @@ class Expert:
 
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms."""
-        return self.sums(self.columns(view), view.label)
+        return self.former(self.columns(view), view.label)
 
     @cached_property
-    def sums(self) -> Sums:
+    def former(self) -> OpinionFormer:
         """What makes an opinion of columns."""
-        return sums_of(self.posterior, self.typical)
+        return opinion_former(self.posterior, self.typical)
 
 
 @storable
@@ -155,7 +155,7 @@ class InDomain:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class OpinionFormer:
     """A posterior in the form that makes an opinion with the fewest operations: means are sums over columns,
     variances sums of squares of such sums.
 
@@ -174,19 +174,19 @@ class Sums:
     def __call__(self, X: Tensor, label: Tensor) -> Opinion:
         """The opinion on columns ``(n, p)`` and predicted classes ``(n,)``."""
         here = self.to(X)
-        sums = torch.addmm(here.given[label], X, here.columns)
-        means, roots = sums.tensor_split([here.squares.shape[1]], dim=1)
+        both = torch.addmm(here.given[label], X, here.columns)
+        means, roots = both.tensor_split([here.squares.shape[1]], dim=1)
         return Opinion(means, torch.addmm(here.spare[label], roots.square(), here.squares))
 
-    def to(self, X: Tensor) -> Sums:
+    def to(self, X: Tensor) -> OpinionFormer:
         """The same where ``X`` is."""
         if self.columns.device == X.device and self.columns.dtype == X.dtype:
             return self
-        return Sums(*(getattr(self, f.name).to(X) for f in fields(self)))
+        return OpinionFormer(*(getattr(self, f.name).to(X) for f in fields(self)))
 
 
-def sums_of(model: LogOdds, typical: Tensor) -> Sums:
-    """A posterior as `Sums`; ``typical`` ``(p,)`` are the usual columns, from which a layer's part counts.
+def opinion_former(model: LogOdds, typical: Tensor) -> OpinionFormer:
+    """A posterior in this form; ``typical`` ``(p,)`` are the usual columns, from which a layer's part counts.
 
     The whole has mean ``x . w + delta_c`` and variance ``phi' S phi + 1 / D_c``, see
     `salgp.calibrators.evidence.model`; the offset of a class and the two columns of a layer likewise.
@@ -218,7 +218,7 @@ def sums_of(model: LogOdds, typical: Tensor) -> Sums:
     )
     own = (((pull @ S) * pull).sum(dim=1) + model.spare).clamp_min(0)
     spare = torch.cat([model.spare[:, None], own[:, None], S.new_zeros(C, L)], dim=1)
-    return Sums(torch.cat([means, whole, roots], dim=1), given, squares, spare)
+    return OpinionFormer(torch.cat([means, whole, roots], dim=1), given, squares, spare)
 
 
 def _root(S: Tensor) -> Tensor:

@@ -224,7 +224,7 @@ def robust_scale(x: Tensor) -> tuple[Tensor, Tensor]:
         (tensor([2.]), tensor([1.4826]))
     """
     median = x.quantile(0.5, dim=0)
-    return median, 1.4826 * (x - median).abs().quantile(0.5, dim=0).clamp_min(1e-6 / 1.4826)
+    return median, (1.4826 * (x - median).abs().quantile(0.5, dim=0)).clamp_min(1e-6)
 
 
 def scaled_design(
