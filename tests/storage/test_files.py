@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from salgp.storage import (
     write_tensors,
     write_whole,
 )
+from salgp.storage.files import refuse_special
 
 
 def there_and_back(value: Any) -> Any:
@@ -292,3 +294,22 @@ def test_devices_pipes_and_folders_are_not_replaced(tmp_path: Path, write: Calla
 def test_names_as_long_as_the_system_allows(tmp_path: Path, name: str) -> None:
     assert read_json(write_json(tmp_path / name, [1])) == [1]
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_that_comes_and_goes_is_never_taken_for_a_device(tmp_path: Path) -> None:
+    """Another process may remove its lock file between two questions about it."""
+    path, done = tmp_path / "file", threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            path.touch()
+            path.unlink()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(3000):
+            refuse_special(path)
+    finally:
+        done.set()
+        thread.join()

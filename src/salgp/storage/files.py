@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,9 +94,16 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse links, folders, devices and pipes: a rename would take the place even of ``/dev/null``."""
+    """Refuse links, folders, devices and pipes: a rename would take the place even of ``/dev/null``.
+
+    The file is asked once: another process may remove it between two questions.
+    """
     refuse_link(path)
-    if path.exists() and not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not stat.S_ISREG(mode):
         raise FileExistsError(f"{path} is a folder, a device or a pipe, not a file; choose another name")
 
 
