@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -150,7 +151,8 @@ def _blank(x: bytearray, rng: random.Random) -> None:
 
 
 def _number(x: bytearray, rng: random.Random) -> None:
-    digits = [i for i, byte in enumerate(x) if 48 <= byte <= 57]
+    found = np.frombuffer(bytes(x), dtype=np.uint8)
+    digits = np.flatnonzero((found >= 48) & (found <= 57)).tolist()
     if digits:
         start = rng.choice(digits)
         x[start : start + 1] = rng.choice((b"0", b"9", b"-1", b"1e9", b"99999999", b".5", b"1e400"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import gc
 import importlib.metadata
 import json
 import resource
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import torch
 from harness import Mutants, Target
 from targets import TARGETS
@@ -41,6 +43,8 @@ def main() -> None:
         print(table(chosen, asked.out))
         return
     torch.set_num_threads(1)
+    pyarrow.set_cpu_count(1)  # a pool of threads costs more than these small files
+    pyarrow.set_io_thread_count(1)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)  # slow, and constant
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -55,6 +59,7 @@ def fire(target: Target, count: int, chunk: int, out: Path) -> int:
     bad = 0
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         mutants = Mutants(target, Path(folder)) if start < count else None
+        gc.freeze()  # what the libraries made is not looked through again
         while mutants is not None and start < count:
             end, before = min(start + chunk, count), time.process_time()
             tried = mutants.try_all(range(start, end))
