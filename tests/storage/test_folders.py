@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from salgp.storage import ChecksumError, FormatError, read_folder, write_folder, write_header
+from salgp.storage import ChecksumError, FormatError, folders, read_folder, write_folder, write_header
 
 KIND = "salgp-test"
 
@@ -191,3 +191,77 @@ def test_a_name_as_long_as_the_system_allows(tmp_path: Path) -> None:
     for text in "ab":
         write_folder(folder, lambda part, text=text: (part / "file").write_text(text), "example")
     assert read_folder(folder, "example", lambda part: (part / "file").read_text()) == "b"
+
+
+def test_a_folder_exchanged_there_and_back_is_read_again(tmp_path: Path) -> None:
+    target, turns = save(tmp_path / "x", "old"), []
+
+    def read(part: Path) -> tuple[str, str]:
+        turns.append(1)
+        a = (part / "a").read_text()
+        if len(turns) == 1:
+            save(target, "new")
+        b = (part / "b").read_text()
+        if len(turns) == 1:
+            save(target, "old")  # the list of files is the same as in the beginning
+        return a, b
+
+    assert read_folder(target, KIND, read) == ("old", "oldold")
+    assert len(turns) == 2
+
+
+def test_a_mixture_that_cannot_be_read_is_read_again(tmp_path: Path) -> None:
+    target, turns = save(tmp_path / "x", "1"), []
+
+    def read(part: Path) -> int:
+        turns.append(1)
+        if len(turns) == 1:
+            save(target, "2")
+            raise KeyError("of another folder")
+        return int((part / "a").read_text())
+
+    assert read_folder(target, KIND, read) == 2
+    with pytest.raises(KeyError, match="always"):
+        read_folder(target, KIND, lambda part: {}["always"])
+
+
+WRITER = (
+    "import sys; from salgp.storage import read_folder, write_folder\n"
+    "folder, me = sys.argv[1:]\n"
+    "for _ in range(60):\n"
+    "    write_folder(folder, lambda p: [(p / f'{me}{i}').write_text(me) for i in range(3)], 'salgp-test')\n"
+    "    names = read_folder(folder, 'salgp-test', lambda p: sorted(f.name for f in p.iterdir()))\n"
+    "    assert len({name[0] for name in names if len(name) == 2}) == 1, names\n"
+)
+
+
+def test_three_writers_of_one_folder_all_succeed(tmp_path: Path) -> None:
+    started = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "x"), me], stderr=subprocess.PIPE)
+        for me in "abc"
+    ]
+    said = [process.communicate()[1].decode() for process in started]
+    assert said == ["", "", ""]
+    assert len(names(tmp_path / "x")) == 4
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_writer_that_comes_second_takes_the_place_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap, turns = folders._swap, []
+
+    def late(part: Path, target: Path) -> None:
+        turns.append(1)
+        if len(turns) == 1:  # the target is missing, and then another writer makes it
+            with monkeypatch.context() as patched:
+                patched.setattr(folders, "_swap", swap)
+                save(target, "first")
+            os.rename(part, target)  # as in _swap, had it looked before: the target is not empty
+        swap(part, target)
+
+    monkeypatch.setattr(folders, "_swap", late)
+    save(tmp_path / "x", "second")
+    assert load(tmp_path / "x") == ("second", "secondsecond")
+    assert len(turns) == 2
+    assert names(tmp_path) == ["x"]

@@ -112,3 +112,14 @@ def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
         pass
     assert theirs.read_text() == "keep me"
     assert (tmp_path / ".salgp.lock").is_symlink()
+
+
+def test_a_lock_that_was_removed_by_hand_is_not_taken_from_its_next_owner(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        (tmp_path / LOCK).unlink()
+        theirs = locked(tmp_path)
+        theirs.__enter__()
+    assert (tmp_path / LOCK).is_file()
+    assert "being written by process" in refusal(tmp_path)
+    theirs.__exit__(None, None, None)
+    assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,13 @@ __all__ = [
     "check_kind",
     "check_size",
     "digest",
+    "name_beside",
     "read_header",
     "read_json",
     "read_metadata",
     "read_tensors",
     "refuse_link",
     "refuse_special",
-    "umask",
     "write_header",
     "write_json",
     "write_tensors",
@@ -75,16 +75,20 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
     target = Path(path)
     refuse_special(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name[:SHORT]}.", suffix=".part", dir=target.parent)
-    os.close(handle)
+    part = name_beside(target)
+    part.touch(exist_ok=False)
     try:
-        write(Path(name))
-        os.chmod(name, 0o666 & ~umask())
-        os.replace(name, target)
+        write(part)
+        os.replace(part, target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
     return target
+
+
+def name_beside(target: Path) -> Path:
+    """A new hidden name beside ``target``, for what is to take its place."""
+    return target.with_name(f".{target.name[:SHORT]}.{secrets.token_hex(6)}.part")
 
 
 def refuse_link(path: Path) -> None:
@@ -180,8 +184,7 @@ def read_header(path: str | os.PathLike[str], kind: str, version: int) -> dict[s
     """Read what `write_header` wrote; anything else is a `FormatError`.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>>         >>> with tempfile.TemporaryDirectory() as folder:
         ...     read_header(write_header(folder + "/x.json", "example", 1, {"rows": 3}), "example", 1)
         {'rows': 3}
     """
@@ -252,13 +255,6 @@ def digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def umask() -> int:
-    """Permissions that new files do not get."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _tensor_header(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

@@ -11,19 +11,20 @@ import contextlib
 import ctypes
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from salgp.storage.errors import ChecksumError, FormatError
-from salgp.storage.files import SHORT, digest, read_header, refuse_link, umask, write_header
+from salgp.storage.files import digest, name_beside, read_header, refuse_link, write_header
 
 __all__ = ["CONTENTS", "check_replaceable", "read_folder", "write_folder"]
 
 CONTENTS = "contents.json"
 """The list of a folder's files."""
 FORMAT_VERSION = 1
+TURNS = 50
+"""Times that a folder may be exchanged by others before a writer gives up."""
 T = TypeVar("T")
 
 
@@ -45,14 +46,13 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], object], 
     target = Path(os.path.abspath(path))
     check_replaceable(target, kind)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name[:SHORT]}.", suffix=".part", dir=target.parent))
+    part = name_beside(target)
+    part.mkdir()
     try:
         write(part)
         files = {file.name: digest(file) for file in sorted(part.iterdir()) if file.name != CONTENTS}
         write_header(part / CONTENTS, "salgp-folder", FORMAT_VERSION, {"kind": kind, "files": files})
-        part.chmod(0o777 & ~umask())
-        check_replaceable(target, kind)
-        _swap(part, target)
+        _take_place(part, target, kind)
     finally:
         _remove(part)
     return Path(path)
@@ -69,20 +69,33 @@ def read_folder(path: str | os.PathLike[str], kind: str, read: Callable[[Path], 
     if not (where / CONTENTS).is_file():
         raise FormatError(f"{path}: no {CONTENTS} here; expected a folder of kind {kind!r}, written by salgp")
     while True:
-        before = _bytes(where)
+        before = _identity(where)
         try:
             _check_files(where, kind)
             value = read(where)
-        except (FileNotFoundError, FormatError):
-            if _bytes(where) == before:
+        except Exception:
+            if _identity(where) == before:
                 raise
         else:
-            if _bytes(where) == before:
+            if _identity(where) == before:
                 return value
 
 
 def check_replaceable(path: Path, kind: str) -> None:
-    """Refuse, in one sentence, a target that is not missing, empty, or ours alone."""
+    """Refuse, in one sentence, a target that is not missing, empty, or ours alone.
+
+    A folder that another writer exchanges meanwhile is looked at again.
+    """
+    while True:
+        before = _identity(path)
+        try:
+            return _check_ours(path, kind)
+        except (FileExistsError, FileNotFoundError):
+            if _identity(path) == before:
+                raise
+
+
+def _check_ours(path: Path, kind: str) -> None:
     refuse_link(path)
     if not path.exists():
         return
@@ -134,11 +147,24 @@ def _check_files(folder: Path, kind: str) -> None:
             )
 
 
-def _bytes(folder: Path) -> bytes | None:
+def _identity(folder: Path) -> tuple[int, ...] | None:
+    """What differs between two folders under one name, also where they say the same; None where none is."""
     try:
-        return (folder / CONTENTS).read_bytes()
+        found = os.stat(folder)
     except OSError:
         return None
+    return found.st_ino, found.st_dev, found.st_mtime_ns
+
+
+def _take_place(part: Path, target: Path, kind: str) -> None:
+    """Let ``part`` take the place of ``target``; again where another writer was first."""
+    for turn in range(TURNS):
+        check_replaceable(target, kind)
+        try:
+            return _swap(part, target)
+        except OSError:  # another writer's folder came or went between the two
+            if turn == TURNS - 1 or not part.is_dir():
+                raise
 
 
 def _swap(part: Path, target: Path) -> None:

@@ -124,7 +124,7 @@ def _is_current(path: Path, file: IO[bytes]) -> bool:
 
 
 def _release(path: Path, file: IO[bytes]) -> None:
-    if sys.platform != "win32":  # removed while still held, so that nobody can hold a removed one
+    if sys.platform != "win32" and _is_current(path, file):  # while held: nobody can hold a removed one
         path.unlink(missing_ok=True)
     file.close()
     if sys.platform == "win32":
