@@ -28,6 +28,7 @@ from salgp.estimate import (
     per_class,
 )
 from salgp.estimate.accuracy import _halves, from_sums
+from salgp.estimate.mix import ClassMix
 
 
 def drawn(n: int, seed: int, sharp: float = 1.5, novelty: bool = False) -> tuple[Prediction, torch.Tensor]:
@@ -182,3 +183,34 @@ def _weighted(p: Prediction, right: np.ndarray, new: Prediction) -> float:
     judge = LogisticRegression(C=1.0, max_iter=5000, tol=1e-10).fit(rows, where)
     weight = np.exp(rows[: len(p)] @ judge.coef_[0])
     return float((weight * right).sum() / weight.sum())
+
+
+def test_a_measured_factor_counts_at_its_own_level_only() -> None:
+    """Without a level of its own it belongs to 90 %."""
+    p, _ = drawn(50, 0)
+    c = p.confidence.numpy()
+    wide = Spread(0.02, 0.3, 0.9, factor=3.0)
+    one = math.sqrt((c * (1 - c)).sum() / 50**2 + wide.at(float(c.mean())) ** 2)
+    assert accuracy(p, wide).lower == pytest.approx(c.mean() - 3.0 * one)
+    assert accuracy(p, wide, 0.8).lower == pytest.approx(c.mean() - norm.ppf(0.9) * one)
+    assert wide.n_environments == 0, "nothing was measured"
+
+
+def test_a_mix_stays_between_nothing_and_everything_and_is_put_in_words() -> None:
+    source = np.array([0.5, 0.5])
+    mix = ClassMix(np.array([0.98, 0.02]), np.array([0.05, 0.05]), source, 0.011, 40, True)
+    low, high = mix.interval()
+    half = norm.ppf(0.95) * 0.05
+    np.testing.assert_allclose(low, [0.98 - half, 0.0])
+    np.testing.assert_allclose(high, [1.0, 0.02 + half])
+    assert "has not visibly moved (p = 0.011, 40 samples)" in str(mix)
+    assert "has moved" in str(ClassMix(mix.share, mix.std, source, 0.0099, 40, True))
+
+
+def test_a_certain_confidence_stays_certain_under_another_mix() -> None:
+    probs = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    p = Prediction(torch.tensor([0]), probs, probs[:, 0], probs[:, 0] * 0.01, probs[:, 0] - 0.1, probs[:, 0])
+    adapted = adapt(p, [0.25, 0.75], [0.5, 0.5])
+    assert float(adapted.confidence[0]) == 1.0
+    assert float(adapted.upper[0]) == pytest.approx(1.0)
+    assert float(adapted.lower[0]) == pytest.approx(0.9), "the confidence did not move, nor do its ends"

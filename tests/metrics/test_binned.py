@@ -198,3 +198,21 @@ def test_one_gap_everywhere_is_every_error() -> None:
     s, c = np.full(10, 0.8), np.array([1] * 5 + [0] * 5)
     for metric in (metrics.ece, metrics.mce, metrics.adaptive_ece, metrics.smooth_ece):
         assert metric(s, c) == pytest.approx(0.3, abs=1e-6)
+
+
+def test_bins_without_samples_are_counted_also_at_the_end() -> None:
+    bins = metrics.reliability_bins([0.1, 0.3, 0.3], [0, 1, 0], n_bins=4)
+    assert bins.count.tolist() == [1, 2, 0, 0]
+    np.testing.assert_allclose(bins.confidence, [0.1, 0.3, np.nan, np.nan])
+    np.testing.assert_allclose(bins.accuracy, [0.0, 0.5, np.nan, np.nan])
+    np.testing.assert_allclose(bins.edges, [0, 0.25, 0.5, 0.75, 1])
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("n_bins", [1, 2, 3, 5, 12])
+def test_equal_mass_edges_of_few_samples_by_the_definition(n: int, n_bins: int) -> None:
+    """Bin b ends at sample floor(b n / B) in order; edges that coincide, or hold nothing, are one."""
+    s = np.random.default_rng(n).permutation(np.linspace(0.1, 0.9, n))
+    ends = {sorted(s)[b * n // n_bins - 1] for b in range(1, n_bins) if b * n // n_bins >= 1}
+    expected = [0.0, *sorted(e for e in ends if e < s.max()), 1.0]
+    np.testing.assert_allclose(metrics.reliability_bins(s, s > 0.5, n_bins, "mass").edges, expected)

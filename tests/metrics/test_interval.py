@@ -4,8 +4,11 @@ ones do not.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from scipy.stats import binom, norm
 
 from salgp import metrics
 
@@ -38,3 +41,29 @@ def test_intervals_that_claim_too_little_or_too_much_are_told() -> None:
 
 def test_same_seed_same_value() -> None:
     assert world(1.0, 0.5, 0.5, 3) == world(1.0, 0.5, 0.5, 3)
+
+
+def test_by_the_definition() -> None:
+    """Bin by bin and draw by draw: where the count falls in the mixture of binomials."""
+    rng = np.random.default_rng(0)
+    n, n_bins, level = 120, 4, 0.8
+    s = rng.uniform(0.3, 0.97, n)
+    low, high = s - rng.uniform(0.02, 0.2, n), np.minimum(s + rng.uniform(0.01, 0.2, n), 0.999)
+    correct = rng.random(n) < s**1.3
+    z = np.random.default_rng(0).standard_normal(400)
+    order, total = np.argsort(s), 0.0
+    logit = lambda x: math.log(x / (1 - x))
+    for rows in np.array_split(order, n_bins):
+        k, m = int(correct[rows].sum()), len(rows)
+        start = end = 0.0
+        for draw in z:
+            mean = 0.0
+            for i in rows:
+                half = logit(high[i]) - logit(s[i]) if draw > 0 else logit(s[i]) - logit(low[i])
+                mean += 1 / (1 + math.exp(-(logit(s[i]) + half / norm.ppf(0.9) * draw))) / m
+            start += binom.cdf(k - 1, m, mean) / 400
+            end += binom.cdf(k, m, mean) / 400
+        total += m * max(0.0, min(end, 0.9) - max(start, 0.1)) / (end - start)
+    found = metrics.predictive_coverage(s, correct, low, high, n_bins=n_bins, level=level)
+    assert 0.2 < found < 0.999
+    assert found == pytest.approx(total / n, abs=1e-9)

@@ -161,7 +161,8 @@ def _take_place(part: Path, target: Path, kind: str) -> None:
     for turn in range(TURNS):
         check_replaceable(target, kind)
         try:
-            return _swap(part, target)
+            _swap(part, target)
+            break
         except OSError:  # another writer's folder came or went between the two
             if turn == TURNS - 1 or not part.is_dir():
                 raise
