@@ -63,9 +63,19 @@ def test_lost_doubled_and_exchanged_lines_are_noticed(log: Path) -> None:
             read_lines(log)
 
 
-def test_logs_may_follow_each_other(log: Path) -> None:
-    log.write_bytes(log.read_bytes() * 2)
-    assert read_lines(log) == RECORDS * 2
+def test_logs_may_follow_each_other(log: Path, tmp_path: Path) -> None:
+    other = [{"other": 1}, *RECORDS]
+    append_lines(tmp_path / "other.jsonl", other)
+    log.write_bytes(log.read_bytes() + (tmp_path / "other.jsonl").read_bytes())
+    assert read_lines(log) == [*RECORDS, *other]
+
+
+def test_the_same_log_twice_is_refused(log: Path) -> None:
+    first = log.read_bytes().splitlines(keepends=True)[0]
+    for again in (first, log.read_bytes()):
+        log.write_bytes(log.read_bytes() + again)
+        with pytest.raises(ChecksumError, match=f"line {len(RECORDS) + 1} repeats an earlier one"):
+            read_lines(log)
 
 
 def test_every_changed_bit_is_noticed_or_harmless(log: Path) -> None:

@@ -3,8 +3,8 @@
 A line is written whole and synced before the next begins; a last line torn by a kill is cut off on the next
 write and ignored by the reader. The checksum of a line is that of its record and of the previous checksum, so
 that a changed, dropped, doubled or exchanged line is noticed; only the newest lines can be missing, as after
-a kill. A log may follow another one in the same file: the first line of a log follows nothing. Several
-processes may append to one file.
+a kill. A log may follow another one in the same file: the first line of a log follows nothing. The same log
+twice is refused. Several processes may append to one file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     where = Path(path)
     if not where.is_file():
         return []
-    records, before = [], ""
+    records, before, seen = [], "", set[str]()
     for number, line in enumerate(where.read_bytes().split(b"\n")[:-1], 1):  # the rest is torn or empty
         record = _parse(where, number, line)
         check = record.pop(CHECK, None)
@@ -79,6 +79,11 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
                 f"{where}: line {number} was changed, or lines before it are missing; remove what "
                 f"follows line {number - 1}, or restore the file"
             )
+        if check in seen:
+            raise ChecksumError(
+                f"{where}: line {number} repeats an earlier one; remove what follows line {number - 1}"
+            )
+        seen.add(check)
         records.append(record)
         before = check
     return records
