@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from salgp.gp import optimise
 from salgp.gp.covariance import Parameter
 from salgp.gp.linalg import NotPositiveDefiniteError
 from salgp.gp.optimise import NotConvergedWarning, maximise, tell_unless_settled
@@ -178,3 +179,39 @@ def test_adam_moves_positive_parameters_as_gpytorch_does() -> None:
     )
     expected = torch.nn.functional.softplus(raw.detach()).log()
     torch.testing.assert_close(fit.theta["a.log_lengthscale"], expected)
+
+
+def test_a_search_that_can_see_no_difference_any_more_has_settled() -> None:
+    from scipy.optimize import OptimizeResult
+
+    ended = {"success": False, "message": "ABNORMAL", "fun": -9.0}
+    tell_unless_settled(OptimizeResult(**ended, jac=np.array([0.019, -0.002])), "flat")
+    for steep in ({"jac": np.array([0.0, -0.021])}, {}):
+        with pytest.warns(NotConvergedWarning, match="steep did not converge: ABNORMAL"):
+            tell_unless_settled(OptimizeResult(**ended, **steep), "steep")
+
+
+def test_the_reason_speaks_of_precision_only_where_that_ended_the_search() -> None:
+    fit = maximise(two_hills, [parameter("x", 0.0)])
+    assert fit.converged
+    assert "precision" not in fit.reason
+
+
+@pytest.mark.parametrize(
+    ("gradient", "x", "flat"),
+    [
+        ([0.5], [2.0], True),  # uphill leads out of the bounds
+        ([0.5], [1.0], False),
+        ([-0.5], [-2.0], True),
+        ([-0.5], [2.0], False),
+        ([0.0039, 0.0], [0.0, 0.0], True),  # 0.2 % of 1 + |value| = 2
+        ([0.0041, 0.0], [0.0, 0.0], False),
+        ([], [], True),
+    ],
+)
+def test_precision_is_reached_where_no_free_step_gains(
+    gradient: list[float], x: list[float], flat: bool
+) -> None:
+    ends = np.full(len(x), -2.0), np.full(len(x), 2.0)
+    assert optimise._at_precision(np.array(gradient), np.array(x), *ends, -1.0) is flat
+    assert not optimise._at_precision(np.array(gradient), np.array(x), *ends, float("nan"))

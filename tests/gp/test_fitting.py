@@ -1,0 +1,266 @@
+"""Fitting by value: optima against a search of our own on a dense matrix, Laplace's mode by Newton's steps,
+bounds and starting points where they are said to be, and what is told when a fit went wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from references import gpytorch
+from scipy.optimize import minimize
+from scipy.stats import multivariate_normal
+
+from salgp.gp.covariance import Parameter, Rows, Stationary
+from salgp.gp.fitting import (
+    Fitted,
+    Settings,
+    _gpytorch_start,
+    _matters,
+    _mean_parameters,
+    _report,
+    _typical,
+    fit_bernoulli,
+    fit_gaussian,
+)
+from salgp.gp.likelihood import laplace_sites
+from salgp.gp.optimise import AtBoundWarning, Fit, NotConvergedWarning
+
+EXACT = Settings(inference="exact", objective="evidence")
+
+
+def made(n: int = 40, seed: int = 0) -> tuple[Rows, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, 1, generator=g, dtype=torch.float64) * 6
+    y = torch.sin(2 * x[:, 0]) + 0.3 * torch.randn(n, generator=g, dtype=torch.float64)
+    return Rows({"x": x}), y
+
+
+def kernel(rows: Rows, length: float, variance: float) -> np.ndarray:
+    x = rows.blocks["x"].numpy()[:, 0]
+    return variance * np.exp(-0.5 * (x[:, None] - x[None]) ** 2 / length**2)
+
+
+def test_gaussian_fit_is_the_optimum_of_the_dense_evidence() -> None:
+    rows, y = made()
+
+    def negative(v: np.ndarray) -> float:
+        K = kernel(rows, math.exp(v[0]), math.exp(v[1])) + math.exp(v[2]) * np.eye(len(y))
+        return -float(multivariate_normal(np.zeros(len(y)), K).logpdf(y.numpy()))
+
+    best = minimize(negative, [-0.5, 0.0, -2.0], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9})
+    found = fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    theta = found.posterior.theta
+    ours = [float(theta["x.log_lengthscale"]), float(theta["x.log_variance"]), found.log_noise]
+    np.testing.assert_allclose(ours, best.x, atol=0.02)
+    assert found.log_evidence == pytest.approx(-best.fun, abs=1e-4)
+    assert (found.inference, found.converged, found.at_bounds) == ("exact", True, ())
+    assert found.mean_weights.tolist() == []
+    assert found.y is not None
+    torch.testing.assert_close(found.y, y)
+    inverse = np.linalg.inv(
+        kernel(rows, math.exp(ours[0]), math.exp(ours[1])) + math.exp(ours[2]) * np.eye(40)
+    )
+    new = torch.tensor([[1.0], [3.3]], dtype=torch.float64)
+    x = rows.blocks["x"].numpy()[:, 0]
+    cross = math.exp(ours[1]) * np.exp(-0.5 * (new.numpy() - x[None]) ** 2 / math.exp(ours[0]) ** 2)
+    mean, variance = found.posterior(Rows({"x": new}))
+    np.testing.assert_allclose(mean, cross @ inverse @ y.numpy(), atol=1e-8)
+    np.testing.assert_allclose(variance, math.exp(ours[1]) - np.diag(cross @ inverse @ cross.T), atol=1e-8)
+
+
+def test_repeated_observations_are_learned_by_leaving_each_out() -> None:
+    """With the noise fixed, one lengthscale: the best of a fine grid of the density, observation by
+    observation.
+    """
+    rows, y = made(24)
+    y = y.reshape(12, 2).mean(1).repeat_interleave(2)
+    fixed = {"x.log_variance": 0.0, "log_noise": -1.5}
+    found = fit_gaussian(Stationary("x", "rbf"), rows, y, Settings(inference="exact", repeats=2, fixed=fixed))
+
+    def density(length: float) -> float:
+        K, total = kernel(rows, length, 1.0) + math.exp(-1.5) * np.eye(24), 0.0
+        for i in range(12):
+            out = [2 * i, 2 * i + 1]
+            kept = [j for j in range(24) if j not in out]
+            solved = np.linalg.solve(K[np.ix_(kept, kept)], K[np.ix_(kept, out)])
+            mean = solved.T @ y.numpy()[kept]
+            left = K[np.ix_(out, out)] - K[np.ix_(out, kept)] @ solved
+            total += float(multivariate_normal(mean, left).logpdf(y.numpy()[out]))
+        return total
+
+    lengths = np.geomspace(0.1, 5.0, 400)
+    best = lengths[np.argmax([density(v) for v in lengths])]
+    assert float(found.posterior.theta["x.log_lengthscale"].exp()) == pytest.approx(best, rel=0.03)
+    by_evidence = replace(Settings(inference="exact", repeats=2, fixed=fixed), objective="evidence")
+    other = fit_gaussian(Stationary("x", "rbf"), rows, y, by_evidence)
+    assert other.log_evidence > found.log_evidence
+    assert (found.log_noise, float(found.posterior.theta["x.log_variance"])) == (-1.5, 0.0)
+
+
+def test_laplace_is_newtons_mode_and_its_curvature() -> None:
+    """Posterior mean = the mode of ``log p(correct | f) - f' K^-1 f / 2``; variance = inverse curvature."""
+    rows, y = made(25)
+    correct = (y > 0).double()
+    design = torch.stack([torch.ones(25), y * 0 + 1.0], 1).double()
+    fixed = {"x.log_variance": 0.5, "x.log_lengthscale": -0.2, "mean.bias": 0.3, "mean.slopes": 0.1}
+    settings = Settings(inference="exact", fixed=fixed, approximation="laplace")
+    found = fit_bernoulli(Stationary("x", "rbf"), rows, correct, design, settings)
+    K = kernel(rows, math.exp(-0.2), math.exp(0.5)) + 1e-10 * np.eye(25)
+    f, m, t = np.zeros(25), 0.4, correct.numpy()
+    for _ in range(100):
+        p = 1 / (1 + np.exp(-(m + f)))
+        W = np.diag(p * (1 - p))
+        f = K @ np.linalg.solve(np.eye(25) + W @ K, W @ f + t - p)
+    p = 1 / (1 + np.exp(-(m + f)))
+    mean, variance = found.posterior(rows)
+    np.testing.assert_allclose(mean, f, atol=1e-5)
+    curved = K - K @ np.linalg.solve(K + np.diag(1 / (p * (1 - p))), K)
+    np.testing.assert_allclose(variance, np.diag(curved), atol=1e-5)
+    np.testing.assert_allclose(found.mean_weights, [0.3, 0.1])
+    assert found.log_noise == 0.0
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+@pytest.mark.parametrize("mean", [-3.0, 0.2, 1.5])
+@pytest.mark.parametrize("correct", [0.0, 1.0])
+def test_laplace_sites_touch_the_likelihood_to_second_order(
+    weight: float, mean: float, correct: float
+) -> None:
+    at = torch.tensor([mean], dtype=torch.float64)
+    sites = laplace_sites(torch.tensor([correct]).double(), at, weight)
+
+    def site(f: torch.Tensor) -> torch.Tensor:
+        normal = torch.distributions.Normal(f, sites.noise.sqrt())
+        return (normal.log_prob(sites.target) + sites.constant).sum()
+
+    def truth(f: torch.Tensor) -> torch.Tensor:
+        return weight * torch.nn.functional.logsigmoid((2 * correct - 1) * f).sum()
+
+    assert float(site(at)) == pytest.approx(float(truth(at)))
+    for derivative in (torch.autograd.functional.jacobian, torch.autograd.functional.hessian):
+        torch.testing.assert_close(derivative(site, at), derivative(truth, at))
+
+
+def test_correctness_is_learned_at_the_optimum_of_the_bound() -> None:
+    """Better than any small change of a hyperparameter, by the fit's own measure of the bound."""
+    rows, y = made(60, 3)
+    correct = (y > -0.3).double()
+    design = torch.stack([torch.ones(60), torch.zeros(60)], 1).double()
+    free = Settings(inference="exact", max_steps=300, fixed={"mean.slopes": 0.0})
+    best = fit_bernoulli(Stationary("x", "rbf"), rows, correct, design, free)
+    assert best.converged
+    theta = {k: float(v) for k, v in best.posterior.theta.items()} | {
+        "mean.bias": float(best.mean_weights[0])
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # everything is fixed, on its bounds
+        values = []
+        for name in theta:
+            for step in (-0.4, 0.4):
+                held = {**theta, name: theta[name] + step, "mean.slopes": 0.0}
+                fitted = fit_bernoulli(
+                    Stationary("x", "rbf"), rows, correct, design, replace(free, fixed=held)
+                )
+                values.append(fitted.log_evidence)
+    assert max(values) < best.log_evidence
+
+
+def test_inducing_rows_at_every_row_give_the_exact_fit() -> None:
+    rows, y = made(30)
+    held = replace(EXACT, fixed={"x.log_lengthscale": -0.3, "x.log_variance": 0.2})
+    exact = fit_gaussian(Stationary("x", "rbf"), rows, y, held)
+    inducing = fit_gaussian(
+        Stationary("x", "rbf"), rows, y, replace(held, inference="inducing", n_inducing=30)
+    )
+    assert inducing.log_noise == pytest.approx(exact.log_noise, abs=1e-3)
+    assert (inducing.inference, inducing.y, inducing.noise) == ("inducing", None, None)
+    assert inducing.summary is not None
+    assert inducing.log_evidence == pytest.approx(exact.log_evidence, abs=1e-3)
+    new = Rows({"x": torch.linspace(0, 6, 9, dtype=torch.float64)[:, None]})
+    for ours, theirs in zip(inducing.posterior(new), exact.posterior(new), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("inference", "n_rows", "expected"),
+    [("auto", 1200, True), ("auto", 1201, False), ("exact", 10**6, True), ("inducing", 3, False)],
+)
+def test_which_inference(inference: str, n_rows: int, expected: bool) -> None:
+    settings = Settings(inference)
+    assert settings.exact(n_rows) is expected
+    assert settings.largest_matrix(n_rows) == n_rows * (n_rows if expected else min(256, n_rows))
+
+
+def test_which_objective() -> None:
+    assert [Settings(repeats=k).leaves_out() for k in (1, 2)] == [False, True]
+    assert Settings(objective="leave-one-out").leaves_out()
+    assert not Settings(objective="evidence", repeats=2).leaves_out()
+    for wrong in ({"objective": "x"}, {"inference": "x"}, {"approximation": "x"}):
+        one = Settings(**wrong)
+        with pytest.raises(ValueError, match="must be"):
+            _ = one.leaves_out(), one.exact(1), one.laplace()
+
+
+def test_gpytorchs_starting_points_are_gpytorchs() -> None:
+    scaled = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    zero = torch.zeros((), dtype=torch.float64)
+    length = _gpytorch_start(Parameter("x.log_lengthscale", zero, -1.0, 1.0))
+    assert float(length.start.exp()) == pytest.approx(scaled.base_kernel.lengthscale.item())
+    variance = _gpytorch_start(Parameter("x.log_variance", zero, -50.0, 50.0))
+    assert float(variance.start.exp()) == pytest.approx(scaled.outputscale.item())
+    assert (variance.lower, variance.upper) == (-50.0, 50.0)
+    assert (length.lower, length.upper) == pytest.approx((float(length.start) - 20, float(length.start) + 20))
+    noise = _gpytorch_start(Parameter("log_noise", zero, -1.0, 1.0))
+    assert float(noise.start.exp()) == pytest.approx(likelihood.noise.item())
+    assert math.exp(noise.lower) == pytest.approx(
+        likelihood.noise_covar.raw_noise_constraint.lower_bound.item()
+    )
+    other = Parameter("mean.bias", zero, -1.0, 1.0)
+    assert _gpytorch_start(other) is other
+
+
+def test_the_mean_starts_at_half_a_slope_and_stays_within_thirty() -> None:
+    bias, slopes = _mean_parameters(torch.ones(5, 4, dtype=torch.float64))
+    assert (bias.name, float(bias.start), bias.lower, bias.upper) == ("mean.bias", 0.0, -30.0, 30.0)
+    assert (slopes.name, slopes.start.tolist()) == ("mean.slopes", [0.5, 0.5, 0.5])
+    assert (slopes.lower, slopes.upper) == (0.0, 30.0)
+
+
+def test_the_scale_of_a_block_is_the_median_squared_distance() -> None:
+    block = torch.randn(31, 3, generator=torch.Generator().manual_seed(0))
+    pairs = [float((a - b).double().square().sum()) for i, a in enumerate(block) for b in block[:i]]
+    assert _typical(block) == pytest.approx(sorted(pairs)[(len(pairs) - 1) // 2], rel=1e-6)
+    doubled = torch.cat([block, block])  # the distance of a row to its double does not count
+    assert _typical(doubled) == pytest.approx(_typical(block), rel=0.05)
+    assert _typical(torch.ones(4, 2)) == _typical(torch.ones(1, 2)) == 1.0
+
+
+def test_what_is_told_of_a_fit() -> None:
+    zero = torch.zeros((), dtype=torch.float64)
+    fit = Fit({"a.log_lengthscale": zero + 2, "log_noise": zero}, 0.0, True, "", ())
+    _report(fit)
+    with pytest.warns(NotConvergedWarning, match="did not converge: too slow"):
+        _report(replace(fit, converged=False, reason="too slow"))
+    with pytest.warns(AtBoundWarning, match=r"bounds: a\.log_lengthscale = 2$"):
+        _report(replace(fit, at_bounds=("a.log_lengthscale",)))
+    with pytest.warns(AtBoundWarning, match=r"log_noise = 0; every correct sample .* noise can vanish"):
+        _report(replace(fit, at_bounds=("log_noise",)))
+    off = replace(fit, at_bounds=("a.log_lengthscale", "a.log_variance"))
+    _report(off)  # the term is switched off: its lengthscale means nothing
+    assert not _matters("a.log_lengthscale", off)
+    assert not _matters("a.log_variance", fit)
+
+
+def test_a_fitted_gp_goes_to_a_device_whole() -> None:
+    rows, y = made(12)
+    found = fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    moved = found.to("cpu")
+    assert isinstance(moved, Fitted)
+    for ours, theirs in zip(moved.posterior(rows), found.posterior(rows), strict=True):
+        torch.testing.assert_close(ours, theirs)
