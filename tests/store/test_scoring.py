@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +129,44 @@ def test_threads_are_given_back_and_progress_shows(
     score(folder / "store", folder / "sum", tmp_path / "a", progress=True)
     assert torch.get_num_threads() == before
     assert "1500/1500" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "layers"), [("sum", True), ("sum", False), ("temperature", True)])
+def test_columns_of_a_scored_shard(folder: Path, tmp_path: Path, name: str, layers: bool) -> None:
+    """Layers where they are asked for and where there are some, each under its name; nothing else."""
+    score(folder / "store", folder / name, tmp_path / "out", layers=layers, workers=1, precision="double")
+    features, _ = FeatureStore(folder / "store").to_features()
+    expected, found = load_calibrator(folder / name).predict(features), read_scores(tmp_path / "out")
+    columns = {"label": expected.label, "confidence": expected.confidence}
+    columns |= {k: v for k in ("std", "lower", "upper", "novelty") if (v := getattr(expected, k)) is not None}
+    if layers and expected.layers is not None:
+        for i, term in enumerate(expected.layers.names):
+            columns |= {f"layer_mean.{term}": expected.layers.mean[:, i]}
+            columns |= {f"layer_std.{term}": expected.layers.std[:, i]}
+        assert len(columns) > 8
+    assert set(found) == set(columns)
+    for column, value in columns.items():
+        np.testing.assert_allclose(found[column], value.numpy(), atol=1e-6, err_msg=column)
+
+
+def test_a_scoring_says_how_long_it_took_and_what_was_new(folder: Path, tmp_path: Path) -> None:
+    start = time.perf_counter()
+    first = score(folder / "store", folder / "temperature", tmp_path / "a", workers=1)
+    taken = time.perf_counter() - start
+    again = score(folder / "store", folder / "temperature", tmp_path / "a", workers=1)
+    assert (first.rows, first.new_rows, again.rows, again.new_rows) == (1500, 1500, 1500, 0)
+    assert 0 < first.seconds <= taken
+    assert first.folder == tmp_path / "a"
+
+
+@pytest.mark.parametrize("context", [0, -1, True, "some", 1.5])
+def test_contexts_that_are_none(folder: Path, tmp_path: Path, context: object) -> None:
+    with pytest.raises(ValueError, match="context must be None, 'all', or the number"):
+        score(folder / "store", folder / "sum", tmp_path / "a", context=context)  # type: ignore[arg-type]
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("context", [1, "all"])
+def test_a_context_for_a_method_without_one(folder: Path, tmp_path: Path, context: int | str) -> None:
+    with pytest.raises(ValueError, match="judges each sample by itself: it takes no context"):
+        score(folder / "store", folder / "temperature", tmp_path / "a", context=context)  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from scale_jobs import contents, jitter, loader, network, part_loader, samples, 
 import salgp
 from salgp.features import Features
 from salgp.network.extract import extract
-from salgp.storage import FormatError
+from salgp.storage import FormatError, files
+from salgp.store import columns, stream
 from salgp.store.extraction import extract_parts, extract_to_store
 from salgp.store.manifest import ChecksumError, Manifest
 from salgp.store.sampling import stratified, subset_of
@@ -201,3 +202,59 @@ def test_perturbed_copies_keep_group_and_family_in_a_store(tmp_path: Path) -> No
     assert torch.equal(stored.groups, features.groups)
     assert torch.equal(stored.families, features.families)
     assert int(features.families.max()) > 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_a_table_becomes_in_memory_is_known_before(
+    tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 rows of 3 logits, 50 zeros and a label: 4 bytes each, zeros 2 in half precision."""
+    features = Features(torch.zeros(1000, 3), {"a": torch.zeros(1000, 50)})
+    store = write_store([(features, torch.zeros(1000).long())], tmp_path / "s", dtype=dtype)
+    path = store.folder / "part-000000.parquet"
+    table = columns.read_table(path)
+    label = table.schema.field("label").type.bit_width // 8
+    needed = 1000 * (3 * 4 + 50 * (4 if dtype == "float32" else 2) + label)
+    monkeypatch.setattr(files, "RATIO", 0)
+    monkeypatch.setattr(files, "LARGE", needed)
+    assert columns.read_table(path).num_rows == 1000
+    monkeypatch.setattr(files, "LARGE", needed - 1)
+    with pytest.raises(FormatError, match=f"that say they become {needed:,}"):
+        columns.read_table(path)
+
+
+def test_a_subset_where_shards_lack_classes_is_that_of_one_shard(tmp_path: Path) -> None:
+    """Sorted by predicted class: the first shards have never seen the last classes."""
+    features, labels = samples(600)
+    order = torch.argsort(features.label, stable=True)
+    features, labels = features[order], labels[order]
+    many = write_store([(features, labels)], tmp_path / "many", rows=40)
+    one = write_store([(features, labels)], tmp_path / "one", rows=600)
+    (a, y), (b, z) = subset_of(many, 90, seed=3), subset_of(one, 90, seed=3)
+    assert len(a) == 90
+    assert same(a, b)
+    assert torch.equal(y, z)
+    strata = 2 * features.label + (features.label == labels)
+    kept = 2 * a.label + (a.label == y)
+    for stratum in strata.unique():
+        share = 90 * float((strata == stratum).double().mean())
+        assert abs(int((kept == stratum).sum()) - share) <= 1
+
+
+def test_the_smallest_subset_is_one_sample_with_its_copies(tmp_path: Path) -> None:
+    clean, labels = samples(30)
+    parts = [
+        (Features(clean.logits, clean.layers, torch.arange(30), torch.full((30,), family)), labels)
+        for family in (0, 1, 2)
+    ]
+    features, _ = subset_of(write_store(parts, tmp_path, rows=50), 1)
+    assert features.groups is not None
+    assert features.groups.tolist() == [int(features.groups[0])] * 3
+
+
+def test_pieces_are_single_shards_until_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_PIECES", 4)
+    assert stream._ranges(3) == [(0, 1), (1, 2), (2, 3)]
+    assert stream._ranges(4) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert stream._ranges(5) == [(0, 2), (2, 4), (4, 5)]
+    assert stream._ranges(0) == []
