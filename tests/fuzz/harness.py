@@ -172,7 +172,9 @@ def summary(value: Any) -> Any:
 def _walk(value: Any, found: hashlib._Hash) -> None:
     if isinstance(value, torch.Tensor):
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        found.update(
+            torch.empty(value.numel(), dtype=value.dtype).copy_(value.reshape(-1)).view(torch.uint8).numpy()
+        )
     elif isinstance(value, np.ndarray):
         found.update(
             f"{value.dtype}{value.shape}{value.tolist() if value.dtype.kind in 'OSU' else ''}".encode()

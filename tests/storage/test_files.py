@@ -313,3 +313,13 @@ def test_a_file_that_comes_and_goes_is_never_taken_for_a_device(tmp_path: Path) 
     finally:
         done.set()
         thread.join()
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.int64, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("n", [0, 1])
+def test_tensors_without_a_stride_are_written(tmp_path: Path, kind: torch.dtype, n: int) -> None:
+    """An empty array of NumPy's, and one number, may say that they have a stride of 0."""
+    x = torch.as_strided(torch.ones(1, dtype=kind), (n,), (0,))
+    found, _ = read_tensors(write_tensors(tmp_path / "t.safetensors", {"x": x}, {}))
+    assert found["x"].dtype == kind
+    assert torch.equal(found["x"], torch.ones(n, dtype=kind))

@@ -269,7 +269,10 @@ def _tensor_header(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) ->
 
 
 def _bytes(x: Tensor) -> memoryview:
-    return x.reshape(-1).view(torch.uint8).numpy().data
+    flat = x.reshape(-1)
+    if flat.stride(0) != 1:  # none or one number, which is contiguous by any stride
+        flat = flat.new_empty(flat.numel()).copy_(flat)
+    return flat.view(torch.uint8).numpy().data
 
 
 def _array_digest(x: Tensor) -> str:
