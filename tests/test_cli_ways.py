@@ -95,6 +95,16 @@ def test_class_scores_of_any_file_give_the_library_s_own_fit(run: Run, tmp_path:
     assert json.loads((tmp_path / "csv" / "origin.json").read_text())["classes"] == ["ant", "bee", "cow"]
 
 
+def test_classes_called_by_digits_that_are_no_numbers(run: Run, tmp_path: Path) -> None:
+    features, labels = sample(50)
+    probs, names = features.probs.numpy(), ["\u00b2", "1", "\u00b9"]
+    columns = {f"probs.{name}": probs[:, k] for k, name in enumerate(names)}
+    write_csv(tmp_path / "s.csv", {**columns, "label": [names[k] for k in labels]})
+    code, _, err = run("fit s.csv -o cal")
+    assert code == 0, err
+    assert json.loads((tmp_path / "cal" / "origin.json").read_text())["classes"] == names
+
+
 def test_a_report_slices_by_the_columns_of_a_table(run: Run, tmp_path: Path) -> None:
     write_scores(tmp_path)
     cameras = ["north" if i % 3 else "south" for i in range(200)]

@@ -8,6 +8,7 @@ the centre is kept.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +167,7 @@ def _read_header(content: bytes, path: str | os.PathLike[str]) -> dict[str, str]
         if value
     }
     needed = ("PhoenixHeaderLength", "NumberOfRows", "NumberOfColumns", "DesiredDepression")
-    wrong = [key for key in needed if not header.get(key, "").replace(".", "", 1).isdigit()]
+    wrong = [key for key in needed if not re.fullmatch(r"\d{1,9}\.?\d{0,9}", header.get(key, ""), re.ASCII)]
     if wrong:
         raise FormatError(
             f"{path}: the header has no number for {wrong[0]} (found {header.get(wrong[0], 'nothing')!r})"

@@ -37,7 +37,7 @@ def write_chip(
         "",
     ]
     content = (
-        "\n".join(lines).encode().ljust(300, b"\0")
+        "\n".join(lines).encode("latin-1").ljust(300, b"\0")
         + values.astype(">f4").tobytes()
         + np.zeros_like(values).astype(">f4").tobytes()
     )
@@ -79,6 +79,8 @@ def test_centre_crop_keeps_the_centre() -> None:
         (lambda p: write_chip(p, np.ones((4, 4)), cut=100), "cut short"),
         (lambda p: write_chip(p, np.full((4, 4), np.nan)), "NaN"),
         (lambda p: write_chip(p, np.ones((4, 4)), angle="steep"), "DesiredDepression"),
+        (lambda p: write_chip(p, np.ones((4, 4)), angle="\xb97"), "DesiredDepression"),  # a digit, no number
+        (lambda p: write_chip(p, np.ones((4, 4)), angle="9" * 400), "DesiredDepression"),
     ],
 )
 def test_broken_chip_names_the_file_and_the_reason(tmp_path: Path, make, reason: str) -> None:

@@ -160,7 +160,7 @@ def _shaped(shapes: list[list[int]]) -> list[Tensor]:
 
 def _numbers(text: str) -> list[int]:
     parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(
             f"--input-shape {text}: expected the shape of one sample, whole numbers separated "
             f"by commas, e.g. 3,224,224"

@@ -75,7 +75,7 @@ def layer_names(text: str) -> Any:
     """
     if text == "auto":
         return "auto"
-    return [int(name) if name.lstrip("-").isdigit() else name for name in files.split_names(text) or []]
+    return [int(name) if name.lstrip("-").isdecimal() else name for name in files.split_names(text) or []]
 
 
 def image_options(model: str, size: str | None, gray: bool, mean: str | None, std: str | None) -> Images:

@@ -58,7 +58,7 @@ def _class_scores(arrays: dict[str, Any], path: Path) -> tuple[str, Any, list[st
     if kind in arrays:
         return KINDS[kind], arrays.pop(kind), None
     names = [name.partition(".")[2] for name in arrays if name.startswith(f"{kind}.")]
-    if all(name.isdigit() for name in names):
+    if all(name.isdecimal() for name in names):
         names.sort(key=int)
     matrix = _side_by_side([arrays.pop(f"{kind}.{name}") for name in names], kind, path)
     numbered = names == [str(k) for k in range(len(names))]
