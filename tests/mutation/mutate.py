@@ -12,12 +12,14 @@ killed yet.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib.abc
 import importlib.util
 import json
 import os
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -133,13 +135,15 @@ def in_child(work: Callable[[], Any], seconds: float = 3600.0) -> tuple[int, str
 
     Args:
         work: gives text, or an exit code.
-        seconds: of processor time after which it is killed.
+        seconds: of processor time after which it is killed; of the clock, four times as many and two minutes.
     """
     out, into = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(out)
+        os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
+        signal.alarm(int(120 + 4 * seconds))  # one that waits for ever uses no processor
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         code: Any = 1
@@ -156,7 +160,10 @@ def in_child(work: Callable[[], Any], seconds: float = 3600.0) -> tuple[int, str
     os.close(into)
     with os.fdopen(out) as file:
         text = file.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # processes it started and left
+    return code, text
 
 
 def _try(mutant: Mutant, functions: Sequence[types.FunctionType], items: Sequence[pytest.Item]) -> int:
