@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.network.batches import Batch
-from salgp.network.inputs import first_tokens, token_mask
+from salgp.network.inputs import first_tokens, real_tokens
 from salgp.network.perturb import FAMILIES, KINDS
 from salgp.network.reader import Reader
 from salgp.network.rehearsal import rehearse
@@ -82,6 +82,15 @@ def test_tokens_keep_their_frame(name: str, left: bool) -> None:
             assert len(now) == len(old)
 
 
+def test_a_text_without_a_frame_never_loses_all_its_tokens() -> None:
+    """A network that is shown nothing but padding may answer NaN."""
+    ids = torch.cat([torch.arange(1, 241).view(80, 3), torch.zeros(80, 5, dtype=torch.long)], dim=1)
+    family = FAMILIES["token-drop"].on(Tokens.of([ids], [ids != 0]))
+    new = family(ids, torch.full((80,), 1.5), torch.Generator().manual_seed(0))
+    assert bool((new != ids).any())
+    assert bool((new != 0).any(dim=1).all())
+
+
 def test_no_token_for_nothing_and_no_mask() -> None:
     ids = torch.randint(3, 30, (20, 6), generator=torch.Generator().manual_seed(0))
     ids[:, -1] = torch.arange(20) + 40  # no run at the end
@@ -92,27 +101,32 @@ def test_no_token_for_nothing_and_no_mask() -> None:
     assert set(new.unique().tolist()) <= set(ids.unique().tolist())
 
 
+@pytest.mark.parametrize("marks_padding", [False, True], ids=["marks-tokens", "marks-padding"])
 @pytest.mark.parametrize("named", [True, False])
-def test_the_mask_follows_the_tokens(named: bool) -> None:
-    ids, mask = texts()
+def test_the_mask_follows_the_tokens(named: bool, marks_padding: bool) -> None:
+    """Whichever of the two a network's masks mark: the tokens that count, or padding, as PyTorch's do."""
+    ids, real = texts()
+    mask = ~real.bool() if marks_padding else real
     labels = torch.arange(len(ids)) % 3
     item: Any = {"input_ids": ids, "attention_mask": mask, "labels": labels} if named else (ids, mask, labels)
     batch = Batch.of(item)
     assert first_tokens(batch)[0] == ("input_ids" if named else 0)
-    assert token_mask(batch, ids)[0] == ("attention_mask" if named else 1)
+    assert torch.equal(real_tokens(batch, ids), real.bool())
+    assert torch.equal(real_tokens(Batch((ids[:1, :4], mask[:1, :4])), ids[:1, :4]), torch.ones(1, 4) > 0)
     seen: list[tuple[Tensor, Tensor]] = []
 
     class Watching(Bag):
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            seen.append((input_ids, attention_mask))
-            return super().forward(input_ids, attention_mask)
+            counts = ~attention_mask.bool() if marks_padding else attention_mask.bool()
+            seen.append((input_ids, counts))
+            return super().forward(input_ids, counts)
 
     found = rehearse(Watching(), [item], Reader(layers=("hidden",)), ["token-drop"])
     assert found.rehearsal.families == ("token-drop",)
     assert len(found.features) == 2 * len(ids)
-    for tokens, real in seen:
-        assert torch.equal(real.bool(), tokens != PAD)
-    assert any(int(real.sum()) < int(mask.sum()) for _, real in seen)
+    for tokens, counts in seen:
+        assert torch.equal(counts, tokens != PAD)
+    assert any(int(counts.sum()) < int(real.sum()) for _, counts in seen)
 
 
 def coder() -> Coder:

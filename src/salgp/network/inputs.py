@@ -13,7 +13,7 @@ from salgp.network.perturb import Family
 from salgp.network.signals import Spread, normal
 from salgp.network.text import Coder, Tokens, rewrite
 
-__all__ = ["changed", "first_input", "first_tokens", "token_mask", "values_of"]
+__all__ = ["changed", "first_input", "first_tokens", "real_tokens", "values_of"]
 
 
 def changed(
@@ -53,16 +53,23 @@ def _changed_text(
         raise ValueError(
             f"perturbation {family.name!r} needs tokens, whole numbers (n, T), but the batch has none"
         )
-    at, mask = token_mask(batch, ids)
     if family.text:
         return _rewritten(batch, family, strength, generator, coder)
     new = family(ids, strength, generator)
-    batch = batch.with_input(where, new)
     padding = family.spread.padding if isinstance(family.spread, Tokens) else None
-    if at is None or mask is None or padding is None:
+    if padding is not None:
+        padding_moved = (new == padding).sum(dim=1) != (ids == padding).sum(dim=1)
+        batch = _with_mask(batch, ids, padding_moved, new != padding)
+    return batch.with_input(where, new)
+
+
+def _with_mask(batch: Batch, ids: Tensor, rows: Tensor, real: Tensor) -> Batch:
+    """The batch with a mask that tells which tokens are real in some of its rows, in the mask's own terms."""
+    at, mask = _token_mask(batch, ids)
+    if at is None or mask is None:
         return batch
-    padding_moved = (new == padding).sum(dim=1) != (ids == padding).sum(dim=1)
-    return batch.with_input(at, torch.where(padding_moved[:, None], (new != padding).to(mask), mask))
+    marked = ~real if _marks_padding(ids, mask) else real
+    return batch.with_input(at, torch.where(rows[:, None], marked.to(mask), mask))
 
 
 def _rewritten(
@@ -71,10 +78,12 @@ def _rewritten(
     if coder is None:
         raise ValueError(f"perturbation {family.name!r} changes the text: pass tokenizer=...")
     where, ids = first_tokens(batch)
-    at, _ = token_mask(batch, ids)
     texts = rewrite(coder.decode(ids), family.disturb, strength, generator)
-    found = coder.encode(texts, ids.shape[1])
-    names = {"input_ids": where, "attention_mask": at} if isinstance(where, int) else {}
+    found = dict(coder.encode(texts, ids.shape[1]))
+    if "attention_mask" in found:
+        every = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        batch = _with_mask(batch, ids, every, found.pop("attention_mask").bool().to(ids.device))
+    names = {"input_ids": where} if isinstance(where, int) else {}
     for name, x in found.items():
         place = names.get(name, name if name in batch.keywords else None)
         batch = batch if place is None else batch.with_input(place, x)
@@ -113,7 +122,31 @@ def first_tokens(batch: Batch) -> tuple[int | str | None, Any]:
     return None, None
 
 
-def token_mask(batch: Batch, ids: Tensor) -> tuple[int | str | None, Tensor | None]:
+def real_tokens(batch: Batch, ids: Tensor) -> Tensor | None:
+    """True where a token is real, by the mask of the batch; None where it has none.
+
+    A mask may say which tokens count, as in Hugging Face's networks, or which are padding, as in PyTorch's.
+
+    Example:
+        >>> ids = torch.tensor([[5, 6, 0], [7, 0, 0]])
+        >>> real_tokens(Batch((ids, ids == 0)), ids).tolist()
+        [[True, True, False], [True, False, False]]
+    """
+    mask = _token_mask(batch, ids)[1]
+    if mask is None:
+        return None
+    return ~mask.bool() if _marks_padding(ids, mask) else mask.bool()
+
+
+def _marks_padding(ids: Tensor, mask: Tensor) -> bool:
+    """Are the ones of a mask at padding? Then they all stand at the same token, or there are none."""
+    one, zero = ids[mask.bool()], ids[~mask.bool()]
+    if len(one) == 0 or len(zero) == 0:
+        return len(one) == 0
+    return bool((one == one[0]).all()) and not bool((zero == zero[0]).all())
+
+
+def _token_mask(batch: Batch, ids: Tensor) -> tuple[int | str | None, Tensor | None]:
     """Where the mask of the tokens is, and the mask: by name, or zeros and ones of the same shape."""
     for key, x in batch.keywords.items():
         if "mask" in key and isinstance(x, Tensor) and x.shape == ids.shape:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.network.batches import Batch
-from salgp.network.inputs import changed, first_input, first_tokens, token_mask, values_of
+from salgp.network.inputs import changed, first_input, first_tokens, real_tokens, values_of
 from salgp.network.merging import leading, merged, size_of
 from salgp.network.perturb import Family, families_for, layer_change
 from salgp.network.reader import Reader
@@ -189,8 +189,8 @@ class _Stage:
 
     def _tokens(self) -> Tokens | None:
         found = [(batch, first_tokens(batch)[1]) for batch in self.batches]
-        known = [(ids, token_mask(batch, ids)[1]) for batch, ids in found if ids is not None]
-        return Tokens.of([ids for ids, _ in known], [mask for _, mask in known]) if known else None
+        known = [(ids, real_tokens(batch, ids)) for batch, ids in found if ids is not None]
+        return Tokens.of([ids for ids, _ in known], [real for _, real in known]) if known else None
 
     def copy(self, family: Family, scale: float, number: int) -> Features:
         """One copy of every sample, its level drawn so that all levels are equally frequent."""

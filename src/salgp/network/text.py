@@ -80,10 +80,11 @@ class Tokens:
 def drop(ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens) -> Tensor:
     """Tokens lost, up to six in ten per unit of strength; the others close up, and padding fills the rest.
 
-    Where no token stands for nothing, a lost token becomes that of its neighbour.
+    Where no token stands for nothing, a lost token becomes that of its neighbour. A text never loses all.
     """
     lost = _chosen(ids, strength, generator, tokens)
-    lost &= ~(lost.all(dim=1, keepdim=True))
+    stays = ~lost if tokens.padding is None else ~lost & (ids != tokens.padding)
+    lost &= stays.any(dim=1, keepdim=True)
     if tokens.padding is None:
         return torch.where(lost, ids.roll(1, dims=1), ids)
     new = torch.where(lost, tokens.padding, ids)
