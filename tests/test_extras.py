@@ -63,6 +63,37 @@ def export(folder: Path) -> Any:
     return export_head(salgp.calibrators.get("platt").fit(*sample(80)), folder / "head.onnx")
 
 
+def deep(folder: Path) -> Any:
+    return salgp.calibrators.get("deep-gp").fit(*sample(80))
+
+
+def monitor(folder: Path) -> Any:
+    features, labels = sample(200)
+    home = salgp.calibrators.get("platt").fit(features, labels).predict(features)
+    return salgp.Monitor.start(home, folder / "watch").page(folder / "watch.html")
+
+
+def ray(folder: Path) -> Any:
+    from salgp.store import score, write_store
+
+    write_store([sample(20)], folder / "store")
+    salgp.calibrators.get("platt").fit(*sample(80)).save(folder / "cal")
+    return score(folder / "store", folder / "cal", folder / "out", engine="ray")
+
+
+def progress(folder: Path) -> Any:
+    from salgp.store import extract_to_store
+
+    loader = [(torch.zeros(2, 4), torch.tensor([0, 1]))]
+    return extract_to_store(torch.nn.Linear(4, 3), loader, folder / "store", progress=True)
+
+
+def study(folder: Path) -> Any:
+    from salgp_study.drawings import draw_flow
+
+    return draw_flow()
+
+
 @pytest.mark.parametrize(
     ("library", "use"),
     [
@@ -71,6 +102,11 @@ def export(folder: Path) -> Any:
         ("pyarrow", store),
         ("onnxruntime", onnx),
         ("onnxscript", export),
+        ("gpytorch", deep),
+        ("jinja2", monitor),
+        ("ray", ray),
+        ("rich", progress),
+        ("matplotlib", study),
     ],
 )
 def test_from_python(library: str, use: Any, without: Any, tmp_path: Path) -> None:

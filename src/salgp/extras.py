@@ -7,6 +7,8 @@ import importlib.util
 __all__ = ["EXTRAS", "hint", "require"]
 
 EXTRAS = {
+    "typer": "cli",
+    "rich": "cli",
     "jinja2": "report",
     "matplotlib": "plots",
     "pyarrow": "parquet",

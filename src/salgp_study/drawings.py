@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from salgp.plots import flux_distributions, light_curves
+from salgp.plots.style import new_figure
 from salgp_study.lightcurves import LightCurves
 from salgp_study.mstar import Chips
 
@@ -28,10 +29,8 @@ def draw_chips(chips: Chips) -> Any:
     Returns:
         The matplotlib figure.
     """
-    from matplotlib.figure import Figure
-
     angles = sorted({int(a) for a in chips.depression})
-    figure = Figure(figsize=(1.15 * len(chips.class_names), 1.25 * (1 + len(angles))), layout="constrained")
+    figure = new_figure(1.15 * len(chips.class_names), 1.25 * (1 + len(angles)))
     axes = figure.subplots(1 + len(angles), len(chips.class_names), squeeze=False)
     for k, name in enumerate(chips.class_names):
         mine = (chips.label == k).nonzero()[:, 0]
@@ -51,9 +50,7 @@ def draw_chips(chips: Chips) -> Any:
 
 def draw_lightcurve_grid(curves: LightCurves, rows: Sequence[int] = (0, 1, 2), bands: str = BANDS) -> Any:
     """Light curves with error bars: a column per object, a row per passband."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.2 * len(rows), 1.3 * len(bands)), layout="constrained")
+    figure = new_figure(3.2 * len(rows), 1.3 * len(bands))
     titles = {i: f"object {int(curves.object_id[i])}, class {curves.target[i]}" for i in rows}
     light_curves({titles[i]: _points(curves, [i]) for i in rows}, list(bands), figure)
     return figure
@@ -67,9 +64,7 @@ def draw_flux_distributions(curves: LightCurves, quantity: str = "flux", bands: 
         quantity: ``"flux"`` or ``"flux error"``.
         bands: names of the passbands.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = new_figure(8, 4.5)
     parts = [_points(curves, range(k, min(k + 2000, len(curves)))) for k in range(0, len(curves), 2000)]
     _, band, flux, error = (np.concatenate(column) for column in zip(*parts, strict=True))
     flux_distributions({"flux": flux, "flux error": error}[quantity], band, list(bands), quantity, figure)
@@ -80,9 +75,7 @@ def draw_flow() -> Any:
     """The flow of the method: network, pooled layers, stacked rows, structured kernel, corrected
     confidence.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    figure = new_figure(11, 3.8)
     ax = figure.subplots()
     ax.set(xlim=(0, 12.6), ylim=(-0.4, 6))
     ax.set_axis_off()
@@ -118,9 +111,7 @@ def draw_flow() -> Any:
 
 def draw_architectures() -> Any:
     """The four ways to group the residual process: with or without classes, with or without layers."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = new_figure(8, 5)
     axes = figure.subplots(2, 2)
     panels = [
         ("class-agnostic, global", ["$f$"], []),

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from salgp.plots import confusion_matrix, reliability_diagram, residual_fit
+from salgp.plots.style import new_figure
 from salgp.prediction import Prediction
 from salgp.storage import write_whole
 from salgp_study.drawings import (
@@ -67,10 +68,8 @@ def make_figures(
 
 def draw_reliability_grid(out: str | os.PathLike[str], records: Sequence[Record]) -> Any:
     """Reliability of the conventional methods (columns) by share of the training data (rows)."""
-    from matplotlib.figure import Figure
-
     fractions = sorted({r["fraction"] for r in records}, reverse=True)
-    figure = Figure(figsize=(2.6 * len(_GRID), 3 * len(fractions)), layout="constrained")
+    figure = new_figure(2.6 * len(_GRID), 3 * len(fractions))
     cells = figure.subfigures(len(fractions), len(_GRID), squeeze=False)
     for i, fraction in enumerate(fractions):
         for j, method in enumerate(_GRID):
@@ -86,10 +85,8 @@ def draw_reliability_grid(out: str | os.PathLike[str], records: Sequence[Record]
 
 def draw_bbq_prior(out: str | os.PathLike[str], records: Sequence[Record]) -> Any:
     """BBQ with the prior alpha = 1 and with .1, on the smallest share of the training data."""
-    from matplotlib.figure import Figure
-
     least = min(r["fraction"] for r in records)
-    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    figure = new_figure(7, 3.4)
     cells = figure.subfigures(1, 2, squeeze=False)[0]
     for cell, alpha in zip(cells, ("1", "0.1"), strict=True):
         record = _one(records, fraction=least, method=f"BBQ (alpha {alpha})", test="pooled")
@@ -104,8 +101,6 @@ def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling:
     """Residual fit (top, GP methods) and reliability (bottom): uncalibrated, temperature, best single GP, ML,
     HL.
     """
-    from matplotlib.figure import Figure
-
     here = [r for r in records if r["test"] == test and r["pooling"] in (pooling, "none")]
     singles = [r for r in here if r["method"].startswith("Single GP (Layer")]
     names = (
@@ -119,7 +114,7 @@ def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling:
         min(singles, key=lambda r: r["ece"], default=None) if n is None else _one(here, method=n)
         for n in names
     ]
-    figure = Figure(figsize=(13, 5.4), layout="constrained")
+    figure = new_figure(13, 5.4)
     cells = figure.subfigures(2, len(chosen), squeeze=False, height_ratios=(2, 3))
     for column, record in enumerate(chosen):
         if record is not None:
@@ -136,10 +131,8 @@ def draw_confusion(
     """Normalised confusion matrix with an ``unknown`` row (true class not in training) and column (confidence
     below ``threshold``).
     """
-    from matplotlib.figure import Figure
-
     side = 2 + 0.5 * len(class_names)
-    figure = Figure(figsize=(side + 0.6, side), layout="constrained")
+    figure = new_figure(side + 0.6, side)
     said = prediction.label.masked_fill(prediction.confidence < threshold, -1)
     confusion_matrix(labels, said, class_names, figure.subplots())
     return figure

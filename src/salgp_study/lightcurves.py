@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.extras import require
 from salgp.storage import FormatError, reading
 
 __all__ = ["LightCurves", "load_lightcurves", "load_plasticc", "load_spcc", "read_columns"]
@@ -176,6 +177,7 @@ def read_columns(path: str | os.PathLike[str], needed: Sequence[str] = ()) -> di
 
 
 def _read_table(path: str | os.PathLike[str]) -> Any:
+    require("pyarrow")
     import pyarrow.csv
     import pyarrow.parquet
 

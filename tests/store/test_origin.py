@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -13,9 +14,10 @@ import torch
 from sealing import edit_header
 from torch import nn
 
+import salgp
 from salgp.features import Features
 from salgp.storage import FormatError, LockedError, locked
-from salgp.store import FeatureStore, extract_to_store, write_store
+from salgp.store import FeatureStore, extract_parts, extract_to_store, write_store
 from salgp.store.manifest import Manifest
 from salgp.store.scoring import score
 
@@ -35,6 +37,14 @@ def batches(n: int = 8, changed: int | None = None) -> list[Any]:
 
 def extract(folder: Path, model: nn.Module | None = None, data: Any = None, **options: Any) -> FeatureStore:
     return extract_to_store(model or network(), data or batches(), folder, rows=10, **options)
+
+
+def doubled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return 2 * x
+
+
+def noisy(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x + torch.randn(x.shape, generator=generator)
 
 
 def test_the_same_call_changes_nothing_and_runs_the_network_on_the_first_batch_only(tmp_path: Path) -> None:
@@ -63,6 +73,10 @@ def test_the_same_call_changes_nothing_and_runs_the_network_on_the_first_batch_o
         ("seed", lambda f: extract(f, seed=3)),
         ("layers", lambda f: extract(f, layers=["0"])),
         ("labels", lambda f: extract(f, data=[x for x, _ in batches()])),
+        ("labels_at", lambda f: extract(f, labels_at=1)),
+        ("pooling", lambda f: extract(f, pooling={"1": "flatten"})),
+        ("pooling_function", lambda f: extract(f, pooling=torch.abs)),
+        ("perturb", lambda f: extract(f, perturb=doubled)),
     ],
 )
 def test_anything_else_is_refused(tmp_path: Path, why: str, again: Callable[[Path], Any]) -> None:
@@ -71,6 +85,65 @@ def test_anything_else_is_refused(tmp_path: Path, why: str, again: Callable[[Pat
     with pytest.raises(ValueError, match=why):
         again(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def part(index: int, changed: int | None = None) -> list[Any]:
+    return batches(8, changed)[2 * index : 2 * index + 2]
+
+
+@pytest.mark.parametrize(
+    ("why", "change"),
+    [
+        ("weights differ", {"make_model": lambda: network(1)}),
+        ("layers differ", {"layers": ["0"]}),
+        ("other data: the samples of part-000002", {"make_loader": functools.partial(part, changed=5)}),
+        ("data end before", {"n_parts": 2}),
+        ("data go on after", {"n_parts": 4}),
+        ("perturb differ", {"perturb": doubled}),
+    ],
+)
+def test_anything_else_is_refused_in_parts(tmp_path: Path, why: str, change: dict[str, Any]) -> None:
+    job: dict[str, Any] = {"make_model": network, "make_loader": part, "n_parts": 3}
+    extract_parts(**job, out=tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=why):
+        extract_parts(**{**job, **change}, out=tmp_path)
+    if "n_parts" not in change:
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_parts_have_random_numbers_of_their_own(tmp_path: Path) -> None:
+    same = [(torch.zeros(4, 4), torch.arange(4) % 3)]
+    store = extract_parts(network, lambda index: same, 2, tmp_path, perturb=noisy)
+    features, _ = store.to_features()
+    assert not torch.equal(features.logits[:4], features.logits[4:])
+
+
+def test_a_store_is_read_as_the_calibrator_was(tmp_path: Path) -> None:
+    """With the taps of a classifier: pooling, projection and forward function as at calibration."""
+    data = batches(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        classifier = salgp.calibrate(
+            network(), data, max_width=3, forward=lambda model, batch: 2 * model(batch[0])
+        )
+    store = extract_to_store(classifier.model, data, tmp_path / "a", rows=10, taps=classifier.taps)
+    expected, _ = classifier.extract(data)
+    found, _ = store.to_features()
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.layers["1"], expected.layers["1"])
+    before = {path.name: path.read_bytes() for path in store.folder.iterdir()}
+    extract_to_store(classifier.model, data, tmp_path / "a", rows=10, taps=classifier.taps)
+    assert {path.name: path.read_bytes() for path in store.folder.iterdir()} == before
+    whole = extract_parts(lambda: classifier.model, lambda i: data, 1, tmp_path / "b", taps=classifier.taps)
+    assert torch.equal(whole.to_features()[0].logits, expected.logits)
+    with pytest.raises(ValueError, match="taps say all"):
+        extract_to_store(classifier.model, data, tmp_path / "c", taps=classifier.taps, output="probabilities")
+
+
+def test_copies_are_not_made_in_a_stream(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="perturb must be a function of the inputs here, got 'auto'"):
+        extract(tmp_path, perturb="auto")
 
 
 def test_other_labels_are_other_data(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
+from salgp.extras import require
 from salgp.monitor.records import Record
 from salgp.storage import write_whole
 
@@ -51,11 +52,10 @@ def write_page(path: str | os.PathLike[str], monitor: Watched, title: str) -> Pa
 
 def render_page(monitor: Watched, title: str) -> str:
     """The page as a string of HTML."""
-    try:
-        from jinja2 import Environment
-        from markupsafe import Markup
-    except ModuleNotFoundError as error:  # pragma: no cover
-        raise ImportError('the page needs jinja2; pip install "salgp[report]"') from error
+    require("jinja2")
+    from jinja2 import Environment
+    from markupsafe import Markup
+
     status = monitor.status()
     recent = _recent(monitor.log)
     limit = math.log10(2 / status.false_alarm)

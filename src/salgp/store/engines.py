@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from salgp.extras import require
+
 __all__ = ["ENGINES", "run", "run_local", "shown"]
 
 ENGINES = ("local", "ray")
@@ -84,6 +86,7 @@ def shown(
     if not enabled:
         yield lambda rows: None
         return
+    require("rich")
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 from torch import nn
 
 from salgp.network.batches import LabelsAt
-from salgp.network.extract import Perturb, extract, perturbed
+from salgp.network.extract import Perturb, perturbed
 from salgp.network.fingerprint import fingerprint
+from salgp.network.keeping import reader_header
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Reading, collect, read_batches
@@ -50,6 +52,7 @@ def extract_to_store(
     progress: bool = False,
     forward: Forward | None = None,
     labels_at: LabelsAt = None,
+    taps: Reader | None = None,
 ) -> FeatureStore:
     """Like `salgp.extract`, into a folder; the same call continues after a kill.
 
@@ -65,11 +68,13 @@ def extract_to_store(
         output: what the network returns.
         device: where batches are sent.
         max_width: wider layers are projected to this width.
-        perturb: applied to the inputs; its random numbers start anew with each shard.
+        perturb: a function applied to the inputs; its random numbers start anew with each shard.
         seed: of ``perturb`` and the projections.
         progress: show rate and progress (needs ``rich``).
         forward: how the network is called.
         labels_at: where a batch has its labels.
+        taps: of a `salgp.CalibratedClassifier`, to read what its calibrator was fitted on; instead of all that
+            says how to read.
 
     Returns:
         The finished store.
@@ -83,22 +88,19 @@ def extract_to_store(
         >>> len(store), store.widths
         (3, {'1': 8})
     """
-    choice = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
-    read = functools.partial(read_batches, model, place=Place(device, torch.float32), progress=False)
+    given = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
+    how = _How(_one_reader(given, taps), _function(perturb), device)
     total = len(loader) if isinstance(loader, Sized) else 0
     with locked(out), torch.random.fork_rng(devices=[]):
         first, stream = _peeked(loader)
-        reader, features, labels = collect(read([first], choice))
+        settled, features, labels = collect(how.read(model, [first]))
         per_shard = max(1, -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1)))
-        source = _source(model, choice, per_shard, perturb is not None)
+        source = how.source(model, {"batches": per_shard})
         manifest = open_manifest(out, features, labels, store_dtype, source)
-
-        def read_shard(batches: Iterable[Any], index: int) -> Iterator[Reading]:
-            return read(batches, reader, prepare=perturbed(perturb, _shard_seed(seed, index)))
-
+        shard = functools.partial(replace(how, reader=settled).read, model)
         with shown("extracting", total, 0, progress and total > 0) as advance:
             for index in itertools.count():
-                if not _next_shard(Path(out), index, stream, per_shard, manifest, read_shard):
+                if not _next_shard(Path(out), index, stream, per_shard, manifest, shard):
                     break
                 advance(per_shard)
         manifest.check_end(index)
@@ -133,33 +135,106 @@ def extract_parts(
         num_gpus: GPUs of each actor; by default one where the cluster has GPUs.
         store_dtype: of the stored layers.
         progress: show rate and time left (needs ``rich``).
-        options: of `salgp.extract`: ``layers``, ``pooling``, ``output``, ``max_width``, ``forward``, ...
+        options: what to read, see `extract_to_store`: ``layers``, ``pooling``, ``output``, ``device``, ``taps``...
 
     Returns:
         The finished store.
     """
+    how = _how(**options)
     manifest: Manifest | None = (
         FeatureStore(out, incomplete=True).manifest if (Path(out) / "manifest.json").is_file() else None
     )
     done = set() if manifest is None else set(manifest.entries)
-    pieces = [i for i in range(n_parts) if i not in done]
-    part = functools.partial(_extract_part, make_model, make_loader, str(out), store_dtype, options)
+    if manifest is not None:
+        manifest.check_end(n_parts)
+    part = functools.partial(_extract_part, make_model, make_loader, str(out), store_dtype, how, done)
+    pieces = list(range(n_parts))
     results = (
         map(part, pieces) if engine == "local" else _on_ray(part, pieces, workers, ray_address, num_gpus)
     )
     with locked(out), shown("extracting", n_parts, len(done), progress) as advance:
         for index, entry, header in results:
             manifest = Manifest.open(out, KIND, header) if manifest is None else manifest
-            if manifest.header != header:
-                raise ValueError(
-                    f"part {index} differs from the others: expected {manifest.header}, got {header}"
-                )
+            manifest.check_job({**manifest.header, **header})
+            if index in done:
+                manifest.entries[index].check_data(Path(out), entry[-1])
+                continue
+            manifest.check_more()
             manifest.add(index, Entry(*entry))
             advance(1)
     assert manifest is not None
     if not manifest.complete:
         manifest.finish()
     return FeatureStore(out)
+
+
+@dataclass(frozen=True)
+class _How:
+    """How the samples of a store are read.
+
+    Args:
+        reader: what to read.
+        perturb: applied to the inputs.
+        device: where batches are sent.
+    """
+
+    reader: Reader
+    perturb: Perturb | None = None
+    device: torch.device | str | None = None
+
+    def read(self, model: nn.Module, batches: Iterable[Any], index: int | None = None) -> Iterator[Reading]:
+        """Read the batches of shard ``index``, or as they are where it is None."""
+        prepare = None if index is None else perturbed(self.perturb, _shard_seed(self.reader.seed, index))
+        place = Place(self.device, torch.float32)
+        return read_batches(model, batches, self.reader, place, prepare=prepare, progress=False)
+
+    def source(self, model: nn.Module, about: Mapping[str, object]) -> dict[str, object]:
+        """What a store is made from; it goes on with nothing else. Functions are known by their names."""
+        known = fingerprint(model)
+        functions = {
+            "forward": _function_names(self.reader.forward),
+            "pooling_function": _function_names(self.reader.pooling),
+            "perturb": _function_names(self.perturb),
+        }
+        found = {
+            "network": known.structure,
+            "weights": known.weights,
+            **about,
+            **reader_header(self.reader),
+            **{key: names for key, names in functions.items() if names},
+        }
+        plain: dict[str, object] = json.loads(json.dumps(found))
+        return plain
+
+
+def _how(
+    perturb: Perturb | None = None,
+    device: torch.device | str | None = None,
+    taps: Reader | None = None,
+    **reader: Any,
+) -> _How:
+    return _How(_one_reader(Reader(**reader), taps), _function(perturb), device)
+
+
+def _one_reader(given: Reader, taps: Reader | None) -> Reader:
+    if taps is not None and given != Reader():
+        raise ValueError("taps say all about what is read: leave out layers, pooling and the like")
+    return given if taps is None else taps
+
+
+def _function(perturb: Any) -> Perturb | None:
+    if perturb is not None and not callable(perturb):
+        raise TypeError(
+            f"perturb must be a function of the inputs here, got {perturb!r}; perturbed copies are made in "
+            f"memory: write_store([salgp.extract(..., perturb='auto')], folder)"
+        )
+    return perturb
+
+
+def _function_names(value: Any) -> str:
+    """Names of the functions in a setting, separated by spaces."""
+    parts = value.values() if isinstance(value, Mapping) else [value]
+    return " ".join(f"{part.__module__}.{part.__qualname__}" for part in parts if callable(part))
 
 
 def _peeked(loader: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
@@ -169,23 +244,6 @@ def _peeked(loader: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
     if first is None:
         raise ValueError("the loader gave no batch: there is nothing to extract")
     return first, itertools.chain([first], batches)
-
-
-def _source(model: nn.Module, reader: Reader, per_shard: int, perturbed: bool) -> dict[str, object]:
-    """What a store is made from; it goes on with nothing else."""
-    known = fingerprint(model)
-    return {
-        "network": known.structure,
-        "weights": known.weights,
-        "batches": per_shard,
-        "perturbed": perturbed,
-        "layers": repr(reader.layers),
-        "pooling": reader.pooling if isinstance(reader.pooling, str) else "custom",
-        "output": reader.output,
-        "max_width": reader.max_width,
-        "seed": reader.seed,
-        "forward": "the network's own" if reader.forward is None else "custom",
-    }
 
 
 def _next_shard(
@@ -221,13 +279,22 @@ def _extract_part(
     make_loader: Callable[[int], Iterable[Any]],
     out: str,
     dtype: str,
-    options: dict[str, Any],
+    how: _How,
+    done: set[int],
     index: int,
-) -> tuple[int, tuple[str, int, str], dict[str, Any]]:
-    features, labels = extract(_model(make_model), make_loader(index), **options)
-    header = header_of(features, labels, dtype, {"parts": True})
+) -> tuple[int, tuple[str, int, str, str], dict[str, Any]]:
+    """Number, entry and header of a part; of one that is done, only what shows that it is the same."""
+    model, data = _model(make_model), hashlib.sha256()
+    batches = _hashed(make_loader(index), data)
+    source = how.source(model, {"parts": True})
+    if index in done:
+        for _ in batches:
+            pass
+        return index, ("", 0, "", data.hexdigest()), {"source": source}
+    _, features, labels = collect(how.read(model, batches, index))
+    header = header_of(features, labels, dtype, source)
     entry = write_shard(Path(out), index, features, labels, header)
-    return index, (entry.file, entry.rows, entry.sha256), header
+    return index, (entry.file, entry.rows, entry.sha256, data.hexdigest()), header
 
 
 @functools.lru_cache(maxsize=1)

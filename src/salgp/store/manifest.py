@@ -126,13 +126,17 @@ class Manifest:
             manifest.save()
             return manifest
         manifest = Manifest.read(folder, kind)
-        differing = _differing(header, manifest.header)
+        manifest.check_job(header)
+        return manifest
+
+    def check_job(self, header: Mapping[str, Any]) -> None:
+        """Refuse to continue another job."""
+        differing = _differing(header, self.header)
         if differing:
             raise ValueError(
-                f"{folder} holds the output of another job: {', '.join(differing)} differ; "
+                f"{self.folder} holds the output of another job: {', '.join(differing)} differ; "
                 f"choose another folder or delete this one"
             )
-        return manifest
 
     @property
     def rows(self) -> int:

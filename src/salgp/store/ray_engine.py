@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from salgp.extras import require
+
 __all__ = ["ray_session", "run_on_actors", "run_ray"]
 
 MAX_RETRIES = 20
@@ -119,11 +121,9 @@ def ray_session(workers: int | None = None, address: str | None = None) -> Itera
     """Connect to Ray: the session already open, the cluster at ``address``, or a new local one; closes what
     it opened.
     """
-    try:
-        with _quiet():
-            import ray
-    except ImportError as error:
-        raise ImportError('engine "ray" needs Ray: pip install "salgp[ray]"') from error
+    require("ray")
+    with _quiet():
+        import ray
     if ray.is_initialized():
         yield ray
         return

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, avg_pool2d, conv2d, grid_sample, interpolate, pad
 from torch.utils.data import TensorDataset
 
+from salgp.extras import require
 from salgp_study.suite.case import TestSet
 
 __all__ = ["IMAGE_CORRUPTIONS", "SEVERITIES", "Corruption", "corrupted_sets"]
@@ -130,6 +131,7 @@ def _pixelate(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
 
 
 def _jpeg(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
+    require("PIL")
     from PIL import Image
 
     quality = round(70 - 52 * severity)

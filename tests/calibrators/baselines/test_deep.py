@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-from typing import Any
-
 import pytest
 import torch
 
@@ -61,19 +58,6 @@ def test_first_layer_starts_at_its_principal_mean() -> None:
 def test_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     f, labels = drawn(50)
     assert len(DeepGPCalibrator(steps=4, n_inducing=8, batch_size=16).fit(f, labels).predict(f)) == 50
-
-
-def test_absent_gpytorch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def absent(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("gpytorch"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ImportError, match=r"salgp\[deep\]"):
-        DeepGPCalibrator().fit(*drawn(10))
 
 
 @pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
+from salgp.extras import require
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -132,14 +133,10 @@ class DeepGPCalibrator(Calibrator):
 
 
 def _require_gpytorch() -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # its own, on import
-            import gpytorch  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "the deep Gaussian process needs GPyTorch; install it with: pip install 'salgp[deep]'"
-        ) from error
+    require("gpytorch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # its own, on import
+        import gpytorch  # noqa: F401
 
 
 def _inputs(features: Features) -> Tensor:

