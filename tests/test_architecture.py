@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import subprocess
 import sys
@@ -62,9 +63,23 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def everything() -> list[Path]:
+    """Modules of the library, and of the study beside it."""
+    return sorted([*modules(), *(PACKAGE.parent / "salgp_study").rglob("*.py")])
+
+
+def place(path: Path) -> str:
+    return path.relative_to(PACKAGE.parent).as_posix()
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -105,7 +120,7 @@ def test_arrows_between_the_rooms_of_calibrators(path: Path) -> None:
 
 def test_no_cycles_even_by_lazy_imports() -> None:
     """Every import counts, wherever in a file it stands; a package is its ``__init__``."""
-    known = {name_of(path): path for path in modules()}
+    known = {name_of(path): path for path in everything()}
     arrows = {name: targets(path, known) - {name} for name, path in known.items()}
     settled: set[str] = set()
     while waiting := {name for name in arrows if name not in settled}:
@@ -114,10 +129,15 @@ def test_no_cycles_even_by_lazy_imports() -> None:
         settled |= free
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_the_command_line_knows_of_the_study() -> None:
+    users = {room(path) for path in modules() if any("salgp_study" in name for name in imports(path))}
+    assert users == {"cli"}
+
+
+@pytest.mark.parametrize("path", everything(), ids=place)
 def test_no_function_is_longer_than_fifty_lines(path: Path) -> None:
     """Signature and body; the docstring does not count."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef):
             told = node.body[0] if ast.get_docstring(node) else None
             docstring = 0 if told is None else (told.end_lineno or 0) - told.lineno + 1
@@ -125,10 +145,10 @@ def test_no_function_is_longer_than_fifty_lines(path: Path) -> None:
             assert lines <= 50, f"{node.name} has {lines} lines"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", everything(), ids=place)
 def test_only_names_a_module_offers_are_imported(path: Path) -> None:
-    known = {name_of(other): other for other in modules()}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    known = {name_of(other): other for other in everything()}
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module in known:
             offered = offers(known[node.module])
             inner = {alias.name for alias in node.names if f"{node.module}.{alias.name}" in known}
@@ -138,7 +158,7 @@ def test_only_names_a_module_offers_are_imported(path: Path) -> None:
 
 def offers(path: Path) -> set[str]:
     """Names in a module's ``__all__``; a star where it is worked out when the module is loaded."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets):
             simple = isinstance(node.value, ast.List | ast.Tuple)
             return set(ast.literal_eval(node.value)) if simple else {"*"}
@@ -148,7 +168,7 @@ def offers(path: Path) -> set[str]:
 def targets(path: Path, known: Collection[str]) -> set[str]:
     """Modules that a file imports, where ``from package import module`` means the module."""
     found = imports(path) & set(known)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
             inner = {f"{node.module}.{alias.name}" for alias in node.names} & set(known)
             found = (found - {node.module or ""} if len(inner) == len(node.names) else found) | inner
@@ -172,7 +192,7 @@ def test_heavy_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> N
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_nothing_that_can_run_code_is_loaded(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     assert not {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"} & {
         name.split(".")[0] for name in imports(path)
     }
@@ -189,21 +209,21 @@ def test_nothing_that_can_run_code_is_loaded(path: Path) -> None:
             assert wanted is None or given.get(wanted[0]) is wanted[1], f"{path.name}:{call.lineno}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", everything(), ids=place)
 def test_every_cholesky_is_in_one_file(path: Path) -> None:
     """The jitter policy of `salgp.gp.linalg` holds for all of them: torch's, NumPy's and SciPy's are not
     called elsewhere.
     """
-    if path.relative_to(PACKAGE).as_posix() == "gp/linalg.py":
+    if place(path) == "salgp/gp/linalg.py":
         return
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     assert not {name for name in used if "cholesky" in name or name in ("cho_factor", "cho_solve")}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", everything(), ids=place)
 def test_every_module_explains_itself(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert ast.get_docstring(parsed(path))
 
 
 def test_public_names_are_sorted_complete_and_documented() -> None:
@@ -232,7 +252,7 @@ def test_import_is_light() -> None:
 
 
 def test_no_absolute_paths_in_the_package() -> None:
-    for path in modules():
+    for path in everything():
         text = path.read_text(encoding="utf-8")
         assert "/work/" not in text, path
         assert "/home/" not in text, path

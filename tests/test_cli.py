@@ -512,6 +512,17 @@ def test_compare_goes_on_where_a_method_cannot(run: Any, tmp_path: Path) -> None
     assert "no method could be fitted" in err
 
 
+def test_report_compares_all_that_is_named_in_one_option_or_in_several(run: Any, tmp_path: Path) -> None:
+    for name in ("platt", "beta", "histogram"):
+        assert run(f"fit IN/cal.safetensors -o OUT/{name} -m {name}")[0] == 0
+    for i, line in enumerate(
+        ("--compare OUT/beta,OUT/histogram", "--compare OUT/beta --compare OUT/histogram")
+    ):
+        assert run(f"report OUT/platt IN/test.safetensors -o OUT/{i}.html {line}")[0] == 0
+        page = (tmp_path / f"{i}.html").read_text()
+        assert all(f">{name}</t" in page for name in ("platt", "beta", "histogram"))
+
+
 def test_force_replaces_a_whole_calibrator(run: Any, tmp_path: Path) -> None:
     assert run("fit IN/cal.safetensors -o OUT/cal -m temperature")[0] == 0
     assert run("fit IN/cal.safetensors -o OUT/cal -m platt --force")[0] == 0

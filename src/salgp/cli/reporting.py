@@ -30,8 +30,8 @@ Pictures = Annotated[
 PictureArray = Annotated[str | None, typer.Option(help="Array of --images that holds the pictures.")]
 Classes = Annotated[str | None, typer.Option(help="Class names, separated by commas.")]
 Rivals = Annotated[
-    str | None,
-    typer.Option(metavar="CAL,...", help="Further calibrators for comparison, separated by commas."),
+    list[str] | None,
+    typer.Option(metavar="CAL,...", help="Further calibrators for comparison; may be given several times."),
 ]
 Slices = Annotated[
     Path | None,
@@ -84,7 +84,9 @@ def report(
         "acceptable_error": error,
         "class_names": named,
         "images": None if images is None else _pictures(images, inputs, len(labels)),
-        "others": _others(files.split_names(compare) or [], fitted.display_name, loaded.features),
+        "others": _others(
+            files.split_names(",".join(compare or [])) or [], fitted.display_name, loaded.features
+        ),
         "new_data": None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
         "settings": about | fitted.get_params(deep=False),
         "slices": None if slices is None else _slices(shell, slices),

@@ -73,8 +73,8 @@ def extract_to_store(
         progress: show rate and progress (needs ``rich``).
         forward: how the network is called.
         labels_at: where a batch has its labels.
-        taps: of a `salgp.CalibratedClassifier`, to read what its calibrator was fitted on; instead of all that
-            says how to read.
+        taps: of a `salgp.CalibratedClassifier`, to read what its calibrator was fitted on; they stand for all
+            that says what to read.
 
     Returns:
         The finished store.
@@ -135,7 +135,8 @@ def extract_parts(
         num_gpus: GPUs of each actor; by default one where the cluster has GPUs.
         store_dtype: of the stored layers.
         progress: show rate and time left (needs ``rich``).
-        options: what to read, see `extract_to_store`: ``layers``, ``pooling``, ``output``, ``device``, ``taps``...
+        options: what to read, see `extract_to_store`: ``layers``, ``pooling``, ``output``, ``device``,
+            ``taps`` and so on.
 
     Returns:
         The finished store.
