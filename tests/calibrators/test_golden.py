@@ -8,6 +8,9 @@ from golden import FILE, predictions
 
 from salgp.calibrators import names
 
+CLOSE = {"vector": 1e-7, "matrix": 1e-6, "dirichlet": 1e-6, "perturbed-temperature": 1e-8}
+"""How close results are whose search ends a little elsewhere on another processor; all others to 1e-9."""
+
 
 @pytest.mark.parametrize("name", list(names()))
 def test_predictions_are_those_of_the_golden_file(name: str) -> None:
@@ -16,4 +19,6 @@ def test_predictions_are_those_of_the_golden_file(name: str) -> None:
     found = predictions(name)
     assert found.keys() == expected.keys()
     for key, values in expected.items():
-        np.testing.assert_allclose(found[key], values, rtol=0, atol=1e-6, err_msg=f"{name}: {key}")
+        np.testing.assert_allclose(
+            found[key], values, rtol=0, atol=CLOSE.get(name, 1e-9), err_msg=f"{name}: {key}"
+        )

@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from salgp import Features
 from salgp.calibrators.base import CalibrationWarning
+from salgp.calibrators.baselines import multiclass
 from salgp.calibrators.baselines.multiclass import (
     DirichletCalibration,
     MatrixScaling,
@@ -108,3 +109,14 @@ def test_size_of_the_logits_does_not_slow_convergence() -> None:
     plain, _ = _fit_affine(z, labels, start, 0.0, 0.0, 200)
     large, _ = _fit_affine(z * 1e3, labels, start, 0.0, 0.0, 200)
     torch.testing.assert_close(large * 1e3, plain, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", [VectorScaling, MatrixScaling, DirichletCalibration])
+def test_the_way_to_the_optimum_does_not_show(method: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last digits of a sum differ between processors; what comes out must not differ by more."""
+    z, labels = drawn(120, 4)
+    one = method().fit(Features(z), labels).predict(Features(z)).probs
+    scale = multiclass._root_mean_square
+    monkeypatch.setattr(multiclass, "_root_mean_square", lambda x: 1.3 * scale(x))
+    other = method().fit(Features(z), labels).predict(Features(z)).probs
+    torch.testing.assert_close(one, other, rtol=0, atol=2e-7)

@@ -223,7 +223,10 @@ def _odir(W: Tensor, b: Tensor, off: float, intercept: float) -> tuple[float, Te
 
 
 def _lbfgs(loss: Callable[[Tensor], tuple[float, Tensor]], start: Tensor, max_iterations: int) -> Tensor:
-    """Minimise a smooth convex function with SciPy's L-BFGS; says so when it runs out of iterations."""
+    """Minimise a smooth convex function with SciPy's L-BFGS; says so when it runs out of iterations.
+
+    Few parameters are followed to the end, so that the result does not tell on which machine it was found.
+    """
     from scipy.optimize import minimize
 
     def evaluate(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -234,8 +237,8 @@ def _lbfgs(loss: Callable[[Tensor], tuple[float, Tensor]], start: Tensor, max_it
     options = {
         "maxiter": max_iterations,
         "maxfun": 2 * max_iterations,
-        "ftol": 1e-5 if many else 1e-11,
-        "gtol": 1e-7,
+        "ftol": 1e-5 if many else 0.0,
+        "gtol": 1e-7 if many else 1e-10,
         "maxcor": 3 if many else 20,
     }
     found = minimize(evaluate, start.numpy(), jac=True, method="L-BFGS-B", options=options)
