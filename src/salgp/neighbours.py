@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -34,6 +35,8 @@ BLOCK = 32
 """Columns of which only the smallest is looked at first, where there is much to look through."""
 MANY = 40_000
 """Entries from which that pays."""
+SHORT = 512
+"""Columns up to which a row is sorted whole where only its smallest entries are wanted."""
 ROWS_PER_CLASS = 64
 """Samples per class from which those of one class are compared together."""
 TABLE_ENTRIES = 1_000_000
@@ -309,16 +312,14 @@ def _sides_by_class(
     """The same for many samples, those with one label together: their own class is one run of columns."""
     order = label.argsort(stable=True)
     labels, sizes = label[order].unique_consecutive(return_counts=True)
-    found = query.new_empty(
-        3, query.shape[0], len(label), dtype=index.points.dtype if refine else torch.float32
-    )
-    for one, rows in zip(labels.tolist(), order.split(sizes.tolist()), strict=True):
-        for some in _chunks(len(rows), index.fast.shape[0] * index.fast.shape[2]):
-            here = rows[some]
-            found[:, :, here] = _sides_of_block(
-                index, query[:, here], one, k, _rows_of(leave_out, here), refine
-            )
-    return found
+    query, leave_out = query.index_select(1, order), _rows_of(leave_out, order)
+    parts, first = [], 0
+    for one, size in zip(labels.tolist(), sizes.tolist(), strict=True):
+        for some in _chunks(size, index.fast.shape[0] * index.fast.shape[2]):
+            rows = slice(first + some.start, first + min(some.stop, size))
+            parts.append(_sides_of_block(index, query[:, rows], one, k, _rows_of(leave_out, rows), refine))
+        first += size
+    return torch.cat(parts, dim=2).index_select(2, order.argsort())
 
 
 def _rows_of(x: Tensor | None, rows: slice | Tensor) -> Tensor | None:
@@ -338,12 +339,13 @@ def _sides_of_block(
     D = index.compare(query, leave_out)
     most = k + (index.spare if refine else 0)
     take = _take_run if isinstance(label, int) else _take_own
-    own_near, own_column = take(D, index, label, most)  # type: ignore[arg-type]
+    own_near, own_column = take(D, index, label, most, refine)  # type: ignore[arg-type]
     if not refine:
         distance = index.rough(query, torch.cat([own_near, _smallest_values(D, most)], dim=-1))
         return _mean_of_least(_least_of_sides(distance, own_near.shape[-1], k))
     other_near, other_column = _smallest(D, min(most, D.shape[-1]))
     near = torch.cat([own_near, other_near], dim=-1)
+    assert own_column is not None
     column = torch.cat([own_column, other_column], dim=-1)
     distance = index.exact(query, None if plenty else near, column)
     least = _least_of_sides(distance, own_near.shape[-1], k)
@@ -354,8 +356,13 @@ def _least_of_sides(distance: Tensor, n_own: int, k: int) -> Tensor:
     """The ``k`` smallest distances ``(3, S, n, k)`` to the own class, which are the first ``n_own``, to the
     others, and to all; infinite where there are fewer.
     """
-    own, other = (_least(side, k) for side in distance.tensor_split([n_own], dim=-1))
-    return torch.stack([own, other, _least(torch.cat([own, other], dim=-1), k)])
+    if 2 * n_own == distance.shape[-1]:
+        both = _least(distance.unflatten(-1, (2, n_own)), k)
+        own, other = both.unbind(dim=-2)
+    else:
+        own, other = (_least(side, k) for side in distance.tensor_split([n_own], dim=-1))
+        both = torch.stack([own, other], dim=-2)
+    return torch.stack([own, other, _least(both.flatten(-2), k)])
 
 
 def _least(distance: Tensor, k: int) -> Tensor:
@@ -366,25 +373,33 @@ def _least(distance: Tensor, k: int) -> Tensor:
     return distance.topk(k, dim=-1, largest=False, sorted=False).values
 
 
-def _take_own(D: Tensor, index: ClassIndex, label: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The smallest entries among the own class's columns, which become infinite in ``D``."""
+def _take_own(
+    D: Tensor, index: ClassIndex, label: Tensor, k: int, places: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The smallest entries among the own class's columns, which become infinite in ``D``, and their
+    ``places`` if wanted.
+    """
     column = index.own_columns(label).expand(len(D), -1, -1)
     entries = D.gather(-1, column)
     D.scatter_(-1, column, torch.inf)
+    if not places:
+        return _smallest_values(entries, k), None
     near, where = _smallest(entries, min(k, entries.shape[-1]))
     return near, column.gather(-1, where)
 
 
-def _take_run(D: Tensor, index: ClassIndex, label: int, k: int) -> tuple[Tensor, Tensor]:
+def _take_run(
+    D: Tensor, index: ClassIndex, label: int, k: int, places: bool
+) -> tuple[Tensor, Tensor | None]:
     """`_take_own` for samples of one class, whose columns are a run."""
     known = 0 <= label < len(index.size) - 1
     start, size = (int(index.start[label]), int(index.size[label])) if known else (0, 0)
     if size < k:
-        return _take_own(D, index, torch.full((D.shape[1],), label, device=D.device), k)
+        return _take_own(D, index, torch.full((D.shape[1],), label, device=D.device), k, places)
     entries = D[:, :, start : start + size]
-    near, column = _smallest(entries, k)
+    near, column = _smallest(entries, k) if places else (_smallest_values(entries, k), None)
     entries.fill_(torch.inf)
-    return near, column + start
+    return near, None if column is None else column + start
 
 
 def _columns(start: Tensor, size: Tensor, most: int, far: int) -> Tensor:
@@ -408,22 +423,26 @@ def _smallest(D: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _smallest_values(D: Tensor, k: int) -> Tensor:
-    """The ``k`` smallest entries of each row alone; NumPy sorts short rows five times as fast as torch finds
-    the largest.
+    """The ``k`` smallest entries of each row alone; NumPy sorts short rows several times as fast as torch
+    finds the largest.
     """
     m = D.shape[-1]
-    if D.device.type != "cpu" or m % BLOCK or m < BLOCK * k or D.numel() < MANY:
+    blocks = m % BLOCK == 0 and m >= BLOCK * k
+    if D.device.type != "cpu" or D.numel() < MANY or not (blocks or m <= SHORT):
         return D.topk(min(k, m), dim=-1, largest=False, sorted=False).values
-    entries = _nearest_blocks(D, k)[1].numpy()
-    entries.sort(axis=-1)
-    return torch.from_numpy(entries[..., :k])
+    entries = _nearest_blocks(D, k)[1] if blocks and m > SHORT else D
+    return torch.from_numpy(np.sort(entries.numpy(), axis=-1)[..., :k])
 
 
 def _nearest_blocks(D: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The ``k`` blocks of each row with the smallest minima, and their entries ``(..., k BLOCK)``."""
     count = D.shape[-1] // BLOCK
     blocks = D.unflatten(-1, (count, BLOCK))
-    chosen = blocks.amin(dim=-1).topk(k, dim=-1, largest=False, sorted=False).indices
+    least = blocks.amin(dim=-1)
+    if torch.compiler.is_exporting() or D.device.type != "cpu" or count <= k:
+        chosen = least.topk(k, dim=-1, largest=False, sorted=False).indices
+    else:  # NumPy is two to three times as fast
+        chosen = torch.from_numpy(np.argpartition(least.numpy(), k - 1, axis=-1)[..., :k])
     if torch.compiler.is_exporting():
         entries = blocks.gather(-2, chosen[..., None].expand(*chosen.shape, BLOCK))
         return chosen, entries.flatten(-2)

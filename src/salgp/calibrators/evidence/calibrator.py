@@ -321,6 +321,11 @@ class LayerEvidence(Calibrator):
                 so many consecutive samples. ``(n,)`` integers: the environment of each sample. A `Context`
                 from `context`, or the `Features` of other samples met at the same place and time.
         """
+        self._check_fitted()
+        with threads_for(len(features) * self.evidence_.reference.n_entries):
+            return self._predicted(features, context)
+
+    def _predicted(self, features: Features, context: Any) -> Prediction:
         if context is None:
             return super().predict(features)
         features = self.check_input(features)

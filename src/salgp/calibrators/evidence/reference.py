@@ -157,6 +157,11 @@ class Reference:
     def __len__(self) -> int:
         return len(self.classes)
 
+    @property
+    def n_entries(self) -> int:
+        """Points of all layers: so many distances does one sample have."""
+        return len(self.classes) * len(self.layers)
+
     @cached_property
     def index(self) -> ClassIndex:
         """The points of all layers made ready for the search, once: that costs more than comparing a single
