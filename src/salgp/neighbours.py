@@ -388,9 +388,7 @@ def _take_own(
     return near, column.gather(-1, where)
 
 
-def _take_run(
-    D: Tensor, index: ClassIndex, label: int, k: int, places: bool
-) -> tuple[Tensor, Tensor | None]:
+def _take_run(D: Tensor, index: ClassIndex, label: int, k: int, places: bool) -> tuple[Tensor, Tensor | None]:
     """`_take_own` for samples of one class, whose columns are a run."""
     known = 0 <= label < len(index.size) - 1
     start, size = (int(index.start[label]), int(index.size[label])) if known else (0, 0)

@@ -103,6 +103,10 @@ class Prediction:
         """The same prediction with every tensor on ``device``."""
         return self._each(lambda x: x.to(device))
 
+    def copy(self) -> Prediction:
+        """The same prediction with tensors of its own."""
+        return self._each(torch.clone)
+
     def numpy(self) -> Mapping[str, np.ndarray]:
         """The per-sample arrays as NumPy, keyed by field name; absent ones are left out."""
         return {k: getattr(self, k).cpu().numpy() for k in _PER_SAMPLE if getattr(self, k) is not None}

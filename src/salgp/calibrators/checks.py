@@ -120,7 +120,9 @@ def bounded_logits(features: Features) -> Features:
         tensor([[ 0.0000e+00, -1.0000e+18]])
     """
     z = features.logits
-    if not z.numel() or max(abs(float(end)) for end in torch.aminmax(z)) <= LARGEST_LOGIT:  # one pass, no copy
+    if (
+        not z.numel() or max(abs(float(end)) for end in torch.aminmax(z)) <= LARGEST_LOGIT
+    ):  # one pass, no copy
         return features
     return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
 

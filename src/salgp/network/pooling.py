@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 __all__ = ["POOLINGS", "Layout", "Pooling", "pool"]
 
@@ -151,6 +152,8 @@ _REDUCE: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 
 def _mean_over(x: Tensor, axes: list[int]) -> Tensor:
+    if torch.compiler.is_exporting() and axes == [2, 3]:  # runtimes pool images in the layout of convolutions
+        return avg_pool2d(x.to(_accumulator(x)), (x.shape[2], x.shape[3])).flatten(1)
     return x.mean(dim=axes, dtype=_accumulator(x))
 
 

@@ -71,7 +71,8 @@ class View:
         self._versions = [p._version for p in self._copied_weights]
         self._kept = list(chain.from_iterable(map(dict.values, self._tables)))  # so that no id is used again
         self._buffers = [] if torch.compiler.is_exporting() else _private_buffers(self.network)
-        self._weights: list[Tensor] = [*self.network.parameters(), *self.network.buffers()]
+        self._parameters: list[Tensor] = list(self.network.parameters())
+        self._weights: list[Tensor] = [*self._parameters, *self.network.buffers()]
         self.probe = prepare(self.network)
 
     def placement(self, device: torch.device | str | None = None) -> tuple[torch.device, torch.dtype | None]:
@@ -79,7 +80,7 @@ class View:
         they differ).
         """
         home = self._weights[0].device if self._weights else torch.device("cpu")
-        dtypes = {p.dtype for p in self._weights if isinstance(p, nn.Parameter) and p.is_floating_point()}
+        dtypes = {p.dtype for p in self._parameters if p.is_floating_point()}
         return home if device is None else torch.device(device), dtypes.pop() if len(dtypes) == 1 else None
 
     @property

@@ -262,6 +262,41 @@ def test_single_precision_scores_like_double() -> None:
     torch.testing.assert_close(slow.confidence, calibrator.predict(features).confidence, rtol=0, atol=0)
 
 
+def test_few_samples_give_ordinary_tensors_and_the_numbers_of_many() -> None:
+    calibrator, (features, _) = fitted(), world(100, 4)
+    few, many = calibrator.predict(features[:3]), calibrator.predict(features)
+    for name, values in few.numpy().items():
+        np.testing.assert_allclose(values, many.numpy()[name][:3], rtol=1e-6, atol=1e-9)
+    assert not any(x.is_inference() for x in (few.probs, few.layers.mean, few.std, features.label))  # type: ignore[union-attr]
+    assert not calibrator.evidence_.reference.index.fast.is_inference()
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    (weight * few.confidence).sum().backward()  # would be refused with what inference mode leaves
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, few.confidence)
+
+
+def test_few_samples_are_judged_on_one_thread_and_the_setting_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calibrator, (features, _) = fitted(), world(10, 4)
+    asked: list[int] = []
+    inner = LayerEvidence._predict
+
+    def watched(self: LayerEvidence, features: Features) -> Prediction:
+        asked.append(torch.get_num_threads())
+        return inner(self, features)
+
+    monkeypatch.setattr(LayerEvidence, "_predict", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        calibrator.predict(features)
+        assert asked == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_shift_report_is_calibrated_without_shift() -> None:
     calibrator = fitted()
     p = [shift_report(calibrator, world(60, seed)[0], draws=99, seed=seed).p_value for seed in range(20, 50)]

@@ -39,6 +39,7 @@ from salgp.storage import storable
 
 __all__ = [
     "Evidence",
+    "FEW_ROWS",
     "LayerSpace",
     "NEAREST",
     "Reference",
@@ -195,6 +196,14 @@ class Reference:
         )
         return (self._side_by_side[:, :, None, :] @ factors)[:, :, 0, :], factors
 
+    @cached_property
+    def ready(self) -> bool:
+        """True, and all that is worked out once is."""
+        return bool(
+            self.directions
+            and (self.statistics if self.form == "statistics" else self.index.first is not None)
+        )
+
     @property
     def _side_by_side(self) -> Tensor:
         """Points of all layers ``(L, m, q)``, narrow ones filled up with zeros."""
@@ -342,7 +351,9 @@ def _coordinates(reference: Reference, features: Features, precise: bool) -> Ten
         q = max(x.shape[1] for x in found)
         return torch.stack([_wider(x, q) for x in found])
     directions, centre = reference.directions
-    x = torch.stack([_wider(x, directions.shape[1]) for x in layers]).double()
+    if torch.compiler.is_exporting():  # the search works in single precision, as everything after it
+        directions, centre = directions.float(), centre.float()
+    x = torch.stack([_wider(x, directions.shape[1]) for x in layers]).to(directions)
     length = torch.linalg.vector_norm(x, dim=2, keepdim=True).clamp_min(1e-12)
     return torch.baddbmm(centre, x / length, directions)
 
