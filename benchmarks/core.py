@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--job", help="run one measurement and print it as JSON (used internally)")
     parser.add_argument("--options", default="{}", help="its arguments as JSON")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     arguments = parser.parse_args()
     if arguments.job:
         torch.set_num_threads(THREADS)
@@ -53,22 +54,15 @@ def main() -> None:
         found["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(found))
         return
-    page = report()
+    page = report(arguments.parts)
     print(page)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(page + "\n", encoding="utf-8")
 
 
-def report() -> str:
-    """Measure everything and lay it out as Markdown."""
-    lines = [
-        *fit_lines(),
-        *large_lines(),
-        *prediction_lines(),
-        *module_lines(),
-        *growth_lines(),
-        *import_lines(),
-    ]
+def report(parts: list[str]) -> str:
+    """Measure these parts and lay them out as Markdown."""
+    lines = [line for part in parts for line in PARTS[part]()]
     head = [
         "| | ours | GPyTorch | ratio | wanted | met | peak MB, ours / theirs |",
         "|---|---|---|---|---|---|---|",
@@ -81,7 +75,7 @@ def report() -> str:
             "",
             *notes,
             "",
-            f"torch {torch.__version__}; {clock}.",
+            f"torch {torch.__version__}; {clock}; load {os.getloadavg()[0]:.1f} at the end.",
             "",
             *head,
             *lines,
@@ -547,6 +541,15 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "gpytorch_steps": gpytorch_steps,
     "gpytorch_recipe": gpytorch_recipe,
     "gpytorch_predict": gpytorch_predict,
+}
+
+PARTS = {
+    "fit": fit_lines,
+    "large": large_lines,
+    "prediction": prediction_lines,
+    "module": module_lines,
+    "growth": growth_lines,
+    "import": import_lines,
 }
 
 if __name__ == "__main__":

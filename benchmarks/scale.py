@@ -3,7 +3,7 @@ their own.
 
 ``python benchmarks/scale.py all --out benchmarks/results/scale.md`` runs everything; the parts are
 ``evidence`` (the default method out of core), ``search`` (nearest neighbours against others), ``classes`` (a
-thousand of them), ``fit``, ``score``, ``gpytorch`` (Gaussian processes) and ``ray``, each with its sizes as
+thousand of them), ``fit``, ``score``, ``gpytorch``, ``memory`` (Gaussian processes) and ``ray``, each with its sizes as
 arguments. Stores are made once under ``--work``
 and reused. Every measurement runs in a fresh process, so that its peak memory is its own. Wall-clock time
 depends on what else the machine does; processor seconds say what the work itself costs.
@@ -39,7 +39,8 @@ CHUNK = 50_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "part", choices=["all", "evidence", "search", "classes", "fit", "score", "gpytorch", "ray", "task"]
+        "part",
+        choices=["all", "evidence", "search", "classes", "fit", "score", "gpytorch", "memory", "ray", "task"],
     )
     parser.add_argument("--fit-sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--reference-sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
@@ -216,6 +217,29 @@ def gpytorch_part(a: argparse.Namespace) -> Iterator[str]:
             yield from said(f"| {said_of} | {batch} | {r['rate']:,.0f} | {1e6 * r['cpu_per_sample']:.0f} |")
 
 
+def memory_part(a: argparse.Namespace) -> Iterator[str]:
+    """Our prediction against GPyTorch's variational model, like for like: both in memory, in turns."""
+    yield from said(
+        f"\n## Prediction with variance in memory, one kernel, {a.inducing} inducing rows, batches of 4,000, "
+        f"{machine()}"
+    )
+    yield from said(
+        "\n| precision | threads | ours, samples/s | GPyTorch, samples/s | ratio | processor us/sample, both "
+        "| ratio |\n|---|---|---|---|---|---|---|"
+    )
+    for double in (False, True):
+        for threads in (1, 2):
+            given = {"inducing": a.inducing, "batch": 4000, "threads": threads, "double": double}
+            theirs = measure("gpytorch", {"model": "svgp", **given})
+            ours = measure("memory", given)
+            cpu = [1e6 * r["cpu_per_sample"] for r in (ours, theirs)]
+            yield from said(
+                f"| {'double' if double else 'single'} | {threads} | {ours['rate']:,.0f} | "
+                f"{theirs['rate']:,.0f} | {ours['rate'] / theirs['rate']:.1f}x | "
+                f"{cpu[0]:.1f} / {cpu[1]:.1f} | {cpu[1] / cpu[0]:.1f}x |"
+            )
+
+
 def ray_part(a: argparse.Namespace) -> Iterator[str]:
     """The same scoring on threads and on Ray."""
     n, store, calibrator = a.ray_size, store_of(a.work, a.ray_size), calibrator_of(a)
@@ -255,6 +279,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[str]]] = {
     "fit": fit_part,
     "score": score_part,
     "gpytorch": gpytorch_part,
+    "memory": memory_part,
     "ray": ray_part,
 }
 
@@ -416,7 +441,52 @@ def bandwidth_task(store: str, workers: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start}
 
 
-def gpytorch_task(model: str, inducing: int, batch: int, threads: int) -> dict[str, Any]:
+def memory_task(inducing: int, batch: int, threads: int, double: bool) -> dict[str, Any]:
+    """Our prediction of a batch in memory; threads share it, as workers share the shards of a store."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from salgp.gp.covariance import Rows, Stationary, Sum
+    from salgp.gp.fast import plan_of
+    from salgp.gp.regression import Posterior
+
+    g = torch.Generator().manual_seed(0)
+    widths = {**{f"layer{i}": WIDTH for i in range(LAYERS)}, "confidence": 1}
+    dtype = torch.float64 if double else torch.float32
+
+    def rows(n: int) -> Rows:
+        return Rows({k: torch.randn(n, d, generator=g, dtype=dtype) for k, d in widths.items()})
+
+    theta = {f"{k}.log_variance": torch.zeros((), dtype=torch.float64) for k in widths}
+    theta |= {f"{k}.log_lengthscale": torch.tensor(8.0, dtype=torch.float64).log() for k in widths}
+    alpha = torch.randn(inducing, generator=g, dtype=torch.float64)
+    root = torch.randn(inducing, inducing, generator=g, dtype=torch.float64) / inducing
+    covariance = Sum(tuple(Stationary(k) for k in widths))
+    plan = plan_of(Posterior(covariance, theta, rows(inducing), alpha, root), dtype)
+    assert plan is not None
+    whole = rows(batch)
+    parts = [whole[slice(i, i + batch // threads)] for i in range(0, batch, batch // threads)]
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return _rate(lambda: list(pool.map(plan.moments, parts)), batch)
+
+
+def _rate(call: Callable[[], Any], batch: int) -> dict[str, Any]:
+    """Best rate and processor time per sample of many calls, without the first."""
+    count, best, cpu = 0, 0.0, float("inf")
+    with torch.no_grad():
+        until = time.perf_counter() + 20
+        while count < 3 or time.perf_counter() < until:
+            start, used = time.perf_counter(), time.process_time()
+            call()
+            if count:
+                best = max(best, batch / (time.perf_counter() - start))
+                cpu = min(cpu, (time.process_time() - used) / batch)
+            count += 1
+    return {"rate": best, "cpu_per_sample": cpu}
+
+
+def gpytorch_task(
+    model: str, inducing: int, batch: int, threads: int, double: bool = False
+) -> dict[str, Any]:
     import gpytorch
 
     warnings.simplefilter("ignore")
@@ -433,21 +503,16 @@ def gpytorch_task(model: str, inducing: int, batch: int, threads: int) -> dict[s
     if model == "paper":
         x[:, -1], queries[:, -1] = (torch.arange(len(rows)) % LAYERS for rows in (x, queries))
     network = _gpytorch_model(model, z, x, y).eval()
-    count, best, cpu = 0, 0.0, float("inf")
-    with torch.no_grad(), gpytorch.settings.fast_pred_var(model != "paper"):
-        until = time.perf_counter() + 20
-        while count < 3 or time.perf_counter() < until:
-            start, used = time.perf_counter(), time.process_time()
-            for part in queries.split(4000):
-                found = network(part)
-                _ = found.mean, found.variance
-            if count:
-                best, cpu = (
-                    max(best, batch / (time.perf_counter() - start)),
-                    min(cpu, (time.process_time() - used) / batch),
-                )
-            count += 1
-    return {"rate": best, "cpu_per_sample": cpu}
+    if double:
+        network, queries = network.double(), queries.double()
+
+    def predict() -> None:
+        for part in queries.split(4000):
+            found = network(part)
+            _ = found.mean, found.variance
+
+    with gpytorch.settings.fast_pred_var(model != "paper"):
+        return _rate(predict, batch)
 
 
 TASKS = {
@@ -460,6 +525,7 @@ TASKS = {
     "read": read_task,
     "bandwidth": bandwidth_task,
     "gpytorch": gpytorch_task,
+    "memory": memory_task,
 }
 
 
