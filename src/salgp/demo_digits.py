@@ -89,9 +89,12 @@ def _ink(strokes: Tensor, g: torch.Generator) -> Tensor:
     """Bright where a pixel is nearer to a stroke than half the pen's width, ``(n, 1, 28, 28)``."""
     n = len(strokes)
     axis = (torch.arange(SIDE) + 0.5) / SIDE
-    pixels = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), dim=-1).reshape(-1, 1, 2)  # (p, 1, 2)
-    start, along = strokes[:, None, :, 0], strokes[:, None, :, 1] - strokes[:, None, :, 0]
-    share = ((pixels - start) * along).sum(-1) / along.square().sum(-1).clamp_min(1e-9)
+    square = torch.meshgrid(axis, axis, indexing="xy")
+    pixels = torch.stack(square, dim=-1).reshape(-1, 1, 2)  # (p, 1, 2)
+    start, end = strokes[:, None, :, 0], strokes[:, None, :, 1]
+    along = end - start
+    length = along.square().sum(-1).clamp_min(1e-9)
+    share = ((pixels - start) * along).sum(-1) / length
     nearest = start + share.clamp(0, 1)[..., None] * along
     distance = (pixels - nearest).square().sum(-1).amin(dim=2).sqrt()  # (n, p)
     pen = 0.03 + 0.035 * torch.rand(n, 1, generator=g)

@@ -27,10 +27,13 @@ def dimming(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     rescaled as the loader does.
     """
     flux, error = x[..., 1].sinh(), x[..., 2].sinh()
-    fading = per(torch.exp(-2 * strength * uniform(len(x), x, generator)), flux)
-    flux = fading * flux + (1 - fading.square()).clamp_min(0).sqrt() * error * normal(flux, generator)
-    top = ((flux.abs() - error) * x[..., 3]).flatten(1).amax(dim=1).clamp_min(1e-3)
-    return _with_flux(x, flux / per(top, flux), error / per(top, error))
+    share = torch.exp(-2 * strength * uniform(len(x), x, generator))
+    fading = per(share, flux)
+    missing_noise = (1 - fading.square()).clamp_min(0).sqrt() * error
+    flux = fading * flux + missing_noise * normal(flux, generator)
+    signal = (flux.abs() - error) * x[..., 3]
+    brightest = per(signal.flatten(1).amax(dim=1).clamp_min(1e-3), flux)
+    return _with_flux(x, flux / brightest, error / brightest)
 
 
 def _with_flux(x: Tensor, flux: Tensor, error: Tensor) -> Tensor:

@@ -216,17 +216,10 @@ def _pad(
 ) -> tuple[Any, Any]:
     inside = np.isin(points["object_id"], ids)
     who = np.searchsorted(ids, points["object_id"][inside])
-    band, mjd, flux, error = (
-        points[c][inside].astype(np.float64) for c in ("passband", "mjd", "flux", "flux_err")
-    )
+    band, mjd = points["passband"][inside], points["mjd"][inside].astype(np.float64)
     order = np.lexsort((mjd, band, who))
-    who, band, mjd, flux, error = (
-        who[order],
-        band[order].astype(np.int64),
-        mjd[order],
-        flux[order],
-        error[order],
-    )
+    who, band, mjd = who[order], band[order].astype(np.int64), mjd[order]
+    flux, error = (points[name][inside][order].astype(np.float64) for name in ("flux", "flux_err"))
     scale, first = np.ones(len(ids)), np.full(len(ids), np.inf)
     np.maximum.at(scale, who, np.abs(flux) - error)
     np.minimum.at(first, who, mjd)
@@ -246,8 +239,11 @@ def _pad(
 
 
 def _thin(group: np.ndarray[Any, Any], max_steps: int) -> tuple[Any, Any]:
+    """Which rows stay where groups, one after the other, may have ``max_steps`` rows, and their steps."""
     _, start, size = np.unique(group, return_index=True, return_counts=True)
-    where, length = np.arange(len(group)) - np.repeat(start, size), np.repeat(size, size)
-    step = np.where(length > max_steps, where * max_steps // length, where)
-    keep = np.r_[np.ones(min(len(group), 1), bool), (step[1:] != step[:-1]) | (group[1:] != group[:-1])]
+    length = np.repeat(size, size)
+    position = np.arange(len(group)) - np.repeat(start, size)
+    step = np.where(length > max_steps, position * max_steps // length, position)
+    keep = np.ones(len(group), bool)
+    keep[1:] = (step[1:] != step[:-1]) | (group[1:] != group[:-1])
     return keep, step[keep]

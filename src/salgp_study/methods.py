@@ -94,7 +94,7 @@ def methods_of(
     if group not in GROUPS:
         raise KeyError(f"no group of methods called {group!r}; known: {', '.join(GROUPS)}")
     layers = range(1, n_layers + 1)
-    made: dict[str, Callable[[], list[Method]]] = {
+    by_group: dict[str, Callable[[], list[Method]]] = {
         "conventional": _conventional,
         "single": lambda: [_single("Single GP", "rio", k, gp) for k in layers],
         "feature": lambda: [_single("Single GP, feature only", "feature", k, gp) for k in layers],
@@ -126,7 +126,7 @@ def methods_of(
         "adam": lambda: _adam(n_layers, gp),
         "approximation": lambda: _approximation(gp),
     }
-    return made[group]()
+    return by_group[group]()
 
 
 def rows_of_prediction(method: Method, prediction: Prediction, features: Features) -> dict[str, Prediction]:

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from salgp_study.lightcurves import LightCurves, load_lightcurves, load_plasticc, load_spcc, read_columns
-from salgp_study.made import made_chips, made_lightcurves
 from salgp_study.mstar import Chips, centre_crop, load_mstar
 from salgp_study.presets import Experiment, Preset
 from salgp_study.protocol import MSTAR_PROTOCOLS, SPCC_UNKNOWN, Splits, curve_splits, mstar_splits
 from salgp_study.store import fingerprint
+from salgp_study.toy_data import toy_chips, toy_lightcurves
 
 __all__ = ["Source", "data_folder", "names_of_tests", "open_source"]
 
-_MADE = "made-1"
+_TOY = "made-1"
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ def open_source(dataset: str, preset: Preset, data: str | os.PathLike[str] | Non
     if dataset not in ("mstar", "spcc", "plasticc"):
         raise KeyError(f"no data set called {dataset!r}; known: mstar, plasticc, spcc")
     if preset.made:
-        return _made(dataset)
+        return _toy(dataset)
     folder = data_folder(data)
     return {"mstar": _mstar, "spcc": _spcc, "plasticc": _plasticc}[dataset](folder, preset)
 
 
-def _made(dataset: str) -> Source:
+def _toy(dataset: str) -> Source:
     if dataset == "mstar":
-        chips = made_chips()
-        return Source(_MADE, lambda e, seed: mstar_splits(chips, e.protocol, e.fraction, seed, held_out=0.5))
-    curves = made_lightcurves()
-    return Source(_MADE, lambda e, seed: curve_splits(curves, ("Z",), e.fraction, seed, held_out=0.5))
+        chips = toy_chips()
+        return Source(_TOY, lambda e, seed: mstar_splits(chips, e.protocol, e.fraction, seed, held_out=0.5))
+    curves = toy_lightcurves()
+    return Source(_TOY, lambda e, seed: curve_splits(curves, ("Z",), e.fraction, seed, held_out=0.5))
 
 
 def _mstar(folder: Path, preset: Preset) -> Source:

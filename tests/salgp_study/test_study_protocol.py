@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from salgp_study.made import made_chips, made_lightcurves
 from salgp_study.protocol import curve_splits, mstar_splits, stratified
+from salgp_study.toy_data import toy_chips, toy_lightcurves
 
 
 @pytest.mark.parametrize(
     ("protocol", "angle", "tests"), [("paper", 15, ("17", "30")), ("soc", 17, ("15", "30"))]
 )
 def test_mstar_protocols(protocol: str, angle: int, tests: tuple[str, ...]) -> None:
-    chips = made_chips()
+    chips = toy_chips()
     splits = mstar_splits(chips, protocol, seed=3)
     assert tuple(splits.tests) == tests
     trained = torch.cat([splits.train.tensors[0], splits.validation.tensors[0]])
@@ -26,7 +26,7 @@ def test_mstar_protocols(protocol: str, angle: int, tests: tuple[str, ...]) -> N
 
 
 def test_fraction_is_per_class_and_seeded() -> None:
-    chips = made_chips()
+    chips = toy_chips()
     half = mstar_splits(chips, fraction=0.5, seed=0)
     counts = torch.bincount(torch.cat([half.train.tensors[1], half.validation.tensors[1]]))
     assert counts.tolist() == [12, 12, 12]
@@ -36,7 +36,7 @@ def test_fraction_is_per_class_and_seeded() -> None:
 
 
 def test_curves_hold_rare_types_out() -> None:
-    curves = made_lightcurves()
+    curves = toy_lightcurves()
     splits = curve_splits(curves, unknown=("Z",), seed=0)
     assert splits.class_names == ("A", "B", "C")
     assert int(splits.train.tensors[-1].min()) >= 0
@@ -55,4 +55,4 @@ def test_every_class_gets_at_least_one() -> None:
     with pytest.raises(ValueError, match="share"):
         stratified(torch.zeros(3), 0.0, seed=0)
     with pytest.raises(KeyError, match="paper, soc"):
-        mstar_splits(made_chips(), "eoc")
+        mstar_splits(toy_chips(), "eoc")

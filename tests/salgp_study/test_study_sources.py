@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from salgp_study.drawings import draw_chips, draw_flow, draw_flux_distributions, draw_lightcurve_grid
-from salgp_study.made import made_chips, made_lightcurves
 from salgp_study.presets import PRESETS, Experiment
 from salgp_study.sources import data_folder, names_of_tests, open_source
+from salgp_study.toy_data import toy_chips, toy_lightcurves
 
 pytest.importorskip("pyarrow", reason="light curves need pyarrow")
 
@@ -76,8 +76,8 @@ def test_names_and_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pictures_of_the_data() -> None:
-    made = made_lightcurves()
-    chips = made_chips()
+    made = toy_lightcurves()
+    chips = toy_chips()
     panels = draw_chips(chips).axes
     assert len(panels) == 3 * (1 + len(set(chips.depression.tolist())))
     assert all(ax.images for ax in panels)

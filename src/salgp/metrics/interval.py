@@ -166,20 +166,29 @@ def predictive_coverage(
     from scipy.stats import binom, norm
 
     s, c, low, high = _checked(confidence, correct, lower, upper)
-    centre, below, above = (np.log(x / (1 - x)) for x in (np.clip(x, 1e-9, 1 - 1e-9) for x in (s, low, high)))
-    z, wide = np.random.default_rng(seed).standard_normal(draws)[:, None], norm.ppf((1 + level) / 2)
+    centre, below, above = (_log_odds(x) for x in (s, low, high))
+    wide = norm.ppf((1 + level) / 2)
+    up, down = (above - centre) / wide, (centre - below) / wide
+    z = np.random.default_rng(seed).standard_normal(draws)[:, None]
     index, edges = assign_bins(s, n_bins, "mass")
     total = 0.0
     for b in range(len(edges) - 1):
         rows = index == b
-        if rows.any():
-            step = np.where(z > 0, above[rows] - centre[rows], centre[rows] - below[rows]) / wide
-            p = (1 / (1 + np.exp(-(centre[rows] + step * z)))).mean(axis=1)
-            k, m = c[rows].sum(), rows.sum()
-            start, end = binom.cdf(k - 1, m, p).mean(), binom.cdf(k, m, p).mean()
-            inside = max(0.0, min(end, (1 + level) / 2) - max(start, (1 - level) / 2))
-            total += m * (inside / (end - start) if end > start else 0.0)
+        if not rows.any():
+            continue
+        drawn = centre[rows] + np.where(z > 0, up[rows], down[rows]) * z  # (draws, samples of the bin)
+        chance = (1 / (1 + np.exp(-drawn))).mean(axis=1)
+        right, count = c[rows].sum(), rows.sum()
+        start = binom.cdf(right - 1, count, chance).mean()
+        end = binom.cdf(right, count, chance).mean()
+        inside = max(0.0, min(end, (1 + level) / 2) - max(start, (1 - level) / 2))
+        total += count * (inside / (end - start) if end > start else 0.0)
     return float(total / len(s))
+
+
+def _log_odds(x: FloatArray) -> FloatArray:
+    x = np.clip(x, 1e-9, 1 - 1e-9)
+    return np.asarray(np.log(x / (1 - x)))
 
 
 @metric(

@@ -126,11 +126,12 @@ def accuracy_band(
         >>> lower.round(1), upper.round(1)
         (array([0.4, 1. ]), array([0.6, 1. ]))
     """
-    hits = np.random.default_rng(seed).binomial(
-        bins.count, np.nan_to_num(bins.accuracy).clip(0, 1), (n_resamples, len(bins.count))
-    )
-    lower, upper = np.quantile(hits / np.maximum(bins.count, 1), [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return np.where(bins.count > 0, lower, np.nan), np.where(bins.count > 0, upper, np.nan)
+    share = np.nan_to_num(bins.accuracy).clip(0, 1)
+    hits = np.random.default_rng(seed).binomial(bins.count, share, (n_resamples, len(bins.count)))
+    accuracy = hits / np.maximum(bins.count, 1)
+    lower, upper = np.quantile(accuracy, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    filled = bins.count > 0
+    return np.where(filled, lower, np.nan), np.where(filled, upper, np.nan)
 
 
 def resample_counts(n: int, n_resamples: int, seed: int) -> Iterator[IntArray]:

@@ -109,16 +109,22 @@ def _name(monitor: Watched, label: int) -> str:
 def _accuracy(monitor: Watched, fed: Sequence[Record]) -> str:
     """Expected accuracy of every batch with its interval, measured accuracy as dots, home as a line."""
     found = [monitor.estimate_of(record) for record in fed]
-    ends = [e.lower for e in found] + [r.right / r.labelled for r in fed if r.labelled]
-    low = math.floor(10 * min([*ends, monitor.settings.home], default=0.0)) / 10
-    high = 1.0
-    band = [_point(i, e.upper, len(found), low, high) for i, e in enumerate(found)]
-    band += [_point(i, e.lower, len(found), low, high) for i, e in reversed(list(enumerate(found)))]
-    line = [_point(i, e.value, len(found), low, high) for i, e in enumerate(found)]
-    dots = [_point(i, r.right / r.labelled, len(found), low, high) for i, r in enumerate(fed) if r.labelled]
+    measured = {i: record.right / record.labelled for i, record in enumerate(fed) if record.labelled}
+    lowest = min([*(e.lower for e in found), *measured.values(), monitor.settings.home])
+    low, high = math.floor(10 * lowest) / 10, 1.0
+
+    def at(i: int, value: float) -> str:
+        return _point(i, value, len(found), low, high)
+
+    upper = [at(i, estimate.upper) for i, estimate in enumerate(found)]
+    lower = [at(i, estimate.lower) for i, estimate in enumerate(found)]
+    band = [*upper, *reversed(lower)]
+    line = [at(i, estimate.value) for i, estimate in enumerate(found)]
+    dots = [at(i, share) for i, share in measured.items()]
     home = _y(monitor.settings.home, low, high)
+    marks = [low + (high - low) * k / 4 for k in range(5)]
     inside = [
-        *_grid([low + (high - low) * k / 4 for k in range(5)], low, high, lambda v: f"{100 * v:.0f} %"),
+        *_grid(marks, low, high, lambda v: f"{100 * v:.0f} %"),
         f'<polygon class="band" points="{" ".join(band)}"/>',
         f'<line class="home" x1="{_LEFT}" x2="{_WIDTH}" y1="{home:.1f}" y2="{home:.1f}"/>',
         f'<polyline class="line" points="{" ".join(line)}"/>',

@@ -148,10 +148,13 @@ def channel_gain(x: Tensor, strength: Tensor, generator: torch.Generator, spread
 
 def affine(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     """Rotation (up to 1 rad), scale (up to e^0.5), shear and translation of images."""
-    r = (2 * uniform((len(x), 5), x, generator) - 1) * strength[:, None]
-    scale, cos, sin = torch.exp(0.5 * r[:, 1]), torch.cos(r[:, 0]), torch.sin(r[:, 0])
-    rows = [scale * cos, 0.5 * r[:, 2] - scale * sin, 0.3 * r[:, 3], scale * sin, scale * cos, 0.3 * r[:, 4]]
-    grid = affine_grid(torch.stack(rows, dim=1).reshape(-1, 2, 3), list(x.shape), align_corners=False)
+    chance = (2 * uniform((len(x), 5), x, generator) - 1) * strength[:, None]
+    angle, growth, shear, right, down = chance.unbind(dim=1)
+    scale = torch.exp(0.5 * growth)
+    cos, sin = scale * torch.cos(angle), scale * torch.sin(angle)
+    rows = [cos, 0.5 * shear - sin, 0.3 * right, sin, cos, 0.3 * down]
+    matrix = torch.stack(rows, dim=1).reshape(-1, 2, 3)
+    grid = affine_grid(matrix, list(x.shape), align_corners=False)
     return grid_sample(x, grid, padding_mode="border", align_corners=False)
 
 
@@ -166,12 +169,13 @@ def blur(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     """Gaussian blur of images; strength 1 is a standard deviation of an eighth of their width."""
     n, c, h, w = x.shape
     reach = max(1, math.ceil(0.3 * w))
-    t = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
-    kernel = torch.exp(-0.5 * (t / (strength[:, None] * w / 8).clamp_min(1e-3)).square())
-    kernel = (kernel / kernel.sum(dim=1, keepdim=True)).repeat_interleave(c, 0)
-    y = pad(x.reshape(1, n * c, h, w), (reach, reach, reach, reach), mode="replicate")
-    y = conv2d(y, kernel[:, None, None, :], groups=n * c)
-    return conv2d(y, kernel[:, None, :, None], groups=n * c).reshape(x.shape)
+    offset = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
+    width = (strength[:, None] * w / 8).clamp_min(1e-3)
+    bell = torch.exp(-0.5 * (offset / width).square())
+    kernel = (bell / bell.sum(dim=1, keepdim=True)).repeat_interleave(c, 0)  # (n c, 2 reach + 1)
+    framed = pad(x.reshape(1, n * c, h, w), (reach, reach, reach, reach), mode="replicate")
+    along_rows = conv2d(framed, kernel[:, None, None, :], groups=n * c)
+    return conv2d(along_rows, kernel[:, None, :, None], groups=n * c).reshape(x.shape)
 
 
 def speckle(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
@@ -183,11 +187,13 @@ def speckle(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spr
 def pixelate(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     """Images seen with fewer pixels: strength 1 has a quarter of them on each side."""
     new, sides = x.clone(), torch.tensor(x.shape[-2:])
-    left = (sides / (1 + 3 * strength.cpu()[:, None])).round().long().clamp_min(1)  # (n, 2)
-    for h, w in {(int(h), int(w)) for h, w in left}:
-        rows = ((left[:, 0] == h) & (left[:, 1] == w) & (left != sides).any(dim=1)).to(x.device)
-        if bool(rows.any()):
-            new[rows] = interpolate(adaptive_avg_pool2d(x[rows], (h, w)), size=x.shape[-2:])
+    fewer = (sides / (1 + 3 * strength.cpu()[:, None])).round().long().clamp_min(1)  # (n, 2)
+    for size in fewer.unique(dim=0):
+        if torch.equal(size, sides):
+            continue
+        rows = (fewer == size).all(dim=1).to(x.device)
+        coarse = adaptive_avg_pool2d(x[rows], size.tolist())
+        new[rows] = interpolate(coarse, size=x.shape[-2:])
     return new
 
 
@@ -223,26 +229,26 @@ def time_warp(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor
 
 def _rectangle(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     """True inside a random rectangle of each image, ``(n, 1, h, w)``."""
-    h, w = x.shape[-2:]
-    corner = uniform((len(x), 2), x, generator)
-    side = (0.5 * strength).clamp(max=0.95)[:, None] * torch.tensor([h, w]).to(x)
-    start = corner * (torch.tensor([h, w]).to(x) - side)
-    rows, columns = torch.arange(h).to(x) + 0.5, torch.arange(w).to(x) + 0.5
-    inside_rows = (rows >= start[:, :1]) & (rows < start[:, :1] + side[:, :1])
-    inside_columns = (columns >= start[:, 1:]) & (columns < start[:, 1:] + side[:, 1:])
-    return (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]
+    whole = torch.tensor(x.shape[-2:]).to(x)
+    side = (0.5 * strength).clamp(max=0.95)[:, None] * whole  # (n, 2)
+    start = uniform((len(x), 2), x, generator) * (whole - side)
+    rows, columns = (
+        _between(length, start[:, j : j + 1], (start + side)[:, j : j + 1])
+        for j, length in enumerate(x.shape[-2:])
+    )
+    return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+
+def _between(length: int, start: Tensor, end: Tensor) -> Tensor:
+    """Which pixels of a side lie between two places ``(n, 1)``, by their middle; ``(n, length)``."""
+    middle = torch.arange(length).to(start) + 0.5
+    return (middle >= start) & (middle < end)
 
 
 def _moments(x: Tensor, axis: int) -> tuple[Tensor, ...]:
     """Mean, variance, smallest and largest value over the positions of each sample and channel, (n, C)."""
-    own = (
-        x.detach()[..., None]
-        if x.ndim == 2
-        else x.detach().reshape(len(x), 1, -1)
-        if x.ndim == 1
-        else x.detach()
-    )
-    flat = own.movedim(axis, 1).flatten(2) if x.ndim > 2 else own
+    x = x.detach()[:, None] if x.ndim == 1 else x.detach()
+    flat = x.movedim(axis, 1).flatten(2) if x.ndim > 2 else x[..., None]
     flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
     mean = flat.mean(dim=2)
     return mean, (flat - mean[:, :, None]).square().mean(dim=2), flat.amin(dim=2), flat.amax(dim=2)

@@ -9,6 +9,7 @@ keyboards do it: typing errors, lost, swapped and unknown words; then it is made
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,15 +63,14 @@ class Tokens:
         pairs = [(x.cpu(), _real(x.cpu(), mask)) for x, mask in zip(ids, masks, strict=True)]
         hidden = torch.cat([x[~real] for x, real in pairs])
         padding = int(hidden.mode().values) if len(hidden) else None
-        rows = [x[i][real[i]] for x, real in pairs for i in range(len(x)) if bool(real[i].any())]
-        ends = [[int(row[at]) for row in rows] for at in (0, -1)]
-        common = [max(set(end), key=end.count) for end in ends if end]
-        special = {t for t, end in zip(common, ends, strict=False) if end.count(t) >= NEARLY_ALL * len(end)}
+        texts = [x[i][real[i]] for x, real in pairs for i in range(len(x)) if bool(real[i].any())]
+        special = {token for at in (0, -1) if (token := _common(texts, at)) is not None}
         special |= set() if padding is None else {padding}
-        every = torch.cat(rows).unique() if rows else torch.zeros(0, dtype=torch.long)
+        every = torch.cat(texts).unique() if texts else torch.zeros(0, dtype=torch.long)
         marks = torch.tensor(sorted(special), dtype=every.dtype)
+        words = every[~torch.isin(every, marks)]
         left = any(bool((~real[:, 0] & real[:, -1]).any()) for _, real in pairs)
-        return Tokens(marks, every[~torch.isin(every, marks)], padding, left)
+        return Tokens(marks, words, padding, left)
 
     def ordinary(self, ids: Tensor) -> Tensor:
         """True where a token may be touched, ``(n, T)``."""
@@ -209,6 +209,13 @@ def _neighbour(letter: str, chance: random.Random) -> str:
         if at >= 0:
             return row[max(0, min(len(row) - 1, at + chance.choice((-1, 1))))]
     return letter
+
+
+def _common(texts: Sequence[Tensor], at: int) -> int | None:
+    """The token that stands at this end of nearly all texts; None where there is none."""
+    found = Counter(int(text[at]) for text in texts)
+    token, count = found.most_common(1)[0] if found else (0, 0)
+    return token if found and count >= NEARLY_ALL * len(texts) else None
 
 
 def _real(ids: Tensor, mask: Tensor | None) -> Tensor:

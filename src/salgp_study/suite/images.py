@@ -87,12 +87,12 @@ def _motion_blur(x: Tensor, severity: float, generator: torch.Generator) -> Tens
     angle = math.pi * torch.rand(len(x), generator=generator)
     steps = torch.linspace(-length, length, 9)
     moves = ((s * torch.cos(angle), s * torch.sin(angle)) for s in steps)
-    return torch.stack([_moved(x, dx=dx, dy=dy) for dx, dy in moves]).mean(dim=0)
+    return torch.stack([_placed(x, dx=dx, dy=dy) for dx, dy in moves]).mean(dim=0)
 
 
 def _zoom_blur(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
     zooms = torch.linspace(1.0, 1.0 + 0.45 * severity, 8)
-    return torch.stack([_moved(x, scale=1 / float(z)) for z in zooms]).mean(dim=0)
+    return torch.stack([_placed(x, scale=1 / float(z)) for z in zooms]).mean(dim=0)
 
 
 def _fog(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
@@ -155,23 +155,23 @@ def _elastic(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
 
 def _occlusion(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
     """A square of up to six tenths of the width, at a random place, set to the mean of the image."""
-    h, side = x.shape[-1], round(0.6 * severity * x.shape[-1])
-    corner = torch.randint(h - side + 1, (len(x), 2), generator=generator)
-    at = torch.arange(h)
-    rows = (at >= corner[:, :1]) & (at < corner[:, :1] + side)
-    columns = (at >= corner[:, 1:]) & (at < corner[:, 1:] + side)
+    width = x.shape[-1]
+    side = round(0.6 * severity * width)
+    corner = torch.randint(width - side + 1, (len(x), 2), generator=generator)[:, :, None]
+    pixel = torch.arange(width)
+    rows, columns = ((pixel >= corner) & (pixel < corner + side)).unbind(dim=1)  # (n, width) each
     hidden = (rows[:, :, None] & columns[:, None, :])[:, None]
     return torch.where(hidden, x.mean(dim=(1, 2, 3), keepdim=True), x)
 
 
 def _rotation(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
     side = torch.where(torch.rand(len(x), generator=generator) < 0.5, -1.0, 1.0)
-    return _moved(x, angle=side * severity * math.pi / 4)
+    return _placed(x, angle=side * severity * math.pi / 4)
 
 
 def _translation(x: Tensor, severity: float, generator: torch.Generator) -> Tensor:
     angle = 2 * math.pi * torch.rand(len(x), generator=generator)
-    return _moved(x, dx=0.6 * severity * torch.cos(angle), dy=0.6 * severity * torch.sin(angle))
+    return _placed(x, dx=0.6 * severity * torch.cos(angle), dy=0.6 * severity * torch.sin(angle))
 
 
 IMAGE_CORRUPTIONS: dict[str, Corruption] = {
@@ -235,7 +235,7 @@ def _convolved(x: Tensor, kernel: Tensor) -> Tensor:
     return conv2d(pad(x, (reach, reach, reach, reach), mode="replicate"), weight, groups=c)
 
 
-def _moved(
+def _placed(
     x: Tensor,
     *,
     angle: Tensor | float = 0.0,

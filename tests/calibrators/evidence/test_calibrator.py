@@ -378,10 +378,8 @@ def test_update_is_a_fit_to_all_rows_and_forget_takes_it_back(tmp_path: Path) ->
     assert calibrator.loo_scores_ != expected
     scratch = LayerEvidence(trust=1.0).fit(old, labels, reference=world(300, 0))
     both, y = Features.concatenate([old, new]), torch.cat([labels, new_labels])
-    scratch.seen_ = scratch._observed(both, y)
-    torch.testing.assert_close(
-        scratch._refresh().predict(fresh).confidence, after.confidence, atol=1e-6, rtol=0
-    )
+    again = scratch._refresh(scratch._observed(both, y)).predict(fresh)
+    torch.testing.assert_close(again.confidence, after.confidence, atol=1e-6, rtol=0)
     assert float((after.confidence - before.confidence).abs().max()) > 1e-3
     loaded = salgp.load(calibrator.save(tmp_path))
     back = loaded.forget(new, new_labels).predict(fresh)
@@ -390,6 +388,21 @@ def test_update_is_a_fit_to_all_rows_and_forget_takes_it_back(tmp_path: Path) ->
         loaded.forget(new, new_labels)
     with pytest.raises(ValueError, match="cannot forget every sample"):
         loaded.forget(old, labels)
+
+
+def test_an_update_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrator, (more, labels) = fitted(), world(30, 21)
+    before, rows, scores = calibrator.predict(more), len(calibrator.seen_), calibrator.loo_scores_
+
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("salgp.calibrators.evidence.calibrator.fit_in_domain", failing)
+    with pytest.raises(RuntimeError, match="no memory"):
+        calibrator.update(more, labels)
+    assert len(calibrator.seen_) == rows
+    assert calibrator.loo_scores_ == scores
+    assert torch.equal(calibrator.predict(more).confidence, before.confidence)
 
 
 def test_suggest_asks_for_uncertain_samples_that_differ() -> None:

@@ -152,10 +152,13 @@ def _binnings(score: np.ndarray, hit: np.ndarray) -> _Binnings:
     """Every equal-frequency binning of sorted scores; edges lie midway between the samples they part."""
     n = len(score)
     root = n ** (1 / 3)
-    n_bins = np.arange(max(1, int(root / 10)), max(1, min(n, int(np.ceil(10 * root)))) + 1)
+    fewest = max(1, int(root / 10))
+    most = max(1, min(n, int(np.ceil(10 * root))))
+    n_bins = np.arange(fewest, most + 1)
     cuts = [np.rint(np.arange(1, b) * n / b).astype(int) for b in n_bins]
     edges = [np.concatenate([[0.0], (score[k - 1] + score[k]) / 2, [1.0]]) for k in cuts]
-    left, right = np.concatenate([e[:-1] for e in edges]), np.concatenate([e[1:] for e in edges])
+    left = np.concatenate([edge[:-1] for edge in edges])
+    right = np.concatenate([edge[1:] for edge in edges])
     model = np.repeat(np.arange(len(n_bins)), n_bins)
     total = np.concatenate([[0.0], np.cumsum(hit)])
     last = np.append(model[1:] != model[:-1], True)

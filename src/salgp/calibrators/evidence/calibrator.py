@@ -248,7 +248,7 @@ class LayerEvidence(Calibrator):
         scales = scales_of(evidence[first])
         view = view_of(features, evidence, temperature, scales)
         self.seen_ = rows_of(features, view, features.correct(labels).double())
-        inside, f, variance = self._in_domain(features.n_classes)
+        inside, f, variance = self._in_domain(self.seen_, features.n_classes)
         usual = fit_strangeness(view[first], energy(features.logits[first], temperature))
         self.evidence_ = EvidenceModel(reference, temperature, scales, usual, inside)
         self._judge_itself(f, variance)
@@ -275,9 +275,9 @@ class LayerEvidence(Calibrator):
                 f"need 0 <= guard <= 1 or None, and window >= 2; got guard={self.guard}, window={self.window}"
             )
 
-    def _in_domain(self, n_classes: int) -> tuple[InDomain, Tensor, Tensor]:
+    def _in_domain(self, rows: SeenRows, n_classes: int) -> tuple[InDomain, Tensor, Tensor]:
         return fit_in_domain(
-            self.seen_,
+            rows,
             n_classes,
             clean=self.clean,
             ridge=self.ridge,
@@ -479,15 +479,13 @@ class LayerEvidence(Calibrator):
 
     def update(self, features: Features, labels: Any) -> Self:
         """Add labelled samples; reference, temperature, scales, gate and environment stay, the experts are
-        those of a fit to all rows from scratch.
+        those of a fit to all rows from scratch. ``check_``, ``verdict_`` and ``relevance_`` tell of the fit.
         """
-        self.seen_ = self.seen_.joined(self._observed(features, labels))
-        return self._refresh()
+        return self._refresh(self.seen_.joined(self._observed(features, labels)))
 
     def forget(self, features: Features, labels: Any) -> Self:
         """Take back samples that were added by `update`, or fitted on with a reference of their own."""
-        self.seen_ = self.seen_.without(self._observed(features, labels))
-        return self._refresh()
+        return self._refresh(self.seen_.without(self._observed(features, labels)))
 
     def suggest(self, features: Features, k: int) -> Tensor:
         """Indices of the ``k`` unlabelled samples whose labels would teach most: uncertain, and unlike each
@@ -504,13 +502,14 @@ class LayerEvidence(Calibrator):
             view = self.evidence_.view(features, layer_evidence(self.evidence_.reference, features))
         return rows_of(features, view, features.correct(y).double())
 
-    def _refresh(self) -> Self:
+    def _refresh(self, rows: SeenRows) -> Self:
+        """Fit the experts to other rows; where that fails, all stays as it was."""
         with torch.no_grad():
-            inside, f, variance = self._in_domain(self.n_classes_)
+            inside, f, variance = self._in_domain(rows, self.n_classes_)
             shift = self.evidence_.shift
             if shift is not None:
-                shift = fit_shift(self.seen_, self.n_classes_, caution=self.caution, ridge=self.ridge)
-            self.evidence_ = replace(self.evidence_, inside=inside, shift=shift)
+                shift = fit_shift(rows, self.n_classes_, caution=self.caution, ridge=self.ridge)
+            self.seen_, self.evidence_ = rows, replace(self.evidence_, inside=inside, shift=shift)
             self._judge_itself(f, variance)
         return self
 

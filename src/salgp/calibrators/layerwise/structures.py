@@ -130,14 +130,14 @@ def structure(
         raise ValueError(f"covariance {name!r} needs a kernel with a lengthscale, not 'linear'")
     layers = tuple(widths)
     if name == "nested":
-        made = _nested(layers, kernel, tuple(groups))
+        structure = _nested(layers, kernel, tuple(groups))
     elif name == "sum":
-        made = _sum(layers, kernel, confidence)
+        structure = _sum(layers, kernel, confidence)
     elif name == "class":
-        made = _by_class(layers, "first", kernel)
+        structure = _by_class(layers, "first", kernel)
     else:
-        made = _plain(name, widths, n_classes, kernel, rank, n_latent, shared_offset)
-    return _with_class_offset(made) if class_offset else made
+        structure = _plain(name, widths, n_classes, kernel, rank, n_latent, shared_offset)
+    return _with_class_offset(structure) if class_offset else structure
 
 
 def _plain(
@@ -256,10 +256,10 @@ def _by_class(layers: tuple[str, ...], block: str, kernel: str) -> Structure:
     return Structure(Sum((kernel_on(block, kernel, "global"), local)), layers, False, (), ("class",))
 
 
-def _with_class_offset(made: Structure) -> Structure:
+def _with_class_offset(structure: Structure) -> Structure:
     """The same structure with an unknown number for each predicted class added."""
     offset = Product((Same("class"), Constant("predicted-class")))
-    terms = made.covariance.terms if isinstance(made.covariance, Sum) else (made.covariance,)
-    groups = made.groups if "class" in made.groups else (*made.groups, "class")
-    names = (*made.terms, "predicted class") if made.terms else ()
-    return replace(made, covariance=Sum((*terms, offset)), groups=groups, terms=names)
+    terms = structure.covariance.terms if isinstance(structure.covariance, Sum) else (structure.covariance,)
+    groups = structure.groups if "class" in structure.groups else (*structure.groups, "class")
+    names = (*structure.terms, "predicted class") if structure.terms else ()
+    return replace(structure, covariance=Sum((*terms, offset)), groups=groups, terms=names)

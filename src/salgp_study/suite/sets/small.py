@@ -160,7 +160,10 @@ def _slant(images: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Shear of each digit from its second moments, less the median of its class."""
     rows, columns = np.mgrid[:8, :8]
     mass = images.sum((1, 2))
-    dx = columns - ((images * columns).sum((1, 2)) / mass)[:, None, None]
-    dy = rows - ((images * rows).sum((1, 2)) / mass)[:, None, None]
+    middle_column = (images * columns).sum((1, 2)) / mass
+    middle_row = (images * rows).sum((1, 2)) / mass
+    dx = columns - middle_column[:, None, None]
+    dy = rows - middle_row[:, None, None]
     slant = (images * dx * dy).sum((1, 2)) / (images * dy**2).sum((1, 2))
-    return slant - np.array([np.median(slant[target == k]) for k in range(10)])[target]
+    usual = np.array([np.median(slant[target == k]) for k in range(10)])
+    return slant - usual[target]

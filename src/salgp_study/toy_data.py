@@ -13,17 +13,17 @@ import torch
 from salgp_study.lightcurves import LightCurves
 from salgp_study.mstar import Chips
 
-__all__ = ["made_chips", "made_lightcurves"]
+__all__ = ["toy_chips", "toy_lightcurves"]
 
 _SHIFT = {15: 0.0, 17: 0.4, 30: 1.0}
 
 
-def made_chips(n_per_class: int = 24, n_classes: int = 3, size: int = 32, seed: int = 0) -> Chips:
+def toy_chips(n_per_class: int = 24, n_classes: int = 3, size: int = 32, seed: int = 0) -> Chips:
     """Chips of three depression angles; a class is the place of a bright blob, a steeper angle makes it
     fainter.
 
     Example:
-        >>> chips = made_chips()
+        >>> chips = toy_chips()
         >>> chips.x.shape, sorted(set(chips.depression.tolist()))
         (torch.Size([216, 32, 32]), [15, 17, 30])
     """
@@ -44,12 +44,12 @@ def made_chips(n_per_class: int = 24, n_classes: int = 3, size: int = 32, seed: 
     )
 
 
-def made_lightcurves(n: int = 160, n_bands: int = 2, n_steps: int = 10, seed: int = 0) -> LightCurves:
+def toy_lightcurves(n: int = 160, n_bands: int = 2, n_steps: int = 10, seed: int = 0) -> LightCurves:
     """Light curves of classes ``A``, ``B``, ``C`` (width of the bump) and a rare ``Z``; half are bright and
     spectroscopic.
 
     Example:
-        >>> curves = made_lightcurves()
+        >>> curves = toy_lightcurves()
         >>> curves.curves.shape, sorted(set(curves.target.tolist()))
         (torch.Size([160, 2, 10, 4]), ['A', 'B', 'C', 'Z'])
     """
