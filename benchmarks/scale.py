@@ -4,8 +4,9 @@ their own.
 ``python benchmarks/scale.py all --out benchmarks/results/scale.md`` runs everything; the parts are
 ``evidence`` (the default method out of core), ``search`` (nearest neighbours against others), ``classes`` (a
 thousand of them), ``fit``, ``score``, ``gpytorch``, ``memory`` (Gaussian processes) and ``ray``, each with
-its sizes as arguments. Stores are made once under ``--work`` and reused. Every measurement runs in a fresh process, so that its peak memory is its own. Wall-clock time
-depends on what else the machine does; processor seconds say what the work itself costs.
+its sizes as arguments. Stores are made once under ``--work`` and reused. Every measurement runs in a fresh
+process, so that its peak memory is its own. Wall-clock time depends on what else the machine
+does; processor seconds say what the work itself costs.
 """
 
 from __future__ import annotations
