@@ -66,9 +66,9 @@ def test_trust_is_nothing_where_layers_are_noise_and_all_where_they_know() -> No
 
 
 def test_moved_is_the_formula_of_the_docstring() -> None:
-    zeros = torch.zeros(6, 6).double()
+    zeros = torch.zeros(2, 2).double()
     centre, spread = torch.tensor([0.8, 0.9]), torch.tensor([0.1, 0.2])
-    flat = Environment(torch.zeros(3, 2), centre, spread, zeros[0], zeros, torch.tensor([[-9, -9], [9, 9]]))
+    flat = Environment(torch.zeros(3, 2), centre, spread, zeros[0], zeros)
     means, counts = [(0.7, 0.9), (0.3, 1.0)], [50, 10]
     found = flat.displacement(torch.tensor(means).double(), torch.tensor(counts))
     for row in range(2):
@@ -78,27 +78,57 @@ def test_moved_is_the_formula_of_the_docstring() -> None:
             assert float(found[row, j]) == pytest.approx(math.copysign(math.log(1 + abs(u)), u), abs=1e-6)
 
 
-def test_effect_is_a_sum_over_numbers_and_parts() -> None:
-    w, S = torch.arange(1.0, 7.0).double(), torch.diag(torch.arange(6.0)).double()
-    environment = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), w, S, torch.zeros(2, 2))
-    m, t, gap = (torch.tensor(x).double() for x in ([[0.5, -0.2]], [9.0], [-1.5]))
-    effect = environment.effect(m, t, gap)
-    a, b, c, d, e, f = w.tolist()
-    assert float(effect.added) == pytest.approx(0.5 * (a + b * 4) - 0.2 * (d + e * 4))  # t within its bound
-    assert float(effect.lean) == pytest.approx(0.5 * c - 0.2 * f)
-    X = [0.5, 2.0, -0.75, -0.2, -0.8, 0.3]
-    assert float(effect.variance) == pytest.approx(sum(k * x * x for k, x in enumerate(X)))
+def test_a_window_leans_by_a_weighted_sum_from_0_to_1() -> None:
+    w, S = torch.tensor([-0.5, 0.25]).double(), torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
+    environment = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), w, S)
+    m = torch.tensor([[-0.4, 0.2], [1.0, -1.0], [-3.0, 0.0]]).double()
+    torch.testing.assert_close(environment.lean(m), torch.tensor([0.25, 0.0, 1.0]).double())
+    expected = [2 * a * a + a * b + b * b for a, b in m.tolist()]
+    torch.testing.assert_close(environment.lean_variance(m), torch.tensor(expected).double())
+
+
+def test_gate_and_window_are_heard_as_two_witnesses() -> None:
+    calibrator, (features, _) = fitted(), world(60, 3, 0.7)
+    model = calibrator.evidence_
+    assert model.shift is not None
+    assert model.gate is not None
+    assert model.environment is not None
+    evidence = layer_evidence(model.reference, features)
+    view = model.view(features, evidence)
+    inside, shift = model.inside.log_odds(view), model.shift.log_odds(view)
+    opinions = model.environment.opinions(inside, shift, view.label)
+    k = model.environment.lean(
+        model.environment.displacement(opinions.mean(dim=0, keepdim=True), torch.tensor([60]))
+    )
+    g = model.gate(view, evidence.place)
+    assert bool((g > 0).any())
+    assert 0 < float(k) < 1
+    f = inside + (1 - (1 - g) * (1 - k)) * (shift - inside)
+    found = calibrator.predict(features, context="all").confidence
+    torch.testing.assert_close(found, torch.sigmoid(f), rtol=0, atol=1e-7)
+
+
+def test_in_a_mixed_window_the_gate_tells_who_has_moved() -> None:
+    calibrator = fitted()
+    clean, _ = world(70, 3)
+    shifted, _ = world(30, 4, 1.5)
+    whole = Features.concatenate([Features(f.logits, f.layers) for f in (clean, shifted)])
+    before = torch.cat([calibrator.predict(f).confidence for f in (clean, shifted)])
+    after = calibrator.predict(whole, context="all").confidence
+    assert float((after - before).abs()[:70].mean()) < 0.05  # of the clean ones hardly anything changes
+    alone = LayerEvidence.predict(fitted(gated=False), whole, context="all").confidence
+    assert float(after[70:].mean()) < float(alone[70:].mean())
 
 
 def test_environment_learns_what_shift_does_and_nothing_in_domain() -> None:
-    rows, inside, shift = made_rows()
+    rows, inside, _ = made_rows()
+    shift = inside - 4.0 * rows.strength  # more than the truth, which is 3
     environment = fit_environment(rows, inside, shift, 3, window=50, seed=0)
     opinions = environment.opinions(inside, shift, rows.view.label)
-    for strength, limit in ((0.0, 0.1), (0.5, 0.45), (1.0, 0.45)):
+    for strength, limit in ((0.0, 0.1), (0.5, 0.5), (1.0, 0.45)):  # either expert errs more
         some = (rows.strength == strength).nonzero()[:50, 0]
         m = environment.displacement(opinions[some].mean(dim=0, keepdim=True), torch.tensor([50]))
-        effect = environment.effect(m.expand(50, 2), rows.view.t[some], (shift - inside)[some])
-        f = inside[some] + effect.lean * (shift - inside)[some] + effect.added
+        f = inside[some] + environment.lean(m) * (shift - inside)[some]
         assert float((f - (rows.view.t[some] - 3.0 * strength)).abs().mean()) < limit
 
 

@@ -283,7 +283,7 @@ def test_an_environment_by_loops() -> None:
         usual[c] = own.sum(0) / (len(own) + 10)
     values = values - usual[label]
     centre, spread = values[first].mean(0), values[first].std(0)
-    generator, X, y, offset, weight, ms = torch.Generator().manual_seed(4), [], [], [], [], []
+    generator, X, y, offset, weight = torch.Generator().manual_seed(4), [], [], [], []
     t, strength, family = (x.numpy() for x in (rows.view.t, rows.strength, rows.family))
     for kind in (0, 1, 2):
         for level in sorted(set(strength[family == kind])):
@@ -294,24 +294,21 @@ def test_an_environment_by_loops() -> None:
                 u = (values[window].mean(0) - centre) / spread
                 u = u**3 / (u**2 + 4 / 8)
                 m = np.sign(u) * np.log1p(np.abs(u))
-                ms.append(m)
                 for i in window:
-                    part = np.array([1.0, np.clip(t[i], -4, 4), f_shift[i] - f_in[i]])
-                    X.append(np.concatenate([m[0] * part, m[1] * part]))
+                    X.append(m * (f_shift[i] - f_in[i]))
                     y.append(float(rows.correct[i]))
                     offset.append(f_in[i])
                     weight.append(1.0 if kind else 4.0)
     X, y, offset, weight = (np.array(x) for x in (X, y, offset, weight))
     scale = np.sqrt((X**2).mean(0) + 0.3**2)
     weight = weight * len(rows) / weight.sum()
-    prior = np.full(6, 0.0025 * len(rows))
+    prior = np.full(2, 0.0025 * len(rows))
     w = likeliest(X / scale, y, weight, prior, offset)
     p = sigmoid(offset + X / scale @ w)
     H = (X / scale).T @ ((weight * p * (1 - p))[:, None] * (X / scale)) + np.diag(prior)
     np.testing.assert_allclose(found.usual, usual, atol=1e-12)
     np.testing.assert_allclose(found.centre, centre, atol=1e-12)
     np.testing.assert_allclose(found.spread, spread, atol=1e-12)
-    np.testing.assert_allclose(found.reach, [np.min(ms, 0), np.max(ms, 0)], atol=1e-9)
     np.testing.assert_allclose(found.weights, w / scale, atol=1e-4)
     np.testing.assert_allclose(
         found.covariance, np.linalg.inv(H) / np.outer(scale, scale), rtol=1e-3, atol=1e-6
@@ -319,27 +316,17 @@ def test_an_environment_by_loops() -> None:
     np.testing.assert_allclose(found.opinions(inside, shift, rows.view.label), values, atol=1e-12)
 
 
-def test_a_shift_is_never_taken_for_more_than_was_rehearsed() -> None:
-    reach = torch.tensor([[-0.5, -0.2], [0.1, 0.3]], dtype=torch.float64)
-    zeros = torch.zeros(6, 6).double()
-    flat = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), zeros[0], zeros, reach)
-    means = torch.tensor([[-9.0, 9.0], [9.0, -9.0]]).double()
-    assert flat.displacement(means, torch.tensor([50, 50])).tolist() == [[-0.5, 0.3], [0.1, -0.2]]
-
-
 def test_log_odds_in_an_environment() -> None:
     environment = Environment(
-        torch.zeros(1, 2), torch.zeros(2), torch.ones(2), random(6), torch.eye(6).double(), torch.zeros(2, 2)
+        torch.zeros(1, 2), torch.zeros(2), torch.ones(2), random(2), torch.eye(2).double()
     )
-    m, t, inside, shift = random(7, 2, seed=1), 6 * random(7, seed=2), random(7, seed=3), random(7, seed=4)
-    f, lean = mixed_log_odds(environment, m, t, inside, shift)
-    a, b, c, d, e, g = environment.weights.tolist()
+    m, inside, shift = random(7, 2, seed=1), random(7, seed=3), random(7, seed=4)
+    f, lean = mixed_log_odds(environment, m, inside, shift)
+    a, b = environment.weights.tolist()
     for i in range(7):
-        gap, bounded = float(shift[i] - inside[i]), min(max(float(t[i]), -4), 4)
-        m0, m1 = m[i].tolist()
-        added = m0 * (a + b * bounded + c * gap) + m1 * (d + e * bounded + g * gap)
-        assert float(f[i]) == pytest.approx(float(inside[i]) + added)
-        assert float(lean[i]) == pytest.approx(m0 * c + m1 * g)
+        k = min(max(float(m[i, 0]) * a + float(m[i, 1]) * b, 0.0), 1.0)
+        assert float(lean[i]) == pytest.approx(k)
+        assert float(f[i]) == pytest.approx(float(inside[i]) + k * float(shift[i] - inside[i]))
 
 
 def test_the_spread_of_an_unseen_shift() -> None:

@@ -15,9 +15,9 @@ raises a confidence, more agreement never lowers it.
 One expert cannot serve data as they were and data that have moved, since distance does not tell *shifted*
 from *difficult*. So there are two (`salgp.calibrators.evidence.experts`): ``f_in`` for data like the
 calibration set, which is plain temperature scaling unless the layers clearly help, and ``f_shift``, fitted to
-perturbed copies. Who is heard is decided by the environment where other samples are known
-(`salgp.calibrators.evidence.environment`: ``predict(features, context=...)``), and by a gate on the single
-sample otherwise (`salgp.calibrators.evidence.gate`). Every fit measures itself
+perturbed copies. Who is heard is decided by a gate on the single sample
+(`salgp.calibrators.evidence.gate`), and where other samples are known by their environment too
+(`salgp.calibrators.evidence.environment`: ``predict(features, context=...)``). Every fit measures itself
 (`salgp.calibrators.evidence.check`) and keeps the table as ``check_``.
 """
 
@@ -40,7 +40,7 @@ from salgp.calibrators.evidence.check import (
     verdict,
     window_means,
 )
-from salgp.calibrators.evidence.environment import Context, Effect, Environment, fit_environment
+from salgp.calibrators.evidence.environment import Context, Environment, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift, mixed
 from salgp.calibrators.evidence.gate import Gate, fit_gate
 from salgp.calibrators.evidence.model import Scales, log_odds, scales_of, standardised
@@ -436,16 +436,20 @@ class LayerEvidence(Calibrator):
     ) -> tuple[Tensor, Tensor, LayerTerms]:
         """Mean and variance ``(n,)`` of the log-odds, and the terms that add up to them."""
         model, inside = self.evidence_, self.evidence_.inside.opinion(view)
-        lean, effect = None if m is not None else self._leaning(view, place), None
-        if model.shift is None or (m is None and lean is None):
-            return self._added_up(features, inside, inside.variance, None)
+        alone = self._leaning(view, place)
+        if model.shift is None or (m is None and alone is None):
+            return _added_up(features, inside, inside.variance)
         shift = model.shift.opinion(view)
-        if lean is None:
-            assert m is not None
-            effect = self._environment().effect(m.to(view.t), view.t, shift.mean - inside.mean)
-            lean = effect.lean
+        lean = alone = torch.zeros_like(view.t) if alone is None else alone
+        added = None
+        if m is not None:
+            environment, m = self._environment(), m.to(view.t)
+            lean = alone + (1 - alone) * environment.lean(m)
+            gap = (1 - alone) * (shift.mean - inside.mean)
+            moved = (lean - alone) * (shift.rest - inside.rest)
+            added = moved, gap.square() * environment.lean_variance(m)
         both = mixed(inside, shift, lean, model.unseen)
-        return self._added_up(features, both, (1 - lean).square() * inside.variance, effect)
+        return _added_up(features, both, (1 - lean).square() * inside.variance, added)
 
     def _leaning(self, view: View, place: Tensor) -> Tensor | None:
         """Weight ``(n,)`` of the expert for shift by the gate; None where it is asked about no sample."""
@@ -453,22 +457,6 @@ class LayerEvidence(Calibrator):
             return None
         lean = self.evidence_.gate(view, place)
         return lean if torch.compiler.is_exporting() or bool(lean.any()) else None
-
-    def _added_up(
-        self, features: Features, whole: Opinion, own: Tensor, effect: Effect | None
-    ) -> tuple[Tensor, Tensor, LayerTerms]:
-        f, variance = whole.mean, whole.variance
-        parts, spread = whole.terms, whole.term_variance
-        names = ("confidence", "predicted class", *features.layer_names)
-        if effect is not None:
-            f, variance = f + effect.added, variance + effect.variance
-            parts = torch.cat([parts, effect.added[:, None]], dim=1)
-            spread = torch.cat([spread, effect.variance[:, None]], dim=1)
-            names = (*names, "environment")
-        rest = f - log_odds(features, 1.0, LARGEST) - parts.sum(dim=1)
-        mean = torch.cat([rest[:, None], parts], dim=1)
-        std = torch.cat([own[:, None], spread], dim=1).clamp_min(0).sqrt()
-        return f, variance, LayerTerms(names, mean, std, "log-odds", True)
 
     def _relevance(self, features: Features, view: View, evidence: Evidence) -> dict[str, float]:
         terms = self._judged(features, view, evidence.place, None)[2].mean[:, 2:]
@@ -517,3 +505,29 @@ class LayerEvidence(Calibrator):
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
         found = layer_evidence(self.evidence_.reference, self.check_input(features))
         return standardised(found, self.evidence_.scales)[1]
+
+
+def _added_up(
+    features: Features, whole: Opinion, own: Tensor, environment: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor, LayerTerms]:
+    """Mean and variance ``(n,)`` of the log-odds, and their terms; the confidence has what is left.
+
+    Args:
+        features: of the samples.
+        whole: opinion on them.
+        own: ``(n,)`` variance of the confidence's term.
+        environment: mean and variance ``(n,)`` of the environment's term; None without one.
+    """
+    f, variance = whole.mean, whole.variance
+    parts, spread = whole.terms, whole.term_variance
+    names = ("confidence", "predicted class", *features.layer_names)
+    if environment is not None:
+        moved, unsure = environment
+        variance = variance + unsure
+        parts = torch.cat([parts, moved[:, None]], dim=1)
+        spread = torch.cat([spread, unsure[:, None]], dim=1)
+        names = (*names, "environment")
+    rest = f - log_odds(features, 1.0, LARGEST) - parts.sum(dim=1)
+    mean = torch.cat([rest[:, None], parts], dim=1)
+    std = torch.cat([own[:, None], spread], dim=1).clamp_min(0).sqrt()
+    return f, variance, LayerTerms(names, mean, std, "log-odds", True)

@@ -51,11 +51,11 @@ class LeftOut:
 
 
 def mixed_log_odds(
-    environment: Environment, m: Tensor, t: Tensor, inside: Tensor, shift: Tensor
+    environment: Environment, m: Tensor, inside: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Log-odds ``(n,)`` of samples in an environment, and the weight of the expert for shift."""
-    effect = environment.effect(m, t, shift - inside)
-    return inside + effect.lean * (shift - inside) + effect.added, effect.lean
+    lean = environment.lean(m)
+    return torch.lerp(inside, shift, lean), lean
 
 
 def leave_families_out(
@@ -89,7 +89,7 @@ def _judged(
     opinions = environment.opinions(f_in[held], f_shift[held], rows.view.label[held])
     number = _window_numbers(rows.strength[held], window)
     m = window_means(environment, opinions, number)
-    f, lean = mixed_log_odds(environment, m, rows.view.t[held], f_in[held], f_shift[held])
+    f, lean = mixed_log_odds(environment, m, f_in[held], f_shift[held])
     return LeftOut(held, f, lean)
 
 

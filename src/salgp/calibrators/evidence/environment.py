@@ -7,12 +7,15 @@ each compared with what they say of originals predicted to be of the same classe
 
     m = sign(u') log(1 + |u'|),     u' = u u^2 / (u^2 + 4 / n),
 
-which is close to 0 where the window looks like the calibration set. The log-odds then are
+which is close to 0 where the window looks like the calibration set. The window's weight of the expert for
+shift is ``k = w . m``, kept from 0 to 1. Where a gate says that a single sample looks disturbed, with weight
+``g``, both are heard, as two witnesses of one event are:
 
-    f = f_in + sum_j m_j (a_j + b_j t + c_j (f_shift - f_in)),
+    f = f_in + (1 - (1 - g) (1 - k)) (f_shift - f_in).
 
-learned across the environments of the rehearsal: every family of perturbations at every strength, and the
-originals. Where nothing has moved, ``m = 0`` and ``f`` is the expert in domain, by construction.
+``w`` is learned across the environments of the rehearsal: every family of perturbations at every strength,
+and the originals. Where nothing has moved, ``m = 0`` and ``f`` is the expert in domain, by construction. In a
+window of which only a part has moved, the gate tells which.
 """
 
 from __future__ import annotations
@@ -24,12 +27,11 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.evidence.gate import logistic
-from salgp.calibrators.evidence.model import within
 from salgp.calibrators.evidence.rows import SeenRows
 from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.storage import storable
 
-__all__ = ["Context", "Effect", "Environment", "fit_environment"]
+__all__ = ["Context", "Environment", "fit_environment"]
 
 SHRINK = 4.0
 RIDGE, FLOOR = 0.0025, 0.3
@@ -40,7 +42,6 @@ WINDOWS, CLEAN_WINDOWS, CLEAN_WEIGHT = 6, 24, 4.0
 """Windows drawn from each environment and from the originals, and the weight of the latter's rows."""
 CLASS_PRIOR = 10.0
 """Samples by which the usual opinion on a class is pulled to that on all."""
-LARGEST_T = 4.0
 
 
 @storable
@@ -80,21 +81,6 @@ class Context:
         return Context(total, int(numbers["count"]))
 
 
-@dataclass(frozen=True, eq=False)
-class Effect:
-    """What the environment does to the log-odds of samples.
-
-    Args:
-        lean: ``(n,)`` weight of the expert for shift.
-        added: ``(n,)`` log-odds added besides.
-        variance: ``(n,)`` of both, from the weights.
-    """
-
-    lean: Tensor
-    added: Tensor
-    variance: Tensor
-
-
 @storable
 @dataclass(frozen=True, eq=False)
 class Environment:
@@ -104,9 +90,8 @@ class Environment:
         usual: ``(C, 2)`` mean opinion on originals of each predicted class, from the mean of all.
         centre: ``(2,)`` mean over originals.
         spread: ``(2,)`` standard deviation.
-        weights: ``(6,)``: for both numbers ``a, b, c``.
-        covariance: ``(6, 6)`` of the weights.
-        reach: ``(2, 2)`` smallest and largest ``m`` of the rehearsal; none is taken for more than that.
+        weights: ``(2,)``.
+        covariance: ``(2, 2)`` of the weights.
     """
 
     usual: Tensor
@@ -114,7 +99,6 @@ class Environment:
     spread: Tensor
     weights: Tensor
     covariance: Tensor
-    reach: Tensor
 
     def opinions(self, inside: Tensor, shift: Tensor, label: Tensor) -> Tensor:
         """Two numbers per sample ``(n, 2)`` whose mean over a window describes it."""
@@ -122,22 +106,15 @@ class Environment:
 
     def displacement(self, mean: Tensor, count: Tensor) -> Tensor:
         """``m (w, 2)`` of windows with these means ``(w, 2)`` and numbers of samples ``(w,)``."""
-        u = (mean - self.centre.to(mean)) / self.spread.to(mean)
-        low, high = self.reach.to(mean)
-        return _compressed(u, count.to(mean)).maximum(low).minimum(high)
+        return _compressed((mean - self.centre.to(mean)) / self.spread.to(mean), count.to(mean))
 
-    def effect(self, m: Tensor, t: Tensor, gap: Tensor) -> Effect:
-        """Effect on samples with tempered log-odds ``t`` and a ``gap`` between the experts, ``(n,)`` each.
+    def lean(self, m: Tensor) -> Tensor:
+        """Weight ``k (n,)`` of the expert for shift in windows with ``m (n, 2)``."""
+        return (m @ self.weights.to(m)).clamp(0.0, 1.0)
 
-        Args:
-            m: ``(n, 2)`` of the window of each sample.
-            t: ``(n,)``.
-            gap: ``(n,)`` ``f_shift - f_in``.
-        """
-        X = _interactions(m, t, gap)
-        w, S = self.weights.to(X), self.covariance.to(X)
-        added = X[:, [0, 1, 3, 4]] @ w[[0, 1, 3, 4]]
-        return Effect(m @ w[[2, 5]], added, ((X @ S) * X).sum(dim=1))
+    def lean_variance(self, m: Tensor) -> Tensor:
+        """Variance ``(n,)`` of that weight."""
+        return ((m @ self.covariance.to(m)) * m).sum(dim=1)
 
 
 def fit_environment(
@@ -167,10 +144,8 @@ def fit_environment(
     weight = torch.cat([part for _, part in picked])
     u = (values[index].mean(dim=1) - centre) / spread
     m = _compressed(u, torch.full((len(u),), float(window)).to(u))
-    reach = torch.stack([m.amin(dim=0), m.amax(dim=0)])
-    m = m.repeat_interleave(window, dim=0)
     flat = index.flatten()
-    X = _interactions(m, rows.view.t[flat], (shift - inside)[flat])
+    X = m.repeat_interleave(window, dim=0) * (shift - inside)[flat, None]
     scale = (X.square().mean(dim=0) + FLOOR**2).sqrt()
     weight = weight * (len(rows) / weight.sum())
     prior = torch.full((X.shape[1],), RIDGE * len(rows)).to(X)
@@ -178,7 +153,7 @@ def fit_environment(
     p = torch.sigmoid(inside[flat] + (X / scale) @ w)
     curvature = (X / scale).T @ ((weight * p * (1 - p))[:, None] * (X / scale)) + prior.diag()
     covariance = inverse_positive(cholesky(curvature)) / (scale[:, None] * scale)
-    return Environment(usual, centre, spread, w / scale, covariance, reach)
+    return Environment(usual, centre, spread, w / scale, covariance)
 
 
 def _windows(rows: SeenRows, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
@@ -213,8 +188,3 @@ def _compressed(u: Tensor, count: Tensor) -> Tensor:
     shrunk = u.pow(3) / (u.square() + SHRINK / count[:, None].clamp_min(1.0))
     return shrunk.sign() * torch.log1p(shrunk.abs())
 
-
-def _interactions(m: Tensor, t: Tensor, gap: Tensor) -> Tensor:
-    """Columns ``(n, 6)``: each of the two numbers times one, ``t`` and the gap."""
-    parts = torch.stack([torch.ones_like(t), within(t, LARGEST_T), gap], dim=1)
-    return (m[:, :, None] * parts[:, None, :]).flatten(1)

@@ -73,6 +73,11 @@ class Opinion:
         """``(n, 1 + L)``."""
         return self.variances[:, 1:]
 
+    @property
+    def rest(self) -> Tensor:
+        """``(n,)`` what neither the predicted class nor a layer adds."""
+        return self.mean - self.terms.sum(dim=1)
+
 
 def mixed(inside: Opinion, shift: Opinion, lean: Tensor, unseen: float) -> Opinion:
     """The opinion of both experts, ``lean`` ``(n,)`` being the weight of the one for shift, whose log-odds
