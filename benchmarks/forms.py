@@ -1,7 +1,7 @@
 """Forms of layer evidence that were compared with the one in use, on the development sets of the shift suite.
 
-What describes a window (mean confidences of the two experts, and other numbers besides), whether the expert
-for shift is judged on families it has not seen, and how many originals the gate may touch:
+What a window may change, what describes it, whether the gate is asked beside it, whether the expert for shift
+is judged on families it has not seen, and how many originals the gate may touch:
 
     python -m salgp_study.suite features --data DATA --cache CACHE
     python benchmarks/forms.py --cache CACHE
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,11 @@ from salgp.metrics import ece, nll_correct
 from salgp_study.suite.cache import CachedCase, case_folder, is_complete, read_case
 from salgp_study.suite.protocol import read_protocol
 
-WINDOW = 50
+WINDOW, MOVED = 50, 15
+"""Samples of a window, and how many of a mixed one have moved."""
+LARGEST_T = 4.0
 Statistics = Callable[["Seen"], Tensor]
+Judge = Callable[["Seen"], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,27 @@ class Seen:
     shift: Tensor
     share: Tensor
     correct: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Seen:
+        rest = (self.inside, self.shift, self.share, self.correct)
+        return Seen(self.view[rows], *(x[rows] for x in rest))
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One way to use a window.
+
+    Args:
+        statistics: what describes it.
+        leaning: may it lean to the expert for shift only, or also add a constant and a slope of ``t``?
+        gated: is the gate asked beside it?
+        unseen: is the expert for shift judged on families it has not seen?
+    """
+
+    statistics: Statistics
+    leaning: bool = True
+    gated: bool = False
+    unseen: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,18 +106,18 @@ def gate_answer(seen: Seen) -> Tensor:
     return within(torch.logit(seen.share, eps=1e-6), 8.0)
 
 
-WINDOWS: dict[str, tuple[Statistics, bool]] = {
-    "mean confidence of both experts (in use)": (confidences, False),
-    "- and mean novelty": (with_numbers(mean_novelty), False),
-    "- and largest novelty": (with_numbers(largest_novelty), False),
-    "- and mean agreement": (with_numbers(mean_agreement), False),
-    "- and the gate's answer": (with_numbers(gate_answer), False),
-    "- and largest novelty and mean agreement": (with_numbers(largest_novelty, mean_agreement), False),
-    "- expert for shift judged on families it has not seen": (confidences, True),
-    "- the same, and largest novelty": (with_numbers(largest_novelty), True),
+FORMS: dict[str, Form] = {
+    "constant, slope and leaning (six weights)": Form(confidences, leaning=False),
+    "leaning alone (two weights)": Form(confidences),
+    "- and the gate (in use)": Form(confidences, gated=True),
+    "- and mean novelty": Form(with_numbers(mean_novelty), gated=True),
+    "- and largest novelty": Form(with_numbers(largest_novelty), gated=True),
+    "- and mean agreement": Form(with_numbers(mean_agreement), gated=True),
+    "- and the gate's answer": Form(with_numbers(gate_answer), gated=True),
+    "- expert for shift judged on families it has not seen": Form(confidences, gated=True, unseen=True),
 }
 GUARDS: dict[str, float | None] = {
-    "gate leaves 90 % of the originals as they are": 0.9,
+    "gate alone, leaves 90 % of the originals as they are": 0.9,
     "98 %": 0.98,
     "99 %": 0.99,
     "all": 1.0,
@@ -102,14 +126,14 @@ GUARDS: dict[str, float | None] = {
 
 
 class WindowModel:
-    """The environment's model with any numbers of a window in place of its two."""
+    """The environment's model in some form."""
 
-    def __init__(self, fitted: Fitted, statistics: Statistics, unseen: bool) -> None:
+    def __init__(self, fitted: Fitted, form: Form) -> None:
         rows, seen = fitted.calibrator.seen_, fitted.rows
-        self.statistics = statistics
-        shift = fitted.unseen_shift if unseen else seen.shift
+        self.form, self.gate = form, fitted.calibrator.evidence_.gate
+        shift = fitted.unseen_shift if form.unseen else seen.shift
         judged = Seen(seen.view, seen.inside, shift, seen.share, seen.correct)
-        values, first, label = statistics(judged), ~rows.is_copy, rows.view.label
+        values, first, label = form.statistics(judged), ~rows.is_copy, rows.view.label
         centred = values[first] - values[first].mean(dim=0)
         n_classes = fitted.calibrator.n_classes_
         total = values.new_zeros(n_classes, values.shape[1]).index_add_(0, label[first], centred)
@@ -126,7 +150,6 @@ class WindowModel:
         index = torch.cat([part for part, _ in drawn])
         weight = torch.cat([torch.full((part.numel(),), w).double() for part, w in drawn])
         m = self._moved(values[index].mean(dim=1), torch.full((len(index),), float(WINDOW)))
-        self.reach = m.amin(dim=0), m.amax(dim=0)
         flat = index.flatten()
         X = self._columns(m.repeat_interleave(WINDOW, dim=0), seen, flat)
         scale = (X.square().mean(dim=0) + windows.FLOOR**2).sqrt()
@@ -140,17 +163,30 @@ class WindowModel:
 
     def _columns(self, m: Tensor, seen: Seen, rows: Tensor) -> Tensor:
         t, gap = seen.view.t[rows], (seen.shift - seen.inside)[rows]
-        parts = torch.stack([torch.ones_like(t), within(t, windows.LARGEST_T), gap], dim=1)
+        if self.form.leaning:
+            return m * gap[:, None]
+        parts = torch.stack([torch.ones_like(t), within(t, LARGEST_T), gap], dim=1)
         return (m[:, :, None] * parts[:, None, :]).flatten(1)
 
     def __call__(self, seen: Seen) -> Tensor:
         """Log-odds in windows of consecutive samples."""
-        values = self.statistics(seen) - self.usual[seen.view.label]
+        values = self.form.statistics(seen) - self.usual[seen.view.label]
         number = torch.arange(len(values)) // WINDOW
         count = torch.bincount(number)
         mean = values.new_zeros(len(count), values.shape[1]).index_add_(0, number, values) / count[:, None]
-        m = self._moved(mean, count).maximum(self.reach[0]).minimum(self.reach[1])
-        return seen.inside + self._columns(m[number], seen, torch.arange(len(values))) @ self.weights
+        m = self._moved(mean, count)[number]
+        if not self.form.leaning:
+            return seen.inside + self._columns(m, seen, torch.arange(len(values))) @ self.weights
+        lean = (m @ self.weights).clamp(0.0, 1.0)
+        if self.form.gated:
+            assert self.gate is not None
+            lean = 1 - (1 - lean) * (1 - passed(seen, self.gate.guard))
+        return seen.inside + lean * (seen.shift - seen.inside)
+
+
+def passed(seen: Seen, guard: float) -> Tensor:
+    """What the gate says of single samples under a guard."""
+    return ((seen.share - guard) / (1 - guard)).clamp_min(0.0)
 
 
 def fit(case: CachedCase) -> Fitted:
@@ -185,25 +221,46 @@ def _seen(calibrator: LayerEvidence, features: Features, labels: Tensor, evidenc
     return Seen(view, inside, shift, share, features.correct(labels).double())
 
 
-def guarded(case: CachedCase, share: float | None) -> Callable[[Seen], Tensor]:
+def guarded(case: CachedCase, share: float | None) -> Judge:
     """Log-odds of single samples with a guard."""
     gate = LayerEvidence(guard=share).fit(*case.calibration, case.reference).evidence_.gate
     assert gate is not None
 
-    def judge(seen: Seen) -> Tensor:
-        lean = ((seen.share - gate.guard) / (1 - gate.guard)).clamp_min(0.0)
-        return seen.inside + lean * (seen.shift - seen.inside)
-
-    return judge
+    return lambda seen: seen.inside + passed(seen, gate.guard) * (seen.shift - seen.inside)
 
 
-def scores(fitted: Fitted, judge: Callable[[Seen], Tensor]) -> list[float]:
-    """ECE and NLL in domain, and their means over the shifted sets."""
-    found = {"in": [], "shift": []}
+def scores(fitted: Fitted, judge: Judge) -> list[float]:
+    """ECE and NLL in domain, their means over the shifted sets, and over what has moved in mixed windows."""
+    inside = next(seen for kind, seen in fitted.tests if kind == "in")
+    found: dict[str, list[tuple[float, float]]] = {"in": [], "shift": [], "mixed": []}
     for kind, seen in fitted.tests:
-        p = torch.sigmoid(judge(seen))
-        found[kind].append((ece(p, seen.correct), nll_correct(p, seen.correct)))
-    return [*np.mean(found["in"], axis=0), *np.mean(found["shift"], axis=0)]
+        found[kind].append(_scores(judge(seen), seen.correct))
+        if kind == "shift":
+            whole, moved = mixed(inside, seen)
+            found["mixed"].append(_scores(judge(whole)[moved], whole.correct[moved]))
+    return [x for kind in found for x in np.mean(found[kind], axis=0)]
+
+
+def _scores(f: Tensor, correct: Tensor) -> tuple[float, float]:
+    p = torch.sigmoid(f)
+    return ece(p, correct), nll_correct(p, correct)
+
+
+def mixed(inside: Seen, shifted: Seen) -> tuple[Seen, Tensor]:
+    """Windows that are in domain but for some samples, and which those are."""
+    still = WINDOW - MOVED
+    count = min(len(shifted.correct) // MOVED, len(inside.correct) // still)
+    both = Seen(
+        View(*(torch.cat([getattr(s.view, f.name) for s in (inside, shifted)]) for f in fields(View))),
+        *(
+            torch.cat([getattr(s, name) for s in (inside, shifted)])
+            for name in ("inside", "shift", "share", "correct")
+        ),
+    )
+    first = torch.arange(count * still).reshape(count, still)
+    second = len(inside.correct) + torch.arange(count * MOVED).reshape(count, MOVED)
+    moved = torch.cat([torch.zeros(count, still), torch.ones(count, MOVED)], dim=1).bool().flatten()
+    return both[torch.cat([first, second], dim=1).flatten()], moved
 
 
 def measured(cache: Path, seeds: list[int]) -> Iterator[tuple[str, str, list[float]]]:
@@ -216,15 +273,18 @@ def measured(cache: Path, seeds: list[int]) -> Iterator[tuple[str, str, list[flo
             case = read_case(folder)
             fitted = fit(case)
             yield name, "temperature", scores(fitted, lambda seen: seen.view.t)
-            for form, (statistics, unseen) in WINDOWS.items():
-                yield name, form, scores(fitted, WindowModel(fitted, statistics, unseen))
-            for form, share in GUARDS.items():
-                yield name, form, scores(fitted, guarded(case, share))
+            for title, form in FORMS.items():
+                yield name, title, scores(fitted, WindowModel(fitted, form))
+            for title, share in GUARDS.items():
+                yield name, title, scores(fitted, guarded(case, share))
 
 
 def table(rows: list[tuple[str, str, list[float]]]) -> str:
     """Means over data sets, each the mean of its seeds."""
-    lines = ["| form | in: ECE | NLL | shift: ECE | NLL |", "|---|---|---|---|---|"]
+    lines = [
+        "| form | in: ECE | NLL | shift: ECE | NLL | moved part of mixed windows: ECE | NLL |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for form in dict.fromkeys(form for _, form, _ in rows):
         sets = dict.fromkeys(name for name, _, _ in rows)
         per_set = [np.mean([x for n, f, x in rows if (n, f) == (name, form)], axis=0) for name in sets]
@@ -244,7 +304,7 @@ def main() -> None:
     sets = ", ".join(dict.fromkeys(name for name, _, _ in rows))
     head = (
         f"# Forms compared\n\nWritten by `python benchmarks/forms.py`. Development sets: {sets}; "
-        f"windows of {WINDOW}. Means over the sets.\n"
+        f"windows of {WINDOW}, mixed ones with {MOVED} samples that have moved. Means over the sets.\n"
     )
     arguments.out.write_text(f"{head}\n{table(rows)}\n", encoding="utf-8")
     print(table(rows))
