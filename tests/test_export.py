@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.calibrators import get
+from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.export import OUTPUTS, export_classifier, export_head
+from salgp.features import Features
 
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -156,3 +158,56 @@ def test_unknown_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.onnx \(ONNX\) or \.pt2"):
         export_head(calibrator, tmp_path / "head.bin")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_a_graph_with_context_predicts_as_python_does(tmp_path: Path, suffix: str) -> None:
+    calibrator, features, shifted = with_copies()
+    path = export_head(calibrator, tmp_path / f"head{suffix}", context=True)
+    for given in (features, shifted):
+        context = calibrator.context(given)
+        sums = torch.tensor([*context.total.tolist(), context.count], dtype=torch.float32)
+        inputs = {"logits": given.logits, "layers.a": given.layers["a"], "context": sums}
+        found = _run_named(path, inputs)
+        expected = calibrator.predict(given, context=context)
+        np.testing.assert_allclose(found["confidence"], expected.confidence.numpy(), atol=1e-5)
+        np.testing.assert_allclose(found["upper"], expected.upper.numpy(), atol=1e-4)
+        # what the graph says of each sample adds up to the context of the window
+        np.testing.assert_allclose(found["sample_context"].sum(axis=0), context.total.numpy(), atol=1e-3)
+    nothing = {**inputs, "context": torch.zeros(3)}
+    alone = calibrator.predict(shifted).confidence.numpy()
+    np.testing.assert_allclose(_run_named(path, nothing)["confidence"], alone, atol=1e-5)
+    assert np.abs(found["confidence"] - alone).max() > 0.01
+
+
+def test_a_graph_with_context_needs_a_method_that_takes_one(tmp_path: Path) -> None:
+    features = Features(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
+    plain = get("temperature").fit(features, torch.arange(50) % 3)
+    with pytest.raises(ValueError, match="temperature takes no context"):
+        export_head(plain, tmp_path / "head.onnx", context=True)
+    assert not (tmp_path / "head.onnx").exists()
+
+
+def with_copies() -> tuple[LayerEvidence, Features, Features]:
+    """Layer evidence fitted on samples and noisy copies of them; samples in domain, and noisy ones."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 2, generator=g)
+    labels = (x + 0.5 * torch.randn(300, 2, generator=g)).argmax(dim=1)
+    far = x + 1.5 * torch.randn(300, 2, generator=g)
+    both = torch.cat([x, far])
+    origin = torch.arange(300).repeat(2), torch.arange(600) // 300
+    known = Features(3 * both, {"a": both}, *origin)
+    calibrator = LayerEvidence().fit(known, labels.repeat(2))
+    new = torch.randn(80, 2, generator=g)
+    noisy = new + 1.5 * torch.randn(80, 2, generator=g)
+    return calibrator, Features(3 * new, {"a": new}), Features(3 * noisy, {"a": noisy})
+
+
+def _run_named(path: Path, inputs: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    names = (*OUTPUTS, "sample_context")
+    if path.suffix == ".pt2":
+        found = torch.export.load(path).module()(*inputs.values())
+        return {name: x.detach().numpy() for name, x in zip(names, found, strict=True)}
+    session = ort.InferenceSession(str(path))
+    assert [x.name for x in session.get_outputs()] == list(names)
+    return dict(zip(names, session.run(None, {k: x.numpy() for k, x in inputs.items()}), strict=True))

@@ -2,7 +2,9 @@
 
 The graph takes logits and layer features (head), or the network's own inputs (whole classifier), and gives
 ``label, confidence, std, lower, upper, probs`` with a dynamic batch dimension; outputs the method does not
-have are left out. With a rule (`salgp.decide`) it also gives ``act``. Nothing of salgp is needed to run it.
+have are left out. With a rule (`salgp.decide`) it also gives ``act``. With a context it takes the sums
+over a window, ``context (3,)``, and gives each sample's own part in them, ``sample_context (n, 2)``. Nothing
+of salgp is needed to run it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import io
 import logging
 import os
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator
-from salgp.decide import Rule, RuleModule
+from salgp.decide import Rule
 from salgp.extras import require
 from salgp.features import Features
 from salgp.module import CalibratedClassifier
-from salgp.prediction import Prediction
 from salgp.storage import write_whole
 
 __all__ = ["TARGETS", "Example", "Target", "export_classifier", "export_head"]
@@ -35,13 +37,18 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 OUTPUTS = ("label", "confidence", "std", "lower", "upper", "probs")
 
 
-def export_head(calibrator: Calibrator, path: str | os.PathLike[str], rule: Rule | None = None) -> Path:
+def export_head(
+    calibrator: Calibrator, path: str | os.PathLike[str], rule: Rule | None = None, context: bool = False
+) -> Path:
     """Export a fitted calibrator: logits and layer features in, calibrated confidence out.
 
     Args:
         calibrator: fitted.
         path: target; ``.onnx`` for ONNX, ``.pt2`` for `torch.export`.
         rule: when to act; adds the output ``act``.
+        context: should the graph know the window of its samples? Adds the input ``context (3,)``, two sums
+            over the window and the number of its samples (zeros: nothing is known), and the output
+            ``sample_context (n, 2)``, what each sample adds to the two sums.
 
     Returns:
         The path written.
@@ -58,7 +65,7 @@ def export_head(calibrator: Calibrator, path: str | os.PathLike[str], rule: Rule
         '.pt2'
     """
     calibrator._check_fitted()
-    head = _Head(calibrator, rule)
+    head = _Head(calibrator, rule, context)
     g = torch.Generator().manual_seed(0)
     example = (
         torch.randn(3, calibrator.n_classes_, generator=g),
@@ -73,6 +80,7 @@ def export_classifier(
     example: Example,
     path: str | os.PathLike[str],
     rule: Rule | None = None,
+    context: bool = False,
 ) -> Path:
     """Export network and calibrator as one graph (feed-forward networks).
 
@@ -82,6 +90,7 @@ def export_classifier(
             name; at least two samples. Only the first axis is dynamic, the others stay as they are here.
         path: target; ``.onnx`` or ``.pt2``.
         rule: when to act; adds the output ``act``.
+        context: should the graph know the window of its samples? See `export_head`.
 
     Returns:
         The path written.
@@ -108,68 +117,83 @@ def export_classifier(
             "the example must have at least two samples: with one, the size of the batch "
             "could not be told from a constant"
         )
-    whole = _Whole(classifier, keywords, rule)
+    whole = _Whole(classifier, keywords, rule, context)
     _try(whole, inputs)
     names = keywords or [f"input{i}" if i else "input" for i in range(len(inputs))]
     return _export(whole, inputs, names, path)
 
 
-class _Head(nn.Module):
-    """Calibrator as a module of plain tensors."""
+class _Calibrated(nn.Module):
+    """A calibrator as a module of plain tensors; what its features are made of is up to the leaf."""
 
-    def __init__(self, calibrator: Calibrator, rule: Rule | None = None) -> None:
+    def __init__(self, calibrator: Calibrator, rule: Rule | None, context: bool) -> None:
         super().__init__()
         self.calibrator = calibrator
         self.rule = None if rule is None else rule.module(calibrator.n_classes_)
+        self.context = context
+
+    @abstractmethod
+    def features(self, inputs: Sequence[Tensor]) -> Features:
+        """What the calibrator reads, from the inputs of the graph."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        logits, layers = inputs[0], inputs[1:]
-        return _outputs(
-            self.calibrator._predict(
-                Features(logits, dict(zip(self.calibrator.layer_widths_, layers, strict=True)))
-            ),
-            self.rule,
+        if not self.context:
+            prediction, own = self.calibrator._predict(self.features(inputs)), None
+        else:
+            prediction, own = self.calibrator.predict_with_sums(self.features(inputs[:-1]), inputs[-1])
+        values = [getattr(prediction, name) for name in OUTPUTS]
+        act = None if self.rule is None else self.rule(prediction.label, prediction.confidence)
+        return tuple(value for value in (*values, act, own) if value is not None)
+
+    def output_names(self) -> list[str]:
+        """What the graph has to say, found by asking the method once; what it caches is worked out before the
+        graph is taken.
+        """
+        shape = Features(
+            torch.zeros(2, self.calibrator.n_classes_),
+            {k: torch.ones(2, d) for k, d in self.calibrator.layer_widths_.items()},
         )
+        prediction = self.calibrator._predict(shape)
+        names = [name for name in OUTPUTS if getattr(prediction, name) is not None]
+        more = {"act": self.rule is not None, "sample_context": self.context}
+        return [*names, *(name for name, there in more.items() if there)]
 
 
-class _Whole(nn.Module):
-    """Network, taps and calibrator as one module of plain tensors."""
+class _Head(_Calibrated):
+    """A calibrator alone."""
+
+    def __init__(self, calibrator: Calibrator, rule: Rule | None = None, context: bool = False) -> None:
+        super().__init__(calibrator, rule, context)
+
+    def features(self, inputs: Sequence[Tensor]) -> Features:
+        """Logits and layers, as they are given."""
+        return Features(inputs[0], dict(zip(self.calibrator.layer_widths_, inputs[1:], strict=True)))
+
+
+class _Whole(_Calibrated):
+    """Network, taps and calibrator."""
 
     def __init__(
         self,
         classifier: CalibratedClassifier,
         keywords: Sequence[str] | None = None,
         rule: Rule | None = None,
+        context: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(classifier.calibrator, rule, context)
         self.classifier = classifier
-        self.calibrator = classifier.calibrator
-        self.rule = None if rule is None else rule.module(classifier.calibrator.n_classes_)
         self.keywords = keywords
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        features = (
-            self.classifier.features(*inputs)
-            if self.keywords is None
-            else self.classifier.features(dict(zip(self.keywords, inputs, strict=True)))
-        )
+    def features(self, inputs: Sequence[Tensor]) -> Features:
+        """What the taps read of the network."""
+        given = inputs if self.keywords is None else [dict(zip(self.keywords, inputs, strict=True))]
+        found = self.classifier.features(*given)
         calibrator = self.calibrator
-        return _outputs(
-            calibrator._predict(
-                features.select(list(calibrator.layer_widths_)) if calibrator.needs_layers else features
-            ),
-            self.rule,
-        )
-
-
-def _outputs(prediction: Prediction, rule: RuleModule | None) -> tuple[Tensor, ...]:
-    values = [getattr(prediction, name) for name in OUTPUTS]
-    act = None if rule is None else rule(prediction.label, prediction.confidence)
-    return tuple(value for value in (*values, act) if value is not None)
+        return found.select(list(calibrator.layer_widths_)) if calibrator.needs_layers else found
 
 
 def _export(
-    module: _Head | _Whole, example: tuple[Tensor, ...], names: list[str], path: str | os.PathLike[str]
+    module: _Calibrated, example: tuple[Tensor, ...], names: list[str], path: str | os.PathLike[str]
 ) -> Path:
     target = Path(path)
     if target.suffix not in TARGETS:
@@ -177,9 +201,14 @@ def _export(
         raise ValueError(f"cannot export to {target.name!r}: name a file that ends in {known}")
     kind = TARGETS[target.suffix]
     require(*kind.needs)
-    present = _output_names(module.calibrator) + ([] if module.rule is None else ["act"])
+    batch = torch.export.Dim("batch")
+    shapes: list[dict[int, Any]] = [{0: batch} for _ in example]  # the first axis of every input is the batch
+    if module.context:
+        example, names, shapes = (*example, torch.zeros(3)), [*names, "context"], [*shapes, {}]
+        module(*example)  # refuses where the method takes none
+    present = module.output_names()
     with torch.no_grad(), _quiet(), _explained(module):
-        program = torch.export.export(module, example, dynamic_shapes=_shapes(example), strict=False)
+        program = torch.export.export(module, example, dynamic_shapes=(tuple(shapes),), strict=False)
         contents = kind.encode(program, names, present)
 
     def write(part: Path) -> None:
@@ -203,29 +232,11 @@ class Target:
     needs: tuple[str, ...] = ()
 
 
-def _shapes(example: tuple[Tensor, ...]) -> Any:
-    """The first axis of every input is the batch."""
-    batch = torch.export.Dim("batch")
-    return (tuple({0: batch} for _ in example),)
-
-
-def _output_names(calibrator: Calibrator) -> list[str]:
-    """What this method has to say, found by asking it once; what it caches is worked out before the graph is
-    taken.
-    """
-    shape = Features(
-        torch.zeros(2, calibrator.n_classes_),
-        {k: torch.ones(2, d) for k, d in calibrator.layer_widths_.items()},
-    )
-    prediction = calibrator._predict(shape)
-    return [name for name in OUTPUTS if getattr(prediction, name) is not None]
-
-
 def _try(whole: _Whole, inputs: tuple[Tensor, ...]) -> None:
     """Run once, which settles what is tapped, and say so where the example is not what the network takes."""
     try:
         with torch.no_grad():
-            whole(*inputs)
+            whole.features(inputs)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
         reason = " ".join(str(error).split())[:200]
@@ -284,7 +295,7 @@ _WITHOUT_ONNX: dict[Any, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def _explained(module: _Head | _Whole) -> Iterator[None]:
+def _explained(module: _Calibrated) -> Iterator[None]:
     """The exporter's pages of reasons as one sentence that says what to do."""
     try:
         yield

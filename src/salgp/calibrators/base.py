@@ -167,6 +167,18 @@ class Calibrator(BaseEstimator, ABC):
     def _predict(self, features: Features) -> Prediction:
         """Compute the prediction; called under ``no_grad`` with checked input."""
 
+    def predict_with_sums(self, features: Features, sums: Tensor) -> tuple[Prediction, Tensor]:
+        """Prediction in a window of which only sums are known, for exported graphs.
+
+        Args:
+            features: of the samples, checked.
+            sums: ``(3,)`` over the window: two numbers, and how many samples it has.
+
+        Returns:
+            The prediction, and the two numbers of every sample ``(n, 2)``, to add to the sums.
+        """
+        raise ValueError(f"{self.name} takes no context: a prediction depends on its sample only")
+
     def _chunk(self) -> int:
         """Samples predicted at once; bounds memory whatever the number of samples."""
         return 65_536

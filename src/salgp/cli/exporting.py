@@ -51,6 +51,14 @@ RuleFile = Annotated[
     typer.Option("--rule", help="Rule of salgp.decide (rule.json): the graph then also says when to act."),
 ]
 
+WithContext = Annotated[
+    bool,
+    typer.Option(
+        "--context",
+        help="The graph takes the sums over a window (context), gives each sample's part (sample_context).",
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the command of this file to ``app``."""
@@ -74,6 +82,7 @@ def export(
     gray: Gray = False,
     any_network: AnyNetwork = False,
     rule: RuleFile = None,
+    context: WithContext = False,
     force: Force = False,
 ) -> None:
     """Export a fitted calibrator, alone or with its network, for onnxruntime or torch; salgp is not needed to
@@ -95,12 +104,12 @@ def export(
 
     if model is None:
         with shell.progress(f"exporting {fitted.name}"):
-            export_head(fitted, out, chosen)
+            export_head(fitted, out, chosen, context)
     else:
         classifier = _classifier(shell, calibrator, model, weights, any_network)
         example = _shaped(shapes) if data is None else _taken(data, model, inputs, scale, image_size, gray)
         with shell.progress(f"exporting the network and {fitted.name}"):
-            export_classifier(classifier, example, out, chosen)
+            export_classifier(classifier, example, out, chosen, context)
     what = fitted.name if model is None else f"{model} with {fitted.name}"
     size = out.stat().st_size
     told = {"out": str(out), "bytes": size, "network": model is not None}

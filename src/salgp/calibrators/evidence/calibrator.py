@@ -396,6 +396,14 @@ class LayerEvidence(Calibrator):
         number = window_numbers(context, view.t)
         return window_means(environment, self._opinions(features, evidence), number)
 
+    def predict_with_sums(self, features: Features, sums: Tensor) -> tuple[Prediction, Tensor]:
+        """Prediction in a window of which only the sums are known, see `Calibrator.predict_with_sums`."""
+        evidence = layer_evidence(self.evidence_.reference, features)
+        own = self._opinions(features, evidence)
+        sums = sums.to(own)
+        m = self._environment().displacement((sums[:2] / sums[2].clamp_min(1.0))[None], sums[2:])
+        return self.from_evidence(features, evidence, m.expand_as(own)), own
+
     def _predict(self, features: Features) -> Prediction:
         return self.from_evidence(features, layer_evidence(self.evidence_.reference, features))
 

@@ -106,7 +106,8 @@ class Environment:
 
     def displacement(self, mean: Tensor, count: Tensor) -> Tensor:
         """``m (w, 2)`` of windows with these means ``(w, 2)`` and numbers of samples ``(w,)``."""
-        return _compressed((mean - self.centre.to(mean)) / self.spread.to(mean), count.to(mean))
+        m = _compressed((mean - self.centre.to(mean)) / self.spread.to(mean), count.to(mean))
+        return torch.where(count.to(mean)[:, None] > 0, m, 0.0)  # nobody has told anything yet
 
     def lean(self, m: Tensor) -> Tensor:
         """Weight ``k (n,)`` of the expert for shift in windows with ``m (n, 2)``."""
@@ -187,4 +188,3 @@ def _usual(values: Tensor, label: Tensor, n_classes: int) -> Tensor:
 def _compressed(u: Tensor, count: Tensor) -> Tensor:
     shrunk = u.pow(3) / (u.square() + SHRINK / count[:, None].clamp_min(1.0))
     return shrunk.sign() * torch.log1p(shrunk.abs())
-
