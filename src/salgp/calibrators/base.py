@@ -108,7 +108,7 @@ class Calibrator(BaseEstimator, ABC):
         """
         features = self.check_input(features)
         if context is not None:
-            raise ValueError(f"{self.display_name} judges each sample by itself: it takes no context")
+            raise self._without_context()
         size = self._chunk()
         with torch.no_grad():
             if len(features) <= size:
@@ -177,7 +177,10 @@ class Calibrator(BaseEstimator, ABC):
         Returns:
             The prediction, and the two numbers of every sample ``(n, 2)``, to add to the sums.
         """
-        raise ValueError(f"{self.name} takes no context: a prediction depends on its sample only")
+        raise self._without_context()
+
+    def _without_context(self) -> ValueError:
+        return ValueError(f"{self.display_name} judges each sample by itself: it takes no context")
 
     def _chunk(self) -> int:
         """Samples predicted at once; bounds memory whatever the number of samples."""
