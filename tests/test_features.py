@@ -148,16 +148,31 @@ def test_labels_of_any_integer_kind(labels: Any) -> None:
     assert torch.equal(as_labels(labels, 3, 3), torch.tensor([0, 2, -1]))
 
 
+def test_repr_says_what_is_there_not_the_numbers() -> None:
+    many = Features(torch.zeros(2000, 3), {"conv": torch.ones(2000, 4)}, groups=torch.arange(2000))
+    assert repr(many) == "Features(2,000 samples, 3 classes, layers: conv (4), with perturbed copies)"
+    assert repr(Features(torch.zeros(2, 3))) == "Features(2 samples, 3 classes, no layers)"
+
+
 def test_unsigned_labels() -> None:
     assert as_labels(np.array([0, 2, 1], np.uint8), 3, 3).tolist() == [0, 2, 1]
     with pytest.raises(ValueError, match="label 255 of sample 1 is out of range"):
         as_labels(np.array([0, 255, 1], np.uint8), 3, 3)
 
 
+def test_labels_that_are_whole_numbers_of_any_type() -> None:
+    read_only = np.array([0.0, 2.0, 1.0])
+    read_only.setflags(write=False)  # as pandas gives its columns
+    for given in (read_only, read_only.tolist(), torch.tensor(read_only.copy())):
+        assert as_labels(given, 3, 3).tolist() == [0, 2, 1]
+    with pytest.raises(TypeError, match="no whole numbers"):
+        as_labels([0.0, float("nan"), 1.0], 3, 3)
+
+
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        ([0.0, 1.0, 2.0], TypeError, "integer class indices"),
+        ([0.0, 1.0, 2.5], TypeError, "no whole numbers"),
         ([True, False, True], TypeError, "integer class indices"),
         (["a", "b", "c"], TypeError, "map class names"),
         ([0, 1], ValueError, r"shape \(3,\), one per sample, got \(2,\)"),

@@ -156,6 +156,17 @@ def test_it_is_a_module(model, loader):
     )
 
 
+def test_it_says_what_calibrates_it(model, loader):
+    classifier = calibrate(model, loader, method=Shrunk(), layers=["0", "2"])
+    shown = repr(classifier)
+    assert "calibrated by shrunk for tests; layers read: 0, 2" in shown
+    assert "Conv2d" in shown
+    page = classifier._repr_html_()
+    assert "<td>Sequential</td>" in page
+    assert "<td>0 (" in page
+    assert "<td>nothing</td>" in page  # no copies were made
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_inputs_by_name():
     net = networks.randomised(networks.TransformerClassifier())

@@ -94,7 +94,7 @@ def test_probabilities_given_as_logits_are_told() -> None:
         ({"logits": np.array([["a", "b"]]), "labels": [0]}, "expected numbers"),
         ({"logits": np.zeros((3, 2)), "labels": ["a", "b", "a"]}, "map class names"),
         ({"logits": np.zeros((3, 2)), "labels": np.eye(2)[[0, 1, 0]]}, r"labels.argmax\(1\)"),
-        ({"logits": np.zeros((3, 2)), "labels": [0.0, 1.0, 0.0]}, r"labels.long\(\)"),
+        ({"logits": np.zeros((3, 2)), "labels": [True, False, True]}, r"labels.long\(\)"),
         (
             {"logits": np.zeros((3, 2)), "labels": [0, 1, 0], "layers": {"e": np.zeros((2, 4))}},
             "same samples",
@@ -120,3 +120,12 @@ def test_the_other_kind_of_numbers_is_refused_at_prediction() -> None:
     z, y, _ = arrays()
     with pytest.raises(ValueError, match="fitted on logits, got probabilities; pass logits="):
         salgp.calibrate_outputs(z, y).predict(probs=softmax(z))
+
+
+def test_missing_embeddings_and_features_are_refused_with_what_to_pass() -> None:
+    z, y, layers = arrays()
+    found = salgp.calibrate_outputs(z, y, layers=layers)
+    with pytest.raises(ValueError, match=r"pass layers=\{'layer0': array\}"):
+        found.predict(z)
+    with pytest.raises(TypeError, match=r"\.calibrator\.predict"):
+        found.predict(salgp.Features.from_logits(z, layers))

@@ -229,3 +229,18 @@ def test_notebook_table_shows_the_first_samples() -> None:
     assert page.count("<tr>") == 11
     assert "30 samples" in page
     assert f"{float(many.confidence[3]):.3f}" in page
+
+
+def test_printed_it_is_a_short_table() -> None:
+    many = Features(torch.randn(2000, 3, generator=G, dtype=torch.float64))
+    terms = LayerTerms(("conv", "fc"), torch.zeros(2000, 2), scale="log-odds", additive=True)
+    found = Prediction.from_confidence(many, many.confidence, many.confidence / 10, layers=terms)
+    assert repr(found).startswith("Prediction(2,000 samples, 3 classes, mean confidence 0.")
+    assert repr(terms) == "LayerTerms(2,000 samples: conv, fc; in log-odds, adding up to the correction)"
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["label", "confidence", "std", "lower", "upper"]
+    assert lines[1].split()[:3] == ["0", str(int(found.label[0])), f"{float(found.confidence[0]):.3f}"]
+    assert len({len(line) for line in lines[:11]}) == 1
+    assert lines[11:] == ["... 2,000 samples"]
+    assert repr(found[:0]) == "Prediction(0 samples, 3 classes)"
+    assert len(str(found[:0]).splitlines()) == 1

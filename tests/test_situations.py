@@ -138,9 +138,11 @@ def _keys(folder: Path) -> None:
         assert len(salgp.extract(Dictionary(), [batch])[1]) == len(y)
 
 
-@situation("batches `(x, y, id)`", "works; what stands behind the labels is no input (`labels_at=1`)")
+@situation("batches `(x, y, id)`", "works with `labels_at=1`; without it, refused with that hint")
 def _triples(folder: Path) -> None:
     x, y = data()
+    with pytest.raises(TypeError, match="labels_at=1"):
+        salgp.extract(network(), [(x, y, torch.arange(len(y)))])
     features, labels = salgp.extract(network(), [(x, y, torch.arange(len(y)))], labels_at=1)
     assert torch.equal(labels, y)
     assert torch.equal(features.logits, network()(x).detach())
@@ -176,11 +178,13 @@ def _binary(folder: Path) -> None:
         assert torch.equal(classifier(x).label, (model(x).reshape(-1) > 0).long())
 
 
-@situation("float labels 0. and 1.", "works where they are whole numbers, or says `labels.long()`")
+@situation("float labels 0. and 1.", "works where they are whole numbers; other numbers are refused")
 def _float_labels(folder: Path) -> None:
     z, y = sample(100)[0].logits, sample(100)[1]
-    with pytest.raises(TypeError, match=r"labels.long\(\)"):
-        salgp.calibrate_outputs(z, y.double())
+    by_floats, by_integers = (salgp.calibrate_outputs(z, labels) for labels in (y.double(), y))
+    assert torch.equal(by_floats.predict(z).confidence, by_integers.predict(z).confidence)
+    with pytest.raises(TypeError, match="no whole numbers"):
+        salgp.calibrate_outputs(z, y + 0.5)
 
 
 @situation("a network that ends in a softmax or sigmoid, undeclared", "warns; say `output='probabilities'`")

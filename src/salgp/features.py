@@ -30,7 +30,7 @@ ORIGIN = {"groups": torch.int64, "families": torch.int64, "strengths": torch.flo
 """What says where a row came from, and the type each is kept in."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Features:
     """Logits and pooled layer features of ``n`` samples.
 
@@ -45,6 +45,8 @@ class Features:
     Example:
         >>> import torch
         >>> f = Features(torch.zeros(3, 2), {"conv": torch.ones(3, 4)})
+        >>> f
+        Features(3 samples, 2 classes, layers: conv (4))
         >>> len(f), f.n_classes, f.layer_names
         (3, 2, ('conv',))
         >>> f[:2].confidence
@@ -106,6 +108,14 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.logits)
+
+    def __repr__(self) -> str:
+        layers = ", ".join(f"{name} ({width})" for name, width in self.widths.items())
+        copies = ", with perturbed copies" if self.groups is not None else ""
+        return (
+            f"Features({len(self):,} samples, {self.n_classes:,} classes, "
+            f"{f'layers: {layers}' if layers else 'no layers'}{copies})"
+        )
 
     @property
     def n_classes(self) -> int:

@@ -12,14 +12,18 @@ __all__ = ["as_labels"]
 
 
 def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
-    """Check integer labels ``(n,)``; -1 marks a true class the network does not know.
+    """Check class indices ``(n,)``; -1 marks a true class the network does not know.
+
+    Whole numbers may be of any type, so that labels of a table or of a binary loss (0. and 1.) work.
 
     Example:
         >>> as_labels([0, 1, -1], 3)
         tensor([ 0,  1, -1])
+        >>> as_labels([0.0, 1.0, 1.0], 3)
+        tensor([0, 1, 1])
     """
     try:
-        y = torch.as_tensor(np.asarray(labels) if not isinstance(labels, Tensor) else labels)
+        y = labels if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first"
@@ -28,10 +32,11 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
         y = y[:, 0]
     if y.ndim == 2 and len(y) == n:
         raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}; {_ONE_HOT}")
-    if y.dtype.is_floating_point or y.dtype.is_complex or y.dtype == torch.bool:
+    whole = not y.dtype.is_floating_point or bool((y == y.round()).all())
+    if not whole or y.dtype.is_complex or y.dtype == torch.bool:
         raise TypeError(
-            f"labels must be integer class indices, got {y.dtype}; where they are whole numbers, pass "
-            f"labels.long() (NumPy: labels.astype(int))"
+            f"labels must be integer class indices 0, 1, ..., got {y.dtype}"
+            f"{'' if whole else ' with values that are no whole numbers'}; {_KINDS}"
         )
     if y.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}")
@@ -46,6 +51,7 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
     return y
 
 
+_KINDS = "for true and false pass labels.long(); real targets (regression) cannot be calibrated here"
 _ONE_HOT = (
     "one-hot labels become class indices by labels.argmax(1); several classes per sample (multi-label) are "
     "not supported: calibrate each class as a binary problem"

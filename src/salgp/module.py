@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,6 +71,25 @@ class CalibratedClassifier(nn.Module):
         self.calibrator = calibrator
         self.taps = taps if taps is not None else Reader(layers=tuple(calibrator.layer_widths_))
         self.rehearsal = rehearsal
+
+    def extra_repr(self) -> str:
+        """What print shows above the network."""
+        layers = ", ".join(self.calibrator.layer_widths_) or "none"
+        return f"calibrated by {self.calibrator.display_name}; layers read: {layers}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: method, network, layers, rehearsal and how the fit judged itself."""
+        layers = [f"{name} ({width})" for name, width in self.calibrator.layer_widths_.items()]
+        rehearsed = [] if self.rehearsal is None else list(self.rehearsal.families)
+        rows = {
+            "method": self.calibrator.display_name,
+            "network": type(self.model).__name__,
+            "layers read": ", ".join(layers) or "none",
+            "rehearsed": ", ".join(rehearsed) or "nothing",
+            "check": self.verdict_,
+        }
+        body = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        return f"<table><caption>Calibrated classifier</caption><tbody>{body}</tbody></table>"
 
     def forward(self, *inputs: Any, **keywords: Any) -> Prediction:
         """Calibrated prediction for one batch, given as the network takes it (or as one mapping)."""

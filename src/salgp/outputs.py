@@ -46,10 +46,20 @@ class CalibratedOutputs:
         self, logits: Any = None, *, probs: Any = None, layers: Mapping[str, Any] | None = None
     ) -> Prediction:
         """Calibrated predictions of new samples, given as in `calibrate_outputs`."""
+        if isinstance(logits, Features):
+            raise TypeError(
+                "predict takes arrays; salgp.Features go to the calibrator: .calibrator.predict(...)"
+            )
         found = "logits" if probs is None else "probabilities"
         features = _features(logits, probs, layers)
         if found != self.output:
             raise ValueError(f"fitted on {self.output}, got {found}; pass {_ARGUMENT[self.output]}=...")
+        missing = [name for name in self.calibrator.layer_widths_ if name not in features.layers]
+        if missing:
+            raise ValueError(
+                f"fitted with the embeddings {', '.join(map(repr, missing))}, which are missing here; pass "
+                f"layers={{{missing[0]!r}: array}}"
+            )
         return self.calibrator.predict(features)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

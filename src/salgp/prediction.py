@@ -26,11 +26,11 @@ INTERVAL = 0.90
 
 _PER_SAMPLE = ("label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped")
 _Z = 1.6448536269514722  # standard normal quantile of (1 + INTERVAL) / 2
-_SHOWN = 10  # samples shown in a notebook
+_SHOWN = 10  # samples shown in a terminal or notebook
 _STRICTLY = 1e-5  # the others stay this share below the label, so that rounding makes no ties
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerTerms:
     """Per-layer correction: mean and standard deviation, ``(n, L)``.
 
@@ -49,8 +49,12 @@ class LayerTerms:
     scale: str = "confidence"
     additive: bool = False
 
+    def __repr__(self) -> str:
+        adding = ", adding up to the correction" if self.additive else ""
+        return f"LayerTerms({len(self.mean):,} samples: {', '.join(self.names)}; in {self.scale}{adding})"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """Calibrated output for ``n`` samples.
 
@@ -71,6 +75,11 @@ class Prediction:
         >>> p = Prediction.from_confidence(f, torch.tensor([0.4]))
         >>> p.label, p.probs, p.flips
         (tensor([0]), tensor([[0.4000, 0.3000, 0.3000]]), tensor([False]))
+        >>> p
+        Prediction(1 sample, 3 classes, mean confidence 0.400)
+        >>> print(p)
+          label confidence
+        0     0      0.400
     """
 
     label: Tensor
@@ -85,6 +94,21 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.label)
+
+    def __repr__(self) -> str:
+        samples = f"{len(self):,} sample{'' if len(self) == 1 else 's'}"
+        mean = f", mean confidence {float(self.confidence.mean()):.3f}" if len(self) else ""
+        return f"Prediction({samples}, {self.probs.shape[1]:,} classes{mean})"
+
+    def __str__(self) -> str:
+        """A table of the first samples."""
+        columns = {"": [str(i) for i in range(min(len(self), _SHOWN))], **self._shown()}
+        padded = []
+        for name, cells in columns.items():
+            width = max(len(name), *map(len, cells), 0)
+            padded.append([cell.rjust(width) for cell in (name, *cells)])
+        lines = [" ".join(row) for row in zip(*padded, strict=True)]
+        return "\n".join(lines + ([f"... {len(self):,} samples"] if len(self) > _SHOWN else []))
 
     @property
     def flips(self) -> Tensor:
@@ -254,15 +278,22 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         """A table of the first samples, for notebooks."""
-        shown = {k: x[:_SHOWN] for k, x in self.numpy().items() if k not in ("probs", "clipped")}
+        shown = self._shown()
         head = "".join(f"<th>{name}</th>" for name in ("", *shown))
-        cells = [[f"{x:.3f}" if x.dtype.kind == "f" else str(x) for x in row] for row in shown.values()]
         rows = [
             f"<tr><th>{i}</th>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
-            for i, row in enumerate(zip(*cells, strict=True))
+            for i, row in enumerate(zip(*shown.values(), strict=True))
         ]
         more = f"<p>{len(self):,} samples</p>" if len(self) > _SHOWN else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
+
+    def _shown(self) -> dict[str, list[str]]:
+        """Columns of text for people: the first samples, without class probabilities."""
+        columns = {k: x[:_SHOWN] for k, x in self.numpy().items() if k not in ("probs", "clipped")}
+        return {
+            name: [f"{x:.3f}" if column.dtype.kind == "f" else str(x) for x in column]
+            for name, column in columns.items()
+        }
 
 
 def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False) -> Tensor:

@@ -235,7 +235,8 @@ def test_multi_class_input(metric) -> None:
         with pytest.raises(ValueError, match=message):
             metric(bad, y)
     with pytest.raises(TypeError, match="integer class indices"):
-        metric(probs, labels.float())
+        metric(probs, labels.float() + 0.5)
+    assert metric(probs, labels.double()) == metric(probs, labels)
 
 
 def test_confidence_must_be_a_probability_where_it_is_read_as_one() -> None:

@@ -245,7 +245,9 @@ def test_kinds_of_batches():
     with pytest.raises(ValueError, match="only one of them has labels"):
         salgp.extract(model, [(x, LABELS), x])
     with pytest.raises(TypeError, match="integer class indices"):
-        salgp.extract(model, [(x, LABELS.float())])
+        salgp.extract(model, [(x, LABELS.float() + 0.5)])
+    with pytest.raises(TypeError, match=r"tuple of 2 arrays, which is one batch.*\[\(x, y\)\]"):
+        salgp.extract(model, (x, LABELS))
 
 
 def test_nothing_to_extract():

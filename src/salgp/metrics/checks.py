@@ -102,7 +102,7 @@ def _as_classes(labels: ArrayLike, n: int, c: int) -> IntArray:
     y = _to_numpy(labels, "labels")
     if y.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), one per sample, got {y.shape}")
-    if not np.issubdtype(y.dtype, np.integer):
+    if y.dtype.kind not in "iu" and not (y.dtype.kind == "f" and bool((y == np.round(y)).all())):
         raise TypeError(f"labels must be integer class indices, got {y.dtype}")
     bad = np.flatnonzero((y < -1) | (y >= c))
     if len(bad):

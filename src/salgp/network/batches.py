@@ -156,7 +156,7 @@ class Batch:
 
 
 def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
-    """Labels ``(n,)`` as class numbers, from class numbers, 0./1. of a binary network, or one-hot rows.
+    """Labels ``(n,)`` as class numbers, from class numbers (also 0. and 1. as floats) or one-hot rows.
 
     Example:
         >>> class_labels(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), 2, 3)
@@ -167,9 +167,6 @@ def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
     y = labels if isinstance(labels, Tensor) else np.asarray(labels)
     if y.ndim == 2 and y.shape == (n, n_classes):
         return as_labels(_from_one_hot(torch.as_tensor(y)), n)
-    floating = y.is_floating_point() if isinstance(y, Tensor) else y.dtype.kind == "f"
-    if floating and n_classes == 2 and bool(((y == 0) | (y == 1)).all()):
-        return as_labels(torch.as_tensor(y).long(), n)
     return as_labels(labels, n)
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -181,6 +182,11 @@ def _check_loader(loader: Any) -> None:
         raise TypeError(
             f"loader must yield batches, got a {type(loader).__name__}; wrap it: "
             f"torch.utils.data.DataLoader(...) or [(x, y)]"
+        )
+    if isinstance(loader, tuple) and loader and all(isinstance(x, Tensor | np.ndarray) for x in loader):
+        raise TypeError(
+            f"loader must yield batches, got a tuple of {len(loader)} arrays, which is one batch; put it "
+            f"into a list: [(x, y)]"
         )
 
 

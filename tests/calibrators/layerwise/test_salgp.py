@@ -507,7 +507,7 @@ def test_nan_and_infinity_are_refused_by_layer_and_row(value: float) -> None:
         (torch.full((40,), 3), ValueError, "label 3 of sample 0 is out of range: expected 0..2, or -1"),
         (torch.full((40,), -2), ValueError, "label -2 of sample 0 is out of range"),
         (torch.zeros(39, dtype=torch.long), ValueError, r"labels must have shape \(40,\)"),
-        (torch.zeros(40), TypeError, "labels must be integer class indices"),
+        (torch.full((40,), 0.5), TypeError, "labels must be integer class indices"),
         (["cat"] * 40, TypeError, "labels must be integers"),
     ],
 )
