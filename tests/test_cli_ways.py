@@ -220,7 +220,7 @@ def test_an_onnx_network_is_read_like_its_original(run: Run, tmp_path: Path) -> 
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     np.savez(tmp_path / "d.npz", x=x.numpy(), y=np.arange(40) % 3)
     code, _, err = run("extract net.onnx d.npz -o f.safetensors")
-    assert (code, err) == (0, "")
+    assert code == 0, err
     features, labels = salgp.load_features(tmp_path / "f.safetensors")
     with torch.no_grad():
         torch.testing.assert_close(features.logits, model(x))
@@ -288,6 +288,11 @@ def test_categories_go_through_the_user_s_own_function(run: Run, tmp_path: Path)
     assert run(f"{line} --prepare net.py:prepare")[0] == 0
     assert len(salgp.Features.load(tmp_path / "f.safetensors")) == 4
     assert "did you mean 'prepare'" in run(f"{line} --prepare net.py:prepar --force")[2]
+    with (tmp_path / "net.py").open("a") as file:
+        file.write("\n\ndef by_name(f0, f1, colour):\n    return f0\n")
+    said = run(f"{line} --prepare net.py:by_name --force")[2]
+    assert "takes f0, f1, colour; it must take one argument, the dictionary of columns by name" in said
+    assert "'colour' holds text, so turn them into numbers" in run(f"{line} --force")[2]
 
 
 def test_a_table_with_holes_is_refused(run: Run, tmp_path: Path) -> None:
@@ -321,14 +326,25 @@ def test_everything_in_one_command(run: Run, tmp_path: Path) -> None:
     code, out, err = run(f"{line} --classes low,mid,high")
     assert code == 0, err
     assert "layer evidence" in out
-    assert "rehearsed noise" in out
+    assert "rehearsed on copies disturbed from mildly to strongly" in out
+    assert "no more than a guess" not in err
+    assert "next: salgp explain all/calibrator all/test.safetensors" in out
     assert {p.name for p in (tmp_path / "all").iterdir()} == {
         "calibrator",
         "calibration.safetensors",
+        "train.safetensors",
         "test.safetensors",
         "report.html",
     }
     assert "high" in (tmp_path / "all" / "report.html").read_text()
+    told = json.loads(run("info all/calibration.safetensors --json")[1])
+    assert told["perturbed copies"] is True  # what the calibrator was fitted on
+    assert run("fit all/calibration.safetensors --reference all/train.safetensors -o same")[0] == 0
+    lines = [
+        run(f"apply {cal} all/test.safetensors -o {cal[:3]}.csv")[0] for cal in ("all/calibrator", "same")
+    ]
+    assert lines == [0, 0]
+    assert (tmp_path / "all.csv").read_text() == (tmp_path / "sam.csv").read_text()
     evaluated = json.loads(run("evaluate all/calibrator all/test.safetensors --json")[1])
     code, out, _ = run(f"{line} --force --json")
     scores = json.loads(out)["scores"]
@@ -351,7 +367,14 @@ def test_one_command_without_test_or_training_data(run: Run, tmp_path: Path) -> 
     write_sets(tmp_path)
     code, _, err = run("calibrate net.py:make --weights w.ckpt --calibration cal.npz -o all -m temperature")
     assert code == 0
+    assert "no --train given" not in err  # temperature scaling compares with nothing
+    code, out, err = run("calibrate net.py:make --weights w.ckpt --calibration cal.npz -o evidence")
     assert "no --train given" in err
+    assert "not checked: no --test given. In domain" in out
+    stored = np.load(tmp_path / "cal.npz")
+    np.savez(tmp_path / "mixed.npz", x=stored["x"], y=np.roll(stored["y"], 7))
+    line = "--weights w.ckpt --calibration mixed.npz -o mixed -m temperature"
+    assert "no more than a guess among 3 classes" in run(f"calibrate net.py:make {line}")[2]
     assert not (tmp_path / "all" / "report.html").exists()
     np.savez(tmp_path / "no.npz", x=np.zeros((5, 4), np.float32))
     assert "--test: no labels" in run("calibrate net.py:make --calibration cal.npz --test no.npz -o b")[2]
@@ -366,7 +389,7 @@ def test_info_reads_every_folder_we_write(run: Run, tmp_path: Path) -> None:
         ),
         "features": ("store", "extract net.py:make test.npz --weights w.ckpt -o store"),
         "calibrator": ("all/calibrator", None),
-        "salgp-scores": ("scored", "score all/calibrator store -o scored -q"),
+        "scores": ("scored", "score all/calibrator store -o scored -q"),
         "study": ("study", None),
     }
     (tmp_path / "study").mkdir()
@@ -379,3 +402,60 @@ def test_info_reads_every_folder_we_write(run: Run, tmp_path: Path) -> None:
         code, out, err = run(f"info {path} --json")
         assert code == 0, err
         assert json.loads(out)["kind"] == kind
+
+
+def test_info_speaks_plainly(run: Run, tmp_path: Path) -> None:
+    write_scores(tmp_path)
+    assert run("fit s.npz -o cal")[0] == 0
+    out = run("info cal")[1]
+    assert "bounds 0.01, 20, init 1" in out
+    assert "{" not in out
+    assert "None" not in out
+    listed = run("info")[1]
+    assert "`" not in listed
+    for sentence in json.loads(run("info --json")[1])["methods"].values():
+        assert sentence.endswith(".")
+    (tmp_path / "w.pt").write_bytes(b"")
+    (tmp_path / "r.html").write_text("<p>")
+    assert "give them to extract or calibrate with --weights" in run("info w.pt")[2]
+    assert "open it in a browser" in run("info r.html")[2]
+
+
+def test_class_names_are_in_what_is_written(run: Run, tmp_path: Path) -> None:
+    features, _ = write_scores(tmp_path)
+    assert "next: salgp evaluate cal TEST.csv" in run("fit s.csv -o cal")[1]
+    assert run("apply cal s.csv -o p.csv")[0] == 0
+    with (tmp_path / "p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = ["ant", "bee", "cow"]
+    assert [row["class"] for row in rows] == [names[k] for k in features.label]
+    assert {"probs.ant", "probs.bee", "probs.cow", "label"} <= set(rows[0])
+
+
+def test_labels_may_be_called_target(run: Run, tmp_path: Path) -> None:
+    features, labels = sample(60)
+    np.savez(tmp_path / "s.npz", logits=features.logits.numpy(), target=labels.numpy())
+    assert run("fit s.npz -o cal")[0] == 0
+
+
+def test_comparing_says_which_method_a_note_is_about_and_fits_80_columns(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write_scores(tmp_path)
+    code, out, err = run("compare s.npz --methods perturbed-temperature,temperature,platt")
+    assert code == 0, err
+    assert "note: perturbed-temperature: features have no groups" in err
+    assert "…" not in out
+    assert "accuracy 0.590 for every method" in out
+
+
+def test_a_monitor_begins_with_words_and_tells_of_repeated_batches(run: Run, tmp_path: Path) -> None:
+    write_scores(tmp_path)
+    assert run("fit s.npz -o cal")[0] == 0
+    out = run("monitor cal --state watch --reference s.npz")[1]
+    assert out.startswith("Ready: no new data yet; the accuracy expected at home is ")
+    assert "nan" not in out
+    assert "counted before" not in run("monitor cal s.npz --state watch")[2]
+    assert "s.npz was counted before, and is not counted again" in run("monitor cal s.npz --state watch")[2]
+    assert "samples from home" in run("info watch")[1]

@@ -13,7 +13,7 @@ from torch import Tensor
 from salgp.features import Features
 from salgp.prediction import Prediction
 
-__all__ = ["confidence_points", "explain_line", "term_points"]
+__all__ = ["confidence_points", "explain_line", "shown_term", "term_points"]
 
 
 def explain_line(features: Features, prediction: Prediction) -> str:
@@ -38,8 +38,18 @@ def explain_line(features: Features, prediction: Prediction) -> str:
     if prediction.lower is not None and prediction.upper is not None:
         bar = f" ({float(prediction.lower[0]):.2f} to {float(prediction.upper[0]):.2f})"
     order = points[0].abs().argsort(descending=True, stable=True).tolist()
-    parts = ", ".join(f"{names[j]} {float(points[0, j]) + 0.0:+.2f}" for j in order)
+    parts = ", ".join(f"{shown_term(names[j])} {float(points[0, j]) + 0.0:+.2f}" for j in order)
     return f"{before:.2f} -> {after:.2f}{bar}: {parts}"
+
+
+def shown_term(name: str) -> str:
+    """A term's name for people: layers that are only numbered are called layers.
+
+    Example:
+        >>> shown_term("4"), shown_term("conv1")
+        ('layer 4', 'conv1')
+    """
+    return f"layer {name}" if name.isdecimal() else name
 
 
 def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, ...], Tensor]:

@@ -21,13 +21,14 @@ from salgp.calibrators import Calibrator, get, load_calibrator
 from salgp.calibrators.saving import KIND, write_calibrator
 from salgp.features import Features
 from salgp.network.batches import Batch, LabelsAt, named_fields
-from salgp.network.extract import Copies, Perturb, perturbed
+from salgp.network.extract import Copies, Perturb
 from salgp.network.fingerprint import Fingerprint, check_network
+from salgp.network.gathering import gather
 from salgp.network.keeping import FORMAT, FORMAT_VERSION, LostFunctionError, module_header, reader_from
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
-from salgp.network.reading import Place, Reading, collect, read_batches
-from salgp.network.rehearsal import Rehearsal, rehearse
+from salgp.network.reading import Place, collect, read_batches
+from salgp.network.rehearsal import Rehearsal
 from salgp.prediction import Prediction
 from salgp.storage import read_header, reading, write_folder, write_header
 
@@ -246,27 +247,20 @@ def calibrate(
     calibrator = _unfitted(method)
     taken = (layers, pooling) if calibrator.needs_layers else ((), "auto")
     reader = Reader(*taken, output, max_width, seed, forward, labels_at)
-    place = Place(device, None, keep_on_device)
     copies = ("auto" if calibrator.uses_copies else None) if perturb is True else perturb or None
-    rehearsal: Rehearsal | None = None
-    if copies is None or callable(copies):
-        readings = read_batches(
-            model, loader, reader, place, prepare=perturbed(copies, seed), progress=progress
-        )
-        reader, features, labels = _labelled(readings)
-    else:
-        found = rehearse(
-            model, loader, reader, copies, place, seed=seed, progress=progress, tokenizer=tokenizer
-        )
-        reader, features, labels, rehearsal = found.reader, found.features, found.labels, found.rehearsal
-    known = None
-    if reference is not None:
-        readings = read_batches(
-            model, reference, reader, place, progress=progress, title="reading the reference"
-        )
-        known = _labelled(readings)[1:]
-    calibrator.fit(features, labels, known)
-    return CalibratedClassifier(model, calibrator, reader, rehearsal)
+    data = gather(
+        model,
+        loader,
+        reader,
+        copies,
+        Place(device, None, keep_on_device),
+        reference=reference,
+        seed=seed,
+        progress=progress,
+        tokenizer=tokenizer,
+    )
+    calibrator.fit(data.features, data.labels, data.reference)
+    return CalibratedClassifier(model, calibrator, data.reader, data.rehearsal)
 
 
 def load(
@@ -325,16 +319,6 @@ def _unfitted(method: Calibrator | str | None) -> Calibrator:
     if method is None or isinstance(method, str):
         return get(method or "layer-evidence")
     raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
-
-
-def _labelled(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor]:
-    reader, features, labels = collect(readings)
-    if labels is None:
-        raise ValueError(
-            "calibration needs labels, but the loader yields inputs only; yield (x, y) or a "
-            "mapping with 'labels', or say where they are: labels_at=..."
-        )
-    return reader, features, labels
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -243,6 +243,11 @@ def test_shift_says_what_to_expect() -> None:
     assert found.sentence.endswith("), instead of 90.")
     assert found.expected.lower < 0.6 < found.expected.upper
     assert (found.tone, found.human) == ("poor", 1.0)
+    right = shift((known[0], known[2]), (features, new), Keep(0.05, 10, 10, 0.8), measured=0.89)
+    assert right.sentence == found.sentence
+    off = shift((known[0], known[2]), (features, new), Keep(0.05, 10, 10, 0.8), measured=0.7)
+    assert off.sentence.endswith("care: of the labelled data it expects 90, and 70 are right.")
+    assert "instead of" not in off.sentence
     same = shift((known[0], known[2]), (known[0], known[2]), Keep(0.05, 10, 10, 0.8))
     assert (same.tone, same.human) == ("good", 0.0)
 

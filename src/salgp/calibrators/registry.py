@@ -32,13 +32,13 @@ def get(name: str, **arguments: Any) -> Calibrator:
 
 
 def names() -> dict[str, str]:
-    """Every calibrator's name and the first line of its description.
+    """Every calibrator's name and the first sentence of its description.
 
     Example:
         >>> "temperature" in names()
         True
     """
-    return {name: (_class(name).__doc__ or "").strip().splitlines()[0] for name in _known()}
+    return {name: _first_sentence(_class(name).__doc__ or "") for name in _known()}
 
 
 def register(cls: C) -> C:
@@ -104,3 +104,9 @@ def _unknown(name: str) -> str:
     close = difflib.get_close_matches(str(name), known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"no calibrator called {name!r}; {hint}known: {', '.join(known)}"
+
+
+def _first_sentence(text: str) -> str:
+    """The first paragraph up to its first full stop, as plain text."""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split()).replace("`", "")
+    return paragraph.split(". ")[0].rstrip(".") + "."

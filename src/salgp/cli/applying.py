@@ -45,7 +45,7 @@ def apply(
     check_target(out, force, features, calibrator)
     together = context_of(context)
     loaded, prediction = predicted(calibrator, features, any_network, shell, together)
-    write_prediction(out, prediction, loaded.features.confidence)
+    write_prediction(out, prediction, loaded.features.confidence, loaded.classes)
     before, after = float(loaded.features.confidence.mean()), float(prediction.confidence.mean())
     shell.finish(
         {"out": str(out), "n": len(prediction), "mean_confidence": after, "network_mean_confidence": before},

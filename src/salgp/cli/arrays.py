@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["LABELS", "pop_labels", "read_arrays", "stacked"]
 
-LABELS = ("labels", "label", "y")
+LABELS = ("labels", "label", "targets", "target", "y")
 """Names under which labels are looked for."""
 
 

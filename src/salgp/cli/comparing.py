@@ -110,9 +110,9 @@ def _fit_all(
             advance(0, f"fitting {name}")
             try:
                 calibrator = get(name)
-                predictions[name] = calibrator.fit(
-                    *fitting_rows(calibrator, *data), reference=reference
-                ).predict(held_out)
+                with shell.notes_about(name):
+                    calibrator.fit(*fitting_rows(calibrator, *data), reference=reference)
+                    predictions[name] = calibrator.predict(held_out)
             except (ValueError, TypeError, RuntimeError, ImportError) as error:
                 failed[name] = sentence(error)
             advance()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,18 @@ __all__ = ["describe", "register"]
 
 ANY_VERSION = 10**9
 """What is only shown may be of any version."""
+MOST = 20
+"""Entries of a list that are shown."""
+OTHERS = {
+    ".html": "a page; open it in a browser",
+    ".onnx": "a graph; salgp extract takes one as MODEL, onnxruntime runs what salgp export wrote",
+    ".pt2": "an exported program; torch.export.load opens it",
+    ".pt": "weights; give them to extract or calibrate with --weights",
+    ".pth": "weights; give them to extract or calibrate with --weights",
+    ".ckpt": "weights; give them to extract or calibrate with --weights",
+    ".py": "code; name a network in it as FILE.py:FUNCTION",
+}
+"""Files that other programs show better, and what to do with them."""
 
 
 def register(app: typer.Typer) -> None:
@@ -45,8 +57,26 @@ def info(
     found = describe(path)
     table = Table(show_header=False)
     for key, value in found.items():
-        table.add_row(key, str(value))
+        if value is not None:
+            table.add_row(key, _text(value))
     shell.finish(found, table)
+
+
+def _text(value: Any) -> str:
+    """A value for people.
+
+    Example:
+        >>> _text({"conv": 12, "fc": 8}), _text([0.25, 1 / 3]), _text(True), _text({})
+        ('conv 12, fc 8', '0.25, 0.3333', 'yes', 'none')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(part)}" for key, part in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        more = f", ... ({len(value)} in all)" if len(value) > MOST else ""
+        return (", ".join(map(_text, value[:MOST])) or "none") + more
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -62,6 +92,8 @@ def describe(path: Path) -> dict[str, Any]:
         return _table(path)
     if path.suffix == ".json":
         return _values(path)
+    if path.suffix in OTHERS:
+        raise ValueError(f"{path}: {OTHERS[path.suffix]}")
     if path.suffix != ".safetensors":
         raise ValueError(
             f"{path}: unknown kind of file; info reads .safetensors, .npz, .csv, .json, Parquet and every "
@@ -131,7 +163,12 @@ def _shards(path: Path) -> dict[str, Any]:
     if "store" in kind:
         return _features(path)
     shards = listed.get("shards", []) if isinstance(listed, dict) else []
-    return {"kind": kind or "shards", "shards": len(shards), "files": len(list(path.glob("*.parquet")))}
+    return {
+        "kind": {"salgp-scores": "scores"}.get(kind, kind or "shards"),
+        "samples": sum(int(shard.get("rows", 0)) for shard in shards if isinstance(shard, dict)),
+        "shards": len(shards),
+        "complete": bool(listed.get("complete", True)),
+    }
 
 
 def _monitor(path: Path) -> dict[str, Any]:
@@ -139,7 +176,17 @@ def _monitor(path: Path) -> dict[str, Any]:
 
     batches = len(read_lines(path / "log.jsonl"))
     settings = read_header(path / "monitor.json", "salgp-monitor", ANY_VERSION)
-    return {"kind": "monitor", "batches": batches, **settings}
+    return {
+        "kind": "monitor",
+        "batches": batches,
+        "samples from home": settings.get("n_reference"),
+        "accuracy expected at home": settings.get("home"),
+        "chance of a false alarm": settings.get("false_alarm"),
+        "fall of accuracy that matters": settings.get("tolerance"),
+        "batches in the window": settings.get("window"),
+        "watched": settings.get("channels"),
+        "classes": settings.get("class_names") or settings.get("n_classes"),
+    }
 
 
 def _study(path: Path) -> dict[str, Any]:

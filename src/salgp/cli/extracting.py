@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from salgp.cli import files, options
-from salgp.cli.given import DataOptions, image_options, layer_names, metadata_of, network_of
+from salgp.cli.given import DataOptions, image_options, layer_names, metadata_of, network_of, note_guessing
 from salgp.cli.inputs import Inputs
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.targets import check_inputs, check_target
@@ -74,14 +74,16 @@ def extract(
     read = {"layers": layer_names(layers), "pooling": pooling, "output": output}
     read["max_width"] = max_width
     if one_file:
-        n, widths = _to_file(shell, network, loader, out, read, perturb)
+        n, widths, accuracy = _to_file(shell, network, loader, out, read, perturb)
     else:
-        n, widths = _to_store(shell, network, loader, out, read)
+        n, widths, accuracy = _to_store(shell, network, loader, out, read)
     labelled = loader.labels is not None
+    right = "" if accuracy is None else f"; the network is right on {accuracy:.1%}"
     shown = ", ".join(f"{name} ({width})" for name, width in widths.items())
+    samples = f"{n:,} samples {'with' if labelled else 'without'} labels"
     shell.finish(
-        {"out": str(out), "n": n, "layers": widths, "labelled": labelled},
-        f"{n:,} samples {'with' if labelled else 'without'} labels in {out}\nlayers: {shown or 'none'}",
+        {"out": str(out), "n": n, "layers": widths, "labelled": labelled, "accuracy": accuracy},
+        f"{samples} in {out}{right}\nlayers: {shown or 'none'}",
     )
 
 
@@ -103,10 +105,10 @@ class _Shown:
 
 def _to_file(
     shell: Shell, network: nn.Module, loader: Inputs, out: Path, read: Mapping[str, Any], perturb: bool
-) -> tuple[int, dict[str, int]]:
+) -> tuple[int, dict[str, int], float | None]:
     reader, features, labels = _in_memory(shell, network, loader, read, perturb)
     features.save(out, labels, metadata_of(network, reader, loader.classes))
-    return len(features), features.widths
+    return len(features), features.widths, note_guessing(shell, features, labels)
 
 
 def _in_memory(
@@ -127,7 +129,7 @@ def _in_memory(
 
 def _to_store(
     shell: Shell, network: nn.Module, loader: Inputs, out: Path, read: Mapping[str, Any]
-) -> tuple[int, dict[str, int]]:
+) -> tuple[int, dict[str, int], float | None]:
     from salgp.network.reader import Reader
     from salgp.network.reading import collect, read_batches
     from salgp.store import extract_to_store
@@ -137,4 +139,4 @@ def _to_store(
     with shell.progress("extracting", total=loader.n) as advance:
         store = extract_to_store(network, _Shown(loader, advance), out, **read)
     files.write_metadata(out, metadata_of(network, reader, loader.classes))
-    return len(store), store.widths
+    return len(store), store.widths, None

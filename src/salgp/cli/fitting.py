@@ -79,7 +79,7 @@ def fit(
             "layers": list(calibrator.layer_widths_),
         },
         f"fitted {calibrator.name} on {len(data):,} samples; saved in "
-        f"{out}\nnext: salgp evaluate {out} TEST.safetensors",
+        f"{out}\nnext: salgp evaluate {out} TEST{features.suffix}",
     )
     return None
 
@@ -125,9 +125,14 @@ def notes_on(calibrator: Calibrator, loaded: files.FeatureFile, data: Features, 
     if loaded.metadata.get("unused"):
         notes.append(f"columns not used: {loaded.metadata['unused']}")
     if calibrator.uses_copies and data.groups is None:
+        from_network = loaded.metadata.get("network") is not None
+        copies = (
+            "salgp extract --perturb makes some"
+            if from_network
+            else "expect no more than for data like these"
+        )
         notes.append(
-            f"no perturbed copies in {loaded.path.name}: {calibrator.name} has rehearsed no shift; "
-            f"salgp extract --perturb makes some"
+            f"no perturbed copies in {loaded.path.name}: {calibrator.name} has rehearsed no shift; {copies}"
         )
     if calibrator.name == "layer-evidence" and not reference:
         notes.append(

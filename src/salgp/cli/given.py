@@ -13,11 +13,12 @@ from salgp.cli.networks import HUGGING_FACE, has_own_weights, import_object, ope
 from salgp.cli.shell import Shell, UsageError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+    from salgp.features import Features
     from salgp.network.reader import Reader
 
-__all__ = ["DataOptions", "image_options", "layer_names", "metadata_of", "network_of"]
+__all__ = ["DataOptions", "image_options", "layer_names", "metadata_of", "network_of", "note_guessing"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,26 @@ def network_of(shell: Shell, model: str, weights: Path | None, device: str | Non
     if weights is None and not has_own_weights(model):
         shell.say("note: no --weights given; the network is used as the factory made it")
     return network if device is None else _sent_to(network, device)
+
+
+def note_guessing(shell: Shell, features: Features, labels: Tensor | None) -> float | None:
+    """The network's accuracy on the samples themselves; with a note where it is no better than a guess, which
+    is what forgotten weights and wrong preprocessing look like.
+    """
+    from salgp.calibrators.copies import originals
+
+    if labels is None or not len(features):
+        return None
+    rows = originals(features)[0]
+    n, chance = len(rows), 1 / features.n_classes
+    accuracy = float(features[rows].correct(labels[rows]).double().mean())
+    if accuracy <= chance + 2 * (chance * (1 - chance) / n) ** 0.5:
+        shell.say(
+            f"note: the network is right on {accuracy:.0%} of these samples, no more than a guess among "
+            f"{features.n_classes:,} classes; are these its weights, and the inputs it was trained on "
+            f"(--weights, --scale, --image-mean, --prepare)?"
+        )
+    return accuracy
 
 
 def layer_names(text: str) -> Any:

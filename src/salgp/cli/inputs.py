@@ -1,7 +1,7 @@
 """The user's data, named on the command line, as batches for `salgp.extract`.
 
-Arrays come from ``.npz``, ``.safetensors``, Parquet or ``.csv``: ``labels`` (or ``label``, ``y``) are the
-labels, the rest are inputs. One input is passed to the network as it is; several are chosen with
+Arrays come from ``.npz``, ``.safetensors``, Parquet or ``.csv``: ``labels`` (or ``label``, ``target``, ``y``)
+are the labels, the rest are inputs. One input is passed to the network as it is; several are chosen with
 ``--inputs``, or passed by name to a Hugging Face network. Columns of a table are stacked by a pattern:
 ``--inputs 'f*'``. An image folder has one sub-folder per class, or images only where there
 are no labels.
@@ -9,6 +9,7 @@ are no labels.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,10 +139,14 @@ def _of_arrays(
     if unknown:
         raise KeyError(f"{path}: no array named {unknown[0]!r}; it has {', '.join(arrays)}")
     if inputs is None and len(arrays) > 1 and all(x.ndim == 1 for x in arrays.values()) and not by_name:
-        raise ValueError(
-            f"{path}: a table with the columns {', '.join(list(arrays)[:20])}; say which of them are the "
-            f"network's input with --inputs and a pattern, e.g. --inputs '*'"
+        texts = [name for name, x in arrays.items() if x.dtype.kind not in "fiub"]
+        how = (
+            f"{texts[0]!r} holds text, so turn them into numbers with a function of yours: --prepare "
+            f"FILE.py:NAME"
+            if texts
+            else "say which of them are the network's input with --inputs and a pattern, e.g. --inputs '*'"
         )
+        raise ValueError(f"{path}: a table with the columns {', '.join(list(arrays)[:20])}; {how}")
     if inputs is None and len(arrays) > 1 and not by_name:
         raise ValueError(
             f"{path}: several arrays could be the input ({', '.join(arrays)}); choose with "
@@ -169,6 +174,14 @@ def _of_arrays(
 def _prepared(arrays: dict[str, Any], prepare: Prepare) -> dict[str, Any]:
     import numpy as np
 
+    try:
+        inspect.signature(prepare).bind(arrays)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(prepare).parameters) or "nothing"
+        raise TypeError(
+            f"--prepare: the function takes {takes}; it must take one argument, the dictionary of columns by "
+            f"name, e.g. def prepare(columns): return columns['age'] / 100"
+        ) from error
     found = prepare(arrays)
     if isinstance(found, Mapping):
         return {str(name): np.asarray(x) for name, x in found.items()}

@@ -52,14 +52,18 @@ def monitor(
     fail: Annotated[bool, typer.Option("--fail", help="Exit with code 1 while an alarm stands.")] = False,
     any_network: AnyNetwork = False,
 ) -> None:
-    """Watch new data without labels: expected accuracy, what moved, and an alarm that keeps its word.
+    """Watch new data without labels: expected accuracy, what moved, and an alarm.
 
-    A batch is named after its file; one that was fed before is not counted again.
+    The alarm is false with at most the stated chance, however long one watches. A batch is named after
+    its file; one that was counted before is not counted again.
     """
     watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
     for path in data or []:
         loaded, prediction = predicted(calibrator, path, any_network, shell)
+        before = watching.status().batches
         watching.feed(prediction, loaded.labels, key=path.name)
+        if watching.status().batches == before:
+            shell.say(f"note: {path.name} was counted before, and is not counted again")
     status = watching.status()
     if page is not None:
         watching.page(page)

@@ -100,7 +100,8 @@ Prepare = Annotated[
     typer.Option(
         "--prepare",
         metavar="FILE.py:NAME",
-        help="Your own preprocessing: a function of the named arrays that returns the network's input.",
+        help="Your own preprocessing: a function that takes the dictionary of columns (or arrays) by name "
+        "and returns the network's input.",
     ),
 ]
 Classes = Annotated[

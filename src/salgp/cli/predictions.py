@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,18 @@ __all__ = ["PREDICTION_FORMAT", "harmless", "write_prediction"]
 PREDICTION_FORMAT = "salgp-prediction"
 
 
-def write_prediction(path: Path, prediction: Prediction, before: Tensor) -> Path:
-    """Write one row per sample: label, confidence, its error bar, and the network's own confidence."""
+def write_prediction(
+    path: Path, prediction: Prediction, before: Tensor, classes: Sequence[str] | None = None
+) -> Path:
+    """Write one row per sample: label, confidence, its error bar, and the network's own confidence.
+
+    Where the classes have names, a table has them too: in a column ``class``, and in ``probs.NAME``.
+    """
     if path.suffix == ".safetensors":
         return _write_tensors(path, prediction, before)
     from salgp.storage import write_whole
 
-    columns = _columns(prediction, before)
+    columns = _columns(prediction, before, classes)
     if path.suffix == ".csv":
         return write_whole(path, lambda part: _write_csv(part, columns))
     if path.suffix == ".parquet":
@@ -44,17 +49,23 @@ def harmless(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
-def _columns(prediction: Prediction, before: Tensor) -> dict[str, Any]:
-    """Columns of numbers; the class probabilities become one column each."""
+def _columns(prediction: Prediction, before: Tensor, classes: Sequence[str] | None) -> dict[str, Any]:
+    """One column per figure; the class probabilities become one column each."""
+    import numpy as np
+
     arrays = prediction.numpy()
     columns = {k: x for k, x in arrays.items() if x.ndim == 1}
+    named = classes is not None and len(set(classes)) == arrays["probs"].shape[1]
+    names = list(classes) if classes is not None and named else range(arrays["probs"].shape[1])
+    if named:
+        columns = {"label": columns.pop("label"), "class": np.array(names)[arrays["label"]], **columns}
     columns["network_confidence"] = before.cpu().numpy()
     terms = prediction.layers
     if terms is not None:
         columns |= {
             f"correction.{name}": terms.mean[:, j].cpu().numpy() for j, name in enumerate(terms.names)
         }
-    return columns | {f"probs.{j}": arrays["probs"][:, j] for j in range(arrays["probs"].shape[1])}
+    return columns | {f"probs.{name}": arrays["probs"][:, j] for j, name in enumerate(names)}
 
 
 def _write_csv(part: Path, columns: Mapping[str, Any]) -> None:

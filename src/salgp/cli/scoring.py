@@ -43,12 +43,12 @@ def score(
     if engine not in ("local", "ray"):
         raise UsageError(f"--engine {engine}: expected local or ray")
     check_inputs(calibrator, features)
-    files.read_calibrator(calibrator)
     if features.is_file():
         raise UsageError(
             f"{features} is one file; score works on a folder of shards (salgp extract -o "
             f"FOLDER), salgp apply on a file"
         )
+    files.read_calibrator(calibrator)
     from salgp.store import score as run
 
     done = run(

@@ -113,6 +113,12 @@ class Shell:
             Terminal(stderr=True).print(text, soft_wrap=True)
 
     @contextmanager
+    def notes_about(self, name: str) -> Iterator[None]:
+        """Warnings of the library that come up inside are said with the name of what they are about."""
+        with _own_warnings(self, f"{name}: "):
+            yield
+
+    @contextmanager
     def progress(self, description: str, total: float | None = None) -> Iterator[Advance]:
         """A progress bar with the time left (or, without a total, the time passed); yields ``advance(steps,
         description)``.
@@ -295,7 +301,7 @@ def _spelt(character: str) -> str:
 
 
 @contextmanager
-def _own_warnings(shell: Shell) -> Iterator[None]:
+def _own_warnings(shell: Shell, about: str = "") -> Iterator[None]:
     """Show the library's own warnings as a line each; those of others only with ``--debug``."""
 
     def show(
@@ -307,7 +313,7 @@ def _own_warnings(shell: Shell) -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if category.__module__.startswith("salgp") or shell.debug:
-            shell.say(f"note: {' '.join(str(message).split())}")
+            shell.say(f"note: {about}{' '.join(str(message).split())}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")

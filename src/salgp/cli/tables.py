@@ -16,25 +16,33 @@ __all__ = ["explanation_table", "score_table"]
 
 
 def score_table(comparison: Comparison, title: str) -> Table:
-    """One row per method; the best of each column in bold, and the mean error bar last."""
+    """One row per method; the best of each column in bold, and the mean error bar last.
+
+    Calibration changes no label, so the accuracy of all methods is one number and stands below the table.
+    """
+    rows = comparison.as_dict()
+    accuracies = {scores["accuracy"] for scores in rows.values()}
+    alike = accuracies.pop() if len(accuracies) == 1 else None
     table = Table(
         title=title,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption=_CAPTION,
+        caption=_CAPTION if alike is None else f"accuracy {alike:.3f} for every method; {_CAPTION}",
         caption_justify="left",
     )
     from salgp.metrics import METRICS
 
     shown = {name: metric for name, metric in METRICS.items() if metric.heading}
+    if alike is not None:
+        shown.pop("accuracy")
     arrows = {None: "", True: "↑", False: "↓"}
     table.add_column("method", no_wrap=True)
     for metric in shown.values():
         table.add_column(metric.heading + arrows[metric.larger_is_better], justify="right", no_wrap=True)
     table.add_column("± std", justify="right", no_wrap=True)
     best = {key: _best(comparison, key, metric) for key, metric in shown.items()}
-    for name, scores in comparison.as_dict().items():
+    for name, scores in rows.items():
         cells = ["-" if scores[key] is None else f"{scores[key]:.3f}" for key in shown]
         spread = "-" if scores["mean_variance"] is None else f"{scores['mean_variance'] ** 0.5:.3f}"
         table.add_row(
@@ -55,10 +63,12 @@ def explanation_table(explained: Sequence[Mapping[str, Any]]) -> Table:
     """One row per sample: confidence before and after, and the points of every term, which add up to the
     change.
     """
+    from salgp.explanation import shown_term
+
     table = Table("row", "predicted", "network", "calibrated", "points, which add up to the change")
     for e in explained:
         bar = "" if e["lower"] is None else f" ({e['lower']:.2f} to {e['upper']:.2f})"
-        points = ", ".join(f"{name} {value + 0.0:+.2f}" for name, value in e["points"].items())
+        points = ", ".join(f"{shown_term(name)} {value + 0.0:+.2f}" for name, value in e["points"].items())
         table.add_row(
             str(e["row"]),
             e["class"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,16 @@ import typer
 
 from salgp.cli import files, options
 from salgp.cli.applying import uncalibrated
-from salgp.cli.fitting import check_method
-from salgp.cli.given import DataOptions, image_options, layer_names, metadata_of, network_of
+from salgp.cli.arrays import LABELS
+from salgp.cli.fitting import check_method, fitting_rows, read_reference
+from salgp.cli.given import (
+    DataOptions,
+    image_options,
+    layer_names,
+    metadata_of,
+    network_of,
+    note_guessing,
+)
 from salgp.cli.inputs import Inputs
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.tables import score_table
@@ -25,8 +34,11 @@ from salgp.cli.targets import check_folder, check_inputs, check_target
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from salgp.calibrators import Calibrator
     from salgp.metrics import Comparison
     from salgp.module import CalibratedClassifier
+    from salgp.network.gathering import Gathered
+    from salgp.network.reader import Reader
     from salgp.prediction import Prediction
 
 __all__ = ["register"]
@@ -74,8 +86,8 @@ def calibrate(
 ) -> None:
     """Calibrate a network in one go: extract, rehearse shifts, fit, check, compare and report.
 
-    The folder holds the calibrator, the features it was fitted and checked on, and report.html. Without
-    --test nothing is checked.
+    The folder holds the calibrator, the features it was fitted and checked on, and report.html, so that
+    every other command can go on from there. Without --test nothing is checked.
     """
     check_inputs(train, calibration, test, weights)
     rivals = [name for name in files.split_names(compare) or [] if name != method]
@@ -83,14 +95,23 @@ def calibrate(
     _check_folder(out, force)
     images = image_options(model, image_size, gray, image_mean, image_std)
     data = DataOptions(model, batch_size, inputs, classes, images, scale, prepare)
-    sets = _opened(shell, data, {"calibration": calibration, "train": train, "test": test})
+    sets = _opened(data, {"calibration": calibration, "train": train, "test": test})
+    from salgp.module import CalibratedClassifier
+    from salgp.network.reader import Reader
+    from salgp.outputs import method_for
+
     network = network_of(shell, model, weights, device)
-    read: dict[str, Any] = {"layers": layer_names(layers), "pooling": pooling, "output": output}
-    read |= {"max_width": max_width, "method": None if method == "auto" else method, "seed": seed}
-    classifier = _fitted(shell, network, sets, read)
-    _write(classifier, sets, out, force)
+    calibrator = method_for(method, True)
+    if calibrator.needs_layers and train is None:
+        shell.say("note: no --train given; the calibration samples are compared with each other")
+    taps = Reader(layer_names(layers), pooling, output, max_width, seed)
+    read = _gathered(shell, network, sets, taps, calibrator)
+    with shell.progress(f"fitting {calibrator.name}"):
+        calibrator.fit(read.features, read.labels, read.reference)
+    classifier = CalibratedClassifier(network, calibrator, read.reader, read.rehearsal)
+    _write(classifier, read, sets, out, force)
     comparison = _checked(shell, classifier, sets["test"], out, rivals) if "test" in sets else None
-    _finish(shell, classifier, out, sets["calibration"].n, comparison)
+    _finish(shell, classifier, out, sets, comparison)
 
 
 def _check_folder(out: Path, force: bool) -> None:
@@ -100,38 +121,54 @@ def _check_folder(out: Path, force: bool) -> None:
         raise UsageError(f"--out {out}: a file; give the name of a folder")
 
 
-def _opened(shell: Shell, data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, Inputs]:
+def _opened(data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, Inputs]:
     sets = {name: data.open(path) for name, path in paths.items() if path is not None}
     for name, found in sets.items():
         if found.labels is None:
-            raise ValueError(f"--{name}: no labels there; store them under 'labels' (or 'label', 'y')")
-    if "train" not in sets:
-        shell.say("note: no --train given; the calibration samples are compared with each other")
+            raise ValueError(f"--{name}: no labels there; name them {' or '.join(map(repr, LABELS))}")
     return sets
 
 
-def _fitted(
-    shell: Shell, network: nn.Module, sets: Mapping[str, Inputs], read: Mapping[str, Any]
-) -> CalibratedClassifier:
-    from salgp.module import calibrate as run
+def _gathered(
+    shell: Shell, network: nn.Module, sets: Mapping[str, Inputs], reader: Reader, calibrator: Calibrator
+) -> Gathered:
+    from salgp.network.gathering import gather
 
-    n = sum(data.n for data in sets.values())
-    with shell.progress(f"reading the network over {n:,} samples, and fitting"):
-        read = {**read, "reference": sets.get("train"), "tokenizer": sets["calibration"].tokenizer}
-        return run(network, sets["calibration"], progress=False, **read)
+    if not calibrator.needs_layers:
+        reader = replace(reader, layers=(), pooling="auto")
+    copies = "auto" if calibrator.uses_copies else None
+    rehearsing = ", and perturbed copies" if copies else ""
+    n = sets["calibration"].n + (sets["train"].n if "train" in sets else 0)
+    with shell.progress(f"reading the network over {n:,} samples{rehearsing}"):
+        read = gather(
+            network,
+            sets["calibration"],
+            reader,
+            copies,
+            reference=sets.get("train"),
+            seed=reader.seed,
+            progress=False,
+            tokenizer=sets["calibration"].tokenizer,
+        )
+    note_guessing(shell, read.features, read.labels)
+    return read
 
 
-def _write(classifier: CalibratedClassifier, sets: Mapping[str, Inputs], out: Path, force: bool) -> None:
-    """The calibrator, and the features of calibration and test data as `salgp extract` would write them."""
+def _write(
+    classifier: CalibratedClassifier, read: Gathered, sets: Mapping[str, Inputs], out: Path, force: bool
+) -> None:
+    """The calibrator, and the features of all data as `salgp extract` would write them."""
     import salgp
 
     names = sets["calibration"].classes
     metadata = metadata_of(classifier.model, classifier.taps, names)
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("calibration", "test"):
-        if name in sets:
-            features, labels = classifier.extract(sets[name], progress=False)
-            features.save(out / f"{name}.safetensors", labels, metadata)
+    read.features.save(out / "calibration.safetensors", read.labels, metadata)
+    if read.reference is not None:
+        read.reference[0].save(out / "train.safetensors", read.reference[1], metadata)
+    if "test" in sets:
+        features, labels = classifier.extract(sets["test"], progress=False)
+        features.save(out / "test.safetensors", labels, metadata)
     origin = {
         "features": "calibration.safetensors",
         "n": sets["calibration"].n,
@@ -150,11 +187,15 @@ def _checked(
     from salgp.metrics import compare as compare_predictions
 
     features, labels = files.read_labelled(out / "calibration.safetensors")
+    train = out / "train.safetensors"
+    known = read_reference(train if train.exists() else None, features.features)
     loaded, truth = files.read_labelled(out / "test.safetensors")
     predictions = {"uncalibrated": uncalibrated(loaded.features)}
     with shell.progress("comparing and writing the report"):
         for name in rivals:
-            predictions[name] = get(name).fit(features.features, labels).predict(loaded.features)
+            rival = get(name)
+            rival.fit(*fitting_rows(rival, features.features, labels), known)
+            predictions[name] = rival.predict(loaded.features)
         predictions[classifier.calibrator.display_name] = classifier.calibrator.predict(loaded.features)
         _report(out, loaded, truth, predictions, data)
     return compare_predictions(predictions, truth)
@@ -195,9 +236,13 @@ def _pictures(data: Inputs) -> Any:
 
 
 def _finish(
-    shell: Shell, classifier: CalibratedClassifier, out: Path, n: int, comparison: Comparison | None
+    shell: Shell,
+    classifier: CalibratedClassifier,
+    out: Path,
+    sets: Mapping[str, Inputs],
+    comparison: Comparison | None,
 ) -> None:
-    method = classifier.calibrator.display_name
+    method, n = classifier.calibrator.display_name, sets["calibration"].n
     value = {
         "out": str(out),
         "method": classifier.calibrator.name,
@@ -208,12 +253,28 @@ def _finish(
     }
     shown: list[Any] = []
     if comparison is not None:
-        shown.append(score_table(comparison, f"{method}, fitted on {n:,} samples, checked on test data"))
-    lines = [] if classifier.rehearsal is None else str(classifier.rehearsal).splitlines()
-    rehearsed = "".join(f"rehearsed {line}\n" for line in lines)
-    report = "" if comparison is None else f"report: {out / 'report.html'} (open it in any browser)\n"
-    shown.append(
-        f"{rehearsed}{report}calibrator: {out / 'calibrator'}; in Python: "
-        f"salgp.load({json.dumps(str(out / 'calibrator'))}, model)"
-    )
+        checked = f"checked on {sets['test'].n:,} test samples"
+        shown.append(score_table(comparison, f"{method}, fitted on {n:,} samples, {checked}"))
+    shown.append("\n".join(_lines(classifier, out, comparison is not None)))
     shell.finish(value, *shown)
+
+
+def _lines(classifier: CalibratedClassifier, out: Path, checked: bool) -> list[str]:
+    """What was done, where it is, and what can be done next."""
+    lines = []
+    done = classifier.rehearsal
+    if done is not None and done.families:
+        worst = (f"{name} {at[-1]:.2f}" for name, at in zip(done.families, done.under, strict=True))
+        lines.append(
+            f"rehearsed on copies disturbed from mildly to strongly; the network's accuracy, "
+            f"{done.accuracy:.2f}, fell to: {', '.join(worst)}"
+        )
+    if not checked:
+        lines.append(f"not checked: no --test given. {classifier.verdict_}")
+    else:
+        lines.append(f"report: {out / 'report.html'} (open it in any browser)")
+    folder = out / "calibrator"
+    lines.append(f"calibrator: {folder}; in Python: salgp.load({json.dumps(str(folder))}, model)")
+    if checked:
+        lines.append(f"next: salgp explain {folder} {out / 'test.safetensors'}")
+    return lines

@@ -114,7 +114,7 @@ def nll(probs: ArrayLike, labels: ArrayLike) -> Statistic:
 
 
 @metric(
-    "Surprise (NLL)",
+    "Surprise at being right or wrong (NLLc)",
     "Punishes being sure and wrong; counts whether the answer was right.",
     larger_is_better=False,
     heading="NLLc",

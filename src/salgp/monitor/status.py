@@ -68,7 +68,10 @@ class Status:
     batches: int
 
     def __str__(self) -> str:
-        fall = f"expected accuracy {self.accuracy}, at home {self.home:.1%}"
+        home = f"{100 * self.home:.1f} %"
+        if not self.batches:
+            return f"Ready: no new data yet; the accuracy expected at home is {home}."
+        fall = f"expected accuracy {self.accuracy}, at home {home}"
         if not self.alarm:
             return f"No alarm: {fall}; {self.n:,} samples."
         most = self.moves[0]

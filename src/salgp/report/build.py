@@ -128,6 +128,7 @@ def render(
         levels, nice_error(1 - after.accuracy) if acceptable_error is None else acceptable_error
     )
     names = _Names(class_names)
+    known = features, prediction
     return page(
         {
             "title": title,
@@ -136,7 +137,7 @@ def render(
             "samples": _sample_rows(features, y, prediction, images, names, n_shown),
             "others": _scores(everyone, y) if others else {},
             "rivals": _rivals(others, y),
-            "shift": None if new_data is None else shift((features, prediction), new_data, keep),
+            "shift": None if new_data is None else shift(known, new_data, keep, after.accuracy),
             "settings": dict(settings or {}),
             **_first_words(before, after, method, keep, changes),
             **_sizes(features, y),

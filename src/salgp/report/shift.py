@@ -53,8 +53,20 @@ class Shift:
     layers: list[LayerNotice]
 
 
-def shift(known: tuple[Features, Prediction], new: tuple[Features, Prediction], keep: Keep) -> Shift:
-    """Compare predictions on known and on new data; no labels are needed."""
+def shift(
+    known: tuple[Features, Prediction],
+    new: tuple[Features, Prediction],
+    keep: Keep,
+    measured: float | None = None,
+) -> Shift:
+    """Compare predictions on known and on new data; no labels of the new data are needed.
+
+    Args:
+        known: the labelled data.
+        new: the unlabelled ones.
+        keep: the threshold chosen on the labelled data.
+        measured: accuracy on the labelled data; where the estimate is off there, the sentence says so.
+    """
     before = _mean(known[0].confidence), _mean(new[0].confidence)
     after = _mean(known[1].confidence), _mean(new[1].confidence)
     drop = after[0] - after[1]
@@ -65,7 +77,7 @@ def shift(known: tuple[Features, Prediction], new: tuple[Features, Prediction], 
     std = None if stds[0] is None or stds[1] is None else (_mean(stds[0]), _mean(stds[1]))
     return Shift(
         len(new[1]),
-        _sentence(before, after, drop, expected),
+        _sentence(before, after, expected, measured),
         tone,
         before,
         after,
@@ -78,17 +90,29 @@ def shift(known: tuple[Features, Prediction], new: tuple[Features, Prediction], 
 
 
 def _sentence(
-    before: tuple[float, float], after: tuple[float, float], drop: float, expected: Estimate
+    before: tuple[float, float], after: tuple[float, float], expected: Estimate, measured: float | None
 ) -> str:
+    drop = after[0] - after[1]
     low, high = round(100 * expected.lower), round(100 * expected.upper)
     expect = f"expect about {round(100 * expected.value)} of 100 answers to be right ({low} to {high})"
     if abs(drop) < 0.03:
-        return f"The new data look like the labelled data: {expect}."
+        return f"The new data look like the labelled data: {expect}{_off(after[0], measured)}."
+    instead = _off(after[0], measured) or f", instead of {round(100 * after[0])}"
     if drop < 0:
-        return f"The new data are easier: {expect}, instead of {round(100 * after[0])}."
+        return f"The new data are easier: {expect}{instead}."
     unmoved = before[1] > before[0] - 0.5 * drop
     still = f"the network still says {100 * before[1]:.0f} %, but " if unmoved else ""
-    return f"The new data differ: {still}{expect}, instead of {round(100 * after[0])}."
+    return f"The new data differ: {still}{expect}{instead}."
+
+
+def _off(estimated: float, measured: float | None) -> str:
+    """What to know of the estimate, where it was wrong on the labelled data."""
+    if measured is None or abs(estimated - measured) < 0.03:
+        return ""
+    return (
+        f". Take this with care: of the labelled data it expects {round(100 * estimated)}, and "
+        f"{round(100 * measured)} are right"
+    )
 
 
 def _novel(known: Prediction, new: Prediction) -> float | None:

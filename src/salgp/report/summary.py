@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from salgp import metrics
-from salgp.explanation import term_points
+from salgp.explanation import shown_term, term_points
 from salgp.features import Features
 from salgp.metrics import METRICS, Metric, RiskCoverage, arrays_of
 from salgp.prediction import Prediction
@@ -167,7 +167,7 @@ def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
     if prediction.layers is None:
         return []
     names, points = term_points(features, prediction)
-    return _shares(names, points)
+    return _shares([shown_term(name) for name in names], points)
 
 
 def layer_shares(prediction: Prediction, layers: Sequence[str] = ()) -> list[LayerShare]:
@@ -238,7 +238,9 @@ def _corrected(row: int, one: Features, true: int, prediction: Prediction) -> Co
     points: list[tuple[str, float]] = []
     if prediction.layers is not None:
         names, values = term_points(one, prediction)
-        points = sorted(zip(names, values[0].tolist(), strict=True), key=lambda item: -abs(item[1]))
+        points = sorted(
+            zip(map(shown_term, names), values[0].tolist(), strict=True), key=lambda item: -abs(item[1])
+        )
     return Corrected(
         row,
         int(prediction.label[0]),

@@ -126,8 +126,8 @@ GLOSSARY = {
     "Environment": "What a group of unlabelled samples shows about the conditions they were taken under.",
     "Bootstrap": "Redrawing the data at random many times, to see how much a figure depends on luck.",
     "Novelty": "How unlike the training data a sample looks to the network's layers.",
-    "Surprise (NLL)": "Negative log-likelihood: small where right answers were given with high confidence, "
-    "large where wrong ones were.",
+    "Surprise (NLL, NLLc)": "Negative log-likelihood: small where right answers were given with high "
+    "confidence, large where wrong ones were.",
     "Slice": "A part of the data, such as all samples of one camera.",
 }
 """Every word of the page that needs one."""
