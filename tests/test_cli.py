@@ -358,7 +358,7 @@ WRONG = [
         "--device abacus: not available here",
         2,
     ),
-    Wrong("info on a script", "info IN/net.py", "unknown kind of file"),
+    Wrong("info on a script", "info IN/net.py", "name a network in it as FILE.py:FUNCTION"),
     Wrong("info on nothing", "info IN/nothing", "no such file or folder"),
     Wrong(
         "a fault of our own",

@@ -89,7 +89,8 @@ def test_page_of_a_new_monitor() -> None:
     from salgp.monitor.page import render_page
 
     text = render_page(Monitor.start(batch(100, 0)[0]), "New")
-    assert "No alarm" in text
+    assert "Ready: no new data yet" in text
+    assert "nan" not in text
     assert "0 batches shown" in text
 
 
