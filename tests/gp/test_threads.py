@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 
 import pytest
 import torch
@@ -45,5 +47,23 @@ def test_a_fit_runs_on_one_thread_and_puts_the_setting_back(
     x = torch.linspace(0, 3, 30, dtype=torch.float64)[:, None]
     y = torch.sin(x[:, 0]) + 0.1 * torch.randn(30, generator=torch.Generator().manual_seed(0)).double()
     fit_gaussian(Stationary("x"), Rows({"x": x}), y, Settings())
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+
+
+def test_many_threads_of_python_leave_the_setting_as_it_was(two_threads: object) -> None:
+    seen: list[int] = []
+
+    def work(pause: float) -> None:
+        for _ in range(20):
+            with threads_for(1):
+                time.sleep(pause)
+                seen.append(torch.get_num_threads())
+
+    workers = [threading.Thread(target=work, args=(0.0005 * k,)) for k in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     assert set(seen) == {1}
     assert torch.get_num_threads() == 2

@@ -3,10 +3,14 @@
 Threads that share small matrices spend their time waiting for each other; beside one other busy process a fit
 of a few hundred samples takes several times as long on two threads as on one. A large factorisation gains
 from every core. So a fit says how large its matrices are, and works under `threads_for`.
+
+PyTorch has one setting for the whole process. Where several Python threads are inside at once, the first
+changes it and the last puts it back.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +20,32 @@ __all__ = ["SMALL", "threads_for"]
 
 SMALL = 4_000_000
 """Entries of a matrix up to which one thread is used."""
+
+
+class _OneThread:
+    """Who works on one thread at present, and what was set before they came."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.before = 1
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.before = torch.get_num_threads()
+                if self.before > 1:
+                    torch.set_num_threads(1)
+            self.inside += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0 and self.before > 1 and torch.get_num_threads() == 1:
+                torch.set_num_threads(self.before)
+
+
+_ONE_THREAD = _OneThread()
 
 
 @contextmanager
@@ -31,11 +61,11 @@ def threads_for(entries: int) -> Iterator[None]:
         >>> torch.get_num_threads() == before
         True
     """
-    before = torch.get_num_threads()
-    if entries <= SMALL and before > 1:
-        torch.set_num_threads(1)
+    if entries > SMALL:
+        yield
+        return
+    _ONE_THREAD.enter()
     try:
         yield
     finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
+        _ONE_THREAD.leave()
