@@ -100,7 +100,8 @@ def _text(folder: Path) -> None:
 
 
 @situation(
-    "a Hugging Face image classifier (ViT)", "works; its blocks are the layers, its images are disturbed"
+    "a Hugging Face image classifier (ViT)",
+    "works; its blocks are the layers, and shifts are rehearsed on its images",
 )
 def _vit(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
@@ -157,7 +158,7 @@ def _multi_label(folder: Path) -> None:
         salgp.calibrate(network(), [(x, torch.ones(len(x), 3, dtype=torch.long))], method="platt")
 
 
-@situation("one-hot labels", "works beside a network; beside arrays: pass `labels.argmax(1)`")
+@situation("one-hot labels", "works with a network; with arrays, pass `labels.argmax(1)`")
 def _one_hot(folder: Path) -> None:
     z, y = sample(100)[0].logits, sample(100)[1]
     with pytest.raises(ValueError, match=r"argmax\(1\)"):
@@ -338,7 +339,7 @@ def _names(folder: Path) -> None:
         salgp.calibrate_outputs(z, ["cat", "dog", "cow"] * 20)
 
 
-@situation("NaN or infinity in the data", "refused with the row")
+@situation("NaN or infinity in the data", "refused, naming the row")
 def _nan(folder: Path) -> None:
     features, labels = sample(60)
     z = features.logits.clone()
@@ -393,7 +394,10 @@ def _misspelt(folder: Path) -> None:
         salgp.extract(network(), [(x, y)], layers=["conv1"])
 
 
-@situation("the network in training mode, with dropout", "works: read in evaluation mode, mode given back")
+@situation(
+    "the network in training mode, with dropout",
+    "works: it is read in evaluation mode, and its mode is restored",
+)
 def _training_mode(folder: Path) -> None:
     x, y = data()
     model = nn.Sequential(network(), nn.Dropout(0.5)).train()

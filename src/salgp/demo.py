@@ -138,17 +138,17 @@ def in_plain_words(before: Prediction, after: Prediction, labels: Tensor) -> str
         >>> after = Prediction.from_confidence(features, torch.tensor([0.4, 0.6]))
         >>> print(in_plain_words(before, after, torch.tensor([1, 0])))
         The network is right on 50 % of these, and claims 97 %. Calibrated, it claims 50 %.
-        Act on every answer that is at least 90 % sure: of the network's 2 such answers 50 % are wrong.
-        Of the calibrated ones, 0 in number, 0 % are wrong; the rest goes to a human.
+        Suppose you act on every answer that is at least 90 % sure.
+        The network alone gives 2 such answers, and 50 % of them are wrong.
+        Calibrated, it gives 0, and none of them is wrong; the rest goes to a human.
     """
     right = (before.label == labels.to(before.label.device)).double()
     lines = (
         f"The network is right on {right.mean():.0%} of these, and claims {before.confidence.mean():.0%}. "
         f"Calibrated, it claims {after.confidence.mean():.0%}{_which_side(after, right)}.\n"
-        f"Act on every answer that is at least {SURE:.0%} sure: of the network's {_acted(before)} such "
-        f"answers {_wrong(before, right)} are wrong.\n"
-        f"Of the calibrated ones, {_acted(after)} in number, {_wrong(after, right)} are wrong; the rest goes "
-        f"to a human."
+        f"Suppose you act on every answer that is at least {SURE:.0%} sure.\n"
+        f"The network alone gives {_acted(before)} such answers, and {_wrong(before, right)} wrong.\n"
+        f"Calibrated, it gives {_acted(after)}, and {_wrong(after, right)} wrong; the rest goes to a human."
     )
     return lines.replace("%", " %")
 
@@ -162,8 +162,12 @@ def _which_side(prediction: Prediction, right: Tensor) -> str:
 
 
 def _wrong(prediction: Prediction, right: Tensor) -> str:
+    """The share of wrong answers among those acted on, in words that fit before "wrong"."""
     acted = prediction.confidence >= SURE
-    return f"{float((1 - right[acted]).mean()) if bool(acted.any()) else 0.0:.0%}"
+    share = float((1 - right[acted]).mean()) if bool(acted.any()) else 0.0
+    if share == 0:
+        return "none of them is"
+    return f"{f'{share:.0%}' if share >= 0.005 else 'fewer than 1%'} of them are"
 
 
 def _acted(prediction: Prediction) -> str:

@@ -64,7 +64,8 @@ def compare(
     comparison = _sorted(predictions, truth, sort)
     for name, reason in failed.items():
         shell.say(f"note: {name} was left out: {reason}")
-    title = f"fitted on {len(data):,}, scored on {len(held_out):,} samples; best first by {sort}"
+    copies = "" if data.groups is None else " rows (copies included)"
+    title = f"fitted on {len(data):,}{copies}, scored on {len(held_out):,} samples; best first by {sort}"
     shell.finish(
         {"scores": comparison.as_dict(), "left_out": failed, "n_fit": len(data), "n_test": len(held_out)},
         score_table(comparison, title),

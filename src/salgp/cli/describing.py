@@ -58,7 +58,9 @@ def info(
     table = Table(show_header=False)
     for key, value in found.items():
         if value is not None:
-            table.add_row(key, _text(value))
+            widths = key.endswith("layers") and isinstance(value, Mapping)
+            shown = [f"{name} ({width})" for name, width in value.items()] if widths else value
+            table.add_row(key, _text(shown))
     shell.finish(found, table)
 
 
