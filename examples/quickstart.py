@@ -44,8 +44,15 @@ for i in range(3):
         f"{low:.2f} to {high:.2f}), truth {labels[i]}"
     )
 
-features, labels = classifier.extract(test)
-print(salgp.evaluate(classifier.calibrator.predict(features), labels))
+# beside temperature scaling, on data like those of the calibration and on noisy ones: the negative
+# log-likelihood of being right, and how well errors are told from right answers
+temperature = salgp.calibrate(model, calibration, method="temperature")
+noisy = [(x + 0.4 * torch.randn(x.shape), y) for x, y in test]
+for title, data in (("in domain", test), ("with noise", noisy)):
+    for name, one in (("temperature scaling", temperature), ("layer evidence", classifier)):
+        features, labels = one.extract(data)
+        scores = salgp.evaluate(one.calibrator.predict(features), labels)
+        print(f"{title:11} {name:20} NLL {scores.nll_correct:.3f}  AUROC {scores.auroc:.3f}")
 
 classifier.save("digits-calibrator")
 again = salgp.load("digits-calibrator", model)
