@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from rich.table import Table
+from safetensors.torch import save_file
 
 import salgp
 from salgp.cli import main
@@ -96,6 +97,84 @@ def test_force_replaces_only_what_is_ours(run: Run) -> None:
     assert code == 1
     assert "notes.txt" in err
     assert sorted(p.name for p in Path().iterdir()) == ["cal", "f.safetensors", "thesis"]
+
+
+OUTPUTS = {
+    "p.csv": ("apply", "cal", "f.safetensors"),
+    "p.parquet": ("apply", "cal", "f.safetensors"),
+    "p.safetensors": ("apply", "cal", "f.safetensors"),
+    "r.html": ("report", "cal", "f.safetensors"),
+    "h.onnx": ("export", "cal"),
+    "h.pt2": ("export", "cal"),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_force_replaces_only_files_that_are_ours(run: Run, name: str) -> None:
+    assert fit(run, "cal")[0] == 0
+    target, line = Path(name), (*OUTPUTS[name], "-o", name)
+    mine = b"label,answer\n1,2\n<html>confidence</html>"
+    target.write_bytes(mine)
+    for more in ((), ("--force",)):
+        code, _, err = run(*line, *more)
+        assert code == 1
+        assert name in err
+        assert len(err.strip().splitlines()) == 1
+        assert target.read_bytes() == mine
+    assert "was not written by salgp" in err
+    target.write_bytes(b"")  # as mktemp leaves it
+    assert run(*line, "--force")[0] == 0
+    assert run(*line)[0] == 1
+    assert run(*line, "--force")[0] == 0
+    assert target.stat().st_size > 100
+
+
+def test_the_page_of_a_monitor_replaces_only_its_own(run: Run) -> None:
+    assert fit(run, "cal")[0] == 0
+    line = ("monitor", "cal", "--state", "watch", "--page", "page.html")
+    Path("page.html").write_text("<html>mine</html>")
+    code, _, err = run(*line, "--reference", "f.safetensors")
+    assert code == 1
+    assert "was not written by salgp" in err
+    assert Path("page.html").read_text() == "<html>mine</html>"
+    assert not Path("watch").exists()
+    Path("page.html").unlink()
+    assert run(*line, "--reference", "f.safetensors")[0] == 0
+    assert run("monitor", "cal", "f.safetensors", *line[2:])[0] == 0, "and again, over its own"
+
+
+@pytest.mark.parametrize("name", ["calibration.safetensors", "test.safetensors", "report.html"])
+def test_calibrate_writes_over_no_file_of_the_user(run: Run, name: str, tmp_path: Path) -> None:
+    """Above all not over the data that it reads, where it is told to write beside them."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(90, 4, generator=g), torch.arange(90) % 3
+    Path("net.py").write_text(
+        "import torch\n\ndef make():\n    torch.manual_seed(0)\n    return torch.nn.Linear(4, 3)\n"
+    )
+    for data in ("calibration.safetensors", "test.safetensors"):
+        save_file({"x": x, "labels": y}, data)
+    mine = Path(name)
+    if name == "report.html":
+        mine.write_text("<html>mine</html>")
+        Path("out").mkdir()
+        mine = mine.rename("out/report.html")
+    before = mine.read_bytes()
+    out = "out" if name == "report.html" else "."
+    line = (
+        "calibrate",
+        "net.py:make",
+        "--calibration",
+        "calibration.safetensors",
+        "--test",
+        "test.safetensors",
+    )
+    for more in ((), ("--force",)):
+        code, _, err = run(*line, "-m", "temperature", "-o", out, *more)
+        assert code == 1, err
+        assert len(err.strip().splitlines()) == 1
+        assert any(why in err for why in ("is also an input", "exists already", "was not written by salgp"))
+    assert mine.read_bytes() == before
+    assert not Path(out, "calibrator").exists()
 
 
 def test_links_are_refused_untouched(run: Run) -> None:

@@ -34,6 +34,8 @@ __all__ = ["TARGETS", "Example", "Target", "export_classifier", "export_head"]
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """One batch as a network takes it: its only input, its inputs in order, or by name."""
+MADE_BY = "made by salgp"
+"""What an exported file says of itself."""
 OUTPUTS = ("label", "confidence", "std", "lower", "upper", "probs")
 
 
@@ -330,13 +332,14 @@ def _as_onnx(program: Any, names: Sequence[str], outputs: Sequence[str]) -> byte
         axis for value in values for axis in value.type.tensor_type.shape.dim if axis.dim_param == batch
     ):
         axis.dim_param = "batch"  # and not the tracer's own name for it
+    model.graph.doc_string = MADE_BY
     contents: bytes = model.SerializeToString()
     return contents
 
 
 def _as_program(program: Any, names: Sequence[str], outputs: Sequence[str]) -> bytes:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer)
+    torch.export.save(program, buffer, extra_files={"made_by": MADE_BY})
     return buffer.getvalue()
 
 

@@ -195,6 +195,13 @@ def test_changed_settings_are_refused(tmp_path: Path) -> None:
         ({"false_alarm": 2.0}, "out of its range"),
         ({"window": 0}, "out of its range"),
         ({"class_share": [1.0]}, "out of its range"),
+        ({"class_share": [0.5, 0.6, -0.1]}, "out of its range"),
+        ({"class_names": ["a", "b"]}, "out of its range"),
+        ({"seed": -1}, "out of its range"),
+        ({"home": 1.5}, "out of its range"),
+        ({"home": 10**400}, "'home' of Settings is 10"),
+        ({"n_reference": 0}, "out of its range"),
+        ({"channels": []}, "out of its range"),
         ({"window": "20"}, "'window' of Settings is 20, expected int"),
         ({"channels": ["confidence"]}, "counts is int64 of shape"),
     ],
@@ -203,6 +210,16 @@ def test_settings_that_nobody_made_are_refused(tmp_path: Path, change: dict[str,
     Monitor.start(batch(300, 0)[0], tmp_path)
     edit_header(tmp_path / records.SETTINGS, lambda value: {**value, **change})
     with pytest.raises(FormatError, match=words):
+        Monitor.open(tmp_path)
+
+
+def test_records_of_another_number_of_classes_are_refused(tmp_path: Path) -> None:
+    Monitor.start(batch(300, 0)[0], tmp_path).feed(batch(50, 1)[0])
+    Monitor.open(tmp_path).observe(*batch(20, 2))
+    assert Monitor.open(tmp_path).status().batches == 1
+    more = {"n_classes": 4, "class_share": [0.3, 0.3, 0.4, 0.0]}
+    edit_header(tmp_path / records.SETTINGS, lambda value: {**value, **more})
+    with pytest.raises(FormatError, match=r"log\.jsonl: record 1 counts 3 classes, expected 4"):
         Monitor.open(tmp_path)
 
 

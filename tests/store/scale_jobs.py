@@ -160,6 +160,6 @@ def score_and_die_once(marker: str, *piece: object) -> object:
 
     if not Path(marker).exists():
         Path(marker).write_text(str(os.getpid()))
-        Path(str(piece[2]), ".part-torn.parquet.x.part").write_bytes(b"half a file")
+        Path(str(piece[2]), ".part-torn.parquet.0123456789ab.part").write_bytes(b"half a file")
         os.kill(os.getpid(), signal.SIGKILL)
     return score_shard(*piece)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import warnings
 from collections.abc import Callable
@@ -11,14 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from scale_jobs import contents, samples, small_calibrator, small_store
 from sealing import edit_header
 from torch import nn
 
 import salgp
 from salgp.features import Features
 from salgp.storage import FormatError, LockedError, locked
-from salgp.store import FeatureStore, extract_parts, extract_to_store, write_store
-from salgp.store.manifest import Manifest
+from salgp.store import FeatureStore, extract_parts, extract_to_store, fit_store, write_store
+from salgp.store.manifest import Manifest, update_digest
 from salgp.store.scoring import score
 
 
@@ -33,6 +35,10 @@ def batches(n: int = 8, changed: int | None = None) -> list[Any]:
     if changed is not None:
         found[changed][0][-1, -1] += 1e-3
     return found
+
+
+def part_loader(part: int) -> list[Any]:
+    return batches()[4 * part : 4 * part + 4]
 
 
 def extract(folder: Path, model: nn.Module | None = None, data: Any = None, **options: Any) -> FeatureStore:
@@ -209,6 +215,7 @@ BAD: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("expected a shard", lambda m: m["shards"][0].update(rows=True)),
     ("0 or more", lambda m: m["shards"][0].update(rows=-1)),
     ("shards are missing", lambda m: m["shards"].pop(0)),
+    ("lists at least one shard", lambda m: m["shards"].clear()),
     ("listed twice", lambda m: m["shards"].append(m["shards"][0])),
     ("expected a shard", lambda m: m["shards"].__setitem__(0, [])),
     ("expected lists of 7 numbers", lambda m: m["header"].update(n_classes=7)),
@@ -238,3 +245,58 @@ def test_shards_are_no_links(tmp_path: Path) -> None:
     part.symlink_to(tmp_path / "moved.parquet")
     with pytest.raises(FormatError, match="symbolic link"):
         FeatureStore(tmp_path / "store").to_features()
+
+
+JOBS: dict[str, Callable[[Path, Path], Any]] = {
+    "store": lambda given, out: write_store([samples(50)], out),
+    "extract": lambda given, out: extract(out),
+    "parts": lambda given, out: extract_parts(network, part_loader, 2, out),
+    "score": lambda given, out: score(given / "store", given / "cal", out, workers=1),
+    "fit": lambda given, out: fit_store(small_calibrator(), given / "store", work=out, subset=50),
+}
+MINE = (
+    "part-000000.parquet",
+    "subset.safetensors",
+    ".tmpnotes",
+    ".film.mkv.part",
+    "thesis.tex",
+    "manifest.jso",
+)
+
+
+@pytest.mark.filterwarnings("ignore:hyperparameter")
+@pytest.mark.parametrize("job", JOBS)
+def test_a_folder_of_the_user_is_left_alone(tmp_path: Path, job: str) -> None:
+    """No file in it is written over, and none that looks like a leftover is removed."""
+    features, labels = small_store(tmp_path / "store", n=120, rows=50).to_features()
+    salgp.calibrators.get("temperature").fit(features, labels).save(tmp_path / "cal")
+    for name in MINE:
+        mine = tmp_path / name.strip(".") / name
+        mine.parent.mkdir()
+        mine.write_text("mine")
+        with pytest.raises(FileExistsError, match=f"holds '{name}', and no job of salgp; it is left alone"):
+            JOBS[job](tmp_path, mine.parent)
+        assert [(path.name, path.read_text()) for path in mine.parent.iterdir()] == [(name, "mine")]
+    left = tmp_path / "killed" / ".manifest.json.0123456789ab.part"
+    left.parent.mkdir()
+    left.write_text("{")
+    JOBS[job](tmp_path, left.parent)
+    assert not left.exists(), "what a killed writer of ours left is removed"
+    (left.parent / ".film.mkv.part").write_text("mine")
+    JOBS[job](tmp_path, left.parent)
+    assert (left.parent / ".film.mkv.part").read_text() == "mine"
+
+
+def test_parts_killed_before_their_manifest_go_on(tmp_path: Path) -> None:
+    whole = extract_parts(network, part_loader, 2, tmp_path / "whole").folder
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "part-000000.parquet").write_bytes((whole / "part-000000.parquet").read_bytes())
+    assert contents(extract_parts(network, part_loader, 2, tmp_path / "cut").folder) == contents(whole)
+
+
+def test_batches_of_one_number_have_a_digest() -> None:
+    """A number that stands for many has no stride."""
+    a, b = hashlib.sha256(), hashlib.sha256()
+    update_digest(a, torch.ones(()).expand(1))
+    update_digest(b, torch.ones(1))
+    assert a.hexdigest() == b.hexdigest()

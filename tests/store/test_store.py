@@ -111,7 +111,7 @@ def test_an_unfinished_store_is_continued_and_another_job_refused(tmp_path: Path
     del store.manifest.entries[3]
     store.manifest.save()
     (tmp_path / "cut/part-000003.parquet").unlink()
-    (tmp_path / "cut/.part-000003.parquet.x.part").write_bytes(b"torn")
+    (tmp_path / "cut/.part-000003.parquet.0123456789ab.part").write_bytes(b"torn")
     with pytest.raises(ValueError, match="not finished"):
         FeatureStore(tmp_path / "cut")
     assert contents(small_store(tmp_path / "cut").folder) == whole

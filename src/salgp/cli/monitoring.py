@@ -11,6 +11,7 @@ from salgp.cli import files
 from salgp.cli.applying import predicted
 from salgp.cli.options import AnyNetwork, Cal
 from salgp.cli.shell import FAILURE, Shell, UsageError, command
+from salgp.cli.targets import check_target
 
 if TYPE_CHECKING:
     from salgp.monitor import Monitor, Status
@@ -57,6 +58,8 @@ def monitor(
     The alarm is false with at most the stated chance, however long one watches. A batch is named after
     its file; one that was counted before is not counted again.
     """
+    if page is not None:
+        check_target(page, True, calibrator, *(data or []))
     watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
     for path in data or []:
         loaded, prediction = predicted(calibrator, path, any_network, shell)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
-__all__ = ["check_folder", "check_inputs", "check_target"]
+__all__ = ["check_folder", "check_inputs", "check_target", "written_by_us"]
 
 OWN_LISTS = ("contents.json", "manifest.json")
 """Files that tell a folder of ours."""
+MARKS = {
+    ".safetensors": (b'"format":"salgp-',),
+    ".csv": (b"label,confidence", b"network_confidence"),
+    ".parquet": (b"confidence", b"network_confidence"),
+    ".html": (b'<meta name="generator" content="salgp">',),
+    ".onnx": (b"salgp",),
+    ".pt2": (b"salgp",),
+}
+"""What every file of ours says and hardly any other, by its suffix."""
 
 
 def check_inputs(*paths: Path | None) -> None:
@@ -19,7 +29,10 @@ def check_inputs(*paths: Path | None) -> None:
 
 
 def check_target(path: Path, force: bool, *inputs: Path) -> None:
-    """Refuse, before any work is done, a target that exists, is an input, or cannot be written."""
+    """Refuse, before any work is done, a target that exists, is an input, or cannot be written.
+
+    With ``force`` a file may exist if salgp wrote it.
+    """
     for other in inputs:
         mine, theirs = path.resolve(), other.resolve()
         if mine == theirs:
@@ -32,6 +45,8 @@ def check_target(path: Path, force: bool, *inputs: Path) -> None:
         raise FileExistsError(
             f"{path} is a symbolic link, and salgp writes to no link; name the target itself"
         )
+    if path.is_file() and not written_by_us(path):
+        raise FileExistsError(f"{path} was not written by salgp; it is left alone: choose another name")
     parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent
@@ -39,6 +54,15 @@ def check_target(path: Path, force: bool, *inputs: Path) -> None:
         raise NotADirectoryError(f"cannot write {path}: {parent} is a file, not a folder")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"cannot write {path}: no permission to write in {parent}")
+
+
+def written_by_us(path: Path) -> bool:
+    """Does a file say what only those of salgp say? An empty one is nobody's."""
+    if path.stat().st_size == 0:
+        return True
+    marks = MARKS.get(path.suffix)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return marks is not None and all(content.find(mark) >= 0 for mark in marks)
 
 
 def check_folder(path: Path) -> None:

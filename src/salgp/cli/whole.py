@@ -92,7 +92,7 @@ def calibrate(
     check_inputs(train, calibration, test, weights)
     rivals = [name for name in files.split_names(compare) or [] if name != method]
     check_method(method, *rivals)
-    _check_folder(out, force)
+    _check_folder(out, force, *(path for path in (train, calibration, test) if path is not None))
     images = image_options(model, image_size, gray, image_mean, image_std)
     data = DataOptions(model, batch_size, inputs, classes, images, scale, prepare)
     sets = _opened(data, {"calibration": calibration, "train": train, "test": test})
@@ -114,11 +114,12 @@ def calibrate(
     _finish(shell, classifier, out, sets, comparison)
 
 
-def _check_folder(out: Path, force: bool) -> None:
-    check_target(out / "calibrator", force)
-    check_folder(out / "calibrator")
+def _check_folder(out: Path, force: bool, *inputs: Path) -> None:
     if out.is_file():
         raise UsageError(f"--out {out}: a file; give the name of a folder")
+    for name in ("calibrator", "calibration.safetensors", "test.safetensors", "report.html"):
+        check_target(out / name, force, *inputs)
+    check_folder(out / "calibrator")
 
 
 def _opened(data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, Inputs]:

@@ -182,7 +182,9 @@ def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
             )
         log.append(from_json(Record, kept, folder / STATE))
         _check_numbers(log, folder / STATE)
+        _check_classes(log, settings, folder / STATE)
         append_line(folder / LOG, kept)
+    _check_classes(log, settings, folder / LOG)
     return state, log
 
 
@@ -208,16 +210,22 @@ def read_settings(folder: Path) -> Settings:
             f"{folder} holds no monitor; start one with Monitor.start(reference, state=...)"
         )
     found = from_json(Settings, read_header(path, KIND, 1), path)
-    rates = (found.false_alarm, found.level, 1 - found.tolerance)
-    names = found.class_names
-    if (
-        not all(0 < rate <= 1 for rate in rates)
-        or found.window < 1
-        or len(found.class_share) != found.n_classes
-        or (names is not None and len(names) != found.n_classes)
-    ):
+    if not _in_range(found):
         raise FormatError(f"{path}: not the settings of a monitor: a number is out of its range")
     return found
+
+
+def _in_range(settings: Settings) -> bool:
+    rates = (settings.false_alarm, settings.level, 1 - settings.tolerance)
+    counts = (settings.window, settings.n_reference, len(settings.channels), settings.seed + 1)
+    shares = (settings.home, *settings.class_share)
+    named = settings.class_share if settings.class_names is None else settings.class_names
+    return (
+        all(0 < rate <= 1 for rate in rates)
+        and all(count >= 1 for count in counts)
+        and all(0 <= share <= 1 for share in shares)
+        and len(settings.class_share) == len(named) == settings.n_classes
+    )
 
 
 def _begun(path: Path) -> bool:
@@ -286,3 +294,13 @@ def _check_numbers(log: Sequence[Record], path: Path) -> None:
     for expected, record in enumerate(log, 1):
         if record.number != expected:
             raise FormatError(f"{path}: expected record {expected}, got {record.number}; restore the file")
+
+
+def _check_classes(log: Sequence[Record], settings: Settings, path: Path) -> None:
+    """Every batch counts the classes that the settings name."""
+    for record in log:
+        counts = {len(record.class_count), len(record.class_confidence)}
+        if counts != ({settings.n_classes} if record.n else {0}):
+            raise FormatError(
+                f"{path}: record {record.number} counts {max(counts)} classes, expected {settings.n_classes}"
+            )

@@ -6,8 +6,8 @@ says which field is not what it should be.
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -76,5 +76,5 @@ def _fits(value: Any, kind: Any) -> bool:
         each = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         return len(value) == len(each) and all(map(_fits, value, each))
     if kind is float:
-        return type(value) in (int, float) and abs(value) < math.inf
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
     return type(value) is kind

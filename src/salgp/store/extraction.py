@@ -27,9 +27,10 @@ from salgp.network.keeping import reader_header
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Reading, collect, read_batches
-from salgp.storage import locked
+from salgp.storage import FormatError, locked
+from salgp.store.columns import read_table
 from salgp.store.engines import shown
-from salgp.store.manifest import Entry, Manifest, update_digest
+from salgp.store.manifest import Entry, Manifest, claim, update_digest
 from salgp.store.store import KIND, FeatureStore, header_of, open_manifest, shard_rows, write_shard
 
 __all__ = ["extract_parts", "extract_to_store"]
@@ -154,6 +155,7 @@ def extract_parts(
         map(part, pieces) if engine == "local" else _on_ray(part, pieces, workers, ray_address, num_gpus)
     )
     with locked(out), shown("extracting", n_parts, len(done), progress) as advance:
+        claim(out, _is_shard)
         for index, entry, header in results:
             manifest = Manifest.open(out, KIND, header) if manifest is None else manifest
             manifest.check_job({**manifest.header, **header})
@@ -236,6 +238,14 @@ def _function_names(value: Any) -> str:
     """Names of the functions in a setting, separated by spaces."""
     parts = value.values() if isinstance(value, Mapping) else [value]
     return " ".join(f"{part.__module__}.{part.__qualname__}" for part in parts if callable(part))
+
+
+def _is_shard(path: Path) -> bool:
+    """Is this what a part leaves that was killed before there was a manifest?"""
+    try:
+        return "logits" in read_table(path).column_names
+    except (OSError, FormatError):
+        return False
 
 
 def _peeked(loader: Iterable[Any]) -> tuple[Any, Iterator[Any]]:

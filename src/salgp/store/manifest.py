@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,11 +22,14 @@ import torch
 from torch import Tensor
 
 from salgp.storage import ChecksumError, FormatError, digest, read_header, write_header, write_whole
+from salgp.storage.locks import LOCK
 
-__all__ = ["ChecksumError", "Entry", "Manifest", "sweep", "update_digest", "write_durably"]
+__all__ = ["ChecksumError", "Entry", "Manifest", "claim", "sweep", "update_digest", "write_durably"]
 
 NAME = "manifest.json"
 FORMAT_VERSION = 1
+_LEFT_BEHIND = re.compile(r"\..{1,40}\.[0-9a-f]{12}\.part")
+"""Names of what `salgp.storage` writes before it takes its place."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,9 @@ def update_digest(found: hashlib._Hash, value: Any) -> None:
     """
     if isinstance(value, Tensor):
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = value.detach().cpu().reshape(-1)
+        plain = flat if flat.stride(0) == 1 else flat.new_empty(len(flat)).copy_(flat)
+        found.update(plain.view(torch.uint8).numpy().data)
     elif isinstance(value, np.ndarray):
         found.update(f"{value.dtype}{value.shape}".encode())
         found.update(np.ascontiguousarray(value).tobytes())
@@ -231,11 +237,31 @@ def update_digest(found: hashlib._Hash, value: Any) -> None:
         update_digest(found, dict(vars(value)) if hasattr(value, "__dict__") else type(value).__name__)
 
 
+def claim(folder: str | os.PathLike[str], ours: Callable[[Path], bool] = lambda path: False) -> None:
+    """Refuse a folder with somebody else's files in it; remove what killed writers left behind.
+
+    Only while nobody else writes into the folder.
+
+    Args:
+        folder: where a job begins or goes on.
+        ours: which files may be there before there is a manifest.
+    """
+    where = Path(folder)
+    found = sorted(where.iterdir()) if where.is_dir() else []
+    foreign = [path for path in found if path.name != LOCK and not _LEFT_BEHIND.fullmatch(path.name)]
+    if not (where / NAME).is_file() and not all(map(ours, foreign)):
+        name = next(path.name for path in foreign if not ours(path))
+        raise FileExistsError(
+            f"{folder} holds {name!r}, and no job of salgp; it is left alone: choose an empty or a new folder"
+        )
+    sweep(where)
+
+
 def sweep(folder: Path) -> None:
     """Remove what killed writers left behind; only while nobody else writes into the folder."""
-    for pattern in (".*.part", ".tmp*"):  # the second is what safetensors calls its own
-        for part in folder.glob(pattern):
-            part.unlink(missing_ok=True)
+    for path in folder.glob(".*.part"):
+        if _LEFT_BEHIND.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _differing(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

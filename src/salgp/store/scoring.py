@@ -29,7 +29,7 @@ from salgp.prediction import Prediction
 from salgp.storage import digest, locked
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run, shown
-from salgp.store.manifest import Entry, Manifest, sweep, write_durably
+from salgp.store.manifest import Entry, Manifest, claim, sweep, write_durably
 from salgp.store.store import FeatureStore
 
 __all__ = ["PRECISIONS", "Scoring", "predictor", "read_scores", "score", "score_shard", "shard_context"]
@@ -125,7 +125,7 @@ def score(
     _check_context(context, Path(calibrator))
     place: Any = {"engine": engine, "workers": workers, "ray_address": ray_address}
     with locked(folder):
-        sweep(folder)
+        claim(folder)
         manifest = _open(folder, source, Path(calibrator), layers, precision, verify, context)
         chosen, before = str(manifest.header["precision"]), manifest.rows
         left = [i for i in range(source.n_shards) if i not in manifest.entries]

@@ -31,7 +31,7 @@ from salgp.store.columns import (
     to_table,
     write_table,
 )
-from salgp.store.manifest import Entry, Manifest, sweep, update_digest, write_durably
+from salgp.store.manifest import Entry, Manifest, claim, update_digest, write_durably
 
 __all__ = ["FeatureStore", "KIND", "header_of", "open_manifest", "shard_rows", "write_shard", "write_store"]
 
@@ -64,6 +64,8 @@ class FeatureStore:
                 f"{folder} is not finished ({self.manifest.rows} rows so far); run the command "
                 f"that writes it again, it continues"
             )
+        if not (self.manifest.entries or incomplete):
+            raise FormatError(f"{self.folder / 'manifest.json'}: a finished store lists at least one shard")
         header = self.manifest.header
         _check_header(self.folder, header)
         self.n_classes: int = header["n_classes"]
@@ -186,7 +188,7 @@ def open_manifest(
 ) -> Manifest:
     """Begin or continue a store of features like these; ``source`` says what they come from."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    sweep(Path(folder))
+    claim(folder)
     return Manifest.open(folder, KIND, header_of(features, labels, dtype, source))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from salgp.features import Features, load_features
 from salgp.storage import pack, read_header, read_tensors, reading, unpack, write_header, write_tensors
 from salgp.store.engines import run, shown
-from salgp.store.manifest import Manifest, sweep
+from salgp.store.manifest import Manifest, claim, sweep
 from salgp.store.sampling import subset_of
 from salgp.store.store import FeatureStore
 
@@ -70,7 +70,7 @@ class StoreSource:
     def claim(self, job: Mapping[str, Any]) -> None:
         """Begin or continue a job in the working folder; a folder that holds another one is refused."""
         self.work.mkdir(parents=True, exist_ok=True)
-        sweep(self.work)
+        claim(self.work)
         header = {
             "store": self.store.identity(),
             **({} if self.reference is None else {"reference": self.reference.identity()}),
