@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from salgp.storage import LockedError, locked
-from salgp.storage.locks import LOCK, _me
+from salgp.storage.locks import LOCK, _me, hold_file
 
 HOLD = (
     "import sys, time; from salgp.storage import locked\n"
@@ -123,3 +123,18 @@ def test_a_lock_that_was_removed_by_hand_is_not_taken_from_its_next_owner(tmp_pa
     assert "being written by process" in refusal(tmp_path)
     theirs.__exit__(None, None, None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_owner_without_a_name_is_given_a_moment(tmp_path: Path) -> None:
+    """It is about to write its name, or about to leave."""
+    held = (tmp_path / LOCK).open("wb")
+    assert hold_file(held)
+    threading.Timer(0.05, held.close).start()
+    with locked(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == _me()["pid"]
+    held = (tmp_path / LOCK).open("wb")
+    assert hold_file(held)
+    start = time.monotonic()
+    assert "process ? since a moment ago" in refusal(tmp_path)
+    assert 0.2 < time.monotonic() - start < 10
+    held.close()

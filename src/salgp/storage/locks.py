@@ -26,6 +26,8 @@ __all__ = ["LOCK", "NO_LINK", "hold_file", "locked"]
 
 LOCK = ".salgp.lock"
 """Name of the lock file inside a folder; it is gone when nobody writes."""
+MOMENT = 0.3
+"""Seconds in which an owner that comes or goes is waited for, so that the refusal can name it."""
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 """Flag with which opening a symbolic link fails: what it points to is somebody else's."""
 
@@ -90,13 +92,15 @@ def hold_file(file: IO[bytes], wait: bool = True) -> bool:
 
 
 def _acquire(path: Path, deadline: float) -> IO[bytes]:
+    patience = time.monotonic() + MOMENT
     while True:
         file = _try(path)
         if file is not None:
             return file
-        if time.monotonic() >= deadline:
-            raise LockedError(_refusal(path))
-        time.sleep(0.02)
+        now, owner = time.monotonic(), _owner(path)
+        if now >= deadline and (owner or now >= patience):
+            raise LockedError(_refusal(path, owner))
+        time.sleep(0.01)
 
 
 def _try(path: Path) -> IO[bytes] | None:
@@ -152,8 +156,7 @@ def _foreign(owner: dict[str, Any]) -> bool:
     return owner.get("host", _host()) != _host()
 
 
-def _refusal(path: Path) -> str:
-    owner = _owner(path)
+def _refusal(path: Path, owner: dict[str, Any]) -> str:
     where = "on another machine " if _foreign(owner) else ""
     who = f"process {owner.get('pid', '?')} {where}since {owner.get('since', 'a moment ago')}"
     advice = f"; if it is gone, remove {path}" if _foreign(owner) else ""
