@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.table import Table
@@ -16,6 +18,7 @@ import salgp
 from salgp.cli import main
 from salgp.cli.predictions import harmless
 from salgp.cli.shell import Shell, visible
+from salgp.storage import files
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -241,3 +244,24 @@ def test_a_finished_store_keeps_its_network(run: Run) -> None:
         assert code == 1
         assert why in " ".join(err.split())
     assert {p.name: p.read_bytes() for p in Path("store").iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["s.npz", "s.parquet", "shards/s.parquet"])
+def test_small_files_that_become_large_are_refused_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A million equal numbers take a few hundred bytes; here 256 MB are called large from 1 MB on."""
+    path, zeros = Path(name), np.zeros(200_000, np.float32)
+    path.parent.mkdir(exist_ok=True)
+    columns = {"probs.0": zeros, "probs.1": zeros + 1}
+    if path.suffix == ".npz":
+        np.savez_compressed(path, **columns)
+    else:
+        pq.write_table(pa.table(columns), path, compression="zstd")
+    given = path.parent if path.parent.name else path
+    assert run("fit", str(given), "-m", "temperature", "-o", "cal")[2] != "", "no labels, but it was read"
+    monkeypatch.setattr(files, "LARGE", 1_000_000)
+    code, _, err = run("fit", str(given), "-m", "temperature", "-o", "cal")
+    assert code == 1
+    assert "that say they become" in err
+    assert f"{2 * 800_000:,}" in err or path.suffix == ".npz"

@@ -9,6 +9,8 @@ from typing import Any
 
 __all__ = ["LABELS", "pop_labels", "read_arrays", "stacked"]
 
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+"""Bytes of one value of a Parquet column; text has at least the 8 of its place."""
 LABELS = ("labels", "label", "targets", "target", "y")
 """Names under which labels are looked for."""
 
@@ -68,12 +70,22 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     """Columns of a file or folder; lists of equal length become matrices."""
     import pyarrow.dataset as ds
 
-    from salgp.storage import reading
+    from salgp.storage import check_size, reading
 
     with reading(path, "whole Parquet data"):
-        table = ds.dataset(str(path), format="parquet", exclude_invalid_files=False).to_table()
+        data = ds.dataset(str(path), format="parquet", exclude_invalid_files=False)
+        for fragment in data.get_fragments():
+            check_size(fragment.path, _decoded_size(fragment.metadata))
+        table = data.to_table()
         table.validate(full=True)
         return {name: _matrix(table[name].combine_chunks(), name, path) for name in table.column_names}
+
+
+def _decoded_size(metadata: Any) -> int:
+    """Bytes that the columns of a Parquet file become: the same number a million times takes none in it."""
+    parts = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [part.column(j) for part in parts for j in range(part.num_columns)]
+    return sum(column.num_values * WIDTHS.get(column.physical_type, 8) for column in columns)
 
 
 def _matrix(column: Any, name: str, path: Path) -> Any:
