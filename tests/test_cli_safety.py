@@ -146,7 +146,9 @@ def test_the_page_of_a_monitor_replaces_only_its_own(run: Run) -> None:
     assert run("monitor", "cal", "f.safetensors", *line[2:])[0] == 0, "and again, over its own"
 
 
-@pytest.mark.parametrize("name", ["calibration.safetensors", "test.safetensors", "report.html"])
+@pytest.mark.parametrize(
+    "name", ["calibration.safetensors", "test.safetensors", "report.html", "train.safetensors"]
+)
 def test_calibrate_writes_over_no_file_of_the_user(run: Run, name: str, tmp_path: Path) -> None:
     """Above all not over the data that it reads, where it is told to write beside them."""
     g = torch.Generator().manual_seed(0)
@@ -154,7 +156,7 @@ def test_calibrate_writes_over_no_file_of_the_user(run: Run, name: str, tmp_path
     Path("net.py").write_text(
         "import torch\n\ndef make():\n    torch.manual_seed(0)\n    return torch.nn.Linear(4, 3)\n"
     )
-    for data in ("calibration.safetensors", "test.safetensors"):
+    for data in ("calibration.safetensors", "test.safetensors", "train.safetensors"):
         save_file({"x": x, "labels": y}, data)
     mine = Path(name)
     if name == "report.html":
@@ -178,6 +180,29 @@ def test_calibrate_writes_over_no_file_of_the_user(run: Run, name: str, tmp_path
         assert any(why in err for why in ("is also an input", "exists already", "was not written by salgp"))
     assert mine.read_bytes() == before
     assert not Path(out, "calibrator").exists()
+
+
+def test_a_second_calibrate_leaves_nothing_of_the_first(run: Run) -> None:
+    """Without the training data it was given before, their features are not there either."""
+    x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
+    Path("net.py").write_text(
+        "import torch\n\ndef make():\n    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))\n"
+    )
+    save_file({"x": x, "labels": y}, "data.safetensors")
+    line = ("calibrate", "net.py:make", "--calibration", "data.safetensors", "-o", "out")
+    more = ("--train", "data.safetensors", "--test", "data.safetensors")
+    assert run(*line, *more)[0] == 0
+    first = sorted(path.name for path in Path("out").iterdir())
+    assert first == [
+        "calibration.safetensors",
+        "calibrator",
+        "report.html",
+        "test.safetensors",
+        "train.safetensors",
+    ]
+    assert run(*line, "--force")[0] == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == ["calibration.safetensors", "calibrator"]
 
 
 def test_links_are_refused_untouched(run: Run) -> None:

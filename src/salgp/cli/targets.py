@@ -12,7 +12,7 @@ OWN_LISTS = ("contents.json", "manifest.json")
 """Files that tell a folder of ours."""
 MARKS = {
     ".safetensors": (b'"format":"salgp-',),
-    ".csv": (b"label,confidence", b"network_confidence"),
+    ".csv": (b"label,", b",network_confidence"),
     ".parquet": (b"confidence", b"network_confidence"),
     ".html": (b'<meta name="generator" content="salgp">',),
     ".onnx": (b"salgp",),

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+WRITTEN = ("calibration.safetensors", "train.safetensors", "test.safetensors", "report.html")
+"""Files beside the calibrator."""
+
 RIVALS = "temperature"
 """Compared against unless others are named."""
 
@@ -117,7 +120,7 @@ def calibrate(
 def _check_folder(out: Path, force: bool, *inputs: Path) -> None:
     if out.is_file():
         raise UsageError(f"--out {out}: a file; give the name of a folder")
-    for name in ("calibrator", "calibration.safetensors", "test.safetensors", "report.html"):
+    for name in ("calibrator", *WRITTEN):
         check_target(out / name, force, *inputs)
     check_folder(out / "calibrator")
 
@@ -164,6 +167,8 @@ def _write(
     names = sets["calibration"].classes
     metadata = metadata_of(classifier.model, classifier.taps, names)
     out.mkdir(parents=True, exist_ok=True)
+    for name in WRITTEN:  # of an earlier call, checked to be ours: it may have had other data
+        (out / name).unlink(missing_ok=True)
     read.features.save(out / "calibration.safetensors", read.labels, metadata)
     if read.reference is not None:
         read.reference[0].save(out / "train.safetensors", read.reference[1], metadata)
