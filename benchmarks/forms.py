@@ -60,13 +60,14 @@ class Form:
     Args:
         statistics: what describes it.
         leaning: may it lean to the expert for shift only, or also add a constant and a slope of ``t``?
-        gated: is the gate asked beside it?
+        gated: weight of the window from which on the gate beside it is believed in full; None to leave the
+            gate out.
         unseen: is the expert for shift judged on families it has not seen?
     """
 
     statistics: Statistics
     leaning: bool = True
-    gated: bool = False
+    gated: float | None = None
     unseen: bool = False
 
 
@@ -109,12 +110,16 @@ def gate_answer(seen: Seen) -> Tensor:
 FORMS: dict[str, Form] = {
     "constant, slope and leaning (six weights)": Form(confidences, leaning=False),
     "leaning alone (two weights)": Form(confidences),
-    "- and the gate (in use)": Form(confidences, gated=True),
-    "- and mean novelty": Form(with_numbers(mean_novelty), gated=True),
-    "- and largest novelty": Form(with_numbers(largest_novelty), gated=True),
-    "- and mean agreement": Form(with_numbers(mean_agreement), gated=True),
-    "- and the gate's answer": Form(with_numbers(gate_answer), gated=True),
-    "- expert for shift judged on families it has not seen": Form(confidences, gated=True, unseen=True),
+    "- and the gate": Form(confidences, gated=0.0),
+    "- and the gate, believed from a weight of .1 on": Form(confidences, gated=0.1),
+    "- .2": Form(confidences, gated=0.2),
+    "- .4 (in use)": Form(confidences, gated=0.4),
+    "- .6": Form(confidences, gated=0.6),
+    "- .4, and mean novelty": Form(with_numbers(mean_novelty), gated=0.4),
+    "- and largest novelty": Form(with_numbers(largest_novelty), gated=0.4),
+    "- and mean agreement": Form(with_numbers(mean_agreement), gated=0.4),
+    "- and the gate's answer": Form(with_numbers(gate_answer), gated=0.4),
+    "- expert for shift judged on families it has not seen": Form(confidences, gated=0.4, unseen=True),
 }
 GUARDS: dict[str, float | None] = {
     "gate alone, leaves 90 % of the originals as they are": 0.9,
@@ -178,9 +183,11 @@ class WindowModel:
         if not self.form.leaning:
             return seen.inside + self._columns(m, seen, torch.arange(len(values))) @ self.weights
         lean = (m @ self.weights).clamp(0.0, 1.0)
-        if self.form.gated:
+        if self.form.gated is not None:
             assert self.gate is not None
-            lean = 1 - (1 - lean) * (1 - passed(seen, self.gate.guard))
+            alone = passed(seen, self.gate.guard)
+            believed = alone * (lean / self.form.gated).clamp(max=1.0) if self.form.gated else alone
+            lean = 1 - (1 - lean) * (1 - believed)
         return seen.inside + lean * (seen.shift - seen.inside)
 
 

@@ -103,9 +103,18 @@ def test_gate_and_window_are_heard_as_two_witnesses() -> None:
     g = model.gate(view, evidence.place)
     assert bool((g > 0).any())
     assert 0 < float(k) < 1
-    f = inside + (1 - (1 - g) * (1 - k)) * (shift - inside)
+    f = inside + (1 - (1 - g * min(1.0, float(k) / 0.4)) * (1 - k)) * (shift - inside)
     found = calibrator.predict(features, context="all").confidence
     torch.testing.assert_close(found, torch.sigmoid(f), rtol=0, atol=1e-7)
+
+
+def test_the_gate_is_believed_as_far_as_the_window_has_seen_something() -> None:
+    eye = torch.eye(2).double()
+    environment = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), eye[0], eye)
+    m = torch.tensor([[-1.0, 0.0], [0.0, 0.0], [0.2, 0.0], [0.4, 0.0], [0.7, 0.0], [3.0, 0.0]]).double()
+    found = environment.joined(torch.full((6,), 0.5).double(), m)
+    expected = [0.0, 0.0, 1 - 0.75 * 0.8, 1 - 0.5 * 0.6, 1 - 0.5 * 0.3, 1.0]
+    torch.testing.assert_close(found, torch.tensor(expected).double())
 
 
 def test_in_a_mixed_window_the_gate_tells_who_has_moved() -> None:

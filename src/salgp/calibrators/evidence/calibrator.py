@@ -453,7 +453,7 @@ class LayerEvidence(Calibrator):
         added = None
         if m is not None:
             environment, m = self._environment(), m.to(view.t)
-            lean = alone + (1 - alone) * environment.lean(m)
+            lean = environment.joined(alone, m)
             gap = (1 - alone) * (shift.mean - inside.mean)
             moved = (lean - alone) * (shift.rest - inside.rest)
             added = moved, gap.square() * environment.lean_variance(m)

@@ -11,11 +11,12 @@ which is close to 0 where the window looks like the calibration set. The window'
 shift is ``k = w . m``, kept from 0 to 1. Where a gate says that a single sample looks disturbed, with weight
 ``g``, both are heard, as two witnesses of one event are:
 
-    f = f_in + (1 - (1 - g) (1 - k)) (f_shift - f_in).
+    f = f_in + (1 - (1 - g') (1 - k)) (f_shift - f_in),     g' = g min(1, k / 0.4).
 
-``w`` is learned across the environments of the rehearsal: every family of perturbations at every strength,
-and the originals. Where nothing has moved, ``m = 0`` and ``f`` is the expert in domain, by construction. In a
-window of which only a part has moved, the gate tells which.
+The gate is believed as far as the window has seen something too. ``w`` is learned across the environments of
+the rehearsal: every family of perturbations at every strength, and the originals. Where nothing has moved,
+``m = 0`` and ``f`` is the expert in domain, by construction. In a window of which only a part has moved, the
+gate tells which.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ RIDGE, FLOOR = 0.0025, 0.3
 """Pull of the weights to 0 per row, on columns of unit mean square; smaller ones are not blown up to that, so
 that a number which hardly moved in the rehearsal gets no large weight.
 """
+CREDIBLE = 0.4
+"""Weight of the window from which on the gate is believed in full."""
 WINDOWS, CLEAN_WINDOWS, CLEAN_WEIGHT = 6, 24, 4.0
 """Windows drawn from each environment and from the originals, and the weight of the latter's rows."""
 CLASS_PRIOR = 10.0
@@ -112,6 +115,12 @@ class Environment:
     def lean(self, m: Tensor) -> Tensor:
         """Weight ``k (n,)`` of the expert for shift in windows with ``m (n, 2)``."""
         return (m @ self.weights.to(m)).clamp(0.0, 1.0)
+
+    def joined(self, gate: Tensor, m: Tensor) -> Tensor:
+        """Weight ``(n,)`` of the expert for shift where a gate says ``gate (n,)`` of each sample."""
+        k = self.lean(m)
+        believed = gate * (k / CREDIBLE).clamp(max=1.0)
+        return 1 - (1 - believed) * (1 - k)
 
     def lean_variance(self, m: Tensor) -> Tensor:
         """Variance ``(n,)`` of that weight."""
