@@ -5,13 +5,14 @@ stream, spaces from sums, places, strangeness, permutations. Loops and NumPy thr
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from salgp.calibrators.evidence import condense, reference, shift, streaming
+from salgp.calibrators.evidence import condense, reference, streaming
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.condense import class_rows, few_points, packed_points, unpacked
 from salgp.calibrators.evidence.model import LogOdds
@@ -267,20 +268,17 @@ def test_strangeness_by_loops() -> None:
     np.testing.assert_allclose(usual(view, energy(logits, 1.7)), expected, rtol=1e-6)
 
 
-def test_permutations_by_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same random numbers, however many at once; the observed order counts as one permutation."""
-    score = drawn(12)
-    keys = torch.rand(25, 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    larger = 0
-    for row in keys:
-        order = sorted(range(12), key=lambda i, row=row: float(row[i]))
-        larger += np.mean([float(score[i]) for i in order[:5]]) >= float(score[-5:].mean()) - 1e-12
-    expected = (larger + 1) / 26
-    assert 0 < larger < 25
-    for entries in (4_000_000, 12 * 5, 1):
-        monkeypatch.setattr(shift, "PERMUTED_ENTRIES", entries)
-        assert _permutation_p(score, 5, 25, torch.Generator().manual_seed(4)) == pytest.approx(expected)
-    assert _permutation_p(torch.ones(9), 3, 10, torch.Generator()) == 1.0
+@pytest.mark.parametrize("n_last", [3, 6])
+def test_permutations_against_all_of_them(n_last: int) -> None:
+    """The part that is drawn may be the first or the last; the observed order counts as one permutation."""
+    score = drawn(9).numpy()
+    observed = score[-n_last:].mean()
+    shares = [np.mean(score[list(some)]) >= observed - 1e-12 for some in combinations(range(9), n_last)]
+    assert 0.05 < np.mean(shares) < 0.95
+    assert _permutation_p(score, n_last, 4000, 0) == pytest.approx(np.mean(shares), abs=0.04)
+    few = {_permutation_p(score, n_last, 25, seed) for seed in range(5)}
+    assert all(round(26 * p) == pytest.approx(26 * p) and p >= 1 / 26 for p in few)
+    assert _permutation_p(np.ones(9), n_last, 10, 0) == 1.0
 
 
 def test_a_report_names_the_most_moved_layer_first() -> None:
