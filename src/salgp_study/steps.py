@@ -102,7 +102,7 @@ STEPS: tuple[Step, ...] = (
     ),
     Step("4 classes", "one constant -> a group per predicted class", lambda: MonotoneEvidence(1.0)),
     Step("5 rehearsal", "in-domain data -> perturbed copies too", lambda: MonotoneEvidence(1.0), copies=True),
-    Step("default, one sample", "what the library does today", lambda: get("layer-evidence"), copies=True),
+    Step("default, one sample", "two experts and a gate", lambda: get("layer-evidence"), copies=True),
     Step(
         "6 environment",
         "one sample -> a window of 50 unlabelled ones",
