@@ -184,7 +184,8 @@ def read_header(path: str | os.PathLike[str], kind: str, version: int) -> dict[s
     """Read what `write_header` wrote; anything else is a `FormatError`.
 
     Example:
-        >>>         >>> with tempfile.TemporaryDirectory() as folder:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
         ...     read_header(write_header(folder + "/x.json", "example", 1, {"rows": 3}), "example", 1)
         {'rows': 3}
     """

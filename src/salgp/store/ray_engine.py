@@ -134,8 +134,12 @@ def ray_session(workers: int | None = None, address: str | None = None) -> Itera
     }
     try:
         with _quiet():
+            # without an address a Ray of our own, whatever others run on this machine
             ray.init(
-                address=address, log_to_driver=False, logging_level="error", **({} if address else local)
+                address=address or "local",
+                log_to_driver=False,
+                logging_level="error",
+                **({} if address else local),
             )
         yield ray
     finally:

@@ -115,6 +115,14 @@ def test_the_gate_is_believed_as_far_as_the_window_has_seen_something() -> None:
     found = environment.joined(torch.full((6,), 0.5).double(), m)
     expected = [0.0, 0.0, 1 - 0.75 * 0.8, 1 - 0.5 * 0.6, 1 - 0.5 * 0.3, 1.0]
     torch.testing.assert_close(found, torch.tensor(expected).double())
+    nothing = environment.displacement(torch.zeros(1, 2).double(), torch.tensor([0]))
+    assert float(environment.joined(torch.tensor([0.5]).double(), nothing)) == 0.5
+
+
+def test_an_empty_context_tells_nothing() -> None:
+    calibrator, (features, _) = fitted(), world(30, 3, 1.0)
+    empty = calibrator.predict(features, context=Context(torch.zeros(2).double(), 0))
+    torch.testing.assert_close(empty.confidence, calibrator.predict(features).confidence, rtol=0, atol=1e-7)
 
 
 def test_in_a_mixed_window_the_gate_tells_who_has_moved() -> None:

@@ -108,22 +108,27 @@ class Environment:
         return _confidences(inside, shift) - self.usual.to(inside)[label]
 
     def displacement(self, mean: Tensor, count: Tensor) -> Tensor:
-        """``m (w, 2)`` of windows with these means ``(w, 2)`` and numbers of samples ``(w,)``."""
+        """``m (w, 2)`` of windows with these means ``(w, 2)`` and numbers of samples ``(w,)``; NaN where a
+        window has none, so that nothing is known.
+        """
         m = _compressed((mean - self.centre.to(mean)) / self.spread.to(mean), count.to(mean))
-        return torch.where(count.to(mean)[:, None] > 0, m, 0.0)  # nobody has told anything yet
+        return torch.where(count.to(mean)[:, None] > 0, m, torch.nan)
 
     def lean(self, m: Tensor) -> Tensor:
-        """Weight ``k (n,)`` of the expert for shift in windows with ``m (n, 2)``."""
-        return (m @ self.weights.to(m)).clamp(0.0, 1.0)
+        """Weight ``k (n,)`` of the expert for shift in windows with ``m (n, 2)``; 0 if nothing is known."""
+        return (_known(m) @ self.weights.to(m)).clamp(0.0, 1.0)
 
     def joined(self, gate: Tensor, m: Tensor) -> Tensor:
-        """Weight ``(n,)`` of the expert for shift where a gate says ``gate (n,)`` of each sample."""
+        """Weight ``(n,)`` of the expert for shift where a gate says ``gate (n,)`` of each sample. The gate
+        alone decides where nothing is known of the window.
+        """
         k = self.lean(m)
-        believed = gate * (k / CREDIBLE).clamp(max=1.0)
-        return 1 - (1 - believed) * (1 - k)
+        credit = torch.where(m[:, 0].isnan(), 1.0, (k / CREDIBLE).clamp(max=1.0))
+        return 1 - (1 - gate * credit) * (1 - k)
 
     def lean_variance(self, m: Tensor) -> Tensor:
-        """Variance ``(n,)`` of that weight."""
+        """Variance ``(n,)`` of ``k``."""
+        m = _known(m)
         return ((m @ self.covariance.to(m)) * m).sum(dim=1)
 
 
@@ -182,6 +187,11 @@ def _draw(n: int, size: int, generator: torch.Generator) -> Tensor:
     if n >= size:
         return torch.randperm(n, generator=generator)[:size]
     return torch.randint(n, (size,), generator=generator)
+
+
+def _known(m: Tensor) -> Tensor:
+    """``m``, and 0 where nothing is known."""
+    return torch.where(m.isnan(), 0.0, m)
 
 
 def _confidences(inside: Tensor, shift: Tensor) -> Tensor:
