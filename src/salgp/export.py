@@ -142,7 +142,7 @@ class _Calibrated(nn.Module):
         if not self.context:
             prediction, own = self.calibrator._predict(self.features(inputs)), None
         else:
-            prediction, own = self.calibrator.predict_with_sums(self.features(inputs[:-1]), inputs[-1])
+            prediction, own = self.calibrator.predict_in_window(self.features(inputs[:-1]), inputs[-1])
         values = [getattr(prediction, name) for name in OUTPUTS]
         act = None if self.rule is None else self.rule(prediction.label, prediction.confidence)
         return tuple(value for value in (*values, act, own) if value is not None)

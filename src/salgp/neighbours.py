@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["ClassIndex", "Sides", "class_distances", "nearest", "side_distances"]
+__all__ = ["ClassIndex", "ClassDistances", "class_distances", "nearest", "side_distances"]
 
 CHUNK_ENTRIES = 4_000_000
 """Distances held at once: so many that starting an operation costs little beside it."""
@@ -112,7 +112,7 @@ def class_distances(
 
 
 @dataclass(frozen=True, eq=False)
-class Sides:
+class ClassDistances:
     """Mean distances to the nearest points in each of ``S`` spaces; infinite where there are none.
 
     Args:
@@ -146,7 +146,7 @@ def side_distances(
     *,
     refine: bool = True,
     plenty: bool = False,
-) -> Sides:
+) -> ClassDistances:
     """Mean distance to the ``k`` nearest points of the class asked for, of other classes, and of any.
 
     Args:
@@ -169,14 +169,14 @@ def side_distances(
     """
     plenty = plenty and leave_out is None and k + index.spare <= index.fewest
     if not torch.compiler.is_exporting() and len(label) >= ROWS_PER_CLASS * len(index.size):
-        return Sides(_sides_by_class(index, query, label, k, leave_out, refine))
+        return ClassDistances(_sides_by_class(index, query, label, k, leave_out, refine))
     parts = [
         _sides_of_block(index, query[:, rows], label[rows], k, _rows_of(leave_out, rows), refine, plenty)
         for rows in _chunks(query.shape[1], index.fast.shape[0] * index.fast.shape[2])
     ]
     if not parts:
-        return Sides(query.new_zeros(3, query.shape[0], 0))
-    return Sides(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
+        return ClassDistances(query.new_zeros(3, query.shape[0], 0))
+    return ClassDistances(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ class Preset:
 
     Args:
         name: of the preset.
-        made: use made data instead of the real sets.
+        toy: use made-up data instead of the real sets.
         epochs: of each backbone, or of a ``backbone/protocol``.
         arguments: of each backbone, beyond the number of classes.
         n_test: photometric test objects; None for all.
@@ -75,7 +75,7 @@ class Preset:
     """
 
     name: str
-    made: bool
+    toy: bool
     epochs: Mapping[str, int]
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     n_test: int | None = None
@@ -154,7 +154,7 @@ STUDIES: Mapping[str, tuple[str, tuple[Experiment, ...]]] = {
 PRESETS: Mapping[str, Preset] = {
     "smoke": Preset(
         "smoke",
-        made=True,
+        toy=True,
         epochs={"convnet": 2, "aconvnet": 2, "resnet18": 1, "rnn": 2},
         arguments={
             "convnet": {"size": 32},
@@ -168,7 +168,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "cpu": Preset(
         "cpu",
-        made=False,
+        toy=False,
         epochs={"convnet": 12, "convnet/soc": 30, "aconvnet": 8, "resnet18": 5, "rnn": 20},
         arguments={"convnet": {"size": 64}, "aconvnet": {"size": 64}, "rnn": {"hidden": 16}},
         n_test=4000,
@@ -182,7 +182,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "paper": Preset(
         "paper",
-        made=False,
+        toy=False,
         epochs={"convnet": 100, "aconvnet": 100, "resnet18": 50, "rnn": 100},
         arguments={"rnn": {"hidden": 32}},
         n_test=25_000,

@@ -64,7 +64,7 @@ def open_source(dataset: str, preset: Preset, data: str | os.PathLike[str] | Non
     """The data set called ``dataset``, made or real as the preset says."""
     if dataset not in ("mstar", "spcc", "plasticc"):
         raise KeyError(f"no data set called {dataset!r}; known: mstar, plasticc, spcc")
-    if preset.made:
+    if preset.toy:
         return _toy(dataset)
     folder = data_folder(data)
     return {"mstar": _mstar, "spcc": _spcc, "plasticc": _plasticc}[dataset](folder, preset)

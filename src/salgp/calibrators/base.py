@@ -167,12 +167,12 @@ class Calibrator(BaseEstimator, ABC):
     def _predict(self, features: Features) -> Prediction:
         """Compute the prediction; called under ``no_grad`` with checked input."""
 
-    def predict_with_sums(self, features: Features, sums: Tensor) -> tuple[Prediction, Tensor]:
+    def predict_in_window(self, features: Features, window: Tensor) -> tuple[Prediction, Tensor]:
         """Prediction in a window of which only sums are known, for exported graphs.
 
         Args:
             features: of the samples, checked.
-            sums: ``(3,)`` over the window: two numbers, and how many samples it has.
+            window: ``(3,)`` two sums over its samples, and how many samples it has.
 
         Returns:
             The prediction, and the two numbers of every sample ``(n, 2)``, to add to the sums.

@@ -20,14 +20,14 @@ from salgp.calibrators.evidence.environment import Context, Environment, fit_env
 from salgp.calibrators.evidence.experts import TRUSTS, choose_trust
 from salgp.calibrators.evidence.gate import choose_guard, fit_gate
 from salgp.calibrators.evidence.reference import layer_evidence
-from salgp.calibrators.evidence.rows import SeenRows, View
+from salgp.calibrators.evidence.rows import FittedRows, View
 from salgp.calibrators.evidence.strangeness import energy, fit_strangeness
 from salgp.calibrators.evidence.windows import window_numbers
 from salgp.export import export_head
 from salgp.features import Features
 
 
-def made_rows(n: int = 400, seed: int = 0) -> tuple[SeenRows, Tensor, Tensor]:
+def made_rows(n: int = 400, seed: int = 0) -> tuple[FittedRows, Tensor, Tensor]:
     """Originals and two families at two strengths, and the log-odds of two experts."""
     g = torch.Generator().manual_seed(seed)
     family = torch.arange(3).repeat_interleave(n)
@@ -37,7 +37,7 @@ def made_rows(n: int = 400, seed: int = 0) -> tuple[SeenRows, Tensor, Tensor]:
     correct = torch.bernoulli(torch.sigmoid(t - 3.0 * strength), generator=g)
     A = -0.5 * strength[:, None] + torch.randn(3 * n, 2, generator=g)
     view = View(t, A, torch.zeros(3 * n, 2).double(), torch.randint(3, (3 * n,), generator=g))
-    return SeenRows(view, correct, torch.arange(n).repeat(3), family, strength), t, t - 2.5 * strength
+    return FittedRows(view, correct, torch.arange(n).repeat(3), family, strength), t, t - 2.5 * strength
 
 
 def test_trust_is_the_smallest_weight_within_one_standard_error() -> None:

@@ -21,7 +21,7 @@ from salgp.calibrators.evidence.experts import Expert, InDomain, fit_in_domain, 
 from salgp.calibrators.evidence.gate import Gate, choose_guard, fit_gate, logistic
 from salgp.calibrators.evidence.model import LogOdds
 from salgp.calibrators.evidence.reference import layer_evidence
-from salgp.calibrators.evidence.rows import SeenRows, View
+from salgp.calibrators.evidence.rows import FittedRows, View
 from salgp.calibrators.evidence.shift import _permutation_p
 from salgp.calibrators.evidence.strangeness import energy, fit_strangeness
 
@@ -406,7 +406,7 @@ def test_the_interval_is_nine_tenths_of_the_log_odds() -> None:
 def test_rows_are_joined_and_their_groups_stay_apart() -> None:
     rows, _, _ = made_rows(5)
     both = rows.joined(rows)
-    assert isinstance(both, SeenRows)
+    assert isinstance(both, FittedRows)
     assert both.group.tolist() == rows.group.tolist() + [g + 5 for g in rows.group.tolist()]
     assert len(both.without(rows)) == len(rows)
 

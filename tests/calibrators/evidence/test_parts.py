@@ -22,7 +22,7 @@ from salgp.calibrators.evidence.reference import (
     make_reference,
     points_per_class,
 )
-from salgp.calibrators.evidence.rows import SeenRows, View, rows_of
+from salgp.calibrators.evidence.rows import FittedRows, View, rows_of
 from salgp.calibrators.evidence.shift import ShiftReport, _permutation_p
 from salgp.calibrators.evidence.strangeness import energy, fit_strangeness
 from salgp.calibrators.evidence.streaming import DrawSettings, Moments, SampleRows, first_of_class
@@ -34,13 +34,13 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def seen(n: int, seed: int = 0, first: int = 0) -> SeenRows:
+def seen(n: int, seed: int = 0, first: int = 0) -> FittedRows:
     view = View(
         drawn(n, seed=seed), drawn(n, 2, seed=seed + 1), drawn(n, 2, seed=seed + 2), torch.arange(n) % 3
     )
     group = first + torch.arange(n) // 2
     family = torch.arange(n) % 2
-    return SeenRows(view, (drawn(n, seed=seed + 3) > 0).double(), group, family, 0.5 * family)
+    return FittedRows(view, (drawn(n, seed=seed + 3) > 0).double(), group, family, 0.5 * family)
 
 
 def test_rows_joined_and_taken_back_are_the_rows_before() -> None:
@@ -64,7 +64,7 @@ def test_a_row_is_taken_back_once_and_only_if_it_is_there() -> None:
     assert len(twice.without(a)) == 8
     with pytest.raises(ValueError, match="a sample to forget is not among those"):
         twice.without(a).without(a[torch.tensor([0])]).without(a[torch.tensor([0])])
-    other = SeenRows(a.view, 1 - a.correct, a.group, a.family, a.strength)
+    other = FittedRows(a.view, 1 - a.correct, a.group, a.family, a.strength)
     with pytest.raises(ValueError, match="or its label was another"):
         a.without(other[torch.tensor([1])])
     with pytest.raises(ValueError, match="cannot forget every sample"):

@@ -53,7 +53,7 @@ from salgp.calibrators.evidence.reference import (
     layer_evidence,
     make_reference,
 )
-from salgp.calibrators.evidence.rows import LARGEST, SeenRows, View, rows_of, view_of
+from salgp.calibrators.evidence.rows import LARGEST, FittedRows, View, rows_of, view_of
 from salgp.calibrators.evidence.strangeness import Strangeness, energy, fit_strangeness
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import window_numbers
@@ -275,7 +275,7 @@ class LayerEvidence(Calibrator):
                 f"need 0 <= guard <= 1 or None, and window >= 2; got guard={self.guard}, window={self.window}"
             )
 
-    def _in_domain(self, rows: SeenRows, n_classes: int) -> tuple[InDomain, Tensor, Tensor]:
+    def _in_domain(self, rows: FittedRows, n_classes: int) -> tuple[InDomain, Tensor, Tensor]:
         return fit_in_domain(
             rows,
             n_classes,
@@ -397,12 +397,12 @@ class LayerEvidence(Calibrator):
         number = window_numbers(context, view.t)
         return window_means(environment, self._opinions(features, evidence), number)
 
-    def predict_with_sums(self, features: Features, sums: Tensor) -> tuple[Prediction, Tensor]:
-        """Prediction in a window of which only the sums are known, see `Calibrator.predict_with_sums`."""
+    def predict_in_window(self, features: Features, window: Tensor) -> tuple[Prediction, Tensor]:
+        """Prediction in a window of which only the sums are known, see `Calibrator.predict_in_window`."""
         evidence = layer_evidence(self.evidence_.reference, features)
         own = self._opinions(features, evidence)
-        sums = sums.to(own)
-        m = self._environment().displacement((sums[:2] / sums[2].clamp_min(1.0))[None], sums[2:])
+        total, count = window.to(own).split([2, 1])
+        m = self._environment().displacement((total / count.clamp_min(1.0))[None], count)
         return self.from_evidence(features, evidence, m.expand_as(own)), own
 
     def _predict(self, features: Features) -> Prediction:
@@ -455,8 +455,8 @@ class LayerEvidence(Calibrator):
             environment, m = self._environment(), m.to(view.t)
             lean = environment.joined(alone, m)
             gap = (1 - alone) * (shift.mean - inside.mean)
-            moved = (lean - alone) * (shift.rest - inside.rest)
-            added = moved, gap.square() * environment.lean_variance(m)
+            change = (lean - alone) * (shift.rest - inside.rest)
+            added = change, gap.square() * environment.lean_variance(m)
         both = mixed(inside, shift, lean, model.unseen)
         return _added_up(features, both, (1 - lean).square() * inside.variance, added)
 
@@ -492,14 +492,14 @@ class LayerEvidence(Calibrator):
         assert std is not None
         return spread_choice(features, std, k)
 
-    def _observed(self, features: Features, labels: Any) -> SeenRows:
+    def _observed(self, features: Features, labels: Any) -> FittedRows:
         features = self.check_input(features)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
             view = self.evidence_.view(features, layer_evidence(self.evidence_.reference, features))
         return rows_of(features, view, features.correct(y).double())
 
-    def _refresh(self, rows: SeenRows) -> Self:
+    def _refresh(self, rows: FittedRows) -> Self:
         """Fit the experts to other rows; where that fails, all stays as it was."""
         with torch.no_grad():
             inside, f, variance = self._in_domain(rows, self.n_classes_)
@@ -531,9 +531,9 @@ def _added_up(
     parts, spread = whole.terms, whole.term_variance
     names = ("confidence", "predicted class", *features.layer_names)
     if environment is not None:
-        moved, unsure = environment
+        change, unsure = environment
         variance = variance + unsure
-        parts = torch.cat([parts, moved[:, None]], dim=1)
+        parts = torch.cat([parts, change[:, None]], dim=1)
         spread = torch.cat([spread, unsure[:, None]], dim=1)
         names = (*names, "environment")
     rest = f - log_odds(features, 1.0, LARGEST) - parts.sum(dim=1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from salgp.calibrators.evidence.environment import Environment, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, fit_shift
-from salgp.calibrators.evidence.rows import SeenRows
+from salgp.calibrators.evidence.rows import FittedRows
 from salgp.metrics import auroc, ece, nll_correct
 
 __all__ = [
@@ -59,7 +59,14 @@ def mixed_log_odds(
 
 
 def leave_families_out(
-    rows: SeenRows, inside: InDomain, n_classes: int, *, caution: float, ridge: float, window: int, seed: int
+    rows: FittedRows,
+    inside: InDomain,
+    n_classes: int,
+    *,
+    caution: float,
+    ridge: float,
+    window: int,
+    seed: int,
 ) -> dict[int, LeftOut]:
     """Judge each family of copies by experts and environments of the others; nothing where there is one."""
     families = rows.families
@@ -70,7 +77,7 @@ def leave_families_out(
 
 
 def _judged(
-    rows: SeenRows,
+    rows: FittedRows,
     f_in: Tensor,
     family: int,
     n_classes: int,
@@ -108,7 +115,7 @@ def _window_numbers(strength: Tensor, size: int) -> Tensor:
     return level * len(level) + within
 
 
-def unseen_spread(rows: SeenRows, left_out: dict[int, LeftOut]) -> float:
+def unseen_spread(rows: FittedRows, left_out: dict[int, LeftOut]) -> float:
     """Variance of the log-odds of an unseen shift, per squared weight of the expert for shift."""
     if not left_out:
         return 0.0
@@ -129,7 +136,7 @@ def _missed(f: Tensor, correct: Tensor) -> float:
 
 
 def check_table(
-    rows: SeenRows, raw: Tensor, left_out_one: Tensor, families: dict[int, LeftOut], name: str
+    rows: FittedRows, raw: Tensor, left_out_one: Tensor, families: dict[int, LeftOut], name: str
 ) -> Table:
     """Scores in domain and on left-out families: uncalibrated, temperature scaling, and ours.
 
@@ -150,7 +157,7 @@ def check_table(
 
 
 def _compared(
-    rows: SeenRows, index: Tensor, raw: Tensor, ours: Tensor, name: str
+    rows: FittedRows, index: Tensor, raw: Tensor, ours: Tensor, name: str
 ) -> dict[str, dict[str, float]]:
     methods = {"uncalibrated": raw[index], "temperature": rows.view.t[index], name: ours}
     return {method: _scores(f, rows.correct[index]) for method, f in methods.items()}

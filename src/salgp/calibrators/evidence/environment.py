@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.evidence.gate import logistic
-from salgp.calibrators.evidence.rows import SeenRows
+from salgp.calibrators.evidence.rows import FittedRows
 from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.storage import storable
 
@@ -133,7 +133,7 @@ class Environment:
 
 
 def fit_environment(
-    rows: SeenRows, inside: Tensor, shift: Tensor, n_classes: int, *, window: int, seed: int
+    rows: FittedRows, inside: Tensor, shift: Tensor, n_classes: int, *, window: int, seed: int
 ) -> Environment:
     """Learn across rehearsed environments.
 
@@ -171,7 +171,7 @@ def fit_environment(
     return Environment(usual, centre, spread, w / scale, covariance)
 
 
-def _windows(rows: SeenRows, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
+def _windows(rows: FittedRows, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
     """Random windows ``(w, size)`` of every environment, and the weight of their rows."""
     for family in [0, *rows.families]:
         here = rows.family == family

@@ -27,7 +27,7 @@ from salgp.calibrators.evidence.model import (
     sample_weights,
     within,
 )
-from salgp.calibrators.evidence.rows import SeenRows, View
+from salgp.calibrators.evidence.rows import FittedRows, View
 from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.storage import storable
 
@@ -233,7 +233,7 @@ def _root(S: Tensor) -> Tensor:
 
 
 def fit_in_domain(
-    rows: SeenRows,
+    rows: FittedRows,
     n_classes: int,
     *,
     clean: float,
@@ -264,11 +264,11 @@ def fit_in_domain(
     k = choose_trust(rows.view.t[first], f[first], rows.correct[first]) if trust is None else trust
     plain = _plain_covariance(rows.view.t[first])
     own = _plain_variance(plain, rows.view.t)
-    made = InDomain(expert, k, plain)
-    return made, (1 - k) * rows.view.t + k * f, (1 - k) ** 2 * own + k**2 * variance
+    in_domain = InDomain(expert, k, plain)
+    return in_domain, (1 - k) * rows.view.t + k * f, (1 - k) ** 2 * own + k**2 * variance
 
 
-def fit_shift(rows: SeenRows, n_classes: int, *, caution: float, ridge: float) -> Expert:
+def fit_shift(rows: FittedRows, n_classes: int, *, caution: float, ridge: float) -> Expert:
     """Fit the expert for shift to copies, whose errors count ``caution`` times."""
     weight = sample_weights(rows.is_copy, rows.correct, SHIFT_CLEAN, caution)
     return _fitted(rows, weight, n_classes, ridge, SHIFT_SPREAD, largest=SHIFT_LARGEST, persistent=False)
@@ -314,7 +314,7 @@ def _plain_variance(covariance: Tensor, t: Tensor) -> Tensor:
 
 
 def _fitted(
-    rows: SeenRows,
+    rows: FittedRows,
     weight: Tensor,
     n_classes: int,
     ridge: float,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from salgp.calibrators.evidence.model import within
-from salgp.calibrators.evidence.rows import SeenRows, View
+from salgp.calibrators.evidence.rows import FittedRows, View
 from salgp.gp.linalg import solve_positive
 from salgp.storage import storable
 
@@ -64,7 +64,7 @@ class Gate:
 
 
 def fit_gate(
-    rows: SeenRows, place: Tensor, inside: Tensor, shift: Tensor, share: float | None = None
+    rows: FittedRows, place: Tensor, inside: Tensor, shift: Tensor, share: float | None = None
 ) -> Gate:
     """Learn to tell copies from originals. The order of the rows does not matter.
 
@@ -173,7 +173,7 @@ def _weights(x: Tensor, copy: Tensor) -> Tensor:
     return logistic(x, copy, weight, prior)
 
 
-def _some(rows: SeenRows) -> Tensor:
+def _some(rows: FittedRows) -> Tensor:
     """Rows to learn from: all originals, and every so many copies in the order of their confidence."""
     first, others = (~rows.is_copy).nonzero()[:, 0], rows.is_copy.nonzero()[:, 0]
     room = max(MOST_ROWS - len(first), len(first))
@@ -181,7 +181,7 @@ def _some(rows: SeenRows) -> Tensor:
     return torch.cat([first, others[rows.view.t[others].argsort(stable=True)][::step]])
 
 
-def _folds(rows: SeenRows) -> Tensor:
+def _folds(rows: FittedRows) -> Tensor:
     """Fold ``(n,)`` of each row: groups are dealt out in the order of their originals' confidence."""
     first = (~rows.is_copy).nonzero()[:, 0]
     rank = rows.view.t[first].argsort(stable=True).argsort()

@@ -34,7 +34,7 @@ from salgp.calibrators.evidence.condense import (
     unpacked,
 )
 from salgp.features import Features
-from salgp.neighbours import ClassIndex, Sides, side_distances
+from salgp.neighbours import ClassDistances, ClassIndex, side_distances
 from salgp.storage import storable
 
 __all__ = [
@@ -364,7 +364,7 @@ def _place(query: Tensor, widths: tuple[int, ...]) -> Tensor:
     return torch.cat([x[:, :width].float() for x, width in zip(query, widths, strict=True)], dim=1)
 
 
-def _evidence(sides: Sides, typical: Tensor | None, place: Tensor) -> Evidence:
+def _evidence(sides: ClassDistances, typical: Tensor | None, place: Tensor) -> Evidence:
     distance = sides.all.mT.double()  # (3, n, L)
     own, other, anyone = distance.clamp(1e-9, 1e9).log()
     agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
@@ -375,7 +375,7 @@ def _evidence(sides: Sides, typical: Tensor | None, place: Tensor) -> Evidence:
     return Evidence(agreement, anyone, place)
 
 
-def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> Sides:
+def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> ClassDistances:
     """Distance to the predicted class, to the nearest other, and to the nearest of all."""
     means, factors = reference.statistics
     x = query.float()[:, None] @ factors  # (L, C or 1, n, q)
@@ -383,7 +383,7 @@ def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> Sides:
     is_own = label[:, None] == reference.classes
     own = D.masked_fill(~is_own, torch.inf).amin(dim=-1)
     other = D.masked_fill(is_own, torch.inf).amin(dim=-1)
-    return Sides(torch.stack([own, other, torch.minimum(own, other)]))
+    return ClassDistances(torch.stack([own, other, torch.minimum(own, other)]))
 
 
 def _typical_agreement(reference: Reference, features: Features) -> Tensor | None:

@@ -1,7 +1,7 @@
 """Samples as the model of layer evidence sees them: a few numbers each, whatever the network.
 
-A `View` is what the network and its layers say of a sample; `SeenRows` are views with the answers, the rows a
-calibrator was fitted on. They are kept, so that samples can be added and taken back later.
+A `View` is what the network and its layers say of a sample; `FittedRows` are views with the answers, the rows
+a calibrator was fitted on. They are kept, so that samples can be added and taken back later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
 from salgp.storage import storable
 
-__all__ = ["LARGEST", "SeenRows", "View", "rows_of", "view_of"]
+__all__ = ["LARGEST", "FittedRows", "View", "rows_of", "view_of"]
 
 LARGEST = 20.0
 """Log-odds are kept within this bound."""
@@ -60,7 +60,7 @@ class View:
 
 @storable
 @dataclass(frozen=True, eq=False)
-class SeenRows:
+class FittedRows:
     """Rows a model was fitted on.
 
     Args:
@@ -80,8 +80,8 @@ class SeenRows:
     def __len__(self) -> int:
         return len(self.correct)
 
-    def __getitem__(self, rows: Tensor) -> SeenRows:
-        return SeenRows(self.view[rows], *(x[rows] for x in self._origin()))
+    def __getitem__(self, rows: Tensor) -> FittedRows:
+        return FittedRows(self.view[rows], *(x[rows] for x in self._origin()))
 
     @property
     def is_copy(self) -> Tensor:
@@ -93,14 +93,16 @@ class SeenRows:
         """Families of perturbations, without the originals."""
         return sorted(set(self.family.tolist()) - {0})
 
-    def joined(self, more: SeenRows) -> SeenRows:
+    def joined(self, more: FittedRows) -> FittedRows:
         """These rows and more, whose groups are new ones."""
         first = int(self.group.max()) + 1 if len(self) else 0
         view = (torch.cat([getattr(self.view, f.name), getattr(more.view, f.name)]) for f in fields(View))
         theirs = (more.correct, more.group + first, more.family, more.strength)
-        return SeenRows(View(*view), *(torch.cat(pair) for pair in zip(self._origin(), theirs, strict=True)))
+        return FittedRows(
+            View(*view), *(torch.cat(pair) for pair in zip(self._origin(), theirs, strict=True))
+        )
 
-    def without(self, some: SeenRows) -> SeenRows:
+    def without(self, some: FittedRows) -> FittedRows:
         """These rows without some of them, each taken once."""
         keep = torch.ones(len(self), dtype=torch.bool, device=self.correct.device)
         mine, gone = self._numbers(), some._numbers().to(self.correct)
@@ -131,10 +133,10 @@ def view_of(features: Features, evidence: Evidence, temperature: float, scales: 
     return View(log_odds(features, temperature, LARGEST), A, N, features.label)
 
 
-def rows_of(features: Features, view: View, correct: Tensor) -> SeenRows:
+def rows_of(features: Features, view: View, correct: Tensor) -> FittedRows:
     """Views with their answers; copies of unknown family are all of family 1, of unknown strength 1."""
     group = originals(features)[1]
     is_copy = copies(features)
     family = is_copy.long() if features.families is None else features.families.to(is_copy.device)
     strength = is_copy.double() if features.strengths is None else features.strengths.to(is_copy.device)
-    return SeenRows(view, correct, group, family, strength)
+    return FittedRows(view, correct, group, family, strength)

@@ -215,11 +215,11 @@ def first_of_class(rows: SampleRows, per_class: int) -> SampleRows:
 def _condense(
     source: Source, k: int, width: int, form: str, size: int | None, precision: str, seed: int
 ) -> Reference:
-    sums: ReferenceSums = source.over_rows(
+    found: ReferenceSums = source.over_rows(
         "reference-sums", sum_reference, DrawSettings(form, size, seed), reference=True
     )
-    spaces = {name: m.space(sums.n, width) for name, m in sums.moments.items()}
-    drawn = sums.drawn
+    spaces = {name: m.space(found.n, width) for name, m in found.moments.items()}
+    drawn = found.drawn
     return condensed_reference(
         spaces,
         drawn.features(),
