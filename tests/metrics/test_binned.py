@@ -216,3 +216,11 @@ def test_equal_mass_edges_of_few_samples_by_the_definition(n: int, n_bins: int) 
     ends = {sorted(s)[b * n // n_bins - 1] for b in range(1, n_bins) if b * n // n_bins >= 1}
     expected = [0.0, *sorted(e for e in ends if e < s.max()), 1.0]
     np.testing.assert_allclose(metrics.reliability_bins(s, s > 0.5, n_bins, "mass").edges, expected)
+
+
+def test_smooth_ece_is_the_same_from_both_ends() -> None:
+    """To be right with confidence s is to be wrong with 1 - s; the grid favours no side."""
+    s, c = sample(300)
+    s[:3] = 0.0, 1.0, 1.0
+    assert metrics.smooth_ece(s, c) == pytest.approx(metrics.smooth_ece(1 - s, 1 - c), abs=1e-9)
+    assert metrics.smooth_ece(s, c) > 0.05

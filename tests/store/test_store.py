@@ -127,6 +127,7 @@ def test_shards_are_of_bounded_size() -> None:
     narrow = Features(torch.zeros(1, 2))
     assert shard_rows(wide, "float32") == 128
     assert shard_rows(narrow, "float32") == 2**23
+    assert shard_rows(wide, "float16") == 256
 
 
 def test_stratified_is_proportional_and_does_not_depend_on_shards() -> None:
