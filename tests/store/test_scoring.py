@@ -170,3 +170,11 @@ def test_contexts_that_are_none(folder: Path, tmp_path: Path, context: object) -
 def test_a_context_for_a_method_without_one(folder: Path, tmp_path: Path, context: int | str) -> None:
     with pytest.raises(ValueError, match="judges each sample by itself: it takes no context"):
         score(folder / "store", folder / "temperature", tmp_path / "a", context=context)  # type: ignore[arg-type]
+
+
+def test_scores_of_a_single_shard(folder: Path, tmp_path: Path) -> None:
+    small_store(tmp_path / "one", n=40, rows=100)
+    score(tmp_path / "one", folder / "temperature", tmp_path / "out", workers=1)
+    features, _ = FeatureStore(tmp_path / "one").to_features()
+    expected = load_calibrator(folder / "temperature").predict(features)
+    np.testing.assert_allclose(read_scores(tmp_path / "out")["confidence"], expected.confidence, atol=1e-6)
