@@ -289,6 +289,7 @@ def test_a_folder_of_the_user_is_left_alone(tmp_path: Path, job: str) -> None:
 
 def test_parts_killed_before_their_manifest_go_on(tmp_path: Path) -> None:
     whole = extract_parts(network, part_loader, 2, tmp_path / "whole").folder
+    assert FeatureStore(whole).manifest.header["source"]["parts"] is True, "it goes on by parts only"
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "part-000000.parquet").write_bytes((whole / "part-000000.parquet").read_bytes())
     assert contents(extract_parts(network, part_loader, 2, tmp_path / "cut").folder) == contents(whole)

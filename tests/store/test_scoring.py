@@ -13,10 +13,12 @@ from scale_jobs import contents, samples, small_calibrator, small_store
 from salgp import calibrators
 from salgp.calibrators import load_calibrator
 from salgp.calibrators.layerwise.residual import ResidualGP
+from salgp.features import Features
 from salgp.store import scoring
+from salgp.store.columns import read_table
 from salgp.store.manifest import ChecksumError
-from salgp.store.scoring import predictor, read_scores, score
-from salgp.store.store import FeatureStore
+from salgp.store.scoring import predictor, read_scores, score, score_shard
+from salgp.store.store import FeatureStore, write_store
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:hyperparameter optimisation did not converge"),
@@ -178,3 +180,34 @@ def test_scores_of_a_single_shard(folder: Path, tmp_path: Path) -> None:
     features, _ = FeatureStore(tmp_path / "one").to_features()
     expected = load_calibrator(folder / "temperature").predict(features)
     np.testing.assert_allclose(read_scores(tmp_path / "out")["confidence"], expected.confidence, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [7, 400])
+def test_a_shard_in_windows_is_the_prediction_in_windows(tmp_path: Path, window: int) -> None:
+    """Also where the shard is read in pieces, which end where windows end."""
+    features, labels = samples(400)
+    families = Features(
+        torch.cat([features.logits, features.logits / 3]),
+        {name: torch.cat([x, x + torch.randn(x.shape)]) for name, x in features.layers.items()},
+        torch.arange(400).repeat(2),
+        torch.arange(2).repeat_interleave(400),
+    )
+    calibrators.get("layer-evidence").fit(families, labels.repeat(2)).save(tmp_path / "cal")
+    store = write_store([(features, labels)], tmp_path / "store", rows=400)
+    (tmp_path / "out").mkdir()
+    given = (
+        str(store.folder),
+        str(tmp_path / "cal"),
+        str(tmp_path / "out"),
+        0,
+        False,
+        "double",
+        True,
+        window,
+    )
+    index, (name, rows, _) = score_shard(*given)
+    assert (index, rows) == (0, 400)
+    found = read_table(tmp_path / "out" / name, ["confidence"]).column("confidence").to_numpy()
+    plain = load_calibrator(tmp_path / "cal")
+    np.testing.assert_allclose(found, plain.predict(features, context=window).confidence, atol=1e-6)
+    assert window == 400 or np.abs(found - plain.predict(features).confidence.numpy()).max() > 1e-3
