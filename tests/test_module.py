@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import ClassVar
 
 import networks
@@ -270,6 +271,19 @@ def test_damaged_folders(model, loader, tmp_path):
         ({"taps": [{}]}, "not a whole module"),
         ({"taps": 3}, "not a whole module"),
         ({"fingerprint": None}, "not a whole module"),
+        ({"seed": "0"}, "not a whole module .*'seed' is '0', expected int"),
+        ({"max_width": [3]}, "'max_width' is .*, expected int or NoneType"),
+        *(
+            ({"taps": [{**tap, **wrong}]}, says)
+            for tap in [json.loads(text)["taps"][0]]
+            for wrong, says in [
+                ({"name": {}}, "'name' is '{}', expected str"),
+                ({"module": [[]]}, "'module' is .*, expected str"),
+                ({"call": True}, "'call' is 'True', expected int"),
+                ({"module": "nowhere"}, "the network has no module 'nowhere'"),
+                ({"layout": {**tap["layout"], "width": "4"}}, "'width' is '4', expected int or NoneType"),
+            ]
+        ),
     ]:
         path.write_text(text)
         edit_header(path, lambda header, change=change: header | change)

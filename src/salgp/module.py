@@ -29,8 +29,9 @@ from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, collect, read_batches
 from salgp.network.rehearsal import Rehearsal
+from salgp.network.taps import unwrap
 from salgp.prediction import Prediction
-from salgp.storage import read_header, reading, write_folder, write_header
+from salgp.storage import FormatError, read_header, reading, write_folder, write_header
 
 __all__ = ["CalibratedClassifier", "calibrate", "load"]
 
@@ -307,6 +308,10 @@ def load(
         rehearsal = Rehearsal.from_json(header["rehearsal"]) if "rehearsal" in header else None
         reader = reader_from(header, pooling, forward)
     check_network(stored, model, strict)
+    known = dict(unwrap(model).named_modules())
+    missing = [tap.module for tap in reader.taps or () if tap.module not in known]
+    if missing:
+        raise FormatError(f"{path}: the network has no module {missing[0][:80]!r}")
     return CalibratedClassifier(model, calibrator, reader, rehearsal)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sealing import edit_header
+from sealing import edit_header, edit_tensors
 
 from salgp import FormatError, Monitor, Prediction
 from salgp.estimate import Spread, accuracy
@@ -211,6 +211,23 @@ def test_settings_that_nobody_made_are_refused(tmp_path: Path, change: dict[str,
     edit_header(tmp_path / records.SETTINGS, lambda value: {**value, **change})
     with pytest.raises(FormatError, match=words):
         Monitor.open(tmp_path)
+
+
+@pytest.mark.parametrize("last", [-3, 0, 1])
+def test_a_state_older_than_its_log_is_refused(tmp_path: Path, last: int) -> None:
+    """The state is written first: it is never behind, unless somebody put an old one back."""
+    monitor = Monitor.start(batch(300, 0)[0], tmp_path)
+    monitor.feed(batch(50, 1)[0])
+    monitor.feed(batch(50, 2)[0])
+
+    def change(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+        metadata["numbers"] = json.dumps({**json.loads(metadata["numbers"]), "last": last})
+
+    edit_tensors(tmp_path / records.STATE, change)
+    with pytest.raises(FormatError, match=f"state.safetensors: knows {last} records, the log has 2"):
+        Monitor.open(tmp_path)
+    with pytest.raises(FormatError, match="the log has 2"):
+        monitor.feed(batch(50, 3)[0])
 
 
 def test_records_of_another_number_of_classes_are_refused(tmp_path: Path) -> None:

@@ -173,6 +173,10 @@ def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
     log = read_log(folder)
     state = _state(tensors, metadata, folder)
     _check_shapes(state, settings, folder / STATE)
+    if state.last < len(log):
+        raise FormatError(
+            f"{folder / STATE}: knows {state.last} records, the log has {len(log)}; restore the file"
+        )
     if state.last > len(log):
         with reading(folder / STATE, "the state of a monitor"):
             kept = json.loads(metadata["record"])

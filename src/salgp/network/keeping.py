@@ -25,6 +25,20 @@ __all__ = [
 
 FORMAT = "salgp-module"
 FORMAT_VERSION = 2
+NOTHING = type(None)
+READER_TYPES = {
+    "output": (str,),
+    "max_width": (int, NOTHING),
+    "seed": (int,),
+    "needs_forward": (bool,),
+    "labels_at": (int, str, NOTHING),
+    "form": (str, NOTHING),
+    "layers": (str, int, list),
+    "taps": (list, NOTHING),
+}
+TAP_TYPES = {"name": (str,), "module": (str,), "call": (int,), "depth": (int, NOTHING), "leads": (bool,)}
+LAYOUT_TYPES = {"channels": (str,), "width": (int, NOTHING), "recurrent": (bool,), "batch_axis": (int,)}
+"""What JSON gives for each field of a reader, a tap and a layout."""
 
 
 class LostFunctionError(ValueError):
@@ -76,6 +90,7 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
             "this classifier was made with a forward function; pass it again: load(folder, "
             "model, forward=...)"
         )
+    _check_types(header, READER_TYPES)
     stored = header["taps"]
     taps = None if stored is None else tuple(_tap(tap, pooling) for tap in stored)
     asked = header["pooling"] if pooling is None else pooling
@@ -92,7 +107,16 @@ def _tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
         raise TypeError(f"expected the name of a pooling, got {how!r}")
     if how is None:
         raise LostFunctionError(_LOST_POOLING)
+    _check_types(stored, TAP_TYPES)
+    _check_types(stored["layout"], LAYOUT_TYPES)
     return Tap(**{**stored, "pooling": how, "layout": Layout(**stored["layout"])})
+
+
+def _check_types(stored: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]) -> None:
+    for name, kinds in types.items():
+        if name in stored and type(stored[name]) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"{name!r} is {str(stored[name])[:80]!r}, expected {expected}")
 
 
 _LOST_POOLING = (
