@@ -14,7 +14,9 @@ import torch
 from references import gpytorch
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
+from sklearn.linear_model import LogisticRegression
 
+from salgp.gp import fitting
 from salgp.gp.covariance import Parameter, Rows, Stationary
 from salgp.gp.fitting import (
     Fitted,
@@ -264,3 +266,57 @@ def test_a_fitted_gp_goes_to_a_device_whole() -> None:
     assert isinstance(moved, Fitted)
     for ours, theirs in zip(moved.posterior(rows), found.posterior(rows), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_without_a_gp_correctness_is_a_logistic_regression() -> None:
+    """A variance of next to nothing leaves the parametric mean alone."""
+    g = torch.Generator().manual_seed(5)
+    t = torch.randn(300, generator=g, dtype=torch.float64)
+    correct = (torch.rand(300, generator=g) < torch.sigmoid(0.7 + 1.4 * t)).double()
+    design = torch.stack([torch.ones_like(t), t], 1)
+    settings = Settings(inference="exact", fixed={"x.log_variance": -14.0, "x.log_lengthscale": 0.0})
+    found = fit_bernoulli(Stationary("x", "rbf"), Rows({"x": t[:, None]}), correct, design, settings)
+    theirs = LogisticRegression(C=1e9, tol=1e-10, max_iter=5000).fit(t[:, None].numpy(), correct.numpy())
+    expected = [theirs.intercept_[0], theirs.coef_[0, 0]]
+    np.testing.assert_allclose(found.mean_weights, expected, atol=0.02)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Parameter]:
+    """What a search is started with, found by not searching."""
+    seen: list[Parameter] = []
+
+    def stay(objective: object, parameters: list[Parameter], *rest: object) -> Fit:
+        seen.extend(parameters)
+        return Fit({p.name: p.start for p in parameters}, 0.0, True, "", ())
+
+    monkeypatch.setattr(fitting, "_search", stay)
+    return seen
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (0.2, 3.0), (0.0, 0.0)])
+def test_a_search_starts_with_three_tenths_of_the_mean_square_as_noise(
+    monkeypatch: pytest.MonkeyPatch, scale: float, offset: float
+) -> None:
+    rows, y = made(30)
+    y = offset + scale * y
+    parameters = recorded(monkeypatch)
+    fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    seen = {p.name: p for p in parameters}
+    square = max(float(np.mean(y.numpy() ** 2)), 1e-6)
+    noise = seen["log_noise"]
+    assert float(noise.start) == pytest.approx(math.log(0.3 * square))
+    assert (noise.lower, noise.upper) == pytest.approx((float(noise.start) - 10, float(noise.start) + 5))
+    assert float(seen["x.log_variance"].start.exp()) == pytest.approx(square)
+
+
+def test_log_odds_start_with_a_variance_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, y = made(30)
+    parameters = recorded(monkeypatch)
+    fit_bernoulli(Stationary("x", "rbf"), rows, (y > 0).double(), torch.ones(30, 2).double(), EXACT)
+    assert float({p.name: p for p in parameters}["x.log_variance"].start) == pytest.approx(0.0)
+
+
+def test_the_scale_of_many_rows_is_that_of_five_hundred_from_all_over() -> None:
+    block = torch.randn(1300, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    some = block[[i * 1_000_003 % 1300 for i in range(500)]]
+    assert _typical(block) == pytest.approx(float(torch.pdist(some).square().median()))
