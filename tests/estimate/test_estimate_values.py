@@ -194,6 +194,15 @@ def test_a_measured_factor_counts_at_its_own_level_only() -> None:
     assert accuracy(p, wide).lower == pytest.approx(c.mean() - 3.0 * one)
     assert accuracy(p, wide, 0.8).lower == pytest.approx(c.mean() - norm.ppf(0.9) * one)
     assert wide.n_environments == 0, "nothing was measured"
+    assert accuracy(p, Spread(0.02, 0.3, 0.9)).lower == pytest.approx(c.mean() - 1.645 * one, abs=1e-4)
+
+
+def test_a_mix_that_did_not_move_at_all() -> None:
+    """Two kinds of samples in the proportion in which the source would give them."""
+    probs = torch.tensor([[0.8, 0.2]] * 30 + [[0.2, 0.8]] * 30, dtype=torch.float64)
+    found = class_mix(Prediction(probs.argmax(1), probs, probs.amax(1)), [0.5, 0.5])
+    np.testing.assert_allclose(found.share, [0.5, 0.5])
+    assert found.p_value == pytest.approx(1.0)
 
 
 def test_a_mix_stays_between_nothing_and_everything_and_is_put_in_words() -> None:
