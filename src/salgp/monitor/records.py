@@ -9,6 +9,7 @@ missing record in the state and appends it. A lock keeps two writers apart; each
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -281,6 +282,13 @@ def _check_shapes(state: State, settings: Settings, path: Path) -> None:
         "home": (state.home, begun.counts.shape, "i"),
         "recent": (state.recent, (settings.window, j, *state.recent.shape[2:]), "i"),
     }
+    counted = (state.wealth.blocks, state.promise.blocks, state.last)
+    if not all(0 <= count <= MOST_SAMPLES for count in counted):
+        raise FormatError(
+            f"{path}: holds {min(counted)} to {max(counted)} blocks and records, which none has"
+        )
+    if any(math.isnan(peak) for peak in (state.wealth.peak, state.promise.peak)):
+        raise FormatError(f"{path}: holds values that no bet gives")
     for name, (x, shape, kind) in expected.items():
         if x.shape != shape or x.dtype.kind != kind:
             raise FormatError(f"{path}: {name} is {x.dtype} of shape {x.shape}, expected {shape}")
