@@ -49,6 +49,8 @@ SETTINGS, STATE, LOG = "monitor.json", "state.safetensors", "log.jsonl"
 KIND = "salgp-monitor"
 MOST_SAMPLES = 2**48
 """More than any monitor has seen."""
+MOST_BLOCKS = 2**31
+"""More blocks and batches than any has; their squares are still numbers of the machine."""
 IntArray = NDArray[np.int64]
 
 
@@ -283,7 +285,7 @@ def _check_shapes(state: State, settings: Settings, path: Path) -> None:
         "recent": (state.recent, (settings.window, j, *state.recent.shape[2:]), "i"),
     }
     counted = (state.wealth.blocks, state.promise.blocks, state.last)
-    if not all(0 <= count <= MOST_SAMPLES for count in counted):
+    if not all(0 <= count <= MOST_BLOCKS for count in counted):
         raise FormatError(
             f"{path}: holds {min(counted)} to {max(counted)} blocks and records, which none has"
         )
