@@ -211,3 +211,12 @@ def test_a_shard_in_windows_is_the_prediction_in_windows(tmp_path: Path, window:
     plain = load_calibrator(tmp_path / "cal")
     np.testing.assert_allclose(found, plain.predict(features, context=window).confidence, atol=1e-6)
     assert window == 400 or np.abs(found - plain.predict(features).confidence.numpy()).max() > 1e-3
+
+
+def test_scores_are_compared_with_their_checksums_unless_told_otherwise(folder: Path, tmp_path: Path) -> None:
+    score(folder / "store", folder / "temperature", tmp_path / "a", workers=1)
+    first, second = (tmp_path / "a" / f"part-{i:06d}.parquet" for i in (0, 1))
+    first.write_bytes(second.read_bytes())  # whole, but another shard
+    with pytest.raises(ChecksumError, match="part-000000"):
+        read_scores(tmp_path / "a")
+    assert len(read_scores(tmp_path / "a", verify=False)["confidence"]) == 1500
