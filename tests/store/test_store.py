@@ -259,3 +259,18 @@ def test_pieces_are_single_shards_until_there_are_many(monkeypatch: pytest.Monke
     assert stream._ranges(4) == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert stream._ranges(5) == [(0, 2), (2, 4), (4, 5)]
     assert stream._ranges(0) == []
+
+
+def test_a_column_in_pieces_is_one_matrix() -> None:
+    pa = pytest.importorskip("pyarrow")
+    kind = pa.list_(pa.float32(), 2)
+    for pieces in ([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]], [[[1.0, 2.0]]], []):
+        column = pa.chunked_array([pa.array(piece, kind) for piece in pieces], kind)
+        expected = torch.tensor([row for piece in pieces for row in piece]).reshape(-1, 2)
+        assert torch.equal(columns._matrix(column), expected)
+
+
+def test_the_memory_of_a_row_is_that_of_its_types() -> None:
+    pa = pytest.importorskip("pyarrow")
+    types = {"a": pa.list_(pa.float32(), 10), "b": pa.int64(), "c": pa.float16(), "d": pa.string()}
+    assert columns._row_bytes(pa.schema(types)) == 10 * 4 + 8 + 2 + 8
