@@ -220,3 +220,7 @@ def test_scores_are_compared_with_their_checksums_unless_told_otherwise(folder: 
     with pytest.raises(ChecksumError, match="part-000000"):
         read_scores(tmp_path / "a")
     assert len(read_scores(tmp_path / "a", verify=False)["confidence"]) == 1500
+
+
+def test_the_rate_of_a_scoring_is_of_its_new_rows() -> None:
+    assert scoring.Scoring(Path("scores"), 900, 300, 1.5, "double").rate == 200.0

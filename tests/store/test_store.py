@@ -4,6 +4,7 @@ is found.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -274,3 +275,14 @@ def test_the_memory_of_a_row_is_that_of_its_types() -> None:
     pa = pytest.importorskip("pyarrow")
     types = {"a": pa.list_(pa.float32(), 10), "b": pa.int64(), "c": pa.float16(), "d": pa.string()}
     assert columns._row_bytes(pa.schema(types)) == 10 * 4 + 8 + 2 + 8
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.25, 0.9])
+def test_a_sample_takes_every_step_th_row_from_its_start(offset: float) -> None:
+    strata = torch.tensor([1, 0, 1, 0, 0, 1, 0, 0, 1, 0])
+    order = [i for stratum in (0, 1) for i in range(10) if strata[i] == stratum]
+    step = 10 / 4
+    starts = [math.ceil((k + offset) * step) for k in range(-1, 4)]  # the first row at or after each step
+    expected = sorted(order[i] for i in starts if 0 <= i < 10)
+    found = stratified(strata, torch.zeros(2).long(), torch.tensor([6, 4]), 4, offset)
+    assert found.tolist() == expected
