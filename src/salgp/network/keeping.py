@@ -93,12 +93,19 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
     _check_types(header, READER_TYPES)
     stored = header["taps"]
     taps = None if stored is None else tuple(_tap(tap, pooling) for tap in stored)
-    asked = header["pooling"] if pooling is None else pooling
+    asked = _stored_pooling(header["pooling"]) if pooling is None else pooling
     if taps is None and (asked is None or (isinstance(asked, dict) and None in asked.values())):
         raise LostFunctionError(_LOST_POOLING)
     layers = header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"])
     rest = (header["output"], header["max_width"], header["seed"], forward, header["labels_at"])
     return Reader(layers, asked if asked is not None else "auto", *rest, taps, header["form"])
+
+
+def _stored_pooling(stored: Any) -> Any:
+    names = list(stored.values()) if isinstance(stored, dict) else [stored]
+    if not all(name is None or isinstance(name, str) for name in names):
+        raise TypeError(f"expected the name of a pooling, got {stored!r}")
+    return stored
 
 
 def _tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:

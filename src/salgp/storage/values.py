@@ -100,10 +100,19 @@ def _object(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
             f"unknown kind of value {str(name)[:80]!r}; it was perhaps written by a newer version of salgp"
         )
     fields = {k: unpack(v, tensors) for k, v in _as(dict, value.get("fields")).items()}
+    _check_plain(cls, fields)
     try:
         return cls(**fields)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
         raise FormatError(f"the fields of {name} do not make one ({error})") from error
+
+
+def _check_plain(cls: type, fields: Mapping[str, Any]) -> None:
+    """Truth values and words must be what they were declared as: anything else would pass for true."""
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        kind = {"bool": bool, "str": str}.get(str(getattr(field.type, "__name__", field.type)))
+        if kind is not None and field.name in fields:
+            _as(kind, fields[field.name])
 
 
 def _as(kind: type[V], value: Any) -> V:
