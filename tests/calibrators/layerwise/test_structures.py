@@ -4,6 +4,8 @@ coincide.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from references import GPyTorchGP, double_loop, gpytorch_inputs, gpytorch_kernel, perturbed_start
@@ -340,3 +342,9 @@ def test_stacked_names_are_known() -> None:
 def test_refuses_what_it_does_not_know(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         structure(name, {"a": 2, "b": 3}, 4, **options)  # type: ignore[arg-type]
+
+
+def test_terms_of_samples_and_stacked_rows_exclude_each_other() -> None:
+    plain = structure("sum", {"a": 2, "b": 3}, 3)
+    with pytest.raises(ValueError, match="not of stacked rows"):
+        dataclasses.replace(plain, stacked=True)

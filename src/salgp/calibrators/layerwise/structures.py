@@ -70,6 +70,10 @@ class Structure:
     terms: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.stacked and self.terms:
+            raise ValueError(f"terms {self.terms} are of samples, not of stacked rows")
+
     @property
     def has_layer_terms(self) -> bool:
         """Does each layer (or term) have a correction of its own?"""
