@@ -72,6 +72,7 @@ class Preset:
             splits with the first pooling only.
         same_steps: with a part of the training data, take more epochs, so that the number of optimiser steps
             stays the same.
+        mixed: backbones trained in mixed precision (see `salgp_study.train.Recipe`).
     """
 
     name: str
@@ -86,6 +87,7 @@ class Preset:
     size: int = 128
     complete: bool = True
     same_steps: bool = False
+    mixed: tuple[str, ...] = ()
 
 
 def _curves(dataset: str, protocol: str) -> Experiment:
@@ -101,22 +103,15 @@ STUDIES: Mapping[str, tuple[str, tuple[Experiment, ...]]] = {
     ),
     "mstar-soc": (
         "MSTAR, ConvNet, standard operating condition: train on 17 degrees, test on 15 and 30",
-        (
-            Experiment(
-                "mstar",
-                "convnet",
-                "soc",
-                poolings=("avg",),
-            ),
-        ),
+        (Experiment("mstar", "convnet", "soc"),),
     ),
     "mstar-soc-aconvnet": (
         "MSTAR, AConvNet: train on 17 degrees, test on 15 and 30",
-        (Experiment("mstar", "aconvnet", "soc", poolings=("avg",)),),
+        (Experiment("mstar", "aconvnet", "soc"),),
     ),
     "mstar-soc-resnet18": (
         "MSTAR, ResNet-18: train on 17 degrees, test on 15 and 30",
-        (Experiment("mstar", "resnet18", "soc", poolings=("avg",)),),
+        (Experiment("mstar", "resnet18", "soc"),),
     ),
     "mstar-adam": (
         "MSTAR, ConvNet, train on 17 degrees: the paper's own optimiser and starting points",
@@ -189,6 +184,7 @@ PRESETS: Mapping[str, Preset] = {
         complete=False,
         stacked={"inference": "inducing"},
         deep={"steps": 2000},
+        mixed=("convnet", "aconvnet", "resnet18"),
     ),
 }
 """Preset name -> preset."""

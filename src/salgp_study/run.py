@@ -205,7 +205,8 @@ class Run:
         """How the network is trained."""
         e = self.experiment
         epochs = self.preset.epochs.get(f"{e.backbone}/{e.protocol}", self.preset.epochs[e.backbone])
-        return Recipe(epochs=round(epochs / e.fraction) if self.preset.same_steps else epochs, seed=self.seed)
+        epochs = round(epochs / e.fraction) if self.preset.same_steps else epochs
+        return Recipe(epochs=epochs, seed=self.seed, mixed=e.backbone in self.preset.mixed)
 
     @property
     def train_config(self) -> dict[str, Any]:

@@ -69,3 +69,59 @@ def test_it_learns_and_unknown_classes_are_wrong(tmp_path: Path) -> None:
     known = data()
     assert accuracy(net, known) > 0.9
     assert accuracy(net, TensorDataset(known.tensors[0], torch.full((len(known),), -1))) == 0.0
+
+
+def pictures(n: int = 96) -> TensorDataset:
+    """Pictures whose class is the quarter with the bright spot."""
+    g = torch.Generator().manual_seed(0)
+    x, labels = 0.3 * torch.randn(n, 1, 8, 8, generator=g), torch.arange(n) % 4
+    for row, label in enumerate(labels.tolist()):
+        x[row, 0, 4 * (label // 2) + 1, 4 * (label % 2) + 1] += 4
+    return TensorDataset(x, labels)
+
+
+def build_convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 1),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(128, 4),
+    )
+
+
+def test_mixed_precision_killed_and_continued_equals_never_stopped(tmp_path: Path) -> None:
+    recipe = Recipe(epochs=5, learning_rate=1e-2, step=3, mixed=True)
+    whole = train_network(build_convolutional, pictures(), recipe, tmp_path / "whole")
+
+    def kill(line: str) -> None:
+        if "epoch 3/" in line:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train_network(build_convolutional, pictures(), recipe, tmp_path / "cut", kill)
+    continued = train_network(build_convolutional, pictures(), recipe, tmp_path / "cut")
+    for a, b in zip(whole.state_dict().values(), continued.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_mixed_precision_learns_as_well_and_returns_an_ordinary_network(tmp_path: Path) -> None:
+    nets = {
+        mixed: train_network(
+            build_convolutional,
+            pictures(),
+            Recipe(20, learning_rate=1e-2, mixed=mixed),
+            tmp_path / str(mixed),
+        )
+        for mixed in (False, True)
+    }
+    assert accuracy(nets[True], pictures()) == accuracy(nets[False], pictures()) == 1.0
+    assert not torch.equal(nets[True][0].weight, nets[False][0].weight), "half precision left no trace"
+    for weight in nets[True].parameters():
+        assert weight.dtype == torch.float32
+        assert weight.is_contiguous()
+    loaded = train_network(build_convolutional, pictures(), Recipe(20, mixed=True), tmp_path / "True")
+    assert torch.equal(predict_logits(loaded, pictures()), predict_logits(nets[True], pictures()))
