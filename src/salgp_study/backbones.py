@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 __all__ = ["AConvNet", "ConvNet", "MultiBandGRU", "ResNet18", "build_backbone"]
 
@@ -187,11 +186,10 @@ class MultiBandGRU(nn.Module):
         """
         mask = curves[..., -1]  # (n, n_bands, T)
         lengths = mask.sum(dim=2).long().clamp(min=1)
-        states = [curves[:, b, :, :-1] for b in range(curves.shape[1])]
+        states = curves[:, :, : int(lengths.max()), :-1]
         for k, name in enumerate(self.taps):
-            bands = enumerate(zip(self.grus, states, strict=True))
-            states = [_run_gru(stack[k], x, lengths[:, b]) for b, (stack, x) in bands]  # type: ignore[index]
-            pooled = self.get_submodule(name)(torch.stack(states, dim=1), lengths)
+            states = _run_grus([stack[k] for stack in self.grus], states, lengths)  # type: ignore[index]
+            pooled = self.get_submodule(name)(states, lengths)
         logits: Tensor = self.classifier(self.head(torch.cat([pooled, meta], dim=1)))
         return logits
 
@@ -254,7 +252,53 @@ def _stage(n_in: int, n_out: int, stride: int) -> nn.Sequential:
     return nn.Sequential(_BasicBlock(n_in, n_out, stride), _BasicBlock(n_out, n_out, 1))
 
 
-def _run_gru(gru: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
-    packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-    states, _ = pad_packed_sequence(gru(packed)[0], batch_first=True, total_length=x.shape[1])
-    return states
+def _run_grus(grus: list[nn.GRU], x: Tensor, lengths: Tensor) -> Tensor:
+    """Hidden states ``(n, n_bands, T, 2 * hidden)`` of a bidirectional GRU per band, in one loop over time.
+
+    What `nn.GRU` gives for packed sequences, band by band: a state does not move where there is nothing to
+    read, so that the backward direction starts at the last observation. One product for all bands and
+    directions is several times faster than small products one after the other.
+
+    Args:
+        grus: one per band, bidirectional, of the same width.
+        x: ``(n, n_bands, T, w)`` inputs.
+        lengths: ``(n, n_bands)`` observed steps.
+    """
+    n, n_bands, n_steps, _ = x.shape
+    observed = torch.arange(n_steps, device=x.device) < lengths[..., None]  # (n, n_bands, T)
+    read = [_stacked(grus, f"{name}_l0") for name in ("weight_ih", "bias_ih", "weight_hh", "bias_hh")]
+    weight_in, bias_in, weight, bias = read  # (2, n_bands, 3 * hidden, ...)
+    rows = x.permute(1, 2, 0, 3).reshape(n_bands, n_steps * n, -1)
+    gates = rows @ weight_in.mT + bias_in[:, :, None]  # (2, n_bands, T * n, 3 * hidden)
+    gates = _both_ways(gates.unflatten(2, (n_steps, n)))
+    moves = _both_ways(observed.permute(1, 2, 0)[None, ..., None].expand(2, -1, -1, -1, 1))
+    states = _gru_states(gates, moves, weight.mT, bias[:, :, None])
+    forward, backward = _both_ways(states)
+    return torch.cat([forward, backward], dim=-1).permute(2, 0, 1, 3)
+
+
+def _gru_states(gates: Tensor, moves: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The recurrence: states ``(2, n_bands, T, n, hidden)`` from the inputs' share of the gates."""
+    hidden = weight.shape[-2]
+    state = gates.new_zeros(*gates.shape[:2], gates.shape[3], hidden)
+    states = []
+    parts = (2 * hidden, hidden)
+    switches, proposals = (part.unbind(2) for part in gates.split(parts, dim=-1))
+    for switch, proposal, moved in zip(switches, proposals, moves.unbind(2), strict=True):
+        own_switch, own_proposal = (state @ weight + bias).split(parts, dim=-1)
+        reset, update = torch.sigmoid(switch + own_switch).chunk(2, dim=-1)
+        candidate = torch.tanh(proposal + reset * own_proposal)
+        state = torch.where(moved, torch.lerp(candidate, state, update), state)
+        states.append(state)
+    return torch.stack(states, dim=2)
+
+
+def _stacked(grus: list[nn.GRU], name: str) -> Tensor:
+    """A parameter of both directions and all bands as one tensor."""
+    ways = (name, f"{name}_reverse")
+    return torch.stack([torch.stack([gru.get_parameter(way) for gru in grus]) for way in ways])
+
+
+def _both_ways(x: Tensor) -> Tensor:
+    """Turn the time (dimension 2) of the second direction round."""
+    return torch.stack([x[0], x[1].flip(1)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from salgp_study.backbones import AConvNet, ConvNet, MultiBandGRU, ResNet18, build_backbone
 
@@ -78,6 +79,24 @@ def test_gru_depth_is_the_maximum_over_time_of_that_depth() -> None:
     for k in range(5):
         state = network.grus[0][k](state)[0]
         torch.testing.assert_close(seen[f"depth{k + 1}"], state.amax(dim=1))
+
+
+def test_grus_of_all_bands_at_once_equal_packed_sequences_band_by_band() -> None:
+    network = MultiBandGRU(3, n_bands=3, n_meta=1, hidden=4).double().eval()
+    random = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 10, (8, 3), generator=random)
+    curves = torch.randn(8, 3, 12, 4, generator=random).double()  # three steps that no curve reaches
+    curves[..., 3] = (torch.arange(12) < lengths[..., None]).double()
+    seen = tapped(network, curves, torch.zeros(8, 1).double())
+    for band, stack in enumerate(network.grus):
+        state = curves[:, band, :, :3]
+        for k, gru in enumerate(stack):
+            packed = pack_padded_sequence(state, lengths[:, band], batch_first=True, enforce_sorted=False)
+            state, _ = pad_packed_sequence(gru(packed)[0], batch_first=True, total_length=12)
+            highest = torch.stack(
+                [row[:n].amax(dim=0) for row, n in zip(state, lengths[:, band], strict=True)]
+            )
+            torch.testing.assert_close(seen[f"depth{k + 1}"].unflatten(1, (3, 8))[:, band], highest)
 
 
 def test_gru_survives_a_band_without_observations() -> None:
