@@ -34,12 +34,12 @@ from salgp_study.suite.protocol import read_protocol
 WINDOW, MOVED = 50, 15
 """Samples of a window, and how many of a mixed one have moved."""
 LARGEST_T = 4.0
-Statistics = Callable[["Seen"], Tensor]
-Judge = Callable[["Seen"], Tensor]
+Statistics = Callable[["JudgedRows"], Tensor]
+Judge = Callable[["JudgedRows"], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class JudgedRows:
     """What is known of samples: their view, both experts' log-odds, the gate's answer, and the truth."""
 
     view: View
@@ -48,9 +48,9 @@ class Seen:
     share: Tensor
     correct: Tensor
 
-    def __getitem__(self, rows: Tensor) -> Seen:
+    def __getitem__(self, rows: Tensor) -> JudgedRows:
         rest = (self.inside, self.shift, self.share, self.correct)
-        return Seen(self.view[rows], *(x[rows] for x in rest))
+        return JudgedRows(self.view[rows], *(x[rows] for x in rest))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,34 +76,34 @@ class Fitted:
     """A fitted calibrator with its calibration rows and its test sets."""
 
     calibrator: LayerEvidence
-    rows: Seen
+    rows: JudgedRows
     unseen_shift: Tensor
-    tests: list[tuple[str, Seen]]
+    tests: list[tuple[str, JudgedRows]]
 
 
-def confidences(seen: Seen) -> Tensor:
+def confidences(seen: JudgedRows) -> Tensor:
     """The two numbers in use."""
     return torch.stack([torch.sigmoid(seen.shift), torch.sigmoid(seen.inside)], dim=1)
 
 
-def with_numbers(*more: Callable[[Seen], Tensor]) -> Statistics:
+def with_numbers(*more: Callable[[JudgedRows], Tensor]) -> Statistics:
     """The two numbers and others besides."""
     return lambda seen: torch.cat([confidences(seen), *(f(seen)[:, None] for f in more)], dim=1)
 
 
-def mean_novelty(seen: Seen) -> Tensor:
+def mean_novelty(seen: JudgedRows) -> Tensor:
     return seen.view.height.mean(dim=1)
 
 
-def largest_novelty(seen: Seen) -> Tensor:
+def largest_novelty(seen: JudgedRows) -> Tensor:
     return seen.view.height.amax(dim=1)
 
 
-def mean_agreement(seen: Seen) -> Tensor:
+def mean_agreement(seen: JudgedRows) -> Tensor:
     return within(seen.view.agreement, 4.0).mean(dim=1)
 
 
-def gate_answer(seen: Seen) -> Tensor:
+def gate_answer(seen: JudgedRows) -> Tensor:
     return within(torch.logit(seen.share, eps=1e-6), 8.0)
 
 
@@ -137,7 +137,7 @@ class WindowModel:
         rows, seen = fitted.calibrator.seen_, fitted.rows
         self.form, self.gate = form, fitted.calibrator.evidence_.gate
         shift = fitted.unseen_shift if form.unseen else seen.shift
-        judged = Seen(seen.view, seen.inside, shift, seen.share, seen.correct)
+        judged = JudgedRows(seen.view, seen.inside, shift, seen.share, seen.correct)
         values, first, label = form.statistics(judged), ~rows.is_copy, rows.view.label
         centred = values[first] - values[first].mean(dim=0)
         n_classes = fitted.calibrator.n_classes_
@@ -149,7 +149,7 @@ class WindowModel:
         self.spread = values[first].std(dim=0, correction=0).clamp_min(1e-6)
         self._learn(fitted, judged, values)
 
-    def _learn(self, fitted: Fitted, seen: Seen, values: Tensor) -> None:
+    def _learn(self, fitted: Fitted, seen: JudgedRows, values: Tensor) -> None:
         rows, generator = fitted.calibrator.seen_, torch.Generator().manual_seed(0)
         drawn = list(windows._windows(rows, WINDOW, generator))
         index = torch.cat([part for part, _ in drawn])
@@ -166,14 +166,14 @@ class WindowModel:
     def _moved(self, mean: Tensor, count: Tensor) -> Tensor:
         return windows._compressed((mean - self.centre) / self.spread, count.double())
 
-    def _columns(self, m: Tensor, seen: Seen, rows: Tensor) -> Tensor:
+    def _columns(self, m: Tensor, seen: JudgedRows, rows: Tensor) -> Tensor:
         t, gap = seen.view.t[rows], (seen.shift - seen.inside)[rows]
         if self.form.leaning:
             return m * gap[:, None]
         parts = torch.stack([torch.ones_like(t), within(t, LARGEST_T), gap], dim=1)
         return (m[:, :, None] * parts[:, None, :]).flatten(1)
 
-    def __call__(self, seen: Seen) -> Tensor:
+    def __call__(self, seen: JudgedRows) -> Tensor:
         """Log-odds in windows of consecutive samples."""
         values = self.form.statistics(seen) - self.usual[seen.view.label]
         number = torch.arange(len(values)) // WINDOW
@@ -191,7 +191,7 @@ class WindowModel:
         return seen.inside + lean * (seen.shift - seen.inside)
 
 
-def passed(seen: Seen, guard: float) -> Tensor:
+def passed(seen: JudgedRows, guard: float) -> Tensor:
     """What the gate says of single samples under a guard."""
     return ((seen.share - guard) / (1 - guard)).clamp_min(0.0)
 
@@ -216,7 +216,9 @@ def fit(case: CachedCase) -> Fitted:
     return Fitted(calibrator, known, unseen, tests)
 
 
-def _seen(calibrator: LayerEvidence, features: Features, labels: Tensor, evidence: object = None) -> Seen:
+def _seen(
+    calibrator: LayerEvidence, features: Features, labels: Tensor, evidence: object = None
+) -> JudgedRows:
     model = calibrator.evidence_
     assert model.shift is not None
     assert model.gate is not None
@@ -225,7 +227,7 @@ def _seen(calibrator: LayerEvidence, features: Features, labels: Tensor, evidenc
     open_gate = Gate(model.gate.centre, model.gate.scale, model.gate.weights, 0.0)
     share = open_gate(view, found.place)
     inside, shift = model.inside.log_odds(view), model.shift.log_odds(view)
-    return Seen(view, inside, shift, share, features.correct(labels).double())
+    return JudgedRows(view, inside, shift, share, features.correct(labels).double())
 
 
 def guarded(case: CachedCase, share: float | None) -> Judge:
@@ -253,11 +255,11 @@ def _scores(f: Tensor, correct: Tensor) -> tuple[float, float]:
     return ece(p, correct), nll_correct(p, correct)
 
 
-def mixed(inside: Seen, shifted: Seen) -> tuple[Seen, Tensor]:
+def mixed(inside: JudgedRows, shifted: JudgedRows) -> tuple[JudgedRows, Tensor]:
     """Windows that are in domain but for some samples, and which those are."""
     still = WINDOW - MOVED
     count = min(len(shifted.correct) // MOVED, len(inside.correct) // still)
-    both = Seen(
+    both = JudgedRows(
         View(*(torch.cat([getattr(s.view, f.name) for s in (inside, shifted)]) for f in fields(View))),
         *(
             torch.cat([getattr(s, name) for s in (inside, shifted)])

@@ -20,6 +20,7 @@ VALUES = {"storage", "labels", "logits", "features", "prediction", "explanation"
 MAY_IMPORT: dict[str, set[str]] = {
     "storage": set(),
     "extras": set(),
+    "progress": set(),
     "demo_digits": set(),
     "labels": set(),
     "logits": set(),
@@ -29,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "explanation": {"features", "prediction"},
     "gp": {"storage"},
     "neighbours": set(),
-    "network": VALUES,
+    "network": {*VALUES, "progress"},
     "metrics": VALUES,
     "calibrators": {*VALUES, "methods", "gp", "neighbours", "metrics"},
     "decide": VALUES,

@@ -20,20 +20,12 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from salgp.extras import EXTRAS, hint
+from salgp.progress import progress_bar
 
 __all__ = [
     "FAILURE",
@@ -124,26 +116,11 @@ class Shell:
         description)``.
         """
         console = Terminal(stderr=True)
-        time = TimeElapsedColumn() if total is None else TimeRemainingColumn(compact=True)
-        columns = [
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            *([] if total is None else [MofNCompleteColumn()]),
-            time,
-        ]
-        with Progress(
-            *columns,
-            console=console,
-            transient=True,
-            disable=self.quiet or self.json or not console.is_terminal,
-        ) as bar:
-            task = bar.add_task(visible(description), total=total)
+        wanted = None if console.is_terminal and not (self.quiet or self.json) else False
+        with progress_bar(visible(description), total, wanted, patience=0, console=console) as bar:
 
             def advance(steps: float = 1, description: str | None = None) -> None:
-                bar.update(
-                    task, advance=steps, description=None if description is None else visible(description)
-                )
+                bar(steps, None if description is None else visible(description))
 
             yield advance
 

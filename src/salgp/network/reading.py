@@ -7,7 +7,6 @@ shuffles gives the same order whether or not somebody reads features on the way.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from salgp.features import Features
 from salgp.network.batches import Batch, class_labels
 from salgp.network.reader import Reader
 from salgp.network.taps import Change, unwrap
+from salgp.progress import progress_bar
 
-__all__ = ["ANYWHERE", "Place", "Prepare", "Reading", "collect", "progress_bar", "read_batches"]
+__all__ = ["ANYWHERE", "Place", "Prepare", "Reading", "collect", "read_batches"]
 
 Prepare = Callable[[Batch, int], tuple[Batch, Change | None]]
 """``prepare(batch, index) -> (batch, change)``: what really runs in place of a batch of the loader."""
@@ -127,51 +127,6 @@ def collect(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor | Non
     labels = [reading.labels for reading in found if reading.labels is not None]
     features = Features.concatenate([reading.features for reading in found])
     return found[0].reader, features, torch.cat(labels) if labels else None
-
-
-@contextmanager
-def progress_bar(
-    title: str, total: int | None, wanted: bool | None = None, patience: float = 1.0
-) -> Iterator[Callable[[float], None]]:
-    """A bar with the time left that appears where work takes longer than a moment; ``advance(steps)``.
-
-    Args:
-        title: what is being done.
-        total: number of steps, None where unknown.
-        wanted: True and False mean it; None shows it on a terminal and in notebooks.
-        patience: seconds before it appears; none where it is ``wanted``.
-    """
-    bar = _rich_bar(wanted)
-    if bar is None:
-        yield lambda steps: None
-        return
-    task = bar.add_task(title, total=total)
-    begin = time.monotonic()
-
-    def advance(steps: float) -> None:
-        bar.advance(task, steps)
-        if not bar.live.is_started and (wanted or time.monotonic() - begin > patience):
-            bar.start()
-
-    try:
-        yield advance
-    finally:
-        bar.stop()
-
-
-def _rich_bar(wanted: bool | None) -> Any:
-    if wanted is False:
-        return None
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        return None
-    console = Console(stderr=True)
-    if wanted is None and not (console.is_terminal or console.is_jupyter):
-        return None
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=console, transient=wanted is None)
 
 
 _END = object()

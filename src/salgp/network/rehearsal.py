@@ -24,10 +24,11 @@ from salgp.network.inputs import changed, first_input, first_tokens, real_tokens
 from salgp.network.merging import leading, merged, size_of
 from salgp.network.perturb import Family, families_for, layer_change
 from salgp.network.reader import Reader
-from salgp.network.reading import ANYWHERE, Place, Prepare, Reading, progress_bar, read_batches
+from salgp.network.reading import ANYWHERE, Place, Prepare, Reading, read_batches
 from salgp.network.signals import Spread
 from salgp.network.taps import Change, Tap
 from salgp.network.text import Coder, Tokens, coder_for
+from salgp.progress import progress_bar
 
 __all__ = ["LEVELS", "Rehearsal", "Rehearsed", "rehearse"]
 

@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from salgp.extras import require
-
-__all__ = ["ENGINES", "run", "run_local", "shown"]
+__all__ = ["ENGINES", "run", "run_local"]
 
 ENGINES = ("local", "ray")
 
@@ -76,39 +73,3 @@ def run_local(
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(before)
-
-
-@contextmanager
-def shown(
-    description: str, total: int, done: int = 0, enabled: bool = False
-) -> Iterator[Callable[[int], None]]:
-    """A progress bar with rate and time left; gives the function that advances it."""
-    if not enabled:
-        yield lambda rows: None
-        return
-    require("rich")
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    rate = TextColumn("{task.fields[rate]}")
-    with Progress(
-        TextColumn(description),
-        BarColumn(),
-        TaskProgressColumn(),
-        MofNCompleteColumn(),
-        rate,
-        TimeRemainingColumn(),
-    ) as bar:
-        task = bar.add_task(description, total=total, completed=done, rate="")
-
-        def advance(rows: int) -> None:
-            bar.update(task, advance=rows)
-            bar.update(task, rate=f"{bar.tasks[0].speed or 0:,.0f} rows/s")
-
-        yield advance

@@ -27,9 +27,9 @@ from salgp.network.keeping import reader_header
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Reading, collect, read_batches
+from salgp.progress import Advance, progress_bar
 from salgp.storage import FormatError, locked
 from salgp.store.columns import read_table
-from salgp.store.engines import shown
 from salgp.store.manifest import Entry, Manifest, claim, update_digest
 from salgp.store.store import KIND, FeatureStore, header_of, open_manifest, shard_rows, write_shard
 
@@ -91,7 +91,7 @@ def extract_to_store(
     """
     given = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
     how = _How(_one_reader(given, taps), _function(perturb), device)
-    total = len(loader) if isinstance(loader, Sized) else 0
+    total = len(loader) if isinstance(loader, Sized) else None
     with locked(out), torch.random.fork_rng(devices=[]):
         first, stream = _peeked(loader)
         settled, features, labels = collect(how.read(model, [first]))
@@ -99,11 +99,11 @@ def extract_to_store(
         source = how.source(model, {"batches": per_shard})
         manifest = open_manifest(out, features, labels, store_dtype, source)
         shard = functools.partial(replace(how, reader=settled).read, model)
-        with shown("extracting", total, 0, progress and total > 0) as advance:
+        with progress_bar("extracting", total, progress, unit="batches") as advance:
+            stream = _told(stream, advance)
             for index in itertools.count():
                 if not _next_shard(Path(out), index, stream, per_shard, manifest, shard):
                     break
-                advance(per_shard)
         manifest.check_end(index)
         manifest.finish()
     return FeatureStore(out)
@@ -154,7 +154,7 @@ def extract_parts(
     results = (
         map(part, pieces) if engine == "local" else _on_ray(part, pieces, workers, ray_address, num_gpus)
     )
-    with locked(out), shown("extracting", n_parts, len(done), progress) as advance:
+    with locked(out), progress_bar("extracting", n_parts, progress, done=len(done)) as advance:
         claim(out, _is_shard)
         for index, entry, header in results:
             manifest = Manifest.open(out, KIND, header) if manifest is None else manifest
@@ -255,6 +255,13 @@ def _peeked(loader: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
     if first is None:
         raise ValueError("the loader gave no batch: there is nothing to extract")
     return first, itertools.chain([first], batches)
+
+
+def _told(batches: Iterable[Any], advance: Advance) -> Iterator[Any]:
+    """The same batches; the bar learns of each that is done with."""
+    for batch in batches:
+        yield batch
+        advance()
 
 
 def _next_shard(

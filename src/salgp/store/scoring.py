@@ -26,9 +26,10 @@ from salgp.calibrators import Calibrator, load_calibrator
 from salgp.calibrators.evidence.environment import Context
 from salgp.features import Features
 from salgp.prediction import Prediction
+from salgp.progress import progress_bar
 from salgp.storage import digest, locked
 from salgp.store.columns import read_table, write_table
-from salgp.store.engines import run, shown
+from salgp.store.engines import run
 from salgp.store.manifest import Entry, Manifest, claim, sweep, write_durably
 from salgp.store.store import FeatureStore
 
@@ -133,7 +134,7 @@ def score(
         if context == "all" and left:
             known = _whole_context(source, str(calibrator), verify, place)
         pieces = [(str(store), str(calibrator), str(out), i, layers, chosen, verify, known) for i in left]
-        with shown("scoring", len(source), before, progress) as advance:
+        with progress_bar("scoring", len(source), progress, done=before, unit="rows") as advance:
             for index, entry in run(score_shard, pieces, **place):
                 manifest.add(index, Entry(*entry))
                 advance(entry[1])

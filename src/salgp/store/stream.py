@@ -17,8 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from salgp.features import Features, load_features
+from salgp.progress import progress_bar
 from salgp.storage import pack, read_header, read_tensors, reading, unpack, write_header, write_tensors
-from salgp.store.engines import run, shown
+from salgp.store.engines import run
 from salgp.store.manifest import Manifest, claim, sweep
 from salgp.store.sampling import subset_of
 from salgp.store.store import FeatureStore
@@ -129,7 +130,7 @@ class StoreSource:
     ) -> None:
         size = {file: sum(store.rows[slice(*pieces)]) for file, pieces in files.items()}
         done = len(store) - sum(size[piece[5]] for piece in todo)
-        with shown(name, len(store), done, self.progress) as advance:
+        with progress_bar(name, len(store), self.progress, done=done, unit="rows") as advance:
             for file in run(run_piece, todo, **self.how):
                 advance(size[file])
 

@@ -1,0 +1,91 @@
+"""The one progress bar: of reading a network, of a store, of the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from salgp.extras import require
+
+__all__ = ["Advance", "progress_bar"]
+
+
+class Advance(Protocol):
+    """``advance(steps, title)``: so many steps are done, and the rest has this title (None: the same)."""
+
+    def __call__(self, steps: float = 1, title: str | None = None) -> None: ...
+
+
+@contextmanager
+def progress_bar(
+    title: str,
+    total: float | None,
+    wanted: bool | None = None,
+    *,
+    done: float = 0,
+    unit: str = "",
+    patience: float = 1.0,
+    console: Any = None,
+) -> Iterator[Advance]:
+    """A bar with the time left, or without a total the time passed, on stderr.
+
+    Args:
+        title: what is being done; printed as it is.
+        total: number of steps, None where unknown.
+        wanted: True and False mean it; None shows it on a terminal and in notebooks.
+        done: steps that were done before.
+        unit: of the steps, to show a rate; none is shown without.
+        patience: seconds before it appears; none where it is ``wanted``.
+        console: rich's, by default one of stderr.
+
+    Example:
+        >>> with progress_bar("counting", 3, wanted=False) as advance:
+        ...     for _ in range(3):
+        ...         advance()
+    """
+    bar = _rich_bar(wanted, total, console)
+    if bar is None:
+        yield lambda steps=1, title=None: None
+        return
+    task = bar.add_task(title, total=total, completed=done, rate="")
+    begin = time.monotonic()
+    impatient = bool(wanted) or patience == 0
+
+    def advance(steps: float = 1, title: str | None = None) -> None:
+        bar.update(task, advance=steps, description=title)
+        if unit:
+            bar.update(task, rate=f"{bar.tasks[0].speed or 0:,.0f} {unit}/s")
+        if not bar.live.is_started and (impatient or time.monotonic() - begin > patience):
+            bar.start()
+
+    try:
+        if impatient:
+            bar.start()
+        yield advance
+    finally:
+        bar.stop()
+
+
+def _rich_bar(wanted: bool | None, total: float | None, console: Any) -> Any:
+    """The bar, or None where it is not to be seen."""
+    if wanted:
+        require("rich")
+    if wanted is False or importlib.util.find_spec("rich") is None:
+        return None
+    from rich import progress
+    from rich.console import Console
+
+    console = console or Console(stderr=True)
+    if wanted is None and not (console.is_terminal or console.is_jupyter):
+        return None
+    columns: list[progress.ProgressColumn] = [
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[rate]}", markup=False),
+        progress.TimeElapsedColumn() if total is None else progress.TimeRemainingColumn(compact=True),
+    ]
+    return progress.Progress(*columns, console=console, transient=wanted is None)
