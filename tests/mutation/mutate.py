@@ -21,6 +21,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
@@ -118,11 +119,14 @@ class Loop:
         for item, following in zip(session.items, [*session.items[1:], None], strict=True):
             places: set[str] = set()
             start = time.process_time()
-            sys.settrace(_tracer(root, places))
+            tracer = _tracer(root, places)
+            threading.settrace(tracer)  # of threads that the test starts
+            sys.settrace(tracer)
             try:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             finally:
                 sys.settrace(None)
+                threading.settrace(None)  # type: ignore[arg-type]
             found[item.nodeid] = {"seconds": time.process_time() - start, "places": sorted(places)}
             if session.testsfailed:
                 print(f"fails without a mutant: {item.nodeid}", file=sys.__stderr__)

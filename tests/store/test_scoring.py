@@ -130,7 +130,7 @@ def test_threads_are_given_back_and_progress_shows(
     before = torch.get_num_threads()
     score(folder / "store", folder / "sum", tmp_path / "a", progress=True)
     assert torch.get_num_threads() == before
-    assert "1500/1500" in capsys.readouterr().out
+    assert "1500/1500" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "layers"), [("sum", True), ("sum", False), ("temperature", True)])

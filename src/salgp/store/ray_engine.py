@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,9 +86,7 @@ def run_on_actors(
 
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         data.DataContext.get_current().enable_progress_bars = False
-        has = ray.cluster_resources()
-        gpus = float(has.get("GPU", 0) > 0) if num_gpus is None else num_gpus
-        room = int(has.get("GPU", 0) / gpus) if gpus else int(has.get("CPU", 1))
+        gpus, room = _room(ray.cluster_resources(), num_gpus)
         rows = data.from_items([{"piece": piece} for piece in pieces], override_num_blocks=len(pieces))
         done = rows.map_batches(
             Actor,
@@ -145,6 +143,12 @@ def ray_session(workers: int | None = None, address: str | None = None) -> Itera
     finally:
         with _quiet():
             ray.shutdown()
+
+
+def _room(has: Mapping[str, float], num_gpus: float | None) -> tuple[float, int]:
+    """GPUs of each actor, and how many actors a cluster that ``has`` this has room for."""
+    gpus = float(has.get("GPU", 0) > 0) if num_gpus is None else num_gpus
+    return gpus, int(has.get("GPU", 0) / gpus) if gpus else int(has.get("CPU", 1))
 
 
 def _one_thread(function: Callable[..., Any], *piece: Any) -> Any:
