@@ -47,7 +47,7 @@ test-lowest: $(LOWEST)/.made  ## the core tests with the lowest versions that py
 
 test-pythons:    ## every other Python that is here: compiles without a warning, and the core tests where it has torch
 	@for python in python3.12 python3.13; do \
-	  command -v $$python >/dev/null || { echo "$$python: not here"; continue; }; \
+	  $$python -c "" 2>/dev/null || { echo "$$python: not here"; continue; }; \
 	  PYTHONDONTWRITEBYTECODE=1 $$python -W error benchmarks/compiles.py src tests examples benchmarks || exit 1; \
 	  if $$python -c "import torch, pytest" 2>/dev/null; then PYTHONPATH=src $$python -m pytest -q -m "not slow" $(CORE) || exit 1; \
 	  else echo "$$python: no torch and pytest, no tests"; fi; done
@@ -56,7 +56,7 @@ fuzz: $(VENV)/.dev  ## 100,000 mutants for every reader (FUZZ=N for another numb
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/run.py --count $(or $(FUZZ),100000) --out out/fuzz.jsonl
 
 mutants: $(VENV)/.dev  ## mutants of the source against the tests that reach them (PACKAGE=src/salgp/gp TESTS=tests/gp COUNT=40)
-	$(BIN)/python tests/mutation/mutate.py $(or $(PACKAGE),src/salgp/decide.py) $(or $(TESTS),tests/test_decide_values.py tests/test_decide.py) \
+	$(BIN)/python tests/mutation/mutate.py $(or $(PACKAGE),src/salgp/decide) $(or $(TESTS),tests/test_decide_values.py tests/test_decide.py) \
 	  --count $(or $(COUNT),40)
 
 sbom: $(VENV)/.dev  ## every installed package with version, licence and what it needs, as CycloneDX into out/sbom.json
