@@ -28,7 +28,7 @@ from salgp.cli import (
     studying,
     whole,
 )
-from salgp.cli.shell import INTERRUPTED, Commands, complain
+from salgp.cli.shell import INTERRUPTED, USAGE, Commands, complain
 
 __all__ = ["app", "main"]
 
@@ -52,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    unreadable = [text for text in given if not _is_text(text)]
+    if unreadable:
+        return complain(f"{unreadable[0]!r} is not text in UTF-8; rename the file, or mend the line", USAGE)
     try:
         code = app(args=given, prog_name="salgp", standalone_mode=False)
     except KeyboardInterrupt:
@@ -60,6 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = int(error.exit_code)  # type: ignore[attr-defined]
         return complain(_usage(error), code) if given else code  # without arguments, the help has been shown
     return int(code or 0)
+
+
+def _is_text(text: str) -> bool:
+    """Can libraries that open files by their names in UTF-8 open this one?"""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _version(wanted: bool) -> None:

@@ -95,7 +95,7 @@ def export(
     _check_usage(out, model, {"--weights": weights, "--data": data, "--input-shape": input_shape})
     shapes = [_numbers(text) for text in input_shape or []]
     check_inputs(calibrator, data, weights, rule)
-    check_target(out, force, *([] if data is None else [data]))
+    check_target(out, force, calibrator, data, weights, rule)
     fitted = files.read_calibrator(calibrator)
     from salgp.decide import Rule
     from salgp.export import export_classifier, export_head

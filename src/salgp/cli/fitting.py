@@ -55,7 +55,7 @@ def fit(
     'layers.NAME'; in a table one column per class, e.g. probs.cat, probs.dog, label.
     """
     check_inputs(features, reference)
-    check_target(out, force, features)
+    check_target(out, force, features, reference)
     check_method(method)
     check_folder(out)
     if layers is None and files.is_large(features, reference):

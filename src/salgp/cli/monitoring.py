@@ -11,7 +11,7 @@ from salgp.cli import files
 from salgp.cli.applying import predicted
 from salgp.cli.options import AnyNetwork, Cal
 from salgp.cli.shell import FAILURE, Shell, UsageError, command
-from salgp.cli.targets import check_target
+from salgp.cli.targets import PAGE, check_apart, check_no_other, check_target
 
 if TYPE_CHECKING:
     from salgp.monitor import Monitor, Status
@@ -58,8 +58,10 @@ def monitor(
     The alarm is false with at most the stated chance, however long one watches. A batch is named after
     its file; one that was counted before is not counted again.
     """
+    check_apart(state, calibrator, reference, *(data or []))
+    check_no_other(state)
     if page is not None:
-        check_target(page, True, calibrator, *(data or []))
+        check_target(page, True, calibrator, reference, *(data or []), says=PAGE)
     watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
     for path in data or []:
         loaded, prediction = predicted(calibrator, path, any_network, shell)

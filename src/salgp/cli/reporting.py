@@ -12,7 +12,7 @@ from salgp.cli import files
 from salgp.cli.applying import predicted
 from salgp.cli.options import AnyNetwork, Cal, Feats, Force, Out
 from salgp.cli.shell import Shell, UsageError, command
-from salgp.cli.targets import check_inputs, check_target
+from salgp.cli.targets import REPORT, check_inputs, check_target
 
 if TYPE_CHECKING:
     from salgp.features import Features
@@ -70,7 +70,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
     check_inputs(calibrator, features, new_data, images, slices)
-    check_target(out, force, features, calibrator)
+    rivals = files.split_names(",".join(compare or [])) or []
+    check_target(out, force, features, calibrator, new_data, images, slices, *map(Path, rivals), says=REPORT)
     from salgp.report import build
 
     _, labels = files.read_labelled(features)
@@ -84,9 +85,7 @@ def report(
         "acceptable_error": error,
         "class_names": named,
         "images": None if images is None else _pictures(images, inputs, len(labels)),
-        "others": _others(
-            files.split_names(",".join(compare or [])) or [], fitted.display_name, loaded.features
-        ),
+        "others": _others(rivals, fitted.display_name, loaded.features),
         "new_data": None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
         "settings": about | fitted.get_params(deep=False),
         "slices": None if slices is None else _slices(shell, slices),

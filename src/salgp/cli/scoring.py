@@ -11,7 +11,7 @@ from salgp.cli import files
 from salgp.cli.applying import context_of
 from salgp.cli.options import Cal, Engine, InContext, RayAddress, Workers
 from salgp.cli.shell import Shell, UsageError, command
-from salgp.cli.targets import check_inputs
+from salgp.cli.targets import check_apart, check_inputs
 
 __all__ = ["register"]
 
@@ -43,6 +43,7 @@ def score(
     if engine not in ("local", "ray"):
         raise UsageError(f"--engine {engine}: expected local or ray")
     check_inputs(calibrator, features)
+    check_apart(out, calibrator, features)
     if features.is_file():
         raise UsageError(
             f"{features} is one file; score works on a folder of shards (salgp extract -o "
@@ -60,7 +61,7 @@ def score(
         ray_address=ray_address,
         layers=layers,
         context=context_of(context),
-        progress=not (shell.quiet or shell.json),
+        progress=shell.is_watched,
     )
     shell.finish(
         {

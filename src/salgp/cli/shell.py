@@ -104,6 +104,11 @@ class Shell:
         if not self.quiet and not self.json:
             Terminal(stderr=True).print(text, soft_wrap=True)
 
+    @property
+    def is_watched(self) -> bool:
+        """Does somebody look at a terminal, and wants to be told?"""
+        return Terminal(stderr=True).is_terminal and not (self.quiet or self.json)
+
     @contextmanager
     def notes_about(self, name: str) -> Iterator[None]:
         """Warnings of the library that come up inside are said with the name of what they are about."""
@@ -115,8 +120,8 @@ class Shell:
         """A progress bar with the time left (or, without a total, the time passed); yields ``advance(steps,
         description)``.
         """
+        wanted = None if self.is_watched else False
         console = Terminal(stderr=True)
-        wanted = None if console.is_terminal and not (self.quiet or self.json) else False
         with progress_bar(visible(description), total, wanted, patience=0, console=console) as bar:
 
             def advance(steps: float = 1, description: str | None = None) -> None:

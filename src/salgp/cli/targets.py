@@ -6,7 +6,18 @@ import mmap
 import os
 from pathlib import Path
 
-__all__ = ["check_folder", "check_inputs", "check_target", "written_by_us"]
+__all__ = [
+    "FEATURES",
+    "PAGE",
+    "PREDICTION",
+    "REPORT",
+    "check_apart",
+    "check_folder",
+    "check_inputs",
+    "check_no_other",
+    "check_target",
+    "written_by_us",
+]
 
 OWN_LISTS = ("contents.json", "manifest.json")
 """Files that tell a folder of ours."""
@@ -14,11 +25,14 @@ MARKS = {
     ".safetensors": (b'"format":"salgp-',),
     ".csv": (b"label,", b",network_confidence"),
     ".parquet": (b"confidence", b"network_confidence"),
-    ".html": (b'<meta name="generator" content="salgp">',),
+    ".html": (b'<meta name="generator" content="salgp',),
     ".onnx": (b"salgp",),
     ".pt2": (b"salgp",),
 }
 """What every file of ours says and hardly any other, by its suffix."""
+FEATURES, PREDICTION = b'"format":"salgp-features"', b'"format":"salgp-prediction"'
+REPORT, PAGE = b'content="salgp">', b'content="salgp monitor">'
+"""What tells the kinds of one suffix apart."""
 
 
 def check_inputs(*paths: Path | None) -> None:
@@ -28,17 +42,38 @@ def check_inputs(*paths: Path | None) -> None:
             raise FileNotFoundError(f"no such file or folder: {path}")
 
 
-def check_target(path: Path, force: bool, *inputs: Path) -> None:
-    """Refuse, before any work is done, a target that exists, is an input, or cannot be written.
-
-    With ``force`` a file may exist if salgp wrote it.
-    """
+def check_apart(path: Path, *inputs: Path | None) -> None:
+    """Refuse a target that is an input, or inside of one."""
     for other in inputs:
+        if other is None:
+            continue
         mine, theirs = path.resolve(), other.resolve()
         if mine == theirs:
-            raise ValueError(f"{path} is also an input; write the result to another file")
-        if theirs in mine.parents and any((theirs / name).is_file() for name in OWN_LISTS):
+            raise ValueError(f"{path} is also an input; write the result to another place")
+        if theirs in mine.parents and _has_list(theirs):
             raise ValueError(f"{path} is inside the input {other}; write the result elsewhere")
+
+
+def check_no_other(folder: Path) -> None:
+    """Refuse to put files of another kind beside those of a calibrator or a store."""
+    if _has_list(folder):
+        raise FileExistsError(
+            f"{folder} holds a calibrator or shards; it is left alone: choose another folder"
+        )
+
+
+def check_target(path: Path, force: bool, *inputs: Path | None, says: bytes = b"") -> None:
+    """Refuse, before any work is done, a target that exists, is an input, or cannot be written.
+
+    With ``force`` a file may exist if salgp wrote it, and if it is of the same kind.
+
+    Args:
+        path: the target.
+        force: replace what is there.
+        inputs: what the command reads.
+        says: what is in a file of the kind that is written, where its suffix alone does not tell.
+    """
+    check_apart(path, *inputs)
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already; choose another name, or pass --force to replace it")
     if path.is_symlink():
@@ -47,6 +82,10 @@ def check_target(path: Path, force: bool, *inputs: Path) -> None:
         )
     if path.is_file() and not written_by_us(path):
         raise FileExistsError(f"{path} was not written by salgp; it is left alone: choose another name")
+    if path.is_file() and not written_by_us(path, says):
+        raise FileExistsError(
+            f"{path} is of salgp, but of another kind; it is left alone: choose another name"
+        )
     parent = path.absolute().parent
     while not parent.exists():
         parent = parent.parent
@@ -56,13 +95,13 @@ def check_target(path: Path, force: bool, *inputs: Path) -> None:
         raise PermissionError(f"cannot write {path}: no permission to write in {parent}")
 
 
-def written_by_us(path: Path) -> bool:
-    """Does a file say what only those of salgp say? An empty one is nobody's."""
+def written_by_us(path: Path, says: bytes = b"") -> bool:
+    """Does a file say what only those of salgp say, and this too? An empty one is nobody's."""
     if path.stat().st_size == 0:
         return True
     marks = MARKS.get(path.suffix)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return marks is not None and all(content.find(mark) >= 0 for mark in marks)
+        return marks is not None and all(content.find(mark) >= 0 for mark in (*marks, says))
 
 
 def check_folder(path: Path) -> None:
@@ -73,3 +112,7 @@ def check_folder(path: Path) -> None:
     from salgp.storage import check_replaceable
 
     check_replaceable(path, KIND)
+
+
+def _has_list(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in OWN_LISTS)

@@ -29,12 +29,13 @@ from salgp.cli.given import (
 from salgp.cli.inputs import Inputs
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.tables import score_table
-from salgp.cli.targets import check_folder, check_inputs, check_target
+from salgp.cli.targets import FEATURES, REPORT, check_folder, check_inputs, check_no_other, check_target
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from salgp.calibrators import Calibrator
+    from salgp.features import Features
     from salgp.metrics import Comparison
     from salgp.module import CalibratedClassifier
     from salgp.network.gathering import Gathered
@@ -120,9 +121,15 @@ def calibrate(
 def _check_folder(out: Path, force: bool, *inputs: Path) -> None:
     if out.is_file():
         raise UsageError(f"--out {out}: a file; give the name of a folder")
-    for name in ("calibrator", *WRITTEN):
-        check_target(out / name, force, *inputs)
+    check_no_other(out)
+    check_target(out / "calibrator", force, *inputs)
     check_folder(out / "calibrator")
+    for name in WRITTEN:
+        check_target(out / name, force, *inputs, says=REPORT if name == "report.html" else FEATURES)
+        if (out / name).exists() and not (out / "calibrator").exists():
+            raise FileExistsError(
+                f"{out / name} is not of an earlier salgp calibrate; it is left alone: choose another folder"
+            )
 
 
 def _opened(data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, Inputs]:
@@ -166,23 +173,26 @@ def _write(
 
     names = sets["calibration"].classes
     metadata = metadata_of(classifier.model, classifier.taps, names)
-    out.mkdir(parents=True, exist_ok=True)
-    for name in WRITTEN:  # of an earlier call, checked to be ours: it may have had other data
-        (out / name).unlink(missing_ok=True)
-    read.features.save(out / "calibration.safetensors", read.labels, metadata)
+    kept: dict[str, tuple[Features, Tensor | None]] = {"calibration": (read.features, read.labels)}
     if read.reference is not None:
-        read.reference[0].save(out / "train.safetensors", read.reference[1], metadata)
+        kept["train"] = read.reference
     if "test" in sets:
-        features, labels = classifier.extract(sets["test"], progress=False)
-        features.save(out / "test.safetensors", labels, metadata)
+        kept["test"] = classifier.extract(sets["test"], progress=False)
+        classifier.calibrator.predict(kept["test"][0])  # what it refuses is refused before a file is replaced
+    out.mkdir(parents=True, exist_ok=True)
+    for name, (features, labels) in kept.items():
+        features.save(out / f"{name}.safetensors", labels, metadata)
     origin = {
         "features": "calibration.safetensors",
         "n": sets["calibration"].n,
         "salgp": salgp.__version__,
         "network": metadata["network"],
     }
-    kept = origin if names is None else origin | {"classes": names}
-    files.save_calibrator(out / "calibrator", classifier.calibrator, kept, force, metadata["module"])
+    origin |= {} if names is None else {"classes": names}
+    files.save_calibrator(out / "calibrator", classifier.calibrator, origin, force, metadata["module"])
+    for name in WRITTEN:  # of an earlier call, which may have had other data
+        if name.removesuffix(".safetensors") not in kept:
+            (out / name).unlink(missing_ok=True)
 
 
 def _checked(
