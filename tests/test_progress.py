@@ -124,6 +124,16 @@ def test_extraction_counts_every_batch_once(told: list[Told], tmp_path: Path) ->
     assert (unsized["total"], unsized["wanted"], len(unsized["steps"])) == (None, False, 7)
 
 
+def test_extraction_is_silent_unless_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    extraction.extract_to_store(nn.Linear(5, 3), batches(3), tmp_path / "a", rows=8)
+    assert capfd.readouterr() == ("", "")
+    extraction.extract_to_store(nn.Linear(5, 3), batches(3), tmp_path / "b", rows=8, progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("3/3") == 1
+    assert "reading" not in err, "one bar, not one more for each shard"
+
+
 def test_parts_count_those_that_were_there(told: list[Told], tmp_path: Path) -> None:
     model = nn.Linear(5, 3)
     for progress in (True, False):

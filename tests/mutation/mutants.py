@@ -42,11 +42,11 @@ class Mutant:
     index: int
 
     @cached_property
-    def _made(self) -> tuple[ast.Module, int, str]:
+    def _made(self) -> tuple[ast.Module, range, str]:
         tree = copy.deepcopy(_parsed(self.file))
         node, what = places(tree)[self.index]
-        line, how = getattr(node, "lineno", 0), change(node, what)
-        return ast.fix_missing_locations(tree), line, how
+        lines, how = _lines(node), change(node, what)
+        return ast.fix_missing_locations(tree), lines, how
 
     @property
     def tree(self) -> ast.Module:
@@ -56,6 +56,11 @@ class Mutant:
     @property
     def line(self) -> int:
         """Where it was changed."""
+        return self._made[1].start
+
+    @property
+    def lines(self) -> range:
+        """All lines of what was changed; a test that reaches one of them meets the change."""
         return self._made[1]
 
     @property
@@ -97,6 +102,12 @@ def _function(tree: ast.AST, node: ast.AST) -> int | None:
         elif (found := _function(part, node)) is not None:
             return found
     return None
+
+
+def _lines(node: Any) -> range:
+    """Of a condition, not of what it decides about."""
+    last = node.test if isinstance(node, ast.If | ast.IfExp) else node
+    return range(node.lineno, last.end_lineno + 1)
 
 
 def places(tree: ast.Module) -> list[tuple[ast.AST, str]]:

@@ -91,7 +91,7 @@ class Loop:
         functions = _functions(self.package)
         for mutant in self.mutants:
             live = functions.get((str(mutant.file.resolve()), mutant.function or 0), [])
-            items = self._items(session, f"{mutant.file.resolve()}:{mutant.line}")
+            items = self._items(session, {f"{mutant.file.resolve()}:{line}" for line in mutant.lines})
             if not live or not items:
                 self.tell(mutant, "not reached")
                 continue
@@ -101,10 +101,12 @@ class Loop:
             self.tell(mutant, "survived" if code == 0 else "killed")
         return True
 
-    def _items(self, session: pytest.Session, place: str) -> list[pytest.Item]:
-        """Tests that reach a place, quick ones first, those of a file together."""
+    def _items(self, session: pytest.Session, places: set[str]) -> list[pytest.Item]:
+        """Tests that reach one of some places, quick ones first, those of a file together."""
         found = [
-            item for item in session.items if place in self.reached.get(item.nodeid, {}).get("places", ())
+            item
+            for item in session.items
+            if not places.isdisjoint(self.reached.get(item.nodeid, {}).get("places", ()))
         ]
         seconds = {item: self.reached[item.nodeid]["seconds"] for item in found}
         first: dict[Path, float] = {}

@@ -17,9 +17,9 @@ from salgp.network.extract import extract
 from salgp.storage import FormatError, files
 from salgp.store import columns, stream
 from salgp.store.extraction import extract_parts, extract_to_store
-from salgp.store.manifest import ChecksumError, Manifest
+from salgp.store.manifest import ChecksumError, Entry, Manifest
 from salgp.store.sampling import stratified, subset_of
-from salgp.store.store import FeatureStore, shard_rows, write_store
+from salgp.store.store import FeatureStore, header_of, shard_rows, write_shard, write_store
 
 
 def same(a: Features, b: Features) -> bool:
@@ -49,6 +49,40 @@ def test_batches_are_bounded_and_in_order(tmp_path: Path) -> None:
     parts = list(store.batches(128))
     assert [len(f) for f, _ in parts] == [128, 72, 128, 72, 100]
     assert same(Features.concatenate([f for f, _ in parts]), features)
+
+
+def test_batches_have_8192_samples_unless_told_otherwise(tmp_path: Path) -> None:
+    features = Features(torch.arange(2 * 8193.0).reshape(-1, 2))
+    store = write_store([(features, None)], tmp_path, rows=10_000)
+    assert [(len(f), y) for f, y in store.batches()] == [(8192, None), (1, None)]
+
+
+def test_a_list_is_on_disk_at_once_and_then_as_often_as_saving_is_cheap(tmp_path: Path) -> None:
+    manifest = Manifest(tmp_path, "example", {})
+    manifest.add(0, Entry("a", 1, ""))
+    assert list(Manifest.read(tmp_path, "example").entries) == [0], "the first at once"
+    assert 0 < manifest._pause < 20 * 60
+    manifest._pause = 1e6  # saving took long: at most one twentieth of the time goes into it
+    manifest.add(1, Entry("b", 1, ""))
+    assert list(Manifest.read(tmp_path, "example").entries) == [0]
+    manifest.finish()
+    found = Manifest.read(tmp_path, "example")
+    assert (list(found.entries), found.complete, found.rows) == ([0, 1], True, 2)
+
+
+def test_a_shard_unlike_the_first_is_refused(tmp_path: Path) -> None:
+    features, labels = samples(40)
+    header = header_of(features, labels, "float32", {})
+    for other in (
+        (features.select(["layer1"]), labels),
+        (features, None),
+        (Features(features.logits[:, :3], features.layers), labels % 3),
+    ):
+        with pytest.raises(ValueError, match="shard 7 differs from the first one"):
+            write_shard(tmp_path, 7, *other, header)
+    assert list(tmp_path.iterdir()) == []
+    entry = write_shard(tmp_path, 7, features, labels, header)
+    assert (entry.file, entry.rows) == ("part-000007.parquet", 40)
 
 
 def test_half_precision_keeps_logits_and_refuses_overflow(tmp_path: Path) -> None:

@@ -186,8 +186,7 @@ def open_manifest(
     dtype: str,
     source: dict[str, object],
 ) -> Manifest:
-    """Begin or continue a store of features like these; ``source`` says what they come from."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    """Begin or continue a store of such features in a locked folder; ``source`` says where they come from."""
     claim(folder)
     return Manifest.open(folder, KIND, header_of(features, labels, dtype, source))
 

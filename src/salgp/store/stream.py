@@ -69,8 +69,7 @@ class StoreSource:
         return self.reference is not None
 
     def claim(self, job: Mapping[str, Any]) -> None:
-        """Begin or continue a job in the working folder; a folder that holds another one is refused."""
-        self.work.mkdir(parents=True, exist_ok=True)
+        """Begin or continue a job in the locked working folder; one that holds another job is refused."""
         claim(self.work)
         header = {
             "store": self.store.identity(),
