@@ -211,3 +211,19 @@ def _run_named(path: Path, inputs: dict[str, torch.Tensor]) -> dict[str, np.ndar
     session = ort.InferenceSession(str(path))
     assert [x.name for x in session.get_outputs()] == list(names)
     return dict(zip(names, session.run(None, {k: x.numpy() for k, x in inputs.items()}), strict=True))
+
+
+def test_the_graph_of_layer_evidence_is_small_and_in_single_precision(tmp_path: Path) -> None:
+    """A runtime pays for every operation: some 300 of them took longer than the search itself."""
+    onnx = pytest.importorskip("onnx")
+    features, labels = made(120, 0)
+    layers = {k: torch.cat([x, x + 0.5]) for k, x in features.layers.items()}
+    both = Features(
+        features.logits.repeat(2, 1), layers, torch.arange(120).repeat(2), torch.arange(240) // 120
+    )
+    calibrator = LayerEvidence(trust=0.5).fit(both, labels.repeat(2), reference=made(200, 1))
+    graph = onnx.load(export_head(calibrator, tmp_path / "head.onnx")).graph
+    assert len(graph.node) < 240
+    kinds = {tensor.data_type for tensor in graph.initializer}
+    kinds |= {value.type.tensor_type.elem_type for value in [*graph.output, *graph.value_info]}
+    assert onnx.TensorProto.DOUBLE not in kinds

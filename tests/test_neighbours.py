@@ -239,6 +239,29 @@ def test_many_samples_are_compared_class_by_class_with_the_same_result(
     torch.testing.assert_close(together, expected, rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize(("sizes", "k"), [((9, 4, 7, 5), 3), ((9, 0, 1, 5), 3), ((2, 1, 1, 1), 7)])
+def test_a_graph_finds_the_same_sides(sizes: tuple[int, ...], k: int) -> None:
+    """Classes of unequal sizes, without points and with fewer than asked for; points of no class."""
+    g = torch.Generator().manual_seed(k)
+    classes = torch.cat([torch.full((3,), -1), torch.arange(4).repeat_interleave(torch.tensor(sizes))])
+    classes = classes[torch.randperm(len(classes), generator=g)]
+    index = ClassIndex.build(torch.randn(2, len(classes), 5, generator=g), classes, white=True)
+    assert index.for_graph is not None and index.fewest >= 0  # worked out before the graph is taken
+    query, label = torch.randn(2, 40, 5, generator=g), torch.arange(40) % 6
+
+    class Sides(torch.nn.Module):
+        def forward(self, query: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return side_distances(index, query, label, k, plenty=min(sizes) > k).all
+
+    shapes = ({1: torch.export.Dim("n")}, {0: torch.export.Dim("n")})
+    label = label.clamp_max(3) if min(sizes) > k else label
+    few = query[:, :7].contiguous(), label[:7].clone()
+    graph = torch.export.export(Sides(), few, dynamic_shapes=shapes, strict=False)
+    found = graph.module()(query, label)
+    torch.testing.assert_close(found, dense_sides(index, query, label, k), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, side_distances(index, query, label, k).all, rtol=1e-5, atol=1e-6)
+
+
 def dense_sides(index: ClassIndex, query: torch.Tensor, label: torch.Tensor, k: int) -> torch.Tensor:
     """Means of the smallest distances, one sample and one space at a time."""
     own_class = torch.full((index.points.shape[1],), -1)

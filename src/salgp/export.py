@@ -155,6 +155,7 @@ class _Calibrated(nn.Module):
             torch.zeros(2, self.calibrator.n_classes_),
             {k: torch.ones(2, d) for k, d in self.calibrator.layer_widths_.items()},
         )
+        self.calibrator.prepare_export()
         prediction = self.calibrator._predict(shape)
         names = [name for name in OUTPUTS if getattr(prediction, name) is not None]
         more = {"act": self.rule is not None, "sample_context": self.context}
@@ -257,8 +258,10 @@ def _as_network(x: Tensor, model: nn.Module) -> Tensor:
     return x.to(first) if x.is_floating_point() else x.to(first.device)
 
 
-def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
     """``log(1 + exp x)``: onnxruntime has none in double precision."""
+    if x.dtype == torch.float32 and beta == 1:
+        return NotImplemented
     z = beta * x
     return (z.clamp_min(0) + torch.log1p(torch.exp(-z.abs()))) / beta
 
@@ -280,20 +283,44 @@ def _searchsorted(
 
 
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Running minimum over an axis of known length, which ONNX lacks; nobody asks for the indices."""
-    values = [x.select(dim, 0)]
-    for i in range(1, x.shape[dim]):
-        values.append(torch.minimum(values[-1], x.select(dim, i)))
-    whole = torch.stack(values, dim=dim)
+    """Running minimum over an axis of known, small length, which ONNX lacks; nobody asks for the indices."""
+    length = x.shape[dim]
+    later = torch.full((length, length), torch.inf, dtype=x.dtype, device=x.device).triu(1)
+    whole = (x.movedim(dim, -1)[..., None, :] + later).amin(dim=-1).movedim(-1, dim)
     return whole, torch.zeros_like(whole, dtype=torch.int64)
+
+
+def _lerp(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+    """Without the branch that saves a rounding error."""
+    return a + weight * (b - a)
+
+
+def _rows(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Rows by their numbers: one operation, where any other kind of indexing takes several."""
+    first = indices[0]
+    if len(indices) > 1 or first is None or first.ndim != 1 or first.dtype == torch.bool:
+        return NotImplemented
+    return x.index_select(0, first)
+
+
+def _put_one(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
+    """One entry of each row replaced: by comparing columns, which needs no shape at run time."""
+    if x.ndim != 2 or dim not in (1, -1) or index.shape[1] != 1:
+        return NotImplemented
+    here = torch.arange(x.shape[1], device=x.device) == index
+    return torch.where(here, value, x)
 
 
 _WITHOUT_ONNX: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.softplus.default: _softplus,
     torch.ops.aten.searchsorted.Tensor: _searchsorted,
     torch.ops.aten.cummin.default: _cummin,
+    torch.ops.aten.lerp.Tensor: _lerp,
+    torch.ops.aten.index.Tensor: _rows,
+    torch.ops.aten.scatter.value: _put_one,
+    torch.ops.aten.scatter.src: _put_one,
 }
-"""Operations that ONNX or onnxruntime lack, in terms of others."""
+"""Operations that ONNX or onnxruntime lack, or for which the exporter writes many, in terms of others."""
 
 
 @contextlib.contextmanager

@@ -96,7 +96,8 @@ class CalibratedClassifier(nn.Module):
     def forward(self, *inputs: Any, **keywords: Any) -> Prediction:
         """Calibrated prediction for one batch, given as the network takes it (or as one mapping)."""
         features = self.features(*inputs, **keywords)
-        return self._predicted(features).to(features.logits.device)
+        found = self._predicted(features)
+        return found if found.label.device == features.logits.device else found.to(features.logits.device)
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
@@ -141,8 +142,10 @@ class CalibratedClassifier(nn.Module):
         return self._predicted(self.extract(loader, progress=progress)[0], context)
 
     def _predicted(self, features: Features, context: Any = None) -> Prediction:
-        home = next(_tensors(vars(self.calibrator)), torch.empty(0)).device
-        return self.calibrator.predict(features.to(home), context)
+        learned = {name: value for name, value in vars(self.calibrator).items() if name.endswith("_")}
+        home = next(_tensors(learned), torch.empty(0)).device
+        here = features if features.logits.device == home else features.to(home)
+        return self.calibrator.predict(here, context)
 
     def report(self, loader: Iterable[Any], path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the HTML report of this classifier on labelled data.

@@ -191,7 +191,7 @@ class Prediction:
             features: what was predicted on.
             confidence: ``(n,)``; values outside [eps, 1 - eps] are clipped and counted.
             std: ``(n,)`` its standard deviation.
-            interval: lower and upper end; by default the Gaussian one around ``confidence``.
+            interval: lower and upper end, inside [0, 1]; by default the Gaussian one around ``confidence``.
             layers: per-layer corrections.
             novelty: ``(n,)`` novelty score.
             temperature: of the softmax by which the others share; a calibrator's ``rest_temperature_``.
@@ -200,11 +200,9 @@ class Prediction:
         """
         inside = confidence.clamp(eps, 1 - eps)
         if interval is None and std is not None:
-            interval = (confidence - _Z * std, confidence + _Z * std)
+            interval = (confidence - _Z * std).clamp(0, 1), (confidence + _Z * std).clamp(0, 1)
         low, high = (
-            (None, None)
-            if interval is None
-            else (interval[0].clamp(0, 1).minimum(inside), interval[1].clamp(0, 1).maximum(inside))
+            (None, None) if interval is None else (interval[0].minimum(inside), interval[1].maximum(inside))
         )
         label = features.label
         softmax = _tempered(features.logits, temperature)
@@ -319,11 +317,12 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
         >>> spread_confidence(probs, label, torch.tensor([0.4]), allow_flips=True)
         tensor([[0.4000, 0.4500, 0.1500]])
     """
-    others = probs.scatter(1, label[:, None], 0.0)
-    rest, tiny = others.sum(dim=1), torch.finfo(others.dtype).tiny
+    label, confidence = label[:, None], confidence[:, None]  # everything below is a column, (n, 1)
+    others = probs.scatter(1, label, 0.0)
+    rest, tiny = others.sum(dim=1, keepdim=True), torch.finfo(others.dtype).tiny
     left = 1 - confidence
     scale = left / rest.clamp_min(tiny)
-    top, cap = scale * others.amax(dim=1), confidence * (1 - _STRICTLY)
+    top, cap = scale * others.amax(dim=1, keepdim=True), confidence * (1 - _STRICTLY)
     some = rest > math.sqrt(tiny)
     usual = not torch.compiler.is_exporting() and bool((some & ((top <= cap) | allow_flips)).all())
     if not usual:
@@ -332,11 +331,11 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
         if not allow_flips:
             part = (cap - even) / (top - even).clamp_min(tiny)
             keep = keep * torch.where(top > cap, part.clamp(0, 1), 1.0)
-        others = others.mul_((keep * scale)[:, None]).add_(((1 - keep) * even)[:, None])
+        others = others.mul_(keep * scale).add_((1 - keep) * even)
     else:
-        others = others.mul_(scale[:, None])
+        others = others.mul_(scale)
     others.clamp_(min=tiny)  # no class is impossible, so that every log-likelihood is finite
-    return others.scatter_(1, label[:, None], confidence[:, None])
+    return others.scatter_(1, label, confidence)
 
 
 def _tempered(logits: Tensor, temperature: float) -> Tensor:

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from operator import is_
 from types import MethodType
 from typing import Any
 
@@ -65,11 +66,12 @@ class View:
     def __init__(self, model: nn.Module, prepare: Callable[[nn.Module], Any]) -> None:
         self.network = frozen(model)
         self._tables = [table for m in model.modules() for table in (vars(m), *_members(m))]
-        self._ids = _ids(self._tables)
+        self._sizes = list(map(len, self._tables))
+        self._filled = [table for table in self._tables if table]
+        self._kept = list(_values(self._filled))
         scripted = any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
         self._copied_weights = list(model.parameters()) if scripted else []
         self._versions = [p._version for p in self._copied_weights]
-        self._kept = list(chain.from_iterable(map(dict.values, self._tables)))  # so that no id is used again
         self._buffers = [] if torch.compiler.is_exporting() else _private_buffers(self.network)
         self._parameters: list[Tensor] = list(self.network.parameters())
         self._weights: list[Tensor] = [*self._parameters, *self.network.buffers()]
@@ -86,9 +88,11 @@ class View:
     @property
     def is_current(self) -> bool:
         """Is every module, parameter, buffer, hook and setting of the network still the same object?"""
-        return _ids(self._tables) == self._ids and self._versions == [
-            p._version for p in self._copied_weights
-        ]
+        return (
+            list(map(len, self._tables)) == self._sizes
+            and all(map(is_, _values(self._filled), self._kept))
+            and self._versions == [p._version for p in self._copied_weights]
+        )
 
     def refresh(self) -> None:
         """Fill the private buffers from the network's."""
@@ -180,8 +184,8 @@ def _members(module: nn.Module) -> list[dict[str, Any]]:
     return [vars(module)[name] for name in _MEMBERS if isinstance(vars(module).get(name), dict)]
 
 
-def _ids(tables: list[dict[str, Any]]) -> list[int]:
-    return list(map(id, chain.from_iterable(map(dict.values, tables))))
+def _values(tables: list[dict[str, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, tables))
 
 
 def _private_buffers(network: nn.Module) -> list[tuple[dict[str, Any], str, Tensor, Tensor]]:

@@ -408,6 +408,10 @@ class LayerEvidence(Calibrator):
     def _predict(self, features: Features) -> Prediction:
         return self.from_evidence(features, layer_evidence(self.evidence_.reference, features))
 
+    def prepare_export(self) -> None:
+        """Work out what the graph holds of the reference."""
+        _ = self.evidence_.ready, self.evidence_.reference.ready_for_graph
+
     def predictor(self, layers: bool, precision: str) -> Callable[[Features], Prediction] | None:
         """Neighbours in single precision, without the second look at their distances."""
 

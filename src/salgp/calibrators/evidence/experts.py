@@ -27,7 +27,7 @@ from salgp.calibrators.evidence.model import (
     sample_weights,
     within,
 )
-from salgp.calibrators.evidence.rows import FittedRows, View
+from salgp.calibrators.evidence.rows import LARGEST, FittedRows, View
 from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.storage import storable
 
@@ -84,9 +84,9 @@ def mixed(inside: Opinion, shift: Opinion, lean: Tensor, unseen: float) -> Opini
     have a variance of ``unseen`` besides.
     """
     a, b = 1 - lean[:, None], lean[:, None]
-    variances = torch.addcmul(a.square() * inside.variances, b.square(), shift.variances)
-    extra = torch.addcmul(variances[:, :1], b, b, value=unseen)
-    return Opinion(torch.lerp(inside.means, shift.means, b), torch.cat([extra, variances[:, 1:]], dim=1))
+    extra = pad(lean.new_full((1,), unseen), (0, shift.variances.shape[1] - 1))
+    variances = torch.addcmul(a.square() * inside.variances, b.square(), shift.variances + extra)
+    return Opinion(torch.lerp(inside.means, shift.means, b), variances)
 
 
 @storable
@@ -108,7 +108,8 @@ class Expert:
 
     def columns(self, view: View) -> Tensor:
         """Columns ``(n, p)`` of the model."""
-        return columns(within(view.t, self.largest), view.gated, view.height, self.persistent)
+        t = view.t if self.largest >= LARGEST else within(view.t, self.largest)
+        return columns(t, view.gated, view.height, self.persistent)
 
     def log_odds(self, view: View) -> Tensor:
         """Mean ``(n,)`` alone."""

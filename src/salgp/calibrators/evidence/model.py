@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from salgp.calibrators.copies import originals
-from salgp.calibrators.evidence.reference import Evidence
+from salgp.calibrators.evidence.reference import Evidence, wide
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
 from salgp.storage import storable
@@ -150,25 +150,21 @@ def sample_weights(is_copy: Tensor, correct: Tensor, clean: float, caution: floa
 def within(x: Tensor, bound: float) -> Tensor:
     """Values kept from ``-bound`` to ``bound``.
 
-    In a graph not by ``clamp``: the exporter of torch 2.13 joins one that follows another, and onnxruntime
-    cannot load what it makes of them.
-
     Example:
         >>> within(torch.tensor([-5.0, 1.0, 5.0]), 2.0)
         tensor([-2.,  1.,  2.])
     """
-    if not torch.compiler.is_exporting():
-        return x.clamp(-bound, bound)
-    return torch.where(x > bound, bound, torch.where(x < -bound, -bound, x))
+    return x.clamp(-bound, bound)
 
 
 def log_odds(features: Features, temperature: float, largest: float) -> Tensor:
-    """Log-odds ``log s / (1 - s)`` of the tempered confidence, without cancellation and within ``largest``,
-    ``(n,)``.
+    """Log-odds ``log s / (1 - s)`` of the tempered confidence, without cancellation and at most ``largest``,
+    ``(n,)``. They are never below ``-log(c - 1)``.
     """
-    z = features.logits.double() / temperature
+    z = wide(features.logits) / temperature
     rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
-    return within(z.amax(dim=1) - rest, largest)
+    t = z.amax(dim=1) - rest
+    return torch.minimum(t, t.new_full((), largest))  # torch 2.13 exports two clamps of a clamp wrongly
 
 
 def standardised(evidence: Evidence, scales: Scales) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,7 @@ __all__ = [
     "make_reference",
     "points_per_class",
     "white_space",
+    "wide",
 ]
 
 NEAREST = 3
@@ -171,14 +172,19 @@ class Reference:
         return ClassIndex.build(self._side_by_side, self.classes, white=True)
 
     @cached_property
-    def directions(self) -> tuple[Tensor, Tensor]:
-        """Directions ``(L, d, q)`` of all layers, and less their centres along them ``(L, 1, q)``, in double
-        precision; narrow ones filled up with zeros.
+    def directions(self) -> tuple[list[Tensor], Tensor]:
+        """Directions ``(d, q)`` of each layer, and all centres along them ``(L, q)``, in double precision;
+        narrow ones filled up with zeros.
         """
         spaces = [space.precise for space in self.layers.values()]
-        d, q = (max(D.shape[axis] for D, _ in spaces) for axis in (0, 1))
-        directions = torch.stack([pad(D, (0, q - D.shape[1], 0, d - D.shape[0])) for D, _ in spaces])
-        return directions, torch.stack([-_wider(c, q) for _, c in spaces])[:, None, :]
+        q = max(D.shape[1] for D, _ in spaces)
+        return [_wider(D, q) for D, _ in spaces], torch.stack([_wider(c, q) for _, c in spaces])
+
+    @cached_property
+    def single_directions(self) -> tuple[list[Tensor], Tensor]:
+        """The same in single precision."""
+        directions, centre = self.directions
+        return [D.float() for D in directions], centre.float()
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -202,6 +208,14 @@ class Reference:
         return bool(
             self.directions
             and (self.statistics if self.form == "statistics" else self.index.first is not None)
+        )
+
+    @cached_property
+    def ready_for_graph(self) -> bool:
+        """True, and all that an exported graph holds is worked out."""
+        return bool(
+            self.single_directions
+            and (self.statistics if self.form == "statistics" else self.index.for_graph) is not None
         )
 
     @property
@@ -343,19 +357,19 @@ def layer_evidence(
 def _coordinates(reference: Reference, features: Features, precise: bool) -> Tensor:
     """Coordinates ``(L, n, q)`` of all layers, narrow ones filled up with zeros.
 
-    A few samples are projected in all layers at once; many layer by layer, where filling up would cost.
+    Of a few samples lengths and centres are taken off in all layers at once.
     """
     layers = [features.layers[name] for name in reference.layers]
     if not torch.compiler.is_exporting() and len(features) > FEW_ROWS:
         found = [s.project(x, precise) for s, x in zip(reference.layers.values(), layers, strict=True)]
         q = max(x.shape[1] for x in found)
         return torch.stack([_wider(x, q) for x in found])
-    directions, centre = reference.directions
-    if torch.compiler.is_exporting():  # the search works in single precision, as everything after it
-        directions, centre = directions.float(), centre.float()
-    x = torch.stack([_wider(x, directions.shape[1]) for x in layers]).to(directions)
-    length = torch.linalg.vector_norm(x, dim=2, keepdim=True).clamp_min(1e-12)
-    return torch.baddbmm(centre, x / length, directions)
+    single = torch.compiler.is_exporting()  # the search works in single precision, as everything after it
+    directions, centre = reference.single_directions if single else reference.directions
+    layers = [x.to(centre) for x in layers]
+    length = torch.cat([torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in layers], dim=1)
+    along = torch.cat([x @ D for x, D in zip(layers, directions, strict=True)], dim=1)
+    return (along.unflatten(1, centre.shape) / length.clamp_min(1e-12)[:, :, None] - centre).transpose(0, 1)
 
 
 def _place(query: Tensor, widths: tuple[int, ...]) -> Tensor:
@@ -365,21 +379,30 @@ def _place(query: Tensor, widths: tuple[int, ...]) -> Tensor:
 
 
 def _evidence(sides: ClassDistances, typical: Tensor | None, place: Tensor) -> Evidence:
-    distance = sides.all.mT.double()  # (3, n, L)
+    distance = wide(sides.all.mT)  # (3, n, L)
     own, other, anyone = distance.clamp(1e-9, 1e9).log()
     agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
-    missing = torch.compiler.is_exporting() or (distance.numel() and not bool(distance.amax() < torch.inf))
-    if missing:
+    if not sides.complete and (torch.compiler.is_exporting() or not bool((distance < torch.inf).all())):
         usual = torch.zeros_like(own[:1]) if typical is None else typical.to(own)
         agreement = torch.where((distance[:2] < torch.inf).all(dim=0), agreement, usual)
     return Evidence(agreement, anyone, place)
+
+
+def wide(x: Tensor) -> Tensor:
+    """In double precision; in a graph in single, since runtimes have few operations in double.
+
+    Example:
+        >>> wide(torch.zeros(1)).dtype
+        torch.float64
+    """
+    return x.float() if torch.compiler.is_exporting() else x.double()
 
 
 def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> ClassDistances:
     """Distance to the predicted class, to the nearest other, and to the nearest of all."""
     means, factors = reference.statistics
     x = query.float()[:, None] @ factors  # (L, C or 1, n, q)
-    D = (x - means[:, :, None, :]).norm(dim=-1).mT.double()  # (L, n, C)
+    D = (x - means[:, :, None, :]).norm(dim=-1).mT  # (L, n, C)
     is_own = label[:, None] == reference.classes
     own = D.masked_fill(~is_own, torch.inf).amin(dim=-1)
     other = D.masked_fill(is_own, torch.inf).amin(dim=-1)
