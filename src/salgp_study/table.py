@@ -34,6 +34,11 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    def __post_init__(self) -> None:
+        odd = [row for row in self.rows if len(row) != len(self.columns)]
+        if odd:
+            raise ValueError(f"table {self.name!r} has {len(self.columns)} columns, but a row is {odd[0]}")
+
     def markdown(self) -> str:
         """The table as GitHub Markdown.
 

@@ -197,6 +197,32 @@ def test_claims_are_paired_over_networks() -> None:
     assert table.rows[0][-2:] == ("0.125", "cannot tell")
 
 
+def test_claims_of_good_and_of_small_networks_are_not_mixed() -> None:
+    pairs = [
+        record(preset=preset, seed=seed, method=method, ece=ece)
+        for preset, ours in (("cpu", 0.2), ("paper", 0.05))
+        for seed in range(2)
+        for method, ece in (("SAL-GP (ML) G", ours), ("Uncalibrated (Baseline)", 0.1))
+    ]
+    tables = {t.name: t for t in build_tables(pairs)}
+    for name, mean, wins in (("claims", "+0.1000", "0 of 2"), ("claims-paper", "-0.0500", "2 of 2")):
+        cells = dict(zip(tables[name].columns, tables[name].rows[0], strict=True))
+        assert (cells["Difference"], cells["Networks"]) == (mean, wins)
+
+
+def test_every_row_has_a_cell_for_every_column() -> None:
+    rows = [
+        record(method=method, test=test, pooling=pooling)
+        for pooling in ("avg", "max")
+        for test in ("17", "30", "pooled")
+        for method in ("SAL-GP (ML) G", "SAL-GP (ML) L1", "SAL-GP (ML) L2", "SAL-GP (ML), offset dropped")
+    ]
+    for table in build_tables(rows):
+        assert {len(row) for row in table.rows} == {len(table.columns)}, table.name
+    with pytest.raises(ValueError, match="2 columns"):
+        Table("t", "T", (), ("a", "b"), (("1", "2", "3"),))
+
+
 def test_presets_have_tables_of_their_own_and_the_nearest_test_is_named() -> None:
     rows = [
         record(preset=preset, test=test, accuracy=accuracy)
