@@ -26,6 +26,7 @@ from salgp_study.drawings import (
 from salgp_study.lightcurves import LightCurves, load_plasticc, load_spcc
 from salgp_study.mstar import load_mstar
 from salgp_study.predictions import is_cached, read_prediction
+from salgp_study.published import nearest_test
 from salgp_study.sources import data_folder
 from salgp_study.store import read_records
 from salgp_study.table import Record, grouped
@@ -114,7 +115,8 @@ def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling:
         min(singles, key=lambda r: r["ece"], default=None) if n is None else _one(here, method=n)
         for n in names
     ]
-    figure = new_figure(13, 5.4)
+    figure = new_figure(13, 5.7)
+    figure.suptitle(_panels_title(here[0]), fontsize=9)
     cells = figure.subfigures(2, len(chosen), squeeze=False, height_ratios=(2, 3))
     for column, record in enumerate(chosen):
         if record is not None:
@@ -123,6 +125,13 @@ def draw_panels(out: str | os.PathLike[str], records: Sequence[Record], pooling:
             if prediction.std is not None:
                 _residual_fit(cells[0][column].subplots(), prediction, labels, raw)
     return figure
+
+
+def _panels_title(record: Record) -> str:
+    network = f"{record['dataset']}, {record['backbone']}, seed {record['seed']}"
+    return (
+        f"{network}; test {record['test']}, accuracy {record['accuracy']:.1%}; fitted on {record['fit_on']}"
+    )
 
 
 def draw_confusion(
@@ -141,7 +150,8 @@ def draw_confusion(
 def _of_records(out: str | os.PathLike[str], records: Sequence[Record]) -> dict[str, Any]:
     figures = {}
     for (study, preset), group in grouped(records, ("study", "preset")).items():
-        mine = [r for r in group if r["seed"] == group[0]["seed"] and is_cached(out, r)]
+        cached = [r for r in group if is_cached(out, r)]
+        mine = [r for r in cached if r["seed"] == cached[0]["seed"]]
         if not mine:
             continue
         study = study if preset != "paper" else f"{study}-paper"
@@ -149,7 +159,7 @@ def _of_records(out: str | os.PathLike[str], records: Sequence[Record]) -> dict[
             figures["reliability-grid"] = draw_reliability_grid(out, mine)
             figures["bbq-prior"] = draw_bbq_prior(out, mine)
         elif not study.startswith(("mstar-approximation", "mstar-adam")):
-            test = "pooled" if any(r["test"] == "pooled" for r in mine) else "photometric"
+            test = nearest_test(mine) or mine[0]["test"]
             for fit_on in dict.fromkeys(r["fit_on"] for r in mine):
                 part = [r for r in mine if r["fit_on"] == fit_on]
                 for pooling in dict.fromkeys(r["pooling"] for r in part if r["method"].startswith("SAL-GP")):
