@@ -1,8 +1,8 @@
 """Cross-covariances at the speed of the cache: the same numbers as `salgp.gp.covariance`, one matrix product
 per term.
 
-Scaling both sides by ``sqrt(c) / lengthscale`` and carrying the norms as two more columns,
-``[x, |x|^2, 1] [-2u, 1, |u|^2]' = c r^2``, makes the scaled squared distance a single matrix product. The
+Carrying the norms as two more columns, ``[x, |x|^2, 1] s [-2u, 1, |u|^2]' = c r^2`` with ``s`` the square of
+``sqrt(c) / lengthscale``, makes the scaled squared distance a single matrix product. The
 kernel is then applied in place to a block of rows that stays in the cache, and added to the running sum of
 the terms. Blocks and buffers are the same size whatever the number of samples. It works in single or double
 precision; `salgp.store.scoring` measures on the data which one is accurate enough.
@@ -25,6 +25,8 @@ __all__ = ["CrossPlan", "plan_of"]
 
 BLOCK_BYTES = 512 * 1024
 """Size of one block of covariances; a few of them fit into the cache of a core."""
+STRIPS = 4
+"""Parts of a triangular product of which only what is not zero is computed."""
 
 Moments = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -36,25 +38,29 @@ class _Term:
     block: str
     kernel: str
     variance: float
-    scale: float
     centre: Tensor  # (1, d)
     right: Tensor  # (d + 2, m)
 
     def left(self, x: Tensor) -> Tensor:
-        """``[x, |x|^2, 1]`` of the centred and scaled rows, ``(n, d + 2)``."""
+        """``[x, |x|^2, 1]`` of the centred rows, ``(n, d + 2)``."""
         n, d = x.shape
         left = torch.empty(n, d + 2, dtype=self.right.dtype, device=x.device)
         inner = left[:, :d]
         torch.sub(x.to(left.dtype), self.centre, out=inner)
-        inner.mul_(self.scale)
-        left[:, d] = inner.square().sum(dim=1)
+        left[:, d] = torch.linalg.vector_norm(inner, dim=1).square_()
         left[:, d + 1] = 1.0
         return left
 
 
 @dataclass(frozen=True, eq=False)
 class CrossPlan:
-    """Prepared prediction of a posterior whose covariance is a sum of stationary terms; made by `plan_of`."""
+    """Prepared prediction of a posterior whose covariance is a sum of stationary terms; made by `plan_of`.
+
+    Args:
+        terms: of the covariance.
+        alpha: ``(m,)`` weights of the mean.
+        root: ``(m, r)`` lower triangle ``R``: a covariance ``k`` takes ``|k R|^2`` off the prior variance.
+    """
 
     terms: tuple[_Term, ...]
     alpha: Tensor
@@ -88,7 +94,7 @@ class CrossPlan:
         reduced = self._buffer(self._size(), self.root.shape[1])
         for part, Kfu in self.blocks(rows):
             mean[part] = (Kfu @ self.alpha).double()
-            variance[part] = self.prior - _squares(torch.mm(Kfu, self.root, out=reduced[: len(Kfu)]))
+            variance[part] = self.prior - _squares(self._reduced(Kfu, reduced[: len(Kfu)]))
         return mean, variance.clamp_min_(0.0), None, None
 
     @property
@@ -111,10 +117,19 @@ class CrossPlan:
             for i, plan in enumerate(plans):
                 ((_, Kfu),) = plan.blocks(few)
                 means[part, i] = (Kfu @ self.alpha).double()
-                whole[: len(few)].add_(torch.mm(Kfu, self.root, out=reduced[: len(few)]))
+                whole[: len(few)].add_(self._reduced(Kfu, reduced[: len(few)]))
                 variances[part, i] = plan.prior - _squares(reduced[: len(few)])
             variance[part] = self.prior - _squares(whole[: len(few)])
         return means.sum(dim=1), variance.clamp_min_(0.0), means, variances.clamp_min_(0.0)
+
+    def _reduced(self, Kfu: Tensor, out: Tensor) -> Tensor:
+        """``Kfu R``, strip by strip of the triangle."""
+        width = self.root.shape[1]
+        step = -(-width // STRIPS)
+        for i in range(0, width, step):
+            strip = slice(i, min(i + step, width))
+            torch.mm(Kfu[:, i:], self.root[i:, strip], out=out[:, strip])
+        return out
 
     def _size(self) -> int:
         return max(16, BLOCK_BYTES // (len(self.alpha) * self.alpha.element_size()))
@@ -147,7 +162,7 @@ def plan_of(posterior: Posterior, dtype: torch.dtype = torch.float64) -> CrossPl
     return CrossPlan(
         tuple(_prepare(t, posterior, dtype) for t in plain),
         posterior.alpha.to(dtype),
-        posterior.root.to(dtype),
+        _triangle(posterior.root.double()).to(dtype),
     )
 
 
@@ -157,16 +172,20 @@ def _prepare(term: Covariance, posterior: Posterior, dtype: torch.dtype) -> _Ter
     points = posterior.rows.blocks[term.block].double()
     centre = points.mean(dim=0, keepdim=True)
     scale = math.sqrt(KERNELS[term.kernel].c) * math.exp(-float(theta[f"{name}.log_lengthscale"]))
-    u = (points - centre) * scale
+    u = points - centre
     right = torch.cat([-2.0 * u, torch.ones_like(u[:, :1]), u.square().sum(dim=1, keepdim=True)], dim=1).T
     return _Term(
         term.block,
         term.kernel,
         math.exp(float(theta[f"{name}.log_variance"])),
-        scale,
         centre.to(dtype),
-        right.to(dtype).contiguous(),
+        (scale**2 * right).to(dtype).contiguous(),
     )
+
+
+def _triangle(root: Tensor) -> Tensor:
+    """Lower triangle ``R`` with ``R R' = root root'``."""
+    return torch.linalg.qr(root.mT, mode="r").R.mT.contiguous()
 
 
 def _squares(x: Tensor) -> Tensor:

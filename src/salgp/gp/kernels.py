@@ -82,7 +82,11 @@ class Decay(Kernel):
             total.add_(t.neg_().exp_(), alpha=variance)
             return
         torch.exp(t, out=spare)
-        total.addcdiv_(self._beyond_one(t).add_(1.0), spare, value=variance)
+        if self.b:
+            t.addcmul_(t, t, value=self.b / self.a)
+        if self.a != 1.0:
+            t.mul_(self.a)
+        total.addcdiv_(t.add_(1.0), spare, value=variance)
 
     def _beyond_one(self, t: Tensor) -> Tensor:
         """``p - 1 = a t + b t^2``; ``t`` itself where that is all."""
@@ -94,7 +98,7 @@ class Decay(Kernel):
         rising = t * (self.a - 2.0 * self.b)
         if self.b:
             rising.addcmul_(t, t, value=self.b)
-        return rising.add_(1.0 - self.a)
+        return rising if self.a == 1.0 else rising.add_(1.0 - self.a)
 
 
 KERNELS: dict[str, Kernel] = {

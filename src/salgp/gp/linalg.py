@@ -88,8 +88,8 @@ def solve_factored(L: Tensor, b: Tensor) -> Tensor:
 
 
 def inverse_positive(L: Tensor) -> Tensor:
-    """``(L L')^-1`` from the Cholesky factor."""
-    return torch.cholesky_inverse(L)
+    """``(L L')^-1`` from the Cholesky factor; LAPACK lays it out by columns, and it is its own transpose."""
+    return torch.cholesky_inverse(L).mT
 
 
 def log_determinant(L: Tensor) -> Tensor:
