@@ -161,3 +161,19 @@ def test_a_name_that_is_no_text_is_refused_before_anything_is_made(run: Run) -> 
         assert code == 2
         assert "is not text in UTF-8" in err
         assert contents() == before
+
+
+def test_a_monitor_counts_new_data_under_an_old_name(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """A nightly job that always writes today.safetensors: each day counts, each only once."""
+    assert run("monitor cal --reference f.safetensors --state watch")[0] == 0
+    features, labels = salgp.load_features("f.safetensors")
+    for day in range(3):
+        rows = torch.arange(40) + 40 * day
+        features[rows].save("today.safetensors", labels[rows])
+        code, err = run("monitor cal today.safetensors --state watch")
+        assert (code, err) == (0, "")
+        code, err = run("monitor cal today.safetensors --state watch")
+        assert code == 0
+        assert "today.safetensors was counted before" in err
+    assert salgp.Monitor.open("watch").status().batches == 3
+    assert salgp.Monitor.open("watch").status().n == 120

@@ -181,6 +181,19 @@ def test_stratified_is_proportional_and_does_not_depend_on_shards() -> None:
     assert len(stratified(strata, torch.zeros(3).long(), totals, 5000, 0.3)) == 1000
 
 
+@pytest.mark.parametrize(("n", "size", "offset"), [(50, 7, 0.0), (50, 7, 0.37), (50, 7, 0.99), (9, 20, 0.3)])
+def test_stratified_is_every_so_manieth_row_of_the_sorted_ones(n: int, size: int, offset: float) -> None:
+    """Position p is the first at or after (j + offset) steps, for some whole number j."""
+    strata = torch.randint(4, (n,), generator=torch.Generator().manual_seed(n))
+    step = max(n / size, 1.0)
+    places = {math.ceil((j + offset) * step) for j in range(-1, n + 1)}
+    ordered = sorted(range(n), key=lambda i: (int(strata[i]), i))
+    expected = sorted(ordered[p] for p in places if 0 <= p < n)
+    totals = torch.bincount(strata, minlength=4)
+    assert stratified(strata, torch.zeros(4).long(), totals, size, offset).tolist() == expected
+    assert len(expected) in (min(n, size), min(n, size) + 1)
+
+
 def test_subset_of_a_store(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     features, labels = subset_of(store, 200, seed=1)
@@ -188,6 +201,9 @@ def test_subset_of_a_store(tmp_path: Path) -> None:
     assert len(features) == 200
     assert abs(float(features.correct(labels).double().mean() - every.correct(known).double().mean())) < 0.02
     assert len(subset_of(store, 10**6)[0]) == len(store)
+    first, zero, one = (subset_of(store, 200, **seed)[0] for seed in ({}, {"seed": 0}, {"seed": 1}))
+    assert same(first, zero)
+    assert not same(zero, one)
 
 
 def test_extracted_store_equals_extract(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,7 +57,7 @@ def monitor(
     """Watch new data without labels: expected accuracy, what moved, and an alarm.
 
     The alarm is false with at most the stated chance, however long one watches. A batch is named after
-    its file; one that was counted before is not counted again.
+    its file and its contents; one that was counted before is not counted again.
     """
     check_apart(state, calibrator, reference, *(data or []))
     check_no_other(state)
@@ -66,7 +67,7 @@ def monitor(
     for path in data or []:
         loaded, prediction = predicted(calibrator, path, any_network, shell)
         before = watching.status().batches
-        watching.feed(prediction, loaded.labels, key=path.name)
+        watching.feed(prediction, loaded.labels, key=_key(loaded))
         if watching.status().batches == before:
             shell.say(f"note: {path.name} was counted before, and is not counted again")
     status = watching.status()
@@ -76,6 +77,15 @@ def monitor(
     shell.finish(_summary(watching, status, page), f"{status}{hint}")
     if fail and status.alarm:
         raise typer.Exit(FAILURE)
+
+
+def _key(loaded: files.FeatureFile) -> str:
+    """Name and contents: tomorrow's data may come under the name of today's."""
+    from salgp.store.manifest import update_digest
+
+    found = hashlib.sha256()
+    update_digest(found, [loaded.features.logits, loaded.features.layers])
+    return f"{loaded.path.name} {found.hexdigest()[:8]}"
 
 
 def _opened(
