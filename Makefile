@@ -34,16 +34,16 @@ LOWEST ?= .venv-lowest
 CORE   := tests/test_features.py tests/test_prediction.py tests/storage tests/metrics/test_interval.py tests/gp/test_regression.py \
 	tests/gp/test_linalg.py tests/gp/test_likelihood.py tests/calibrators/test_base.py tests/calibrators/test_temperature.py \
 	tests/calibrators/test_contract.py tests/calibrators/evidence tests/test_decide.py tests/test_decide_values.py tests/test_module.py \
-	tests/test_cli.py tests/store/test_store.py
+	tests/test_cli.py tests/test_progress.py tests/test_sets.py tests/estimate tests/monitor/test_monitor.py tests/test_export.py tests/test_sklearn.py \
+	tests/store/test_store.py tests/store/test_scoring.py
 $(LOWEST)/.made: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install -q -c constraints-lowest.txt -e ".[cli,report,plots,parquet,images,pandas,deep,onnx]" pytest hypothesis
 	@touch $@
 
 test-lowest: $(LOWEST)/.made  ## the core tests with the lowest versions that pyproject.toml allows
-	# the lowest pyarrow does not bear that a test hides pandas from it; the lowest typer warns of its own option
-	$(LOWEST)/bin/python -m pytest -q -m "not slow" $(CORE) -W "ignore:'autocompletion' is renamed:DeprecationWarning" \
-	  --deselect tests/test_prediction.py::test_frame_has_a_row_per_sample_and_columns_for_everything
+	# the lowest typer warns of its own option
+	$(LOWEST)/bin/python -m pytest -q -m "not slow" $(CORE) -W "ignore:'autocompletion' is renamed:DeprecationWarning"
 
 test-pythons:    ## every other Python that is here: compiles without a warning, and the core tests where it has torch
 	@for python in python3.12 python3.13; do \

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,10 +212,15 @@ def test_frame_has_a_row_per_sample_and_columns_for_everything(monkeypatch: pyte
     p = Prediction.from_confidence(FEATURES, CONFIDENCE, STD, layers=terms)
     expected = ["label", "confidence", "std", "lower", "upper", "clipped"]
     expected += [f"probs.{k}" for k in range(4)] + ["log-odds.a", "log-odds.b"]
-    seen = []
+    seen, real = [], importlib.import_module
     for hidden in ((), ("pandas",), ("pandas", "pyarrow")):
-        for name in hidden:
-            monkeypatch.setitem(sys.modules, name, None)
+
+        def load(name: str, *more: Any, hidden: tuple[str, ...] = hidden) -> Any:
+            if name in hidden:
+                raise ModuleNotFoundError(name)
+            return real(name, *more)
+
+        monkeypatch.setattr(importlib, "import_module", load)
         frame = p.to_frame()
         columns = frame.column_names if hidden == ("pandas",) else list(frame)
         assert columns == expected

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _CLICK_ERROR as error:
         code = int(error.exit_code)  # type: ignore[attr-defined]
         return complain(_usage(error), code) if given else code  # without arguments, the help has been shown
-    return int(code or 0)
+    return int(code or 0) if given else USAGE  # older versions of click show the help and give 0
 
 
 def _is_text(text: str) -> bool:
