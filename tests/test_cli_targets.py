@@ -13,6 +13,8 @@ import torch
 
 import salgp
 from salgp.cli import main
+from salgp.cli.files import read_labelled
+from salgp.cli.predictions import harmless
 from salgp.decide import choose_threshold
 
 Run = Callable[[str], tuple[int, str]]
@@ -161,6 +163,26 @@ def test_a_name_that_is_no_text_is_refused_before_anything_is_made(run: Run) -> 
         assert code == 2
         assert "is not text in UTF-8" in err
         assert contents() == before
+
+
+def test_labels_are_those_of_the_columns_where_these_are_numbered_from_one(run: Run) -> None:
+    """Labels 1 and 2 of the columns probs.1 to probs.3 were taken for the second and the third class."""
+    lines = ["probs.1,probs.2,probs.3,label", *(["0.8,0.1,0.1,1", "0.1,0.8,0.1,2"] * 20)]
+    Path("one.csv").write_text("\n".join(lines))
+    loaded, labels = read_labelled(Path("one.csv"))
+    assert loaded.classes == ["1", "2", "3"]
+    assert labels.tolist() == [0, 1] * 20
+    Path("four.csv").write_text("\n".join([*lines, "0.1,0.8,0.1,-1"]))
+    assert read_labelled(Path("four.csv"))[1][-1] == -1, "a class it does not know"
+    Path("four.csv").write_text("\n".join([*lines, "0.1,0.8,0.1,4"]))
+    code, err = run("fit four.csv -m temperature -o new")
+    assert code == 1
+    assert "four.csv: label 4 is none of the classes 1, 2, 3" in err
+
+
+@pytest.mark.parametrize("cell", ["=1", "\n=1", "\r+1", "\t@x", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"])
+def test_no_cell_of_a_table_is_a_formula(cell: str) -> None:
+    assert harmless(cell) == f"'{cell}"
 
 
 def test_a_monitor_counts_new_data_under_an_old_name(run: Run, capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["PREDICTION_FORMAT", "harmless", "write_prediction"]
 
 PREDICTION_FORMAT = "salgp-prediction"
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a spreadsheet takes for the beginning of a formula, wide signs of Asian scripts among them."""
 
 
 def write_prediction(
@@ -46,7 +48,7 @@ def harmless(cell: Any) -> Any:
         >>> harmless("=1+1"), harmless("cat"), harmless(-0.5)
         ("'=1+1", 'cat', -0.5)
     """
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
 
 
 def _columns(prediction: Prediction, before: Tensor, classes: Sequence[str] | None) -> dict[str, Any]:

@@ -94,9 +94,11 @@ def _side_by_side(columns: Sequence[Any], kind: str, path: Path) -> Any:
 
 
 def _numbers(labels: Any, classes: list[str] | None, path: Path) -> Any:
-    """Class numbers; labels that are names need the class names of the columns."""
+    """Class numbers; labels that are names, or numbers of numbered columns, are looked up among these."""
     import numpy as np
 
+    if labels.dtype.kind in "iu" and classes is not None and all(name.isdecimal() for name in classes):
+        return _looked_up(labels, classes, path)
     if labels.dtype.kind not in "OSU":
         return labels
     if classes is None:
@@ -111,3 +113,17 @@ def _numbers(labels: Any, classes: list[str] | None, path: Path) -> Any:
             f"classifier does not know is written as number -1"
         )
     return np.array([classes.index(str(x)) for x in labels.tolist()], dtype=np.int64)
+
+
+def _looked_up(labels: Any, classes: list[str], path: Path) -> Any:
+    """Places of numbered columns that do not begin with 0, or leave some out; -1 stays what it is."""
+    import numpy as np
+
+    places = {-1: -1} | {int(name): place for place, name in enumerate(classes)}
+    unknown = sorted({int(x) for x in labels.tolist()} - set(places))
+    if unknown:
+        raise ValueError(
+            f"{path}: label {unknown[0]} is none of the classes {', '.join(classes)}; a class the "
+            f"classifier does not know is written as number -1"
+        )
+    return np.array([places[int(x)] for x in labels.tolist()], dtype=np.int64)
