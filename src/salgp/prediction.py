@@ -24,6 +24,8 @@ __all__ = ["INTERVAL", "LayerTerms", "Prediction", "spread_confidence"]
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""
 
+_ROUNDING = 1e-5
+"""By which probabilities in single precision may exceed 1."""
 _PER_SAMPLE = ("label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped")
 _Z = 1.6448536269514722  # standard normal quantile of (1 + INTERVAL) / 2
 _SHOWN = 10  # samples shown in a terminal or notebook
@@ -234,6 +236,23 @@ class Prediction:
         steps = torch.tensor([[0.0], [-1.0], [1.0], [-_Z], [_Z]]).to(sd)
         confidence, below, above, low, high = torch.sigmoid(torch.addcmul(log_odds, steps, sd))
         return Prediction.from_confidence(features, confidence, (above - below) / 2, (low, high), **more)
+
+    def checked(self) -> Prediction:
+        """Itself; refused where a confidence or a class probability is none, before anybody acts on it.
+
+        Example:
+            >>> Prediction(torch.zeros(1).long(), torch.ones(1, 2), torch.tensor([1.5])).checked()
+            Traceback (most recent call last):
+            ...
+            ValueError: expected confidences between 0 and 1, got 1.5 for sample 0
+        """
+        for what, values in (("confidences", self.confidence), ("class probabilities", self.probs)):
+            inside = (values >= 0) & (values <= 1 + _ROUNDING)
+            if not bool(inside.all()):
+                place = (~inside).nonzero()[0].tolist()
+                value = float(values[tuple(place)])
+                raise ValueError(f"expected {what} between 0 and 1, got {value:.4g} for sample {place[0]}")
+        return self
 
     def with_probs(
         self, features: Features, temperature: float = 1.0, *, allow_flips: bool = False

@@ -84,7 +84,7 @@ class PredictionSets:
             seed: randomise whether the last class is in, which makes the coverage of ``"aps"`` and ``"raps"``
                 exact; by default it always is.
         """
-        probs = prediction.probs.detach().cpu().double()
+        probs = prediction.checked().probs.detach().cpu().double()
         group = _groups(prediction, self.by, self.edges)
         limit = self.quantile[group] if self.by != "class" else self.quantile.expand(len(probs), -1)
         if self.by == "class" and probs.shape[1] != self.n_groups:
@@ -178,7 +178,9 @@ def fit_sets(
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
     if by not in GROUPS:
         raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
-    n_classes = prediction.probs.shape[1]
+    if not len(prediction):
+        raise ValueError("prediction sets need labelled samples, got none")
+    n_classes = prediction.checked().probs.shape[1]
     y = as_labels(labels, len(prediction), n_classes).cpu()
     few = max(int(len(prediction) * (1 - _checked(coverage)) / 2), 1)
     edges = _edges(prediction, by, bands, few)
@@ -243,6 +245,11 @@ class AdaptiveCoverage:
     level: float | None = None
     seen: int = 0
     missed: int = 0
+
+    def __post_init__(self) -> None:
+        _checked(self.target)
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"rate must be above 0, got {self.rate}")
 
     @property
     def coverage(self) -> float:

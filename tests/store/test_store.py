@@ -5,8 +5,11 @@ is found.
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from scale_jobs import contents, jitter, loader, network, part_loader, samples, small_store
@@ -15,7 +18,8 @@ import salgp
 from salgp.features import Features
 from salgp.network.extract import extract
 from salgp.storage import FormatError, files
-from salgp.store import columns, stream
+from salgp.store import columns, engines, stream
+from salgp.store import manifest as manifests
 from salgp.store.extraction import extract_parts, extract_to_store
 from salgp.store.manifest import ChecksumError, Entry, Manifest
 from salgp.store.sampling import stratified, subset_of
@@ -70,6 +74,22 @@ def test_a_list_is_on_disk_at_once_and_then_as_often_as_saving_is_cheap(tmp_path
     assert (list(found.entries), found.complete, found.rows) == ([0, 1], True, 2)
 
 
+def test_saving_a_list_takes_at_most_a_twentieth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a save takes half a second: the next is after ten more, not before."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(manifests, "write_header", lambda *given: now.__setitem__(0, now[0] + 0.5))
+    manifest = Manifest(tmp_path, "example", {})
+    saved = []
+    for i, moment in enumerate([100.0, 110.0, 110.4, 110.5, 111.0]):
+        now[0] = moment
+        manifest.add(i, Entry("a", 1, ""))
+        saved.append(now[0] > moment)
+    assert saved == [True, False, False, True, False]
+
+
 def test_a_shard_unlike_the_first_is_refused(tmp_path: Path) -> None:
     features, labels = samples(40)
     header = header_of(features, labels, "float32", {})
@@ -83,6 +103,36 @@ def test_a_shard_unlike_the_first_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     entry = write_shard(tmp_path, 7, features, labels, header)
     assert (entry.file, entry.rows) == ("part-000007.parquet", 40)
+
+
+def test_a_shard_is_plain_parquet_in_one_row_group(tmp_path: Path) -> None:
+    """Without dictionaries and statistics, which take room and say nothing about features."""
+    store = small_store(tmp_path, n=50, rows=50)
+    metadata = pq.ParquetFile(store.folder / "part-000000.parquet").metadata
+    assert metadata.num_row_groups == 1
+    group = metadata.row_group(0)
+    for column in (group.column(i) for i in range(group.num_columns)):
+        assert column.compression == "ZSTD"
+        assert not column.is_stats_set
+        assert not column.has_dictionary_page
+
+
+@pytest.mark.parametrize(("workers", "cores", "expected"), [(3, 8, 3), (None, 8, 8), (None, None, 1)])
+def test_pieces_at_once(
+    monkeypatch: pytest.MonkeyPatch, workers: int | None, cores: int | None, expected: int
+) -> None:
+    counts, real = [], engines.ThreadPoolExecutor
+
+    def listening(count: int, **how: Any) -> Any:
+        counts.append(count)
+        return real(count, **how)
+
+    monkeypatch.setattr(engines, "ThreadPoolExecutor", listening)
+    monkeypatch.setattr(engines.os, "cpu_count", lambda: cores)
+    threads = torch.get_num_threads()
+    assert sorted(engines.run_local(pow, [(i, 2) for i in range(20)], workers)) == [i * i for i in range(20)]
+    assert counts == [expected]
+    assert torch.get_num_threads() == threads
 
 
 def test_half_precision_keeps_logits_and_refuses_overflow(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def choose_threshold(
     y = as_labels(labels, len(prediction), prediction.probs.shape[1]).cpu()
     label = prediction.label.cpu()
     wrong = (label != y).numpy()
-    confidence = prediction.confidence.detach().cpu().double().numpy()
+    confidence = prediction.checked().confidence.detach().cpu().double().numpy()
     if not len(wrong):
         raise ValueError("a threshold needs labelled samples, got none")
     if (cost_wrong is None) != (cost_ask is None):

@@ -56,7 +56,7 @@ class Rule:
 
     def __call__(self, prediction: Prediction) -> Tensor:
         """Boolean ``(n,)``: act on this answer?"""
-        classes = prediction.probs.shape[1]
+        classes = prediction.checked().probs.shape[1]
         return self.module(classes).to(prediction.label.device)(prediction.label, prediction.confidence)
 
     def module(self, n_classes: int) -> RuleModule:

@@ -260,7 +260,9 @@ def _plain(features: Features) -> Features:
 def _mean(prediction: Prediction, spread: Spread | float | None, level: float) -> Estimate:
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
-    confidence = prediction.confidence.detach().cpu().double().numpy()
+    if isinstance(spread, float | int) and not 0 <= spread < math.inf:
+        raise ValueError(f"spread must be 0 or more, got {spread}")
+    confidence = prediction.checked().confidence.detach().cpu().double().numpy()
     own = 0.0 if prediction.std is None or not len(confidence) else float(prediction.std.mean())
     variance = float((confidence * (1 - confidence)).sum())
     known = own if spread is None else spread  # error bars of one calibrator err together

@@ -78,7 +78,7 @@ def class_mix(
         >>> class_mix(p, [0.5, 0.5]).share.round(2)
         array([1., 0.])
     """
-    probs = prediction.probs.detach().cpu().double().numpy()
+    probs = prediction.checked().probs.detach().cpu().double().numpy()
     source = _shares(source_mix, probs.shape[1])
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
     share, converged = source.copy(), False
@@ -111,7 +111,7 @@ def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Pred
         >>> adapt(p, [0.25, 0.75], [0.5, 0.5]).confidence
         tensor([0.3333])
     """
-    n_classes = prediction.probs.shape[1]
+    n_classes = prediction.checked().probs.shape[1]
     weight = torch.from_numpy(_shares(mix, n_classes, zero=True) / _shares(source_mix, n_classes))
     weighted = prediction.probs.double() * weight.to(prediction.probs.device)
     probs = weighted / weighted.sum(1, keepdim=True).clamp_min(1e-300)
