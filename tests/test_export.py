@@ -166,15 +166,14 @@ def test_a_graph_with_context_predicts_as_python_does(tmp_path: Path, suffix: st
     path = export_head(calibrator, tmp_path / f"head{suffix}", context=True)
     for given in (features, shifted):
         context = calibrator.context(given)
-        sums = torch.tensor([*context.total.tolist(), context.count], dtype=torch.float32)
-        inputs = {"logits": given.logits, "layers.a": given.layers["a"], "context": sums}
+        inputs = {"logits": given.logits, "layers.a": given.layers["a"], "context": context.total.float()}
         found = _run_named(path, inputs)
         expected = calibrator.predict(given, context=context)
         np.testing.assert_allclose(found["confidence"], expected.confidence.numpy(), atol=1e-5)
         np.testing.assert_allclose(found["upper"], expected.upper.numpy(), atol=1e-4)
         # what the graph says of each sample adds up to the context of the window
         np.testing.assert_allclose(found["sample_context"].sum(axis=0), context.total.numpy(), atol=1e-3)
-    nothing = {**inputs, "context": torch.zeros(3)}
+    nothing = {**inputs, "context": torch.zeros(4)}
     alone = calibrator.predict(shifted).confidence.numpy()
     np.testing.assert_allclose(_run_named(path, nothing)["confidence"], alone, atol=1e-5)
     assert np.abs(found["confidence"] - alone).max() > 0.01

@@ -3,7 +3,7 @@
 The graph takes logits and layer features (head), or the network's own inputs (whole classifier), and gives
 ``label, confidence, std, lower, upper, probs`` with a dynamic batch dimension; outputs the method does not
 have are left out. With a rule (`salgp.decide`) it also gives ``act``. With a context it takes the sums
-over a window, ``context (3,)``, and gives each sample's own part in them, ``sample_context (n, 2)``. Nothing
+over a window of samples, ``context``, and gives each sample's own part in them, ``sample_context``. Nothing
 of salgp is needed to run it.
 """
 
@@ -48,9 +48,9 @@ def export_head(
         calibrator: fitted.
         path: target; ``.onnx`` for ONNX, ``.pt2`` for `torch.export`.
         rule: when to act; adds the output ``act``.
-        context: should the graph know the window of its samples? Adds the input ``context (3,)``, two sums
-            over the window and the number of its samples (zeros: nothing is known), and the output
-            ``sample_context (n, 2)``, what each sample adds to the two sums.
+        context: should the graph know the window of its samples? Adds the input ``context (2 + c,)``, sums
+            over the window of two numbers and of how often each class was predicted (zeros: nothing is
+            known), and the output ``sample_context (n, 2 + c)``, what each sample adds to them.
 
     Returns:
         The path written.
@@ -207,7 +207,8 @@ def _export(
     batch = torch.export.Dim("batch")
     shapes: list[dict[int, Any]] = [{0: batch} for _ in example]  # the first axis of every input is the batch
     if module.context:
-        example, names, shapes = (*example, torch.zeros(3)), [*names, "context"], [*shapes, {}]
+        window = torch.zeros(2 + module.calibrator.n_classes_)
+        example, names, shapes = (*example, window), [*names, "context"], [*shapes, {}]
         module(*example)  # refuses where the method takes none
     present = module.output_names()
     with torch.no_grad(), _quiet(), _explained(module):

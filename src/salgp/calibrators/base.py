@@ -172,10 +172,10 @@ class Calibrator(BaseEstimator, ABC):
 
         Args:
             features: of the samples, checked.
-            window: ``(3,)`` two sums over its samples, and how many samples it has.
+            window: ``(2 + C,)`` sums over its samples: of two numbers, and how often each class was predicted.
 
         Returns:
-            The prediction, and the two numbers of every sample ``(n, 2)``, to add to the sums.
+            The prediction, and what every sample adds to the sums, ``(n, 2 + C)``.
         """
         raise self._without_context()
 

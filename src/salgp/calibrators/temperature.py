@@ -117,10 +117,11 @@ def rest_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def careful_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> float:
-    """Temperature of the largest posterior, with ``log T ~ N(0, spread^2)``.
+    """Temperature of the largest likelihood if that is 1 or more; below 1, of the largest posterior with
+    ``log T ~ N(0, spread^2)``.
 
-    With a few hundred samples it is that of the largest likelihood; with few, or hardly an error among them,
-    it stays near 1.
+    A temperature below 1 raises confidences. Few samples, or hardly an error among them, are no reason to do
+    so, and it stays near 1. One above 1 lowers them, which needs no further caution.
 
     Example:
         >>> z = torch.tensor([[2.0, 0.0]]).repeat(4, 1)
@@ -138,7 +139,7 @@ def careful_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> 
 
     def loss(u: float) -> float:
         fit = torch.nn.functional.cross_entropy(z * math.exp(-u), y, reduction="sum")
-        return float(fit) + 0.5 * (u / spread) ** 2
+        return float(fit) + 0.5 * (min(u, 0.0) / spread) ** 2
 
     return math.exp(minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded").x)
 

@@ -152,7 +152,7 @@ def score_shard(
     layers: bool,
     precision: str,
     verify: bool,
-    context: int | dict[str, float] | None = None,
+    context: int | dict[str, Any] | None = None,
 ) -> tuple[int, tuple[str, int, str]]:
     """Score one shard and write its file; returns its index and the fields of its manifest entry."""
     predict = _cached_predictor(
@@ -235,7 +235,7 @@ def _check_context(context: int | str | None, calibrator: Path) -> None:
 
 def _whole_context(
     source: FeatureStore, calibrator: str, verify: bool, place: dict[str, Any]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """What all samples of a store tell together; shards are added in their order, whoever read them."""
     pieces = [(str(source.folder), calibrator, i, verify) for i in range(source.n_shards)]
     found = dict(run(shard_context, pieces, **place))
@@ -243,7 +243,7 @@ def _whole_context(
     return functools.reduce(operator.add, parts).as_dict()
 
 
-def shard_context(store: str, calibrator: str, index: int, verify: bool) -> tuple[int, dict[str, float]]:
+def shard_context(store: str, calibrator: str, index: int, verify: bool) -> tuple[int, dict[str, Any]]:
     """What one shard tells of the environment, and its index."""
     predict = _cached_predictor(
         calibrator, digest(Path(calibrator) / "calibrator.safetensors"), False, "double"

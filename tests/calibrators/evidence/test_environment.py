@@ -16,7 +16,7 @@ import salgp
 from salgp.calibrators import get
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.check import _missed, _window_numbers
-from salgp.calibrators.evidence.environment import Context, Environment, fit_environment
+from salgp.calibrators.evidence.environment import Context, Environment, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import TRUSTS, choose_trust
 from salgp.calibrators.evidence.gate import choose_guard, fit_gate
 from salgp.calibrators.evidence.reference import layer_evidence
@@ -38,6 +38,12 @@ def made_rows(n: int = 400, seed: int = 0) -> tuple[FittedRows, Tensor, Tensor]:
     A = -0.5 * strength[:, None] + torch.randn(3 * n, 2, generator=g)
     view = View(t, A, torch.zeros(3 * n, 2).double(), torch.randint(3, (3 * n,), generator=g))
     return FittedRows(view, correct, torch.arange(n).repeat(3), family, strength), t, t - 2.5 * strength
+
+
+def crowding(count: int, n: int, share: float) -> float:
+    """The formula of the docstring."""
+    r = max(0.0, math.log((count + 5 * share) / (n * share + 5 * share)))
+    return r**3 / (r**2 + 4 / (n * share))
 
 
 def test_trust_is_the_smallest_weight_within_one_standard_error() -> None:
@@ -68,7 +74,7 @@ def test_trust_is_nothing_where_layers_are_noise_and_all_where_they_know() -> No
 def test_moved_is_the_formula_of_the_docstring() -> None:
     zeros = torch.zeros(2, 2).double()
     centre, spread = torch.tensor([0.8, 0.9]), torch.tensor([0.1, 0.2])
-    flat = Environment(torch.zeros(3, 2), centre, spread, zeros[0], zeros)
+    flat = Environment(torch.zeros(3, 2), centre, spread, zeros[0], zeros, torch.ones(3) / 3)
     means, counts = [(0.7, 0.9), (0.3, 1.0)], [50, 10]
     found = flat.displacement(torch.tensor(means).double(), torch.tensor(counts))
     for row in range(2):
@@ -80,7 +86,7 @@ def test_moved_is_the_formula_of_the_docstring() -> None:
 
 def test_a_window_leans_by_a_weighted_sum_from_0_to_1() -> None:
     w, S = torch.tensor([-0.5, 0.25]).double(), torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
-    environment = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), w, S)
+    environment = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), w, S, torch.ones(1))
     m = torch.tensor([[-0.4, 0.2], [1.0, -1.0], [-3.0, 0.0]]).double()
     torch.testing.assert_close(environment.lean(m), torch.tensor([0.25, 0.0, 1.0]).double())
     expected = [2 * a * a + a * b + b * b for a, b in m.tolist()]
@@ -104,13 +110,16 @@ def test_gate_and_window_are_heard_as_two_witnesses() -> None:
     assert bool((g > 0).any())
     assert 0 < float(k) < 1
     f = inside + (1 - (1 - g * min(1.0, float(k) / 0.4)) * (1 - k)) * (shift - inside)
+    for i, c in enumerate(view.label.tolist()):
+        r = crowding(int((view.label == c).sum()), 60, float(model.environment.shares[c]))
+        f[i] -= model.environment.crowded * float(k) * r
     found = calibrator.predict(features, context="all").confidence
     torch.testing.assert_close(found, torch.sigmoid(f), rtol=0, atol=1e-7)
 
 
 def test_the_gate_is_believed_as_far_as_the_window_has_seen_something() -> None:
     eye = torch.eye(2).double()
-    environment = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), eye[0], eye)
+    environment = Environment(torch.zeros(1, 2), torch.zeros(2), torch.ones(2), eye[0], eye, torch.ones(1))
     m = torch.tensor([[-1.0, 0.0], [0.0, 0.0], [0.2, 0.0], [0.4, 0.0], [0.7, 0.0], [3.0, 0.0]]).double()
     found = environment.joined(torch.full((6,), 0.5).double(), m)
     expected = [0.0, 0.0, 1 - 0.75 * 0.8, 1 - 0.5 * 0.6, 1 - 0.5 * 0.3, 1.0]
@@ -121,8 +130,67 @@ def test_the_gate_is_believed_as_far_as_the_window_has_seen_something() -> None:
 
 def test_an_empty_context_tells_nothing() -> None:
     calibrator, (features, _) = fitted(), world(30, 3, 1.0)
-    empty = calibrator.predict(features, context=Context(torch.zeros(2).double(), 0))
+    empty = calibrator.predict(features, context=Context(torch.zeros(5).double()))
     torch.testing.assert_close(empty.confidence, calibrator.predict(features).confidence, rtol=0, atol=1e-7)
+
+
+def test_a_context_of_another_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="holds 5 sums"):
+        fitted().predict(world(30, 3)[0], context=Context(torch.zeros(12).double()))
+
+
+def test_crowding_is_the_formula_of_the_docstring() -> None:
+    shares = torch.tensor([0.5, 0.3, 0.2]).double()
+    none = torch.zeros(2, 2).double()
+    environment = Environment(none[:1].expand(3, 2), none[0], torch.ones(2), none[0], none, shares)
+    counts = torch.tensor([[10.0, 2.0, 28.0], [20.0, 12.0, 8.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    sums = torch.cat([torch.zeros(4, 2), counts], dim=1).double()
+    window, label = torch.arange(4).repeat_interleave(3), torch.arange(3).repeat(4)
+    found = environment.surroundings(sums, window, label).crowding
+    for i, (w, c) in enumerate(zip(window.tolist(), label.tolist(), strict=True)):
+        n = int(counts[w].sum())
+        expected = crowding(int(counts[w, c]), n, float(shares[c])) if n else 0.0
+        assert float(found[i]) == pytest.approx(expected, abs=1e-12)
+    assert float(found[2]) > 0.5  # 28 instead of 8
+    assert float(found[:2].max()) == 0.0
+
+
+def test_crowding_counts_as_far_as_the_window_has_moved() -> None:
+    eye = torch.eye(2).double()
+    flat = torch.zeros(1, 2), torch.zeros(2), torch.ones(2)
+    environment = Environment(*flat, eye[0], eye, torch.ones(1), crowded=0.5, crowded_variance=0.04)
+    m = torch.tensor([[0.0, 0.0], [0.5, 0.0], [3.0, 0.0], [torch.nan, torch.nan]]).double()
+    seen = Surroundings(m, torch.full((4,), 2.0).double())
+    torch.testing.assert_close(environment.doubt(seen), torch.tensor([0.0, 0.5, 1.0, 0.0]).double())
+    expected = torch.tensor([0.0, 0.04, 0.16, 0.0]).double()
+    torch.testing.assert_close(environment.doubt_variance(seen), expected)
+
+
+def test_a_network_that_answers_with_one_class_when_lost_is_found_out() -> None:
+    """Under shift many answers become class 0, whatever the sample: no layer tells, the window does."""
+    rows, inside, _ = made_rows(600)
+    g = torch.Generator().manual_seed(8)
+    lost = (torch.rand(len(rows), generator=g) < 0.8 * rows.strength) & rows.is_copy
+    view = View(rows.view.t, rows.view.agreement, rows.view.novelty, torch.where(lost, 0, rows.view.label))
+    correct = torch.where(lost, (torch.rand(len(rows), generator=g) < 1 / 3).double(), rows.correct)
+    collapsed = FittedRows(view, correct, rows.group, rows.family, rows.strength)
+    shift = inside - 2.0 * rows.strength
+    environment = fit_environment(collapsed, inside, shift, 3, window=50, seed=0)
+
+    def doubt(strength: float, seen_by: FittedRows) -> Tensor:
+        some = (rows.strength == strength).nonzero()[:50, 0]
+        label = seen_by.view.label[some]
+        opinions = environment.opinions(inside[some], shift[some], label)
+        one = torch.zeros_like(label)
+        seen = environment.surroundings(environment.sums(opinions, label, one, 1), one, label)
+        found = environment.doubt(seen)
+        return torch.stack([found[label == 0].mean(), found[label != 0].mean()])
+
+    moved, still, mixed = doubt(1.0, collapsed), doubt(0.0, collapsed), doubt(1.0, rows)
+    assert float(moved[0]) > 0.3
+    assert float(moved[1]) == 0.0
+    assert float(still.max()) < 0.02  # where nothing has moved the mix of classes does not matter
+    assert float(mixed.max()) < 0.1  # where it is as usual neither
 
 
 def test_in_a_mixed_window_the_gate_tells_who_has_moved() -> None:
@@ -182,16 +250,19 @@ def test_guard_lets_few_originals_pass_unless_that_helps_them() -> None:
     share, inside = torch.rand(200, generator=g).double() * 0.9, torch.full((200,), 2.0).double()
     shift = torch.full((200,), -1.0).double()
     right = torch.ones(200).double()
-    most = float(share.quantile(0.99))
+    order = np.sort(share.numpy())
+    most = float(order[198])  # of rank 201 * .99 = 198.99, so one lies beyond it
     assert choose_guard(share, inside, shift, right) == pytest.approx(most)  # handing over only costs
-    wrong = torch.where(share > share.quantile(0.9), 0.0, right)
-    assert choose_guard(share, inside, shift, wrong) == pytest.approx(float(share.quantile(0.9)))
+    wrong = torch.where(share > order[180], 0.0, right)
+    assert choose_guard(share, inside, shift, wrong) == pytest.approx(float(order[180]))
     assert choose_guard(torch.ones(200).double(), inside, shift, right) == 0.99
+    few = [x[:198] for x in (share, inside, shift, right)]
+    assert choose_guard(*few) == 1.0  # nobody knows who is one in a hundred
     # the lowest guard whose gain is beyond one standard error, by brute force
     mixed = torch.where(torch.rand(200, generator=g) < 0.9 - 0.5 * (share > 0.8), 1.0, 0.0).double()
     expected = most
     for tried in (0.98, 0.95, 0.9):
-        guard = np.quantile(share.numpy(), tried)
+        guard = order[math.ceil(201 * tried) - 1]
         lean = np.maximum((share.numpy() - guard) / (1 - guard), 0)
         p, q = 1 / (1 + np.exp(-(2.0 - 3.0 * lean))), 1 / (1 + np.exp(-2.0))
         y = mixed.numpy()
@@ -324,7 +395,7 @@ def test_evidence_has_a_place_in_every_layer() -> None:
 
 def test_an_exported_gate_gives_the_same_confidence(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    calibrator, (features, _) = fitted(), world(40, 3, 1.5)
+    calibrator, (features, _) = fitted(), world(40, 3, 3.0)
     assert calibrator.evidence_.gate is not None
     session = onnxruntime.InferenceSession(str(export_head(calibrator, tmp_path / "head.onnx")))
     given = {"logits": features.logits, **{f"layers.{k}": x for k, x in features.layers.items()}}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from salgp import metrics
 from salgp.calibrators.evidence.check import LeftOut, check_table, mixed_log_odds, unseen_spread, verdict
-from salgp.calibrators.evidence.environment import Environment, fit_environment
+from salgp.calibrators.evidence.environment import Environment, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, fit_in_domain, fit_shift, mixed
 from salgp.calibrators.evidence.gate import Gate, choose_guard, fit_gate, logistic
 from salgp.calibrators.evidence.model import LogOdds
@@ -118,11 +118,16 @@ def test_a_fitted_gate_by_loops() -> None:
     unseen = np.zeros(len(x))
     for k in range(3):
         unseen[fold == k] = sigmoid(X[fold == k] @ learned(fold != k))
-    assert gate.guard == pytest.approx(np.quantile(unseen[~copy], 0.9), abs=1e-6)
+    assert gate.guard == pytest.approx(ranked(unseen[~copy], 0.9), abs=1e-6)
     chosen = fit_gate(rows, place, inside, shift)
     first = ~rows.is_copy
     expected = choose_guard(torch.tensor(unseen[~copy]), inside[first], shift[first], rows.correct[first])
     assert chosen.guard == pytest.approx(expected, abs=1e-6)
+
+
+def ranked(x: np.ndarray, share: float) -> float:
+    """The value of rank ``(n + 1) share``, rounded up."""
+    return float(np.sort(x)[int(np.ceil((len(x) + 1) * share)) - 1])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -132,9 +137,9 @@ def test_the_guard_opens_where_handing_over_surely_helps(seed: int) -> None:
     hard = share.numpy() > (0.6, 0.85, 0.88, 0.9, 0.75, 0.89)[seed]
     correct = torch.tensor(np.where(hard, 0.0, 1.0))
     before = plus(inside.numpy()) - correct.numpy() * inside.numpy()
-    expected = np.quantile(share.numpy(), 0.99)
+    expected = ranked(share.numpy(), 0.99)
     for tried in (0.9, 0.95, 0.98):
-        guard = np.quantile(share.numpy(), tried)
+        guard = ranked(share.numpy(), tried)
         lean = np.maximum((share.numpy() - guard) / (1 - guard), 0)
         f = inside.numpy() + lean * (shift - inside).numpy()
         change = plus(f) - correct.numpy() * f - before
@@ -283,7 +288,8 @@ def test_an_environment_by_loops() -> None:
         usual[c] = own.sum(0) / (len(own) + 10)
     values = values - usual[label]
     centre, spread = values[first].mean(0), values[first].std(0)
-    generator, X, y, offset, weight = torch.Generator().manual_seed(4), [], [], [], []
+    shares = np.array([(np.sum(first & (label == c)) + 0.5) / (first.sum() + 1.5) for c in range(3)])
+    generator, X, y, offset, weight, many = torch.Generator().manual_seed(4), [], [], [], [], []
     t, strength, family = (x.numpy() for x in (rows.view.t, rows.strength, rows.family))
     for kind in (0, 1, 2):
         for level in sorted(set(strength[family == kind])):
@@ -295,6 +301,9 @@ def test_an_environment_by_loops() -> None:
                 u = u**3 / (u**2 + 4 / 8)
                 m = np.sign(u) * np.log1p(np.abs(u))
                 for i in window:
+                    count, usually = (label[window] == label[i]).sum(), shares[label[i]]
+                    r = max(0.0, np.log((count + 5 * usually) / (13 * usually)))
+                    many.append((m, r**3 / (r**2 + 4 / (8 * usually)), f_shift[i] - f_in[i]))
                     X.append(m * (f_shift[i] - f_in[i]))
                     y.append(float(rows.correct[i]))
                     offset.append(f_in[i])
@@ -314,19 +323,30 @@ def test_an_environment_by_loops() -> None:
         found.covariance, np.linalg.inv(H) / np.outer(scale, scale), rtol=1e-3, atol=1e-6
     )
     np.testing.assert_allclose(found.opinions(inside, shift, rows.view.label), values, atol=1e-12)
+    np.testing.assert_allclose(found.shares, shares, atol=1e-12)
+    k = np.array([np.clip(m @ found.weights.numpy(), 0, 1) for m, _, _ in many])
+    column = -k * np.array([r for _, r, _ in many])
+    base = offset + k * np.array([gap for _, _, gap in many])
+    wide = np.sqrt((column**2).mean() + 0.3**2)
+    v = likeliest(column[:, None] / wide, y, weight, prior[:1], base)
+    p = sigmoid(base + column / wide * v[0])
+    curvature = (weight * p * (1 - p) * (column / wide) ** 2).sum() + prior[0]
+    assert found.crowded == pytest.approx(np.clip(v[0] / wide, 0, 1), abs=1e-4)
+    assert found.crowded_variance == pytest.approx(1 / curvature / wide**2, rel=1e-3)
 
 
 def test_log_odds_in_an_environment() -> None:
-    environment = Environment(
-        torch.zeros(1, 2), torch.zeros(2), torch.ones(2), random(2), torch.eye(2).double()
-    )
+    flat = torch.zeros(1, 2), torch.zeros(2), torch.ones(2)
+    environment = Environment(*flat, random(2), torch.eye(2).double(), torch.ones(1), crowded=0.7)
     m, inside, shift = random(7, 2, seed=1), random(7, seed=3), random(7, seed=4)
-    f, lean = mixed_log_odds(environment, m, inside, shift)
+    crowding = random(7, seed=5).abs()
+    f, lean = mixed_log_odds(environment, Surroundings(m, crowding), inside, shift)
     a, b = environment.weights.tolist()
     for i in range(7):
         k = min(max(float(m[i, 0]) * a + float(m[i, 1]) * b, 0.0), 1.0)
         assert float(lean[i]) == pytest.approx(k)
-        assert float(f[i]) == pytest.approx(float(inside[i]) + k * float(shift[i] - inside[i]))
+        expected = float(inside[i]) + k * float(shift[i] - inside[i]) - 0.7 * k * float(crowding[i])
+        assert float(f[i]) == pytest.approx(expected)
 
 
 def test_the_spread_of_an_unseen_shift() -> None:

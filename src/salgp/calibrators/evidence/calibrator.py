@@ -35,12 +35,12 @@ from salgp.calibrators.base import Calibrator
 from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.check import (
     check_table,
+    in_windows,
     leave_families_out,
     unseen_spread,
     verdict,
-    window_means,
 )
-from salgp.calibrators.evidence.environment import Context, Environment, fit_environment
+from salgp.calibrators.evidence.environment import Context, Environment, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift, mixed
 from salgp.calibrators.evidence.gate import Gate, fit_gate
 from salgp.calibrators.evidence.model import Scales, log_odds, scales_of, standardised
@@ -346,7 +346,7 @@ class LayerEvidence(Calibrator):
             return found.copy()
         with torch.no_grad():
             evidence = layer_evidence(self.evidence_.reference, features)
-            return self.from_evidence(features, evidence, self._displacement(features, evidence, context))
+            return self.from_evidence(features, evidence, self._surroundings(features, evidence, context))
 
     def context(self, features: Features) -> Context:
         """What unlabelled samples that were met together tell of their environment; contexts add up.
@@ -368,7 +368,8 @@ class LayerEvidence(Calibrator):
         features = self.check_input(features)
         with torch.no_grad():
             opinions = self._opinions(features, layer_evidence(self.evidence_.reference, features))
-        return Context(opinions.sum(dim=0), len(opinions))
+            one = torch.zeros_like(features.label)
+            return Context(self._environment().sums(opinions, features.label, one, 1)[0])
 
     def _environment(self) -> Environment:
         if self.evidence_.environment is None:
@@ -384,26 +385,31 @@ class LayerEvidence(Calibrator):
         view = model.view(features, evidence)
         return environment.opinions(model.inside.log_odds(view), model.shift.log_odds(view), view.label)
 
-    def _displacement(self, features: Features, evidence: Evidence, context: Any) -> Tensor:
-        """``m (n, 2)`` of the environment of each sample."""
+    def _surroundings(self, features: Features, evidence: Evidence, context: Any) -> Surroundings:
+        """What the environment of each sample shows."""
         environment = self._environment()
         if isinstance(context, Features):
             context = self.context(context)
         if isinstance(context, Context):
-            count = torch.tensor([float(context.count)], device=features.logits.device)
-            mean = context.mean.to(features.logits.device, torch.float64)
-            return environment.displacement(mean[None], count).expand(len(features), 2)
-        view = self.evidence_.view(features, evidence)
-        number = window_numbers(context, view.t)
-        return window_means(environment, self._opinions(features, evidence), number)
+            return self._in_one_window(features, context.total)
+        number = window_numbers(context, self.evidence_.view(features, evidence).t)
+        return in_windows(environment, self._opinions(features, evidence), features.label, number)
+
+    def _in_one_window(self, features: Features, sums: Tensor) -> Surroundings:
+        environment, one = self._environment(), torch.zeros_like(features.label)
+        known = len(environment.shares) + 2
+        if sums.shape != (known,):
+            raise ValueError(
+                f"a context of this calibrator holds {known} sums, two and one for each class; "
+                f"got {tuple(sums.shape)}: was it made by another calibrator?"
+            )
+        return environment.surroundings(sums.to(one.device, torch.float64)[None], one, features.label)
 
     def predict_in_window(self, features: Features, window: Tensor) -> tuple[Prediction, Tensor]:
         """Prediction in a window of which only the sums are known, see `Calibrator.predict_in_window`."""
         evidence = layer_evidence(self.evidence_.reference, features)
-        own = self._opinions(features, evidence)
-        total, count = window.to(own).split([2, 1])
-        m = self._environment().displacement((total / count.clamp_min(1.0))[None], count)
-        return self.from_evidence(features, evidence, m.expand_as(own)), own
+        own = self._environment().parts(self._opinions(features, evidence), features.label)
+        return self.from_evidence(features, evidence, self._in_one_window(features, window)), own
 
     def _predict(self, features: Features) -> Prediction:
         return self.from_evidence(features, layer_evidence(self.evidence_.reference, features))
@@ -424,17 +430,19 @@ class LayerEvidence(Calibrator):
 
         return predict
 
-    def from_evidence(self, features: Features, evidence: Evidence, m: Tensor | None = None) -> Prediction:
+    def from_evidence(
+        self, features: Features, evidence: Evidence, seen: Surroundings | None = None
+    ) -> Prediction:
         """Prediction from evidence that is known already.
 
         Args:
             features: of the samples.
             evidence: of their layers.
-            m: ``(n, 2)`` what their environment shows, see `salgp.calibrators.evidence.environment`; None to
-                judge each sample by itself.
+            seen: what their environment shows, see `salgp.calibrators.evidence.environment`; None to judge
+                each sample by itself.
         """
         view = self.evidence_.view(features, evidence)
-        f, variance, terms = self._judged(features, view, evidence.place, m)
+        f, variance, terms = self._judged(features, view, evidence.place, seen)
         return Prediction.from_log_odds(
             features,
             f,
@@ -445,24 +453,26 @@ class LayerEvidence(Calibrator):
         )
 
     def _judged(
-        self, features: Features, view: View, place: Tensor, m: Tensor | None
+        self, features: Features, view: View, place: Tensor, seen: Surroundings | None
     ) -> tuple[Tensor, Tensor, LayerTerms]:
         """Mean and variance ``(n,)`` of the log-odds, and the terms that add up to them."""
         model, inside = self.evidence_, self.evidence_.inside.opinion(view)
         alone = self._leaning(view, place)
-        if model.shift is None or (m is None and alone is None):
+        if model.shift is None or (seen is None and alone is None):
             return _added_up(features, inside, inside.variance)
         shift = model.shift.opinion(view)
-        lean = alone = torch.zeros_like(view.t) if alone is None else alone
-        added = None
-        if m is not None:
-            environment, m = self._environment(), m.to(view.t)
-            lean = environment.joined(alone, m)
-            gap = (1 - alone) * (shift.mean - inside.mean)
-            change = (lean - alone) * (shift.rest - inside.rest)
-            added = change, gap.square() * environment.lean_variance(m)
+        alone = torch.zeros_like(view.t) if alone is None else alone
+        if seen is None:
+            both = mixed(inside, shift, alone, model.unseen)
+            return _added_up(features, both, (1 - alone).square() * inside.variance)
+        environment, seen = self._environment(), seen.to(view.t)
+        lean, doubt = environment.joined(alone, seen.m), environment.doubt(seen)
         both = mixed(inside, shift, lean, model.unseen)
-        return _added_up(features, both, (1 - lean).square() * inside.variance, added)
+        change = (lean - alone) * (shift.rest - inside.rest) - doubt
+        gap = (1 - alone) * (shift.mean - inside.mean)
+        unsure = gap.square() * environment.lean_variance(seen.m) + environment.doubt_variance(seen)
+        own = (1 - lean).square() * inside.variance
+        return _added_up(features, both, own, _Change(change, unsure, doubt))
 
     def _leaning(self, view: View, place: Tensor) -> Tensor | None:
         """Weight ``(n,)`` of the expert for shift by the gate; None where it is asked about no sample."""
@@ -520,25 +530,35 @@ class LayerEvidence(Calibrator):
         return standardised(found, self.evidence_.scales)[1]
 
 
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """What the environment adds to the log-odds: its term, the term's variance, and how much of it the
+    experts do not account for; each ``(n,)``.
+    """
+
+    term: Tensor
+    variance: Tensor
+    doubt: Tensor
+
+
 def _added_up(
-    features: Features, whole: Opinion, own: Tensor, environment: tuple[Tensor, Tensor] | None = None
+    features: Features, whole: Opinion, own: Tensor, environment: _Change | None = None
 ) -> tuple[Tensor, Tensor, LayerTerms]:
     """Mean and variance ``(n,)`` of the log-odds, and their terms; the confidence has what is left.
 
     Args:
         features: of the samples.
-        whole: opinion on them.
+        whole: opinion of the experts on them.
         own: ``(n,)`` variance of the confidence's term.
-        environment: mean and variance ``(n,)`` of the environment's term; None without one.
+        environment: what it adds; None without one.
     """
     f, variance = whole.mean, whole.variance
     parts, spread = whole.terms, whole.term_variance
     names = ("confidence", "predicted class", *features.layer_names)
     if environment is not None:
-        change, unsure = environment
-        variance = variance + unsure
-        parts = torch.cat([parts, change[:, None]], dim=1)
-        spread = torch.cat([spread, unsure[:, None]], dim=1)
+        f, variance = f - environment.doubt, variance + environment.variance
+        parts = torch.cat([parts, environment.term[:, None]], dim=1)
+        spread = torch.cat([spread, environment.variance[:, None]], dim=1)
         names = (*names, "environment")
     rest = f - log_odds(features, 1.0, LARGEST) - parts.sum(dim=1)
     mean = torch.cat([rest[:, None], parts], dim=1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salgp.calibrators.evidence.environment import Environment, fit_environment
+from salgp.calibrators.evidence.environment import Environment, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, fit_shift
 from salgp.calibrators.evidence.rows import FittedRows
 from salgp.metrics import auroc, ece, nll_correct
@@ -21,11 +21,11 @@ from salgp.metrics import auroc, ece, nll_correct
 __all__ = [
     "LeftOut",
     "check_table",
+    "in_windows",
     "leave_families_out",
     "mixed_log_odds",
     "unseen_spread",
     "verdict",
-    "window_means",
 ]
 
 LARGEST_UNSEEN = 4.0
@@ -51,11 +51,11 @@ class LeftOut:
 
 
 def mixed_log_odds(
-    environment: Environment, m: Tensor, inside: Tensor, shift: Tensor
+    environment: Environment, seen: Surroundings, inside: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Log-odds ``(n,)`` of samples in an environment, and the weight of the expert for shift."""
-    lean = environment.lean(m)
-    return torch.lerp(inside, shift, lean), lean
+    lean = environment.lean(seen.m)
+    return torch.lerp(inside, shift, lean) - environment.doubt(seen), lean
 
 
 def leave_families_out(
@@ -93,18 +93,17 @@ def _judged(
     environment = fit_environment(others, f_in[kept], f_shift[kept], n_classes, window=window, seed=seed)
     held = (rows.family == family).nonzero()[:, 0]
     held = held[rows.strength[held].argsort(stable=True)]
-    opinions = environment.opinions(f_in[held], f_shift[held], rows.view.label[held])
-    number = _window_numbers(rows.strength[held], window)
-    m = window_means(environment, opinions, number)
-    f, lean = mixed_log_odds(environment, m, f_in[held], f_shift[held])
+    label = rows.view.label[held]
+    opinions = environment.opinions(f_in[held], f_shift[held], label)
+    seen = in_windows(environment, opinions, label, _window_numbers(rows.strength[held], window))
+    f, lean = mixed_log_odds(environment, seen, f_in[held], f_shift[held])
     return LeftOut(held, f, lean)
 
 
-def window_means(environment: Environment, opinions: Tensor, number: Tensor) -> Tensor:
-    """``m (n, 2)`` of every sample's window, given the number of its window, ``(n,)``."""
-    _, window, count = number.unique(return_inverse=True, return_counts=True)
-    total = opinions.new_zeros(len(count), 2).index_add_(0, window, opinions)
-    return environment.displacement(total / count[:, None], count)[window]
+def in_windows(environment: Environment, opinions: Tensor, label: Tensor, number: Tensor) -> Surroundings:
+    """What every sample's window shows, given the number of its window, ``(n,)``."""
+    found, window = number.unique(return_inverse=True)
+    return environment.surroundings(environment.sums(opinions, label, window, len(found)), window, label)
 
 
 def _window_numbers(strength: Tensor, size: int) -> Tensor:

@@ -5,12 +5,14 @@ original?* on the first whitened coordinates of every layer, their squares and t
 weight of the expert for shift.
 
 A guard keeps it from costing anything in domain. A sample is handed over only if it looks more disturbed than
-99 of 100 originals did when the gate had not seen them. Only where handing over more of them was seen to help
-them does the gate open earlier.
+99 of 100 originals did when the gate had not seen them. Fewer than 200 originals cannot tell who is one in a
+hundred: the gate stays closed. Only where handing over more of them was seen to help them does it open
+earlier.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +37,8 @@ GUARDS, MOST = (0.9, 0.95, 0.98), 0.99
 """Shares of originals left as they are, tried in this order, and the share where none of them helps. Not all:
 one strange original would close the gate for good.
 """
+FEWEST = 199
+"""Originals it takes for one of them to lie beyond that share."""
 LARGEST_GUARD = 0.99
 
 
@@ -90,13 +94,13 @@ def fit_gate(
     if share is None:
         guard = choose_guard(seen, inside[first], shift[first], rows.correct[first])
     else:
-        guard = _bounded(seen.quantile(share))
+        guard = _bounded(_left_alone(seen, share))
     return Gate(centre, scale, _weights(x, copy), guard)
 
 
 def choose_guard(share: Tensor, inside: Tensor, shift: Tensor, correct: Tensor) -> float:
     """Lowest guard under which handing originals over clearly helps them, by one standard error; else the one
-    that one in a hundred passes.
+    that one in a hundred passes, or 1 where there are too few originals to know it.
 
     Args:
         share: ``(n,)`` what a gate that has not seen them says of the originals.
@@ -105,23 +109,33 @@ def choose_guard(share: Tensor, inside: Tensor, shift: Tensor, correct: Tensor) 
         correct: ``(n,)`` 0 or 1.
 
     Example:
-        >>> share = torch.linspace(0, 0.8, 100, dtype=torch.float64)
+        >>> share = torch.linspace(0, 0.8, 201, dtype=torch.float64)
         >>> right = (share < 0.7).double()
-        >>> surely, hardly = torch.full((100,), 3.0).double(), torch.full((100,), -3.0).double()
+        >>> surely, hardly = torch.full((201,), 3.0).double(), torch.full((201,), -3.0).double()
         >>> round(
         ...     choose_guard(share, surely, hardly, right), 4
         ... )  # the last tenth is wrong: handing it over helps
-        0.72
-        >>> round(choose_guard(share, surely, hardly, torch.ones(100).double()), 4)
-        0.792
+        0.724
+        >>> round(choose_guard(share, surely, hardly, torch.ones(201).double()), 4)
+        0.796
+        >>> choose_guard(share[:100], surely[:100], hardly[:100], torch.ones(100).double())
+        1.0
     """
     before = _loss(inside, correct)
     for tried in GUARDS:
-        guard = _bounded(share.quantile(tried))
+        guard = _bounded(_left_alone(share, tried))
         change = _loss(inside + _passed(share, guard) * (shift - inside), correct) - before
         if float(change.mean() + change.std() / len(change) ** 0.5) <= 0 and bool((change != 0).any()):
             return guard
-    return _bounded(share.quantile(MOST))
+    return _bounded(_left_alone(share, MOST)) if len(share) >= FEWEST else 1.0
+
+
+def _left_alone(answers: Tensor, share: float) -> Tensor:
+    """The answer that a new original stays below with a chance of ``share`` or more: the one of rank
+    ``(n + 1) share``, at most the largest.
+    """
+    rank = math.ceil((len(answers) + 1) * share)
+    return answers.sort().values[max(1, min(rank, len(answers))) - 1]
 
 
 def _loss(f: Tensor, correct: Tensor) -> Tensor:
@@ -129,6 +143,8 @@ def _loss(f: Tensor, correct: Tensor) -> Tensor:
 
 
 def _passed(share: Tensor, guard: float) -> Tensor:
+    if guard == 1:
+        return torch.zeros_like(share)
     return ((share - guard) / (1 - guard)).clamp_min(0.0)
 
 
