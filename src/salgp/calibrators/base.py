@@ -172,7 +172,8 @@ class Calibrator(BaseEstimator, ABC):
 
         Args:
             features: of the samples, checked.
-            window: ``(2 + C,)`` sums over its samples: of two numbers, and how often each class was predicted.
+            window: ``(2 + C,)`` sums over its samples: of two numbers, and of how often each class was
+                predicted.
 
         Returns:
             The prediction, and what every sample adds to the sums, ``(n, 2 + C)``.
