@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +47,10 @@ class JudgedRows:
     shift: Tensor
     share: Tensor
     correct: Tensor
+    true: Tensor
 
     def __getitem__(self, rows: Tensor) -> JudgedRows:
-        rest = (self.inside, self.shift, self.share, self.correct)
+        rest = (self.inside, self.shift, self.share, self.correct, self.true)
         return JudgedRows(self.view[rows], *(x[rows] for x in rest))
 
 
@@ -113,7 +114,7 @@ FORMS: dict[str, Form] = {
     "- and the gate": Form(confidences, gated=0.0),
     "- and the gate, believed from a weight of .1 on": Form(confidences, gated=0.1),
     "- .2": Form(confidences, gated=0.2),
-    "- .4 (in use)": Form(confidences, gated=0.4),
+    "- .4": Form(confidences, gated=0.4),
     "- .6": Form(confidences, gated=0.6),
     "- .4, and mean novelty": Form(with_numbers(mean_novelty), gated=0.4),
     "- and largest novelty": Form(with_numbers(largest_novelty), gated=0.4),
@@ -137,7 +138,7 @@ class WindowModel:
         rows, seen = fitted.calibrator.seen_, fitted.rows
         self.form, self.gate = form, fitted.calibrator.evidence_.gate
         shift = fitted.unseen_shift if form.unseen else seen.shift
-        judged = JudgedRows(seen.view, seen.inside, shift, seen.share, seen.correct)
+        judged = replace(seen, shift=shift)
         values, first, label = form.statistics(judged), ~rows.is_copy, rows.view.label
         centred = values[first] - values[first].mean(dim=0)
         n_classes = fitted.calibrator.n_classes_
@@ -191,8 +192,28 @@ class WindowModel:
         return seen.inside + lean * (seen.shift - seen.inside)
 
 
+def in_use(fitted: Fitted) -> Judge:
+    """The form in use: two numbers, the gate, and crowding."""
+    model = fitted.calibrator.evidence_
+    environment, gate = model.environment, model.gate
+    assert environment is not None
+    assert gate is not None
+
+    def judge(seen: JudgedRows) -> Tensor:
+        number, label = torch.arange(len(seen.correct)) // WINDOW, seen.view.label
+        opinions = environment.opinions(seen.inside, seen.shift, label)
+        sums = environment.sums(opinions, label, number, int(number[-1]) + 1)
+        around = environment.surroundings(sums, number, label)
+        lean = environment.joined(passed(seen, gate.guard), around.m)
+        return seen.inside + lean * (seen.shift - seen.inside) - environment.doubt(around)
+
+    return judge
+
+
 def passed(seen: JudgedRows, guard: float) -> Tensor:
     """What the gate says of single samples under a guard."""
+    if guard == 1:
+        return torch.zeros_like(seen.share)
     return ((seen.share - guard) / (1 - guard)).clamp_min(0.0)
 
 
@@ -227,7 +248,7 @@ def _seen(
     open_gate = Gate(model.gate.centre, model.gate.scale, model.gate.weights, 0.0)
     share = open_gate(view, found.place)
     inside, shift = model.inside.log_odds(view), model.shift.log_odds(view)
-    return JudgedRows(view, inside, shift, share, features.correct(labels).double())
+    return JudgedRows(view, inside, shift, share, features.correct(labels).double(), labels)
 
 
 def guarded(case: CachedCase, share: float | None) -> Judge:
@@ -239,11 +260,21 @@ def guarded(case: CachedCase, share: float | None) -> Judge:
 
 
 def scores(fitted: Fitted, judge: Judge) -> list[float]:
-    """ECE and NLL in domain, their means over the shifted sets, and over what has moved in mixed windows."""
+    """ECE and NLL in domain, their means over the shifted sets, over what has moved in mixed windows, and
+    over in-domain and shifted sets in windows of one true class.
+    """
     inside = next(seen for kind, seen in fitted.tests if kind == "in")
-    found: dict[str, list[tuple[float, float]]] = {"in": [], "shift": [], "mixed": []}
+    found: dict[str, list[tuple[float, float]]] = {
+        "in": [],
+        "shift": [],
+        "mixed": [],
+        "in 1": [],
+        "shift 1": [],
+    }
     for kind, seen in fitted.tests:
         found[kind].append(_scores(judge(seen), seen.correct))
+        alike = seen[seen.true.argsort(stable=True)]
+        found[f"{kind} 1"].append(_scores(judge(alike), alike.correct))
         if kind == "shift":
             whole, moved = mixed(inside, seen)
             found["mixed"].append(_scores(judge(whole)[moved], whole.correct[moved]))
@@ -263,7 +294,7 @@ def mixed(inside: JudgedRows, shifted: JudgedRows) -> tuple[JudgedRows, Tensor]:
         View(*(torch.cat([getattr(s.view, f.name) for s in (inside, shifted)]) for f in fields(View))),
         *(
             torch.cat([getattr(s, name) for s in (inside, shifted)])
-            for name in ("inside", "shift", "share", "correct")
+            for name in ("inside", "shift", "share", "correct", "true")
         ),
     )
     first = torch.arange(count * still).reshape(count, still)
@@ -284,6 +315,11 @@ def measured(cache: Path, seeds: list[int]) -> Iterator[tuple[str, str, list[flo
             yield name, "temperature", scores(fitted, lambda seen: seen.view.t)
             for title, form in FORMS.items():
                 yield name, title, scores(fitted, WindowModel(fitted, form))
+            yield (
+                name,
+                "two numbers, the gate from .4 on, and crowding (in use)",
+                scores(fitted, in_use(fitted)),
+            )
             for title, share in GUARDS.items():
                 yield name, title, scores(fitted, guarded(case, share))
 
@@ -291,8 +327,9 @@ def measured(cache: Path, seeds: list[int]) -> Iterator[tuple[str, str, list[flo
 def table(rows: list[tuple[str, str, list[float]]]) -> str:
     """Means over data sets, each the mean of its seeds."""
     lines = [
-        "| form | in: ECE | NLL | shift: ECE | NLL | moved part of mixed windows: ECE | NLL |",
-        "|---|---|---|---|---|---|---|",
+        "| form | in: ECE | NLL | shift: ECE | NLL | moved part of mixed windows: ECE | NLL "
+        "| in, windows of one true class: ECE | NLL | shift, the same: ECE | NLL |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for form in dict.fromkeys(form for _, form, _ in rows):
         sets = dict.fromkeys(name for name, _, _ in rows)

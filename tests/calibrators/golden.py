@@ -1,7 +1,7 @@
 """Predictions of every calibrator on one made world: kept in ``golden.npz``, so that a change of the house is
 not a change of results.
 
-``python tests/calibrators/golden.py [NAME ...]`` writes the file anew, or only these calibrators in it; do that
+``python tests/calibrators/golden.py [NAME ...]`` writes the file anew, or these calibrators in it; do that
 only where a change of results is meant, and say so in the changelog.
 """
 

@@ -17,9 +17,10 @@ The gate is believed as far as the window has seen something too. The last term 
 that is lost often answers with one and the same class. Where a window has ``n_c`` answers of class ``c``,
 and ``pi_c`` is the share of that class among the answers to originals,
 
-    r_c = r r^2 / (r^2 + 4 / (n pi_c)),     r = max(0, log((n_c + 5 pi_c) / (n pi_c + 5 pi_c))):
+    r_c = r r^2 / (r^2 + 4 / e),     r = max(0, log((n_c + 5 pi_c) / (e + 5 pi_c))),     e = 1 + (n - 1) pi_c,
 
-if the true classes are mixed as usual, a class that is answered ten times as often as usual is right one time
+where ``e`` is how many such answers are expected in a window with a sample that is one of them. For if the
+true classes are mixed as usual, a class that is answered ten times as often as usual is right one time
 in ten at best. With ``v = 1``, the most there is, its odds are divided by ten. ``w`` and ``v`` are learned
 across the environments of the rehearsal: every family of perturbations at every strength, and the originals.
 Where nothing has moved, ``m = 0`` and ``f`` is the expert in domain, by construction, whatever the mix of
@@ -309,6 +310,6 @@ def _shares(label: Tensor, n_classes: int) -> Tensor:
 
 def _crowding(count: Tensor, n: Tensor, share: Tensor) -> Tensor:
     """``r_c (n,)`` of a class with ``count`` answers out of ``n``, whose usual share is ``share``."""
-    usual = n * share
+    usual = 1 + (n - 1) * share
     ratio = torch.log((count + EXPECTED * share) / (usual + EXPECTED * share)).relu()
     return ratio.pow(3) / (ratio.square() + SHRINK / usual)
