@@ -79,11 +79,12 @@ def main() -> None:
 
 HEADING = """# Forms of the reference, measured by `python benchmarks/reference.py`
 
-Size is that of the saved calibrator. Milliseconds are processor time of `predict` on one thread, median of 9
-rounds in which all forms take turns. NLL and ECE are of correctness; in brackets the ratio of the NLL to that
-of the full reference in single precision. `prototypes, half` is the default: up to 200 points per class and
-layer. It was chosen on the first three sets; CIFAR-10 was looked at afterwards. Under shift every sample is
-judged by itself, then with the others of its set as context.
+Size is that of the saved calibrator. Milliseconds are those of `predict`, processor time / wall clock, with
+torch set to one and to two threads, median of 9 rounds in which all forms take turns. NLL and ECE are of
+correctness; in brackets the ratio of the NLL to that of the full reference in single precision. `prototypes,
+half` is the default: up to 200 points per class and layer. It was chosen on the first three sets; CIFAR-10
+was looked at afterwards. Under shift every sample is judged by itself, then with the others of its set as
+context.
 """
 
 
@@ -98,9 +99,9 @@ def table(name: str, folder: Path, most: int) -> str:
         f"## {name}: {len(reference[1]):,} training samples, {reference[0].n_classes} classes, "
         f"layers of {widths}",
         "",
-        "| form | size | fit, s | batch of 1, ms | batch of 64, ms | NLL in domain | ECE | NLL under shift "
-        "| ECE | the same with context | ECE |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| form | size | fit, s | batch of 1, ms | 2 threads | batch of 64, ms | 2 threads | NLL in domain "
+        "| ECE | NLL under shift | ECE | the same with context | ECE |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     scores = {
         form: (score(c, [test]), score(c, shifted), score(c, shifted, "all"))
@@ -113,7 +114,7 @@ def table(name: str, folder: Path, most: int) -> str:
             str(form),
             f"{size / 2**20:.2f} MB",
             f"{seconds:.1f}",
-            *(f"{timed[form][b]:.2f}" for b in (1, 64)),
+            *timed[form],
             f"{inside[0]:.4f} ({inside[0] / base[0][0]:.3f})",
             f"{inside[1]:.4f}",
             f"{outside[0]:.4f} ({outside[0] / base[1][0]:.3f})",
@@ -156,22 +157,30 @@ def score(calibrator: Any, sets: list[Labelled], context: str | None = None) -> 
     return sum(a for a, _ in found) / len(found), sum(b for _, b in found) / len(found)
 
 
-def timings(fitted: dict[Form, Any], features: Features, rounds: int = 9) -> dict[Form, dict[int, float]]:
-    """Milliseconds of one call, by batch size."""
-    taken: dict[Form, dict[int, list[float]]] = {form: {1: [], 64: []} for form in fitted}
+def timings(fitted: dict[Form, Any], features: Features, rounds: int = 9) -> dict[Form, list[str]]:
+    """Milliseconds of one call, processor time / wall clock, by batch size and threads."""
+    cases = [(b, often, threads) for b, often in ((1, 20), (64, 3)) for threads in (1, 2)]
+    taken: dict[Form, list[list[tuple[float, float]]]] = {form: [[] for _ in cases] for form in fitted}
     for _ in range(rounds):
         for form, calibrator in fitted.items():
-            for b, often in ((1, 20), (64, 3)):
-                taken[form][b].append(1e3 * seconds(lambda c=calibrator, x=features[:b]: c.predict(x), often))
-    return {form: {b: median(x) for b, x in by.items()} for form, by in taken.items()}
+            for (b, often, threads), found in zip(cases, taken[form], strict=True):
+                torch.set_num_threads(threads)
+                found.append(seconds(lambda c=calibrator, x=features[:b]: c.predict(x), often))
+    torch.set_num_threads(1)
+    return {form: [_cell(found) for found in by] for form, by in taken.items()}
 
 
-def seconds(call: Callable[[], Any], often: int) -> float:
+def _cell(found: list[tuple[float, float]]) -> str:
+    return " / ".join(f"{1e3 * median(times):.2f}" for times in zip(*found, strict=True))
+
+
+def seconds(call: Callable[[], Any], often: int) -> tuple[float, float]:
+    """Processor time and wall clock of one call."""
     call()
-    start = time.process_time()
+    used, start = time.process_time(), time.perf_counter()
     for _ in range(often):
         call()
-    return (time.process_time() - start) / often
+    return (time.process_time() - used) / often, (time.perf_counter() - start) / often
 
 
 if __name__ == "__main__":

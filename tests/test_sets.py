@@ -63,6 +63,7 @@ def mapie(
 @pytest.mark.parametrize("coverage", [0.7, 0.9, 0.95])
 @pytest.mark.parametrize("n", [101, 500])
 def test_lac_is_that_of_mapie(coverage: float, n: int) -> None:
+    pytest.importorskip("mapie")
     from mapie.conformity_scores import LACConformityScore
 
     calibration, (new, _) = drawn(n, 0), drawn(300, 1)
@@ -77,6 +78,7 @@ def test_lac_is_that_of_mapie(coverage: float, n: int) -> None:
 @pytest.mark.parametrize("coverage", [0.7, 0.9])
 def test_aps_is_that_of_mapie(coverage: float) -> None:
     """The quantile with MAPIE's own draws, and the sets for that quantile."""
+    pytest.importorskip("mapie")
     from mapie.conformity_scores import APSConformityScore
 
     calibration, (new, _) = drawn(400, 0), drawn(300, 1)
@@ -91,6 +93,7 @@ def test_aps_is_that_of_mapie(coverage: float) -> None:
 
 
 def test_raps_is_that_of_mapie_for_its_penalty_and_rank() -> None:
+    pytest.importorskip("mapie")
     from mapie.conformity_scores import RAPSConformityScore
 
     calibration, (new, _) = drawn(500, 0), drawn(300, 1)

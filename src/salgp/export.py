@@ -347,11 +347,17 @@ def _explained(module: _Calibrated) -> Iterator[None]:
 
 
 def _as_onnx(program: Any, names: Sequence[str], outputs: Sequence[str]) -> bytes:
+    import onnxscript
+
+    def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+        return onnxscript.opset18.Softplus(x)  # without the exporter's threshold: it never overflows
+
     graph: Any = torch.onnx.export(
         program.run_decompositions(_WITHOUT_ONNX),
         dynamo=True,
         input_names=names,
         output_names=outputs,
+        custom_translation_table={torch.ops.aten.softplus.default: softplus},
     )
     model = graph.model_proto
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]

@@ -343,13 +343,13 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
     scale = left / rest.clamp_min(tiny)
     top, cap = scale * others.amax(dim=1, keepdim=True), confidence * (1 - _STRICTLY)
     some = rest > math.sqrt(tiny)
-    usual = not torch.compiler.is_exporting() and bool((some & ((top <= cap) | allow_flips)).all())
+    usual = not torch.compiler.is_exporting() and bool((some if allow_flips else some & (top <= cap)).all())
     if not usual:
         even = left / max(others.shape[1] - 1, 1)
-        keep = some.to(others.dtype)  # share of the proportions, 1 - w
+        keep = torch.ones_like(left)  # share of the proportions, 1 - w: all of them where the label is on top
         if not allow_flips:
-            part = (cap - even) / (top - even).clamp_min(tiny)
-            keep = keep * torch.where(top > cap, part.clamp(0, 1), 1.0)
+            keep = ((cap - even) / (top - even).clamp_min(tiny)).clamp(0, 1)
+        keep = keep.where(some, 0.0)
         others = others.mul_(keep * scale).add_((1 - keep) * even)
     else:
         others = others.mul_(scale)

@@ -90,18 +90,26 @@ def test_a_monitor_stopped_at_any_moment_goes_on_as_if_unharmed(work: Path) -> N
     assert codes & {-signal.SIGKILL, -signal.SIGTERM, 130}, "no signal came in time"
 
 
-def test_a_kill_between_state_and_log_loses_nothing(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worst moment: the state is written, its record is not yet in the log."""
+@pytest.mark.parametrize("step", ["_write_state", "append_line"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_beside_any_write_loses_nothing(
+    work: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+) -> None:
+    """The worst moments: one of state and log is written, the other one is not, or not yet whole."""
     days = [str(work / f"day{k:02d}.safetensors") for k in range(3)]
-    home = str(work / "home.safetensors")
-    assert finish(begin(watch(work, "torn", *days[:1], "--reference", home))) == 0
+    torn, other = f"torn{step}{after}", f"other{step}{after}"
+    home = ("--reference", str(work / "home.safetensors"))
+    assert finish(begin(watch(work, torn, *days[:1], *home))) == 0
+    real = getattr(records, step)
 
-    def die(*_: object) -> None:
+    def die(*given: object) -> None:
+        if after:
+            real(*given)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(records, "append_line", die)
-    assert finish(begin(watch(work, "torn", *days))) == -signal.SIGKILL
+    monkeypatch.setattr(records, step, die)
+    assert finish(begin(watch(work, torn, *days))) == -signal.SIGKILL
     monkeypatch.undo()
-    assert finish(begin(watch(work, "torn", *days))) == 0
-    assert finish(begin(watch(work, "other", *days, "--reference", home))) == 0
-    assert kept(work / "torn") == kept(work / "other")
+    assert finish(begin(watch(work, torn, *days))) == 0
+    assert finish(begin(watch(work, other, *days, *home))) == 0
+    assert kept(work / torn) == kept(work / other)

@@ -4,9 +4,9 @@
 notes which of them reach which line. Then each mutant lives in a process forked from one that has everything
 imported and collected: the code of one function is exchanged, the tests that reach the line run until the
 first failure. What runs at import (constants, defaults) is imported anew, with all tests that reach the file.
-A mutant that no test notices *survives* and is listed. One that takes ten times as long is killed, and counts
-as noticed. Nothing is written to the source. With ``--out FILE`` a second call tries only what was not
-killed yet.
+A mutant that no test notices *survives* and is listed. One that takes four times as long is killed, and
+counts as noticed. Nothing is written to the source. With ``--out FILE`` a second call tries only what was
+not killed yet.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Loop:
                 self.tell(mutant, "not reached")
                 continue
             compile(mutant.tree, str(mutant.file), "exec")  # a mutant that is no Python is a bug of ours
-            seconds = 10 + 10 * sum(self.reached[item.nodeid]["seconds"] for item in items)
+            seconds = 5 + 4 * sum(self.reached[item.nodeid]["seconds"] for item in items)
             code, _ = in_child(lambda m=mutant, f=live, i=items: _try(m, f, i), seconds)
             self.tell(mutant, "survived" if code == 0 else "killed")
         return True
@@ -141,7 +141,7 @@ def in_child(work: Callable[[], Any], seconds: float = 3600.0) -> tuple[int, str
 
     Args:
         work: gives text, or an exit code.
-        seconds: of processor time after which it is killed; of the clock, four times as many and two minutes.
+        seconds: of processor time after which it is killed; of the clock, six times as many and two minutes.
     """
     out, into = os.pipe()
     child = os.fork()
@@ -149,7 +149,7 @@ def in_child(work: Callable[[], Any], seconds: float = 3600.0) -> tuple[int, str
         os.close(out)
         os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
-        signal.alarm(int(120 + 4 * seconds))  # one that waits for ever uses no processor
+        signal.alarm(int(120 + 6 * seconds))  # one that waits for ever uses no processor
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         code: Any = 1

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from salgp.network.batches import named_fields
-from salgp.network.pooling import Layout, Pooling, pool
+from salgp.network.pooling import Layout, Pooling, image_average, pool
 
 __all__ = ["Change", "Probe", "Tap", "activation", "hidden_state", "unwrap"]
 
@@ -61,6 +61,10 @@ class Tap:
         """Pooled features ``(N, d)`` out of what the module returned."""
         if self.depth is not None:
             return hidden_state(output, module, self.depth).clone()
+        if self._averages and mask is None and type(output) is Tensor:
+            quick = image_average(output, self.layout)
+            if quick is not None:
+                return quick
         x, own_mask = activation(output)
         if x is None:
             raise ValueError(
@@ -77,6 +81,13 @@ class Tap:
             or x.untyped_storage().data_ptr() == pooled.untyped_storage().data_ptr()
         )
         return pooled.clone() if shared else pooled  # the network may yet overwrite its output in place
+
+    @functools.cached_property
+    def _averages(self) -> bool:
+        """Is it the mean over positions of an output whose samples come first?"""
+        averages = self.pooling in ("spatial-avg", "tokens-avg")
+        usual = self.pooling == "auto" and not self.layout.recurrent
+        return (averages or usual) and self.layout.batch_axis == 0
 
     def replaced(self, output: Any, module: nn.Module, change: Callable[[Tensor], Tensor]) -> Any:
         """What the module returned, with that part changed which `read` reads; ``change`` is batch first."""

@@ -82,7 +82,7 @@ class View:
         they differ).
         """
         home = self._weights[0].device if self._weights else torch.device("cpu")
-        dtypes = {p.dtype for p in self._parameters if p.is_floating_point()}
+        dtypes = {dtype for dtype in {p.dtype for p in self._parameters} if dtype.is_floating_point}
         return home if device is None else torch.device(device), dtypes.pop() if len(dtypes) == 1 else None
 
     @property

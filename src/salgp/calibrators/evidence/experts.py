@@ -23,6 +23,7 @@ from salgp.calibrators.evidence.model import (
     LogOdds,
     columns,
     fit_log_odds,
+    lasting,
     leave_group_out,
     sample_weights,
     within,
@@ -108,8 +109,10 @@ class Expert:
 
     def columns(self, view: View) -> Tensor:
         """Columns ``(n, p)`` of the model."""
-        t = view.t if self.largest >= LARGEST else within(view.t, self.largest)
-        return columns(t, view.gated, view.height, self.persistent)
+        return columns(self._bounded(view.t), view.gated, view.height, self.persistent)
+
+    def _bounded(self, t: Tensor) -> Tensor:
+        return t if self.largest >= LARGEST else within(t, self.largest)
 
     def log_odds(self, view: View) -> Tensor:
         """Mean ``(n,)`` alone."""
@@ -119,11 +122,13 @@ class Expert:
 
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms."""
-        return self.former(self.columns(view), view.label)
+        novelty = lasting(view.height) if self.persistent else view.height
+        x = torch.cat([self._bounded(view.t)[:, None], view.gated, novelty], dim=1)
+        return self.former(x, view.label)
 
     @cached_property
     def former(self) -> OpinionFormer:
-        """What makes an opinion of columns."""
+        """What makes an opinion of log-odds, agreements and novelties."""
         return opinion_former(self.posterior, self.typical)
 
 
@@ -166,8 +171,9 @@ class OpinionFormer:
     variances sums of squares of such sums.
 
     Args:
-        columns: ``(p, a)`` weights of the columns in the ``2 + L`` means and in the roots of the variances.
-        given: ``(C, a)`` what the predicted class adds to them.
+        columns: ``(p - 1, a)`` weights of log-odds, agreements and novelties in the ``2 + L`` means and in
+            the roots of the variances.
+        given: ``(C, a)`` what the predicted class and the constant add to them.
         squares: ``(a - 2 - L, 2 + L)`` which roots make which variance.
         spare: ``(C, 2 + L)`` what the predicted class adds to the variances.
     """
@@ -178,7 +184,7 @@ class OpinionFormer:
     spare: Tensor
 
     def __call__(self, X: Tensor, label: Tensor) -> Opinion:
-        """The opinion on columns ``(n, p)`` and predicted classes ``(n,)``."""
+        """The opinion on numbers ``(n, p - 1)`` and predicted classes ``(n,)``."""
         here = self.to(X)
         both = torch.addmm(here.given[label], X, here.columns)
         means, roots = both.tensor_split([here.squares.shape[1]], dim=1)
@@ -224,7 +230,9 @@ def opinion_former(model: LogOdds, typical: Tensor) -> OpinionFormer:
     )
     own = (((pull @ S) * pull).sum(dim=1) + model.spare).clamp_min(0)
     spare = torch.cat([model.spare[:, None], own[:, None], S.new_zeros(C, L)], dim=1)
-    return OpinionFormer(torch.cat([means, whole, roots], dim=1), given, squares, spare)
+    weights = torch.cat([means, whole, roots], dim=1)
+    numbers = torch.cat([weights[1 : 2 + L], -weights[2 + L :]])  # novelties count against
+    return OpinionFormer(numbers, given + weights[0], squares, spare)
 
 
 def _root(S: Tensor) -> Tensor:

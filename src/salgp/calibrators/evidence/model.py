@@ -40,6 +40,7 @@ __all__ = [
     "fit_log_odds",
     "gated",
     "height",
+    "lasting",
     "leave_group_out",
     "log_odds",
     "robust_scale",
@@ -193,9 +194,19 @@ def columns(t: Tensor, agreement: Tensor, novelty: Tensor, persistent: bool = Tr
         persistent: count the novelty of a layer only as far as all later layers share it.
     """
     if persistent:
-        novelty = novelty.flip(1).cummin(dim=1).values.flip(1)
+        novelty = lasting(novelty)
     t = t[:, None]
     return torch.cat([torch.ones_like(t), t, agreement, -novelty], dim=1)
+
+
+def lasting(novelty: Tensor) -> Tensor:
+    """Novelty ``(n, L)`` of each layer as far as all later layers share it.
+
+    Example:
+        >>> lasting(torch.tensor([[3.0, 1.0, 2.0]]))
+        tensor([[1., 1., 2.]])
+    """
+    return novelty.flip(1).cummin(dim=1).values.flip(1)
 
 
 def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:

@@ -187,6 +187,13 @@ class Reference:
         return [D.float() for D in directions], centre.float()
 
     @cached_property
+    def members(self) -> Tensor:
+        """Which numbers are of which layer, ``(d_1 + ... + d_L, L)``, 1 or 0, in double precision."""
+        return torch.block_diag(
+            *(space.directions.new_ones(len(space.directions), 1) for space in self.layers.values())
+        ).double()
+
+    @cached_property
     def places(self) -> tuple[int, ...]:
         """How many coordinates of each layer tell its place."""
         return tuple(min(space.directions.shape[1], PLACE) for space in self.layers.values())
@@ -367,7 +374,7 @@ def _coordinates(reference: Reference, features: Features, precise: bool) -> Ten
     single = torch.compiler.is_exporting()  # the search works in single precision, as everything after it
     directions, centre = reference.single_directions if single else reference.directions
     layers = [x.to(centre) for x in layers]
-    length = torch.cat([torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in layers], dim=1)
+    length = (torch.cat(layers, dim=1).square() @ reference.members.to(centre)).sqrt()  # (n, L)
     along = torch.cat([x @ D for x, D in zip(layers, directions, strict=True)], dim=1)
     return (along.unflatten(1, centre.shape) / length.clamp_min(1e-12)[:, :, None] - centre).transpose(0, 1)
 
