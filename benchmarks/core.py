@@ -11,6 +11,7 @@ run anew).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--options", default="{}", help="its arguments as JSON")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--busy", action="store_true", help="beside one busy process")
     arguments = parser.parse_args()
     if arguments.job:
         torch.set_num_threads(THREADS)
@@ -54,10 +56,22 @@ def main() -> None:
         found["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(found))
         return
-    page = report(arguments.parts)
+    with busy_process() if arguments.busy else contextlib.nullcontext():
+        page = report(arguments.parts)
     print(page)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(page + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def busy_process() -> Iterator[None]:
+    """One more process that wants a core for itself."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def report(parts: list[str]) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scale_jobs import (
     contents,
+    evidence_stores,
     network,
     part_loader,
     samples,
@@ -19,6 +20,7 @@ from scale_jobs import (
     small_store,
 )
 
+from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.store import scoring
 from salgp.store.engines import run
 from salgp.store.extraction import extract_parts
@@ -63,6 +65,17 @@ def test_fitting_gives_the_same_bits(ray: Any, folder: Path) -> None:
     )
     assert torch.equal(a.posterior.alpha, b.posterior.alpha)
     assert torch.equal(a.posterior.root, b.posterior.root)
+
+
+@pytest.mark.parametrize("form", ["prototypes", "statistics"])
+def test_layer_evidence_with_a_reference_gives_the_same_bytes(ray: Any, tmp_path: Path, form: str) -> None:
+    """Both passes, over the reference and over the calibration data, on Ray."""
+    calibration, reference = evidence_stores(tmp_path)
+    for engine in ("local", "ray"):
+        method = LayerEvidence(reference=form, size=10)
+        fitted = fit_store(method, calibration, reference=reference, engine=engine, workers=2)
+        fitted.save(tmp_path / engine)
+    assert contents(tmp_path / "local") == contents(tmp_path / "ray")
 
 
 def test_extraction_with_a_network_per_worker(ray: Any, tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from salgp.gp.regression import Posterior
 
 __all__ = ["CrossPlan", "plan_of"]
 
-BLOCK_BYTES = 512 * 1024
-"""Size of one block of covariances; a few of them fit into the cache of a core."""
+BLOCK_BYTES = 2 * 1024 * 1024
+"""Size of one block of covariances: so large that starting an operation costs little beside it, and a few of
+them fit into the cache."""
 STRIPS = 4
 """Parts of a triangular product of which only what is not zero is computed."""
 
