@@ -192,6 +192,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "without gate": {"gated": False},
     "learned in windows of 10": {"window": 10},
     "learned in windows of 200": {"window": 200},
+    "without crowding": {"crowding": False},
     "without caution": {"caution": 1.0},
     "without class offsets": {"class_spread": 0.0},
     "whole training set as reference": {"reference": "full", "precision": "single"},

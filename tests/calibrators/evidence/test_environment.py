@@ -194,6 +194,20 @@ def test_a_network_that_answers_with_one_class_when_lost_is_found_out() -> None:
     assert float(mixed.max()) < 0.1  # where it is as usual neither
 
 
+def test_without_crowding_the_mix_of_classes_does_not_matter() -> None:
+    shifted = world(400, 3, 1.5)[0]
+    order = shifted.label.argsort(stable=True)
+    alike = shifted[order[:60]]
+    mean = {}
+    for crowding in (True, False):
+        calibrator = fitted(crowding=crowding)
+        environment = calibrator.evidence_.environment
+        assert environment is not None
+        assert (environment.crowded > 0) == crowding
+        mean[crowding] = float(calibrator.predict(alike, context="all").confidence.mean())
+    assert mean[True] < mean[False]
+
+
 def test_in_a_mixed_window_the_gate_tells_who_has_moved() -> None:
     calibrator = fitted()
     clean, _ = world(70, 3)

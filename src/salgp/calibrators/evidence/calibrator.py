@@ -138,6 +138,8 @@ class LayerEvidence(Calibrator):
         guard: share of originals that the gate must leave as they are; None for 99 of 100, or fewer where
             handing more of them over clearly helps them.
         window: samples per window when environments are learned.
+        crowding: in a context, doubt a class that is predicted far more often than usual? False where the mix
+            of classes varies from one context to the next.
         looseness: factor on the standard deviation of the log-odds, for what the model does not know about
             itself.
         seed: of the reference's points and the windows.
@@ -187,6 +189,7 @@ class LayerEvidence(Calibrator):
         gated: bool = True,
         guard: float | None = None,
         window: int = 50,
+        crowding: bool = True,
         looseness: float = 1.0,
         seed: int = 0,
     ) -> None:
@@ -203,6 +206,7 @@ class LayerEvidence(Calibrator):
         self.gated = gated
         self.guard = guard
         self.window = window
+        self.crowding = crowding
         self.looseness = looseness
         self.seed = seed
 
@@ -307,7 +311,7 @@ class LayerEvidence(Calibrator):
         """
         rows, inside = self.seen_, self.evidence_.inside
         shared: dict[str, Any] = {"caution": self.caution, "ridge": self.ridge}
-        windows: dict[str, Any] = {"window": self.window, "seed": self.seed}
+        windows: dict[str, Any] = {"window": self.window, "seed": self.seed, "crowding": self.crowding}
         shift = fit_shift(rows, n_classes, **shared)
         f_in, f_shift = inside.log_odds(rows.view), shift.log_odds(rows.view)
         families = leave_families_out(rows, inside, n_classes, **shared, **windows)

@@ -9,6 +9,7 @@ log-odds miss, relative to the weight of the expert for shift, widens the interv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,13 +68,15 @@ def leave_families_out(
     ridge: float,
     window: int,
     seed: int,
+    crowding: bool = True,
 ) -> dict[int, LeftOut]:
     """Judge each family of copies by experts and environments of the others; nothing where there is one."""
     families = rows.families
     if len(families) < 2:
         return {}
     f_in = inside.log_odds(rows.view)
-    return {k: _judged(rows, f_in, k, n_classes, caution, ridge, window, seed) for k in families}
+    windows: dict[str, Any] = {"window": window, "seed": seed, "crowding": crowding}
+    return {k: _judged(rows, f_in, k, n_classes, caution, ridge, windows) for k in families}
 
 
 def _judged(
@@ -83,19 +86,18 @@ def _judged(
     n_classes: int,
     caution: float,
     ridge: float,
-    window: int,
-    seed: int,
+    windows: dict[str, Any],
 ) -> LeftOut:
     kept = (rows.family != family).nonzero()[:, 0]
     shift: Expert = fit_shift(rows[kept], n_classes, caution=caution, ridge=ridge)
     f_shift = shift.log_odds(rows.view)
     others = rows[kept]
-    environment = fit_environment(others, f_in[kept], f_shift[kept], n_classes, window=window, seed=seed)
+    environment = fit_environment(others, f_in[kept], f_shift[kept], n_classes, **windows)
     held = (rows.family == family).nonzero()[:, 0]
     held = held[rows.strength[held].argsort(stable=True)]
     label = rows.view.label[held]
     opinions = environment.opinions(f_in[held], f_shift[held], label)
-    seen = in_windows(environment, opinions, label, _window_numbers(rows.strength[held], window))
+    seen = in_windows(environment, opinions, label, _window_numbers(rows.strength[held], windows["window"]))
     f, lean = mixed_log_odds(environment, seen, f_in[held], f_shift[held])
     return LeftOut(held, f, lean)
 

@@ -202,7 +202,14 @@ class Environment:
 
 
 def fit_environment(
-    rows: FittedRows, inside: Tensor, shift: Tensor, n_classes: int, *, window: int, seed: int
+    rows: FittedRows,
+    inside: Tensor,
+    shift: Tensor,
+    n_classes: int,
+    *,
+    window: int,
+    seed: int,
+    crowding: bool = True,
 ) -> Environment:
     """Learn across rehearsed environments.
 
@@ -213,6 +220,7 @@ def fit_environment(
         n_classes: the network knows.
         window: samples per window.
         seed: of the windows.
+        crowding: learn from how often each class is predicted?
     """
     label, first = rows.view.label, ~rows.is_copy
     values = _confidences(inside, shift)
@@ -229,6 +237,8 @@ def fit_environment(
     gap, correct = (shift - inside)[flat], rows.correct[flat]
     w, covariance = _weights(seen.m * gap[:, None], correct, drawn.weight, inside[flat], len(rows))
     leaning = replace(start, weights=w, covariance=covariance)
+    if not crowding:
+        return leaning
     k = leaning.lean(seen.m)
     crowded = (-k * seen.crowding)[:, None]
     v, variance = _weights(crowded, correct, drawn.weight, inside[flat] + k * gap, len(rows))
