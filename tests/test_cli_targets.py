@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,15 @@ def test_inputs_and_other_kinds_are_left_alone(run: Run, line: str) -> None:
     assert code in (1, 2), err
     assert len([text for text in err.strip().splitlines() if not text.startswith("note:")]) == 1
     assert contents() == before
+
+
+@pytest.mark.parametrize("page", ["store", "/dev/null", "pipe.html"])
+def test_a_page_that_cannot_be_written_is_refused_before_a_monitor_begins(run: Run, page: str) -> None:
+    os.mkfifo("pipe.html")
+    code, err = run(f"monitor cal --reference f.safetensors --state watch --page {page}")
+    assert code == 1
+    assert f"{page} is no file" in err
+    assert not Path("watch").exists()
 
 
 def test_what_a_command_wrote_itself_it_replaces(run: Run) -> None:

@@ -80,6 +80,8 @@ def check_target(path: Path, force: bool, *inputs: Path | None, says: bytes = b"
         raise FileExistsError(
             f"{path} is a symbolic link, and salgp writes to no link; name the target itself"
         )
+    if says and path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} is no file, and one is to be written; choose another name")
     if path.is_file() and not written_by_us(path):
         raise FileExistsError(f"{path} was not written by salgp; it is left alone: choose another name")
     if path.is_file() and not written_by_us(path, says):
