@@ -42,7 +42,7 @@ class Given(ClassifierMixin, BaseEstimator):
 
 
 def section(data: Path, cache: Path, quick: bool) -> str:
-    draws = 5 if quick else 20
+    draws = 5 if quick else 40
     lines = [
         f"Sets that promise {COVERAGE:.0%}, fitted on a random half of the unseen in-domain samples and "
         f"tried on the other half ({draws} draws; mean, and 3 sd of the mean of the coverage) and on all "

@@ -171,3 +171,34 @@ def test_command_starts_feeds_and_fails_on_alarm(tmp_path: Path, capsys: pytest.
     assert main(arguments) == 1
     assert json.loads(capsys.readouterr().out)["alarm"]
     assert "Alarm" in page.read_text(encoding="utf-8")
+
+
+def test_command_takes_labels_that_come_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cal, state = tmp_path / "cal", tmp_path / "watch"
+    fitted = features_file(tmp_path / "fit.safetensors", 200, 0)
+    home = features_file(tmp_path / "home.safetensors", 500, 2)
+    labelled = features_file(tmp_path / "labels/monday.safetensors", 400, 1)
+    features, y = salgp.load_features(labelled)
+    monday = tmp_path / "monday.safetensors"
+    features.save(monday)
+    assert main(["fit", str(fitted), "-o", str(cal), "-m", "temperature"]) == 0
+    watch = ["monitor", str(cal), "--state", str(state)]
+
+    def told() -> str:
+        said = capsys.readouterr()
+        return " ".join((said.err + said.out).split())
+
+    assert main([*watch, str(monday), "--reference", str(home)]) == 0
+    assert main([*watch, "--late", str(monday)]) == 2
+    assert "has no labels" in told()
+    assert main([*watch, str(labelled)]) == 0
+    assert "its labels are new: give it as --late" in told()
+    assert main([*watch, "--late", str(labelled), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batches"] == 1
+    assert found["measured"] == pytest.approx(float((features.label == y).double().mean()))
+    assert main([*watch, "--late", str(labelled)]) == 0
+    assert "labels of monday.safetensors were counted before" in told()
+    assert main([*watch, str(labelled)]) == 0
+    assert "--late" not in told()
+    assert [record.labelled for record in salgp.Monitor.open(state).log] == [0, 400]

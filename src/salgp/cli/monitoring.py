@@ -16,6 +16,7 @@ from salgp.cli.targets import PAGE, check_apart, check_no_other, check_target
 
 if TYPE_CHECKING:
     from salgp.monitor import Monitor, Status
+    from salgp.prediction import Prediction
 
 __all__ = ["register"]
 
@@ -50,6 +51,12 @@ def monitor(
     tolerance: Annotated[
         float, typer.Option(help="Fall of accuracy that matters; set on the first call.")
     ] = 0.02,
+    late: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Features with labels that came later, of samples fed before; each sample once. Repeatable."
+        ),
+    ] = None,
     page: Annotated[Path | None, typer.Option(help="Write the last weeks as one HTML page.")] = None,
     fail: Annotated[bool, typer.Option("--fail", help="Exit with code 1 while an alarm stands.")] = False,
     any_network: AnyNetwork = False,
@@ -59,24 +66,51 @@ def monitor(
     The alarm is false with at most the stated chance, however long one watches. A batch is named after
     its file and its contents; one that was counted before is not counted again.
     """
-    check_apart(state, calibrator, reference, *(data or []))
+    given = [*(data or []), *(late or [])]
+    check_apart(state, calibrator, reference, *given)
     check_no_other(state)
     if page is not None:
-        check_target(page, True, calibrator, reference, *(data or []), says=PAGE)
+        check_target(page, True, calibrator, reference, *given, says=PAGE)
     watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
     for path in data or []:
         loaded, prediction = predicted(calibrator, path, any_network, shell)
         before = watching.status().batches
         watching.feed(prediction, loaded.labels, key=_key(loaded))
         if watching.status().batches == before:
-            shell.say(f"note: {path.name} was counted before, and is not counted again")
+            shell.say(
+                f"note: {path.name} was counted before, and is not counted again{_hint(watching, loaded)}"
+            )
+    for path in late or []:
+        _observe(shell, watching, *predicted(calibrator, path, any_network, shell))
     status = watching.status()
     if page is not None:
         watching.page(page)
-    hint = "" if data else f"\nnext: salgp monitor {calibrator} NEW.safetensors --state {state}"
+    hint = "" if given else f"\nnext: salgp monitor {calibrator} NEW.safetensors --state {state}"
     shell.finish(_summary(watching, status, page), f"{status}{hint}")
     if fail and status.alarm:
         raise typer.Exit(FAILURE)
+
+
+def _observe(shell: Shell, watching: Monitor, loaded: files.FeatureFile, prediction: Prediction) -> None:
+    """Labels of samples fed before: they say nothing of a shift, but whether confidences keep their word."""
+    if loaded.labels is None:
+        raise UsageError(f"--late: {loaded.path} has no labels; give it without --late")
+    before = len(watching.log)
+    if not _has_labels(watching, loaded):
+        watching.observe(prediction, loaded.labels, key=_key(loaded))
+    if len(watching.log) == before:
+        shell.say(f"note: labels of {loaded.path.name} were counted before, and are not counted again")
+
+
+def _hint(watching: Monitor, loaded: files.FeatureFile) -> str:
+    unused = loaded.labels is not None and not _has_labels(watching, loaded)
+    return "; its labels are new: give it as --late" if unused else ""
+
+
+def _has_labels(watching: Monitor, loaded: files.FeatureFile) -> bool:
+    """Were the labels of these samples counted, at once or later?"""
+    key = _key(loaded)
+    return any(record.labelled and record.key in (key, f"labels {key}") for record in watching.log)
 
 
 def _key(loaded: files.FeatureFile) -> str:
