@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -197,8 +198,9 @@ def test_command_takes_labels_that_come_later(tmp_path: Path, capsys: pytest.Cap
     found = json.loads(capsys.readouterr().out)
     assert found["batches"] == 1
     assert found["measured"] == pytest.approx(float((features.label == y).double().mean()))
-    assert main([*watch, "--late", str(labelled)]) == 0
-    assert "labels of monday.safetensors were counted before" in told()
+    other = shutil.copy(labelled, tmp_path / "monday-labelled.safetensors")
+    assert main([*watch, "--late", str(other)]) == 0
+    assert "labels of monday-labelled.safetensors were counted before" in told()
     assert main([*watch, str(labelled)]) == 0
     assert "--late" not in told()
     assert [record.labelled for record in salgp.Monitor.open(state).log] == [0, 400]

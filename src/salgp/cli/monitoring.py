@@ -73,13 +73,7 @@ def monitor(
         check_target(page, True, calibrator, reference, *given, says=PAGE)
     watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
     for path in data or []:
-        loaded, prediction = predicted(calibrator, path, any_network, shell)
-        before = watching.status().batches
-        watching.feed(prediction, loaded.labels, key=_key(loaded))
-        if watching.status().batches == before:
-            shell.say(
-                f"note: {path.name} was counted before, and is not counted again{_hint(watching, loaded)}"
-            )
+        _feed(shell, watching, *predicted(calibrator, path, any_network, shell))
     for path in late or []:
         _observe(shell, watching, *predicted(calibrator, path, any_network, shell))
     status = watching.status()
@@ -89,6 +83,15 @@ def monitor(
     shell.finish(_summary(watching, status, page), f"{status}{hint}")
     if fail and status.alarm:
         raise typer.Exit(FAILURE)
+
+
+def _feed(shell: Shell, watching: Monitor, loaded: files.FeatureFile, prediction: Prediction) -> None:
+    before = watching.status().batches
+    watching.feed(prediction, loaded.labels, key=_key(loaded))
+    if watching.status().batches == before:
+        shell.say(
+            f"note: {loaded.path.name} was counted before, and is not counted again{_hint(watching, loaded)}"
+        )
 
 
 def _observe(shell: Shell, watching: Monitor, loaded: files.FeatureFile, prediction: Prediction) -> None:
@@ -108,9 +111,9 @@ def _hint(watching: Monitor, loaded: files.FeatureFile) -> str:
 
 
 def _has_labels(watching: Monitor, loaded: files.FeatureFile) -> bool:
-    """Were the labels of these samples counted, at once or later?"""
-    key = _key(loaded)
-    return any(record.labelled and record.key in (key, f"labels {key}") for record in watching.log)
+    """Were the labels of these samples counted, at once or later, under whatever name?"""
+    contents = _key(loaded).rsplit(" ", 1)[1]
+    return any(record.labelled and record.key.endswith(contents) for record in watching.log)
 
 
 def _key(loaded: files.FeatureFile) -> str:
