@@ -103,7 +103,7 @@ def sets(cache: Path, path: Path) -> None:
         for axis, values in zip(axes, np.array(tried).T, strict=True):
             axis.plot(severities, values, "o-" if which else "s--", color=colour, label=name)
     axes[0].axhline(0.95, color="black", lw=1, ls=":")
-    axes[0].set(ylabel="contains the true class", xlabel="severity of the shift", ylim=(0.5, 1))
+    axes[0].set(ylabel="contains the true class", xlabel="severity of the shift", ylim=(0.4, 1))
     axes[1].set(ylabel="mean size", xlabel="severity of the shift", ylim=(0.9, None))
     axes[1].legend(frameon=False)
     _save(figure, path)
