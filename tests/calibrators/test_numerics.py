@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from functools import cache
 
@@ -151,3 +152,21 @@ def test_features_survive_slicing_and_saving(
     again.save(path)
     assert path.read_bytes() == first, "the same features give the same bytes"
     assert torch.equal(found[:1].label, found.label[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "classes", "layers"), [("matrix", 2000, 0), ("dirichlet", 2000, 0), ("sal-gp", 3, 100)]
+)
+def test_many_classes_and_many_layers_take_less_than_a_minute(name: str, classes: int, layers: int) -> None:
+    """Of processor time: 50 samples of 2,000 classes, 300 samples with 100 layers."""
+    g = torch.Generator().manual_seed(0)
+    n = 300 if layers else 50
+    h = torch.randn(n, 4, generator=g)
+    values = {f"layer{i}": h @ torch.randn(4, 6, generator=g) for i in range(layers)}
+    made = Features(3 * torch.randn(n, classes, generator=g), values)
+    start = time.process_time()
+    prediction = get(name).fit(made, torch.randint(classes, (n,), generator=g)).predict(made)
+    assert time.process_time() - start < 60
+    assert bool(torch.isfinite(prediction.confidence).all())
