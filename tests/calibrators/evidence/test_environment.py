@@ -19,12 +19,13 @@ from salgp.calibrators.evidence.check import _missed, _window_numbers
 from salgp.calibrators.evidence.environment import Context, Environment, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import TRUSTS, choose_trust
 from salgp.calibrators.evidence.gate import choose_guard, fit_gate
-from salgp.calibrators.evidence.reference import layer_evidence
+from salgp.calibrators.evidence.reference import layer_evidence, make_reference
 from salgp.calibrators.evidence.rows import FittedRows, View
 from salgp.calibrators.evidence.strangeness import energy, fit_strangeness
 from salgp.calibrators.evidence.windows import window_numbers
 from salgp.export import export_head
 from salgp.features import Features
+from salgp.metrics import nll_correct
 
 
 def made_rows(n: int = 400, seed: int = 0) -> tuple[FittedRows, Tensor, Tensor]:
@@ -138,6 +139,23 @@ def test_an_empty_context_tells_nothing() -> None:
 def test_a_context_of_another_network_is_refused() -> None:
     with pytest.raises(ValueError, match="holds 5 sums"):
         fitted().predict(world(30, 3)[0], context=Context(torch.zeros(12).double()))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        {"shift": 0.0, "domain": None, "classes": [1]},
+        {"shift": 0.0, "domain": 0.0, "classes": 3},
+        {"shift": 0.0, "domain": 0.0, "classes": [[1]]},
+        {"shift": 0.0, "domain": 0.0, "classes": ["one"]},
+        {"shift": 0.0, "domain": 0.0, "classes": [4, -1]},
+        {"shift": math.nan, "domain": 0.0, "classes": [4, 1]},
+    ],
+)
+def test_numbers_that_are_no_context_are_refused(numbers: Any) -> None:
+    with pytest.raises(ValueError, match="a context h"):
+        Context.from_dict(numbers)
 
 
 def test_crowding_is_the_formula_of_the_docstring() -> None:
@@ -376,6 +394,9 @@ def test_every_fit_measures_itself() -> None:
     assert set(calibrator.check_) == {"in domain", "left-out families"}
     for table in calibrator.check_.values():
         assert set(table) == {"uncalibrated", "temperature", "layer evidence"}
+    alone = torch.softmax(clean.logits.double(), dim=1).amax(dim=1)  # the network as it is
+    expected = nll_correct(alone, clean.correct(y))
+    assert calibrator.check_["in domain"]["uncalibrated"]["nll"] == pytest.approx(expected, rel=1e-6)
     shifted = calibrator.check_["left-out families"]
     assert shifted["layer evidence"]["nll"] < shifted["temperature"]["nll"]
     assert "temperature scaling" in calibrator.verdict_
@@ -405,6 +426,18 @@ def test_evidence_has_a_place_in_every_layer() -> None:
     reference = calibrator.evidence_.reference
     first = reference.layers["one"].project(features.layers["one"])[:, :16].float()
     torch.testing.assert_close(layer_evidence(reference, features).place[:, : first.shape[1]], first)
+
+
+def test_a_narrow_layer_has_a_narrow_place() -> None:
+    g = torch.Generator().manual_seed(0)
+    wide, narrow = torch.randn(120, 40, generator=g), torch.randn(120, 5, generator=g)
+    features = Features(torch.randn(120, 3, generator=g), {"wide": wide, "narrow": narrow})
+    reference = make_reference(features, torch.arange(120) % 3, width=32)
+    place = layer_evidence(reference, features[:7]).place
+    assert place.shape == (7, 16 + 5)
+    for name, columns in (("wide", place[:, :16]), ("narrow", place[:, 16:])):
+        expected = reference.layers[name].project(features.layers[name][:7])[:, :16].float()
+        torch.testing.assert_close(columns, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_an_exported_gate_gives_the_same_confidence(tmp_path: Path) -> None:

@@ -95,9 +95,17 @@ class Context:
 
     @staticmethod
     def from_dict(numbers: Mapping[str, Any]) -> Context:
-        """The context that `as_dict` gave."""
-        total = [numbers["shift"], numbers["domain"], *numbers["classes"]]
-        return Context(torch.tensor(total, dtype=torch.float64))
+        """The context that `as_dict` gave; raises `ValueError` for anything else."""
+        try:
+            found = [numbers["shift"], numbers["domain"], *numbers["classes"]]
+            total = torch.tensor(found, dtype=torch.float64)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"a context has the numbers 'shift', 'domain' and the list 'classes'; got {numbers!r:.100}"
+            ) from error
+        if total.ndim != 1 or not bool(total.isfinite().all()) or bool((total[2:] < 0).any()):
+            raise ValueError(f"a context holds finite sums, and counts from 0 on; got {numbers!r:.100}")
+        return Context(total)
 
 
 @dataclass(frozen=True, eq=False)
