@@ -274,9 +274,7 @@ def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], or
 
 
 def _as_tensor(x: Any, what: str) -> Tensor:
-    tensor = torch.as_tensor(x)
-    if tensor.requires_grad:
-        tensor = tensor.detach()
+    tensor = torch.as_tensor(x).detach()  # in an exported graph too, whose outputs must not ask for gradients
     if not tensor.is_floating_point():
         raise TypeError(f"{what} must be floating point, got {tensor.dtype}")
     if tensor.ndim != 2:
