@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from salgp import metrics
+from salgp.calibrators.evidence.reference import layer_evidence
 from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp_study.suite.cache import CachedCase, CachedTest
@@ -50,6 +51,7 @@ def score_method(case: CachedCase, name: str, entry: Entry) -> Iterator[Record]:
     fitted = _fit(seen, name, entry)
     inside = next(test for test in seen.tests if test.kind == "in")
     novelty = predict_windows(fitted.method, inside.features, 0).novelty
+    distances = _layer_novelty(fitted.method, inside.features)
     for test in seen.tests:
         for window in fitted.windows:
             prediction = predict_windows(fitted.method, test.features, window)
@@ -58,6 +60,7 @@ def score_method(case: CachedCase, name: str, entry: Entry) -> Iterator[Record]:
                 **scores(prediction, test.features, test.labels),
                 **_replicates(name, prediction, test),
                 **(_novelty(prediction, novelty, test, inside) if window == 0 else {}),
+                **(_best_layer(fitted.method, distances, test) if window == 0 else {}),
             }
         if MIXED_WINDOW in fitted.windows and test.kind == "shift" and test.severity in (0, 2, 3):
             yield from _mixed(case, fitted, inside, test)
@@ -166,15 +169,35 @@ def _novelty(
         "softmax": (-g.confidence, -f.confidence),
         "energy": (-g.logits.logsumexp(1), -f.logits.logsumexp(1)),
     }
-    unknown = (test.labels < 0).double().numpy()
-    found = {}
-    for name, (a, b) in pairs.items():
-        if test.kind == "unknown":
-            found[f"unknown_{name}"] = metrics.auroc(b.double().numpy(), unknown)
-        else:
-            flag = np.r_[np.zeros(len(a)), np.ones(len(b))]
-            found[f"shift_{name}"] = metrics.auroc(torch.cat([a, b]).double().numpy(), flag)
-    return {k: round(float(v), 5) for k, v in found.items()}
+    return {f"{test.kind}_{name}": round(_told_apart(a, b, test), 5) for name, (a, b) in pairs.items()}
+
+
+def _layer_novelty(method: Any, features: Features) -> Tensor | None:
+    """Distances ``(n, L)`` of all layers by themselves, of a method that has them."""
+    model = getattr(method, "evidence_", None)
+    if model is None:
+        return None
+    found: Tensor = layer_evidence(model.reference, features).novelty
+    return found
+
+
+def _best_layer(method: Any, inside: Tensor | None, test: CachedTest) -> Record:
+    """AUROC of the layer whose distance tells best, which nobody knows beforehand."""
+    here = None if inside is None or test.kind == "in" else _layer_novelty(method, test.features)
+    if inside is None or here is None:
+        return {}
+    found = [_told_apart(a, b, test) for a, b in zip(inside.unbind(1), here.unbind(1), strict=True)]
+    return {f"{test.kind}_layer": round(max(found), 5)}
+
+
+def _told_apart(inside: Tensor, here: Tensor, test: CachedTest) -> float:
+    """AUROC of a number, of samples in domain and of the test set: unknown classes from known ones of the
+    same set, or all shifted samples from those in domain.
+    """
+    if test.kind == "unknown":
+        return metrics.auroc(here.double().numpy(), (test.labels < 0).double().numpy())
+    moved = np.r_[np.zeros(len(inside)), np.ones(len(here))]
+    return metrics.auroc(torch.cat([inside, here]).double().numpy(), moved)
 
 
 def _mixed(case: CachedCase, fitted: _Fitted, inside: CachedTest, test: CachedTest) -> Iterator[Record]:

@@ -94,6 +94,10 @@ class Results:
             found.setdefault((r["set"], r["test"]), []).append(r[key])
         return {where: _mean(values) for where, values in found.items()}
 
+    def mean_of_tests(self, way: Way, kind: str, key: str) -> float:
+        """Mean over all test sets, each counted once."""
+        return _mean(list(self.by_test(way, kind, key).values()))
+
     def estimate_error(self, way: Way, kind: str = "shift") -> float:
         """Mean distance of the mean confidence from the accuracy: accuracy without labels."""
         near = [{**r, "error": abs(r["confidence"] - r["accuracy"])} for r in self.of(way, kind)]

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from made_case import made_case
+from sklearn.metrics import roc_auc_score
 
 from salgp.calibrators import get
+from salgp.calibrators.evidence.reference import layer_evidence
 from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp_study.suite import command, methods, protocol, report, running, sets
@@ -158,6 +160,21 @@ def test_means_count_every_data_set_once() -> None:
     records += [record("b", 0, "x", "shift", ece=0.3)]
     assert Results(records).mean(Way("x"), "shift", "ece") == pytest.approx(0.2)
     assert np.isnan(Results(records).mean(Way("y"), "shift", "ece"))
+    assert Results(records).mean_of_tests(Way("x"), "shift", "ece") == pytest.approx(0.12)
+
+
+def test_novelty_stands_beside_the_best_layer_alone(cache: Path) -> None:
+    case = read_case(cache / "made-0")
+    records = [r for r in score_method(case, OURS, METHODS[OURS]) if r["window"] == 0]
+    test = next(t for t in case.tests if t.kind == "unknown")
+    entry, plain = METHODS[OURS], next(r for r in records if r["kind"] == "unknown")
+    fitted: Any = entry.build().fit(*case.calibration, case.reference)
+    distances = layer_evidence(fitted.evidence_.reference, test.features).novelty
+    unknown = (test.labels < 0).numpy()
+    best = max(roc_auc_score(unknown, column) for column in distances.T)
+    assert plain["unknown_layer"] == pytest.approx(best, abs=1e-5)
+    assert all("shift_layer" in r for r in records if r["kind"] == "shift")
+    assert "in_layer" not in records[0]
 
 
 @pytest.mark.parametrize(("inside", "kept"), [(0.021, False), (0.02, True), (0.01, True)])
