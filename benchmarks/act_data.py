@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -119,12 +119,14 @@ MOST = 1000
 class Judged:
     """What temperature scaling and layer evidence say of one set of samples.
 
-    ``alone``: layer evidence one sample at a time; ``together``: with the whole set as its context.
+    ``alone``: layer evidence one sample at a time; ``together``: with the whole set as its context;
+    ``classes``: one sample at a time, with all classes on equal terms.
     """
 
     tempered: Prediction
     alone: Prediction
     together: Prediction
+    classes: Prediction
     labels: Tensor
 
 
@@ -165,6 +167,7 @@ def _columns(temperature, evidence, batch: Features) -> dict[str, np.ndarray]:
         "novelty": alone.novelty,
         "together": together.confidence,
         "std": together.std,
+        "classes": evidence.predict_classes(batch).probs,
     }
     return {name: value.numpy() for name, value in columns.items()}
 
@@ -172,13 +175,14 @@ def _columns(temperature, evidence, batch: Features) -> dict[str, np.ndarray]:
 def _read(key: str, file: np.lib.npyio.NpzFile) -> Judged:
     column = {
         name: torch.from_numpy(file[f"{key}|{name}"])
-        for name in ("probs", "label", "alone", "novelty", "together", "std", "y")
+        for name in ("probs", "label", "alone", "novelty", "together", "std", "classes", "y")
     }
     probs, label = column["probs"], column["label"]
     tempered = Prediction(label, probs, probs.gather(1, label[:, None])[:, 0])
     alone = Prediction(label, probs, column["alone"], novelty=column["novelty"])
     together = Prediction(label, probs, column["together"], std=column["std"])
-    return Judged(tempered, alone, together, column["y"])
+    classes = replace(alone, probs=column["classes"])
+    return Judged(tempered, alone, together, classes, column["y"])
 
 
 def _model() -> str:

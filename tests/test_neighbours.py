@@ -14,7 +14,7 @@ from salgp import Features, neighbours
 from salgp.calibrators.baselines.density import DensityAwareCalibration, _fit_weights, _squared_error
 from salgp.calibrators.baselines.trust import DeepKNN, TrustScore
 from salgp.metrics import auroc, nll
-from salgp.neighbours import ClassIndex, class_distances, nearest, side_distances
+from salgp.neighbours import ClassIndex, class_distances, nearest, nearest_of_classes, side_distances
 
 
 def points(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -279,3 +279,22 @@ def dense_sides(index: ClassIndex, query: torch.Tensor, label: torch.Tensor, k: 
                 if bool(kept.any()):
                     found[side, s, i] = D[i][kept].sort().values[:k].mean()
     return found
+
+
+def test_nearest_of_classes_equals_two_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, classes = points(60, 5).float(), torch.arange(60) % 4
+    classes = torch.where(classes == 2, -1, classes)  # nobody's own; class 4 has no points either
+    query, leave_out = x[:7] + 0.1, torch.tensor([0, -1, 2, 3, -1, 5, 59])
+    for entries in (4_000_000, 100):  # in one piece and in many
+        monkeypatch.setattr(neighbours, "CHUNK_ENTRIES", entries)
+        monkeypatch.setattr(neighbours, "FEWEST_ROWS", 1)
+        index = ClassIndex.build(torch.stack([x, 2 * x]), classes, white=True)
+        found = nearest_of_classes(index, torch.stack([query, query]), 5, leave_out)
+        for space, scale in enumerate((1, 2)):
+            for i in range(7):
+                for c in range(5):
+                    far = (scale * x - query[i]).norm(dim=1)
+                    far[classes != c] = math.inf
+                    if leave_out[i] >= 0:
+                        far[leave_out[i]] = math.inf
+                    assert float(found[space, i, c]) == pytest.approx(float(far.min()), rel=1e-4)

@@ -23,7 +23,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
-__all__ = ["ClassIndex", "ClassDistances", "class_distances", "nearest", "side_distances"]
+__all__ = [
+    "ClassDistances",
+    "ClassIndex",
+    "class_distances",
+    "nearest",
+    "nearest_of_classes",
+    "side_distances",
+]
 
 CHUNK_ENTRIES = 4_000_000
 """Distances held at once: so many that starting an operation costs little beside it."""
@@ -181,6 +188,35 @@ def side_distances(
     if not parts:
         return ClassDistances(query.new_zeros(3, query.shape[0], 0))
     return ClassDistances(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2), plenty)
+
+
+def nearest_of_classes(
+    index: ClassIndex, query: Tensor, n_classes: int, leave_out: Tensor | None = None
+) -> Tensor:
+    """Distance ``(S, n, C)`` to the nearest point of every class, right to three to six digits; infinite
+    where a class has none.
+
+    Args:
+        index: the points.
+        query: ``(S, n, q)``, in each space.
+        n_classes: ``C``.
+        leave_out: ``(n,)`` point that a sample is not compared with; -1 for none.
+
+    Example:
+        >>> index = ClassIndex.build(torch.tensor([[[0.0], [1.0], [3.0]]]), torch.tensor([0, 0, 2]))
+        >>> nearest_of_classes(index, torch.tensor([[[0.5]]]), 3).flatten()
+        tensor([0.5000,    inf, 2.5000])
+    """
+    S, n, _ = query.shape
+    near = torch.full((S, n, n_classes), torch.inf, device=query.device)
+    runs = list(zip(index.start[:-1].tolist(), index.size[:-1].tolist(), strict=True))
+    for rows in _chunks(n, index.fast.shape[0] * index.fast.shape[2]):
+        D = index.compare(query[:, rows], _rows_of(leave_out, rows))
+        for c, (start, size) in enumerate(runs):
+            if size:
+                near[:, rows, c] = D[:, :, start : start + size].amin(dim=-1)
+        near[:, rows] = index.rough(query[:, rows], near[:, rows])
+    return near
 
 
 @dataclass(frozen=True, eq=False)

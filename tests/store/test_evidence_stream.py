@@ -41,6 +41,16 @@ def test_equals_a_fit_in_memory_on_the_same_reference(stores: Stores, form: str)
     torch.testing.assert_close(a.layers.mean, b.layers.mean, rtol=0, atol=1e-5)
 
 
+def test_class_probabilities_are_those_of_a_fit_in_memory(stores: Stores) -> None:
+    """The subset holds every original here."""
+    calibration, reference = stores
+    streamed = fit_store(LayerEvidence(reference="full"), calibration, reference=reference)
+    whole = LayerEvidence(reference="full").fit(*calibration.to_features(), reference.to_features())
+    new, _ = samples(200, seed=7)
+    a, b = streamed.predict_classes(new), whole.predict_classes(new)
+    torch.testing.assert_close(a.probs, b.probs, rtol=0, atol=5e-3)  # points in half precision
+
+
 def test_a_small_reference_is_the_one_made_in_memory(stores: Stores) -> None:
     """Where every sample is drawn, streaming changes nothing but the order of the sums."""
     calibration, reference = stores

@@ -40,6 +40,7 @@ from salgp.calibrators.evidence.check import (
     unseen_spread,
     verdict,
 )
+from salgp.calibrators.evidence.classes import ClassModel, farness, fit_classes, some_originals
 from salgp.calibrators.evidence.environment import Context, Environment, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift, mixed
 from salgp.calibrators.evidence.gate import Gate, fit_gate
@@ -64,7 +65,7 @@ from salgp.features import Features
 from salgp.gp.threads import threads_for
 from salgp.labels import as_labels
 from salgp.metrics import ece, nll_correct
-from salgp.prediction import LayerTerms, Prediction
+from salgp.prediction import LayerTerms, Prediction, spread_confidence
 from salgp.storage import storable
 
 __all__ = ["EvidenceModel", "LayerEvidence"]
@@ -88,6 +89,7 @@ class EvidenceModel:
         gate: who is heard on a single sample; None likewise.
         environment: who is heard in a context; None likewise.
         unseen: variance that an unseen shift adds to the log-odds, per squared weight of the expert for it.
+        classes: how likely each class is, for `LayerEvidence.predict_classes`.
     """
 
     reference: Reference
@@ -99,6 +101,12 @@ class EvidenceModel:
     gate: Gate | None = None
     environment: Environment | None = None
     unseen: float = 0.0
+    classes: ClassModel | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not belong together."""
+        if self.classes is not None and len(self.classes.weights) != len(self.reference.layers):
+            raise ValueError(f"{len(self.classes.weights)} weights for {len(self.reference.layers)} layers")
 
     @cached_property
     def ready(self) -> bool:
@@ -213,6 +221,7 @@ class LayerEvidence(Calibrator):
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         known, evidence = self.compared(features, labels, reference)
         self.learn(features, labels, evidence, known)
+        self._learn_classes(features, labels, alone=reference is None)
 
     def compared(
         self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None
@@ -233,6 +242,7 @@ class LayerEvidence(Calibrator):
             return None
         rows = stream_evidence(source, form=self.reference, **self._options())
         self.learn(rows.features, rows.labels, rows.evidence, rows.reference)
+        self._learn_classes(*source.subset())
         self.n_classes_, self.layer_widths_ = rows.features.n_classes, rows.widths
         return self
 
@@ -278,6 +288,16 @@ class LayerEvidence(Calibrator):
             raise ValueError(
                 f"need 0 <= guard <= 1 or None, and window >= 2; got guard={self.guard}, window={self.window}"
             )
+
+    def _learn_classes(self, features: Features, labels: Tensor, alone: bool = False) -> None:
+        """Fit the probabilities of all classes to originals; ``alone``: they are the reference too."""
+        first, _ = originals(features)
+        known = self.evidence_.reference
+        some = some_originals(len(first), len(known.layers), features.n_classes).to(first.device)
+        rows = first[some]
+        far = farness(known, features[rows], some if alone and known.form == "full" else None)
+        classes = fit_classes(features.logits[rows], far, labels[rows], self.evidence_.temperature)
+        self.evidence_ = replace(self.evidence_, classes=classes)
 
     def _in_domain(self, rows: FittedRows, n_classes: int) -> tuple[InDomain, Tensor, Tensor]:
         return fit_in_domain(
@@ -351,6 +371,31 @@ class LayerEvidence(Calibrator):
         with torch.no_grad():
             evidence = layer_evidence(self.evidence_.reference, features)
             return self.from_evidence(features, evidence, self._surroundings(features, evidence, context))
+
+    def predict_classes(self, features: Features, context: Any = None) -> Prediction:
+        """The prediction with all classes on equal terms, for prediction sets (`salgp.sets`).
+
+        Label, confidence and error bars are those of `predict`. ``probs`` are those of
+        `salgp.calibrators.evidence.classes`, by logits and layers together; another class than the label may
+        have most of the mass. As far as the expert for shift is heard on a sample, the label's share is its
+        confidence.
+
+        Args:
+            features: of the samples.
+            context: as in `predict`.
+        """
+        features = self.check_input(features)
+        model = self.evidence_
+        if model.classes is None:
+            raise ValueError("this calibrator knows nothing of the other classes; fit it anew")
+        with torch.no_grad(), threads_for(len(features) * model.reference.n_entries):
+            evidence = layer_evidence(model.reference, features)
+            seen = None if context is None else self._surroundings(features, evidence, context)
+            found = self.from_evidence(features, evidence, seen)
+            probs = model.classes(features.logits, farness(model.reference, features))
+            moved = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
+            lean = self._heard(model.view(features, evidence), evidence.place, seen)
+            return replace(found, probs=torch.lerp(probs, moved, lean[:, None]))
 
     def context(self, features: Features) -> Context:
         """What unlabelled samples that were met together tell of their environment; contexts add up.
@@ -484,6 +529,12 @@ class LayerEvidence(Calibrator):
             return None
         lean = self.evidence_.gate(view, place)
         return lean if torch.compiler.is_exporting() or bool(lean.any()) else None
+
+    def _heard(self, view: View, place: Tensor, seen: Surroundings | None) -> Tensor:
+        """Weight ``(n,)`` of the expert for shift, by gate and environment."""
+        alone = self._leaning(view, place)
+        alone = torch.zeros_like(view.t) if alone is None else alone
+        return alone if seen is None else self._environment().joined(alone, seen.to(view.t).m)
 
     def _relevance(self, features: Features, view: View, evidence: Evidence) -> dict[str, float]:
         terms = self._judged(features, view, evidence.place, None)[2].mean[:, 2:]

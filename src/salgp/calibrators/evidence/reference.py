@@ -34,17 +34,19 @@ from salgp.calibrators.evidence.condense import (
     unpacked,
 )
 from salgp.features import Features
-from salgp.neighbours import ClassDistances, ClassIndex, side_distances
+from salgp.neighbours import ClassDistances, ClassIndex, nearest_of_classes, side_distances
 from salgp.storage import storable
 
 __all__ = [
     "Evidence",
     "FEW_ROWS",
+    "LARGEST_LOG_RATIO",
     "LayerSpace",
     "NEAREST",
     "Reference",
     "WIDTH",
     "condensed_reference",
+    "distances_to_classes",
     "layer_evidence",
     "make_reference",
     "points_per_class",
@@ -361,6 +363,19 @@ def layer_evidence(
     return _evidence(sides, reference.typical, _place(query, reference.places))
 
 
+def distances_to_classes(reference: Reference, features: Features, own: Tensor | None = None) -> Tensor:
+    """Distance ``(L, n, C)`` to the nearest reference point of every class the network knows, at every layer;
+    infinite where a class has none. Arguments are those of `layer_evidence`.
+    """
+    reference = reference.to(features.logits.device)
+    query = _coordinates(reference, features, True)
+    if reference.form == "statistics":
+        found = _to_means(reference, query)
+        D = found.new_full((*found.shape[:2], features.n_classes), torch.inf)
+        return D.index_copy_(2, reference.classes, found)
+    return nearest_of_classes(reference.index, query, features.n_classes, own)
+
+
 def _coordinates(reference: Reference, features: Features, precise: bool) -> Tensor:
     """Coordinates ``(L, n, q)`` of all layers, narrow ones filled up with zeros.
 
@@ -407,13 +422,18 @@ def wide(x: Tensor) -> Tensor:
 
 def _mahalanobis(reference: Reference, query: Tensor, label: Tensor) -> ClassDistances:
     """Distance to the predicted class, to the nearest other, and to the nearest of all."""
-    means, factors = reference.statistics
-    x = query.float()[:, None] @ factors  # (L, C or 1, n, q)
-    D = (x - means[:, :, None, :]).norm(dim=-1).mT  # (L, n, C)
+    D = _to_means(reference, query)
     is_own = label[:, None] == reference.classes
     own = D.masked_fill(~is_own, torch.inf).amin(dim=-1)
     other = D.masked_fill(is_own, torch.inf).amin(dim=-1)
     return ClassDistances(torch.stack([own, other, torch.minimum(own, other)]))
+
+
+def _to_means(reference: Reference, query: Tensor) -> Tensor:
+    """Mahalanobis distances ``(L, n, C)`` to the classes that have statistics."""
+    means, factors = reference.statistics
+    x = query.float()[:, None] @ factors  # (L, C or 1, n, q)
+    return (x - means[:, :, None, :]).norm(dim=-1).mT
 
 
 def _typical_agreement(reference: Reference, features: Features) -> Tensor | None:
