@@ -25,7 +25,7 @@ from act_sets import _tried
 
 from salgp import Monitor
 from salgp.decide import choose_threshold
-from salgp.sets import fit_sets, overtaking
+from salgp.sets import fit_sets
 
 IMAGES = Path(__file__).parents[1] / "docs" / "img"
 SET = "cifar10-resnet20-0"
@@ -83,7 +83,7 @@ def sets(cache: Path, path: Path) -> None:
     rows = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))[:4500]
 
     def both(one):
-        return one.tempered, overtaking(one.alone, one.tempered.probs)
+        return one.tempered, one.classes
 
     fits = [
         fit_sets(p[rows], labels[rows], 0.95, by=by)
