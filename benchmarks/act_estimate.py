@@ -61,6 +61,8 @@ def section(data: Path, cache: Path, quick: bool) -> str:
         "",
         _ratio(rows, methods),
         "",
+        _by_network(found),
+        "",
         _failures(rows),
     ]
     return "\n".join(lines)
@@ -131,6 +133,21 @@ def _ratio(rows: list[dict], methods: list[str]) -> str:
     rivals = {method: value for method, value in mean.items() if not method.startswith("layer")}
     best = min(rivals, key=rivals.__getitem__)
     return f"Ours with context: {mean[OURS] / rivals[best]:.2f} of the best rival's error ({best})."
+
+
+def _by_network(found: dict[str, list[dict]]) -> str:
+    """The mean in which every network counts as one, and what each network adds to the mean of all sets."""
+    sums = {name: sum(_error(row, OURS) for row in part) for name, part in found.items()}
+    count = sum(map(len, found.values()))
+    means = {name: sums[name] / len(part) for name, part in found.items()}
+    worst = max(means, key=means.__getitem__)
+    others = [value for name, value in means.items() if name != worst]
+    parts = ", ".join(f"{name} {value / count:.4f}" for name, value in sums.items())
+    return (
+        f"With every network counting as one, ours with context is off by "
+        f"{np.mean(list(means.values())):.3f}, and by {np.mean(others):.3f} without {worst}. "
+        f"Of the mean over all {count} sets the networks have: {parts}."
+    )
 
 
 def _failures(rows: list[dict]) -> str:
