@@ -91,7 +91,7 @@ class Features:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logits", _as_tensor(self.logits, "logits"))
-        layers = {str(name): _as_tensor(x, f"layer {name!r}") for name, x in self.layers.items()}
+        layers = {str(name): _as_tensor(x, "layer", name) for name, x in self.layers.items()}
         object.__setattr__(self, "layers", layers)
         n = self.logits.shape[0]
         for name, x in layers.items():
@@ -273,11 +273,14 @@ def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], or
     return names
 
 
-def _as_tensor(x: Any, what: str) -> Tensor:
-    tensor = torch.as_tensor(x).detach()  # in an exported graph too, whose outputs must not ask for gradients
-    if not tensor.is_floating_point():
-        raise TypeError(f"{what} must be floating point, got {tensor.dtype}")
-    if tensor.ndim != 2:
+def _as_tensor(x: Any, what: str, name: str | None = None) -> Tensor:
+    tensor = x if type(x) is Tensor else torch.as_tensor(x)
+    if tensor.requires_grad or torch.compiler.is_exporting():
+        tensor = tensor.detach()  # outputs of an exported graph must not ask for gradients either
+    if not tensor.is_floating_point() or tensor.ndim != 2:
+        what = what if name is None else f"{what} {name!r}"
+        if not tensor.is_floating_point():
+            raise TypeError(f"{what} must be floating point, got {tensor.dtype}")
         raise ValueError(f"{what} must have shape (n, width), got {tuple(tensor.shape)}")
     return tensor
 

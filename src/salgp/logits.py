@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["OUTPUTS", "as_array", "as_logits", "largest", "look_like_probabilities"]
+__all__ = ["OUTPUTS", "as_array", "as_logits", "largest", "look_like_probabilities", "plain_array"]
 
 OUTPUTS = ("logits", "probabilities", "log-probabilities")
 """What the numbers a classifier returns can mean."""
@@ -100,15 +100,24 @@ def largest(x: Tensor) -> Tensor:
         >>> largest(torch.tensor([[0.0, 2.0, 2.0]]))
         tensor([1])
     """
-    plain = (
-        type(x) is Tensor
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
-        and x.numel() > 0
-    )
-    if not plain or torch.compiler.is_compiling():
+    if not plain_array(x) or x.numel() == 0:
         return x.argmax(dim=1)
     return torch.from_numpy(x.detach().numpy().argmax(axis=1))
+
+
+def plain_array(x: Tensor) -> bool:
+    """Can NumPy work on it where it lies? Not on a tensor that is being traced.
+
+    Example:
+        >>> plain_array(torch.zeros(1)), plain_array(torch.zeros(1, dtype=torch.bfloat16))
+        (True, False)
+    """
+    return (
+        type(x) is Tensor
+        and x.is_cpu
+        and x.dtype in (torch.float32, torch.float64)
+        and not torch.compiler.is_compiling()
+    )
 
 
 def _check_probabilities(p: Tensor, output: str) -> None:

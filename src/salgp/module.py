@@ -102,7 +102,8 @@ class CalibratedClassifier(nn.Module):
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
         batch = Batch.given(inputs, keywords)
-        self.taps = self.taps.settled(self.model, batch)
+        if self.taps.taps is None:
+            self.taps = self.taps.settled(self.model, batch)
         return self.taps.read(self.model, batch)
 
     def extract(
@@ -142,10 +143,18 @@ class CalibratedClassifier(nn.Module):
         return self._predicted(self.extract(loader, progress=progress)[0], context)
 
     def _predicted(self, features: Features, context: Any = None) -> Prediction:
-        learned = {name: value for name, value in vars(self.calibrator).items() if name.endswith("_")}
-        home = next(_tensors(learned), torch.empty(0)).device
+        home = self._home()
         here = features if features.logits.device == home else features.to(home)
         return self.calibrator.predict(here, context)
+
+    def _home(self) -> torch.device:
+        """Where the calibrator works; kept beside what it learned, so that a new fit is looked at anew."""
+        state = self.calibrator.__dict__
+        if "_home" not in state:
+            learned = {name: value for name, value in state.items() if name.endswith("_")}
+            state["_home"] = next(_tensors(learned), torch.empty(0)).device
+        home: torch.device = state["_home"]
+        return home
 
     def report(self, loader: Iterable[Any], path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the HTML report of this classifier on labelled data.

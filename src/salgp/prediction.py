@@ -237,6 +237,45 @@ class Prediction:
         confidence, below, above, low, high = torch.sigmoid(torch.addcmul(log_odds, steps, sd))
         return Prediction.from_confidence(features, confidence, (above - below) / 2, (low, high), **more)
 
+    @staticmethod
+    def of_one(
+        label: Tensor,
+        odds: np.ndarray,
+        log_odds: float,
+        variance: float,
+        *,
+        layers: LayerTerms | None = None,
+        novelty: float,
+        eps: float = 1e-6,
+    ) -> Prediction:
+        """`from_log_odds` for one sample in plain numbers, in a small part of the time.
+
+        Args:
+            label: ``(1,)``.
+            odds: ``(c,)`` by which the other classes share, whatever their sum.
+            log_odds: mean.
+            variance: of the log-odds.
+            layers: per-layer corrections.
+            novelty: how strange the sample is.
+            eps: distance kept from 0 and 1.
+
+        Example:
+            >>> one = Prediction.of_one(torch.tensor([0]), np.ones(3), 0.0, 1.0, novelty=0.0)
+            >>> one.probs
+            tensor([[0.5000, 0.2500, 0.2500]], dtype=torch.float64)
+        """
+        sd = math.sqrt(max(variance, 0.0))
+        points = (log_odds + step * sd for step in (0.0, -1.0, 1.0, -_Z, _Z))
+        confidence, below, above, low, high = map(_sigmoid, points)
+        inside = min(max(confidence, eps), 1 - eps)
+        probs = _spread_one(odds, int(label), inside)
+        numbers = (inside, (above - below) / 2, min(low, inside), max(high, inside), novelty)
+        one, std, lower, upper, strange = (torch.from_numpy(np.array([x])) for x in numbers)
+        clipped = torch.from_numpy(np.array([inside != confidence]))
+        return Prediction(
+            label, torch.from_numpy(probs[None]), one, std, lower, upper, layers, strange, clipped
+        )
+
     def checked(self) -> Prediction:
         """Itself; refused where a confidence or a class probability is none, before anybody acts on it.
 
@@ -355,6 +394,26 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
         others = others.mul_(scale)
     others.clamp_(min=tiny)  # no class is impossible, so that every log-likelihood is finite
     return others.scatter_(1, label, confidence)
+
+
+def _spread_one(odds: np.ndarray, label: int, confidence: float) -> np.ndarray:
+    """`spread_confidence` for one sample ``(c,)``."""
+    tiny = float(np.finfo(np.float64).tiny)
+    others = odds.astype(np.float64)  # a copy
+    others[label] = 0.0
+    rest, left = float(others.sum()), 1 - confidence
+    even, keep, scale = left / max(len(odds) - 1, 1), 0.0, 0.0
+    if rest > math.sqrt(tiny):
+        scale, cap = left / rest, confidence * (1 - _STRICTLY)
+        top = scale * float(others.max())
+        keep = 1.0 if top <= cap else min(max((cap - even) / max(top - even, tiny), 0.0), 1.0)
+    shared: np.ndarray = np.maximum(others * (keep * scale) + (1 - keep) * even, tiny)
+    shared[label] = confidence
+    return shared
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def _tempered(logits: Tensor, temperature: float) -> Tensor:

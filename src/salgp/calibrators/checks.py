@@ -12,11 +12,12 @@ import math
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from salgp.features import Features
-from salgp.logits import look_like_probabilities
+from salgp.logits import look_like_probabilities, plain_array
 
 __all__ = [
     "FEW_SAMPLES",
@@ -82,7 +83,7 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
             "salgp.extract(model, loader)"
         )
     values = [features.logits, *(features.layers.values() if with_layers else ())]
-    if len(features) <= FEW_ROWS and math.isfinite(float(torch.cat(values, dim=1).sum())):
+    if len(features) <= FEW_ROWS and _all_finite(values):
         return
     _refuse_non_finite("logits", features.logits)
     for name, x in features.layers.items() if with_layers else ():
@@ -120,9 +121,7 @@ def bounded_logits(features: Features) -> Features:
         tensor([[ 0.0000e+00, -1.0000e+18]])
     """
     z = features.logits
-    if (
-        not z.numel() or max(abs(float(end)) for end in torch.aminmax(z)) <= LARGEST_LOGIT
-    ):  # one pass, no copy
+    if not z.numel() or _largest_size(z) <= LARGEST_LOGIT:
         return features
     return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
 
@@ -211,6 +210,19 @@ def _rows_in(rows: Tensor, others: Tensor) -> int:
     alike = rows[torch.isin(ours, theirs)].cpu()
     known = {row.tobytes() for row in others.to(rows)[torch.isin(theirs, ours)].cpu().contiguous().numpy()}
     return sum(row.tobytes() in known for row in alike.contiguous().numpy())
+
+
+def _all_finite(values: list[Tensor]) -> bool:
+    """Are few numbers finite for sure? Not where their sum overflows."""
+    if all(map(plain_array, values)):  # beside a network that runs on one sample every step counts
+        return math.isfinite(np.abs(np.concatenate([x.numpy() for x in values], axis=1)).max(initial=0.0))
+    return math.isfinite(float(torch.cat(values, dim=1).sum()))
+
+
+def _largest_size(z: Tensor) -> float:
+    if len(z) <= FEW_ROWS and plain_array(z):
+        return float(np.abs(z.numpy()).max())
+    return max(abs(float(end)) for end in torch.aminmax(z))  # one pass, no copy
 
 
 def _refuse_non_finite(what: str, x: Tensor) -> None:

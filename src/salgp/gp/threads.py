@@ -11,8 +11,6 @@ changes it and the last puts it back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -48,8 +46,7 @@ class _OneThread:
 _ONE_THREAD = _OneThread()
 
 
-@contextmanager
-def threads_for(entries: int) -> Iterator[None]:
+class threads_for:  # noqa: N801  a context, named like a function as those of contextlib are
     """Work on one thread where the largest matrix has at most `SMALL` entries; put the setting back
     afterwards.
 
@@ -61,11 +58,14 @@ def threads_for(entries: int) -> Iterator[None]:
         >>> torch.get_num_threads() == before
         True
     """
-    if entries > SMALL:
-        yield
-        return
-    _ONE_THREAD.enter()
-    try:
-        yield
-    finally:
-        _ONE_THREAD.leave()
+
+    def __init__(self, entries: int) -> None:
+        self._small = entries <= SMALL
+
+    def __enter__(self) -> None:
+        if self._small:
+            _ONE_THREAD.enter()
+
+    def __exit__(self, *_: object) -> None:
+        if self._small:
+            _ONE_THREAD.leave()

@@ -76,7 +76,7 @@ class Batch:
         """
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             return Batch.of({**inputs[0], **keywords})
-        named = Batch.of(keywords).keywords
+        named = Batch.of(keywords).keywords if keywords else keywords
         form = "mapping" if named and not inputs else "single" if len(inputs) == 1 else "tuple"
         return Batch(tuple(map(_as_tensors, inputs)), named, form=form)
 

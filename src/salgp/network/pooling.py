@@ -110,8 +110,9 @@ def image_average(x: Tensor, layout: Layout) -> Tensor | None:
         >>> image_average(torch.arange(16.0).reshape(1, 2, 2, 4), Layout("first", 2))
         tensor([[ 3.5000, 11.5000]])
     """
-    plain = x.ndim == 4 and x.dtype == torch.float32 and not x.is_nested and layout.width == x.shape[1]
-    return _mean_over(x, [2, 3]) if plain else None
+    if x.ndim != 4 or x.dtype != torch.float32 or x.is_nested or layout.width != x.shape[1]:
+        return None
+    return _mean_over(x, [2, 3]) if torch.compiler.is_exporting() else x.mean((2, 3))
 
 
 def _positions_last(x: Tensor, layout: Layout) -> Tensor:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -120,11 +119,12 @@ class Probe:
         self._taps = tuple(taps)
         self._pooled = pooled
         self._found: dict[str, Tensor] | None = None
-        self._calls: Counter[str] = Counter()
+        self._calls: dict[str, int] = {}
         self._mask: Tensor | None = None
         self._change: Change | None = None
+        quick = _calls_every_module(network)
         for name in dict.fromkeys(tap.module for tap in taps):
-            network.get_submodule(name).register_forward_hook(self._hook(name))
+            _attach(network.get_submodule(name), self._hook(name), quick)
 
     @contextmanager
     def reading(
@@ -143,22 +143,50 @@ class Probe:
         finally:
             self._found = self._mask = self._change = None
 
-    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], Any]:
-        numbered = [(j, tap) for j, tap in enumerate(self._taps) if tap.module == name]
+    def _hook(self, name: str) -> Callable[[nn.Module, Any], Any]:
+        """Looks at what a module returned, and gives it back, perhaps changed."""
+        by_call: dict[int, list[tuple[int, Tap]]] = {}
+        for j, tap in enumerate(self._taps):
+            if tap.module == name:
+                by_call.setdefault(tap.call, []).append((j, tap))
 
-        def hook(module: nn.Module, _: Any, output: Any) -> Any:
+        def hook(module: nn.Module, output: Any) -> Any:
             if self._found is None:
-                return None
-            self._calls[name] += 1
-            now = [(j, tap) for j, tap in numbered if tap.call == self._calls[name]]
+                return output
+            call = self._calls[name] = self._calls.get(name, 0) + 1
+            now = by_call.get(call, ())
             if self._change is not None:
                 for j, tap in now:
                     output = tap.replaced(output, module, functools.partial(self._change, j))
             for _, tap in now if self._pooled else ():
                 self._found[tap.name] = tap.read(output, module, self._mask)
-            return None if self._change is None else output
+            return output
 
         return hook
+
+
+def _calls_every_module(network: nn.Module) -> bool:
+    """Does no module look for hooks before it calls another? Those of transformers do, and without hooks they
+    take a short cut around their parts. While a graph is traced, hooks are what the tracer knows.
+    """
+    looking = nn.TransformerEncoder | nn.TransformerEncoderLayer | nn.MultiheadAttention
+    others = looking | torch.jit.ScriptModule
+    return not torch.compiler.is_exporting() and not any(isinstance(m, others) for m in network.modules())
+
+
+def _attach(module: nn.Module, look: Callable[[nn.Module, Any], Any], quick: bool) -> None:
+    """Let ``look`` see what the module returns. Around its forward function that costs half of what a hook
+    costs; behind hooks of the user it must be one too.
+    """
+    if not quick or module._forward_hooks or "forward" in vars(module):
+        module.register_forward_hook(lambda m, _, output: look(m, output))
+        return
+    forward = module.forward
+
+    def watched(*inputs: Any, **keywords: Any) -> Any:
+        return look(module, forward(*inputs, **keywords))
+
+    vars(module)["forward"] = watched
 
 
 def activation(output: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -72,7 +72,7 @@ class View:
         scripted = any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
         self._copied_weights = list(model.parameters()) if scripted else []
         self._versions = [p._version for p in self._copied_weights]
-        self._buffers = [] if torch.compiler.is_exporting() else _private_buffers(self.network)
+        self._buffers = None if torch.compiler.is_exporting() else _Buffers(self.network)
         self._parameters: list[Tensor] = list(self.network.parameters())
         self._weights: list[Tensor] = [*self._parameters, *self.network.buffers()]
         self.probe = prepare(self.network)
@@ -96,10 +96,8 @@ class View:
 
     def refresh(self) -> None:
         """Fill the private buffers from the network's."""
-        for table, name, own, _ in self._buffers:
-            table[name] = own
-        if self._buffers:
-            torch._foreach_copy_([b[2] for b in self._buffers], [b[3] for b in self._buffers])
+        if self._buffers is not None:
+            self._buffers.refresh()
 
 
 class Views:
@@ -188,18 +186,48 @@ def _values(tables: list[dict[str, Any]]) -> Iterator[Any]:
     return chain.from_iterable(map(dict.values, tables))
 
 
-def _private_buffers(network: nn.Module) -> list[tuple[dict[str, Any], str, Tensor, Tensor]]:
-    """Give the copy buffers of its own: where they are kept, under which name, its own and the user's."""
-    copies: dict[int, Tensor] = {}
-    found: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
-    for module in network.modules():
-        table = vars(module).get("_buffers")
-        if not isinstance(table, dict):
-            continue
-        for name, shared in table.items():
-            if isinstance(shared, Tensor):
-                own = copies.setdefault(id(shared), shared.detach().clone())
-                found.append((table, name, own, shared.detach()))
-    for owner, name, own, _ in found:
-        owner[name] = own
-    return found
+class _Buffers:
+    """Buffers of a copied network that are its own, filled from the user's.
+
+    Those of one type lie side by side, so that one operation fills them all: a network has dozens of tiny
+    ones, and before a pass on one sample each operation counts.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        places = [(m._buffers, k, x) for m in network.modules() for k, x in _tensors_in(m)]
+        shared = {id(x): x.detach() for _, _, x in places}
+        own = {key: x.clone() for key, x in shared.items() if not _is_plain(x)}
+        self._others = [(own[key], shared[key]) for key in own]
+        self._flat: list[tuple[Tensor, list[Tensor]]] = []
+        kinds = {(x.dtype, x.device) for x in shared.values() if _is_plain(x)}
+        for kind in kinds:
+            some = {k: x for k, x in shared.items() if _is_plain(x) and (x.dtype, x.device) == kind}
+            sources = [x.view(-1) for x in some.values()]
+            flat = torch.cat(sources)
+            parts = flat.split([len(x) for x in sources])
+            own |= {k: part.view(x.shape) for (k, x), part in zip(some.items(), parts, strict=True)}
+            self._flat.append((flat, sources))
+        self._places = [(table, name, own[id(x)]) for table, name, x in places]
+        self._place()
+
+    def refresh(self) -> None:
+        """Fill them, and put those back that a pass replaced."""
+        self._place()
+        for flat, sources in self._flat:
+            torch.cat(sources, out=flat)
+        for own, shared in self._others:
+            own.copy_(shared)
+
+    def _place(self) -> None:
+        for table, name, own in self._places:
+            table[name] = own
+
+
+def _tensors_in(module: nn.Module) -> list[tuple[str, Tensor]]:
+    table = vars(module).get("_buffers")
+    return [(k, x) for k, x in table.items() if isinstance(x, Tensor)] if isinstance(table, dict) else []
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Can it be a part of a longer tensor?"""
+    return type(x) is Tensor and x.layout == torch.strided and x.is_contiguous() and not x.is_quantized

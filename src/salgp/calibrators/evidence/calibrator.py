@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +56,7 @@ from salgp.calibrators.evidence.reference import (
     make_reference,
 )
 from salgp.calibrators.evidence.rows import LARGEST, FittedRows, View, rows_of, view_of
+from salgp.calibrators.evidence.single import Judgement, SingleSample
 from salgp.calibrators.evidence.strangeness import Strangeness, energy, fit_strangeness
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import window_numbers
@@ -113,6 +115,24 @@ class EvidenceModel:
         """True, and all that is worked out once is."""
         return bool(
             self.reference.ready and self.inside.expert.former and (self.shift is None or self.shift.former)
+        )
+
+    @cached_property
+    def single(self) -> SingleSample | None:
+        """The same made ready for one sample at a time; None where it is not in the processor's memory, or
+        some class has too few points.
+        """
+        if not self.reference.serves_single(len(self.inside.expert.posterior.offsets)):
+            return None
+        return SingleSample(
+            self.reference,
+            self.temperature,
+            self.scales,
+            self.usual,
+            self.inside,
+            self.shift,
+            self.gate,
+            self.unseen,
         )
 
     def view(self, features: Features, evidence: Evidence) -> View:
@@ -363,6 +383,8 @@ class LayerEvidence(Calibrator):
             return super().predict(features)
         features = self.check_input(features)
         if context is None:
+            if len(features) == 1 and features.logits.is_cpu and self.evidence_.single is not None:
+                return self._judged_alone(features, self.evidence_.single(features))
             _ = features.label, self.evidence_.ready  # what stays must be ordinary tensors
             fast = features.logits.is_cpu  # starting an operation costs a fifth less
             with torch.no_grad(), torch.inference_mode(fast):
@@ -396,6 +418,18 @@ class LayerEvidence(Calibrator):
             moved = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
             lean = self._heard(model.view(features, evidence), evidence.place, seen)
             return replace(found, probs=torch.lerp(probs, moved, lean[:, None]))
+
+    def _judged_alone(self, features: Features, found: Judgement) -> Prediction:
+        names = ("confidence", "predicted class", *features.layer_names)
+        mean, std = (torch.from_numpy(x[None]) for x in (found.terms, np.sqrt(found.term_variance)))
+        return Prediction.of_one(
+            features.label,
+            found.odds,
+            found.mean,
+            self.looseness**2 * found.variance,
+            layers=LayerTerms(names, mean, std, "log-odds", True),
+            novelty=found.novelty,
+        )
 
     def context(self, features: Features) -> Context:
         """What unlabelled samples that were met together tell of their environment; contexts add up.

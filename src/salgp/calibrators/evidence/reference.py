@@ -211,6 +211,12 @@ class Reference:
         )
         return (self._side_by_side[:, :, None, :] @ factors)[:, :, 0, :], factors
 
+    def serves_single(self, n_classes: int) -> bool:
+        """Are there points in the processor's memory, of every class more than are asked for?"""
+        if self.form == "statistics" or not self.classes.is_cpu or not self.layers:
+            return False
+        return len(self.index.size) == n_classes + 1 and self.k + self.index.spare <= self.index.fewest
+
     @cached_property
     def ready(self) -> bool:
         """True, and all that is worked out once is."""
