@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 __all__ = [
+    "BLOCK",
     "ClassDistances",
     "ClassIndex",
     "class_distances",

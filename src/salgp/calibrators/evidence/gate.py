@@ -23,7 +23,7 @@ from salgp.calibrators.evidence.rows import FittedRows, View
 from salgp.gp.linalg import solve_positive
 from salgp.storage import storable
 
-__all__ = ["Gate", "choose_guard", "fit_gate", "logistic"]
+__all__ = ["CLIP", "Gate", "choose_guard", "fit_gate", "logistic"]
 
 PRIOR = 0.1
 """Share of disturbed samples that the gate expects."""

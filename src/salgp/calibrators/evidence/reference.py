@@ -43,6 +43,7 @@ __all__ = [
     "LARGEST_LOG_RATIO",
     "LayerSpace",
     "NEAREST",
+    "PLACE",
     "Reference",
     "WIDTH",
     "condensed_reference",

@@ -22,7 +22,7 @@ from salgp.calibrators.evidence.model import height, robust_scale
 from salgp.calibrators.evidence.rows import View
 from salgp.storage import storable
 
-__all__ = ["Strangeness", "energy", "fit_strangeness"]
+__all__ = ["DISTANCE", "Strangeness", "energy", "fit_strangeness"]
 
 DISTANCE = 1 / 3
 """Weight of the largest distance."""
