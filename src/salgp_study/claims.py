@@ -24,8 +24,11 @@ __all__ = [
     "CLAIMS",
     "Claim",
     "Comparison",
+    "NEAR",
+    "WHOLE",
     "claims_table",
     "compare",
+    "longest_trained",
     "sign_flip_p",
     "stability_table",
 ]
@@ -37,6 +40,8 @@ DROPPED = "SAL-GP (ML), offset dropped"
 BEST_SINGLE = "Single GP, best layer"
 """The single GP of smallest ECE on the test set, as the paper compares it: chosen with test labels."""
 _LAYER_ROWS = {name for k in range(1, 6) for name in (f"L{k}", f"(Layer {k})")}
+WHOLE, NEAR = ("pooled", "photometric"), ("15", "17", "photometric")
+"""Names of test sets: all test data of a network, and radar at the near angle; light curves have one only."""
 SIDE_STUDIES = ("mstar-fractions", "mstar-approximation", "mstar-adam")
 """Studies of networks that another study has, or of parts of the data."""
 
@@ -129,8 +134,8 @@ def compare(claim: Claim, records: Sequence[Record], fit_on: str, where: str = "
         >>> compare(Claim("a is better", "a", "b"), [a, b], "train").mean
         -1.0
     """
-    tests = ("pooled", "photometric") if where == "all" else ("15", "17", "photometric")
-    chosen = [r for r in _longest_trained(records) if r["test"] in tests and r["fit_on"] == fit_on]
+    tests = WHOLE if where == "all" else NEAR
+    chosen = [r for r in longest_trained(records) if r["test"] in tests and r["fit_on"] == fit_on]
     better, other = (_by_network(chosen, name, claim.score) for name in (claim.better, claim.other))
     both = [network for network in better if network in other]
     if not both:
@@ -219,7 +224,7 @@ def _spreads(records: Sequence[Record], stem: str) -> tuple[list[float], list[fl
     return spreads, gaps, dropped
 
 
-def _longest_trained(records: Sequence[Record]) -> list[Record]:
+def longest_trained(records: Sequence[Record]) -> list[Record]:
     """The records of each network after its longest training, under the name of its study alone.
 
     A study ``NAME-k-epochs`` is a part of the training of ``NAME``, so that both are one network.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from salgp_study.claims import claims_table, stability_table
 from salgp_study.published import nearest_test, paper_cell, paper_figures, paper_network, paper_row
+from salgp_study.side_by_side import side_by_side_tables
 from salgp_study.store import read_records
 from salgp_study.table import Record, Table, grouped, mean_std, values_of, write_table
 
@@ -48,7 +49,8 @@ def build_tables(records: Sequence[Record]) -> list[Table]:
                 for fit_on in values_of(mine, "fit_on")
             ]
             tables += [_uncertainty(study, mine)]
-    tables += [_networks(records), *claims_table(records), stability_table(records)]
+    tables += [_networks(records), *side_by_side_tables(records)]
+    tables += [*claims_table(records), stability_table(records)]
     return [t for t in tables if t.rows]
 
 

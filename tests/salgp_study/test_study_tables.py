@@ -101,6 +101,23 @@ def test_spcc_stands_beside_plasticc_and_layer_five_beside_no_pooling() -> None:
     assert "0.01005" in build_tables([fifth])[0].rows[0]
 
 
+def test_networks_stand_side_by_side_with_the_paper_last() -> None:
+    both = [
+        record(preset="paper", study=study, backbone=backbone, seed=seed, ece=ece)
+        for study, backbone, seed, ece in (
+            ("mstar-soc", "convnet", 0, 0.03),
+            ("mstar-soc", "convnet", 1, 0.04),
+            ("mstar-soc-aconvnet", "aconvnet", 0, 0.05),
+        )
+    ]
+    tables = {t.name: t for t in build_tables([*both, record(preset="cpu", ece=0.9)])}
+    name = f"networks-ece-all-{both[0]['fit_on']}"
+    heads = [*(f"mstar-soc, seed {i}" for i in (0, 1)), "mstar-soc-aconvnet, seed 0"]
+    assert tables[name].columns == ("Method", *heads, "paper: convnet", "paper: aconvnet")
+    printed = [paper_figures()["mstar", b, "none", both[0]["method"]]["ece"] for b in ("convnet", "aconvnet")]
+    assert tables[name].rows == ((both[0]["method"], "0.0300", "0.0400", "0.0500", *printed),)
+
+
 def test_latex_is_escaped() -> None:
     text = Table("t", "50 % & more", (), ("a_b",), (("1 ± 2",),)).latex()
     assert r"50 \% \& more" in text

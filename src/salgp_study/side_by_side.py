@@ -1,0 +1,53 @@
+"""All networks of the paper's settings beside each other: a row for each method, a column for each network.
+
+One look shows on how many networks a method helps, and which order of methods they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from salgp_study.claims import NEAR, WHOLE, longest_trained
+from salgp_study.published import paper_cell, paper_figures, paper_row
+from salgp_study.table import Record, Table, grouped, mean_std, values_of
+
+__all__ = ["side_by_side_tables"]
+
+SCORES = {"ece": "ECE", "nll_correct": "NLL of correctness", "auroc": "AUROC of errors"}
+
+
+def side_by_side_tables(records: Sequence[Record]) -> list[Table]:
+    """For radar at the near angle and for all test data, fitted on validation and on training data."""
+    chosen = [
+        r for r in longest_trained(records) if r["preset"] == "paper" and r["pooling"] in ("avg", "none")
+    ]
+    where = {"near": ("radar at the near angle, light curves", NEAR), "all": ("all test data", WHOLE)}
+    return [
+        _beside(f"networks-{score}-{name}-{fit_on}", score, title, fit_on, here)
+        for name, (title, tests) in where.items()
+        for fit_on in values_of(chosen, "fit_on")
+        for score in SCORES
+        if (here := [r for r in chosen if r["test"] in tests and r["fit_on"] == fit_on])
+    ]
+
+
+def _beside(name: str, score: str, title: str, fit_on: str, records: Sequence[Record]) -> Table:
+    networks = grouped(records, ("study", "seed"))
+    methods = values_of(records, "method")
+    printed = paper_figures() if score == "ece" else {}
+    kinds = grouped(records, ("dataset", "backbone")) if printed else {}
+    rows = []
+    for method in methods:
+        mine = [_of(group, method) for group in networks.values()]
+        theirs = [next(iter(_of(group, method)), None) for group in kinds.values()]
+        paper = [paper_cell(paper_row(printed, r), score) if r else "-" for r in theirs]
+        rows.append((method, *(mean_std(r[score] for r in one) for one in mine), *paper))
+    heads = [f"{study}, seed {seed}" for study, seed in networks]
+    beside = [f"paper: {backbone}" for _, backbone in kinds]
+    note = "Average pooling; networks of preset paper. The paper's RNN was trained on PLAsTiCC, ours on SPCC."
+    said = f"{SCORES[score]} of all networks: {title}, calibrators fitted on {fit_on}"
+    return Table(name, said, (note,), ("Method", *heads, *beside), tuple(rows))
+
+
+def _of(records: Sequence[Record], method: str) -> list[Record]:
+    return [r for r in records if r["method"] == method]
