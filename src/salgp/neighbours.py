@@ -15,7 +15,7 @@ more than two.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -282,9 +282,12 @@ class ClassIndex:
             return self.columns[label]
         return _columns(self.start[label], self.size[label], self.largest, self.fast.shape[-1] - 1)
 
-    def compare(self, query: Tensor, leave_out: Tensor | None = None) -> Tensor:
-        """Approximate squared distances ``(S, n, m')``, up to a constant per row."""
-        D = torch.baddbmm(self.squares, self._scaled(query), self.fast, alpha=-2)
+    def compare(self, query: Tensor, leave_out: Tensor | None = None, room: Tensor | None = None) -> Tensor:
+        """Approximate squared distances ``(S, n, m')``, up to a constant per row; written into ``room``,
+        which has as many rows or more, where it is given.
+        """
+        out = None if room is None else room[:, : query.shape[1]]
+        D = torch.baddbmm(self.squares, self._scaled(query), self.fast, alpha=-2, out=out)
         if leave_out is not None:
             here = (leave_out >= 0).nonzero()[:, 0]
             D[:, here, self.rank[leave_out[here]]] = torch.inf
@@ -306,6 +309,18 @@ class ClassIndex:
         if S > 1:
             place = place + self.first
         return self.points.view(S * m, -1).index_select(0, place.flatten()).view(S, n, K, -1)
+
+    @cached_property
+    def spaces(self) -> list[ClassIndex]:
+        """An index for each space: distances in one of them fit into the cache, where many samples are
+        compared.
+        """
+        S = len(self.fast)
+        if S == 1:
+            return [self]
+        centres = [None] * S if self.centre is None else self.centre.split(1)
+        parts = zip(self.points.split(1), self.fast.split(1), self.squares.split(1), centres, strict=True)
+        return [replace(self, points=p, fast=f, squares=s, centre=c) for p, f, s, c in parts]
 
     @cached_property
     def fewest(self) -> int:
@@ -379,15 +394,28 @@ def _sides_by_class(
 ) -> Tensor:
     """The same for many samples, those with one label together: their own class is one run of columns."""
     order = label.argsort(stable=True)
-    labels, sizes = label[order].unique_consecutive(return_counts=True)
     query, leave_out = query.index_select(1, order), _rows_of(leave_out, order)
-    parts, first = [], 0
+    blocks = list(_blocks_of_labels(label[order], index.fast.shape[2]))
+    most = max((rows.stop - rows.start for _, rows in blocks), default=0)
+    room = index.fast.new_empty(1, most, index.fast.shape[2])  # for distances, used again and again
+    found = []
+    for space, x in zip(index.spaces, query.split(1), strict=True):
+        parts = [
+            _sides_of_block(space, x[:, rows], one, k, _rows_of(leave_out, rows), refine, room=room)
+            for one, rows in blocks
+        ]
+        found.append(torch.cat(parts, dim=2))
+    return torch.cat(found, dim=1).index_select(2, order.argsort())
+
+
+def _blocks_of_labels(label: Tensor, width: int) -> Iterator[tuple[int, slice]]:
+    """Runs of equal labels, at most so many rows that distances to ``width`` points have room."""
+    labels, sizes = label.unique_consecutive(return_counts=True)
+    first = 0
     for one, size in zip(labels.tolist(), sizes.tolist(), strict=True):
-        for some in _chunks(size, index.fast.shape[0] * index.fast.shape[2]):
-            rows = slice(first + some.start, first + min(some.stop, size))
-            parts.append(_sides_of_block(index, query[:, rows], one, k, _rows_of(leave_out, rows), refine))
+        for some in _chunks(size, width):
+            yield one, slice(first + some.start, first + min(some.stop, size))
         first += size
-    return torch.cat(parts, dim=2).index_select(2, order.argsort())
 
 
 def _rows_of(x: Tensor | None, rows: slice | Tensor) -> Tensor | None:
@@ -402,9 +430,10 @@ def _sides_of_block(
     leave_out: Tensor | None,
     refine: bool,
     plenty: bool = False,
+    room: Tensor | None = None,
 ) -> Tensor:
     """Mean distances ``(3, S, n)`` of a few samples, with a label each or one for all."""
-    D = index.compare(query, leave_out)
+    D = index.compare(query, leave_out, room)
     most = k + (index.spare if refine else 0)
     take = _take_run if isinstance(label, int) else _take_own
     own_near, own_column = take(D, index, label, most, refine)  # type: ignore[arg-type]
