@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,11 +78,11 @@ class Decay(Kernel):
         if self.squared:
             total.add_(square.neg_().exp_(), alpha=variance)
             return
-        t = square.sqrt_()
+        t = _apply(np.sqrt, torch.sqrt, square, square)
         if not self.a:
-            total.add_(t.neg_().exp_(), alpha=variance)
+            total.add_(_apply(np.exp, torch.exp, t.neg_(), t), alpha=variance)
             return
-        torch.exp(t, out=spare)
+        _apply(np.exp, torch.exp, t, spare)
         if self.b:
             t.addcmul_(t, t, value=self.b / self.a)
         if self.a != 1.0:
@@ -99,6 +100,17 @@ class Decay(Kernel):
         if self.b:
             rising.addcmul_(t, t, value=self.b)
         return rising if self.a == 1.0 else rising.add_(1.0 - self.a)
+
+
+def _apply(fast: np.ufunc, usual: Callable[..., Tensor], x: Tensor, out: Tensor) -> Tensor:
+    """A function of all entries, written into ``out``. On a processor NumPy's root and exponential take half
+    to two thirds of the time of PyTorch's.
+    """
+    if type(x) is not Tensor or not x.is_cpu or torch.compiler.is_compiling():
+        return usual(x, out=out)
+    with np.errstate(over="ignore"):  # an infinite exponential divides: the value is 0
+        fast(x.numpy(), out=out.numpy())
+    return out
 
 
 KERNELS: dict[str, Kernel] = {
