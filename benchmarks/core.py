@@ -49,12 +49,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--busy", action="store_true", help="beside one busy process")
+    parser.add_argument(
+        "--clocks",
+        action="store_true",
+        help="fits by both clocks, on 1 and 2 threads, alone and beside a process",
+    )
     arguments = parser.parse_args()
     if arguments.job:
         torch.set_num_threads(THREADS)
         found = JOBS[arguments.job](**json.loads(arguments.options))
         found["megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(found))
+        return
+    if arguments.clocks:
+        print(clocks_table())
         return
     with busy_process() if arguments.busy else contextlib.nullcontext():
         page = report(arguments.parts)
@@ -328,11 +336,44 @@ def yes(value: bool) -> str:
     return "yes" if value else "**no**"
 
 
-def run(job: str, **options: Any) -> dict[str, Any]:
+def clocks_table() -> str:
+    """Fits at n = 500 by processor time and by the clock on the wall, on one thread and on two, alone and
+    beside one busy process; ours and GPyTorch's in turns.
+    """
+    lines = [
+        f"Load {os.getloadavg()[0]:.1f} at the start. Seconds, processor time / wall clock; a GPyTorch fit "
+        "is 2,000 times its median step.",
+        "",
+        "| threads | beside it | GPyTorch | ML | ratio | sum | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for busy in (False, True):
+        for threads in (1, 2):
+            with busy_process() if busy else contextlib.nullcontext():
+                found = {name: run("clocks", threads, what=name) for name in ("gpytorch", "ml", "sum")}
+            theirs, *ours = (both_clocks(found[name]) for name in ("gpytorch", "ml", "sum"))
+            cells = [str(threads), "one busy process" if busy else "nothing", clock_cell(theirs)]
+            for own in ours:
+                ratio = [b / a for a, b in zip(own, theirs, strict=True)]
+                cells += [clock_cell(own), f"{ratio[0]:,.0f}x / {ratio[1]:,.0f}x"]
+            lines.append(row(cells))
+    return "\n".join(lines)
+
+
+def both_clocks(found: dict[str, Any]) -> tuple[float, float]:
+    return found["cpu"], found["wall"]
+
+
+def clock_cell(times: tuple[float, float]) -> str:
+    return f"{times[0]:,.4g} / {times[1]:,.4g}"
+
+
+def run(job: str, threads: int = THREADS, **options: Any) -> dict[str, Any]:
     """Run one measurement in a process of its own."""
     command = [sys.executable, __file__, "--job", job, "--options", json.dumps(options)]
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    given = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
     if done.returncode:
         raise RuntimeError(f"{job} {options} failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -530,6 +571,37 @@ def gpytorch_predict(n: int, new: int, fast: bool) -> dict[str, Any]:
         return {"seconds": median_time(predicted, 3)}
 
 
+def clocks(what: str) -> dict[str, Any]:
+    """A fit at n = 500 by both clocks: ours, or 2,000 times a step of the faster of GPyTorch's two ways."""
+    from salgp.calibrators.layerwise.salgp import SALGP
+
+    if what != "gpytorch":
+        features, labels = sample(500, 0)
+        return median_clocks([lambda: SALGP(what).fit(features, labels)] * 3)
+    import gpytorch
+
+    model, likelihood, loss, x, y = recipe(500)
+    model.train(), likelihood.train()
+    adam = torch.optim.Adam(model.parameters(), lr=RATE)
+    ways = []
+    for largest, steps in ((800, 6), (10**6, 3)):
+        with gpytorch.settings.max_cholesky_size(largest):
+            adam_step(model, loss, adam, x, y)
+            ways.append(median_clocks([lambda: adam_step(model, loss, adam, x, y)] * steps))
+    best = min(ways, key=lambda found: found["wall"])
+    return {clock: STEPS * value for clock, value in best.items()}
+
+
+def median_clocks(calls: list[Callable[[], Any]]) -> dict[str, float]:
+    """Median processor and wall-clock seconds of some calls."""
+    times = []
+    for call in calls:
+        cpu, wall = time.process_time(), time.perf_counter()
+        call()
+        times.append((time.process_time() - cpu, time.perf_counter() - wall))
+    return {"cpu": statistics.median(c for c, _ in times), "wall": statistics.median(w for _, w in times)}
+
+
 def adam_step(model: Any, loss: Any, adam: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
     adam.zero_grad()
     value = -loss(model(x), y)
@@ -555,6 +627,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "gpytorch_steps": gpytorch_steps,
     "gpytorch_recipe": gpytorch_recipe,
     "gpytorch_predict": gpytorch_predict,
+    "clocks": clocks,
 }
 
 PARTS = {

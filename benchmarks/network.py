@@ -8,11 +8,13 @@ Everything runs on one thread; processor time is counted, contenders take turns,
 
     python benchmarks/network.py                                        # prints the tables
     python benchmarks/network.py --write benchmarks/results/network.md
+    python benchmarks/network.py --compile                              # what torch.compile would bring
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,8 +43,14 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=9, help="rounds")
     parser.add_argument("--write", type=Path, help="write the tables here instead of printing them")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile against eager; needs a C++ compiler"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.compile:
+        print("\n".join(_compiling(options.repeat)))
+        return
     text = "\n".join([*_reading(options.repeat), "", *_rehearsing()]) + "\n"
     if options.write is None:
         print(text)
@@ -85,6 +93,36 @@ def _lend(reader: Reader, model: nn.Module) -> Callable[[], Any]:
             pass
 
     return run
+
+
+def _compiling(repeat: int) -> list[str]:
+    """Is a compiled network faster, and after how many images has compiling paid?"""
+    lines = [
+        "| network | batch | to compile, s | eager, ms | compiled, ms | ratio | images until it pays |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for title, make, size, _ in CASES:
+        model, images = make().eval(), torch.randn(64, 1, size, size)
+        for n in (1, 64):
+            torch._dynamo.reset()
+            quick, x = torch.compile(model), images[:n]
+            spent, start = _processor_seconds(), time.perf_counter()
+            _bare(quick, x)()
+            spent, wall = _processor_seconds() - spent, time.perf_counter() - start
+            eager, compiled = _milliseconds([_bare(model, x), _bare(quick, x)], repeat)
+            gain = eager - compiled
+            pays = f"{1000 * spent / gain * n:,.0f}" if gain > 0 else "never"
+            lines.append(
+                f"| {title} | {n} | {spent:.1f} / {wall:.1f} | {eager:.2f} | {compiled:.2f} | "
+                f"{compiled / eager:.2f} | {pays} |"
+            )
+    return lines
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those it has started and waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _rehearsing() -> list[str]:

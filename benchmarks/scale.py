@@ -73,18 +73,22 @@ def evidence_part(a: argparse.Namespace) -> Iterator[str]:
     """Layer evidence out of core against the size of its reference, and the rate of its scoring."""
     yield from said(
         f"\n## Layer evidence out of core: {a.calibration_size:,} calibration rows with copies, {LAYERS} "
-        f"layers x {WIDTH}, {a.workers} workers, {machine()}"
+        f"layers x {WIDTH}, {machine()}"
     )
     yield from said(
-        "\n| reference | seconds | processor s | peak RSS MB | calibrator MB |\n|---|---|---|---|---|"
+        "\n| reference | workers and threads | seconds | processor s | peak RSS MB | calibrator MB |\n"
+        "|---|---|---|---|---|---|"
     )
     calibration = copies_of(a.work, a.calibration_size)
     for m in a.reference_sizes:
         save = a.work / f"evidence-{m}"
         given = {"store": str(calibration), "reference": str(store_of(a.work, m)), "save": str(save)}
-        r = measure("evidence", {**given, "workers": a.workers})
-        size = sum(path.stat().st_size for path in save.iterdir()) / 2**20
-        yield from said(f"| {m:,} | {r['seconds']:.1f} | {r['cpu']:.1f} | {r['rss']:.0f} | {size:.1f} |")
+        for workers in (a.workers, 1):
+            r = measure("evidence", {**given, "workers": workers}, threads=workers)
+            size = sum(path.stat().st_size for path in save.iterdir()) / 2**20
+            yield from said(
+                f"| {m:,} | {workers} | {r['seconds']:.1f} | {r['cpu']:.1f} | {r['rss']:.0f} | {size:.1f} |"
+            )
     n = a.score_size
     yield from said(f"\n### Scoring {n:,} samples with it, {machine()}")
     yield from said(
@@ -92,7 +96,7 @@ def evidence_part(a: argparse.Namespace) -> Iterator[str]:
     )
     for precision, workers in (("single", a.workers), ("double", a.workers), ("single", 1)):
         given = {"store": str(store_of(a.work, n)), "calibrator": str(save), "workers": workers}
-        r = measure("score", {**given, "options": {"precision": precision}})
+        r = measure("score", {**given, "options": {"precision": precision}}, threads=workers)
         yield from said(
             f"| score, {precision} precision, {workers} worker(s) | {r['seconds']:.1f} | "
             f"{n / r['seconds']:,.0f} | "
@@ -699,12 +703,13 @@ TASKS = {
 }
 
 
-def measure(task: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def measure(task: str, arguments: dict[str, Any], threads: int | None = None) -> dict[str, Any]:
     """Run one task in a process of its own; adds its time, processor time and peak memory to what
     it found.
     """
     command = [sys.executable, __file__, "task", "--task", task, "--arguments", json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    given = {**os.environ, **({} if threads is None else {"OMP_NUM_THREADS": str(threads)})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
     if done.returncode:
         raise RuntimeError(f"{task} {arguments} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

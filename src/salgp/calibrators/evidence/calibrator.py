@@ -56,7 +56,7 @@ from salgp.calibrators.evidence.reference import (
     make_reference,
 )
 from salgp.calibrators.evidence.rows import LARGEST, FittedRows, View, rows_of, view_of
-from salgp.calibrators.evidence.single import Judgement, SingleSample
+from salgp.calibrators.evidence.single import SingleSample
 from salgp.calibrators.evidence.strangeness import Strangeness, energy, fit_strangeness
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import window_numbers
@@ -375,16 +375,24 @@ class LayerEvidence(Calibrator):
                 from `context`, or the `Features` of other samples met at the same place and time.
         """
         self._check_fitted()
+        if context is None and self._alone(features):
+            return self._judged_alone(self.check_input(features))
         with threads_for(len(features) * self.evidence_.reference.n_entries):
             return self._predicted(features, context)
+
+    def _alone(self, features: Features) -> bool:
+        """Is it a single sample that can be judged by itself, at once? The number of threads stays as it is:
+        changing it costs the network's next pass more than all the rest.
+        """
+        if not isinstance(features, Features) or len(features) != 1 or not features.logits.is_cpu:
+            return False
+        return self.evidence_.single is not None and not torch.compiler.is_exporting()
 
     def _predicted(self, features: Features, context: Any) -> Prediction:
         if context is None and len(features) > FEW_ROWS:
             return super().predict(features)
         features = self.check_input(features)
         if context is None:
-            if len(features) == 1 and features.logits.is_cpu and self.evidence_.single is not None:
-                return self._judged_alone(features, self.evidence_.single(features))
             _ = features.label, self.evidence_.ready  # what stays must be ordinary tensors
             fast = features.logits.is_cpu  # starting an operation costs a fifth less
             with torch.no_grad(), torch.inference_mode(fast):
@@ -419,7 +427,9 @@ class LayerEvidence(Calibrator):
             lean = self._heard(model.view(features, evidence), evidence.place, seen)
             return replace(found, probs=torch.lerp(probs, moved, lean[:, None]))
 
-    def _judged_alone(self, features: Features, found: Judgement) -> Prediction:
+    def _judged_alone(self, features: Features) -> Prediction:
+        assert self.evidence_.single is not None
+        found = self.evidence_.single(features)
         names = ("confidence", "predicted class", *features.layer_names)
         mean, std = (torch.from_numpy(x[None]) for x in (found.terms, np.sqrt(found.term_variance)))
         return Prediction.of_one(
