@@ -38,6 +38,7 @@ from salgp.network.reader import Reader
 from salgp_study.backbones import build_backbone
 
 BATCHES = (1, 64)
+RUNTIMES = ("eager", "torch.export", "onnxruntime")
 Call = Callable[[], Any]
 Graphs = Mapping[str, tuple[Callable[..., Call], int]]
 
@@ -78,6 +79,13 @@ def main() -> None:
     )
     parser.add_argument("--classes", type=int, default=10, help="with --head")
     parser.add_argument("--threads", type=int, default=1, help="of torch and onnxruntime, without --head")
+    parser.add_argument(
+        "--runtimes",
+        nargs="+",
+        default=list(RUNTIMES),
+        choices=RUNTIMES,
+        help="to be timed; several threads of one wait for work at the cost of another",
+    )
     parser.add_argument("--write", type=Path, help="file for the tables")
     arguments = parser.parse_args()
     torch.set_num_threads(1 if arguments.head else arguments.threads)
@@ -198,7 +206,10 @@ def case_table(case: Case, arguments: argparse.Namespace) -> str:
             start = time.process_time()
             rows[f"network with {name}"] = whole_graphs(classifier, images, Path(folder), arguments.threads)
             notes.append(f"{name} {time.process_time() - start:.1f} s")
-        graphs = {"bare network": bare, **rows}
+        graphs = {
+            name: {runtime: graph for runtime, graph in found.items() if runtime in arguments.runtimes}
+            for name, found in {"bare network": bare, **rows}.items()
+        }
         timed = {b: timings(graphs, b, arguments.repeat) for b in batches}
     lines = [f"## {case.title}, {len(reader.taps)} layers read, threads: {arguments.threads}\n"]
     lines.append(f"Processor time to export the whole to both formats: {', '.join(notes)}.\n")

@@ -346,3 +346,35 @@ def test_layers_without_a_tensor():
         hidden_state((ROWS, ROWS), nn.Identity(), 0)
     with pytest.raises(ValueError, match="layer 'x': unknown pooling"):
         Tap("x", "x", pooling="mean").read(ROWS, nn.Identity())
+
+
+def test_a_tap_reads_what_a_hook_of_the_user_made_of_the_output() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)).eval()
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    hooked = Probe(model, [Tap("0", "0")])
+    with torch.no_grad(), hooked.reading() as found:
+        model(ROWS)
+        torch.testing.assert_close(found["0"], 2 * model[0].forward(ROWS))
+
+
+@pytest.mark.parametrize("name", ["encoder.layers.0.linear2", "encoder.layers.1.norm2"])
+def test_parts_of_a_transformer_are_read_though_it_knows_a_short_cut(name: str) -> None:
+    """In evaluation mode and without gradients its layers skip their parts unless these have hooks."""
+    model = networks.TransformerClassifier().eval()
+    probe = Probe(model, [Tap(name, name)])
+    with torch.no_grad(), probe.reading() as found:
+        model(TOKENS)
+    assert found[name].shape == (2, 8)
+
+
+def test_a_module_that_runs_twice_is_counted_anew_in_every_pass() -> None:
+    shared = nn.Linear(6, 6)
+    model = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(6, 3)).eval()
+    probe = Probe(model, [Tap("first", "0"), Tap("second", "0", call=2)])
+    with torch.no_grad():
+        before = shared(ROWS)
+        for _ in range(2):
+            with probe.reading() as found:
+                model(ROWS)
+            torch.testing.assert_close(found["first"], before)
+            torch.testing.assert_close(found["second"], shared(before.relu()))
