@@ -32,6 +32,7 @@ def side_by_side_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def _beside(name: str, score: str, title: str, fit_on: str, records: Sequence[Record]) -> Table:
+    records = sorted(records, key=lambda r: (r["dataset"], r["study"], r["seed"]))
     networks = grouped(records, ("study", "seed"))
     methods = values_of(records, "method")
     printed = paper_figures() if score == "ece" else {}
