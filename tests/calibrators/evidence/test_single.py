@@ -128,3 +128,18 @@ def test_the_result_is_its_own() -> None:
     for name in FIELDS:
         if name != "label":
             torch.testing.assert_close(getattr(again, name), getattr(before, name), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("part", ["logits", "layers"])
+@pytest.mark.parametrize("kind", ["bfloat16", "gradients"])
+def test_what_numpy_cannot_read_takes_the_usual_way(part: str, kind: str) -> None:
+    calibrator, sample = fitted(), world(40, 5, 0.8)[0][:1]
+    expected = calibrator.predict(sample).confidence
+
+    def changed(x: Tensor) -> Tensor:
+        return x.bfloat16() if kind == "bfloat16" else x.clone().requires_grad_()
+
+    logits = changed(sample.logits) if part == "logits" else sample.logits
+    layers = {name: changed(x) if part == "layers" else x for name, x in sample.layers.items()}
+    found = calibrator.predict(Features(logits, layers)).confidence
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.02, check_dtype=False)

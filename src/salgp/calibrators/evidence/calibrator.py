@@ -56,7 +56,7 @@ from salgp.calibrators.evidence.reference import (
     make_reference,
 )
 from salgp.calibrators.evidence.rows import LARGEST, FittedRows, View, rows_of, view_of
-from salgp.calibrators.evidence.single import SingleSample
+from salgp.calibrators.evidence.single import SingleSample, is_array
 from salgp.calibrators.evidence.strangeness import Strangeness, energy, fit_strangeness
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import window_numbers
@@ -384,9 +384,10 @@ class LayerEvidence(Calibrator):
         """Is it a single sample that can be judged by itself, at once? The number of threads stays as it is:
         changing it costs the network's next pass more than all the rest.
         """
-        if not isinstance(features, Features) or len(features) != 1 or not features.logits.is_cpu:
+        if not isinstance(features, Features) or len(features) != 1 or torch.compiler.is_exporting():
             return False
-        return self.evidence_.single is not None and not torch.compiler.is_exporting()
+        known = all(is_array(x) for x in (features.logits, *features.layers.values()))
+        return known and self.evidence_.single is not None
 
     def _predicted(self, features: Features, context: Any) -> Prediction:
         if context is None and len(features) > FEW_ROWS:
