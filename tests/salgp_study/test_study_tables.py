@@ -163,7 +163,7 @@ def test_tables_and_figures_are_written(tmp_path: Path, monkeypatch: pytest.Monk
     convnet = Experiment(
         "mstar",
         "convnet",
-        poolings=("avg",),
+        poolings=("avg", "max"),
         groups=("conventional", "single", "ml", "hl"),
         fit_on=("validation",),
     )
@@ -188,6 +188,10 @@ def test_tables_and_figures_are_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert {"ML improves on the raw confidence", "The best single GP improves on raw"} <= {
         row[0] for row in table.rows
     }
+    average = [r for r in read_records(tmp_path) if r["method"] == "SAL-GP (ML) G" and r["pooling"] == "avg"]
+    average = [r for r in average if r["test"] != "30"]
+    claimed = {row[2:6] for row in table.rows if row[0] == "ML improves on the raw confidence"}
+    assert claimed == {(str(r["seed"]), r["test"], r["fit_on"], f"{r['ece']:.4f}") for r in average}
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
