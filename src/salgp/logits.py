@@ -106,7 +106,7 @@ def largest(x: Tensor) -> Tensor:
 
 
 def plain_array(x: Tensor) -> bool:
-    """Can NumPy work on it where it lies? Not on a tensor that is being traced.
+    """Can NumPy work on it where it lies? Not on a tensor that is being traced or keeps gradients.
 
     Example:
         >>> plain_array(torch.zeros(1)), plain_array(torch.zeros(1, dtype=torch.bfloat16))
@@ -116,6 +116,7 @@ def plain_array(x: Tensor) -> bool:
         type(x) is Tensor
         and x.is_cpu
         and x.dtype in (torch.float32, torch.float64)
+        and not x.requires_grad
         and not torch.compiler.is_compiling()
     )
 

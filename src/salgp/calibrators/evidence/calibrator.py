@@ -56,7 +56,7 @@ from salgp.calibrators.evidence.reference import (
     make_reference,
 )
 from salgp.calibrators.evidence.rows import LARGEST, FittedRows, View, rows_of, view_of
-from salgp.calibrators.evidence.single import SingleSample, is_array
+from salgp.calibrators.evidence.single import SingleSample
 from salgp.calibrators.evidence.strangeness import Strangeness, energy, fit_strangeness
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import window_numbers
@@ -66,6 +66,7 @@ from salgp.calibrators.temperature import careful_temperature
 from salgp.features import Features
 from salgp.gp.threads import threads_for
 from salgp.labels import as_labels
+from salgp.logits import plain_array
 from salgp.metrics import ece, nll_correct
 from salgp.prediction import LayerTerms, Prediction, spread_confidence
 from salgp.storage import storable
@@ -386,7 +387,7 @@ class LayerEvidence(Calibrator):
         """
         if not isinstance(features, Features) or len(features) != 1 or torch.compiler.is_exporting():
             return False
-        known = all(is_array(x) for x in (features.logits, *features.layers.values()))
+        known = all(map(plain_array, (features.logits, *features.layers.values())))
         return known and self.evidence_.single is not None
 
     def _predicted(self, features: Features, context: Any) -> Prediction:

@@ -28,11 +28,9 @@ from salgp.calibrators.evidence.strangeness import DISTANCE, Strangeness
 from salgp.features import Features
 from salgp.neighbours import BLOCK
 
-__all__ = ["Judgement", "SingleSample", "is_array"]
+__all__ = ["Judgement", "SingleSample"]
 
 Array = NDArray[Any]
-ARRAYS = (torch.float64, torch.float32, torch.float16)
-"""Numbers that NumPy knows too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,16 +263,6 @@ def _within(x: Array, bound: float) -> Array:
 
 def _height(z: float) -> float:
     return float(np.log1p(np.logaddexp(0.0, z)))
-
-
-def is_array(x: Tensor) -> bool:
-    """Can NumPy read the tensor where it is? Not on another device, in bfloat16, or while gradients are kept.
-
-    Example:
-        >>> is_array(torch.zeros(1)), is_array(torch.zeros(1).bfloat16())
-        (True, False)
-    """
-    return x.is_cpu and x.dtype in ARRAYS and not x.requires_grad
 
 
 def _numbers(x: Tensor) -> Array:
