@@ -69,10 +69,11 @@ class Decay(Kernel):
         if self.squared:
             decay = square.neg().exp_()
             return decay, square.mul(2.0).mul_(decay) if slope else None
-        t = square.sqrt()
-        decay = t.neg().exp_()
-        value = torch.addcmul(decay, decay, self._beyond_one(t)) if self.a else decay.clone()
-        return value, t.mul(decay).mul_(self._less_own_slope(t)) if slope else None
+        t = _apply(np.sqrt, torch.sqrt, square, square)
+        decay = t.neg()
+        _apply(np.exp, torch.exp, decay, decay)
+        by_lengthscale = self._less_own_slope(t).mul_(t).mul_(decay) if slope else None
+        return self._polynomial(t).mul_(decay) if self.a else decay, by_lengthscale
 
     def add_into(self, total: Tensor, square: Tensor, spare: Tensor, variance: float) -> None:
         if self.squared:
@@ -83,16 +84,15 @@ class Decay(Kernel):
             total.add_(_apply(np.exp, torch.exp, t.neg_(), t), alpha=variance)
             return
         _apply(np.exp, torch.exp, t, spare)
+        total.addcdiv_(self._polynomial(t), spare, value=variance)
+
+    def _polynomial(self, t: Tensor) -> Tensor:
+        """``p = 1 + a t + b t^2``, written over ``t``; for ``a`` other than 0."""
         if self.b:
             t.addcmul_(t, t, value=self.b / self.a)
         if self.a != 1.0:
             t.mul_(self.a)
-        total.addcdiv_(t.add_(1.0), spare, value=variance)
-
-    def _beyond_one(self, t: Tensor) -> Tensor:
-        """``p - 1 = a t + b t^2``; ``t`` itself where that is all."""
-        scaled = t if self.a == 1.0 else t * self.a
-        return torch.addcmul(scaled, t, t, value=self.b) if self.b else scaled
+        return t.add_(1.0)
 
     def _less_own_slope(self, t: Tensor) -> Tensor:
         """``p - p' = (1 - a) + (a - 2 b) t + b t^2``."""

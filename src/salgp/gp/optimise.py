@@ -13,6 +13,7 @@ from torch import Tensor
 
 from salgp.gp.covariance import Parameter
 from salgp.gp.linalg import NotPositiveDefiniteError
+from salgp.gp.threads import one_blas_thread
 
 __all__ = [
     "AtBoundWarning",
@@ -179,14 +180,15 @@ def _lbfgs(
     if bool((lower == upper).all()):
         value = -negative(lower)[0]
         return Fit(_named(parameters, lower), value, True, "every parameter is fixed", tuple(history))
-    result = minimize(
-        negative,
-        np.clip(start, lower, upper),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=list(zip(lower, upper, strict=True)),
-        options={"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20},
-    )
+    with one_blas_thread():
+        result = minimize(
+            negative,
+            np.clip(start, lower, upper),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=list(zip(lower, upper, strict=True)),
+            options={"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20},
+        )
     flat = _at_precision(-np.asarray(result.jac), result.x, lower, upper, -float(result.fun))
     reason = str(result.message) + (": numerical precision reached" if flat and not result.success else "")
     return Fit(

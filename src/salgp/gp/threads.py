@@ -4,49 +4,87 @@ Threads that share small matrices spend their time waiting for each other; besid
 of a few hundred samples takes several times as long on two threads as on one. A large factorisation gains
 from every core. So a fit says how large its matrices are, and works under `threads_for`.
 
-PyTorch has one setting for the whole process. Where several Python threads are inside at once, the first
-changes it and the last puts it back.
+The search of SciPy (``L-BFGS-B``) solves systems of a few rows, for which SciPy's own BLAS wakes its threads;
+they then wait for more work, and a fit takes twice the processor time. `one_blas_thread` holds them.
+
+Both settings belong to the whole process. Where several Python threads are inside at once, the first changes
+them and the last puts them back.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
-__all__ = ["SMALL", "threads_for"]
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+__all__ = ["SMALL", "one_blas_thread", "threads_for"]
 
 SMALL = 4_000_000
 """Entries of a matrix up to which one thread is used."""
 
 
-class _OneThread:
-    """Who works on one thread at present, and what was set before they came."""
+class _Shared(AbstractContextManager[None]):
+    """A change to the whole process: made by the first who enters, taken back by the last who leaves.
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.before = 1
+    Args:
+        change: makes it, and gives a function that takes it back.
+    """
 
-    def enter(self) -> None:
-        with self.lock:
-            if self.inside == 0:
-                self.before = torch.get_num_threads()
-                if self.before > 1:
-                    torch.set_num_threads(1)
-            self.inside += 1
+    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
+        self._change = change
+        self._lock = threading.Lock()
+        self._inside = 0
 
-    def leave(self) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0 and self.before > 1 and torch.get_num_threads() == 1:
-                torch.set_num_threads(self.before)
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._take_back = self._change()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._take_back()
 
 
-_ONE_THREAD = _OneThread()
+def _hold_torch() -> Callable[[], None]:
+    before = torch.get_num_threads()
+    if before > 1:
+        torch.set_num_threads(1)
+
+    def take_back() -> None:
+        if before > 1 and torch.get_num_threads() == 1:
+            torch.set_num_threads(before)
+
+    return take_back
 
 
-class threads_for:  # noqa: N801  a context, named like a function as those of contextlib are
+def _hold_blas() -> Callable[[], None]:
+    take_back: Callable[[], None] = _scipy_blas().limit(limits=1).restore_original_limits
+    return take_back
+
+
+@functools.cache
+def _scipy_blas() -> ThreadpoolController:
+    """SciPy's BLAS; finding it reads the list of all loaded libraries, so it is done once."""
+    import scipy.linalg  # noqa: F401  loads it
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(internal_api="openblas")
+
+
+_TORCH, _BLAS = _Shared(_hold_torch), _Shared(_hold_blas)
+
+
+def threads_for(entries: int) -> AbstractContextManager[None]:
     """Work on one thread where the largest matrix has at most `SMALL` entries; put the setting back
     afterwards.
 
@@ -58,14 +96,15 @@ class threads_for:  # noqa: N801  a context, named like a function as those of c
         >>> torch.get_num_threads() == before
         True
     """
+    return _TORCH if entries <= SMALL else nullcontext()
 
-    def __init__(self, entries: int) -> None:
-        self._small = entries <= SMALL
 
-    def __enter__(self) -> None:
-        if self._small:
-            _ONE_THREAD.enter()
+def one_blas_thread() -> AbstractContextManager[None]:
+    """Let SciPy's BLAS work on one thread; put its setting back afterwards.
 
-    def __exit__(self, *_: object) -> None:
-        if self._small:
-            _ONE_THREAD.leave()
+    Example:
+        >>> with one_blas_thread():
+        ...     float(torch.eye(2).sum())
+        2.0
+    """
+    return _BLAS
