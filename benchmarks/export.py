@@ -327,15 +327,23 @@ def loaded(folder: Path, name: str, inputs: list[Tensor], threads: int) -> Graph
 
 @torch.no_grad()
 def timings(graphs: Mapping[str, Graphs], b: int, repeat: int) -> dict[tuple[str, str], tuple[float, float]]:
-    """Median seconds of one call, processor and wall clock; every round asks all contenders in turn."""
+    """Median seconds of one call, processor and wall clock. Every round asks all contenders in turn; a slow
+    one is asked once, after a call that does not count, and in ten times as many rounds: the speed of the
+    machine changes within a second, and contenders are to meet the same.
+    """
     calls = {
         (name, runtime): make(b)
         for name, runtimes in graphs.items()
         for runtime, (make, _) in runtimes.items()
     }
-    often = {key: max(1, min(200, int(0.1 / max(seconds(call, 2), 1e-6)))) for key, call in calls.items()}
-    rounds = [{key: both_times(call, often[key]) for key, call in calls.items()} for _ in range(repeat)]
+    often = {key: max(1, min(200, int(2e-3 / max(seconds(call, 2), 1e-6)))) for key, call in calls.items()}
+    rounds = [{key: _warm_times(call, often[key]) for key, call in calls.items()} for _ in range(10 * repeat)]
     return {key: (median(r[key][0] for r in rounds), median(r[key][1] for r in rounds)) for key in calls}
+
+
+def _warm_times(call: Call, often: int) -> tuple[float, float]:
+    call()
+    return both_times(call, often)
 
 
 def seconds(call: Call, often: int) -> float:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
 from salgp.calibrators import Calibrator
 from salgp.decide import Rule
@@ -283,14 +284,6 @@ def _searchsorted(
     )
 
 
-def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Running minimum over an axis of known, small length, which ONNX lacks; nobody asks for the indices."""
-    length = x.shape[dim]
-    later = torch.full((length, length), torch.inf, dtype=x.dtype, device=x.device).triu(1)
-    whole = (x.movedim(dim, -1)[..., None, :] + later).amin(dim=-1).movedim(-1, dim)
-    return whole, torch.zeros_like(whole, dtype=torch.int64)
-
-
 def _lerp(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
     """Without the branch that saves a rounding error."""
     return a + weight * (b - a)
@@ -304,6 +297,18 @@ def _rows(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
     return x.index_select(0, first)
 
 
+def _image_mean(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Mean of images over their positions as runtimes pool them, in the layout of convolutions; a tap that
+    reads the same images is then computed once.
+    """
+    if x.ndim != 4 or dim is None or sorted(d % 4 for d in dim) != [2, 3] or dtype not in (None, x.dtype):
+        return NotImplemented
+    if not all(isinstance(size, int) for size in x.shape[2:]) or not x.is_floating_point():
+        return NotImplemented
+    found = avg_pool2d(x, (x.shape[2], x.shape[3]))
+    return found if keepdim else found.flatten(1)
+
+
 def _put_one(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
     """One entry of each row replaced: by comparing columns, which needs no shape at run time."""
     if x.ndim != 2 or dim not in (1, -1) or index.shape[1] != 1:
@@ -315,8 +320,8 @@ def _put_one(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
 _WITHOUT_ONNX: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.softplus.default: _softplus,
     torch.ops.aten.searchsorted.Tensor: _searchsorted,
-    torch.ops.aten.cummin.default: _cummin,
     torch.ops.aten.lerp.Tensor: _lerp,
+    torch.ops.aten.mean.dim: _image_mean,
     torch.ops.aten.index.Tensor: _rows,
     torch.ops.aten.scatter.value: _put_one,
     torch.ops.aten.scatter.src: _put_one,

@@ -207,8 +207,8 @@ class Prediction:
             (None, None) if interval is None else (interval[0].minimum(inside), interval[1].maximum(inside))
         )
         label = features.label
-        softmax = _tempered(features.logits, temperature)
-        probs = spread_confidence(softmax.to(inside.dtype), label, inside, allow_flips)
+        others = _others(features, temperature, inside.dtype)
+        probs = _shared(others, label, inside, allow_flips)
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
     @staticmethod
@@ -309,8 +309,8 @@ class Prediction:
             >>> p.probs.argmax(), p.with_probs(f, allow_flips=True).probs.argmax()
             (tensor(0), tensor(1))
         """
-        softmax = _tempered(features.logits, temperature).to(self.confidence.dtype)
-        return replace(self, probs=spread_confidence(softmax, self.label, self.confidence, allow_flips))
+        others = _others(features, temperature, self.confidence.dtype)
+        return replace(self, probs=_shared(others, self.label, self.confidence, allow_flips))
 
     def to_frame(self) -> Any:
         """One row per sample: label, confidence, its error bar, and the terms of the layers.
@@ -375,25 +375,26 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
         >>> spread_confidence(probs, label, torch.tensor([0.4]), allow_flips=True)
         tensor([[0.4000, 0.4500, 0.1500]])
     """
-    label, confidence = label[:, None], confidence[:, None]  # everything below is a column, (n, 1)
-    others = probs.scatter(1, label, 0.0)
+    others = probs.scatter(1, label[:, None], 0.0)
     rest, tiny = others.sum(dim=1, keepdim=True), torch.finfo(others.dtype).tiny
-    left = 1 - confidence
-    scale = left / rest.clamp_min(tiny)
-    top, cap = scale * others.amax(dim=1, keepdim=True), confidence * (1 - _STRICTLY)
-    some = rest > math.sqrt(tiny)
-    usual = not torch.compiler.is_exporting() and bool((some if allow_flips else some & (top <= cap)).all())
-    if not usual:
-        even = left / max(others.shape[1] - 1, 1)
-        keep = torch.ones_like(left)  # share of the proportions, 1 - w: all of them where the label is on top
-        if not allow_flips:
-            keep = ((cap - even) / (top - even).clamp_min(tiny)).clamp(0, 1)
-        keep = keep.where(some, 0.0)
-        others = others.mul_(keep * scale).add_((1 - keep) * even)
+    even = 1.0 / max(others.shape[1] - 1, 1)
+    return _shared(torch.where(rest > math.sqrt(tiny), others / rest, even), label, confidence, allow_flips)
+
+
+def _shared(others: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool) -> Tensor:
+    """`spread_confidence` by proportions ``(n, c)`` whose entries off the label add up to 1."""
+    label, confidence = label[:, None], confidence[:, None]  # everything below is a column, (n, 1)
+    tiny, left = torch.finfo(others.dtype).tiny, 1 - confidence
+    top, cap = left * others.amax(dim=1, keepdim=True), confidence * (1 - _STRICTLY)
+    usual = allow_flips or (not torch.compiler.is_exporting() and bool((top <= cap).all()))
+    if usual:
+        found = others * left
     else:
-        others = others.mul_(scale)
-    others.clamp_(min=tiny)  # no class is impossible, so that every log-likelihood is finite
-    return others.scatter_(1, label, confidence)
+        even = left / max(others.shape[1] - 1, 1)
+        keep = ((cap - even) / (top - even).clamp_min(tiny)).clamp(0, 1)  # share of the proportions, 1 - w
+        found = others * (keep * left) + (1 - keep) * even
+    found = found.clamp_min(tiny)  # no class is impossible, so that every log-likelihood is finite
+    return found.scatter(1, label, confidence)
 
 
 def _spread_one(odds: np.ndarray, label: int, confidence: float) -> np.ndarray:
@@ -416,9 +417,10 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
 
 
-def _tempered(logits: Tensor, temperature: float) -> Tensor:
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.softmax(wide / temperature, dim=1)
+def _others(features: Features, temperature: float, dtype: torch.dtype) -> Tensor:
+    """Tempered softmax ``(n, c)`` of the classes other than the predicted one, 0 for that."""
+    z = features.logits.to(dtype) / temperature
+    return torch.softmax(z.scatter(1, features.label[:, None], -torch.inf), dim=1)
 
 
 def _as_frame(columns: Mapping[str, np.ndarray]) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import pytest
 import torch
 
-from salgp.gp.covariance import Rows, Stationary
+from salgp.gp.covariance import Parameter, Rows, Stationary
 from salgp.gp.fitting import Settings, fit_gaussian
-from salgp.gp.threads import SMALL, threads_for
+from salgp.gp.optimise import maximise
+from salgp.gp.threads import SMALL, _scipy_blas, one_blas_thread, threads_for
 
 
 @pytest.fixture
@@ -57,3 +59,33 @@ def test_who_comes_second_and_leaves_last_puts_back_what_the_first_found(two_thr
     assert torch.get_num_threads() == 1  # somebody is still inside
     second.close()
     assert torch.get_num_threads() == 2
+
+
+def blas_threads() -> set[int]:
+    return {library["num_threads"] for library in _scipy_blas().info()}
+
+
+def test_a_search_holds_the_threads_of_scipys_blas_and_puts_them_back() -> None:
+    with _scipy_blas().limit(limits=2):
+        before, seen = blas_threads(), []
+
+        def parabola(theta: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            seen.append(blas_threads())
+            return -(theta["x"] - 2.0).square()
+
+        start = torch.zeros((), dtype=torch.float64)
+        found = maximise(parabola, [Parameter("x", start, -5.0, 5.0)])
+        assert float(found.theta["x"]) == pytest.approx(2.0, abs=1e-4)
+        assert seen
+        assert all(threads == {1} for threads in seen)
+        assert blas_threads() == before
+
+
+def test_blas_stays_held_until_the_last_search_ends() -> None:
+    with _scipy_blas().limit(limits=2):
+        before = blas_threads()
+        with one_blas_thread():
+            with one_blas_thread():
+                assert blas_threads() == {1}
+            assert blas_threads() == {1}
+        assert blas_threads() == before

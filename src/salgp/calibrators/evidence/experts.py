@@ -123,7 +123,7 @@ class Expert:
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms."""
         novelty = lasting(view.height) if self.persistent else view.height
-        x = torch.cat([self._bounded(view.t)[:, None], view.gated, novelty], dim=1)
+        x = torch.cat([self._bounded(view.t[:, None]), view.gated, novelty], dim=1)
         return self.former(x, view.label)
 
     @cached_property

@@ -29,6 +29,7 @@ from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.reference import Evidence, wide
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
+from salgp.gp.threads import one_blas_thread
 from salgp.storage import storable
 
 __all__ = [
@@ -206,6 +207,10 @@ def lasting(novelty: Tensor) -> Tensor:
         >>> lasting(torch.tensor([[3.0, 1.0, 2.0]]))
         tensor([[1., 1., 2.]])
     """
+    if torch.compiler.is_exporting():  # ONNX has no running minimum
+        L = novelty.shape[1]
+        earlier = torch.full((L, L), torch.inf, dtype=novelty.dtype, device=novelty.device).tril(-1)
+        return (novelty[:, None, :] + earlier).amin(dim=-1)
     return novelty.flip(1).cummin(dim=1).values.flip(1)
 
 
@@ -281,7 +286,9 @@ def fit_log_odds(
     start = torch.zeros_like(prior)
     start[1:p], start[1] = 0.1, 1.0
     bounds = [(None, None)] + [(0.0, None)] * (p - 1) + [(None, None)] * C
-    found = minimize(loss, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=PRECISE)
+    v0 = start.cpu().numpy()
+    with one_blas_thread():
+        found = minimize(loss, v0, jac=True, method="L-BFGS-B", bounds=bounds, options=PRECISE)
     _tell_unless_settled(found, bounds)
     v = torch.as_tensor(found.x).to(X)
     offsets = v[p:] if C else X.new_zeros(n_classes)

@@ -32,6 +32,9 @@ __all__ = ["Judgement", "SingleSample"]
 
 Array = NDArray[Any]
 
+LOST = 1e-100
+"""Odds of all other classes against the predicted one, below which their digits are lost."""
+
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
@@ -43,7 +46,7 @@ class Judgement:
         terms: ``(2 + L,)`` parts of the change, of confidence, predicted class and layers.
         term_variance: ``(2 + L,)``.
         novelty: how strange the sample is.
-        odds: ``(c,)`` of the classes against the predicted one, tempered, in the precision of the logits.
+        odds: ``(c,)`` by which the other classes share, tempered; whatever their sum.
     """
 
     mean: float
@@ -80,12 +83,13 @@ class SingleSample:
     def __call__(self, features: Features) -> Judgement:
         """What is said of the one sample of ``features``."""
         label = int(features.label)
-        given = features.logits.numpy()[0]
-        z = given.astype(np.float64)
+        z = features.logits.numpy()[0].astype(np.float64)
         z -= (top := float(z[label]))
         raw, _ = _log_odds(np.exp(z), label)
         odds = np.exp(z / self._temperature)
         t, rest = _log_odds(odds, label)
+        if rest < LOST:
+            odds = _odds_among_others(z / self._temperature, label)
         energy = -top / self._temperature - math.log1p(rest)
         agreement, novelty, place = self._look(features, label)
         scale, middle, spread = self._scales
@@ -93,7 +97,7 @@ class SingleSample:
         mean, variance, own = self._opinion(seen, label, place)
         f, unsure = float(mean[0]), float(variance[0])
         mean[0], variance[0] = f - raw - mean[1:].sum(), own
-        return Judgement(f, unsure, mean, variance, self._strangeness(seen, energy), odds.astype(given.dtype))
+        return Judgement(f, unsure, mean, variance, self._strangeness(seen, energy), odds)
 
     def _opinion(self, seen: _Seen, label: int, place: Array) -> tuple[Array, Array, float]:
         """Means and variances of the whole and of its parts, and the variance of the confidence's part."""
@@ -238,6 +242,13 @@ def _log_odds(odds: Array, label: int) -> tuple[float, float]:
     rest = float(odds.sum()) - float(odds[label])
     rest = rest if rest > 0.01 else float(np.delete(odds, label).sum())  # no digits cancelled
     return (min(-math.log(rest), LARGEST) if rest > 0 else LARGEST), rest
+
+
+def _odds_among_others(z: Array, label: int) -> Array:
+    """By which the other classes share, where against the predicted one they have too little to be told."""
+    z[label] = -np.inf
+    odds: Array = np.exp(z - z.max())
+    return odds
 
 
 def _least_places(D: Array, k: int) -> Array:
