@@ -77,21 +77,21 @@ def log_look(sets: Sequence[str], methods: Sequence[str], path: Path = LOOKS) ->
     return look
 
 
-def count_looks(path: Path = LOOKS) -> dict[str, int]:
-    """How often each report set was scored.
+def count_looks(path: Path = LOOKS, method: str | None = None) -> dict[str, int]:
+    """How often each report set was scored, by any method or by this one.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     log = Path(folder, "looks.jsonl")
         ...     _ = log_look(["a"], ["temperature"], log), log_look(["a", "b"], ["temperature"], log)
-        ...     count_looks(log)
-        {'a': 2, 'b': 1}
+        ...     count_looks(log), count_looks(log, "layer evidence")
+        ({'a': 2, 'b': 1}, {})
     """
     counts: dict[str, int] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for line in lines:
-        for name in json.loads(line)["sets"]:
+    for look in map(json.loads, lines):
+        for name in look["sets"] if method is None or method in look["methods"] else ():
             counts[name] = counts.get(name, 0) + 1
     return counts
 

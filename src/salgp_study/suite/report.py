@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from salgp_study.suite.methods import ABLATIONS, RIVALS, WINDOWS
+from salgp_study.suite.methods import ABLATIONS, OURS, RIVALS, WINDOWS
 from salgp_study.suite.protocol import count_looks, read_protocol
 from salgp_study.suite.scoring import Record
 from salgp_study.suite.summary import BASE, CONTEXT, PER_SAMPLE, SOFTMAX, Results, Way, table
@@ -64,11 +64,11 @@ def page(results: Results) -> str:
 
 
 def _intro(results: Results) -> list[str]:
-    protocol, looks = read_protocol(), count_looks()
+    protocol, looks, own = read_protocol(), count_looks(), count_looks(method=OURS)
     seeds = {name: len({r["seed"] for r in results.records if r["set"] == name}) for name in results.sets}
     said = ", ".join(f"{name} ({n})" for name, n in seeds.items())
     rows = [
-        [name, str(looks.get(name, 0)), protocol.in_sight.get(name, "")]
+        [name, str(looks.get(name, 0)), str(own.get(name, 0)), protocol.in_sight.get(name, "")]
         for name in results.sets
         if name in protocol.report
     ]
@@ -80,7 +80,7 @@ def _intro(results: Results) -> list[str]:
         "",
         "Choices are made on the development sets only. Report sets, named beforehand in `protocol.json`:",
         "",
-        *table(["report set", "looks so far", "what was known of it before"], rows),
+        *table(["report set", "looks so far", "at our method", "what was known of it before"], rows),
     ]
 
 
