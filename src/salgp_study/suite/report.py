@@ -184,15 +184,23 @@ def _novelty(results: Results) -> list[str]:
 
 
 def _intervals(results: Results) -> list[str]:
+    def cell(part: Results, way: Way, kind: str) -> str:
+        return f"{part.mean(way, kind, 'coverage'):.3f} ({part.mean(way, kind, 'width'):.3f})"
+
     rows = []
     for name in results.sets:
         part = results.of_sets([name])
-        cells = [
-            part.mean(PER_SAMPLE, kind, key) for kind in ("in", "shift") for key in ("coverage", "width")
-        ]
+        cells = [cell(part, way, kind) for kind in ("in", "shift") for way in results.ours]
         rows.append([name, *cells, part.mean(PER_SAMPLE, "in", "fit_seconds")])
-    head = ["data set", "coverage in", "width in", "coverage shift", "width shift", "fit (processor s)"]
-    return table(head, rows)
+    kinds = [f"{where}: {way}" for where in ("in domain", "under shift") for way in results.ours]
+    intro = (
+        "Share of samples in confidence bands where the number of correct answers is what the intervals say"
+    )
+    return [
+        f"{intro}; in brackets their mean width.",
+        "",
+        *table(["data set", *kinds, "fit (processor s)"], rows),
+    ]
 
 
 def _every_set(results: Results) -> list[str]:
