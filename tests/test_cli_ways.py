@@ -178,6 +178,9 @@ def test_a_checkpoint_that_could_run_code_is_refused(tmp_path: Path) -> None:
         load_weights(network(), tmp_path / "whole.pt")
     torch.save(network().state_dict(), tmp_path / "cut.pt")
     (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:300])
+    (tmp_path / "text.pt").write_text("hello")
+    with pytest.raises(salgp.FormatError, match=r"text\.pt: not a file of PyTorch weights"):
+        load_weights(nn.Linear(2, 2), tmp_path / "text.pt")
     with pytest.raises(salgp.FormatError, match="not a whole PyTorch file"):
         load_weights(network(), tmp_path / "cut.pt")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
@@ -278,6 +281,19 @@ def test_columns_of_a_table_are_stacked(run: Run, tmp_path: Path) -> None:
         expected = model(torch.as_tensor(x))
     torch.testing.assert_close(salgp.Features.load(tmp_path / "f.safetensors").logits, expected)
     assert "no column matches 'g*'" in run(f"{line} --inputs g* --force")[2]
+    reordered(tmp_path / "t.csv", tmp_path / "other.csv", lambda names: names[::-1])
+    both = (
+        "calibrate net.py:make --weights w.safetensors --calibration t.csv --test other.csv -o c --inputs f*"
+    )
+    assert "--test: the columns of --inputs (f3, f2, f1, ...) are not those of --calibration" in run(both)[2]
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_factory_that_fails_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("NUMBER = 3\n\ndef make():\n    raise RuntimeError('no')\n")
+    np.savez(tmp_path / "d.npz", x=np.zeros((4, 4), np.float32), labels=np.arange(4) % 3)
+    assert "bad.py:make() failed: RuntimeError: no" in run("extract bad.py:make d.npz -o f.safetensors")[2]
+    assert "bad.py:NUMBER is a int" in run("extract bad.py:NUMBER d.npz -o f.safetensors")[2]
 
 
 def test_categories_go_through_the_user_s_own_function(run: Run, tmp_path: Path) -> None:
@@ -459,3 +475,32 @@ def test_a_monitor_begins_with_words_and_tells_of_repeated_batches(run: Run, tmp
     assert "counted before" not in run("monitor cal s.npz --state watch")[2]
     assert "s.npz was counted before, and is not counted again" in run("monitor cal s.npz --state watch")[2]
     assert "samples from home" in run("info watch")[1]
+
+
+def reordered(path: Path, into: Path, order: Callable[[list[str]], list[str]]) -> None:
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    write_csv(into, {name: [row[name] for row in rows] for name in order(list(rows[0]))})
+
+
+def test_named_classes_in_another_order_are_refused(run: Run, tmp_path: Path) -> None:
+    write_scores(tmp_path)
+    reordered(tmp_path / "s.csv", tmp_path / "other.csv", lambda names: names[::-1])
+    assert run("fit s.csv -m vector -o cal")[0] == 0
+    for command in (
+        "apply cal other.csv -o p.csv",
+        "evaluate cal other.csv",
+        "compare s.csv --test other.csv",
+    ):
+        code, _, err = run(command)
+        assert code != 0
+        assert "other.csv: the class scores stand in another order (cow, bee, ant, ...) than in" in err
+    assert not (tmp_path / "p.csv").exists()
+    text = (tmp_path / "s.csv").read_text().replace("cow", "dog")
+    (tmp_path / "dogs.csv").write_text(text)
+    assert "stand for other classes (ant, bee, dog, ...)" in run("evaluate cal dogs.csv")[2]
+
+
+def test_a_label_out_of_range_names_the_range(run: Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "bad.npz", logits=np.zeros((4, 3)), labels=np.array([0, 1, 2, -5]))
+    assert "expected 0..2" in run("fit bad.npz -o cal")[2]

@@ -276,3 +276,11 @@ def test_defaults_and_the_fewest_bands() -> None:
         fit_sets(*drawn(300, 0), 0.9, by="confidence", bands=1)
     sets = fit_sets(*drawn(50, 0), 0.8, "raps")
     assert (sets.penalty, sets.rank) == (0.01, 2)
+
+
+@pytest.mark.parametrize("nonsense", [[float("nan")], ["x"], [3, 4], torch.tensor([0.3, 0.7]), True])
+def test_adaptive_coverage_takes_answers_only(nonsense: object) -> None:
+    with pytest.raises(ValueError, match="expected True or False for each set"):
+        AdaptiveCoverage(0.9).update(nonsense)  # type: ignore[arg-type]
+    kept = AdaptiveCoverage(0.9).update(torch.tensor([True, False])).update([np.True_, 0])
+    assert (kept.seen, kept.missed) == (4, 2)

@@ -357,8 +357,8 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
 
     The others keep their proportions ``q`` as far as none of them exceeds the label. Where one would, their
     shares are mixed with even ones, ``(1 - w) q + w / (c - 1)``, with the smallest ``w`` that keeps the label
-    on top. With a confidence below ``1 / c`` that is impossible: the others then share evenly. So they do
-    where they have no mass at all (a softmax of exactly 1).
+    on top. With a confidence below ``1 / c`` that is impossible: the others then share evenly, and their
+    order is lost (``allow_flips`` keeps it). They share evenly too where they have no mass at all.
 
     Args:
         probs: ``(n, c)`` class probabilities, whose entries off the label are the proportions.

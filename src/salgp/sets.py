@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -257,8 +258,14 @@ class AdaptiveCoverage:
         return min(max(self.target if self.level is None else self.level, 0.0), 1.0)
 
     def update(self, covered: Sequence[bool] | Tensor) -> AdaptiveCoverage:
-        """After labels came in: did the sets issued then contain the true class?"""
-        hits = [bool(hit) for hit in covered]
+        """After labels came in: did the sets issued then contain the true class? One answer each."""
+        given = np.asarray(covered.cpu() if isinstance(covered, Tensor) else covered)
+        if given.ndim != 1 or (given.size and not np.isin(given, (0, 1)).all()):
+            raise ValueError(
+                f"expected True or False for each set (did it contain the true class?), got "
+                f"{given.tolist()!r:.60}"
+            )
+        hits = [bool(hit) for hit in given]
         level = self.target if self.level is None else self.level
         misses = len(hits) - sum(hits)
         next_level = level + self.rate * (self.target * misses - (1 - self.target) * sum(hits))

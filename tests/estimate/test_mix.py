@@ -83,3 +83,30 @@ def test_error_bars_move_with_the_confidence() -> None:
 def test_wrong_mixes_say_so(mix: list[float]) -> None:
     with pytest.raises(ValueError, match="a class mix must"):
         class_mix(drawn(10, 0, SOURCE)[0], mix)
+
+
+def biased(p: Prediction) -> Prediction:
+    """Probabilities that are wrong class by class: one class counts three times."""
+    probs = p.probs * torch.tensor([3.0, 1.0, 1.0], dtype=torch.float64)
+    probs /= probs.sum(1, keepdim=True)
+    return Prediction(probs.argmax(1), probs, probs.amax(1))
+
+
+def test_home_takes_back_what_was_wrong_class_by_class() -> None:
+    home = biased(drawn(20_000, 999, SOURCE)[0])
+    assert class_mix(home, SOURCE).p_value < 1e-6  # taken at their word, even the calibration set has moved
+    assert class_mix(home, SOURCE, home=home).p_value == pytest.approx(1.0)
+    same = [class_mix(biased(drawn(300, s, SOURCE)[0]), SOURCE, home=home).p_value < 0.1 for s in range(200)]
+    assert 0.04 < np.mean(same) < 0.17
+    moved = class_mix(biased(drawn(2000, 7, TARGET)[0]), SOURCE, home=home)
+    assert moved.p_value < 1e-6
+    np.testing.assert_allclose(moved.share, TARGET, atol=0.05)
+
+
+def test_home_of_another_network_and_an_empty_batch_are_refused() -> None:
+    p = drawn(50, 0, SOURCE)[0]
+    two = Prediction(torch.zeros(4, dtype=torch.long), torch.full((4, 2), 0.5), torch.full((4,), 0.5))
+    with pytest.raises(ValueError, match="home has probabilities"):
+        class_mix(p, SOURCE, home=two)
+    with pytest.raises(ValueError, match="empty batch"):
+        class_mix(p[:0], SOURCE)

@@ -78,7 +78,7 @@ def test_a_foreign_folder_is_never_replaced(tmp_path: Path, where: str) -> None:
 def test_our_folder_with_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
     target = save(tmp_path / "x", "old")
     (target / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"also holds 'notes\.txt', which salgp did not write"):
+    with pytest.raises(FileExistsError, match=r"also holds 'notes\.txt', which is no part of it"):
         save(target, "new")
     assert load(target) == ("old", "oldold"), "a foreign file does not hinder reading"
     (target / "notes.txt").unlink()

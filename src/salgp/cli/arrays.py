@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LABELS", "pop_labels", "read_arrays", "stacked"]
+__all__ = ["LABELS", "matching", "pop_labels", "read_arrays", "stacked"]
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 """Bytes of one value of a Parquet column; text has at least the 8 of its place."""
@@ -43,6 +43,11 @@ def pop_labels(arrays: dict[str, Any]) -> Any:
     return None if key is None else arrays.pop(key)
 
 
+def matching(arrays: Mapping[str, Any], pattern: str) -> list[str]:
+    """Names that match ``pattern``, in the order of the file."""
+    return [name for name in arrays if fnmatch.fnmatchcase(name, pattern)]
+
+
 def stacked(arrays: Mapping[str, Any], pattern: str) -> Any:
     """The columns whose names match ``pattern``, side by side, in the order of the file.
 
@@ -54,7 +59,7 @@ def stacked(arrays: Mapping[str, Any], pattern: str) -> Any:
     """
     import numpy as np
 
-    names = [name for name in arrays if fnmatch.fnmatchcase(name, pattern)]
+    names = matching(arrays, pattern)
     if not names:
         raise KeyError(f"no column matches {pattern!r}; there are {', '.join(arrays)}")
     wrong = [name for name in names if arrays[name].ndim != 1 or arrays[name].dtype.kind not in "fiub"]

@@ -54,8 +54,10 @@ def compare(
     if sort not in METRICS:
         raise UsageError(f"--sort {sort}: no such score; choose one of {', '.join(METRICS)}")
     loaded, labels = files.read_labelled(features)
-    (data, y), (held_out, truth) = _train_and_test(loaded.features, labels, test, share, seed)
-    predictions, failed = _fit_all(shell, chosen, (data, y), held_out, read_reference(reference, data))
+    (data, y), (held_out, truth) = _train_and_test(loaded, labels, test, share, seed)
+    predictions, failed = _fit_all(
+        shell, chosen, (data, y), held_out, read_reference(reference, loaded, data)
+    )
     if not predictions:
         raise ValueError(
             f"no method could be fitted; the first one, {next(iter(failed))}, said: "
@@ -78,7 +80,9 @@ def _chosen_methods(methods: str | None) -> list[str]:
     return chosen
 
 
-def _train_and_test(features: Features, labels: Tensor, test: Path | None, share: float, seed: int) -> Any:
+def _train_and_test(
+    given: files.FeatureFile, labels: Tensor, test: Path | None, share: float, seed: int
+) -> Any:
     """Two pairs of features and labels; perturbed copies stay on the side of their original, and none is
     scored.
     """
@@ -86,8 +90,10 @@ def _train_and_test(features: Features, labels: Tensor, test: Path | None, share
 
     from salgp.calibrators.copies import originals
 
+    features = given.features
     if test is not None:
         loaded, truth = files.read_labelled(test)
+        files.check_classes(given.classes, loaded, given.path)
         return (features, labels), (loaded.features, truth)
     first, original = originals(features)
     order = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))

@@ -8,7 +8,7 @@ of any framework as ``.npz`` or ``.csv``. A calibrator is a folder; beside the c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from salgp.features import Features
 __all__ = [
     "FeatureFile",
+    "check_classes",
     "check_network",
     "first_rows",
     "is_large",
@@ -127,6 +128,21 @@ def check_network(calibrator: Path, loaded: FeatureFile, any_network: bool) -> N
             f"({theirs[:8]} against {mine[:8]}); extract it again with the same weights, or "
             f"pass --any-network"
         )
+    check_classes(read_origin(calibrator).get("classes"), loaded, calibrator)
+
+
+def check_classes(expected: Sequence[str] | None, loaded: FeatureFile, of: Path) -> None:
+    """Refuse class scores whose named columns stand for other classes, or in another order, than those of
+    ``of``: a class is known by its number from then on.
+    """
+    theirs = loaded.classes
+    if expected is None or theirs is None or list(expected) == theirs:
+        return
+    what = "in another order" if sorted(expected) == sorted(theirs) else "for other classes"
+    raise ValueError(
+        f"{loaded.path}: the class scores stand {what} ({', '.join(theirs[:3])}, ...) than in {of} "
+        f"({', '.join(expected[:3])}, ...); write the same columns in the same order"
+    )
 
 
 def save_calibrator(

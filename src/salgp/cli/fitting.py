@@ -64,7 +64,7 @@ def fit(
     chosen = files.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)
     calibrator = make_calibrator(method, setting or [], bool(data.layers))
-    known = read_reference(reference, data)
+    known = read_reference(reference, loaded, data)
     data, labels = fitting_rows(calibrator, data, labels)
     for note in notes_on(calibrator, loaded, data, known is not None):
         shell.say(f"note: {note}")
@@ -186,10 +186,14 @@ def origin_of(loaded: files.FeatureFile) -> dict[str, Any]:
     return kept | ({} if loaded.classes is None else {"classes": loaded.classes})
 
 
-def read_reference(path: Path | None, data: Features) -> tuple[Features, Tensor] | None:
+def read_reference(
+    path: Path | None, given: files.FeatureFile, data: Features
+) -> tuple[Features, Tensor] | None:
+    """Features and labels of the training data, with the layers of ``data``, which came from ``given``."""
     if path is None:
         return None
     loaded, labels = files.read_labelled(path)
+    files.check_classes(given.classes, loaded, given.path)
     return loaded.features.select(data.layer_names), labels
 
 

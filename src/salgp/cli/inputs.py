@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from salgp.cli.arrays import pop_labels, read_arrays, stacked
+from salgp.cli.arrays import matching, pop_labels, read_arrays, stacked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +55,7 @@ class Inputs:
         labels: ``(n,)`` or None.
         classes: class names or None.
         tokenizer: that made the inputs from a ``text`` column, or None.
+        columns: of the table that were stacked by a pattern, in their order.
     """
 
     n: int
@@ -63,6 +64,7 @@ class Inputs:
     labels: Tensor | None = None
     classes: list[str] | None = None
     tokenizer: Any = None
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return -(-self.n // self.batch_size)
@@ -134,7 +136,9 @@ def _of_arrays(
 ) -> Inputs:
     if not arrays:
         raise ValueError(f"{path}: no inputs here, only labels")
-    arrays |= {name: stacked(arrays, name) for name in inputs or () if "*" in name or "?" in name}
+    patterns = [name for name in inputs or () if "*" in name or "?" in name]
+    columns = tuple(column for pattern in patterns for column in matching(arrays, pattern))
+    arrays |= {name: stacked(arrays, name) for name in patterns}
     unknown = [name for name in inputs or () if name not in arrays]
     if unknown:
         raise KeyError(f"{path}: no array named {unknown[0]!r}; it has {', '.join(arrays)}")
@@ -168,7 +172,7 @@ def _of_arrays(
             else tuple(x[rows] for x in tensors.values())
         )
 
-    return Inputs(n, batch_size, take, labels, classes)
+    return Inputs(n, batch_size, take, labels, classes, columns=columns)
 
 
 def _prepared(arrays: dict[str, Any], prepare: Prepare) -> dict[str, Any]:

@@ -79,13 +79,26 @@ def _made_by_user(spec: str) -> nn.Module:
             f"MODEL {spec!r}: expected package.module:factory, path/to/file.py:factory, net.onnx or hf:FOLDER"
         )
     found = import_object(spec, "MODEL")
-    model = found if isinstance(found, nn.Module) else found()
+    model = found if isinstance(found, nn.Module) else _made(found, spec)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"{spec} gave a {type(model).__name__}; expected a torch.nn.Module, or a function "
             f"without arguments that returns one"
         )
     return model
+
+
+def _made(factory: Any, spec: str) -> Any:
+    """What the user's factory returns; where it fails, its name stands before its own words."""
+    if not callable(factory):
+        raise TypeError(
+            f"{spec} is a {type(factory).__name__}; expected a torch.nn.Module, or a function without "
+            f"arguments that returns one"
+        )
+    try:
+        return factory()
+    except Exception as error:
+        raise RuntimeError(f"{spec}() failed: {type(error).__name__}: {error}") from error
 
 
 def _import_file(path: Path) -> Any:

@@ -40,7 +40,7 @@ def read_scores(path: Path) -> tuple[Features, Tensor | None, list[str] | None, 
         features = make(scores, layers)
     named = None if labels is None else _numbers(labels, classes, path)
     with reading(path, "class scores with labels"):
-        y = None if named is None else as_labels(named, len(features))
+        y = None if named is None else as_labels(named, len(features), features.n_classes)
     return features, y, classes, rest
 
 

@@ -62,6 +62,8 @@ def _unpickled(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises many classes here
+        if not _looks_pickled(path):
+            raise FormatError(f"{path}: not a file of PyTorch weights") from error
         if "weights_only" in str(error) or "Unsupported" in str(error):
             raise ValueError(
                 f"{path} holds more than tensors; opening it could run code, so it is refused. Save the "
@@ -69,6 +71,12 @@ def _unpickled(path: Path) -> Any:
                 f"file.py:factory"
             ) from error
         raise FormatError(f"{path}: not a whole PyTorch file ({type(error).__name__})") from error
+
+
+def _looks_pickled(path: Path) -> bool:
+    """Does it begin as torch.save writes, now (a zip archive) or long ago (a pickle)?"""
+    with path.open("rb") as file:
+        return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def _tensors(found: Any, path: Path) -> dict[str, Tensor]:

@@ -137,6 +137,14 @@ def _opened(data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, In
     for name, found in sets.items():
         if found.labels is None:
             raise ValueError(f"--{name}: no labels there; name them {' or '.join(map(repr, LABELS))}")
+    first, *others = sets
+    for name in others:
+        mine, theirs = sets[first].columns, sets[name].columns
+        if mine != theirs:
+            raise ValueError(
+                f"--{name}: the columns of --inputs ({', '.join(theirs[:3])}, ...) are not those of "
+                f"--{first} ({', '.join(mine[:3])}, ...) in the same order; the network takes them by place"
+            )
     return sets
 
 
@@ -204,7 +212,7 @@ def _checked(
 
     features, labels = files.read_labelled(out / "calibration.safetensors")
     train = out / "train.safetensors"
-    known = read_reference(train if train.exists() else None, features.features)
+    known = read_reference(train if train.exists() else None, features, features.features)
     loaded, truth = files.read_labelled(out / "test.safetensors")
     predictions = {"uncalibrated": uncalibrated(loaded.features)}
     with shell.progress("comparing and writing the report"):

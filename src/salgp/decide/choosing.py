@@ -42,7 +42,8 @@ def choose_threshold(
         error: largest acceptable share of wrong answers among those acted on.
         assurance: probability, over the draw of the labelled samples, that the promise holds.
         per_class: a threshold and a promise for every predicted class; all hold together.
-        cost_wrong: with ``cost_ask``: minimise the mean cost instead of bounding the error.
+        cost_wrong: with ``cost_ask``: minimise the mean cost instead of bounding the error, which is not
+            asked for then.
         cost_ask: price of asking.
         thresholds: tried from the highest to the lowest instead of those of the samples; fix them beforehand.
             Those above which too few samples lie to show anything are passed over.

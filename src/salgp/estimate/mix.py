@@ -59,15 +59,25 @@ class ClassMix:
 
 
 def class_mix(
-    prediction: Prediction, source_mix: ArrayLike, max_steps: int = 500, tolerance: float = 1e-7
+    prediction: Prediction,
+    source_mix: ArrayLike,
+    max_steps: int = 500,
+    tolerance: float = 1e-7,
+    home: Prediction | None = None,
 ) -> ClassMix:
     """Estimate the class mix of an unlabelled batch.
+
+    The estimate takes the class probabilities at their word, class by class. Those of a calibrated
+    *confidence* need not be right for each class: then a mix "moves" that did not. With ``home``, the
+    prediction of the calibration samples, every class is first scaled by one factor, so that its mean
+    probability there is its share.
 
     Args:
         prediction: of the batch.
         source_mix: ``(c,)`` shares of the true classes among the calibration samples, all above 0.
         max_steps: of the search.
         tolerance: largest change of a share at which it stops.
+        home: prediction, by the same calibrator, of the calibration samples or others of that mix.
 
     Returns:
         Shares, their uncertainty from the observed information, and a test of "nothing moved".
@@ -80,6 +90,10 @@ def class_mix(
     """
     probs = prediction.checked().probs.detach().cpu().double().numpy()
     source = _shares(source_mix, probs.shape[1])
+    if not len(probs):
+        raise ValueError("the class mix of an empty batch is unknown")
+    if home is not None:
+        probs = _scaled(probs, _factors(home.checked().probs.detach().cpu().double().numpy(), source))
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
     share, converged = source.copy(), False
     for _ in range(max_steps):
@@ -92,6 +106,25 @@ def class_mix(
     gain = 2 * (np.log(ratio @ share) - np.log(ratio @ source)).sum()
     p_value = float(chdtrc(max(len(source) - 1, 1), max(float(gain), 0.0)))
     return ClassMix(share, _deviation(ratio, share), source, p_value, len(probs), converged)
+
+
+def _factors(home: np.ndarray, source: np.ndarray, steps: int = 500) -> np.ndarray:
+    """One factor per class ``(c,)`` that brings the mean probability at home to the class's share."""
+    if home.shape[1:] != source.shape or not len(home):
+        raise ValueError(f"home has probabilities {home.shape}, the mix {len(source)} classes")
+    factors = np.ones_like(source)
+    for _ in range(steps):
+        change = source / _scaled(home, factors).mean(0)
+        factors *= change
+        if np.abs(change - 1).max() < 1e-9:
+            break
+    return factors
+
+
+def _scaled(probs: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    found = probs * factors
+    scaled: np.ndarray = found / found.sum(1, keepdims=True)
+    return scaled
 
 
 def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Prediction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -58,5 +59,5 @@ def reading(path: str | os.PathLike[str], expected: str, *passed: type[Exception
         if isinstance(error, clear):
             raise
         came = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-        said = came[:200] or type(error).__name__
+        said = textwrap.shorten(came, 300, placeholder=" ...") or type(error).__name__
         raise FormatError(f"{path}: not {expected} ({said})") from error

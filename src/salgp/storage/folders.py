@@ -113,8 +113,8 @@ def _check_ours(path: Path, kind: str) -> None:
     foreign = [name for name in found if name not in known or not _is_plain(path / name)]
     if foreign:
         raise FileExistsError(
-            f"{path} also holds {foreign[0]!r}, which salgp did not write; it is left alone: move "
-            f"that away or choose another folder"
+            f"{path} also holds {foreign[0]!r}, which is no part of it; it is left alone: move that away or "
+            f"choose another folder"
         )
 
 

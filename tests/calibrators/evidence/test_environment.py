@@ -359,7 +359,7 @@ def test_terms_of_a_context_add_up_and_name_the_environment() -> None:
         ("some", ValueError, "context must be 'all'"),
         (0, ValueError, "at least 1 sample"),
         (2.5, TypeError, "whole number"),
-        (np.zeros(3, int), ValueError, "one whole number per sample"),
+        (np.zeros(3, int), ValueError, "one whole number or name per sample"),
     ],
 )
 def test_a_context_that_makes_no_sense_is_refused(context: Any, error: type[Exception], says: str) -> None:

@@ -372,8 +372,8 @@ class LayerEvidence(Calibrator):
             features: of the samples.
             context: what the samples have in common. None judges each by itself, whatever stands beside it.
                 ``"all"``: these samples were met together, and nothing else is known. A number: windows of
-                so many consecutive samples. ``(n,)`` integers: the environment of each sample. A `Context`
-                from `context`, or the `Features` of other samples met at the same place and time.
+                so many consecutive samples. ``(n,)`` integers or names: the environment of each sample. A
+                `Context` from `context`, or the `Features` of other samples met at the same place and time.
         """
         self._check_fitted()
         if context is None and self._alone(features):

@@ -22,12 +22,14 @@ def window_numbers(context: Any, t: Tensor) -> Tensor:
     """Number of the window of each of ``n`` samples.
 
     Args:
-        context: ``"all"``, the size of a window of consecutive samples, or ``(n,)`` integers.
+        context: ``"all"``, the size of a window of consecutive samples, or ``(n,)`` integers or names.
         t: ``(n,)`` log-odds of the network's confidence, to see whether the rows are sorted by it.
 
     Example:
         >>> window_numbers(2, torch.tensor([0.1, 0.7, 0.2]))
         tensor([0, 0, 1])
+        >>> window_numbers(["north", "south", "north"], torch.tensor([0.1, 0.7, 0.2]))
+        tensor([0, 1, 0])
     """
     n = len(t)
     if isinstance(context, str):
@@ -43,13 +45,14 @@ def window_numbers(context: Any, t: Tensor) -> Tensor:
             raise ValueError(f"a window must hold at least 1 sample, got {context}")
         _refuse_sorted(t)
         return torch.arange(n, device=t.device) // context
-    number = torch.as_tensor(np.asarray(context.cpu() if isinstance(context, Tensor) else context))
-    if number.shape != (n,) or number.is_floating_point():
+    given = np.asarray(context.cpu() if isinstance(context, Tensor) else context)
+    if given.shape != (n,) or given.dtype.kind not in "biuUS":
         raise ValueError(
-            f"environments must be one whole number per sample, ({n},); got {number.dtype} of shape "
-            f"{tuple(number.shape)}"
+            f"environments must be one whole number or name per sample, ({n},); got {given.dtype} of shape "
+            f"{given.shape}"
         )
-    return number.long().to(t.device)
+    number = np.unique(given, return_inverse=True)[1] if given.dtype.kind in "US" else given
+    return torch.as_tensor(number.astype(np.int64)).to(t.device)
 
 
 def _refuse_sorted(t: Tensor) -> None:
