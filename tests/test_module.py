@@ -340,3 +340,15 @@ def test_the_overhead_is_small():
 
     pairs = [(seconds(net), seconds(classifier)) for _ in range(7)][1:]
     assert min(b for _, b in pairs) / min(a for a, _ in pairs) < 1.05
+
+
+def test_an_empty_batch_and_a_sample_without_batch_axis_say_so() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x = torch.randn(60, 4)
+    y = (network(x) + torch.randn(60, 3)).argmax(1).detach()
+    classifier = salgp.calibrate(network, [(x, y)], perturb=False)
+    with pytest.raises(ValueError, match="the batch is empty"):
+        classifier(x[:0])
+    with pytest.raises(ValueError, match=r"needs a batch axis: x\[None\]"):
+        classifier(x[0])

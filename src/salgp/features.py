@@ -98,7 +98,7 @@ class Features:
             if x.shape[0] != n:
                 raise ValueError(
                     f"layer {name!r} has {x.shape[0]} rows, the logits have {n}; they must "
-                    f"describe the same samples"
+                    f"describe the same samples (a sample alone needs a batch axis: x[None])"
                 )
         for what, dtype in ORIGIN.items():
             if getattr(self, what) is not None:

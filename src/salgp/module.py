@@ -102,6 +102,8 @@ class CalibratedClassifier(nn.Module):
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
         batch = Batch.given(inputs, keywords)
+        if not torch.compiler.is_exporting() and batch.is_empty:
+            raise ValueError("the batch is empty: there is nothing to predict")
         if self.taps.taps is None:
             self.taps = self.taps.settled(self.model, batch)
         return self.taps.read(self.model, batch)
