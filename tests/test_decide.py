@@ -337,7 +337,7 @@ def test_classes_with_too_few_samples_say_how_many_would_do() -> None:
 
 def test_costs_refuse_what_they_would_ignore() -> None:
     prediction, truth, _ = answers(100)
-    with pytest.raises(ValueError, match="leave per_class"):
+    with pytest.raises(ValueError, match="leave error, per_class"):
         choose_threshold(prediction, truth, cost_wrong=10, cost_ask=1, per_class=True)
 
 
@@ -346,3 +346,12 @@ def test_given_thresholds_above_all_samples_are_passed_over() -> None:
     clear = choose_threshold(prediction, truth, 0.1, thresholds=[0.9, 0.8])
     assert clear.reachable
     assert choose_threshold(prediction, truth, 0.1, thresholds=[0.99999999, 0.9, 0.8]) == clear
+
+
+def test_an_error_rate_and_costs_are_two_rules() -> None:
+    s = torch.linspace(0.5, 0.99, 200, dtype=torch.float64)
+    p = Prediction(torch.zeros(200, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
+    y = torch.zeros(200, dtype=torch.long)
+    with pytest.raises(ValueError, match="leave error, per_class and thresholds out"):
+        choose_threshold(p, y, error=0.05, cost_wrong=10, cost_ask=1)
+    assert choose_threshold(p, y) == choose_threshold(p, y, error=0.05)

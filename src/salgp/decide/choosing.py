@@ -19,11 +19,14 @@ __all__ = ["choose_threshold"]
 
 FloatArray = NDArray[np.float64]
 
+ERROR = 0.05
+"""Share of wrong answers that is promised where none is named."""
+
 
 def choose_threshold(
     prediction: Prediction,
     labels: Any,
-    error: float = 0.05,
+    error: float | None = None,
     assurance: float = 0.95,
     *,
     per_class: bool = False,
@@ -39,11 +42,10 @@ def choose_threshold(
     Args:
         prediction: of the labelled samples.
         labels: ``(n,)`` true classes; -1 for a class the network does not know, which is never right.
-        error: largest acceptable share of wrong answers among those acted on.
+        error: largest acceptable share of wrong answers among those acted on; by default 0.05.
         assurance: probability, over the draw of the labelled samples, that the promise holds.
         per_class: a threshold and a promise for every predicted class; all hold together.
-        cost_wrong: with ``cost_ask``: minimise the mean cost instead of bounding the error, which is not
-            asked for then.
+        cost_wrong: with ``cost_ask``: minimise the mean cost instead of bounding the error.
         cost_ask: price of asking.
         thresholds: tried from the highest to the lowest instead of those of the samples; fix them beforehand.
             Those above which too few samples lie to show anything are passed over.
@@ -62,7 +64,8 @@ def choose_threshold(
         >>> print(rule.promise)  # doctest: +ELLIPSIS
         Act above a confidence of 0.8...: at most 10 % of the answers acted on are wrong, ...
     """
-    _check_levels(error, assurance)
+    promised = ERROR if error is None else error
+    _check_levels(promised, assurance)
     y = as_labels(labels, len(prediction), prediction.probs.shape[1]).cpu()
     label = prediction.label.cpu()
     wrong = (label != y).numpy()
@@ -72,16 +75,16 @@ def choose_threshold(
     if (cost_wrong is None) != (cost_ask is None):
         raise ValueError("give both cost_wrong and cost_ask, or neither")
     if cost_wrong is not None and cost_ask is not None:
-        if per_class or thresholds is not None:
+        if per_class or thresholds is not None or error is not None:
             raise ValueError(
-                "a rule by costs has one threshold, found by the prices; leave per_class and "
+                "a rule by costs has one threshold, found by the prices; leave error, per_class and "
                 "thresholds out, or promise an error rate instead of costs"
             )
         return cheapest(confidence, wrong, cost_wrong, cost_ask, assurance)
     if not per_class:
-        return _largest(confidence, wrong, error, assurance, thresholds)
+        return _largest(confidence, wrong, promised, assurance, thresholds)
     return _each_class(
-        confidence, wrong, label.numpy(), prediction.probs.shape[1], error, assurance, thresholds
+        confidence, wrong, label.numpy(), prediction.probs.shape[1], promised, assurance, thresholds
     )
 
 
