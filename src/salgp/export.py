@@ -303,7 +303,7 @@ def _image_mean(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, 
     """
     if x.ndim != 4 or dim is None or sorted(d % 4 for d in dim) != [2, 3] or dtype not in (None, x.dtype):
         return NotImplemented
-    if not all(isinstance(size, int) for size in x.shape[2:]) or not x.is_floating_point():
+    if not all(isinstance(size, int) for size in x.shape[2:]) or x.dtype != torch.float32:
         return NotImplemented
     found = avg_pool2d(x, (x.shape[2], x.shape[3]))
     return found if keepdim else found.flatten(1)

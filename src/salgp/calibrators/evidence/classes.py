@@ -21,6 +21,7 @@ from torch import Tensor
 from salgp.calibrators.evidence.reference import LARGEST_LOG_RATIO, Reference, distances_to_classes
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
+from salgp.gp.threads import one_blas_thread
 from salgp.storage import storable
 
 __all__ = ["ClassModel", "farness", "fit_classes", "some_originals"]
@@ -130,7 +131,8 @@ def fit_classes(logits: Tensor, far: Tensor, labels: Tensor, temperature: float)
         return float(value), torch.cat([slope_b[None], slope_w]).cpu().numpy()
 
     start = [1.0] + [0.0] * len(F)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(start))
+    with one_blas_thread():
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(start))
     tell_unless_settled(found, "class probabilities")
     b, *w = torch.as_tensor(found.x).tolist()
     return ClassModel(b / temperature, torch.tensor(w).to(scale) / scale)

@@ -398,8 +398,7 @@ def _coordinates(reference: Reference, features: Features, precise: bool) -> Ten
     layers = [x.to(centre) for x in layers]
     length = (torch.cat(layers, dim=1).square() @ reference.members.to(centre)).sqrt()  # (n, L)
     along = torch.cat([x @ D for x, D in zip(layers, directions, strict=True)], dim=1)
-    on_sphere = along.unflatten(1, centre.shape) / length.clamp_min(1e-12)[:, :, None]
-    return on_sphere.transpose(0, 1) - centre[:, None, :]
+    return (along.unflatten(1, centre.shape) / length.clamp_min(1e-12)[:, :, None] - centre).transpose(0, 1)
 
 
 def _place(query: Tensor, widths: tuple[int, ...]) -> Tensor:
