@@ -270,3 +270,12 @@ def test_any_polynomial_times_a_decay(a: float, b: float) -> None:
     total = torch.ones_like(r)
     kernel.add_into(total, 2.0 * r.square(), torch.empty_like(r), 3.0)
     torch.testing.assert_close(total, 1 + 3 * expected.detach())
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_gradients_by_the_inputs_flow_through_a_kernel(name: str) -> None:
+    squared = torch.linspace(0.1, 3.0, 7, dtype=torch.float64).requires_grad_()
+    scale = torch.tensor(0.3, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: stationary(name, x, scale, scale), (squared,))
+    expected = stationary(name, squared.detach().clone(), scale, scale)
+    torch.testing.assert_close(stationary(name, squared, scale, scale).detach(), expected)

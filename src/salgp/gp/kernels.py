@@ -69,6 +69,9 @@ class Decay(Kernel):
         if self.squared:
             decay = square.neg().exp_()
             return decay, square.mul(2.0).mul_(decay) if slope else None
+        if square.requires_grad:  # gradients by the inputs: nothing may be overwritten
+            t = square.sqrt()
+            return (1.0 + self.a * t + self.b * square) * torch.exp(-t), None
         t = _apply(np.sqrt, torch.sqrt, square, square)
         decay = t.neg()
         _apply(np.exp, torch.exp, decay, decay)
@@ -134,7 +137,10 @@ def stationary(
         value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
         return value
     value = KERNELS[kernel].value(_scaled(kernel, squared, log_lengthscale), False)[0]
-    return value if log_variance is None else value.mul_(log_variance.exp())
+    if log_variance is None:
+        return value
+    variance = log_variance.exp()
+    return value * variance if value.requires_grad else value.mul_(variance)
 
 
 def _scaled(kernel: str, squared: Tensor, log_lengthscale: Tensor) -> Tensor:
