@@ -7,7 +7,6 @@ confidence is below ``1 / c`` can no sharing keep the label on top; `Prediction.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features
+from salgp.tables import as_frame
 
 __all__ = ["INTERVAL", "LayerTerms", "Prediction", "spread_confidence"]
 
@@ -330,7 +330,7 @@ class Prediction:
         if self.layers is not None:
             mean = self.layers.mean.cpu().numpy()
             columns |= {f"{self.layers.scale}.{k}": mean[:, j] for j, k in enumerate(self.layers.names)}
-        return _as_frame(columns)
+        return as_frame(columns)
 
     def _repr_html_(self) -> str:
         """A table of the first samples, for notebooks."""
@@ -357,8 +357,9 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
 
     The others keep their proportions ``q`` as far as none of them exceeds the label. Where one would, their
     shares are mixed with even ones, ``(1 - w) q + w / (c - 1)``, with the smallest ``w`` that keeps the label
-    on top. With a confidence below ``1 / c`` that is impossible: the others then share evenly, and their
-    order is lost (``allow_flips`` keeps it). They share evenly too where they have no mass at all.
+    on top. With a confidence below ``1 / c`` that is impossible: "not this one". The others, even at
+    ``1 / c``, then return to their proportions, ``w`` being the confidence over the even share of the rest,
+    so that nothing jumps and their order stays. They share evenly where they have no mass at all.
 
     Args:
         probs: ``(n, c)`` class probabilities, whose entries off the label are the proportions.
@@ -391,7 +392,8 @@ def _shared(others: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool
         found = others * left
     else:
         even = left / max(others.shape[1] - 1, 1)
-        keep = ((cap - even) / (top - even).clamp_min(tiny)).clamp(0, 1)  # share of the proportions, 1 - w
+        keep = ((cap - even) / (top - even).clamp_min(tiny)).clamp_max(1)  # share of the proportions, 1 - w
+        keep = torch.maximum(keep, 1 - cap / even.clamp_min(tiny))  # of both, the one that is not negative
         found = others * (keep * left) + (1 - keep) * even
     found = found.clamp_min(tiny)  # no class is impossible, so that every log-likelihood is finite
     return found.scatter(1, label, confidence)
@@ -407,7 +409,7 @@ def _spread_one(odds: np.ndarray, label: int, confidence: float) -> np.ndarray:
     if rest > math.sqrt(tiny):
         scale, cap = left / rest, confidence * (1 - _STRICTLY)
         top = scale * float(others.max())
-        keep = 1.0 if top <= cap else min(max((cap - even) / max(top - even, tiny), 0.0), 1.0)
+        keep = 1.0 if top <= cap else max((cap - even) / max(top - even, tiny), 1 - cap / max(even, tiny))
     shared: np.ndarray = np.maximum(others * (keep * scale) + (1 - keep) * even, tiny)
     shared[label] = confidence
     return shared
@@ -421,13 +423,3 @@ def _others(features: Features, temperature: float, dtype: torch.dtype) -> Tenso
     """Tempered softmax ``(n, c)`` of the classes other than the predicted one, 0 for that."""
     z = features.logits.to(dtype) / temperature
     return torch.softmax(z.scatter(1, features.label[:, None], -torch.inf), dim=1)
-
-
-def _as_frame(columns: Mapping[str, np.ndarray]) -> Any:
-    """The columns as the first kind of table that is installed."""
-    for library, make in (("pandas", "DataFrame"), ("pyarrow", "table")):
-        try:
-            return getattr(importlib.import_module(library), make)(columns)
-        except ImportError:
-            continue
-    return dict(columns)

@@ -48,6 +48,37 @@ def test_quiet_weeks_do_not_alarm_and_a_shift_does() -> None:
     assert "the inputs changed (this matters)" in str(status)
 
 
+def test_the_log_is_a_table(tmp_path: Path) -> None:
+    monitor = Monitor.start(batch(1000, 0)[0], state=tmp_path / "w", window=3, class_names=("a", "b", "c"))
+    fed, y = batch(300, 1)
+    monitor.feed(fed, y, key="monday", time="2026-01-05")
+    monitor.feed(batch(300, 2, shifted=2.0)[0], key="tuesday")
+    monitor.observe(fed[:50], y[:50], key="late")
+    table = Monitor.open(tmp_path / "w").to_frame()
+    assert table["key"].tolist() == ["monday", "tuesday", "labels late"]
+    assert table["time"][0] == "2026-01-05"
+    assert table["n"].tolist() == [300, 300, 0]
+    assert table["accuracy"][0] == pytest.approx(float(fed.confidence.mean()))
+    assert table["lower"][0] < table["accuracy"][0] < table["upper"][0]
+    assert table[["accuracy", "lower", "upper"]].iloc[2].isna().all()
+    assert table["labelled"].tolist() == [300, 0, 50]
+    assert table["right"][0] == int((fed.label == y).sum())
+    assert table["shift_alarm"].tolist() == [False, True, True]
+    assert not table["promise_alarm"].any()
+    assert table["shift_evidence"][1] > 2.3
+    counted = table[["count.a", "count.b", "count.c"]]
+    assert counted.iloc[0].tolist() == torch.bincount(fed.label, minlength=3).tolist()
+    assert counted.iloc[2].sum() == 0
+    table.to_parquet(tmp_path / "history.parquet")
+
+
+def test_the_table_of_an_empty_log_has_its_columns_and_classes_of_one_name_have_numbers() -> None:
+    monitor = Monitor.start(batch(1000, 0)[0], class_names=("a", "a", "c"))
+    table = monitor.to_frame()
+    assert len(table) == 0
+    assert list(table)[-3:] == ["count.0", "count.1", "count.2"]
+
+
 def test_a_change_too_small_to_matter_says_so() -> None:
     monitor = Monitor.start(batch(3000, 0)[0], tolerance=0.1)
     status = monitor.feed(batch(20000, 1, shifted=0.12)[0])

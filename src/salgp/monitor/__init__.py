@@ -2,7 +2,7 @@
 
 Rooms: `martingale` (evidence that may be looked at any time), `channels` (what is watched), `records` (what
 is kept, and where), `watching` (the `Monitor`), `judging` (from what is kept to what it says), `status` (what
-it says), `page` (the same as one HTML page).
+it says), `page` (the same as one HTML page), `history` (the log as a table).
 """
 
 from __future__ import annotations

@@ -16,12 +16,14 @@ from salgp.estimate.accuracy import Estimate, Spread
 from salgp.labels import as_labels
 from salgp.monitor import records
 from salgp.monitor.channels import band_counts, band_of_cells, channel_cells, channel_names
+from salgp.monitor.history import history
 from salgp.monitor.judging import alarms, expected, judge
 from salgp.monitor.martingale import Promise, Wealth
 from salgp.monitor.records import Record, Settings, State
 from salgp.monitor.status import Status
 from salgp.prediction import Prediction
 from salgp.storage import locked
+from salgp.tables import as_frame
 
 __all__ = ["Monitor"]
 
@@ -171,6 +173,16 @@ class Monitor:
         from salgp.monitor.page import write_page
 
         return write_page(path, self, title)
+
+    def to_frame(self) -> Any:
+        """The log as a table, one row per batch: when, how many samples, the expected accuracy with its
+        interval, evidence, alarms, predicted classes; see `salgp.monitor.history.history`.
+
+        Returns:
+            A pandas data frame, whose ``to_parquet`` writes it for other programs; where pandas is not
+            installed a pyarrow table, and without that a mapping from column name to NumPy array.
+        """
+        return as_frame(history(self.settings, self._log))
 
     @contextmanager
     def _turn(self, key: str | None) -> Iterator[int]:
