@@ -30,7 +30,16 @@ from torch import Tensor
 
 from salgp.labels import as_labels
 from salgp.prediction import Prediction, spread_confidence
-from salgp.storage import FormatError, pack, read_tensors, reading, storable, unpack, write_tensors
+from salgp.storage import (
+    FormatError,
+    pack,
+    read_tensors,
+    reading,
+    refuse_foreign,
+    storable,
+    unpack,
+    write_tensors,
+)
 
 __all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets", "overtaking"]
 
@@ -101,7 +110,11 @@ class PredictionSets:
         return replace(self, coverage=_checked(coverage, closed=True))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything as one safetensors file."""
+        """Write everything as one safetensors file.
+
+        Sets that are there already are replaced; any other file is left alone with a `FileExistsError`.
+        """
+        refuse_foreign(path, "prediction sets")
         tensors: dict[str, Tensor] = {}
         write_tensors(path, tensors, {"kind": "salgp-sets", "value": json.dumps(pack(self, tensors))})
 

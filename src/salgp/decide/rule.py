@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.prediction import Prediction
-from salgp.storage import FormatError, from_json, read_header, write_header
+from salgp.storage import FormatError, from_json, read_header, refuse_foreign, write_header
 
 __all__ = ["ALWAYS", "NEVER", "Rule", "RuleModule"]
 
@@ -105,7 +105,11 @@ class Rule:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator."""
+        """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator.
+
+        A rule that is there already is replaced; any other file is left alone with a `FileExistsError`.
+        """
+        refuse_foreign(path, "rule")
         write_header(path, _KIND, 1, asdict(self))
 
     @staticmethod

@@ -167,7 +167,11 @@ class Monitor:
         return judge(self.settings, self._state, self._bands, self._log)
 
     def page(self, path: str | os.PathLike[str], title: str = "Is it still doing well?") -> Path:
-        """Write the last weeks as one HTML page that needs no other file."""
+        """Write the last weeks as one HTML page that needs no other file.
+
+        A page of a monitor that is there already is replaced; any other file is left alone with a
+        `FileExistsError`.
+        """
         from salgp.monitor.page import write_page
 
         return write_page(path, self, title)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salgp.marks import is_of_kind
 from salgp.storage.errors import ChecksumError, FormatError
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "read_json",
     "read_metadata",
     "read_tensors",
+    "refuse_foreign",
     "refuse_link",
     "refuse_special",
     "write_header",
@@ -109,6 +111,32 @@ def refuse_special(path: Path) -> None:
         return
     if not stat.S_ISREG(mode):
         raise FileExistsError(f"{path} is a folder, a device or a pipe, not a file; choose another name")
+
+
+def refuse_foreign(path: str | os.PathLike[str], kind: str) -> None:
+    """Refuse to replace a file that salgp did not write, or wrote as something else.
+
+    Args:
+        path: of the file that is to be written; missing and empty ones are nobody's.
+        kind: what is to be written, one of `salgp.marks.KINDS`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "rule.json")
+        ...     _ = path.write_text("mine")
+        ...     try:
+        ...         refuse_foreign(path, "rule")
+        ...     except FileExistsError as error:
+        ...         print(str(error).removeprefix(f"{path} "))
+        exists and holds no rule that salgp wrote; it is left alone: choose another name
+    """
+    target = Path(path)
+    refuse_special(target)
+    if target.is_file() and not is_of_kind(target, kind):
+        raise FileExistsError(
+            f"{target} exists and holds no {kind} that salgp wrote; it is left alone: choose another name"
+        )
 
 
 def write_tensors(
