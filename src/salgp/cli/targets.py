@@ -79,10 +79,9 @@ def check_folder(path: Path) -> None:
     """Refuse, before any work is done, to put a calibrator where something else is."""
     if not path.exists():
         return
-    from salgp.calibrators.saving import KIND
-    from salgp.storage import check_replaceable
+    from salgp.calibrators.saving import check_place
 
-    check_replaceable(path, KIND)
+    check_place(path)
 
 
 def _has_list(folder: Path) -> bool:

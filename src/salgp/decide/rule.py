@@ -105,7 +105,8 @@ class Rule:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator.
+        """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator. Another
+        calibrator that is saved there removes it (`salgp.calibrators.Calibrator.save`).
 
         A rule that is there already is replaced; any other file is left alone with a `FileExistsError`.
         """

@@ -8,7 +8,7 @@ package.
 
 from __future__ import annotations
 
-from salgp.storage.errors import ChecksumError, FormatError, LockedError, reading
+from salgp.storage.errors import ChecksumError, FormatError, LockedError, RemovedWarning, reading
 from salgp.storage.files import (
     check_kind,
     check_size,
@@ -34,6 +34,7 @@ __all__ = [
     "ChecksumError",
     "FormatError",
     "LockedError",
+    "RemovedWarning",
     "append_line",
     "append_lines",
     "check_kind",
