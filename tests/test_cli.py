@@ -291,6 +291,16 @@ WRONG = [
         "extract IN/net.py:make IN/data.npz --weights IN/weights.safetensors -o OUT/f.safetensors",
         "does not fit the network",
     ),
+    Wrong(
+        "file in place of shards",
+        "extract IN/net.py:make IN/data.npz -o IN/file --force",
+        "is no folder, and one of Parquet shards is to be written",
+    ),
+    Wrong(
+        "shards over the data",
+        "extract IN/net.py:make IN/data.npz -o IN/data.npz --force",
+        "is also an input",
+    ),
     Wrong("not a model folder", "extract hf:IN IN/data.npz -o OUT/f.safetensors", "no config.json"),
     Wrong("several inputs", "extract IN/net.py:make IN/two.npz -o OUT/f.safetensors", "choose with --inputs"),
     Wrong(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from salgp.marks import is_of_kind, is_ours
 
-__all__ = ["check_apart", "check_folder", "check_inputs", "check_no_other", "check_target"]
+__all__ = ["check_apart", "check_folder", "check_inputs", "check_no_other", "check_store", "check_target"]
 
 OWN_LISTS = ("contents.json", "manifest.json")
 """Files that tell a folder of ours."""
@@ -73,6 +73,16 @@ def check_target(path: Path, force: bool, *inputs: Path | None, kind: str | None
         raise NotADirectoryError(f"cannot write {path}: {parent} is a file, not a folder")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"cannot write {path}: no permission to write in {parent}")
+
+
+def check_store(path: Path, *inputs: Path | None) -> None:
+    """Refuse, before any work is done, to begin or continue a folder of shards where a file is."""
+    check_apart(path, *inputs)
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(
+            f"{path} is no folder, and one of Parquet shards is to be written; choose another name, or one "
+            f"that ends in .safetensors for a single file"
+        )
 
 
 def check_folder(path: Path) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "check_kind",
     "check_size",
     "digest",
+    "make_folder",
     "name_beside",
     "read_header",
     "read_json",
@@ -76,7 +77,7 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
     """
     target = Path(path)
     refuse_special(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     part = name_beside(target)
     part.touch(exist_ok=False)
     try:
@@ -86,6 +87,27 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
         part.unlink(missing_ok=True)
         raise
     return target
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those around it where they are missing; refused where something else has the name.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     try:
+        ...         make_folder(Path(file.name))
+        ...     except FileExistsError as error:
+        ...         print(str(error).removeprefix(file.name))
+         is no folder, and one is to be written; choose another name
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        wrong = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+        raise FileExistsError(
+            f"{wrong} is no folder, and one is to be written; choose another name"
+        ) from error
 
 
 def name_beside(target: Path) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from salgp.storage.errors import ChecksumError, FormatError, RemovedWarning
-from salgp.storage.files import digest, name_beside, read_header, refuse_link, write_header
+from salgp.storage.files import digest, make_folder, name_beside, read_header, refuse_link, write_header
 
 __all__ = ["CONTENTS", "check_replaceable", "read_folder", "write_folder"]
 
@@ -57,7 +57,7 @@ def write_folder(
     """
     target = Path(os.path.abspath(path))
     check_replaceable(target, kind, guests)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     part = name_beside(target)
     part.mkdir()
     try:
