@@ -194,7 +194,7 @@ WRONG = [
     Wrong(
         "other classes",
         "apply IN/cal IN/classes5.safetensors -o OUT/p.csv",
-        "fitted on 3 classes, got logits of 5",
+        "fitted on 3 classes, got class scores of 5",
     ),
     Wrong(
         "file in place of folder",

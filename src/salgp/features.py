@@ -97,7 +97,7 @@ class Features:
         for name, x in layers.items():
             if x.shape[0] != n:
                 raise ValueError(
-                    f"layer {name!r} has {x.shape[0]} rows, the logits have {n}; they must "
+                    f"layer {name!r} has {x.shape[0]} rows, the class scores have {n}; they must "
                     f"describe the same samples (a sample alone needs a batch axis: x[None])"
                 )
         for what, dtype in ORIGIN.items():

@@ -158,7 +158,7 @@ def test_rows_that_are_no_numbers_are_counted_without_copies(rows: list[int], sa
 def test_logits_only_methods_take_any_reference() -> None:
     features, labels = world()
     get("temperature").fit(Features(features.logits), labels, (features, labels))
-    with pytest.raises(ValueError, match="logits of 4 classes"):
+    with pytest.raises(ValueError, match="scores of 4 classes"):
         get("temperature").fit(features, labels, world(c=4))
 
 

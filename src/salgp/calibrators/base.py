@@ -140,7 +140,7 @@ class Calibrator(BaseEstimator, ABC):
         check_features(features, self.needs_layers, allow_empty=True)
         features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
-            raise ValueError(f"fitted on {self.n_classes_} classes, got logits of {features.n_classes}")
+            raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
         if not self.needs_layers:
             return features
         missing = [k for k in self.layer_widths_ if k not in features.layers]

@@ -101,7 +101,7 @@ def check_reference(reference: Features, features: Features, with_layers: bool) 
     check_features(reference, with_layers)
     if reference.n_classes != features.n_classes:
         raise ValueError(
-            f"the reference has logits of {reference.n_classes} classes, the calibration samples of "
+            f"the reference has scores of {reference.n_classes} classes, the calibration samples of "
             f"{features.n_classes}: is it the same network?"
         )
     if not with_layers:

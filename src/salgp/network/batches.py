@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from salgp.labels import as_labels
 
-__all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels", "named_fields", "raw_logits"]
+__all__ = ["FORWARD", "LABEL_KEYS", "Batch", "LabelsAt", "class_labels", "named_fields", "raw_logits"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Keys of a mapping that hold the labels, the first of them that is there."""
@@ -188,13 +188,13 @@ def raw_logits(output: Any) -> Tensor:
     if fields:
         raise ValueError(
             f"the network returned {type(output).__name__} without 'logits' (it has "
-            f"{', '.join(map(str, fields))}); {_FORWARD}"
+            f"{', '.join(map(str, fields))}); {FORWARD}"
         )
     if isinstance(output, tuple | list):
         floats = [x for x in output if isinstance(x, Tensor) and x.is_floating_point()]
         for x in [x for x in floats if x.ndim == 2] + [x for x in floats if x.ndim == 1]:
             return x
-    raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {_FORWARD}")
+    raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
 
 
 def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
@@ -207,7 +207,7 @@ def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
         yield from zip(getattr(value, "_fields", ()), value, strict=False)
 
 
-_FORWARD = "pass forward=lambda model, batch: ... to return the logits yourself"
+FORWARD = "pass forward=lambda model, batch: ... to return the logits yourself"
 
 
 def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt) -> Batch:

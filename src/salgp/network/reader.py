@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.logits import OUTPUTS, as_logits
-from salgp.network.batches import Batch, LabelsAt, raw_logits
+from salgp.network.batches import FORWARD, Batch, LabelsAt, raw_logits
 from salgp.network.layers import Layers, Poolings, make_taps
 from salgp.network.taps import Change, Probe, Tap, unwrap
 from salgp.network.trace import Trace, trace
@@ -110,7 +110,7 @@ class Reader:
             batch = batch.to(*view.placement(device))
             with view.probe.reading(batch.mask, change) as found:
                 output = _run(view.network, batch, self)
-        logits = as_logits(raw_logits(output), self.output)
+        logits = as_logits(raw_logits(output), self.output, FORWARD)
         missing = [tap.name for tap in taps if tap.name not in found]
         if missing:
             raise ValueError(
