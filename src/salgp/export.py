@@ -123,7 +123,8 @@ def export_classifier(
             "could not be told from a constant"
         )
     whole = _Whole(classifier, keywords, rule, context)
-    _try(whole, inputs)
+    with torch.no_grad():
+        whole.features(inputs)  # settles what is tapped, and fails in words where the example does not fit
     names = keywords or [f"input{i}" if i else "input" for i in range(len(inputs))]
     return _export(whole, inputs, names, path)
 
@@ -238,19 +239,6 @@ class Target:
     title: str
     encode: Callable[[Any, Sequence[str], Sequence[str]], bytes]
     needs: tuple[str, ...] = ()
-
-
-def _try(whole: _Whole, inputs: tuple[Tensor, ...]) -> None:
-    """Run once, which settles what is tapped, and say so where the example is not what the network takes."""
-    try:
-        with torch.no_grad():
-            whole.features(inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"the network does not run on an example of shape {shapes} (batch first): {reason}"
-        ) from error
 
 
 def _as_network(x: Tensor, model: nn.Module) -> Tensor:

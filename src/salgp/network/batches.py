@@ -93,6 +93,19 @@ class Batch:
         return first is not None and first.ndim > 0 and len(first) == 0
 
     @property
+    def shapes(self) -> str:
+        """What goes into the network, in words.
+
+        Example:
+            >>> Batch((torch.zeros(5, 3), torch.zeros(5).long())).shapes
+            '(n, 3) of torch.float32 and (n,) of torch.int64'
+            >>> Batch(keywords={"ids": torch.zeros(5, 3, 2)}).shapes
+            "'ids' (n, 3, 2) of torch.float32"
+        """
+        named = [f"{key!r} {_shape(x)}" for key, x in self.keywords.items()]
+        return " and ".join([*map(_shape, self.inputs), *named])
+
+    @property
     def as_made(self) -> Any:
         """The batch in the form in which the loader made it, without labels where there are none."""
         if self.form == "single":
@@ -255,6 +268,14 @@ def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return None, most
     return tuple(p.name for p in parameters if p.kind in named), most
+
+
+def _shape(x: Any) -> str:
+    """Shape and type of an input; its samples are ``n``, since a few of them may have been taken."""
+    if not isinstance(x, Tensor | np.ndarray):
+        return f"a {type(x).__name__}"
+    axes = ["n", *map(str, x.shape[1:])] if x.ndim else []
+    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''}) of {x.dtype}"
 
 
 def _from_one_hot(y: Tensor) -> Tensor:
