@@ -20,7 +20,7 @@ from salgp.monitor.judging import alarms, expected, judge
 from salgp.monitor.martingale import Promise, Wealth
 from salgp.monitor.records import Record, Settings, State
 from salgp.monitor.status import Status
-from salgp.prediction import Prediction
+from salgp.prediction import Prediction, checked
 from salgp.storage import locked
 
 __all__ = ["Monitor"]
@@ -239,7 +239,7 @@ class Monitor:
         return expected(self.settings, [record])
 
     def _check(self, prediction: Prediction) -> None:
-        if prediction.checked().probs.shape[1] != self.settings.n_classes:
+        if checked(prediction).probs.shape[1] != self.settings.n_classes:
             raise ValueError(
                 f"this monitor watches a network of {self.settings.n_classes} classes, "
                 f"got {prediction.probs.shape[1]}"
@@ -260,7 +260,7 @@ def _blank(number: int, key: str, time: str | None) -> Record:
 def _check_start(
     reference: Prediction, false_alarm: float, tolerance: float, window: int, names: Sequence[str] | None
 ) -> None:
-    if len(reference.checked()) < 50:
+    if len(checked(reference)) < 50:
         raise ValueError(f"a reference needs at least 50 samples from home, got {len(reference)}")
     if not 0 < false_alarm < 1:
         raise ValueError(f"false_alarm must be between 0 and 1, got {false_alarm}")
