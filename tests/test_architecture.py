@@ -16,9 +16,10 @@ import salgp
 
 PACKAGE = Path(salgp.__file__).parent
 
-VALUES = {"storage", "labels", "logits", "features", "prediction", "explanation"}
+VALUES = {"marks", "storage", "labels", "logits", "features", "prediction", "explanation"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "storage": set(),
+    "marks": set(),
+    "storage": {"marks"},
     "extras": set(),
     "progress": set(),
     "demo_digits": set(),

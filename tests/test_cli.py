@@ -88,6 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         where / "names.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.array(["cat", "dog", "cat", "dog"])
     )
     np.savez(where / "data.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4) % 3)
+    np.savez(where / "flat.npz", x=np.zeros((4, 7), np.float32), y=np.arange(4) % 3)
     np.savez(where / "two.npz", a=np.zeros((4, 2), np.float32), b=np.zeros((4, 2), np.float32))
     np.savez(where / "bytes.npz", x=np.zeros((4, 1, 8, 8), np.uint8))
     save_file({"0.weight": torch.zeros(2, 2)}, where / "weights.safetensors")
@@ -194,7 +195,7 @@ WRONG = [
     Wrong(
         "other classes",
         "apply IN/cal IN/classes5.safetensors -o OUT/p.csv",
-        "fitted on 3 classes, got logits of 5",
+        "fitted on 3 classes, got class scores of 5",
     ),
     Wrong(
         "file in place of folder",
@@ -291,6 +292,31 @@ WRONG = [
         "extract IN/net.py:make IN/data.npz --weights IN/weights.safetensors -o OUT/f.safetensors",
         "does not fit the network",
     ),
+    Wrong(
+        "file in place of shards",
+        "extract IN/net.py:make IN/data.npz -o IN/file --force",
+        "is no folder, and one of Parquet shards is to be written",
+    ),
+    Wrong(
+        "shards over the data",
+        "extract IN/net.py:make IN/data.npz -o IN/data.npz --force",
+        "is also an input",
+    ),
+    Wrong(
+        "data of another shape",
+        "extract IN/net.py:make IN/flat.npz -o OUT/f.safetensors",
+        "the network does not accept inputs of shape (n, 7) of torch.float32; its own error: Expected 3D",
+    ),
+    Wrong(
+        "calibration data of another shape",
+        "calibrate IN/net.py:make --calibration IN/flat.npz -o OUT/all",
+        "the network does not accept inputs of shape (n, 7) of torch.float32; its own error: Expected 3D",
+    ),
+    Wrong(
+        "test data of another shape",
+        "calibrate IN/net.py:make --calibration IN/data.npz --test IN/flat.npz -m uncalibrated -o OUT/all",
+        "the network does not accept inputs of shape (n, 7)",
+    ),
     Wrong("not a model folder", "extract hf:IN IN/data.npz -o OUT/f.safetensors", "no config.json"),
     Wrong("several inputs", "extract IN/net.py:make IN/two.npz -o OUT/f.safetensors", "choose with --inputs"),
     Wrong(
@@ -334,7 +360,7 @@ WRONG = [
     Wrong(
         "shape of another network",
         f"{EXPORT} --any-network --input-shape 7 -o OUT/h.onnx",
-        "does not run on an example of shape (3, 7)",
+        "does not accept inputs of shape (n, 7)",
     ),
     Wrong(
         "unknown engine",

@@ -195,6 +195,17 @@ def test_no_cell_of_a_table_is_a_formula(cell: str) -> None:
     assert harmless(cell) == f"'{cell}"
 
 
+def test_force_says_that_a_rule_went_with_its_calibrator(run: Run) -> None:
+    shutil.copy("rule.json", "cal/rule.json")
+    assert run("fit f.safetensors -m temperature -o cal --force") == (0, "")
+    assert Path("cal/rule.json").is_file(), "the same calibrator again"
+    code, err = run("fit f.safetensors -m platt -o cal --force")
+    assert code == 0
+    assert "note: 'rule.json' in" in err
+    assert "went with them" in " ".join(err.split())
+    assert not Path("cal/rule.json").exists()
+
+
 def test_a_monitor_counts_new_data_under_an_old_name(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """A nightly job that always writes today.safetensors: each day counts, each only once."""
     assert run("monitor cal --reference f.safetensors --state watch")[0] == 0

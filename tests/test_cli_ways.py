@@ -151,12 +151,25 @@ def test_embeddings_beside_logits_are_layers(run: Run, tmp_path: Path) -> None:
         ({"logits": np.zeros((3, 2)), "y": np.array(["a", "b", "a"])}, "the labels are names"),
         ({"logits": np.full((3, 2), np.nan), "y": np.zeros(3, int)}, "NaN or infinity in row 0"),
         ({"logits": np.zeros((3, 2))}, "has no labels"),
+        (
+            {"probs": np.full((3, 2), np.nan), "y": [0, 1, 0]},
+            "probabilities hold NaN or infinity in row 0 (3 rows",
+        ),
+        ({"probs": np.zeros((3, 2, 2)), "y": [0, 1, 0]}, "expected probabilities as floating-point numbers"),
+        ({"probs": np.eye(3, dtype=int), "y": [0, 1, 0]}, "got torch.int64 (3, 3)"),
+        (
+            {"probs": np.eye(3), "y": [0, 1, 0], "layers.a": np.zeros((2, 4))},
+            "layer 'a' has 2 rows, the class scores have 3",
+        ),
     ],
 )
 def test_wrong_class_scores(run: Run, tmp_path: Path, arrays: dict[str, Any], says: str) -> None:
     np.savez(tmp_path / "s.npz", **arrays)
     code, _, err = run("fit s.npz -o cal")
     assert (code, says in err) == (1, True), err
+    assert "forward=" not in err, "there is no network"
+    if "probs" in arrays and "logits" not in arrays:
+        assert "logits" not in err.replace("are they logits?", "")
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod."])
@@ -230,6 +243,10 @@ def test_an_onnx_network_is_read_like_its_original(run: Run, tmp_path: Path) -> 
         torch.testing.assert_close(features.layers["hidden.h"], model[1](model[0](x)))
     assert run("fit f.safetensors -o cal -m layer-evidence")[0] == 0
     assert run("extract net.onnx d.npz --weights d.npz -o g.safetensors")[2].count("which has its own") == 1
+    np.savez(tmp_path / "wide.npz", x=np.zeros((3, 9), np.float32))
+    code, _, err = run("extract net.onnx wide.npz -o g.safetensors")
+    assert code == 1
+    assert "the network does not accept inputs of shape (n, 9) of torch.float32; its own error: " in err
     assert labels is not None
 
 

@@ -111,7 +111,7 @@ def test_numpy_is_taken_and_gradients_are_not() -> None:
         (
             lambda: Features(LOGITS, {"x": torch.zeros(5, 2)}),
             ValueError,
-            "layer 'x' has 5 rows, the logits have 6",
+            "layer 'x' has 5 rows, the class scores have 6",
         ),
         (
             lambda: Features(LOGITS, {"x": torch.zeros(6, 2, 2)}),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from salgp import Monitor, Prediction, estimate
+from salgp import Features, Monitor, Prediction, estimate
 from salgp.decide import Rule, choose_threshold
 from salgp.sets import AdaptiveCoverage, fit_sets
 
@@ -56,6 +56,21 @@ def test_refused(use: str, value: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         USES[use](bad(value))
     USES[use](good())
+
+
+@pytest.mark.parametrize("use", USES)
+def test_numbers_alone_are_no_prediction(use: str) -> None:
+    p = good()
+    for given in (
+        p.confidence,
+        p.probs,
+        p.confidence.numpy(),
+        p.probs.tolist(),
+        Features(p.probs.log()),
+        None,
+    ):
+        with pytest.raises(TypeError, match=f"expected a salgp.Prediction, .* got a {type(given).__name__}"):
+            USES[use](given)
 
 
 @pytest.mark.parametrize("spread", [math.nan, -0.1, math.inf])

@@ -28,14 +28,15 @@ from salgp.calibrators import Calibrator
 from salgp.decide import Rule
 from salgp.extras import require
 from salgp.features import Features
+from salgp.marks import KINDS
 from salgp.module import CalibratedClassifier
-from salgp.storage import write_whole
+from salgp.storage import refuse_foreign, write_whole
 
 __all__ = ["TARGETS", "Example", "Target", "export_classifier", "export_head"]
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """One batch as a network takes it: its only input, its inputs in order, or by name."""
-MADE_BY = "made by salgp"
+MADE_BY = KINDS["exported graph"][0].decode()
 """What an exported file says of itself."""
 OUTPUTS = ("label", "confidence", "std", "lower", "upper", "probs")
 
@@ -47,7 +48,8 @@ def export_head(
 
     Args:
         calibrator: fitted.
-        path: target; ``.onnx`` for ONNX, ``.pt2`` for `torch.export`.
+        path: target; ``.onnx`` for ONNX, ``.pt2`` for `torch.export`. An earlier export is replaced, any
+            other file left alone with a `FileExistsError`.
         rule: when to act; adds the output ``act``.
         context: should the graph know the window of its samples? Adds the input ``context (2 + c,)``, sums
             over the window of two numbers and of how often each class was predicted (zeros: nothing is
@@ -91,7 +93,7 @@ def export_classifier(
         classifier: calibrated classifier.
         example: one batch of inputs, as the network takes it: a tensor, several in order, or a mapping by
             name; at least two samples. Only the first axis is dynamic, the others stay as they are here.
-        path: target; ``.onnx`` or ``.pt2``.
+        path: target; ``.onnx`` or ``.pt2``; see `export_head`.
         rule: when to act; adds the output ``act``.
         context: should the graph know the window of its samples? See `export_head`.
 
@@ -121,7 +123,8 @@ def export_classifier(
             "could not be told from a constant"
         )
     whole = _Whole(classifier, keywords, rule, context)
-    _try(whole, inputs)
+    with torch.no_grad():
+        whole.features(inputs)  # settles what is tapped, and fails in words where the example does not fit
     names = keywords or [f"input{i}" if i else "input" for i in range(len(inputs))]
     return _export(whole, inputs, names, path)
 
@@ -203,6 +206,7 @@ def _export(
     if target.suffix not in TARGETS:
         known = " or ".join(f"{suffix} ({kind.title})" for suffix, kind in TARGETS.items())
         raise ValueError(f"cannot export to {target.name!r}: name a file that ends in {known}")
+    refuse_foreign(target, "exported graph")
     kind = TARGETS[target.suffix]
     require(*kind.needs)
     batch = torch.export.Dim("batch")
@@ -235,19 +239,6 @@ class Target:
     title: str
     encode: Callable[[Any, Sequence[str], Sequence[str]], bytes]
     needs: tuple[str, ...] = ()
-
-
-def _try(whole: _Whole, inputs: tuple[Tensor, ...]) -> None:
-    """Run once, which settles what is tapped, and say so where the example is not what the network takes."""
-    try:
-        with torch.no_grad():
-            whole.features(inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"the network does not run on an example of shape {shapes} (batch first): {reason}"
-        ) from error
 
 
 def _as_network(x: Tensor, model: nn.Module) -> Tensor:

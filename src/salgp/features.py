@@ -20,7 +20,7 @@ from torch import Tensor
 
 from salgp.labels import as_labels
 from salgp.logits import as_array, as_logits, largest
-from salgp.storage import FormatError, check_kind, read_tensors, write_tensors
+from salgp.storage import FormatError, check_kind, read_tensors, refuse_foreign, write_tensors
 
 __all__ = ["Features", "load_features"]
 
@@ -97,7 +97,7 @@ class Features:
         for name, x in layers.items():
             if x.shape[0] != n:
                 raise ValueError(
-                    f"layer {name!r} has {x.shape[0]} rows, the logits have {n}; they must "
+                    f"layer {name!r} has {x.shape[0]} rows, the class scores have {n}; they must "
                     f"describe the same samples (a sample alone needs a batch axis: x[None])"
                 )
         for what, dtype in ORIGIN.items():
@@ -208,7 +208,10 @@ class Features:
     ) -> Path:
         """Write one safetensors file with ``logits``, ``layers.<name>`` and, where known, ``labels``,
         ``groups``, ``families`` and ``strengths``.
+
+        Features that are there already are replaced; any other file is left alone with a `FileExistsError`.
         """
+        refuse_foreign(path, "features")
         tensors = {"logits": self.logits, **{f"layers.{k}": x for k, x in self.layers.items()}}
         if labels is not None:
             tensors["labels"] = as_labels(labels, len(self))

@@ -21,7 +21,7 @@ TOLERANCE = 1e-2
 """Rows of probabilities may miss 1 by this much: half precision, rounded files."""
 
 
-def as_logits(raw: Tensor, output: str = "logits") -> Tensor:
+def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
     """Turn class scores into logits ``(n, c)`` with at least single precision.
 
     A binary network with one column gives ``z``, the log-odds of class 1: its logits are ``[0, z]``, and with
@@ -30,6 +30,7 @@ def as_logits(raw: Tensor, output: str = "logits") -> Tensor:
     Args:
         raw: ``(n, c)``, or ``(n,)`` / ``(n, 1)`` for a binary network.
         output: what the numbers are, one of `OUTPUTS`. Nothing is guessed from their range.
+        hint: what to do where they are no class scores at all.
 
     Example:
         >>> as_logits(torch.tensor([2.0, -1.0]))
@@ -42,9 +43,8 @@ def as_logits(raw: Tensor, output: str = "logits") -> Tensor:
         raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
     if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
         raise ValueError(
-            f"expected class scores of shape (n, c) or, for a binary network, (n,) or (n, 1); "
-            f"got {raw.dtype} {tuple(raw.shape)}. pass forward=lambda model, x: ... to return the "
-            f"logits yourself"
+            f"expected {output} as floating-point numbers of shape (n, c) or, of a binary classifier, (n,) "
+            f"or (n, 1); got {raw.dtype} {tuple(raw.shape)}" + (f"; {hint}" if hint else "")
         )
     z = raw.float() if raw.dtype in (torch.float16, torch.bfloat16) else raw
     binary = z.ndim == 1 or z.shape[1] == 1
@@ -122,9 +122,16 @@ def plain_array(x: Tensor) -> bool:
 
 
 def _check_probabilities(p: Tensor, output: str) -> None:
-    off = (p.sum(dim=1) - 1).abs() > TOLERANCE
-    if bool((p < 0).any()) or bool(off.any()):
+    off = ~((p.sum(dim=1) - 1).abs() <= TOLERANCE)  # NaN is off, too
+    if not bool((p < 0).any()) and not bool(off.any()):
+        return
+    lost = (~torch.isfinite(p).all(dim=1)).nonzero()[:, 0].tolist()
+    if lost:
         raise ValueError(
-            f"{output} were announced, but the rows are not distributions (smallest value "
-            f"{float(p.min()):.3g}); are they logits?"
+            f"{output} hold NaN or infinity in row {lost[0]} ({len(lost)} rows in all); clean the data or "
+            f"the network first"
         )
+    raise ValueError(
+        f"{output} were announced, but the rows are not distributions (smallest value "
+        f"{float(p.min()):.3g}); are they logits?"
+    )

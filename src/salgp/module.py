@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, get, load_calibrator
-from salgp.calibrators.saving import KIND, write_calibrator
+from salgp.calibrators.saving import save_folder, write_calibrator
 from salgp.features import Features
 from salgp.network.batches import Batch, LabelsAt, named_fields
 from salgp.network.extract import Copies, Perturb
@@ -31,7 +31,7 @@ from salgp.network.reading import Place, collect, read_batches
 from salgp.network.rehearsal import Rehearsal
 from salgp.network.taps import unwrap
 from salgp.prediction import Prediction
-from salgp.storage import FormatError, read_header, reading, write_folder, write_header
+from salgp.storage import FormatError, read_header, reading, write_header
 
 __all__ = ["CalibratedClassifier", "calibrate", "load"]
 
@@ -204,7 +204,7 @@ class CalibratedClassifier(nn.Module):
             write_calibrator(self.calibrator, part)
             write_header(part / "module.json", FORMAT, FORMAT_VERSION, header)
 
-        return write_folder(folder, write, KIND)
+        return save_folder(folder, write)
 
 
 def calibrate(

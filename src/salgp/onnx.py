@@ -172,7 +172,11 @@ def _run(session: Any, values: dict[str, Any]) -> list[Any]:
     """All outputs; a graph of fixed batch size runs several times."""
     import numpy as np
 
-    parts = [session.run(None, part) for part in _pieces(session, values)]
+    pieces = list(_pieces(session, values))
+    try:
+        parts = [session.run(None, piece) for piece in pieces]
+    except Exception as error:  # onnxruntime raises classes of its own
+        raise RuntimeError(str(error)) from error
     return parts[0] if len(parts) == 1 else [np.concatenate(x) for x in zip(*parts, strict=True)]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from salgp.features import Features
 from salgp.tables import as_frame
 
-__all__ = ["INTERVAL", "LayerTerms", "Prediction", "spread_confidence"]
+__all__ = ["INTERVAL", "LayerTerms", "Prediction", "checked", "spread_confidence"]
 
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""
@@ -350,6 +350,25 @@ class Prediction:
             name: [f"{x:.3f}" if column.dtype.kind == "f" else str(x) for x in column]
             for name, column in columns.items()
         }
+
+
+def checked(prediction: Any) -> Prediction:
+    """A prediction whose confidences are probabilities (`Prediction.checked`); anything else is refused.
+
+    Numbers alone are not taken: they do not say whether they are logits, probabilities or confidences.
+
+    Example:
+        >>> checked(torch.tensor([0.9]))
+        Traceback (most recent call last):
+        ...
+        TypeError: expected a salgp.Prediction, as calibrator.predict(features) gives it, got a Tensor
+    """
+    if not isinstance(prediction, Prediction):
+        raise TypeError(
+            f"expected a salgp.Prediction, as calibrator.predict(features) gives it, got a "
+            f"{type(prediction).__name__}"
+        )
+    return prediction.checked()
 
 
 def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False) -> Tensor:

@@ -29,8 +29,17 @@ import torch
 from torch import Tensor
 
 from salgp.labels import as_labels
-from salgp.prediction import Prediction, spread_confidence
-from salgp.storage import FormatError, pack, read_tensors, reading, storable, unpack, write_tensors
+from salgp.prediction import Prediction, checked, spread_confidence
+from salgp.storage import (
+    FormatError,
+    pack,
+    read_tensors,
+    reading,
+    refuse_foreign,
+    storable,
+    unpack,
+    write_tensors,
+)
 
 __all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets", "overtaking"]
 
@@ -85,7 +94,7 @@ class PredictionSets:
             seed: randomise whether the last class is in, which makes the coverage of ``"aps"`` and ``"raps"``
                 exact; by default it always is.
         """
-        probs = prediction.checked().probs.detach().cpu().double()
+        probs = checked(prediction).probs.detach().cpu().double()
         group = _groups(prediction, self.by, self.edges)
         limit = self.quantile[group] if self.by != "class" else self.quantile.expand(len(probs), -1)
         if self.by == "class" and probs.shape[1] != self.n_groups:
@@ -101,7 +110,11 @@ class PredictionSets:
         return replace(self, coverage=_checked(coverage, closed=True))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything as one safetensors file."""
+        """Write everything as one safetensors file.
+
+        Sets that are there already are replaced; any other file is left alone with a `FileExistsError`.
+        """
+        refuse_foreign(path, "prediction sets")
         tensors: dict[str, Tensor] = {}
         write_tensors(path, tensors, {"kind": "salgp-sets", "value": json.dumps(pack(self, tensors))})
 
@@ -179,9 +192,9 @@ def fit_sets(
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
     if by not in GROUPS:
         raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
+    n_classes = checked(prediction).probs.shape[1]
     if not len(prediction):
         raise ValueError("prediction sets need labelled samples, got none")
-    n_classes = prediction.checked().probs.shape[1]
     y = as_labels(labels, len(prediction), n_classes).cpu()
     few = max(int(len(prediction) * (1 - _checked(coverage)) / 2), 1)
     edges = _edges(prediction, by, bands, few)

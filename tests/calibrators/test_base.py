@@ -135,10 +135,30 @@ def test_one_sample_is_refused_with_a_reason(name: str) -> None:
         get(name).fit(same, labels[:1].repeat(4))
 
 
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (
+            [5, 35, 65],
+            r"NaN or infinity in row 5 \(1 rows in all, perturbed copies not counted\)",
+        ),
+        ([37, 67, 9], r"in a perturbed copy of row 7 \(2 rows in all"),
+        ([70, 9], r"in row 9 \(2 rows in all"),
+    ],
+)
+def test_rows_that_are_no_numbers_are_counted_without_copies(rows: list[int], says: str) -> None:
+    """30 samples and two copies of each, as a file of `salgp extract --perturb` has them."""
+    features, labels = world(90)
+    features.logits[rows, 0] = torch.nan
+    copied = Features(features.logits, features.layers, torch.arange(90) % 30, torch.arange(90) // 30)
+    with pytest.raises(ValueError, match=says):
+        get("layer-evidence").fit(copied, labels)
+
+
 def test_logits_only_methods_take_any_reference() -> None:
     features, labels = world()
     get("temperature").fit(Features(features.logits), labels, (features, labels))
-    with pytest.raises(ValueError, match="logits of 4 classes"):
+    with pytest.raises(ValueError, match="scores of 4 classes"):
         get("temperature").fit(features, labels, world(c=4))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
 from salgp import Prediction
 from salgp.estimate import (
@@ -38,6 +39,14 @@ def test_a_shift_that_confidence_shows_lowers_the_estimate(estimator: Estimator)
     estimator.fit(*drawn(4000, 0, 2.0))
     home = estimator.estimate(drawn(4000, 2, 2.0)[0])
     assert estimator.estimate(drawn(4000, 1, 1.0)[0]) < home - 0.05
+
+
+@pytest.mark.parametrize("estimator", [ATC, DifferenceOfConfidences, CBPE, ImportanceWeighting])
+def test_an_unfitted_estimator_says_so(estimator: type[Estimator]) -> None:
+    p, y = drawn(50, 0, 2.0)
+    with pytest.raises(NotFittedError, match=f"this {estimator.__name__} is not fitted; call fit"):
+        estimator().estimate(p)
+    assert 0 <= estimator().fit(p, y).estimate(p) <= 1
 
 
 def test_atc_threshold_by_its_definition() -> None:

@@ -274,8 +274,10 @@ def test_outputs_without_logits():
     for output in (None, "text", (torch.tensor([1]),), [torch.zeros(2, 3, 4)]):
         with pytest.raises(ValueError, match="found no logits"):
             raw_logits(output)
-    with pytest.raises(ValueError, match="expected class scores"):
+    with pytest.raises(ValueError, match=r"expected logits as .* got torch\.float32 \(2, 3, 4\)$"):
         as_logits(torch.zeros(2, 3, 4))
+    with pytest.raises(ValueError, match=r"got torch\.float32 \(10, 1, 3\); pass forward="):
+        salgp.extract(networks.Wrapped("tensor"), [_random(N, 1, 6)], layers=[])
 
 
 @pytest.mark.parametrize("kind", ["binary", "column"])

@@ -296,3 +296,49 @@ def test_layers_behind_no_grad_still_lead_to_the_logits() -> None:
 
     features, _ = salgp.extract(networks.randomised(Frozen()), [X])
     assert features.layer_names == ("body",)
+
+
+# --- networks that do not take what they are given
+
+
+def test_a_network_that_refuses_its_inputs_says_what_it_was_given() -> None:
+    says = r"does not accept inputs of shape \(n, 7\) of torch\.float32; its own error: mat1 and mat2"
+    for layers in ("auto", []):
+        with pytest.raises(RuntimeError, match=says) as caught:
+            salgp.extract(mlp(), [(torch.zeros(8, 7), torch.zeros(8).long())], layers=layers)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+    classifier = salgp.calibrate(mlp(), [(X, Y)], method="temperature")
+    with pytest.raises(RuntimeError, match=says):
+        classifier(torch.zeros(1, 7))
+
+
+def test_inputs_by_name_are_named() -> None:
+    class Named(nn.Module):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            raise IndexError("index out of range in self")
+
+    says = (
+        r"of shape 'ids' \(n, 3\) of torch\.int64 and 'mask' \(n,\) of torch\.bool; its own error: index out"
+    )
+    batch = {"ids": torch.zeros(4, 3).long(), "mask": torch.ones(4).bool(), "labels": torch.zeros(4).long()}
+    with pytest.raises(RuntimeError, match=says):
+        salgp.extract(Named(), [batch])
+
+
+def test_errors_that_are_not_of_the_inputs_stay_what_they_are() -> None:
+    def pooling(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("mine")
+
+    def forward(model: nn.Module, batch: object) -> torch.Tensor:
+        raise IndexError("mine, too")
+
+    class Full(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(ValueError, match=r"^layer 'body': mine$"):
+        salgp.extract(mlp(), [X], pooling=pooling)
+    with pytest.raises(IndexError, match=r"^mine, too$"):
+        salgp.extract(mlp(), [X], forward=forward)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^full$"):
+        salgp.extract(Full(), [X])

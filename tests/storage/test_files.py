@@ -18,6 +18,7 @@ from salgp.storage import (
     ChecksumError,
     FormatError,
     append_line,
+    locked,
     pack,
     read_header,
     read_json,
@@ -161,6 +162,19 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
         write_whole(path, fail)
     assert read_json(path) == {"old": True}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/deep/er", "link"])
+def test_what_stands_where_a_folder_is_to_be_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    wrong = tmp_path / name.split("/")[0]
+    with pytest.raises(FileExistsError, match=f"{wrong} is no folder, and one is to be written"):
+        write_json(tmp_path / name / "x.json", {})
+    with pytest.raises(FileExistsError, match=f"{wrong} is no folder"), locked(tmp_path / name):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:

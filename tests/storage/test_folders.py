@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from salgp.storage import ChecksumError, FormatError, folders, read_folder, write_folder, write_header
+from salgp.storage import (
+    ChecksumError,
+    FormatError,
+    RemovedWarning,
+    folders,
+    read_folder,
+    write_folder,
+    write_header,
+)
 
 KIND = "salgp-test"
+
+
+GUEST = "salgp-test-guest"
 
 
 def save(folder: Path, text: str) -> Path:
@@ -20,7 +31,7 @@ def save(folder: Path, text: str) -> Path:
         (part / "a").write_text(text)
         (part / "b").write_text(text * 2)
 
-    return write_folder(folder, write, KIND)
+    return write_folder(folder, write, KIND, [GUEST])
 
 
 def load(folder: Path) -> tuple[str, str]:
@@ -86,6 +97,55 @@ def test_our_folder_with_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
     (target / "a").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError, match="also holds 'a'"):
         save(target, "new")
+
+
+def test_a_guest_stays_with_the_same_contents_and_goes_with_others(tmp_path: Path) -> None:
+    target = save(tmp_path / "x", "old")
+    for name in ("guest.json", "second.json"):
+        write_header(target / name, GUEST, 1, {"says": name})
+    before = (target / "guest.json").read_bytes()
+    save(target, "old")
+    assert names(target) == ["a", "b", "contents.json", "guest.json", "second.json"]
+    assert (target / "guest.json").read_bytes() == before
+    with pytest.warns(
+        RemovedWarning, match=r"'guest\.json' and 'second\.json' in .*x belonged to the contents"
+    ):
+        save(target, "new")
+    assert load(target) == ("new", "newnew")
+    assert names(target) == ["a", "b", "contents.json"]
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_guest_keeps_its_place_where_the_writing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(part: Path, target: Path) -> None:
+        raise OSError("no exchange")
+
+    target = save(tmp_path / "x", "old")
+    write_header(target / "guest.json", GUEST, 1, {})
+    monkeypatch.setattr(folders, "_swap", fail)
+    for text in ("old", "new"):
+        with pytest.raises(OSError, match="no exchange"):
+            save(target, text)
+    assert load(target) == ("old", "oldold")
+    assert names(target) == ["a", "b", "contents.json", "guest.json"]
+    assert names(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["edited", "another", "link"])
+def test_what_is_no_whole_guest_is_left_alone(tmp_path: Path, kind: str) -> None:
+    target = save(tmp_path / "x", "old")
+    path = target / "guest.json"
+    write_header(path, "other" if kind == "another" else GUEST, 1, {"limit": 7})
+    if kind == "edited":
+        path.write_text(path.read_text().replace("7", "8"))
+    if kind == "link":
+        path.symlink_to(path.rename(tmp_path / "elsewhere.json"))
+    for text in ("old", "new"):
+        with pytest.raises(FileExistsError, match=r"also holds 'guest\.json'"):
+            save(target, text)
+    assert path.exists()
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:

@@ -29,13 +29,13 @@ from salgp.calibrators.checks import (
     warn_of_data,
 )
 from salgp.calibrators.copies import originals
-from salgp.calibrators.saving import KIND, write_calibrator
+from salgp.calibrators.saving import save_folder, write_calibrator
 from salgp.calibrators.temperature import rest_temperature
 from salgp.explanation import explain_line
 from salgp.features import Features
 from salgp.labels import as_labels
 from salgp.prediction import Prediction
-from salgp.storage import pack, unpack, write_folder
+from salgp.storage import pack, unpack
 
 __all__ = ["CalibrationWarning", "Calibrator", "check_features"]
 
@@ -140,7 +140,7 @@ class Calibrator(BaseEstimator, ABC):
         check_features(features, self.needs_layers, allow_empty=True)
         features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
-            raise ValueError(f"fitted on {self.n_classes_} classes, got logits of {features.n_classes}")
+            raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
         if not self.needs_layers:
             return features
         missing = [k for k in self.layer_widths_ if k not in features.layers]
@@ -228,9 +228,12 @@ class Calibrator(BaseEstimator, ABC):
         """Write ``calibrator.json`` and ``calibrator.safetensors`` with their checksums, whole or not at all.
 
         A calibrator that is there already is replaced at once; a folder with anything else in it is refused.
+        Only a rule that was saved beside the old calibrator (`salgp.decide.Rule.save`) is no hindrance. It
+        stays if the new calibrator is the old one byte for byte. Otherwise it is removed with the old one:
+        it promises nothing about other confidences. A `salgp.storage.RemovedWarning` says so.
         """
         self._check_fitted()
-        return write_folder(folder, lambda part: write_calibrator(self, part), KIND)
+        return save_folder(folder, lambda part: write_calibrator(self, part))
 
     def _check_fitted(self) -> None:
         if "n_classes_" not in vars(self):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.calibrators.copies import originals
 from salgp.features import Features
 from salgp.logits import look_like_probabilities, plain_array
 
@@ -56,6 +57,8 @@ class CalibrationWarning(UserWarning):
 def check_features(features: Features, with_layers: bool, allow_empty: bool = False) -> None:
     """Refuse features no calibrator can work with, naming the layer and the row.
 
+    Rows are those of the original samples: a perturbed copy counts with its original.
+
     Example:
         >>> check_features(Features(torch.tensor([[0.0, torch.nan]])), with_layers=False)
         Traceback (most recent call last):
@@ -85,9 +88,9 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
     values = [features.logits, *(features.layers.values() if with_layers else ())]
     if len(features) <= FEW_ROWS and _all_finite(values):
         return
-    _refuse_non_finite("logits", features.logits)
+    _refuse_non_finite("logits", features.logits, features)
     for name, x in features.layers.items() if with_layers else ():
-        _refuse_non_finite(f"layer {name!r}", x)
+        _refuse_non_finite(f"layer {name!r}", x, features)
 
 
 def check_reference(reference: Features, features: Features, with_layers: bool) -> Features:
@@ -98,7 +101,7 @@ def check_reference(reference: Features, features: Features, with_layers: bool) 
     check_features(reference, with_layers)
     if reference.n_classes != features.n_classes:
         raise ValueError(
-            f"the reference has logits of {reference.n_classes} classes, the calibration samples of "
+            f"the reference has scores of {reference.n_classes} classes, the calibration samples of "
             f"{features.n_classes}: is it the same network?"
         )
     if not with_layers:
@@ -225,13 +228,18 @@ def _largest_size(z: Tensor) -> float:
     return max(abs(float(end)) for end in torch.aminmax(z))  # one pass, no copy
 
 
-def _refuse_non_finite(what: str, x: Tensor) -> None:
+def _refuse_non_finite(what: str, x: Tensor, features: Features) -> None:
     if math.isfinite(float(x.sum())):  # one pass, no copy; the sum of finite numbers may overflow
         return
-    wrong = (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0].tolist()
-    if not wrong:
+    wrong = ~torch.isfinite(x).all(dim=1)
+    if not bool(wrong.any()):
         return
+    rows, place = originals(features)
+    samples = rows[place[wrong].unique()]
+    first = int(samples[0])
+    where = f"row {first}" if bool(wrong[first]) else f"a perturbed copy of row {first}"
+    copies = "" if features.groups is None else ", perturbed copies not counted"
     raise ValueError(
-        f"{what} holds NaN or infinity in row {wrong[0]} ({len(wrong)} rows in all); clean the data or the "
-        f"network first"
+        f"{what} holds NaN or infinity in {where} ({len(samples)} rows in all{copies}); clean the data "
+        f"or the network first"
     )

@@ -13,7 +13,7 @@ from salgp.cli.options import AnyNetwork, Cal, Feats, Force, InContext, Out
 from salgp.cli.predictions import write_prediction
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.tables import explanation_table, score_table
-from salgp.cli.targets import PREDICTION, check_inputs, check_target
+from salgp.cli.targets import check_inputs, check_target
 
 if TYPE_CHECKING:
     from salgp.features import Features
@@ -42,8 +42,8 @@ def apply(
     if out.suffix not in (".csv", ".parquet", ".safetensors"):
         raise UsageError(f"--out {out}: expected a name that ends in .csv, .parquet or .safetensors")
     check_inputs(calibrator, features)
-    says = PREDICTION if out.suffix == ".safetensors" else b""
-    check_target(out, force, features, calibrator, says=says)
+    kind = "prediction" if out.suffix == ".safetensors" else None
+    check_target(out, force, features, calibrator, kind=kind)
     together = context_of(context)
     loaded, prediction = predicted(calibrator, features, any_network, shell, together)
     write_prediction(out, prediction, loaded.features.confidence, loaded.classes)

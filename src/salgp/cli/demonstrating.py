@@ -10,7 +10,7 @@ import typer
 from salgp.cli.options import Force
 from salgp.cli.shell import Shell, command
 from salgp.cli.tables import score_table
-from salgp.cli.targets import REPORT, check_target
+from salgp.cli.targets import check_target
 
 __all__ = ["register"]
 
@@ -31,7 +31,7 @@ def demo(
     """Train a small network on hand-drawn digits, calibrate it, and show what that buys on photographs of
     them.
     """
-    check_target(out / "report.html", force, says=REPORT)
+    check_target(out / "report.html", force, kind="report")
     from salgp.demo import STEPS, run_demo
 
     with shell.progress("demo", total=STEPS) as advance:

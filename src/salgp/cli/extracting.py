@@ -14,7 +14,7 @@ from salgp.cli import files, options
 from salgp.cli.given import DataOptions, image_options, layer_names, metadata_of, network_of, note_guessing
 from salgp.cli.inputs import Inputs
 from salgp.cli.shell import Shell, UsageError, command
-from salgp.cli.targets import FEATURES, check_inputs, check_target
+from salgp.cli.targets import check_inputs, check_store, check_target
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,9 +65,11 @@ def extract(
     check_inputs(data, weights)
     one_file = out.suffix == ".safetensors"
     if one_file:
-        check_target(out, force, data, weights, says=FEATURES)
+        check_target(out, force, data, weights, kind="features")
     elif perturb:
         raise UsageError("--perturb writes one file; give --out a name that ends in .safetensors")
+    else:
+        check_store(out, data, weights)
     images = image_options(model, image_size, gray, image_mean, image_std)
     loader = DataOptions(model, batch_size, inputs, classes, images, scale, prepare).open(data)
     network = network_of(shell, model, weights, device)

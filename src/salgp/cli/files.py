@@ -157,8 +157,8 @@ def save_calibrator(
         force: replace an existing folder.
         module: what the features say of their network, so that `salgp.load` can put both together.
     """
-    from salgp.calibrators.saving import KIND, write_calibrator
-    from salgp.storage import write_folder, write_header
+    from salgp.calibrators.saving import save_folder, write_calibrator
+    from salgp.storage import write_header
 
     def write(part: Path) -> None:
         write_calibrator(calibrator, part)
@@ -168,7 +168,7 @@ def save_calibrator(
             write_header(part / "module.json", "salgp-module", 1, needed)
 
     check_target(folder, force)
-    return write_folder(folder, write, KIND)
+    return save_folder(folder, write)
 
 
 def write_metadata(folder: Path, metadata: Mapping[str, str]) -> Path:

@@ -12,7 +12,7 @@ from salgp.cli import files
 from salgp.cli.applying import predicted
 from salgp.cli.options import AnyNetwork, Cal
 from salgp.cli.shell import FAILURE, Shell, UsageError, command
-from salgp.cli.targets import PAGE, check_apart, check_no_other, check_target
+from salgp.cli.targets import check_apart, check_no_other, check_target
 
 if TYPE_CHECKING:
     from salgp.monitor import Monitor, Status
@@ -70,7 +70,7 @@ def monitor(
     check_apart(state, calibrator, reference, *given)
     check_no_other(state)
     if page is not None:
-        check_target(page, True, calibrator, reference, *given, says=PAGE)
+        check_target(page, True, calibrator, reference, *given, kind="monitor page")
     watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
     for path in data or []:
         _feed(shell, watching, *predicted(calibrator, path, any_network, shell))

@@ -12,7 +12,7 @@ from salgp.cli import files
 from salgp.cli.applying import predicted
 from salgp.cli.options import AnyNetwork, Cal, Feats, Force, Out
 from salgp.cli.shell import Shell, UsageError, command
-from salgp.cli.targets import REPORT, check_inputs, check_target
+from salgp.cli.targets import check_inputs, check_target
 
 if TYPE_CHECKING:
     from salgp.features import Features
@@ -71,7 +71,9 @@ def report(
     """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
     check_inputs(calibrator, features, new_data, images, slices)
     rivals = files.split_names(",".join(compare or [])) or []
-    check_target(out, force, features, calibrator, new_data, images, slices, *map(Path, rivals), says=REPORT)
+    check_target(
+        out, force, features, calibrator, new_data, images, slices, *map(Path, rivals), kind="report"
+    )
     from salgp.report import build
 
     _, labels = files.read_labelled(features)

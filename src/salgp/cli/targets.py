@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 
-__all__ = [
-    "FEATURES",
-    "PAGE",
-    "PREDICTION",
-    "REPORT",
-    "check_apart",
-    "check_folder",
-    "check_inputs",
-    "check_no_other",
-    "check_target",
-    "written_by_us",
-]
+from salgp.marks import is_of_kind, is_ours
+
+__all__ = ["check_apart", "check_folder", "check_inputs", "check_no_other", "check_store", "check_target"]
 
 OWN_LISTS = ("contents.json", "manifest.json")
 """Files that tell a folder of ours."""
-MARKS = {
-    ".safetensors": (b'"format":"salgp-',),
-    ".csv": (b"label,", b",network_confidence"),
-    ".parquet": (b"confidence", b"network_confidence"),
-    ".html": (b'<meta name="generator" content="salgp',),
-    ".onnx": (b"salgp",),
-    ".pt2": (b"salgp",),
-}
-"""What every file of ours says and hardly any other, by its suffix."""
-FEATURES, PREDICTION = b'"format":"salgp-features"', b'"format":"salgp-prediction"'
-REPORT, PAGE = b'content="salgp">', b'content="salgp monitor">'
-"""What tells the kinds of one suffix apart."""
 
 
 def check_inputs(*paths: Path | None) -> None:
@@ -62,7 +40,7 @@ def check_no_other(folder: Path) -> None:
         )
 
 
-def check_target(path: Path, force: bool, *inputs: Path | None, says: bytes = b"") -> None:
+def check_target(path: Path, force: bool, *inputs: Path | None, kind: str | None = None) -> None:
     """Refuse, before any work is done, a target that exists, is an input, or cannot be written.
 
     With ``force`` a file may exist if salgp wrote it, and if it is of the same kind.
@@ -71,7 +49,7 @@ def check_target(path: Path, force: bool, *inputs: Path | None, says: bytes = b"
         path: the target.
         force: replace what is there.
         inputs: what the command reads.
-        says: what is in a file of the kind that is written, where its suffix alone does not tell.
+        kind: of the file that is written (`salgp.marks.KINDS`), where its suffix alone does not tell.
     """
     check_apart(path, *inputs)
     if path.exists() and not force:
@@ -80,11 +58,11 @@ def check_target(path: Path, force: bool, *inputs: Path | None, says: bytes = b"
         raise FileExistsError(
             f"{path} is a symbolic link, and salgp writes to no link; name the target itself"
         )
-    if says and path.exists() and not path.is_file():
+    if kind is not None and path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is no file, and one is to be written; choose another name")
-    if path.is_file() and not written_by_us(path):
+    if path.is_file() and not is_ours(path):
         raise FileExistsError(f"{path} was not written by salgp; it is left alone: choose another name")
-    if path.is_file() and not written_by_us(path, says):
+    if path.is_file() and kind is not None and not is_of_kind(path, kind):
         raise FileExistsError(
             f"{path} is of salgp, but of another kind; it is left alone: choose another name"
         )
@@ -97,23 +75,23 @@ def check_target(path: Path, force: bool, *inputs: Path | None, says: bytes = b"
         raise PermissionError(f"cannot write {path}: no permission to write in {parent}")
 
 
-def written_by_us(path: Path, says: bytes = b"") -> bool:
-    """Does a file say what only those of salgp say, and this too? An empty one is nobody's."""
-    if path.stat().st_size == 0:
-        return True
-    marks = MARKS.get(path.suffix)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return marks is not None and all(content.find(mark) >= 0 for mark in (*marks, says))
+def check_store(path: Path, *inputs: Path | None) -> None:
+    """Refuse, before any work is done, to begin or continue a folder of shards where a file is."""
+    check_apart(path, *inputs)
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(
+            f"{path} is no folder, and one of Parquet shards is to be written; choose another name, or one "
+            f"that ends in .safetensors for a single file"
+        )
 
 
 def check_folder(path: Path) -> None:
     """Refuse, before any work is done, to put a calibrator where something else is."""
     if not path.exists():
         return
-    from salgp.calibrators.saving import KIND
-    from salgp.storage import check_replaceable
+    from salgp.calibrators.saving import check_place
 
-    check_replaceable(path, KIND)
+    check_place(path)
 
 
 def _has_list(folder: Path) -> bool:

@@ -29,7 +29,7 @@ from salgp.cli.given import (
 from salgp.cli.inputs import Inputs
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.tables import score_table
-from salgp.cli.targets import FEATURES, REPORT, check_folder, check_inputs, check_no_other, check_target
+from salgp.cli.targets import check_folder, check_inputs, check_no_other, check_target
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -125,7 +125,7 @@ def _check_folder(out: Path, force: bool, *inputs: Path) -> None:
     check_target(out / "calibrator", force, *inputs)
     check_folder(out / "calibrator")
     for name in WRITTEN:
-        check_target(out / name, force, *inputs, says=REPORT if name == "report.html" else FEATURES)
+        check_target(out / name, force, *inputs, kind="report" if name == "report.html" else "features")
         if (out / name).exists() and not (out / "calibrator").exists():
             raise FileExistsError(
                 f"{out / name} is not of an earlier salgp calibrate; it is left alone: choose another folder"

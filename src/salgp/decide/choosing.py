@@ -13,7 +13,7 @@ from salgp.decide.prices import cheapest
 from salgp.decide.rule import NEVER, Rule
 from salgp.decide.testing import Sorted, furthest, given_order, own_order, samples_needed
 from salgp.labels import as_labels
-from salgp.prediction import Prediction
+from salgp.prediction import Prediction, checked
 
 __all__ = ["choose_threshold"]
 
@@ -66,10 +66,10 @@ def choose_threshold(
     """
     promised = ERROR if error is None else error
     _check_levels(promised, assurance)
+    confidence = checked(prediction).confidence.detach().cpu().double().numpy()
     y = as_labels(labels, len(prediction), prediction.probs.shape[1]).cpu()
     label = prediction.label.cpu()
     wrong = (label != y).numpy()
-    confidence = prediction.checked().confidence.detach().cpu().double().numpy()
     if not len(wrong):
         raise ValueError("a threshold needs labelled samples, got none")
     if (cost_wrong is None) != (cost_ask is None):

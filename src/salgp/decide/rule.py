@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from salgp.prediction import Prediction
-from salgp.storage import FormatError, from_json, read_header, write_header
+from salgp.prediction import Prediction, checked
+from salgp.storage import FormatError, from_json, read_header, refuse_foreign, write_header
 
 __all__ = ["ALWAYS", "NEVER", "Rule", "RuleModule"]
 
@@ -55,8 +55,8 @@ class Rule:
     cost_bound: float | None = None
 
     def __call__(self, prediction: Prediction) -> Tensor:
-        """Boolean ``(n,)``: act on this answer?"""
-        classes = prediction.checked().probs.shape[1]
+        """Boolean ``(n,)``: act on this answer? Labels and confidences alone go to `module`."""
+        classes = checked(prediction).probs.shape[1]
         return self.module(classes).to(prediction.label.device)(prediction.label, prediction.confidence)
 
     def module(self, n_classes: int) -> RuleModule:
@@ -105,7 +105,12 @@ class Rule:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator."""
+        """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator. Another
+        calibrator that is saved there removes it (`salgp.calibrators.Calibrator.save`).
+
+        A rule that is there already is replaced; any other file is left alone with a `FileExistsError`.
+        """
+        refuse_foreign(path, "rule")
         write_header(path, _KIND, 1, asdict(self))
 
     @staticmethod

@@ -27,7 +27,7 @@ from torch import Tensor
 from salgp.decide import Rule
 from salgp.features import Features
 from salgp.labels import as_labels
-from salgp.prediction import Prediction
+from salgp.prediction import Prediction, checked
 
 __all__ = [
     "Estimate",
@@ -142,9 +142,8 @@ def per_class(
         >>> {k: round(e.value, 2) for k, e in per_class(p).items()}
         {0: 0.9, 1: 0.6}
     """
-    return {
-        k: _mean(prediction[prediction.label == k], spread, level) for k in range(prediction.probs.shape[1])
-    }
+    n_classes = checked(prediction).probs.shape[1]
+    return {k: _mean(prediction[prediction.label == k], spread, level) for k in range(n_classes)}
 
 
 def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, level: float = 0.9) -> Spread:
@@ -262,7 +261,7 @@ def _mean(prediction: Prediction, spread: Spread | float | None, level: float) -
         raise ValueError(f"level must be between 0 and 1, got {level}")
     if isinstance(spread, float | int) and not 0 <= spread < math.inf:
         raise ValueError(f"spread must be 0 or more, got {spread}")
-    confidence = prediction.checked().confidence.detach().cpu().double().numpy()
+    confidence = checked(prediction).confidence.detach().cpu().double().numpy()
     own = 0.0 if prediction.std is None or not len(confidence) else float(prediction.std.mean())
     variance = float((confidence * (1 - confidence)).sum())
     known = own if spread is None else spread  # error bars of one calibrator err together

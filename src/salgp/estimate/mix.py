@@ -17,7 +17,7 @@ from scipy.special import chdtrc, ndtri
 from torch import Tensor
 
 from salgp.metrics.checks import ArrayLike
-from salgp.prediction import Prediction
+from salgp.prediction import Prediction, checked
 
 __all__ = ["ClassMix", "adapt", "class_mix"]
 
@@ -88,12 +88,12 @@ def class_mix(
         >>> class_mix(p, [0.5, 0.5]).share.round(2)
         array([1., 0.])
     """
-    probs = prediction.checked().probs.detach().cpu().double().numpy()
+    probs = checked(prediction).probs.detach().cpu().double().numpy()
     source = _shares(source_mix, probs.shape[1])
     if not len(probs):
         raise ValueError("the class mix of an empty batch is unknown")
     if home is not None:
-        probs = _scaled(probs, _factors(home.checked().probs.detach().cpu().double().numpy(), source))
+        probs = _scaled(probs, _factors(checked(home).probs.detach().cpu().double().numpy(), source))
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
     share, converged = source.copy(), False
     for _ in range(max_steps):
@@ -144,7 +144,7 @@ def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Pred
         >>> adapt(p, [0.25, 0.75], [0.5, 0.5]).confidence
         tensor([0.3333])
     """
-    n_classes = prediction.checked().probs.shape[1]
+    n_classes = checked(prediction).probs.shape[1]
     weight = torch.from_numpy(_shares(mix, n_classes, zero=True) / _shares(source_mix, n_classes))
     weighted = prediction.probs.double() * weight.to(prediction.probs.device)
     probs = weighted / weighted.sum(1, keepdim=True).clamp_min(1e-300)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.exceptions import NotFittedError
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -32,7 +33,10 @@ FloatArray = NDArray[np.float64]
 
 
 class Estimator(ABC):
-    """Learn from labelled predictions, then estimate the accuracy of unlabelled ones."""
+    """Learn from labelled predictions, then estimate the accuracy of unlabelled ones.
+
+    What is learned has a name that ends in ``_``; a leaf that learns something calls `_check_fitted` first.
+    """
 
     @abstractmethod
     def fit(self, prediction: Prediction, labels: Any) -> Estimator:
@@ -41,6 +45,12 @@ class Estimator(ABC):
     @abstractmethod
     def estimate(self, prediction: Prediction) -> float:
         """Accuracy of an unlabelled batch."""
+
+    def _check_fitted(self) -> None:
+        if not any(name.endswith("_") for name in vars(self)):
+            raise NotFittedError(
+                f"this {type(self).__name__} is not fitted; call fit(prediction, labels) first"
+            )
 
 
 class AverageConfidence(Estimator):
@@ -54,7 +64,7 @@ class AverageConfidence(Estimator):
     """
 
     def fit(self, prediction: Prediction, labels: Any) -> AverageConfidence:
-        """Nothing to learn."""
+        """Nothing to learn: it estimates without it, too."""
         return self
 
     def estimate(self, prediction: Prediction) -> float:
@@ -91,6 +101,7 @@ class ATC(Estimator):
 
     def estimate(self, prediction: Prediction) -> float:
         """Share at or above the threshold."""
+        self._check_fitted()
         return float((self._scores(prediction) >= self.threshold_).mean())
 
     def _scores(self, prediction: Prediction) -> FloatArray:
@@ -118,6 +129,7 @@ class DifferenceOfConfidences(Estimator):
 
     def estimate(self, prediction: Prediction) -> float:
         """The difference, inside [0, 1]."""
+        self._check_fitted()
         return float(np.clip(self.accuracy_ + _confidence(prediction).mean() - self.confidence_, 0, 1))
 
 
@@ -145,6 +157,7 @@ class CBPE(Estimator):
 
     def estimate(self, prediction: Prediction) -> float:
         """Expected accuracy under the calibrated probabilities."""
+        self._check_fitted()
         probs = _probs(prediction)
         calibrated = np.stack([curve.predict(probs[:, k]) for k, curve in enumerate(self.curves_)], 1)
         total = calibrated.sum(1, keepdims=True)
@@ -182,6 +195,7 @@ class ImportanceWeighting(Estimator):
 
     def estimate(self, prediction: Prediction) -> float:
         """Weighted source accuracy."""
+        self._check_fitted()
         here = _columns(prediction)
         rows = np.concatenate([self.source_, here])
         where = np.repeat([0, 1], [len(self.source_), len(here)])

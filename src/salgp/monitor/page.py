@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from salgp.extras import require
 from salgp.monitor.records import Record
-from salgp.storage import write_whole
+from salgp.storage import refuse_foreign, write_whole
 
 __all__ = ["render_page", "write_page"]
 
@@ -41,7 +41,8 @@ class Watched(Protocol):
 
 
 def write_page(path: str | os.PathLike[str], monitor: Watched, title: str) -> Path:
-    """Write `render_page` to a file."""
+    """Write `render_page` to a file; refused where something else than such a page is there."""
+    refuse_foreign(path, "monitor page")
     text = render_page(monitor, title)
 
     def write(part: Path) -> None:

@@ -21,7 +21,7 @@ from salgp.monitor.judging import alarms, expected, judge
 from salgp.monitor.martingale import Promise, Wealth
 from salgp.monitor.records import Record, Settings, State
 from salgp.monitor.status import Status
-from salgp.prediction import Prediction
+from salgp.prediction import Prediction, checked
 from salgp.storage import locked
 from salgp.tables import as_frame
 
@@ -169,7 +169,11 @@ class Monitor:
         return judge(self.settings, self._state, self._bands, self._log)
 
     def page(self, path: str | os.PathLike[str], title: str = "Is it still doing well?") -> Path:
-        """Write the last weeks as one HTML page that needs no other file."""
+        """Write the last weeks as one HTML page that needs no other file.
+
+        A page of a monitor that is there already is replaced; any other file is left alone with a
+        `FileExistsError`.
+        """
         from salgp.monitor.page import write_page
 
         return write_page(path, self, title)
@@ -247,7 +251,7 @@ class Monitor:
         return expected(self.settings, [record])
 
     def _check(self, prediction: Prediction) -> None:
-        if prediction.checked().probs.shape[1] != self.settings.n_classes:
+        if checked(prediction).probs.shape[1] != self.settings.n_classes:
             raise ValueError(
                 f"this monitor watches a network of {self.settings.n_classes} classes, "
                 f"got {prediction.probs.shape[1]}"
@@ -268,7 +272,7 @@ def _blank(number: int, key: str, time: str | None) -> Record:
 def _check_start(
     reference: Prediction, false_alarm: float, tolerance: float, window: int, names: Sequence[str] | None
 ) -> None:
-    if len(reference.checked()) < 50:
+    if len(checked(reference)) < 50:
         raise ValueError(f"a reference needs at least 50 samples from home, got {len(reference)}")
     if not 0 < false_alarm < 1:
         raise ValueError(f"false_alarm must be between 0 and 1, got {false_alarm}")

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from salgp.labels import as_labels
 
-__all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels", "named_fields", "raw_logits"]
+__all__ = ["FORWARD", "LABEL_KEYS", "Batch", "LabelsAt", "class_labels", "named_fields", "raw_logits"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Keys of a mapping that hold the labels, the first of them that is there."""
@@ -91,6 +91,19 @@ class Batch:
         """Has it no samples, as the last batch of some loaders?"""
         first = next((x for x in (*self.inputs, *self.keywords.values()) if isinstance(x, Tensor)), None)
         return first is not None and first.ndim > 0 and len(first) == 0
+
+    @property
+    def shapes(self) -> str:
+        """What goes into the network, in words.
+
+        Example:
+            >>> Batch((torch.zeros(5, 3), torch.zeros(5).long())).shapes
+            '(n, 3) of torch.float32 and (n,) of torch.int64'
+            >>> Batch(keywords={"ids": torch.zeros(5, 3, 2)}).shapes
+            "'ids' (n, 3, 2) of torch.float32"
+        """
+        named = [f"{key!r} {_shape(x)}" for key, x in self.keywords.items()]
+        return " and ".join([*map(_shape, self.inputs), *named])
 
     @property
     def as_made(self) -> Any:
@@ -188,13 +201,13 @@ def raw_logits(output: Any) -> Tensor:
     if fields:
         raise ValueError(
             f"the network returned {type(output).__name__} without 'logits' (it has "
-            f"{', '.join(map(str, fields))}); {_FORWARD}"
+            f"{', '.join(map(str, fields))}); {FORWARD}"
         )
     if isinstance(output, tuple | list):
         floats = [x for x in output if isinstance(x, Tensor) and x.is_floating_point()]
         for x in [x for x in floats if x.ndim == 2] + [x for x in floats if x.ndim == 1]:
             return x
-    raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {_FORWARD}")
+    raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
 
 
 def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
@@ -207,7 +220,7 @@ def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
         yield from zip(getattr(value, "_fields", ()), value, strict=False)
 
 
-_FORWARD = "pass forward=lambda model, batch: ... to return the logits yourself"
+FORWARD = "pass forward=lambda model, batch: ... to return the logits yourself"
 
 
 def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt) -> Batch:
@@ -255,6 +268,14 @@ def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return None, most
     return tuple(p.name for p in parameters if p.kind in named), most
+
+
+def _shape(x: Any) -> str:
+    """Shape and type of an input; its samples are ``n``, since a few of them may have been taken."""
+    if not isinstance(x, Tensor | np.ndarray):
+        return f"a {type(x).__name__}"
+    axes = ["n", *map(str, x.shape[1:])] if x.ndim else []
+    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''}) of {x.dtype}"
 
 
 def _from_one_hot(y: Tensor) -> Tensor:

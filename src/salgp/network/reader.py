@@ -9,6 +9,7 @@ whether the logits depend on them. From then on it does nothing but run a frozen
 from __future__ import annotations
 
 import hashlib
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.logits import OUTPUTS, as_logits
-from salgp.network.batches import Batch, LabelsAt, raw_logits
+from salgp.network.batches import FORWARD, Batch, LabelsAt, raw_logits
 from salgp.network.layers import Layers, Poolings, make_taps
-from salgp.network.taps import Change, Probe, Tap, unwrap
+from salgp.network.taps import Change, Probe, Tap, TapError, unwrap
 from salgp.network.trace import Trace, trace
 from salgp.network.view import View, Views
 
@@ -110,7 +111,7 @@ class Reader:
             batch = batch.to(*view.placement(device))
             with view.probe.reading(batch.mask, change) as found:
                 output = _run(view.network, batch, self)
-        logits = as_logits(raw_logits(output), self.output)
+        logits = as_logits(raw_logits(output), self.output, FORWARD)
         missing = [tap.name for tap in taps if tap.name not in found]
         if missing:
             raise ValueError(
@@ -190,7 +191,20 @@ def _untouched(network: nn.Module) -> None:
 
 def _run(network: nn.Module, batch: Batch, reader: Reader) -> Any:
     if reader.forward is None:
-        inputs, keywords = batch.arguments(network)
-        return network(*inputs, **keywords)
+        return _called(network, batch)
     labels_left_out = (batch.form, reader.form) in (("single", "tuple"), ("mapping", "pair"))
     return reader.forward(network, (batch.as_made,) if labels_left_out else batch.as_made)
+
+
+def _called(network: nn.Module, batch: Batch) -> Any:
+    """What the network returns; where it fails, what it was given stands before its own words."""
+    inputs, keywords = batch.arguments(network)
+    try:
+        return network(*inputs, **keywords)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, TapError | torch.OutOfMemoryError) or torch.compiler.is_exporting():
+            raise
+        own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+        raise RuntimeError(
+            f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}"
+        ) from error

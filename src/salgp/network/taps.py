@@ -27,10 +27,14 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from salgp.network.batches import named_fields
 from salgp.network.pooling import Layout, Pooling, image_average, pool
 
-__all__ = ["Change", "Probe", "Tap", "activation", "hidden_state", "unwrap"]
+__all__ = ["Change", "Probe", "Tap", "TapError", "activation", "hidden_state", "unwrap"]
 
 Change = Callable[[int, Tensor], Tensor]
 """``change(j, x) -> x``: the batch-first output ``x`` of tap number ``j``, disturbed."""
+
+
+class TapError(ValueError):
+    """What a layer returned cannot be read as features; the network itself is not to blame."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,17 @@ class Tap:
                 return quick
         x, own_mask = activation(output)
         if x is None:
-            raise ValueError(
+            raise TapError(
                 f"layer {self.name!r} returned {type(output).__name__} without any "
                 f"floating-point tensor; leave it out"
             )
         x = x.transpose(0, 1) if self.layout.batch_axis == 1 and own_mask is None and x.ndim > 2 else x
         try:
             pooled = pool(x, self.pooling, self.layout, mask if own_mask is None else own_mask)
-        except ValueError as error:
-            raise ValueError(f"layer {self.name!r}: {error}") from error
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, TypeError, IndexError, RuntimeError) as error:  # also of the user's own pooling
+            raise TapError(f"layer {self.name!r}: {error}") from error
         shared = (
             torch.compiler.is_exporting()
             or x.untyped_storage().data_ptr() == pooled.untyped_storage().data_ptr()

@@ -8,7 +8,7 @@ package.
 
 from __future__ import annotations
 
-from salgp.storage.errors import ChecksumError, FormatError, LockedError, reading
+from salgp.storage.errors import ChecksumError, FormatError, LockedError, RemovedWarning, reading
 from salgp.storage.files import (
     check_kind,
     check_size,
@@ -17,6 +17,7 @@ from salgp.storage.files import (
     read_json,
     read_metadata,
     read_tensors,
+    refuse_foreign,
     write_header,
     write_json,
     write_tensors,
@@ -33,6 +34,7 @@ __all__ = [
     "ChecksumError",
     "FormatError",
     "LockedError",
+    "RemovedWarning",
     "append_line",
     "append_lines",
     "check_kind",
@@ -50,6 +52,7 @@ __all__ = [
     "read_npz",
     "read_tensors",
     "reading",
+    "refuse_foreign",
     "storable",
     "unpack",
     "write_folder",

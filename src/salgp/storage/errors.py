@@ -1,4 +1,4 @@
-"""What goes wrong with files, in two words: the file is not what it should be, or somebody else has it."""
+"""What goes wrong with files: one is not what it should be, somebody else has it, or it had to go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["ChecksumError", "FormatError", "LockedError", "reading"]
+__all__ = ["ChecksumError", "FormatError", "LockedError", "RemovedWarning", "reading"]
 
 
 class FormatError(ValueError):
@@ -20,6 +20,10 @@ class ChecksumError(FormatError):
 
 class LockedError(RuntimeError):
     """Another process is writing into the folder."""
+
+
+class RemovedWarning(UserWarning):
+    """A file that belonged to what was replaced is gone with it."""
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salgp.marks import is_of_kind
 from salgp.storage.errors import ChecksumError, FormatError
 
 __all__ = [
@@ -27,11 +28,13 @@ __all__ = [
     "check_kind",
     "check_size",
     "digest",
+    "make_folder",
     "name_beside",
     "read_header",
     "read_json",
     "read_metadata",
     "read_tensors",
+    "refuse_foreign",
     "refuse_link",
     "refuse_special",
     "write_header",
@@ -74,7 +77,7 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
     """
     target = Path(path)
     refuse_special(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     part = name_beside(target)
     part.touch(exist_ok=False)
     try:
@@ -84,6 +87,27 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], None]) -> 
         part.unlink(missing_ok=True)
         raise
     return target
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those around it where they are missing; refused where something else has the name.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     try:
+        ...         make_folder(Path(file.name))
+        ...     except FileExistsError as error:
+        ...         print(str(error).removeprefix(file.name))
+         is no folder, and one is to be written; choose another name
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        wrong = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+        raise FileExistsError(
+            f"{wrong} is no folder, and one is to be written; choose another name"
+        ) from error
 
 
 def name_beside(target: Path) -> Path:
@@ -109,6 +133,32 @@ def refuse_special(path: Path) -> None:
         return
     if not stat.S_ISREG(mode):
         raise FileExistsError(f"{path} is a folder, a device or a pipe, not a file; choose another name")
+
+
+def refuse_foreign(path: str | os.PathLike[str], kind: str) -> None:
+    """Refuse to replace a file that salgp did not write, or wrote as something else.
+
+    Args:
+        path: of the file that is to be written; missing and empty ones are nobody's.
+        kind: what is to be written, one of `salgp.marks.KINDS`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "rule.json")
+        ...     _ = path.write_text("mine")
+        ...     try:
+        ...         refuse_foreign(path, "rule")
+        ...     except FileExistsError as error:
+        ...         print(str(error).removeprefix(f"{path} "))
+        exists and holds no rule that salgp wrote; it is left alone: choose another name
+    """
+    target = Path(path)
+    refuse_special(target)
+    if target.is_file() and not is_of_kind(target, kind):
+        raise FileExistsError(
+            f"{target} exists and holds no {kind} that salgp wrote; it is left alone: choose another name"
+        )
 
 
 def write_tensors(

@@ -2,7 +2,9 @@
 
 `write_folder` fills a new folder beside the target and exchanges the two; a reader sees the old one or the
 new one. ``contents.json`` lists every file with its SHA-256: `read_folder` compares them, and a folder may be
-replaced only where that list shows that salgp wrote it, and nothing else is in it.
+replaced only where that list shows that salgp wrote it, and nothing else is in it. A *guest* is a file of
+ours that was put there later and has a meaning beside these very contents only, as a rule beside its
+calibrator.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from salgp.storage.errors import ChecksumError, FormatError
-from salgp.storage.files import digest, name_beside, read_header, refuse_link, write_header
+from salgp.storage.errors import ChecksumError, FormatError, RemovedWarning
+from salgp.storage.files import digest, make_folder, name_beside, read_header, refuse_link, write_header
 
 __all__ = ["CONTENTS", "check_replaceable", "read_folder", "write_folder"]
 
@@ -28,13 +32,21 @@ TURNS = 50
 T = TypeVar("T")
 
 
-def write_folder(path: str | os.PathLike[str], write: Callable[[Path], object], kind: str) -> Path:
+def write_folder(
+    path: str | os.PathLike[str],
+    write: Callable[[Path], object],
+    kind: str,
+    guests: Collection[str] = (),
+) -> Path:
     """Let ``write`` fill a folder that then takes the place of ``path``, all of it or nothing.
 
     Args:
         path: missing, empty, or a folder of the same kind that salgp wrote itself; anything else is refused.
         write: puts files (no sub-folders) into the empty folder it is given.
         kind: what the folder is, such as ``"salgp-calibrator"``.
+        guests: kinds of JSON files (`salgp.storage.write_header`) that may have been put beside the contents.
+            They stay where the new contents are the old ones byte for byte; else they go with the old ones,
+            and a `RemovedWarning` names them.
 
     Example:
         >>> import tempfile
@@ -44,17 +56,22 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], object], 
         'hi'
     """
     target = Path(os.path.abspath(path))
-    check_replaceable(target, kind)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    check_replaceable(target, kind, guests)
+    make_folder(target.parent)
     part = name_beside(target)
     part.mkdir()
     try:
         write(part)
         files = {file.name: digest(file) for file in sorted(part.iterdir()) if file.name != CONTENTS}
         write_header(part / CONTENTS, "salgp-folder", FORMAT_VERSION, {"kind": kind, "files": files})
-        _take_place(part, target, kind)
+        if _contents(target).get("files") == files:
+            _copy_guests(target, part, guests)
+        _take_place(part, target, kind, guests)
+        lost = _guests(part, guests) - _guests(target, guests)
     finally:
-        _remove(part)
+        _remove(part, guests)
+    if lost:
+        warnings.warn(_farewell(target, lost), RemovedWarning, stacklevel=4)
     return Path(path)
 
 
@@ -81,21 +98,21 @@ def read_folder(path: str | os.PathLike[str], kind: str, read: Callable[[Path], 
                 return value
 
 
-def check_replaceable(path: Path, kind: str) -> None:
-    """Refuse, in one sentence, a target that is not missing, empty, or ours alone.
+def check_replaceable(path: Path, kind: str, guests: Collection[str] = ()) -> None:
+    """Refuse, in one sentence, a target that is not missing, empty, or ours alone but for its guests.
 
     A folder that another writer exchanges meanwhile is looked at again.
     """
     while True:
         before = _identity(path)
         try:
-            return _check_ours(path, kind)
+            return _check_ours(path, kind, guests)
         except (FileExistsError, FileNotFoundError):
             if _identity(path) == before:
                 raise
 
 
-def _check_ours(path: Path, kind: str) -> None:
+def _check_ours(path: Path, kind: str, guests: Collection[str]) -> None:
     refuse_link(path)
     if not path.exists():
         return
@@ -110,6 +127,7 @@ def _check_ours(path: Path, kind: str) -> None:
             f"{path} holds {found[0]!r} and is no folder of kind {kind!r} that salgp wrote; it is "
             f"left alone: choose another folder"
         )
+    known |= _guests(path, guests)
     foreign = [name for name in found if name not in known or not _is_plain(path / name)]
     if foreign:
         raise FileExistsError(
@@ -122,6 +140,37 @@ def _own_files(path: Path, kind: str) -> set[str] | None:
     """Names of the files that salgp wrote here; None where it did not write this folder."""
     header = _contents(path)
     return {CONTENTS, *header["files"]} if header.get("kind") == kind else None
+
+
+def _guests(folder: Path, kinds: Collection[str]) -> set[str]:
+    """Names of the files of these kinds, whole and unchanged, that are not in the folder's list."""
+    listed = _contents(folder).get("files", ())
+    found: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):
+        found = [path for path in folder.iterdir() if path.name not in (CONTENTS, *listed)]
+    return {path.name for path in found if _is_plain(path) and _is_of(path, kinds)}
+
+
+def _is_of(path: Path, kinds: Collection[str]) -> bool:
+    for kind in kinds:
+        with contextlib.suppress(OSError, FormatError):
+            read_header(path, kind, FORMAT_VERSION)
+            return True
+    return False
+
+
+def _copy_guests(folder: Path, part: Path, kinds: Collection[str]) -> None:
+    for name in _guests(folder, kinds):
+        with contextlib.suppress(FileNotFoundError):  # taken away meanwhile
+            shutil.copy2(folder / name, part / name)
+
+
+def _farewell(folder: Path, names: Collection[str]) -> str:
+    gone = " and ".join(map(repr, sorted(names)))
+    return (
+        f"{gone} in {folder} belonged to the contents that were replaced, and went with them; "
+        f"make it anew for the new ones"
+    )
 
 
 def _is_plain(path: Path) -> bool:
@@ -156,10 +205,10 @@ def _identity(folder: Path) -> tuple[int, ...] | None:
     return found.st_ino, found.st_dev, found.st_mtime_ns
 
 
-def _take_place(part: Path, target: Path, kind: str) -> None:
+def _take_place(part: Path, target: Path, kind: str, guests: Collection[str]) -> None:
     """Let ``part`` take the place of ``target``; again where another writer was first."""
     for turn in range(TURNS):
-        check_replaceable(target, kind)
+        check_replaceable(target, kind, guests)
         try:
             _swap(part, target)
             break
@@ -195,13 +244,14 @@ def _exchange(part: Path, target: Path) -> bool:
     return bool(rename(at_cwd, os.fsencode(part), at_cwd, os.fsencode(target), exchange) == 0)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder of plain files that is ours; what appeared in it meanwhile stays."""
+def _remove(folder: Path, guests: Collection[str]) -> None:
+    """Remove a folder of plain files that is ours, guests included; what appeared in it meanwhile stays."""
     if not folder.is_dir():
         return
     listed = _contents(folder).get("files")  # an old folder has a list; a new one that failed has none
+    ours = {CONTENTS, *(listed or ()), *_guests(folder, guests)}
     for file in list(folder.iterdir()):
-        if _is_plain(file) and (listed is None or file.name in {CONTENTS, *listed}):
+        if _is_plain(file) and (listed is None or file.name in ours):
             file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from salgp.storage.errors import ChecksumError, FormatError
-from salgp.storage.files import refuse_special
+from salgp.storage.files import make_folder, refuse_special
 from salgp.storage.locks import NO_LINK, hold_file
 
 __all__ = ["append_line", "append_lines", "read_lines"]
@@ -39,7 +39,7 @@ def append_lines(path: str | os.PathLike[str], records: Iterable[Mapping[str, An
     """
     where = Path(path)
     refuse_special(where)
-    where.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(where.parent)
     with open(os.open(where, os.O_RDWR | os.O_CREAT | NO_LINK, 0o666), "rb+") as file:
         hold_file(file)
         check = _last_check(file)

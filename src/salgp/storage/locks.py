@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from salgp.storage.errors import LockedError
-from salgp.storage.files import refuse_special
+from salgp.storage.files import make_folder, refuse_special
 
 __all__ = ["LOCK", "NO_LINK", "hold_file", "locked"]
 
@@ -58,7 +58,7 @@ def locked(folder: str | os.PathLike[str], wait: float = 0.0) -> Iterator[Path]:
     """
     path = Path(folder) / LOCK
     refuse_special(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     file = _acquire(path, time.monotonic() + wait)
     try:
         yield path.parent

@@ -534,7 +534,7 @@ def test_other_features_at_prediction_are_refused() -> None:
         calibrator.predict(Features(NEW.logits, wider))
     with pytest.raises(ValueError, match="layer 'layer2' is missing; fitted on"):
         calibrator.predict(NEW.select(["layer0", "layer1"]))
-    with pytest.raises(ValueError, match="fitted on 3 classes, got logits of 2"):
+    with pytest.raises(ValueError, match="fitted on 3 classes, got class scores of 2"):
         calibrator.predict(Features(NEW.logits[:, :2], NEW.layers))
     extra = Features(NEW.logits, {"more": NEW.logits, **dict(reversed(NEW.layers.items()))})
     assert torch.equal(calibrator.predict(extra).confidence, calibrator.predict(NEW).confidence)
