@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def made_rows(n: int = 400, seed: int = 0) -> tuple[FittedRows, Tensor, Tensor]:
     t = (2.0 + torch.randn(3 * n, generator=g)).double()
     correct = torch.bernoulli(torch.sigmoid(t - 3.0 * strength), generator=g)
     A = -0.5 * strength[:, None] + torch.randn(3 * n, 2, generator=g)
-    view = View(t, A, torch.zeros(3 * n, 2).double(), torch.randint(3, (3 * n,), generator=g))
+    label = torch.randint(3, (3 * n,), generator=g)
+    view = View(t, A, torch.zeros(3 * n, 2).double(), label, t.clamp_max(4.0))
     return FittedRows(view, correct, torch.arange(n).repeat(3), family, strength), t, t - 2.5 * strength
 
 
@@ -190,7 +192,7 @@ def test_a_network_that_answers_with_one_class_when_lost_is_found_out() -> None:
     rows, inside, _ = made_rows(600)
     g = torch.Generator().manual_seed(8)
     lost = (torch.rand(len(rows), generator=g) < 0.8 * rows.strength) & rows.is_copy
-    view = View(rows.view.t, rows.view.agreement, rows.view.novelty, torch.where(lost, 0, rows.view.label))
+    view = replace(rows.view, label=torch.where(lost, 0, rows.view.label))
     correct = torch.where(lost, (torch.rand(len(rows), generator=g) < 1 / 3).double(), rows.correct)
     collapsed = FittedRows(view, correct, rows.group, rows.family, rows.strength)
     shift = inside - 2.0 * rows.strength
@@ -309,7 +311,7 @@ def test_novelty_is_energy_disagreement_and_distance() -> None:
     g = torch.Generator().manual_seed(6)
     t, A, N = (torch.randn(shape, generator=g).double() for shape in ((50,), (50, 3), (50, 3)))
     logits = torch.randn(50, 4, generator=g)
-    view = View(t, A, N, torch.zeros(50, dtype=torch.long))
+    view = View(t, A, N, torch.zeros(50, dtype=torch.long), t)
     usual = fit_strangeness(view, energy(logits, 2.0))
     e = -np.log(np.exp(logits.double().numpy() / 2).sum(axis=1))
     a = A.numpy().mean(axis=1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from salgp.calibrators.evidence import condense, reference
 from salgp.calibrators.evidence.model import (
     LARGEST_LOG_ODDS,
+    STRETCH,
     Scales,
     columns,
     design,
@@ -22,6 +23,7 @@ from salgp.calibrators.evidence.model import (
     scaled_design,
     scales_of,
     standardised,
+    steady_log_odds,
 )
 from salgp.calibrators.evidence.reference import Evidence, layer_evidence, make_reference, white_space
 from salgp.features import Features
@@ -38,8 +40,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def test_columns_are_the_formula_sample_by_sample() -> None:
     t, A, N = random(30), random(30, 3, seed=1), 3 * random(30, 3, seed=2)
-    X = columns(t, gated(A, N), height(N)).numpy()
-    every = columns(t, gated(A, N), height(N), persistent=False).numpy()
+    X = columns(t[:, None], gated(A, N), height(N)).numpy()
+    every = columns(t[:, None], gated(A, N), height(N), persistent=False).numpy()
     for i in range(30):
         for k in range(3):
             gate = 1 / (1 + 0.3 * plus(float(N[i, k]) - 1))
@@ -53,7 +55,7 @@ def test_columns_are_the_formula_sample_by_sample() -> None:
 
 def test_novelty_that_only_an_early_layer_sees_does_not_persist() -> None:
     """Direction of the persistence: early novelty is forgiven by a calm late layer, not the other way."""
-    zero = torch.zeros(1).double()
+    zero = torch.zeros(1, 1).double()
     early = columns(zero, torch.zeros(1, 2).double(), height(torch.tensor([[5.0, 0.0]]).double()))[0, 4:]
     late = columns(zero, torch.zeros(1, 2).double(), height(torch.tensor([[0.0, 5.0]]).double()))[0, 4:]
     calm, loud = -math.log1p(plus(0.0)), -math.log1p(plus(5.0))
@@ -72,29 +74,58 @@ def test_log_odds_are_those_of_the_tempered_softmax_within_their_bound() -> None
 
 
 def test_the_model_sees_log_odds_up_to_four() -> None:
-    evidence = Evidence(random(3, 2), random(3, 2, seed=1), torch.zeros(3, 2))
+    evidence = Evidence(random(3, 2), random(3, 2, seed=1), torch.zeros(3, 2), torch.ones(3))
     sure = Features(torch.tensor([[9.0, 0.0], [0.0, 3.0], [-9.0, 9.0]]))
-    scales = Scales(torch.ones(2), torch.zeros(2), torch.ones(2))
+    scales = Scales(torch.ones(2), torch.zeros(2), torch.ones(2), torch.ones(()))
     assert LARGEST_LOG_ODDS == 4.0
     assert design(sure, evidence, 1.0, scales)[:, 1].tolist() == pytest.approx([4.0, 3.0, 4.0])
 
 
+def test_steady_log_odds_are_those_at_the_usual_length() -> None:
+    """Features twice as short give logits twice as small; at their usual length nothing has changed."""
+    z = 0.5 * random(30, 4, seed=3)
+    scales = Scales(torch.ones(1), torch.zeros(1), torch.ones(1), torch.tensor(5.0))
+    at_home = log_odds(Features(z), 1.3, LARGEST_LOG_ODDS)
+    for stretch in (0.2, 0.5, 1.0, 3.0):
+        length = torch.full((30,), 5.0 * stretch).double()
+        evidence = Evidence(random(30, 1), random(30, 1), torch.zeros(30, 1), length)
+        found = steady_log_odds(Features(stretch * z), evidence, 1.3, scales)
+        torch.testing.assert_close(found, at_home)
+    for length, factor in ((0.0, 1 / STRETCH), (1e9, STRETCH)):  # bounded
+        evidence = Evidence(random(30, 1), random(30, 1), torch.zeros(30, 1), torch.full((30,), length))
+        found = steady_log_odds(Features(z), evidence, 1.3, scales)
+        torch.testing.assert_close(found, log_odds(Features(z), 1.3 * factor, LARGEST_LOG_ODDS))
+    assert float(at_home.max()) <= LARGEST_LOG_ODDS
+
+
+def test_the_length_is_that_of_the_last_layer() -> None:
+    x, y = random(200, 3, seed=4), random(200, 5, seed=5)
+    features = Features(x, {"a": x, "b": y})
+    reference = make_reference(features, features.label)
+    expected = y.square().sum(dim=1).sqrt()
+    torch.testing.assert_close(layer_evidence(reference, features).length, expected)
+    torch.testing.assert_close(layer_evidence(reference, features[:3]).length, expected[:3])  # at once
+
+
 def test_scales_are_standard_deviation_median_and_scaled_median_deviation() -> None:
     A, N = 2 * random(101, 2), 3 + 0.5 * random(101, 2, seed=1)
-    scales = scales_of(Evidence(A, N, torch.zeros(101, 2)))
+    length = random(101, seed=2).abs()
+    scales = scales_of(Evidence(A, N, torch.zeros(101, 2), length))
+    assert float(scales.length) == pytest.approx(float(np.median(length.numpy())))
     np.testing.assert_allclose(scales.agreement, A.numpy().std(axis=0))
     np.testing.assert_allclose(scales.novelty, np.median(N.numpy(), axis=0))
     deviation = np.median(np.abs(N.numpy() - np.median(N.numpy(), axis=0)), axis=0)
     np.testing.assert_allclose(scales.spread, deviation / 0.6744897501960817, rtol=1e-4)
     many = torch.randn(20_000, 1, generator=torch.Generator().manual_seed(3)).double()
-    wide = scales_of(Evidence(many, 5 * many, torch.zeros(20_000, 1)))
+    wide = scales_of(Evidence(many, 5 * many, torch.zeros(20_000, 1), many[:, 0]))
     assert float(wide.spread) == pytest.approx(5.0, rel=0.03)  # a standard deviation for the normal law
-    flat = scales_of(Evidence(torch.ones(5, 1).double(), torch.ones(5, 1).double(), torch.zeros(5, 1)))
+    one = torch.ones(5, 1).double()
+    flat = scales_of(Evidence(one, one, torch.zeros(5, 1), one[:, 0]))
     assert float(flat.agreement) == float(flat.spread) == 1e-6
 
 
 def test_standardised_evidence_and_the_rows_its_scale_comes_from() -> None:
-    evidence = Evidence(random(20, 2), random(20, 2, seed=1), torch.zeros(20, 2))
+    evidence = Evidence(random(20, 2), random(20, 2, seed=1), torch.zeros(20, 2), torch.ones(20).double())
     first = torch.arange(12)
     features = Features(random(20, 3, seed=2).float())
     scales, X = scaled_design(features, evidence, 1.0, first)
@@ -104,7 +135,7 @@ def test_standardised_evidence_and_the_rows_its_scale_comes_from() -> None:
     found = standardised(evidence, scales)
     np.testing.assert_allclose(found[0], evidence.agreement.numpy() / evidence.agreement.numpy()[:12].std(0))
     np.testing.assert_allclose(found[1], (N - centre) / spread)
-    np.testing.assert_allclose(X, columns(log_odds(features, 1.0, 4.0), gated(*found), height(found[1])))
+    np.testing.assert_allclose(X, columns(log_odds(features, 1.0, 4.0)[:, None], gated(*found), height(found[1])))
 
 
 def test_weights_of_originals_copies_and_their_errors() -> None:

@@ -45,6 +45,7 @@ def a_view(n: int = 12, seed: int = 0, layers: int = 2) -> View:
         4 * random(n, layers, seed=seed + 1),
         3 * random(n, layers, seed=seed + 2),
         label,
+        random(n, seed=seed + 3),
     )
 
 
@@ -146,7 +147,7 @@ def test_the_guard_opens_where_handing_over_surely_helps(seed: int) -> None:
     assert choose_guard(always, inside, shift, always) == 0.99  # never a wall
 
 
-def a_posterior(p: int = 6, C: int = 3) -> LogOdds:
+def a_posterior(p: int = 7, C: int = 3) -> LogOdds:
     R = random(p, p, seed=7)
     return LogOdds(
         random(p, seed=8).abs(),
@@ -158,7 +159,7 @@ def a_posterior(p: int = 6, C: int = 3) -> LogOdds:
 
 
 def test_an_opinion_and_its_terms_by_loops() -> None:
-    view, model, typical = a_view(9), a_posterior(), random(6, seed=12)
+    view, model, typical = a_view(9), a_posterior(), random(7, seed=12)
     expert = Expert(model, typical, 3.0, False)
     X = expert.columns(view)
     assert float(X[:, 1].abs().max()) == 3.0
@@ -173,8 +174,8 @@ def test_an_opinion_and_its_terms_by_loops() -> None:
         assert float(found.term_variance[i, 0]) == pytest.approx(pull @ S @ pull + float(model.spare[c]))
         off = x - typical.numpy()
         for k in range(2):
-            own = np.zeros(6)
-            own[2 + k], own[4 + k] = off[2 + k], off[4 + k]
+            own = np.zeros(7)
+            own[3 + k], own[5 + k] = off[3 + k], off[5 + k]
             assert float(found.terms[i, 1 + k]) == pytest.approx(own @ w)
             assert float(found.term_variance[i, 1 + k]) == pytest.approx(own @ S @ own)
     np.testing.assert_allclose(expert.log_odds(view), found.mean)
@@ -184,7 +185,7 @@ def test_an_opinion_and_its_terms_by_loops() -> None:
 def test_temperature_scaling_and_layers_are_mixed_by_their_trust(trust: float) -> None:
     view = a_view(9)
     expert, plain = (
-        Expert(a_posterior(), random(6, seed=12), 3.0, True),
+        Expert(a_posterior(), random(7, seed=12), 3.0, True),
         torch.tensor([[0.3, 0.1], [0.1, 0.2]]),
     )
     found, layers = InDomain(expert, trust, plain.double()).opinion(view), expert.opinion(view)
@@ -201,8 +202,8 @@ def test_temperature_scaling_and_layers_are_mixed_by_their_trust(trust: float) -
 
 def test_two_opinions_mixed() -> None:
     view, lean = a_view(5), torch.tensor([0.0, 0.2, 0.5, 0.9, 1.0]).double()
-    one = Expert(a_posterior(), random(6, seed=12), 3.0, True).opinion(view)
-    other = Expert(a_posterior(), random(6, seed=13), 9.0, False).opinion(view)
+    one = Expert(a_posterior(), random(7, seed=12), 3.0, True).opinion(view)
+    other = Expert(a_posterior(), random(7, seed=13), 9.0, False).opinion(view)
     found = mixed(one, other, lean, 0.7)
     a = lean.numpy()
     for name, power in (("mean", 1), ("variance", 2)):
@@ -224,7 +225,8 @@ def test_what_each_expert_learns_from() -> None:
         high = np.log1p(plus(N))
         high = np.minimum.accumulate(high[:, ::-1], axis=1)[:, ::-1] if persistent else high
         t = np.clip(rows.view.t.numpy(), -largest, largest)
-        columns[persistent] = np.column_stack([np.ones(len(t)), t, A / (1 + 0.3 * plus(N - 1)), -high])
+        own = [np.ones(len(t)), t, rows.view.steady.numpy()]
+        columns[persistent] = np.column_stack([*own, A / (1 + 0.3 * plus(N - 1)), -high])
     correct, copy = rows.correct.numpy(), rows.is_copy.numpy()
 
     def weights(clean: float, caution: float) -> np.ndarray:
@@ -243,8 +245,8 @@ def test_what_each_expert_learns_from() -> None:
         np.testing.assert_allclose(expert.columns(rows.view), X, atol=1e-12)
         np.testing.assert_allclose(expert.typical, X[~copy].mean(0), atol=1e-12)
         wrong = weight * (sigmoid(X @ w + offsets[label]) - correct)
-        prior = np.r_[1e-2, 0.2 * ridge, np.full(4, 2 * ridge)]
-        slope = X.T @ wrong + prior * (w - np.eye(6)[1])
+        prior = np.r_[1e-2, 0.2 * ridge, np.full(5, 2 * ridge)]
+        slope = X.T @ wrong + prior * (w - np.eye(7)[1])
         assert np.abs(np.where(w > 0, slope, np.minimum(slope, 0))[1:]).max() < 1e-4
         assert abs(slope[0]) < 1e-4
         by_class = np.array([wrong[label == c].sum() for c in range(3)]) + offsets / spread**2

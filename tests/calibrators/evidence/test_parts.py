@@ -36,7 +36,11 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def seen(n: int, seed: int = 0, first: int = 0) -> FittedRows:
     view = View(
-        drawn(n, seed=seed), drawn(n, 2, seed=seed + 1), drawn(n, 2, seed=seed + 2), torch.arange(n) % 3
+        drawn(n, seed=seed),
+        drawn(n, 2, seed=seed + 1),
+        drawn(n, 2, seed=seed + 2),
+        torch.arange(n) % 3,
+        drawn(n, seed=seed + 4),
     )
     group = first + torch.arange(n) // 2
     family = torch.arange(n) % 2
@@ -50,7 +54,7 @@ def test_rows_joined_and_taken_back_are_the_rows_before() -> None:
     assert both.families == [1]
     assert both.is_copy.tolist() == [False, True] * 7
     again = both.without(b)
-    for name in ("t", "agreement", "novelty", "label"):
+    for name in ("t", "agreement", "novelty", "label", "steady"):
         torch.testing.assert_close(getattr(again.view, name), getattr(a.view, name))
     for name in ("correct", "group", "family", "strength"):
         torch.testing.assert_close(getattr(again, name), getattr(a, name))
@@ -211,9 +215,9 @@ def test_classes_with_two_reference_samples_are_known() -> None:
 
 
 def test_evidence_of_some_rows() -> None:
-    whole = Evidence(drawn(5, 2), drawn(5, 2, seed=1), drawn(5, 7, seed=2))
+    whole = Evidence(drawn(5, 2), drawn(5, 2, seed=1), drawn(5, 7, seed=2), drawn(5, seed=3))
     some = whole[torch.tensor([3, 0])]
-    for name in ("agreement", "novelty", "place"):
+    for name in ("agreement", "novelty", "place", "length"):
         torch.testing.assert_close(getattr(some, name), getattr(whole, name)[[3, 0]])
 
 

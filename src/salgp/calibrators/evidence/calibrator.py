@@ -5,11 +5,13 @@ Each layer answers two questions with the training set as reference (`salgp.cali
 does it agree with the predicted class, and how novel is the input to it? With both standardised on the
 calibration set (``A_l``, ``N_l``), and ``t`` the log-odds of the temperature-scaled confidence, an expert is
 
-    f = a + b t + sum_l u_l g(N_l) A_l - sum_l v_l h(N_l) + delta_c,      b, u, v >= 0,
+    f = a + b t + s t' + sum_l u_l g(N_l) A_l - sum_l v_l h(N_l) + delta_c,      b, s, u, v >= 0,
 
     h(N) = log(1 + softplus(N)),   g(N) = 1 / (1 + 0.3 softplus(N - 1)),
 
-with an offset ``delta_c`` for each predicted class. Monotone terms extrapolate sanely: more novelty never
+with an offset ``delta_c`` for each predicted class. ``t'`` are the log-odds that the network would give if
+the features of its last layer had their usual length: a dim image has short features, and so a low
+confidence, however clear the answer is. Monotone terms extrapolate sanely: more novelty never
 raises a confidence, more agreement never lowers it.
 
 One expert cannot serve data as they were and data that have moved, since distance does not tell *shifted*
@@ -159,7 +161,7 @@ class LayerEvidence(Calibrator):
         clean: share of the weight given to original samples by the expert in domain, where there are copies.
         caution: weight of an error among the copies, relative to a correct prediction, for the expert for
             shift.
-        ridge: strength of the pull of ``u`` and ``v`` to 0 and of ``b`` to 1.
+        ridge: strength of the pull of ``s``, ``u`` and ``v`` to 0 and of ``b`` to 1.
         class_spread: prior standard deviation of the offset of a predicted class in domain, in log-odds; 0
             for no offsets.
         trust: weight of the layers in domain, from 0 (temperature scaling) to 1; None to choose it.

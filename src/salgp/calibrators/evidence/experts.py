@@ -34,6 +34,8 @@ from salgp.storage import storable
 
 __all__ = ["Expert", "InDomain", "Opinion", "choose_trust", "fit_in_domain", "fit_shift", "mixed"]
 
+OWN = 3
+"""Columns that are not of a layer: one, and the network's log-odds as they are and at their usual length."""
 TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights of the layers in domain that are tried."""
 PLAIN_PRECISION = 4.0
@@ -109,10 +111,12 @@ class Expert:
 
     def columns(self, view: View) -> Tensor:
         """Columns ``(n, p)`` of the model."""
-        return columns(self._bounded(view.t), view.gated, view.height, self.persistent)
+        return columns(self._network(view), view.gated, view.height, self.persistent)
 
-    def _bounded(self, t: Tensor) -> Tensor:
-        return t if self.largest >= LARGEST else within(t, self.largest)
+    def _network(self, view: View) -> Tensor:
+        """``(n, 2)`` what the network itself says."""
+        t = view.t if self.largest >= LARGEST else within(view.t, self.largest)
+        return torch.stack([t, view.steady], dim=1)
 
     def log_odds(self, view: View) -> Tensor:
         """Mean ``(n,)`` alone."""
@@ -123,7 +127,7 @@ class Expert:
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms."""
         novelty = lasting(view.height) if self.persistent else view.height
-        x = torch.cat([self._bounded(view.t[:, None]), view.gated, novelty], dim=1)
+        x = torch.cat([self._network(view), view.gated, novelty], dim=1)
         return self.former(x, view.label)
 
     @cached_property
@@ -171,8 +175,8 @@ class OpinionFormer:
     variances sums of squares of such sums.
 
     Args:
-        columns: ``(p - 1, a)`` weights of log-odds, agreements and novelties in the ``2 + L`` means and in
-            the roots of the variances.
+        columns: ``(p - 1, a)`` weights of the network's log-odds, agreements and novelties in the ``2 + L``
+            means and in the roots of the variances.
         given: ``(C, a)`` what the predicted class and the constant add to them.
         squares: ``(a - 2 - L, 2 + L)`` which roots make which variance.
         spare: ``(C, 2 + L)`` what the predicted class adds to the variances.
@@ -205,9 +209,9 @@ def opinion_former(model: LogOdds, typical: Tensor) -> OpinionFormer:
     """
     S, pull, C = model.covariance, model.pull, len(model.offsets)
     p = len(model.weights)
-    L = (p - 2) // 2
+    L = (p - OWN) // 2
     layer = torch.arange(L, device=S.device)
-    a, v = layer + 2, layer + 2 + L
+    a, v = layer + OWN, layer + OWN + L
     means, roots, squares = S.new_zeros(p, 2 + L), S.new_zeros(p, 2 * L), S.new_zeros(p + 2 * L, 2 + L)
     means[:, 0] = model.weights
     means[a, layer + 2], means[v, layer + 2] = model.weights[a], model.weights[v]
@@ -231,7 +235,7 @@ def opinion_former(model: LogOdds, typical: Tensor) -> OpinionFormer:
     own = (((pull @ S) * pull).sum(dim=1) + model.spare).clamp_min(0)
     spare = torch.cat([model.spare[:, None], own[:, None], S.new_zeros(C, L)], dim=1)
     weights = torch.cat([means, whole, roots], dim=1)
-    numbers = torch.cat([weights[1 : 2 + L], -weights[2 + L :]])  # novelties count against
+    numbers = torch.cat([weights[1 : OWN + L], -weights[OWN + L :]])  # novelties count against
     return OpinionFormer(numbers, given + weights[0], squares, spare)
 
 
@@ -333,6 +337,7 @@ def _fitted(
     persistent: bool,
 ) -> Expert:
     view = rows.view
-    X = columns(within(view.t, largest), view.gated, view.height, persistent)
+    t = torch.stack([within(view.t, largest), view.steady], dim=1)
+    X = columns(t, view.gated, view.height, persistent)
     posterior = fit_log_odds(X, view.label, rows.correct, weight, n_classes, ridge, spread)
     return Expert(posterior, X[~rows.is_copy].mean(dim=0), largest, persistent)

@@ -49,6 +49,7 @@ __all__ = [
     "scaled_design",
     "scales_of",
     "standardised",
+    "steady_log_odds",
     "within",
 ]
 
@@ -64,6 +65,9 @@ LARGEST_LOG_ODDS = 4.0
 """The model's ``t`` is kept within this bound: beyond 98 %, more confidence of the network says little more.
 """
 
+STRETCH = 8.0
+"""Features are made at most so many times as long, or as short."""
+
 
 @storable
 @dataclass(frozen=True, eq=False)
@@ -74,11 +78,13 @@ class Scales:
         agreement: ``(L,)`` standard deviation of the agreement.
         novelty: ``(L,)`` median of the novelty.
         spread: ``(L,)`` median absolute deviation of the novelty, scaled to a standard deviation.
+        length: ``()`` median length of the last layer's features.
     """
 
     agreement: Tensor
     novelty: Tensor
     spread: Tensor
+    length: Tensor
 
 
 @storable
@@ -159,14 +165,26 @@ def within(x: Tensor, bound: float) -> Tensor:
     return x.clamp(-bound, bound)
 
 
-def log_odds(features: Features, temperature: float, largest: float) -> Tensor:
+def log_odds(features: Features, temperature: float | Tensor, largest: float) -> Tensor:
     """Log-odds ``log s / (1 - s)`` of the tempered confidence, without cancellation and at most ``largest``,
-    ``(n,)``. They are never below ``-log(c - 1)``.
+    ``(n,)``. They are never below ``-log(c - 1)``. Each sample may have a temperature of its own, ``(n, 1)``.
     """
     z = wide(features.logits) / temperature
     rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
     t = z.amax(dim=1) - rest
     return torch.minimum(t, t.new_full((), largest))  # torch 2.13 exports two clamps of a clamp wrongly
+
+
+def steady_log_odds(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
+    """Log-odds ``(n,)`` that the network would give if the features of its last layer had their usual length,
+    at most `LARGEST_LOG_ODDS`.
+
+    A dim image gives short features, short features small logits, and small logits a low confidence, however
+    clear the answer is. Divided by the length, relative to the usual one, logits say how clear it is.
+    """
+    usual = scales.length.to(evidence.length).clamp_min(1e-12)
+    stretch = (evidence.length / usual).clamp(1 / STRETCH, STRETCH)
+    return log_odds(features, temperature * stretch[:, None], LARGEST_LOG_ODDS)
 
 
 def standardised(evidence: Evidence, scales: Scales) -> tuple[Tensor, Tensor]:
@@ -186,18 +204,17 @@ def height(N: Tensor) -> Tensor:
 
 
 def columns(t: Tensor, agreement: Tensor, novelty: Tensor, persistent: bool = True) -> Tensor:
-    """Columns of the model, ``(n, 2 + 2 L)``: one, ``t``, agreements, negative novelties.
+    """Columns of the model, ``(n, 1 + q + 2 L)``: one, ``t``, agreements, negative novelties.
 
     Args:
-        t: ``(n,)`` tempered log-odds, within their bound.
+        t: ``(n, q)`` log-odds by the network, within their bounds.
         agreement: ``(n, L)`` from `gated`.
         novelty: ``(n, L)`` from `height`.
         persistent: count the novelty of a layer only as far as all later layers share it.
     """
     if persistent:
         novelty = lasting(novelty)
-    t = t[:, None]
-    return torch.cat([torch.ones_like(t), t, agreement, -novelty], dim=1)
+    return torch.cat([torch.ones_like(t[:, :1]), t, agreement, -novelty], dim=1)
 
 
 def lasting(novelty: Tensor) -> Tensor:
@@ -218,13 +235,13 @@ def design(features: Features, evidence: Evidence, temperature: float, scales: S
     """The `columns` of samples, with ``t`` within `LARGEST_LOG_ODDS`."""
     t = log_odds(features, temperature, LARGEST_LOG_ODDS)
     A, N = standardised(evidence, scales)
-    return columns(t, gated(A, N), height(N))
+    return columns(t[:, None], gated(A, N), height(N))
 
 
 def scales_of(evidence: Evidence) -> Scales:
     """Location and scale of the evidence of the original calibration samples."""
     spread = evidence.agreement.std(dim=0, correction=0).clamp_min(1e-6)
-    return Scales(spread, *robust_scale(evidence.novelty))
+    return Scales(spread, *robust_scale(evidence.novelty), evidence.length.quantile(0.5))
 
 
 def robust_scale(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,14 +86,16 @@ class Evidence:
         agreement: ``(n, L)``; positive where the layer sides with the predicted class.
         novelty: ``(n, L)``; large where the layer is far from all reference samples.
         place: ``(n, q L)`` the first `PLACE` whitened coordinates of every layer.
+        length: ``(n,)`` of the last layer's features, before they are scaled to unit length.
     """
 
     agreement: Tensor
     novelty: Tensor
     place: Tensor
+    length: Tensor
 
     def __getitem__(self, rows: Tensor) -> Evidence:
-        return Evidence(self.agreement[rows], self.novelty[rows], self.place[rows])
+        return Evidence(self.agreement[rows], self.novelty[rows], self.place[rows], self.length[rows])
 
 
 @storable
@@ -342,7 +344,7 @@ def layer_evidence(
         refine: False for all in single precision, at twice the speed; see `salgp.neighbours`.
 
     Returns:
-        Two ``(n, L)`` tensors in double precision.
+        What they say, in double precision.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.1, 1.0], [0.0, 1.0]])
@@ -359,7 +361,7 @@ def layer_evidence(
     if own is not None and reference.form != "full":
         raise ValueError(f"rows can be left out of a full reference only; this one holds {reference.form}")
     reference = reference.to(features.logits.device)
-    query = _coordinates(reference, features, refine)
+    query, length = _coordinates(reference, features, refine)
     if reference.form == "statistics":
         sides = _mahalanobis(reference, query, features.label)
     else:
@@ -367,7 +369,7 @@ def layer_evidence(
         sides = side_distances(
             reference.index, query, features.label, reference.k, own, refine=refine, plenty=plenty
         )
-    return _evidence(sides, reference.typical, _place(query, reference.places))
+    return _evidence(sides, reference.typical, _place(query, reference.places), length)
 
 
 def distances_to_classes(reference: Reference, features: Features, own: Tensor | None = None) -> Tensor:
@@ -375,7 +377,7 @@ def distances_to_classes(reference: Reference, features: Features, own: Tensor |
     infinite where a class has none. Arguments are those of `layer_evidence`.
     """
     reference = reference.to(features.logits.device)
-    query = _coordinates(reference, features, True)
+    query, _ = _coordinates(reference, features, True)
     if reference.form == "statistics":
         found = _to_means(reference, query)
         D = found.new_full((*found.shape[:2], features.n_classes), torch.inf)
@@ -383,8 +385,9 @@ def distances_to_classes(reference: Reference, features: Features, own: Tensor |
     return nearest_of_classes(reference.index, query, features.n_classes, own)
 
 
-def _coordinates(reference: Reference, features: Features, precise: bool) -> Tensor:
-    """Coordinates ``(L, n, q)`` of all layers, narrow ones filled up with zeros.
+def _coordinates(reference: Reference, features: Features, precise: bool) -> tuple[Tensor, Tensor]:
+    """Coordinates ``(L, n, q)`` of all layers, narrow ones filled up with zeros, and the length ``(n,)`` of
+    the last layer's features.
 
     Of a few samples lengths and centres are taken off in all layers at once.
     """
@@ -392,13 +395,14 @@ def _coordinates(reference: Reference, features: Features, precise: bool) -> Ten
     if not torch.compiler.is_exporting() and len(features) > FEW_ROWS:
         found = [s.project(x, precise) for s, x in zip(reference.layers.values(), layers, strict=True)]
         q = max(x.shape[1] for x in found)
-        return torch.stack([_wider(x, q) for x in found])
+        return torch.stack([_wider(x, q) for x in found]), torch.linalg.vector_norm(wide(layers[-1]), dim=1)
     single = torch.compiler.is_exporting()  # the search works in single precision, as everything after it
     directions, centre = reference.single_directions if single else reference.directions
     layers = [x.to(centre) for x in layers]
     length = (torch.cat(layers, dim=1).square() @ reference.members.to(centre)).sqrt()  # (n, L)
     along = torch.cat([x @ D for x, D in zip(layers, directions, strict=True)], dim=1)
-    return (along.unflatten(1, centre.shape) / length.clamp_min(1e-12)[:, :, None] - centre).transpose(0, 1)
+    query = along.unflatten(1, centre.shape) / length.clamp_min(1e-12)[:, :, None] - centre
+    return query.transpose(0, 1), length[:, -1]
 
 
 def _place(query: Tensor, widths: tuple[int, ...]) -> Tensor:
@@ -407,14 +411,14 @@ def _place(query: Tensor, widths: tuple[int, ...]) -> Tensor:
     return torch.cat([x[:, :width].float() for x, width in zip(query, widths, strict=True)], dim=1)
 
 
-def _evidence(sides: ClassDistances, typical: Tensor | None, place: Tensor) -> Evidence:
+def _evidence(sides: ClassDistances, typical: Tensor | None, place: Tensor, length: Tensor) -> Evidence:
     distance = wide(sides.all.mT)  # (3, n, L)
     own, other, anyone = distance.clamp(1e-9, 1e9).log()
     agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     if not sides.complete and (torch.compiler.is_exporting() or not bool((distance < torch.inf).all())):
         usual = torch.zeros_like(own[:1]) if typical is None else typical.to(own)
         agreement = torch.where((distance[:2] < torch.inf).all(dim=0), agreement, usual)
-    return Evidence(agreement, anyone, place)
+    return Evidence(agreement, anyone, place, length)
 
 
 def wide(x: Tensor) -> Tensor:

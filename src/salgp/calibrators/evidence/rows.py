@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.copies import originals
-from salgp.calibrators.evidence.model import Scales, copies, gated, height, log_odds, standardised
+from salgp.calibrators.evidence.model import (
+    Scales,
+    copies,
+    gated,
+    height,
+    log_odds,
+    standardised,
+    steady_log_odds,
+)
 from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
 from salgp.storage import storable
@@ -34,12 +42,14 @@ class View:
         agreement: ``(n, L)`` in standard deviations of the originals.
         novelty: ``(n, L)`` likewise, from their median.
         label: ``(n,)`` predicted class.
+        steady: ``(n,)`` log-odds of the tempered confidence at the usual length of the features.
     """
 
     t: Tensor
     agreement: Tensor
     novelty: Tensor
     label: Tensor
+    steady: Tensor
 
     @cached_property
     def gated(self) -> Tensor:
@@ -123,14 +133,15 @@ class FittedRows:
 
     def _numbers(self) -> Tensor:
         v = self.view
-        one = torch.stack([v.t, v.label.to(v.t), self.correct], dim=1)
+        one = torch.stack([v.t, v.steady, v.label.to(v.t), self.correct], dim=1)
         return torch.cat([one, v.agreement, v.novelty], dim=1)
 
 
 def view_of(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> View:
     """The view of samples, given the scales of the originals."""
     A, N = standardised(evidence, scales)
-    return View(log_odds(features, temperature, LARGEST), A, N, features.label)
+    t = log_odds(features, temperature, LARGEST)
+    return View(t, A, N, features.label, steady_log_odds(features, evidence, temperature, scales))
 
 
 def rows_of(features: Features, view: View, correct: Tensor) -> FittedRows:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from salgp.calibrators.evidence.experts import Expert, InDomain
 from salgp.calibrators.evidence.gate import CLIP, Gate
-from salgp.calibrators.evidence.model import Scales
+from salgp.calibrators.evidence.model import LARGEST_LOG_ODDS, STRETCH, Scales
 from salgp.calibrators.evidence.reference import LARGEST_LOG_RATIO, PLACE, Reference
 from salgp.calibrators.evidence.rows import LARGEST
 from salgp.calibrators.evidence.strangeness import DISTANCE, Strangeness
@@ -74,6 +74,7 @@ class SingleSample:
         self._look = _Look(reference)
         self._temperature = temperature
         self._scales = [_numbers(x) for x in (scales.agreement, scales.novelty, scales.spread)]
+        self._length = max(float(scales.length), 1e-12)
         self._usual = usual.centre.tolist(), usual.scale.tolist()
         self._inside = _InDomain(inside)
         self._shift = None if shift is None else _Expert(shift)
@@ -91,13 +92,18 @@ class SingleSample:
         if rest < LOST:
             odds = _odds_among_others(z / self._temperature, label)
         energy = -top / self._temperature - math.log1p(rest)
-        agreement, novelty, place = self._look(features, label)
+        agreement, novelty, place, length = self._look(features, label)
         scale, middle, spread = self._scales
-        seen = _Seen(t, agreement / scale, (novelty - middle) / spread)
+        seen = _Seen(t, agreement / scale, (novelty - middle) / spread, self._steady(z, label, length))
         mean, variance, own = self._opinion(seen, label, place)
         f, unsure = float(mean[0]), float(variance[0])
         mean[0], variance[0] = f - raw - mean[1:].sum(), own
         return Judgement(f, unsure, mean, variance, self._strangeness(seen, energy), odds)
+
+    def _steady(self, z: Array, label: int, length: float) -> float:
+        """Log-odds at the usual length of the last layer's features."""
+        stretch = min(max(length / self._length, 1 / STRETCH), STRETCH)
+        return min(_log_odds(np.exp(z / (self._temperature * stretch)), label)[0], LARGEST_LOG_ODDS)
 
     def _opinion(self, seen: _Seen, label: int, place: Array) -> tuple[Array, Array, float]:
         """Means and variances of the whole and of its parts, and the variance of the confidence's part."""
@@ -118,16 +124,18 @@ class SingleSample:
 
 
 class _Seen:
-    """Log-odds, agreement and novelty of the layers, and both as the model counts them."""
+    """Log-odds, agreement and novelty of the layers, and both as the model counts them; and log-odds at the
+    usual length.
+    """
 
-    def __init__(self, t: float, agreement: Array, novelty: Array) -> None:
-        self.t, self.agreement, self.novelty = t, agreement, novelty
+    def __init__(self, t: float, agreement: Array, novelty: Array, steady: float) -> None:
+        self.t, self.agreement, self.novelty, self.steady = t, agreement, novelty, steady
         self.gated = agreement / (1.0 + 0.3 * np.logaddexp(0.0, novelty - 1.0))
         self.height = np.log1p(np.logaddexp(0.0, novelty))
 
 
 class _Look:
-    """Agreement and novelty of every layer, and the place of a sample."""
+    """Agreement and novelty of every layer, the place of a sample, and the length of its last layer."""
 
     def __init__(self, reference: Reference) -> None:
         directions, centre = reference.directions
@@ -144,20 +152,20 @@ class _Look:
         self._k, self._most = reference.k, reference.k + index.spare
         self._place = None if set(reference.places) == {PLACE} else reference.places
 
-    def __call__(self, features: Features, label: int) -> tuple[Array, Array, Array]:
-        query = self._query(features)
+    def __call__(self, features: Features, label: int) -> tuple[Array, Array, Array, float]:
+        query, length = self._query(features)
         own, other, anyone = self._distances(query.astype(np.float32), label)
         agreement = np.minimum(np.maximum(other - own, -LARGEST_LOG_RATIO), LARGEST_LOG_RATIO)
-        return agreement, anyone, self._placed(query)
+        return agreement, anyone, self._placed(query), length
 
-    def _query(self, features: Features) -> Array:
-        """Whitened coordinates ``(L, q)``."""
+    def _query(self, features: Features) -> tuple[Array, float]:
+        """Whitened coordinates ``(L, q)``, and the length of the last layer's features."""
         x = np.concatenate([features.layers[name].numpy()[0] for name in self._names], dtype=np.float64)
         length = np.sqrt(np.add.reduceat(x * x, self._first))
         parts = torch.from_numpy(x).split(self._widths)
         along = torch.cat([D @ part for D, part in zip(self._directions, parts, strict=True)]).numpy()
         query: Array = along.reshape(self._centre.shape) / np.maximum(length, 1e-12)[:, None] - self._centre
-        return query
+        return query, float(length[-1])
 
     def _distances(self, query: Array, label: int) -> Array:
         """Logarithms ``(3, L)`` of the mean distances to the own class, to others, and to any."""
@@ -193,7 +201,7 @@ class _Expert:
     def __call__(self, seen: _Seen, label: int) -> tuple[Array, Array]:
         t = max(min(seen.t, self._largest), -self._largest)
         novelty = np.minimum.accumulate(seen.height[::-1])[::-1] if self._persistent else seen.height
-        both = self._given[label] + np.concatenate([[t], seen.gated, novelty]) @ self._columns
+        both = self._given[label] + np.concatenate([[t, seen.steady], seen.gated, novelty]) @ self._columns
         roots = both[self._means :]
         return both[: self._means], self._spare[label] + (roots * roots) @ self._squares
 

@@ -11,7 +11,7 @@ class those with the smallest are drawn. So the parts may be passed over in any 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -161,7 +161,7 @@ def stream_evidence(
     rows: SampleRows = source.over_rows("evidence", compare_rows, reference)
     seen = dict(rows.values)
     labels = seen.pop("label")
-    evidence = Evidence(seen.pop("agreement"), seen.pop("novelty"), seen.pop("place"))
+    evidence = Evidence(*(seen.pop(f.name) for f in fields(Evidence)))
     widths = {name: len(space.centre) for name, space in reference.layers.items()}
     seen |= {f"layers.{name}": evidence.novelty.new_zeros(len(labels), 0) for name in widths}
     return EvidenceRows(SampleRows(seen).features(), labels, evidence, reference, widths)
@@ -184,14 +184,7 @@ def compare_rows(reference: Reference, features: Features, labels: Tensor, numbe
     """Evidence of every row, and what else a fit needs of it."""
     found = layer_evidence(reference, features)
     known = {"logits": features.logits, "label": labels, **features.origin}
-    return SampleRows(
-        {
-            **known,
-            "agreement": found.agreement.contiguous(),
-            "novelty": found.novelty.contiguous(),
-            "place": found.place.contiguous(),
-        }
-    )
+    return SampleRows(known | {f.name: getattr(found, f.name).contiguous() for f in fields(found)})
 
 
 def first_of_class(rows: SampleRows, per_class: int) -> SampleRows:
