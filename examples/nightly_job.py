@@ -39,7 +39,7 @@ def night(classifier: salgp.CalibratedClassifier, images: torch.Tensor, day: str
     status = monitor.feed(classifier.calibrator.predict(features), key=day)
     monitor.page(FOLDER / "watch.html")
     print(f"{day}: {status}")
-    return 1 if status.alarm and status.matters else 0
+    return 1 if status.alarm and status.may_matter else 0
 
 
 model, x, y = train()

@@ -87,6 +87,21 @@ def test_a_change_too_small_to_matter_says_so() -> None:
     assert "too little to matter" in str(status)
 
 
+def test_a_wide_interval_does_not_reassure() -> None:
+    """What may be anything from fine to terrible is not "too little to matter"."""
+    spread = Spread(0.01, 1.0, 0.8, factor=3.0)
+    monitor = Monitor.start(batch(3000, 0)[0], tolerance=0.02, spread=spread)
+    shifted, y = batch(400, 1, shifted=0.6)
+    status = monitor.feed(shifted)
+    assert status.alarm == ("shift",)
+    assert (status.matters, status.may_matter) == (False, True)
+    assert "whether it matters cannot be told yet" in str(status)
+    assert "of the last 400 samples" in str(status)
+    told = monitor.observe(shifted, y)  # labels tell
+    assert told.matters
+    assert "this matters" in str(told)
+
+
 def test_estimates_are_those_of_the_window() -> None:
     spread = Spread(0.01, 0.2, 0.8, factor=2.0)
     monitor = Monitor.start(batch(500, 0)[0], window=2, spread=spread)
@@ -182,12 +197,12 @@ def _feed(folder: Path, name: str) -> None:
 
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     Monitor.start(batch(300, 0)[0], tmp_path)
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_feed, args=(tmp_path, name)) for name in "ab"]
+    context = multiprocessing.get_context("forkserver")
+    writers = [context.Process(target=_feed, args=(tmp_path, name), daemon=True) for name in "ab"]
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(120)
     assert [writer.exitcode for writer in writers] == [0, 0]
     monitor = Monitor.open(tmp_path)
     assert {r.key for r in monitor.log} == {f"{name} {k}" for name in "ab" for k in range(5)}

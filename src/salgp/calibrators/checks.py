@@ -203,7 +203,8 @@ def _shared_rows(features: Features, reference: Features | None) -> str | None:
         return None
     return (
         f"{shared} of {len(features)} calibration samples are in the reference too: there they are their own "
-        f"nearest neighbours, and confidences come out too high; keep the two sets apart"
+        f"nearest neighbours, so confidences may come out too high; keep the two sets apart (equal rows of a "
+        f"table with few values are harmless)"
     )
 
 

@@ -44,6 +44,7 @@ def judge(settings: Settings, state: State, bands: IntArray, log: Sequence[Recor
         measured,
         settings.home,
         any(_fell(settings, each) for each in (found, measured) if each is not None),
+        _may_have_fallen(settings, found if measured is None else measured),
         (state.wealth.log_total / ten, state.promise.log_total / ten),
         _moves(settings, state, bands),
         _classes(settings, fed),
@@ -80,6 +81,11 @@ def _measured(labelled: Sequence[Record], level: float) -> Estimate | None:
 def _fell(settings: Settings, found: Estimate) -> bool:
     """By more than the tolerance, and surely by something."""
     return found.value < settings.home - settings.tolerance and found.upper < settings.home
+
+
+def _may_have_fallen(settings: Settings, found: Estimate) -> bool:
+    """By more than the tolerance, for all we know."""
+    return found.lower < settings.home - settings.tolerance
 
 
 def _moves(settings: Settings, state: State, bands: IntArray) -> tuple[Move, ...]:

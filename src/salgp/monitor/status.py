@@ -47,6 +47,7 @@ class Status:
         home: mean confidence of the reference.
         matters: did accuracy, expected or measured, fall by more than was declared to matter, and surely by
             something?
+        may_matter: could it have fallen by more than that? The interval does not exclude it.
         evidence: logarithms (base 10) of the money against "nothing changed" and "as right as promised"; an
             alarm needs ``log10(2 / false_alarm)``.
         moves: channels, those that moved most first.
@@ -61,6 +62,7 @@ class Status:
     measured: Estimate | None
     home: float
     matters: bool
+    may_matter: bool
     evidence: tuple[float, float]
     moves: tuple[Move, ...]
     classes: tuple[ClassMove, ...]
@@ -71,11 +73,16 @@ class Status:
         home = f"{100 * self.home:.1f} %"
         if not self.batches:
             return f"Ready: no new data yet; the accuracy expected at home is {home}."
-        fall = f"expected accuracy {self.accuracy}, at home {home}"
+        fall = f"expected accuracy {self.accuracy} of the last {self.n:,} samples, at home {home}"
         if not self.alarm:
-            return f"No alarm: {fall}; {self.n:,} samples."
+            return f"No alarm: {fall}."
         most = self.moves[0]
         why = {"shift": "the inputs changed", "promise": "labels show more errors than promised"}
         causes = " and ".join(why[name] for name in self.alarm)
-        weight = "this matters" if self.matters else "too little to matter so far"
-        return f"Alarm: {causes} ({weight}); {fall}; moved most: {most.channel} ({most.effect:+.2f})."
+        return f"Alarm: {causes} ({self._weight}); {fall}; moved most: {most.channel} ({most.effect:+.2f})."
+
+    @property
+    def _weight(self) -> str:
+        if self.matters:
+            return "this matters"
+        return "whether it matters cannot be told yet" if self.may_matter else "too little to matter so far"

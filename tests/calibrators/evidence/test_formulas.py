@@ -135,7 +135,9 @@ def test_standardised_evidence_and_the_rows_its_scale_comes_from() -> None:
     found = standardised(evidence, scales)
     np.testing.assert_allclose(found[0], evidence.agreement.numpy() / evidence.agreement.numpy()[:12].std(0))
     np.testing.assert_allclose(found[1], (N - centre) / spread)
-    np.testing.assert_allclose(X, columns(log_odds(features, 1.0, 4.0)[:, None], gated(*found), height(found[1])))
+    np.testing.assert_allclose(
+        X, columns(log_odds(features, 1.0, 4.0)[:, None], gated(*found), height(found[1]))
+    )
 
 
 def test_weights_of_originals_copies_and_their_errors() -> None:

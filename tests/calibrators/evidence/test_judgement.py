@@ -396,6 +396,23 @@ def test_what_a_fit_says_of_itself() -> None:
     assert f"log-likelihood {nll:.3f} with samples left out, temperature scaling {other:.3f}" in text
     assert f"error is {gap:.3f}, temperature scaling's {theirs:.3f}." in text
     assert "add nothing certain" in verdict(table, 0.0, "ours")
+    assert "error" not in verdict({"in domain": table["in domain"]}, 0.5, "ours", 10)
+    assert "(a finding on 1 error only)" in verdict(table, 0.5, "ours", 1)
+    assert "(a finding on 9 errors only)" in verdict(table, 0.0, "ours", 9)
+
+
+def test_families_are_judged_one_by_one_and_not_together() -> None:
+    """Too sure of one family and not sure enough of another is not calibrated."""
+    rows, inside, _ = made_rows(200)
+    parts = {}
+    for k in rows.families:
+        held = (rows.family == k).nonzero()[:, 0]
+        off = torch.full((len(held),), 3.0 if k == 1 else -3.0).double()
+        parts[k] = LeftOut(held, torch.logit(rows.correct[held].mean()) + off, off)
+    found = check_table(rows, inside, inside, parts, "ours")["left-out families"]["ours"]
+    each = [metrics.ece(torch.sigmoid(p.log_odds), rows.correct[p.rows]) for p in parts.values()]
+    assert found["ece"] == pytest.approx(sum(each) / 2)
+    assert min(each) > 0.2
 
 
 def test_the_chance_of_a_shift_by_all_permutations() -> None:

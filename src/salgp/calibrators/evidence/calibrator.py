@@ -294,7 +294,8 @@ class LayerEvidence(Calibrator):
             families = self._learn_shift(features.n_classes, evidence.place, f)
         raw = log_odds(features, 1.0, LARGEST)
         self.check_ = check_table(self.seen_, raw, f, families, self.display_name)
-        self.verdict_ = verdict(self.check_, inside.trust, self.display_name)
+        errors = int((self.seen_.correct[first] == 0).sum())
+        self.verdict_ = verdict(self.check_, inside.trust, self.display_name, errors)
         self.novelty_ = view.novelty[first]
         self.relevance_ = self._relevance(features, view, evidence)
 

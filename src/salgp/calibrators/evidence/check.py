@@ -8,9 +8,11 @@ log-odds miss, relative to the weight of the expert for shift, widens the interv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +33,9 @@ __all__ = [
 
 LARGEST_UNSEEN = 4.0
 """Beyond this variance of the log-odds an interval says nothing anyway."""
+
+FEW_ERRORS = 10
+"""Fewer errors among the calibration samples tell little about errors."""
 
 Table = dict[str, dict[str, dict[str, float]]]
 """Situation -> method -> score -> value."""
@@ -141,6 +146,9 @@ def check_table(
 ) -> Table:
     """Scores in domain and on left-out families: uncalibrated, temperature scaling, and ours.
 
+    Of the families it is the mean of their scores: taken together, too much confidence on one would make up
+    for too little on another.
+
     Args:
         rows: the calibration data.
         raw: ``(n,)`` log-odds of the network's own confidence.
@@ -151,10 +159,14 @@ def check_table(
     first = (~rows.is_copy).nonzero()[:, 0]
     table = {"in domain": _compared(rows, first, raw, left_out_one[first], name)}
     if families:
-        held = torch.cat([part.rows for part in families.values()])
-        f = torch.cat([part.log_odds for part in families.values()])
-        table["left-out families"] = _compared(rows, held, raw, f, name)
+        each = [_compared(rows, part.rows, raw, part.log_odds, name) for part in families.values()]
+        table["left-out families"] = {method: _mean([one[method] for one in each]) for method in each[0]}
     return table
+
+
+def _mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean of each score, where there is one."""
+    return {key: float(np.nanmean([one[key] for one in scores])) for key in scores[0]}
 
 
 def _compared(
@@ -171,8 +183,14 @@ def _scores(f: Tensor, correct: Tensor) -> dict[str, float]:
     return {**found, "auroc": auroc(f, correct) if mixed else float("nan")}
 
 
-def verdict(table: Table, trust: float, name: str) -> str:
+def verdict(table: Table, trust: float, name: str, errors: int = FEW_ERRORS) -> str:
     """One sentence on what the fit found.
+
+    Args:
+        table: from `check_table`.
+        trust: weight of the layers in domain.
+        name: of our method.
+        errors: how many calibration samples are classified wrongly; few are said.
 
     Example:
         >>> scores = {"uncalibrated": {"nll": 0.3}, "temperature": {"nll": 0.2}, "ours": {"nll": 0.1}}
@@ -187,10 +205,12 @@ def verdict(table: Table, trust: float, name: str) -> str:
             f"In domain the layers help: negative log-likelihood {inside[name]['nll']:.3f} with samples left "
             f"out, temperature scaling {inside['temperature']['nll']:.3f}"
         )
+    if errors < FEW_ERRORS:
+        text += f" (a finding on {errors} error{'' if errors == 1 else 's'} only)"
     if "left-out families" not in table:
         return f"{text}. No disturbed copies were rehearsed, so nothing is known about shift."
     shifted = table["left-out families"]
     return (
-        f"{text}. On disturbances left out of the fit the calibration error is {shifted[name]['ece']:.3f}, "
-        f"temperature scaling's {shifted['temperature']['ece']:.3f}."
+        f"{text}. On disturbances left out of the fit the mean calibration error is "
+        f"{shifted[name]['ece']:.3f}, temperature scaling's {shifted['temperature']['ece']:.3f}."
     )
