@@ -18,6 +18,7 @@ KINDS = {
     "rule": (b'"salgp-rule"',),
     "exported graph": (b"made by salgp",),
     "report": (b'<meta name="generator" content="salgp">',),
+    "monitor history": (b"shift_evidence", b"promise_evidence"),
     "monitor page": (b'<meta name="generator" content="salgp monitor">',),
 }
 """What every file of a kind says and hardly any other."""

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -204,3 +205,29 @@ def test_command_takes_labels_that_come_later(tmp_path: Path, capsys: pytest.Cap
     assert main([*watch, str(labelled)]) == 0
     assert "--late" not in told()
     assert [record.labelled for record in salgp.Monitor.open(state).log] == [0, 400]
+
+
+def test_command_writes_the_history_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cal, state = tmp_path / "cal", tmp_path / "watch"
+    fitted = features_file(tmp_path / "fit.safetensors", 200, 0)
+    home = features_file(tmp_path / "home.safetensors", 500, 2)
+    today = features_file(tmp_path / "today.safetensors", 400, 1)
+    assert main(["fit", str(fitted), "-o", str(cal), "-m", "temperature"]) == 0
+    watch = ["monitor", str(cal), "--state", str(state), "--history"]
+    table, sheet = tmp_path / "history.parquet", tmp_path / "history.csv"
+    assert main([*watch, str(table), "--reference", str(home)]) == 0
+    assert len(pd.read_parquet(table)) == 0
+    capsys.readouterr()
+    assert main([*watch, str(table), str(today), "--json"]) == 0  # its own file is replaced
+    assert json.loads(capsys.readouterr().out)["history"] == str(table)
+    assert main([*watch, str(sheet)]) == 0
+    for found in (pd.read_parquet(table), pd.read_csv(sheet)):
+        assert found["n"].tolist() == [400]
+        assert found["labelled"].tolist() == [400]
+        assert found["key"][0].startswith("today.safetensors ")
+        assert 0.5 < found["accuracy"][0] < 1
+    (tmp_path / "mine.csv").write_text("years,of\nwork,1\n")
+    assert main([*watch, str(tmp_path / "mine.csv")]) == 1
+    assert "was not written by salgp" in " ".join(capsys.readouterr().err.split())
+    assert main([*watch, str(tmp_path / "history.txt")]) == 1
+    assert "expected a name that ends in .parquet or .csv" in " ".join(capsys.readouterr().err.split())

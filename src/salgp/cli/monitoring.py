@@ -11,6 +11,7 @@ import typer
 from salgp.cli import files
 from salgp.cli.applying import predicted
 from salgp.cli.options import AnyNetwork, Cal
+from salgp.cli.predictions import TABLES, check_suffix, write_table
 from salgp.cli.shell import FAILURE, Shell, UsageError, command
 from salgp.cli.targets import check_apart, check_no_other, check_target
 
@@ -58,6 +59,10 @@ def monitor(
         ),
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Write the last weeks as one HTML page.")] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="Write the whole log as a table, one row per batch (.parquet or .csv)."),
+    ] = None,
     fail: Annotated[bool, typer.Option("--fail", help="Exit with code 1 while an alarm stands.")] = False,
     any_network: AnyNetwork = False,
 ) -> None:
@@ -71,6 +76,9 @@ def monitor(
     check_no_other(state)
     if page is not None:
         check_target(page, True, calibrator, reference, *given, kind="monitor page")
+    if history is not None:
+        check_suffix(history, *TABLES)
+        check_target(history, True, calibrator, reference, *given, kind="monitor history")
     watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
     for path in data or []:
         _feed(shell, watching, *predicted(calibrator, path, any_network, shell))
@@ -79,8 +87,11 @@ def monitor(
     status = watching.status()
     if page is not None:
         watching.page(page)
+    if history is not None:
+        write_table(history, watching.history())
     hint = "" if given else f"\nnext: salgp monitor {calibrator} NEW.safetensors --state {state}"
-    shell.finish(_summary(watching, status, page), f"{status}{hint}")
+    written = {"page": page and str(page), "history": history and str(history)}
+    shell.finish(_summary(watching, status) | written, f"{status}{hint}")
     if fail and status.alarm:
         raise typer.Exit(FAILURE)
 
@@ -155,7 +166,7 @@ def _opened(
     )
 
 
-def _summary(watching: Monitor, status: Status, page: Path | None) -> dict[str, Any]:
+def _summary(watching: Monitor, status: Status) -> dict[str, Any]:
     measured = status.measured
     return {
         "state": str(watching.folder),
@@ -171,5 +182,4 @@ def _summary(watching: Monitor, status: Status, page: Path | None) -> dict[str, 
         "moves": {move.channel: move.effect for move in status.moves},
         "n": status.n,
         "batches": status.batches,
-        "page": None if page is None else str(page),
     }

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
     from salgp.prediction import Prediction
 
-__all__ = ["PREDICTION_FORMAT", "harmless", "write_prediction"]
+__all__ = ["PREDICTION_FORMAT", "TABLES", "check_suffix", "harmless", "write_prediction", "write_table"]
 
 PREDICTION_FORMAT = "salgp-prediction"
+TABLES = (".parquet", ".csv")
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What a spreadsheet takes for the beginning of a formula, wide signs of Asian scripts among them."""
 
@@ -28,17 +29,34 @@ def write_prediction(
     """
     if path.suffix == ".safetensors":
         return _write_tensors(path, prediction, before)
+    check_suffix(path, ".safetensors", *TABLES)
+    return write_table(path, _columns(prediction, before, classes))
+
+
+def check_suffix(path: Path, *suffixes: str) -> None:
+    """Refuse a name with any other suffix than these.
+
+    Example:
+        >>> check_suffix(Path("a.txt"), ".csv", ".parquet")
+        Traceback (most recent call last):
+        ...
+        ValueError: a.txt: expected a name that ends in .csv or .parquet
+    """
+    if path.suffix not in suffixes:
+        *others, last = suffixes
+        raise ValueError(f"{path}: expected a name that ends in {', '.join(others)} or {last}")
+
+
+def write_table(path: Path, columns: Mapping[str, Any]) -> Path:
+    """Write columns of equal length as Parquet or CSV, by the suffix."""
     from salgp.storage import write_whole
 
-    columns = _columns(prediction, before, classes)
     if path.suffix == ".csv":
         return write_whole(path, lambda part: _write_csv(part, columns))
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-        return write_whole(path, lambda part: pq.write_table(pa.table(columns), str(part)))
-    raise ValueError(f"{path}: expected a name that ends in .safetensors, .parquet or .csv")
+    return write_whole(path, lambda part: pq.write_table(pa.table(columns), str(part)))
 
 
 def harmless(cell: Any) -> Any:

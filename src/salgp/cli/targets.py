@@ -60,9 +60,10 @@ def check_target(path: Path, force: bool, *inputs: Path | None, kind: str | None
         )
     if kind is not None and path.exists() and not path.is_file():
         raise FileExistsError(f"{path} is no file, and one is to be written; choose another name")
-    if path.is_file() and not is_ours(path):
+    of_kind = kind is not None and path.is_file() and is_of_kind(path, kind)
+    if path.is_file() and not of_kind and not is_ours(path):
         raise FileExistsError(f"{path} was not written by salgp; it is left alone: choose another name")
-    if path.is_file() and kind is not None and not is_of_kind(path, kind):
+    if path.is_file() and kind is not None and not of_kind:
         raise FileExistsError(
             f"{path} is of salgp, but of another kind; it is left alone: choose another name"
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from salgp.estimate.accuracy import Estimate, Spread
 from salgp.labels import as_labels
@@ -178,15 +179,19 @@ class Monitor:
 
         return write_page(path, self, title)
 
+    def history(self) -> dict[str, NDArray[Any]]:
+        """The log as columns, one row per batch, see `salgp.monitor.history`."""
+        return history(self.settings, self._log)
+
     def to_frame(self) -> Any:
         """The log as a table, one row per batch: when, how many samples, the expected accuracy with its
-        interval, evidence, alarms, predicted classes; see `salgp.monitor.history.history`.
+        interval, evidence, alarms, predicted classes; see `salgp.monitor.history`.
 
         Returns:
             A pandas data frame, whose ``to_parquet`` writes it for other programs; where pandas is not
             installed a pyarrow table, and without that a mapping from column name to NumPy array.
         """
-        return as_frame(history(self.settings, self._log))
+        return as_frame(self.history())
 
     @contextmanager
     def _turn(self, key: str | None) -> Iterator[int]:

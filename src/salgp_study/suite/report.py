@@ -197,7 +197,7 @@ def _intervals(results: Results) -> list[str]:
         "Share of samples in confidence bands where the number of correct answers is what the intervals say"
     )
     return [
-        f"{intro}; in brackets their mean width. There are fifteen bands of one test set: right intervals give "
+        f"{intro}; in brackets their mean width. There are fifteen bands of a test set: right intervals give "
         "0.90 with a standard deviation of 0.08 for one draw in domain, and of 0.045 for three.",
         "",
         *table(["data set", *kinds, "fit (processor s)"], rows),
