@@ -112,8 +112,8 @@ def by_network(grouped: dict[str, list[Result]]) -> str:
         [
             "## Network by network",
             "",
-            "Temperature scaling / ours / ours with a context of 50; means over draws and shifts. The shuttle "
-            "networks make about a dozen errors in domain: their AUROC is mostly noise.",
+            "Temperature scaling / ours / ours with a context of 50; means over draws and shifts. The "
+            "shuttle networks make about a dozen errors in domain: their AUROC is mostly noise.",
             "",
             table(heading, rows),
         ]
