@@ -4,8 +4,8 @@ Each expert is the monotone model of `salgp.calibrators.evidence.model` with an 
 
 - The expert **in domain** learns from originals, with a little help from copies where errors are rare. It is
   mixed with plain temperature scaling, ``f_in = (1 - k) t + k f``, and ``k`` is chosen by what leaving each
-  sample out says: the likeliest one if it clearly helps, else 0. A network that temperature scaling calibrates well keeps
-  just that.
+  sample out says: the likeliest one if it clearly helps, else 0. A network that temperature scaling
+  calibrates well keeps just that.
 - The expert **for shift** learns from copies. Novelty counts at every layer, and errors weigh more than
   correct answers, since a shift met in the field is rarely one of those rehearsed.
 """
