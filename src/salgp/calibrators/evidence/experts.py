@@ -36,8 +36,8 @@ __all__ = ["Expert", "InDomain", "Opinion", "choose_trust", "fit_in_domain", "fi
 
 OWN = 3
 """Columns that are not of a layer: one, and the network's log-odds as they are and at their usual length."""
-TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Weights of the layers in domain that are tried."""
+TRUSTS = (0.0, 0.25, 0.5, 0.75)
+"""Weights of the layers in domain that are tried; temperature scaling always keeps a quarter."""
 PLAIN_PRECISION = 4.0
 SHIFT_CLEAN, SHIFT_LARGEST, SHIFT_SPREAD = 0.05, 4.0, 1.0
 """The expert for shift: weight of originals, bound of ``t``, spread of the classes' offsets."""
@@ -298,7 +298,7 @@ def choose_trust(t: Tensor, layers: Tensor, correct: Tensor) -> float:
     Example:
         >>> right = (torch.arange(100) % 4 > 0).double()
         >>> choose_trust(torch.full((100,), 1.1).double(), 4 * (2 * right - 1), right)
-        1.0
+        0.75
         >>> choose_trust(torch.full((100,), 1.1).double(), torch.full((100,), 1.0).double(), right)
         0.0
     """
