@@ -4,8 +4,8 @@ Each expert is the monotone model of `salgp.calibrators.evidence.model` with an 
 
 - The expert **in domain** learns from originals, with a little help from copies where errors are rare. It is
   mixed with plain temperature scaling, ``f_in = (1 - k) t + k f``, and ``k`` is chosen by what leaving each
-  sample out says: the likeliest one if it clearly helps, else 0. A network that temperature scaling
-  calibrates well keeps just that.
+  sample out says: 0 unless the layers clearly help. A network that temperature scaling calibrates well keeps
+  just that.
 - The expert **for shift** learns from copies. Novelty counts at every layer, and errors weigh more than
   correct answers, since a shift met in the field is rarely one of those rehearsed.
 """
@@ -36,8 +36,8 @@ __all__ = ["Expert", "InDomain", "Opinion", "choose_trust", "fit_in_domain", "fi
 
 OWN = 3
 """Columns that are not of a layer: one, and the network's log-odds as they are and at their usual length."""
-TRUSTS = (0.0, 0.25, 0.5, 0.75)
-"""Weights of the layers in domain that are tried; temperature scaling always keeps a quarter."""
+TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Weights of the layers in domain that are tried."""
 PLAIN_PRECISION = 4.0
 SHIFT_CLEAN, SHIFT_LARGEST, SHIFT_SPREAD = 0.05, 4.0, 1.0
 """The expert for shift: weight of originals, bound of ``t``, spread of the classes' offsets."""
@@ -288,7 +288,7 @@ def fit_shift(rows: FittedRows, n_classes: int, *, caution: float, ridge: float)
 
 
 def choose_trust(t: Tensor, layers: Tensor, correct: Tensor) -> float:
-    """Likeliest weight of the layers; 0 unless it gains on temperature scaling by more than a standard error.
+    """Smallest weight of the layers whose likelihood is within one standard error of the best one's.
 
     Args:
         t: ``(n,)`` log-odds by temperature scaling.
@@ -298,15 +298,17 @@ def choose_trust(t: Tensor, layers: Tensor, correct: Tensor) -> float:
     Example:
         >>> right = (torch.arange(100) % 4 > 0).double()
         >>> choose_trust(torch.full((100,), 1.1).double(), 4 * (2 * right - 1), right)
-        0.75
+        1.0
         >>> choose_trust(torch.full((100,), 1.1).double(), torch.full((100,), 1.0).double(), right)
         0.0
     """
     mixed = torch.stack([(1 - k) * t + k * layers for k in TRUSTS], dim=1)
     loss = softplus(mixed) - correct[:, None] * mixed
-    best = int(loss.mean(dim=0).argmin())
-    gain = loss[:, 0] - loss[:, best]
-    return TRUSTS[best] if float(gain.mean()) > float(gain.std(correction=0)) / len(t) ** 0.5 else TRUSTS[0]
+    mean = loss.mean(dim=0)
+    best = int(mean.argmin())
+    error = (loss - loss[:, best : best + 1]).std(dim=0) / len(t) ** 0.5
+    enough = mean <= mean[best] + error.nan_to_num(0.0)
+    return TRUSTS[int(enough.nonzero()[0, 0])]
 
 
 def _plain_covariance(t: Tensor) -> Tensor:
