@@ -74,26 +74,36 @@ def monitor(
     given = [*(data or []), *(late or [])]
     check_apart(state, calibrator, reference, *given)
     check_no_other(state)
-    if page is not None:
-        check_target(page, True, calibrator, reference, *given, kind="monitor page")
-    if history is not None:
-        check_suffix(history, *TABLES)
-        check_target(history, True, calibrator, reference, *given, kind="monitor history")
+    _check_written(page, history, calibrator, reference, *given)
     watching = _opened(shell, calibrator, state, reference, false_alarm, tolerance, any_network)
     for path in data or []:
         _feed(shell, watching, *predicted(calibrator, path, any_network, shell))
     for path in late or []:
         _observe(shell, watching, *predicted(calibrator, path, any_network, shell))
-    status = watching.status()
+    status, written = watching.status(), _written(watching, page, history)
+    hint = "" if given else f"\nnext: salgp monitor {calibrator} NEW.safetensors --state {state}"
+    shell.finish(_summary(watching, status) | written, f"{status}{hint}")
+    if fail and status.alarm:
+        raise typer.Exit(FAILURE)
+
+
+def _check_written(page: Path | None, history: Path | None, *inputs: Path | None) -> None:
+    """Refuse, before any work is done, what cannot be written."""
+    if page is not None:
+        check_target(page, True, *inputs, kind="monitor page")
+    if history is not None:
+        check_suffix(history, *TABLES)
+        check_target(history, True, *inputs, kind="monitor history")
+
+
+def _written(watching: Monitor, page: Path | None, history: Path | None) -> dict[str, str | None]:
+    """Write what was asked for, and say where."""
     if page is not None:
         watching.page(page)
     if history is not None:
         write_table(history, watching.history())
-    hint = "" if given else f"\nnext: salgp monitor {calibrator} NEW.safetensors --state {state}"
-    written = {"page": page and str(page), "history": history and str(history)}
-    shell.finish(_summary(watching, status) | written, f"{status}{hint}")
-    if fail and status.alarm:
-        raise typer.Exit(FAILURE)
+    asked = {"page": page, "history": history}
+    return {name: None if path is None else str(path) for name, path in asked.items()}
 
 
 def _feed(shell: Shell, watching: Monitor, loaded: files.FeatureFile, prediction: Prediction) -> None:

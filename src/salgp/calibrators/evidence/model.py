@@ -33,6 +33,8 @@ from salgp.gp.threads import one_blas_thread
 from salgp.storage import storable
 
 __all__ = [
+    "LARGEST_LOG_ODDS",
+    "STRETCH",
     "LogOdds",
     "Scales",
     "columns",
