@@ -94,6 +94,7 @@ def test_a_wide_interval_does_not_reassure() -> None:
     shifted, y = batch(400, 1, shifted=0.6)
     status = monitor.feed(shifted)
     assert status.alarm == ("shift",)
+    assert not Monitor.start(shifted).status().may_matter  # nothing has come yet
     assert (status.matters, status.may_matter) == (False, True)
     assert "whether it matters cannot be told yet" in str(status)
     assert "of the last 400 samples" in str(status)

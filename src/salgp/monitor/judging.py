@@ -85,7 +85,7 @@ def _fell(settings: Settings, found: Estimate) -> bool:
 
 def _may_have_fallen(settings: Settings, found: Estimate) -> bool:
     """By more than the tolerance, for all we know."""
-    return found.lower < settings.home - settings.tolerance
+    return found.n > 0 and found.lower < settings.home - settings.tolerance
 
 
 def _moves(settings: Settings, state: State, bands: IntArray) -> tuple[Move, ...]:

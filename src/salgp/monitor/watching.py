@@ -190,6 +190,14 @@ class Monitor:
         Returns:
             A pandas data frame, whose ``to_parquet`` writes it for other programs; where pandas is not
             installed a pyarrow table, and without that a mapping from column name to NumPy array.
+
+        Example:
+            >>> import torch
+            >>> p = Prediction(
+            ...     torch.zeros(60, dtype=torch.long), torch.full((60, 2), 0.5), torch.full((60,), 0.5)
+            ... )
+            >>> list(Monitor.start(p).to_frame())[:5]
+            ['number', 'key', 'time', 'n', 'accuracy']
         """
         return as_frame(self.history())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -413,6 +415,16 @@ def test_families_are_judged_one_by_one_and_not_together() -> None:
     each = [metrics.ece(torch.sigmoid(p.log_odds), rows.correct[p.rows]) for p in parts.values()]
     assert found["ece"] == pytest.approx(sum(each) / 2)
     assert min(each) > 0.2
+
+
+def test_families_without_errors_have_no_auroc_and_give_no_warning() -> None:
+    rows, inside, _ = made_rows(50)
+    right = replace(rows, correct=torch.ones_like(rows.correct))
+    held = (rows.family == 1).nonzero()[:, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = check_table(right, inside, inside, {1: LeftOut(held, inside[held], inside[held])}, "ours")
+    assert math.isnan(table["left-out families"]["ours"]["auroc"])
 
 
 def test_the_chance_of_a_shift_by_all_permutations() -> None:

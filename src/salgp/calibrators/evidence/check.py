@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -165,8 +164,9 @@ def check_table(
 
 
 def _mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean of each score, where there is one."""
-    return {key: float(np.nanmean([one[key] for one in scores])) for key in scores[0]}
+    """Mean of each score over those that have it; NaN where none has."""
+    columns = {key: torch.tensor([one[key] for one in scores], dtype=torch.float64) for key in scores[0]}
+    return {key: float(column.nanmean()) for key, column in columns.items()}
 
 
 def _compared(

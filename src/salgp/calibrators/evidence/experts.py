@@ -111,12 +111,7 @@ class Expert:
 
     def columns(self, view: View) -> Tensor:
         """Columns ``(n, p)`` of the model."""
-        return columns(self._network(view), view.gated, view.height, self.persistent)
-
-    def _network(self, view: View) -> Tensor:
-        """``(n, 2)`` what the network itself says."""
-        t = view.t if self.largest >= LARGEST else within(view.t, self.largest)
-        return torch.stack([t, view.steady], dim=1)
+        return columns(_network(view, self.largest), view.gated, view.height, self.persistent)
 
     def log_odds(self, view: View) -> Tensor:
         """Mean ``(n,)`` alone."""
@@ -127,7 +122,7 @@ class Expert:
     def opinion(self, view: View) -> Opinion:
         """Mean, variance and terms."""
         novelty = lasting(view.height) if self.persistent else view.height
-        x = torch.cat([self._network(view), view.gated, novelty], dim=1)
+        x = torch.cat([_network(view, self.largest), view.gated, novelty], dim=1)
         return self.former(x, view.label)
 
     @cached_property
@@ -326,6 +321,12 @@ def _plain_variance(covariance: Tensor, t: Tensor) -> Tensor:
     return t * (c * t + 2 * b) + a
 
 
+def _network(view: View, largest: float) -> Tensor:
+    """``(n, 2)`` what the network itself says, ``t`` being kept within its bound."""
+    t = view.t if largest >= LARGEST else within(view.t, largest)
+    return torch.stack([t, view.steady], dim=1)
+
+
 def _fitted(
     rows: FittedRows,
     weight: Tensor,
@@ -337,7 +338,6 @@ def _fitted(
     persistent: bool,
 ) -> Expert:
     view = rows.view
-    t = torch.stack([within(view.t, largest), view.steady], dim=1)
-    X = columns(t, view.gated, view.height, persistent)
+    X = columns(_network(view, largest), view.gated, view.height, persistent)
     posterior = fit_log_odds(X, view.label, rows.correct, weight, n_classes, ridge, spread)
     return Expert(posterior, X[~rows.is_copy].mean(dim=0), largest, persistent)
