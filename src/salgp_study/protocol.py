@@ -36,12 +36,14 @@ class Splits:
         validation: held out of the same distribution, for calibration.
         tests: test sets by name.
         class_names: the classes the network knows.
+        standard: centre and spread ``(m,)`` by which metadata were standardised, where there are some.
     """
 
     train: TensorDataset
     validation: TensorDataset
     tests: Mapping[str, TensorDataset]
     class_names: tuple[str, ...]
+    standard: tuple[Tensor, Tensor] | None = None
 
     @property
     def all(self) -> dict[str, TensorDataset]:
@@ -115,7 +117,11 @@ def curve_splits(
         return TensorDataset(curves.curves[index], (curves.meta[index] - centre) / spread, labels[index])
 
     return Splits(
-        data(rows[used[train]]), data(rows[used[validation]]), {"photometric": data(test)}, tuple(known)
+        data(rows[used[train]]),
+        data(rows[used[validation]]),
+        {"photometric": data(test)},
+        tuple(known),
+        (centre, spread),
     )
 
 

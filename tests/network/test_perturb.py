@@ -307,3 +307,89 @@ def test_the_global_random_state_is_untouched_by_rehearsals() -> None:
     loader = DataLoader(TensorDataset(*labelled()[0]), batch_size=5, shuffle=True)
     rehearse(network(), loader, Reader(), "auto")
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Exposed(nn.Module):
+    """An image and how long it was exposed; brighter images were exposed longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(5, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, image: Tensor, exposure: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.hidden(torch.cat([image, exposure], dim=1)).relu())
+        return logits
+
+
+def longer(inputs: Any, strength: Tensor, generator: torch.Generator) -> Any:
+    """Both inputs grow by the same factor."""
+    factor = (1 + strength)[:, None]
+    if isinstance(inputs, dict):
+        return {key: x * factor for key, x in inputs.items()}
+    return tuple(x * factor for x in inputs)
+
+
+class TestTogether:
+    family = Family("longer", longer, 1.0, together=True)
+
+    @staticmethod
+    def exposed(n: int = 24) -> tuple[Tensor, Tensor, Tensor]:
+        g = torch.Generator().manual_seed(0)
+        return torch.randn(n, 4, generator=g), torch.rand(n, 1, generator=g), torch.arange(n) % 3
+
+    @pytest.mark.parametrize("named", [False, True], ids=["tuple", "names"])
+    def test_all_inputs_change_by_one_function(self, named: bool) -> None:
+        seen: list[Any] = []
+
+        def watch(inputs: Any, strength: Tensor, generator: torch.Generator) -> Any:
+            found = longer(inputs, strength, generator)
+            seen.append((inputs, strength, found))
+            return found
+
+        image, exposure, labels = self.exposed()
+        batch = (
+            {"image": image, "exposure": exposure, "labels": labels} if named else (image, exposure, labels)
+        )
+        family = Family("longer", watch, 1.0, together=True)
+        found = rehearse(Exposed(), [batch], Reader(), [family], progress=False)
+        assert found.rehearsal.families == ("longer",)
+        assert type(seen[-1][0]) is (dict if named else tuple)
+        old, strength, new = seen[-1]
+        for key in ("image", "exposure") if named else (0, 1):
+            torch.testing.assert_close(new[key], old[key] * (1 + strength)[:, None])
+
+    def test_copies_are_what_the_network_makes_of_all_inputs(self) -> None:
+        network = Exposed()
+        image, exposure, labels = self.exposed()
+        found = rehearse(network, [(image, exposure, labels)], Reader(), [self.family], progress=False)
+        copies = found.features[found.features.families == 1]
+        assert copies.strengths is not None
+        factor = (1 + found.rehearsal.scales[0] * copies.strengths.float())[:, None]
+        with torch.no_grad():
+            torch.testing.assert_close(copies.logits, network(image * factor, exposure * factor))
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            (lambda inputs, s, g: inputs[0], r"a tuple of 2; got a tensor \(24, 4\)"),
+            (lambda inputs, s, g: inputs[:1], "a tuple of 2; got tuple of 1"),
+            (lambda inputs, s, g: (inputs[0][:, :2], inputs[1]), r"input 0 in its shape \(24, 4\)"),
+            (lambda inputs, s, g: None, "a tuple of 2; got NoneType"),
+        ],
+    )
+    def test_what_comes_back_is_checked(self, wrong: Any, said: str) -> None:
+        family = Family("wrong", wrong, 1.0, together=True)
+        with pytest.raises(ValueError, match=said):
+            rehearse(Exposed(), [self.exposed()], Reader(), [family], progress=False)
+
+    def test_a_missing_name_is_named(self) -> None:
+        image, exposure, labels = self.exposed()
+        family = Family("wrong", lambda inputs, s, g: {"image": image, "e": exposure}, 1.0, together=True)
+        batch = {"image": image, "exposure": exposure, "labels": labels}
+        with pytest.raises(ValueError, match="input 'exposure' in its shape"):
+            rehearse(Exposed(), [batch], Reader(), [family], progress=False)
+
+    def test_contradictions_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="acts on all inputs together"):
+            Family("both", longer, together=True, measured=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ def changed(
     batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, coder: Coder | None
 ) -> Batch:
     """The first floating-point input perturbed; further ones of two axes (metadata) get noise of the same
-    strength.
+    strength. A family that acts on all inputs together gets them all.
     """
+    if family.together:
+        return _changed_together(batch, family, strength, generator)
     if family.tokens or family.text:
         return _changed_text(batch, family, strength, generator, coder)
     where, x = first_input(batch)
@@ -42,6 +45,40 @@ def changed(
             scale = Spread.of([old], table=False).scale
             batch = batch.with_input(i, old + strength.to(old)[:, None] * scale * normal(old, generator))
     return batch
+
+
+def _changed_together(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
+    """All inputs perturbed by one function: a tuple of them, or a dictionary where they have names."""
+    numbers = first_input(batch)[1]
+    own = strength if numbers is None else strength.to(numbers.data)
+    if batch.inputs:
+        found: Any = family.disturb(batch.inputs, own, generator)
+        right, form = isinstance(found, tuple | list), "tuple"
+    else:
+        found = family.disturb(dict(batch.keywords), own, generator)
+        right, form = isinstance(found, Mapping), "dictionary"
+    old: dict[Any, Any] = dict(enumerate(batch.inputs)) if batch.inputs else dict(batch.keywords)
+    if not right or len(found) != len(old):
+        raise ValueError(
+            f"perturbation {family.name!r} must return its inputs as it got them, a {form} of {len(old)}; "
+            f"got {_made(found)}"
+        )
+    new = dict(enumerate(found)) if batch.inputs else dict(found)
+    for where, x in old.items():
+        if getattr(new.get(where), "shape", None) != getattr(x, "shape", None):
+            raise ValueError(
+                f"perturbation {family.name!r} must return input {where!r} in its shape "
+                f"{tuple(getattr(x, 'shape', ()))}; got {_made(new.get(where))}"
+            )
+        batch = batch.with_input(where, new[where])
+    return batch
+
+
+def _made(found: Any) -> str:
+    """What a user's function returned, in words."""
+    if isinstance(found, Tensor):
+        return f"a tensor {tuple(found.shape)}"
+    return f"{type(found).__name__} of {len(found)}" if hasattr(found, "__len__") else type(found).__name__
 
 
 def _changed_text(

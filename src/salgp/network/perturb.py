@@ -24,7 +24,8 @@ __all__ = ["FAMILIES", "KINDS", "Family", "families_for", "kind_of", "layer_chan
 Disturbance = Callable[..., Any]
 """``disturb(x, strength, generator) -> x`` with ``x (n, ...)`` and ``strength (n,)``; of a measured family,
 ``disturb(x, strength, generator, spread) -> x``; of a text family, ``disturb(text, strength, chance) ->
-text``.
+text``; of one that acts on all inputs together, ``disturb(inputs, strength, generator) -> inputs`` with a
+tuple of inputs, or a dictionary where they have names.
 """
 
 
@@ -42,6 +43,8 @@ class Family:
         measured: does it need to know what the data are like: how large numbers are
             (`salgp.network.signals.Spread`), which tokens there are (`salgp.network.text.Tokens`)?
         spread: that, measured on all calibration data; where it is missing, each batch is measured by itself.
+        together: does it act on all inputs of a batch at once, because they change together: an image and the
+            exposure time beside it?
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -57,6 +60,16 @@ class Family:
     text: bool = False
     measured: bool = False
     spread: Spread | Tokens | None = None
+    together: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        others = (self.inside, self.tokens, self.text, self.measured)
+        if self.together and any(others):
+            raise ValueError(
+                f"family {self.name!r} acts on all inputs together; it cannot act inside the network, on "
+                "tokens or on text besides, nor be measured"
+            )
 
     def __call__(self, x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
         strength = strength.to(x.device) if self.tokens else strength.to(x)

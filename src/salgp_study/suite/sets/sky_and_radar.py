@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from salgp_study.curve_families import LIGHT_CURVES
+from salgp_study.curve_families import light_curves
 from salgp_study.lightcurves import read_columns
 from salgp_study.run import Run, open_runs
 from salgp_study.sources import data_folder
@@ -54,7 +54,11 @@ def radar(name: str, study: str, preset: str = "cpu") -> Callable[[int, Path | N
 
 
 def supernovae(seed: int, data: Path | None, cache: Path) -> Case:
-    """SPCC; a third of the spectroscopic validation objects is kept for testing in domain."""
+    """SPCC; a third of the spectroscopic validation objects is kept for testing in domain.
+
+    Read are the five depths of the recurrent part and, behind them, the layers that see the metadata too.
+    Rehearsed is what is known of a photometric survey: its objects are further away.
+    """
     run = _trained("spcc-rnn", "cpu", seed, data, cache)
     sets = run.splits.all
     order = torch.randperm(len(sets["validation"]), generator=torch.Generator().manual_seed(seed))
@@ -66,8 +70,10 @@ def supernovae(seed: int, data: Path | None, cache: Path) -> Case:
         TestSet("photometric with unknown types", "unknown", lambda: sets["photometric"]),
     )
     calibration = _part(sets["validation"], order[:cut])
-    taps = tuple(run.network.taps)  # type: ignore[arg-type]
-    return Case("spcc-rnn", seed, run.network, sets["train"], calibration, tests, LIGHT_CURVES, taps)
+    layers = (*run.network.taps, "auto")  # type: ignore[misc]
+    assert run.splits.standard is not None
+    families = light_curves(run.splits.standard)
+    return Case("spcc-rnn", seed, run.network, sets["train"], calibration, tests, families, layers)
 
 
 def objects(seed: int, data: Path | None, cache: Path) -> Case:
