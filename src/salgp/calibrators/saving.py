@@ -19,7 +19,7 @@ from salgp.storage import check_replaceable, pack, write_folder, write_json, wri
 __all__ = ["FORMAT_VERSION", "KIND", "check_place", "save_folder", "write_calibrator"]
 
 KIND = "salgp-calibrator"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 GUESTS = ("salgp-rule",)
 """Kinds of files that may be put beside a calibrator, and belong to it."""
 

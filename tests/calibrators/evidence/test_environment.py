@@ -39,7 +39,8 @@ def made_rows(n: int = 400, seed: int = 0) -> tuple[FittedRows, Tensor, Tensor]:
     correct = torch.bernoulli(torch.sigmoid(t - 3.0 * strength), generator=g)
     A = -0.5 * strength[:, None] + torch.randn(3 * n, 2, generator=g)
     label = torch.randint(3, (3 * n,), generator=g)
-    view = View(t, A, torch.zeros(3 * n, 2).double(), label, t.clamp_max(4.0))
+    own = torch.stack([t, t.clamp_max(4.0)], dim=1)
+    view = View(own, A, torch.zeros(3 * n, 2).double(), label)
     return FittedRows(view, correct, torch.arange(n).repeat(3), family, strength), t, t - 2.5 * strength
 
 
@@ -311,7 +312,7 @@ def test_novelty_is_energy_disagreement_and_distance() -> None:
     g = torch.Generator().manual_seed(6)
     t, A, N = (torch.randn(shape, generator=g).double() for shape in ((50,), (50, 3), (50, 3)))
     logits = torch.randn(50, 4, generator=g)
-    view = View(t, A, N, torch.zeros(50, dtype=torch.long), t)
+    view = View(torch.stack([t, t], dim=1), A, N, torch.zeros(50, dtype=torch.long))
     usual = fit_strangeness(view, energy(logits, 2.0))
     e = -np.log(np.exp(logits.double().numpy() / 2).sum(axis=1))
     a = A.numpy().mean(axis=1)

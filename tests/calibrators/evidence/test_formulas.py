@@ -19,11 +19,11 @@ from salgp.calibrators.evidence.model import (
     gated,
     height,
     log_odds,
+    network_log_odds,
     sample_weights,
     scaled_design,
     scales_of,
     standardised,
-    steady_log_odds,
 )
 from salgp.calibrators.evidence.reference import Evidence, layer_evidence, make_reference, white_space
 from salgp.features import Features
@@ -79,6 +79,13 @@ def test_the_model_sees_log_odds_up_to_four() -> None:
     scales = Scales(torch.ones(2), torch.zeros(2), torch.ones(2), torch.ones(()))
     assert LARGEST_LOG_ODDS == 4.0
     assert design(sure, evidence, 1.0, scales)[:, 1].tolist() == pytest.approx([4.0, 3.0, 4.0])
+
+
+def steady_log_odds(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
+    """The second of both log-odds; the first are those of the network as they are."""
+    as_they_are, steady = network_log_odds(features, evidence, temperature, scales, 20.0).unbind(dim=1)
+    torch.testing.assert_close(as_they_are, log_odds(features, temperature, 20.0))
+    return steady
 
 
 def test_steady_log_odds_are_those_at_the_usual_length() -> None:

@@ -42,13 +42,8 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 def a_view(n: int = 12, seed: int = 0, layers: int = 2) -> View:
     label = torch.randint(3, (n,), generator=torch.Generator().manual_seed(seed))
-    return View(
-        6 * random(n, seed=seed),
-        4 * random(n, layers, seed=seed + 1),
-        3 * random(n, layers, seed=seed + 2),
-        label,
-        random(n, seed=seed + 3),
-    )
+    own = torch.stack([6 * random(n, seed=seed), random(n, seed=seed + 3)], dim=1)
+    return View(own, 4 * random(n, layers, seed=seed + 1), 3 * random(n, layers, seed=seed + 2), label)
 
 
 def likeliest(
@@ -226,8 +221,8 @@ def test_what_each_expert_learns_from() -> None:
         N, A = rows.view.novelty.numpy(), rows.view.agreement.numpy()
         high = np.log1p(plus(N))
         high = np.minimum.accumulate(high[:, ::-1], axis=1)[:, ::-1] if persistent else high
-        t = np.clip(rows.view.t.numpy(), -largest, largest)
-        own = [np.ones(len(t)), t, rows.view.steady.numpy()]
+        said = np.clip(rows.view.own.numpy(), -largest, largest)
+        own = [np.ones(len(said)), *said.T]
         columns[persistent] = np.column_stack([*own, A / (1 + 0.3 * plus(N - 1)), -high])
     correct, copy = rows.correct.numpy(), rows.is_copy.numpy()
 

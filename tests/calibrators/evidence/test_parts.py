@@ -35,13 +35,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def seen(n: int, seed: int = 0, first: int = 0) -> FittedRows:
-    view = View(
-        drawn(n, seed=seed),
-        drawn(n, 2, seed=seed + 1),
-        drawn(n, 2, seed=seed + 2),
-        torch.arange(n) % 3,
-        drawn(n, seed=seed + 4),
-    )
+    own, agreement, novelty = (drawn(n, 2, seed=seed + i) for i in range(3))
+    view = View(own, agreement, novelty, torch.arange(n) % 3)
     group = first + torch.arange(n) // 2
     family = torch.arange(n) % 2
     return FittedRows(view, (drawn(n, seed=seed + 3) > 0).double(), group, family, 0.5 * family)
@@ -54,7 +49,7 @@ def test_rows_joined_and_taken_back_are_the_rows_before() -> None:
     assert both.families == [1]
     assert both.is_copy.tolist() == [False, True] * 7
     again = both.without(b)
-    for name in ("t", "agreement", "novelty", "label", "steady"):
+    for name in ("own", "agreement", "novelty", "label"):
         torch.testing.assert_close(getattr(again.view, name), getattr(a.view, name))
     for name in ("correct", "group", "family", "strength"):
         torch.testing.assert_close(getattr(again, name), getattr(a, name))

@@ -100,7 +100,7 @@ class Expert:
     Args:
         posterior: of the weights of the columns and of the offsets of the classes.
         typical: ``(p,)`` mean of the columns over the originals.
-        largest: bound of ``t``.
+        largest: bound of what the network says.
         persistent: does the novelty of a layer count only as far as later layers share it?
     """
 
@@ -322,9 +322,8 @@ def _plain_variance(covariance: Tensor, t: Tensor) -> Tensor:
 
 
 def _network(view: View, largest: float) -> Tensor:
-    """``(n, 2)`` what the network itself says, ``t`` being kept within its bound."""
-    t = view.t if largest >= LARGEST else within(view.t, largest)
-    return torch.stack([t, view.steady], dim=1)
+    """``(n, 2)`` what the network itself says, within this bound."""
+    return view.own if largest >= LARGEST else within(view.own, largest)
 
 
 def _fitted(

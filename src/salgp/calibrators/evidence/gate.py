@@ -201,7 +201,7 @@ def _inputs(view: View, place: Tensor) -> Tensor:
     x = within(place.to(view.t), 6)
     N = view.novelty
     evidence = [within(view.agreement, 6), view.height, within(N, 4)]
-    return torch.cat([x, x.square(), *evidence, within(view.t[:, None], 10)], dim=1)
+    return torch.cat([x, x.square(), *evidence, within(view.own[:, :1], 10)], dim=1)
 
 
 def _standard(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:

@@ -46,12 +46,12 @@ __all__ = [
     "lasting",
     "leave_group_out",
     "log_odds",
+    "network_log_odds",
     "robust_scale",
     "sample_weights",
     "scaled_design",
     "scales_of",
     "standardised",
-    "steady_log_odds",
     "within",
 ]
 
@@ -171,22 +171,30 @@ def log_odds(features: Features, temperature: float | Tensor, largest: float) ->
     """Log-odds ``log s / (1 - s)`` of the tempered confidence, without cancellation and at most ``largest``,
     ``(n,)``. They are never below ``-log(c - 1)``. Each sample may have a temperature of its own, ``(n, 1)``.
     """
-    z = wide(features.logits) / temperature
-    rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
-    t = z.amax(dim=1) - rest
+    t = -_behind(features, temperature).logsumexp(dim=1)
     return torch.minimum(t, t.new_full((), largest))  # torch 2.13 exports two clamps of a clamp wrongly
 
 
-def steady_log_odds(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
-    """Log-odds ``(n,)`` that the network would give if the features of its last layer had their usual length,
-    at most `LARGEST_LOG_ODDS`.
+def network_log_odds(
+    features: Features, evidence: Evidence, temperature: float, scales: Scales, largest: float
+) -> Tensor:
+    """What the network itself says, ``(n, 2)``: log-odds of the tempered confidence, at most ``largest``, and
+    those it would give if the features of its last layer had their usual length, at most `LARGEST_LOG_ODDS`.
 
     A dim image gives short features, short features small logits, and small logits a low confidence, however
     clear the answer is. Divided by the length, relative to the usual one, logits say how clear it is.
     """
     usual = scales.length.to(evidence.length).clamp_min(1e-12)
     stretch = (evidence.length / usual).clamp(1 / STRETCH, STRETCH)
-    return log_odds(features, temperature * stretch[:, None], LARGEST_LOG_ODDS)
+    behind = _behind(features, temperature)
+    both = torch.stack([behind.logsumexp(dim=1), (behind / stretch[:, None]).logsumexp(dim=1)], dim=1)
+    return torch.minimum(-both, both.new_tensor([largest, LARGEST_LOG_ODDS]))
+
+
+def _behind(features: Features, temperature: float | Tensor) -> Tensor:
+    """Tempered logits ``(n, c)`` from that of the predicted class on, which is left out."""
+    z = wide(features.logits) / temperature
+    return z.scatter(1, features.label[:, None], -torch.inf) - z.amax(dim=1, keepdim=True)
 
 
 def standardised(evidence: Evidence, scales: Scales) -> tuple[Tensor, Tensor]:

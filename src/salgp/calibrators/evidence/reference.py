@@ -413,7 +413,8 @@ def _place(query: Tensor, widths: tuple[int, ...]) -> Tensor:
 
 def _evidence(sides: ClassDistances, typical: Tensor | None, place: Tensor, length: Tensor) -> Evidence:
     distance = wide(sides.all.mT)  # (3, n, L)
-    own, other, anyone = distance.clamp(1e-9, 1e9).log()
+    logs = distance.clamp(1e-9, 1e9).log()
+    own, other, anyone = (logs[i] for i in range(3))  # one operation each in a graph, unbinding two
     agreement = (other - own).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     if not sides.complete and (torch.compiler.is_exporting() or not bool((distance < torch.inf).all())):
         usual = torch.zeros_like(own[:1]) if typical is None else typical.to(own)

@@ -18,9 +18,8 @@ from salgp.calibrators.evidence.model import (
     copies,
     gated,
     height,
-    log_odds,
+    network_log_odds,
     standardised,
-    steady_log_odds,
 )
 from salgp.calibrators.evidence.reference import Evidence
 from salgp.features import Features
@@ -38,18 +37,22 @@ class View:
     """What is known of ``n`` samples without their labels.
 
     Args:
-        t: ``(n,)`` log-odds of the tempered confidence.
+        own: ``(n, 2)`` what the network says: log-odds of the tempered confidence, as they are and at the
+            usual length of the features.
         agreement: ``(n, L)`` in standard deviations of the originals.
         novelty: ``(n, L)`` likewise, from their median.
         label: ``(n,)`` predicted class.
-        steady: ``(n,)`` log-odds of the tempered confidence at the usual length of the features.
     """
 
-    t: Tensor
+    own: Tensor
     agreement: Tensor
     novelty: Tensor
     label: Tensor
-    steady: Tensor
+
+    @cached_property
+    def t(self) -> Tensor:
+        """``(n,)`` log-odds of the tempered confidence."""
+        return self.own[:, 0]
 
     @cached_property
     def gated(self) -> Tensor:
@@ -62,7 +65,7 @@ class View:
         return height(self.novelty)
 
     def __len__(self) -> int:
-        return len(self.t)
+        return len(self.own)
 
     def __getitem__(self, rows: Tensor) -> View:
         return View(*(getattr(self, f.name)[rows] for f in fields(self)))
@@ -133,15 +136,14 @@ class FittedRows:
 
     def _numbers(self) -> Tensor:
         v = self.view
-        one = torch.stack([v.t, v.steady, v.label.to(v.t), self.correct], dim=1)
-        return torch.cat([one, v.agreement, v.novelty], dim=1)
+        one = torch.stack([v.label.to(v.own), self.correct], dim=1)
+        return torch.cat([v.own, one, v.agreement, v.novelty], dim=1)
 
 
 def view_of(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> View:
     """The view of samples, given the scales of the originals."""
     A, N = standardised(evidence, scales)
-    t = log_odds(features, temperature, LARGEST)
-    return View(t, A, N, features.label, steady_log_odds(features, evidence, temperature, scales))
+    return View(network_log_odds(features, evidence, temperature, scales, LARGEST), A, N, features.label)
 
 
 def rows_of(features: Features, view: View, correct: Tensor) -> FittedRows:

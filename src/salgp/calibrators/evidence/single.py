@@ -199,9 +199,9 @@ class _Expert:
         self._largest, self._persistent = min(expert.largest, LARGEST), expert.persistent
 
     def __call__(self, seen: _Seen, label: int) -> tuple[Array, Array]:
-        t = max(min(seen.t, self._largest), -self._largest)
+        own = np.clip([seen.t, seen.steady], -self._largest, self._largest)
         novelty = np.minimum.accumulate(seen.height[::-1])[::-1] if self._persistent else seen.height
-        both = self._given[label] + np.concatenate([[t, seen.steady], seen.gated, novelty]) @ self._columns
+        both = self._given[label] + np.concatenate([own, seen.gated, novelty]) @ self._columns
         roots = both[self._means :]
         return both[: self._means], self._spare[label] + (roots * roots) @ self._squares
 
