@@ -21,9 +21,10 @@ from torch import Tensor
 from salgp.extras import require
 from salgp.storage import FormatError, reading
 
-__all__ = ["LightCurves", "load_lightcurves", "load_plasticc", "load_spcc", "read_columns"]
+__all__ = ["META_COLUMNS", "LightCurves", "load_lightcurves", "load_plasticc", "load_spcc", "read_columns"]
 
 META_COLUMNS = ("ra", "decl", "mwebv", "hostgal_photoz", "hostgal_photoz_err")
+"""What is known of an object besides its curve; the logarithm of the flux scale follows."""
 _CURVE_COLUMNS = ("object_id", "mjd", "passband", "flux", "flux_err")
 _DAYS = 100.0
 

@@ -76,7 +76,7 @@ def test_log_odds_are_those_of_the_tempered_softmax_within_their_bound() -> None
 def test_the_model_sees_log_odds_up_to_four() -> None:
     evidence = Evidence(random(3, 2), random(3, 2, seed=1), torch.zeros(3, 2), torch.ones(3))
     sure = Features(torch.tensor([[9.0, 0.0], [0.0, 3.0], [-9.0, 9.0]]))
-    scales = Scales(torch.ones(2), torch.zeros(2), torch.ones(2), torch.ones(()))
+    scales = Scales(torch.ones(2), torch.zeros(2), torch.ones(2), torch.ones(()), torch.ones(()))
     assert LARGEST_LOG_ODDS == 4.0
     assert design(sure, evidence, 1.0, scales)[:, 1].tolist() == pytest.approx([4.0, 3.0, 4.0])
 
@@ -91,7 +91,7 @@ def steady_log_odds(features: Features, evidence: Evidence, temperature: float, 
 def test_steady_log_odds_are_those_at_the_usual_length() -> None:
     """Features twice as short give logits twice as small; at their usual length nothing has changed."""
     z = 0.5 * random(30, 4, seed=3)
-    scales = Scales(torch.ones(1), torch.zeros(1), torch.ones(1), torch.tensor(5.0))
+    scales = Scales(torch.ones(1), torch.zeros(1), torch.ones(1), torch.tensor(5.0), torch.tensor(9.0))
     at_home = log_odds(Features(z), 1.3, LARGEST_LOG_ODDS)
     for stretch in (0.2, 0.5, 1.0, 3.0):
         length = torch.full((30,), 5.0 * stretch).double()

@@ -20,11 +20,14 @@ calibration set, which is plain temperature scaling unless the layers clearly he
 perturbed copies. Who is heard is decided by a gate on the single sample
 (`salgp.calibrators.evidence.gate`), and where other samples are known by their environment too
 (`salgp.calibrators.evidence.environment`: ``predict(features, context=...)``). Every fit measures itself
-(`salgp.calibrators.evidence.check`) and keeps the table as ``check_``.
+(`salgp.calibrators.evidence.check`) and keeps the table as ``check_``. Features much longer than those of any
+original are beyond all experts: their log-odds fall back to chance
+(`salgp.calibrators.evidence.model.beyond`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,7 +50,7 @@ from salgp.calibrators.evidence.classes import ClassModel, farness, fit_classes,
 from salgp.calibrators.evidence.environment import Context, Environment, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift, mixed
 from salgp.calibrators.evidence.gate import Gate, fit_gate
-from salgp.calibrators.evidence.model import Scales, log_odds, scales_of, standardised
+from salgp.calibrators.evidence.model import Scales, beyond, log_odds, scales_of, standardised
 from salgp.calibrators.evidence.reference import (
     FEW_ROWS,
     NEAREST,
@@ -429,7 +432,7 @@ class LayerEvidence(Calibrator):
             found = self.from_evidence(features, evidence, seen)
             probs = model.classes(features.logits, farness(model.reference, features))
             moved = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
-            lean = self._heard(model.view(features, evidence), evidence.place, seen)
+            lean = self._heard(model.view(features, evidence), evidence, seen)
             return replace(found, probs=torch.lerp(probs, moved, lean[:, None]))
 
     def _judged_alone(self, features: Features) -> Prediction:
@@ -540,29 +543,30 @@ class LayerEvidence(Calibrator):
                 each sample by itself.
         """
         view = self.evidence_.view(features, evidence)
-        f, variance, terms = self._judged(features, view, evidence.place, seen)
+        f, variance, terms = self._judged(features, view, evidence, seen)
+        strange = self.evidence_.usual(view, energy(features.logits, self.evidence_.temperature))
         return Prediction.from_log_odds(
             features,
             f,
             self.looseness**2 * variance,
             layers=terms,
-            novelty=self.evidence_.usual(view, energy(features.logits, self.evidence_.temperature)),
+            novelty=strange + beyond(evidence, self.evidence_.scales).log(),
             temperature=self.evidence_.temperature,
         )
 
     def _judged(
-        self, features: Features, view: View, place: Tensor, seen: Surroundings | None
+        self, features: Features, view: View, evidence: Evidence, seen: Surroundings | None
     ) -> tuple[Tensor, Tensor, LayerTerms]:
         """Mean and variance ``(n,)`` of the log-odds, and the terms that add up to them."""
         model, inside = self.evidence_, self.evidence_.inside.opinion(view)
-        alone = self._leaning(view, place)
+        alone, far = self._leaning(view, evidence.place), beyond(evidence, model.scales)
         if model.shift is None or (seen is None and alone is None):
-            return _added_up(features, inside, inside.variance)
+            return _added_up(features, inside, inside.variance, far)
         shift = model.shift.opinion(view)
         alone = torch.zeros_like(view.t) if alone is None else alone
         if seen is None:
             both = mixed(inside, shift, alone, model.unseen)
-            return _added_up(features, both, (1 - alone).square() * inside.variance)
+            return _added_up(features, both, (1 - alone).square() * inside.variance, far)
         environment, seen = self._environment(), seen.to(view.t)
         lean, doubt = environment.joined(alone, seen.m), environment.doubt(seen)
         both = mixed(inside, shift, lean, model.unseen)
@@ -570,7 +574,7 @@ class LayerEvidence(Calibrator):
         gap = (1 - alone) * (shift.mean - inside.mean)
         unsure = gap.square() * environment.lean_variance(seen.m) + environment.doubt_variance(seen)
         own = (1 - lean).square() * inside.variance
-        return _added_up(features, both, own, _Change(change, unsure, doubt))
+        return _added_up(features, both, own, far, _Change(change, unsure, doubt))
 
     def _leaning(self, view: View, place: Tensor) -> Tensor | None:
         """Weight ``(n,)`` of the expert for shift by the gate; None where it is asked about no sample."""
@@ -579,14 +583,15 @@ class LayerEvidence(Calibrator):
         lean = self.evidence_.gate(view, place)
         return lean if torch.compiler.is_exporting() or bool(lean.any()) else None
 
-    def _heard(self, view: View, place: Tensor, seen: Surroundings | None) -> Tensor:
-        """Weight ``(n,)`` of the expert for shift, by gate and environment."""
-        alone = self._leaning(view, place)
+    def _heard(self, view: View, evidence: Evidence, seen: Surroundings | None) -> Tensor:
+        """How far ``(n,)`` a sample is not judged as in domain: by gate, environment and length."""
+        alone = self._leaning(view, evidence.place)
         alone = torch.zeros_like(view.t) if alone is None else alone
-        return alone if seen is None else self._environment().joined(alone, seen.to(view.t).m)
+        lean = alone if seen is None else self._environment().joined(alone, seen.to(view.t).m)
+        return torch.maximum(lean, 1 - 1 / beyond(evidence, self.evidence_.scales))
 
     def _relevance(self, features: Features, view: View, evidence: Evidence) -> dict[str, float]:
-        terms = self._judged(features, view, evidence.place, None)[2].mean[:, 2:]
+        terms = self._judged(features, view, evidence, None)[2].mean[:, 2:]
         return dict(zip(features.layer_names, terms.std(dim=0, correction=0).tolist(), strict=True))
 
     def _chunk(self) -> int:
@@ -646,7 +651,7 @@ class _Change:
 
 
 def _added_up(
-    features: Features, whole: Opinion, own: Tensor, environment: _Change | None = None
+    features: Features, whole: Opinion, own: Tensor, far: Tensor, environment: _Change | None = None
 ) -> tuple[Tensor, Tensor, LayerTerms]:
     """Mean and variance ``(n,)`` of the log-odds, and their terms; the confidence has what is left.
 
@@ -654,6 +659,7 @@ def _added_up(
         features: of the samples.
         whole: opinion of the experts on them.
         own: ``(n,)`` variance of the confidence's term.
+        far: ``(n,)`` from `salgp.calibrators.evidence.model.beyond`: log-odds fall back to chance by it.
         environment: what it adds; None without one.
     """
     f, variance = whole.mean, whole.variance
@@ -664,6 +670,8 @@ def _added_up(
         parts = torch.cat([parts, environment.term[:, None]], dim=1)
         spread = torch.cat([spread, environment.variance[:, None]], dim=1)
         names = (*names, "environment")
+    chance = -math.log(max(features.n_classes - 1, 1))
+    f = chance + (f - chance) / far
     rest = f - log_odds(features, 1.0, LARGEST) - parts.sum(dim=1)
     mean = torch.cat([rest[:, None], parts], dim=1)
     std = torch.cat([own[:, None], spread], dim=1).clamp_min(0).sqrt()

@@ -35,8 +35,10 @@ from salgp.storage import storable
 __all__ = [
     "LARGEST_LOG_ODDS",
     "STRETCH",
+    "TOLERATED",
     "LogOdds",
     "Scales",
+    "beyond",
     "columns",
     "copies",
     "design",
@@ -70,6 +72,9 @@ LARGEST_LOG_ODDS = 4.0
 STRETCH = 8.0
 """Features are made at most so many times as long, or as short."""
 
+TOLERATED = 2.0
+"""Features may be so many times as long as the longest of an original before their confidence fades."""
+
 
 @storable
 @dataclass(frozen=True, eq=False)
@@ -81,12 +86,14 @@ class Scales:
         novelty: ``(L,)`` median of the novelty.
         spread: ``(L,)`` median absolute deviation of the novelty, scaled to a standard deviation.
         length: ``()`` median length of the last layer's features.
+        longest: ``()`` the largest of them.
     """
 
     agreement: Tensor
     novelty: Tensor
     spread: Tensor
     length: Tensor
+    longest: Tensor
 
 
 @storable
@@ -188,7 +195,25 @@ def network_log_odds(
     stretch = (evidence.length / usual).clamp(1 / STRETCH, STRETCH)
     behind = _behind(features, temperature)
     both = torch.stack([behind.logsumexp(dim=1), (behind / stretch[:, None]).logsumexp(dim=1)], dim=1)
-    return torch.minimum(-both, both.new_tensor([largest, LARGEST_LOG_ODDS]))
+    return torch.minimum(-both, torch.tensor([largest, LARGEST_LOG_ODDS]).to(both))
+
+
+def beyond(evidence: Evidence, scales: Scales) -> Tensor:
+    """How many times longer than anything known, ``(n,)``: 1 up to `TOLERATED` times the longest original.
+
+    Distances are measured at unit length, so length is what they cannot see, and the one thing that grows
+    without limit: a column in other units makes long features, long features large logits, and these a
+    confidence of 1, right or wrong. Log-odds are divided by this number, so that they fall back to chance.
+
+    Example:
+        >>> at = torch.tensor([0.0, 1.0, 6.0, 60.0])
+        >>> evidence = Evidence(torch.zeros(4, 1), torch.zeros(4, 1), torch.zeros(4, 0), at)
+        >>> one = torch.ones(1)
+        >>> beyond(evidence, Scales(one, one, one, torch.tensor(1.0), torch.tensor(3.0)))
+        tensor([ 1.,  1.,  1., 10.])
+    """
+    known = TOLERATED * scales.longest.to(evidence.length).clamp_min(1e-12)
+    return (evidence.length / known).clamp_min(1.0)
 
 
 def _behind(features: Features, temperature: float | Tensor) -> Tensor:
@@ -251,7 +276,8 @@ def design(features: Features, evidence: Evidence, temperature: float, scales: S
 def scales_of(evidence: Evidence) -> Scales:
     """Location and scale of the evidence of the original calibration samples."""
     spread = evidence.agreement.std(dim=0, correction=0).clamp_min(1e-6)
-    return Scales(spread, *robust_scale(evidence.novelty), evidence.length.quantile(0.5))
+    length = evidence.length
+    return Scales(spread, *robust_scale(evidence.novelty), length.quantile(0.5), length.amax())
 
 
 def robust_scale(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from salgp.calibrators.evidence.experts import Expert, InDomain
 from salgp.calibrators.evidence.gate import CLIP, Gate
-from salgp.calibrators.evidence.model import LARGEST_LOG_ODDS, STRETCH, Scales
+from salgp.calibrators.evidence.model import LARGEST_LOG_ODDS, STRETCH, TOLERATED, Scales
 from salgp.calibrators.evidence.reference import LARGEST_LOG_RATIO, PLACE, Reference
 from salgp.calibrators.evidence.rows import LARGEST
 from salgp.calibrators.evidence.strangeness import DISTANCE, Strangeness
@@ -75,6 +75,7 @@ class SingleSample:
         self._temperature = temperature
         self._scales = [_numbers(x) for x in (scales.agreement, scales.novelty, scales.spread)]
         self._length = max(float(scales.length), 1e-12)
+        self._known = TOLERATED * max(float(scales.longest), 1e-12)
         self._usual = usual.centre.tolist(), usual.scale.tolist()
         self._inside = _InDomain(inside)
         self._shift = None if shift is None else _Expert(shift)
@@ -96,9 +97,11 @@ class SingleSample:
         scale, middle, spread = self._scales
         seen = _Seen(t, agreement / scale, (novelty - middle) / spread, self._steady(z, label, length))
         mean, variance, own = self._opinion(seen, label, place)
-        f, unsure = float(mean[0]), float(variance[0])
+        chance, far = -math.log(max(len(z) - 1, 1)), max(length / self._known, 1.0)
+        f, unsure = chance + (float(mean[0]) - chance) / far, float(variance[0])
         mean[0], variance[0] = f - raw - mean[1:].sum(), own
-        return Judgement(f, unsure, mean, variance, self._strangeness(seen, energy), odds)
+        strange = self._strangeness(seen, energy) + math.log(far)
+        return Judgement(f, unsure, mean, variance, strange, odds)
 
     def _steady(self, z: Array, label: int, length: float) -> float:
         """Log-odds at the usual length of the last layer's features."""
