@@ -51,6 +51,7 @@ def page(results: Results) -> str:
         ["## Strong and weak networks", "", *front_table(results)],
         ["## What it must show", "", "Broken promises first.", "", *_verdicts(results)],
         ["## Means over the data sets", "", *_means(results)],
+        ["## What is left to gain", "", *_limits(results)],
         ["## By data set: ECE in domain / under shift", "", ALSO, "", *_by_set(results)],
         ["## Like a rehearsed family, or not", "", *_likeness(results)],
         ["## Windows", "", *_windows(results)],
@@ -118,7 +119,30 @@ def _by_set(results: Results) -> list[str]:
     parts = {name: results.of_sets([name]) for name in results.sets}
     rows = [[str(way), *(_pair(part, way, "ece") for part in parts.values())] for way in ways]
     floor = ["floor: confidences exactly right", *(_pair(p, BASE, "ece_floor") for p in parts.values())]
-    return table(["method", *parts], [*rows, floor])
+    bounds = [[_bound(way), *(_pair(p, way, "ece_told") for p in parts.values())] for way in results.ours]
+    return table(["method", *parts], [*rows, *bounds, floor])
+
+
+def _bound(way: Way) -> str:
+    return f"bound: {way}, told the accuracy of every test set"
+
+
+def _limits(results: Results) -> list[str]:
+    """What is left to gain, and what no method without labels can gain."""
+    said = (
+        "What an ECE can be at best. *Told*: one number is added to the log-odds of each test set, so that "
+        "the mean confidence is its accuracy; that takes labels, and no estimate of accuracy can do better. "
+        "*Floor*: confidences exactly right; test sets are finite."
+    )
+    share = results.mean(BASE, "shift", "ece")
+    ways = [(str(BASE), BASE, "ece"), *((str(way), way, "ece") for way in results.ours)]
+    ways += [(_bound(way), way, "ece_told") for way in (BASE, *results.ours)]
+    ways += [("floor: confidences exactly right", BASE, "ece_floor")]
+    rows = [
+        [name, results.mean(way, "in", key), at := results.mean(way, "shift", key), at / share]
+        for name, way, key in ways
+    ]
+    return [said, "", *table(["", "in: ECE", "shift: ECE", "of temperature's"], rows)]
 
 
 def _pair(results: Results, way: Way, key: str) -> str:

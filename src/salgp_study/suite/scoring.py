@@ -3,7 +3,8 @@
 A record says how right the confidences are (ECE, NLL of correctness), how well they rank errors (AUROC,
 AURC), what the whole probability vector is worth (multi-class NLL and Brier), how far the mean confidence is
 from the accuracy, and whether novelty tells unknown classes; ``ece_floor`` is what the ECE would be with
-confidences that are exactly right, from the size of the set alone. In domain it also keeps bootstrap
+confidences that are exactly right, from the size of the set alone; ``ece_told`` what it would be if the
+accuracy of the set had been told, which no method can know without labels. In domain it also keeps bootstrap
 replicates; they are drawn with the same seed for every method, so that differences between methods are
 paired.
 """
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
+from scipy.special import expit, logit
 from torch import Tensor
 
 from salgp import metrics
@@ -27,7 +30,7 @@ from salgp.prediction import Prediction
 from salgp_study.suite.cache import CachedCase, CachedTest
 from salgp_study.suite.methods import OURS, WINDOWS, Entry, predict_windows, takes_context
 
-__all__ = ["Record", "ece_floor", "score_method", "scores"]
+__all__ = ["Record", "ece_floor", "score_method", "scores", "told"]
 
 Record = dict[str, Any]
 RESAMPLES = 300
@@ -78,6 +81,7 @@ def scores(prediction: Prediction, features: Features, labels: Tensor) -> Record
         "confidence": s.mean(),
         "ece": metrics.ece(s, correct),
         "ece_floor": ece_floor(s),
+        "ece_told": metrics.ece(told(s, correct.mean()), correct),
         "nll": metrics.nll_correct(s, correct),
         "auroc": metrics.auroc(s, correct) if both else float("nan"),
         "aurc": metrics.aurc(s, correct),
@@ -97,6 +101,21 @@ def ece_floor(confidence: np.ndarray, draws: int = 20) -> float:
     random = np.random.default_rng(0)
     right = random.random((draws, len(confidence))) < confidence
     return float(np.mean([metrics.ece(confidence, row) for row in right]))
+
+
+def told(confidence: np.ndarray, accuracy: float) -> np.ndarray:
+    """The confidences with one number added to all log-odds, so that their mean is the accuracy.
+
+    Example:
+        >>> float(told(np.array([0.2, 0.5, 0.9]), 0.7).mean().round(6))
+        0.7
+    """
+    f = logit(np.clip(confidence, 1e-9, 1 - 1e-9))
+    if not 0 < accuracy < 1:
+        return np.full_like(f, accuracy)
+    moved = brentq(lambda a: float(expit(f + a).mean()) - accuracy, -60.0, 60.0)
+    found: np.ndarray = expit(f + moved)
+    return found
 
 
 def _fit(case: CachedCase, name: str, entry: Entry) -> _Fitted:

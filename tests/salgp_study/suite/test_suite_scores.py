@@ -21,7 +21,7 @@ from salgp_study.suite import command, methods, protocol, report, running, sets
 from salgp_study.suite.cache import read_case, write_case
 from salgp_study.suite.methods import METHODS, OURS, Entry, predict_windows
 from salgp_study.suite.protocol import read_protocol
-from salgp_study.suite.scoring import score_method
+from salgp_study.suite.scoring import score_method, told
 from salgp_study.suite.summary import BASE, CONTEXT, PER_SAMPLE, Results, Way
 from salgp_study.suite.verdicts import in_domain, under_shift, verdict_table
 
@@ -130,6 +130,7 @@ def record(name: str, seed: int, method: str, kind: str, **scores: Any) -> dict[
     worth = {
         "ece": 0.05,
         "ece_floor": 0.01,
+        "ece_told": 0.02,
         "nll": 0.4,
         "auroc": 0.8,
         "aurc": 0.1,
@@ -153,6 +154,19 @@ def made_records(ours_in: float, ours_shift: float) -> list[dict[str, Any]]:
             found.append(record(name, 0, method, "in", ece=inside, **more))
             found.append(record(name, 0, method, "shift", ece=shifted))
     return found
+
+
+def test_told_the_accuracy_only_the_mean_changes() -> None:
+    random = np.random.default_rng(0)
+    s = random.uniform(0.3, 0.99, 400)
+    for accuracy in (0.05, 0.6, 0.97):
+        found = told(s, accuracy)
+        assert found.mean() == pytest.approx(accuracy)
+        step = np.log(found / (1 - found)) - np.log(s / (1 - s))
+        np.testing.assert_allclose(step, step[0], atol=1e-6)
+    assert (told(s, 0.0) == 0).all()
+    assert (told(s, 1.0) == 1).all()
+    assert np.isfinite(told(np.array([0.0, 1.0, 0.5]), 0.5)).all()
 
 
 def test_means_count_every_data_set_once() -> None:
@@ -206,7 +220,8 @@ def test_the_front_table_has_the_best_rivals() -> None:
 
 def test_the_page_holds_every_section() -> None:
     page = report.page(Results(made_records(0.02, 0.05)))
-    assert page.count("\n## ") == 11
+    assert page.count("\n## ") == 12
+    assert "bound: layer evidence, told the accuracy of every test set | 0.020 | 0.020 | 0.100" in page
     assert "| a | in-t |" in page
 
 
