@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import networks
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import salgp
 from salgp.network.reader import Reader
 from salgp.network.reading import Place, read_batches
 from salgp.network.rehearsal import rehearse
+from salgp.store import extract_to_store
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 
@@ -85,6 +87,23 @@ def test_what_is_not_clear_is_said() -> None:
         salgp.extract(Net(), [(X, Y)], labels_at=5)
     with pytest.raises(ValueError, match="labels_at="):
         salgp.calibrate(Net(), [{"x": X, "truth": Y}][:0] or [X], method="temperature")
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Samples one after the other; nobody knows how many."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(X, Y, strict=True))
+
+
+def test_a_loader_over_a_stream_has_no_length(tmp_path: Any) -> None:
+    loader = DataLoader(Stream(), batch_size=24)
+    features, labels = salgp.extract(mlp(), loader, progress=False)
+    torch.testing.assert_close(features.logits, EXPECTED)
+    assert torch.equal(labels, Y)
+    classifier = salgp.calibrate(mlp(), loader, method="temperature")
+    assert len(classifier.predict(loader)) == len(X)
+    assert len(extract_to_store(mlp(), loader, tmp_path / "store")) == len(X)
 
 
 def test_empty_batches_are_passed_over() -> None:
