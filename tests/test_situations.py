@@ -124,12 +124,41 @@ def _vit(folder: Path) -> None:
     assert len(features) == len(labels) == 48
 
 
-@situation("a network that returns a dictionary or a tuple", "works; `logits` is taken, or the first scores")
+class Answers(nn.Module):
+    """Returns what a function makes of features and logits."""
+
+    def __init__(self, made: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.made = network(), made
+
+    def forward(self, x: Tensor) -> Any:
+        return self.made(self.body[:2](x), self.body(x))
+
+
+@situation(
+    "a network that returns a dictionary or a tuple",
+    "works; `logits` is taken, or the only tensor that can be scores",
+)
 def _outputs(folder: Path) -> None:
     x, y = data()
     model = Dictionary()
     classifier = salgp.calibrate(model, [({"image": x}, y)], method="platt")
     assert torch.equal(classifier(image=x).label, model(x)["logits"].argmax(1))
+    with_loss = Answers(lambda hidden, z: (z.sum(), z))
+    agrees(salgp.calibrate(with_loss, [(x, y)], method="platt"), with_loss.body, x)
+
+
+@situation(
+    "a network that returns `(features, logits)`",
+    "refused, as nothing tells which are the scores: `forward=lambda model, batch: model(batch[0])[1]`",
+)
+def _two_outputs(folder: Path) -> None:
+    x, y = data()
+    model = Answers(lambda hidden, z: (hidden, z))
+    with pytest.raises(ValueError, match=r"forward=lambda model, batch: model\(batch\[0\]\)\[1\]"):
+        salgp.calibrate(model, [(x, y)], method="platt")
+    forward = {"forward": lambda model, batch: model(batch[0])[1]}
+    agrees(salgp.calibrate(model, [(x, y)], method="platt", **forward), model.body, x)
 
 
 @situation("dictionary batches with keys `image` and `label`, or `x` and `target`", "works")

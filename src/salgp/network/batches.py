@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -186,11 +186,14 @@ def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
 def raw_logits(output: Any) -> Tensor:
     """Find the class scores in whatever a network returned.
 
-    A tensor is taken as it is; a mapping, dataclass or named tuple must have ``logits``; of a plain tuple or
-    list the first floating-point tensor with two axes is taken.
+    A tensor is taken as it is; a mapping, dataclass or named tuple must have ``logits``. A plain tuple or
+    list must hold one floating-point tensor ``(n, c)`` or ``(n,)``. Where it holds several, as ``(features,
+    logits)`` does, nothing tells which are the scores: it is refused.
 
     Example:
         >>> raw_logits({"loss": torch.tensor(1.0), "logits": torch.zeros(2, 3)}).shape
+        torch.Size([2, 3])
+        >>> raw_logits((torch.tensor(1.0), torch.zeros(2, 3), torch.zeros(2, 7, 5))).shape
         torch.Size([2, 3])
     """
     if isinstance(output, Tensor):
@@ -203,11 +206,12 @@ def raw_logits(output: Any) -> Tensor:
             f"the network returned {type(output).__name__} without 'logits' (it has "
             f"{', '.join(map(str, fields))}); {FORWARD}"
         )
-    if isinstance(output, tuple | list):
-        floats = [x for x in output if isinstance(x, Tensor) and x.is_floating_point()]
-        for x in [x for x in floats if x.ndim == 2] + [x for x in floats if x.ndim == 1]:
-            return x
-    raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
+    found = dict(_score_like(output)) if isinstance(output, tuple | list) else {}
+    if len(found) > 1:
+        raise ValueError(_which(type(output).__name__, found))
+    if not found:
+        raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
+    return next(iter(found.values()))
 
 
 def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
@@ -218,6 +222,21 @@ def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
     elif isinstance(value, tuple):
         yield from zip(getattr(value, "_fields", ()), value, strict=False)
+
+
+def _score_like(output: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
+    """What could be class scores, ``(n, c)`` or of a binary network ``(n,)``, by position."""
+    for i, x in enumerate(output):
+        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2):
+            yield i, x
+
+
+def _which(kind: str, found: Mapping[int, Tensor]) -> str:
+    listed = " and ".join(f"[{i}] {_shape(x)}" for i, x in found.items())
+    return (
+        f"the network returned a {kind} in which {len(found)} tensors could be the class scores, {listed}; "
+        f"say which, for batches (x, y): forward=lambda model, batch: model(batch[0])[{max(found)}]"
+    )
 
 
 FORWARD = "pass forward=lambda model, batch: ... to return the logits yourself"
