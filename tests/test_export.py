@@ -107,6 +107,28 @@ def test_layer_evidence_with_small_and_unknown_classes(tmp_path: Path) -> None:
         check(run_onnx(path, [features.logits, *features.layers.values()]), calibrator.predict(features))
 
 
+ENDS: dict[str, tuple[int, nn.Module, str]] = {
+    "softmax": (3, nn.Softmax(1), "probabilities"),
+    "log-softmax": (3, nn.LogSoftmax(1), "log-probabilities"),
+    "sigmoid": (1, nn.Sigmoid(), "probabilities"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("method", ["temperature", "layer-evidence"])
+def test_networks_that_end_in_probabilities(end: str, method: str, tmp_path: Path) -> None:
+    width, last, output = ENDS[end]
+    g = torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, width), last)
+    x = 3 * torch.randn(80, 4, generator=g)
+    z = salgp.extract(model, [x], layers=(), output=output)[0].logits
+    y = torch.multinomial(torch.softmax(z, 1), 1, generator=g)[:, 0]  # it is right about its chances
+    classifier = salgp.calibrate(model, [(x, y)], method=method, output=output, perturb=False)
+    path = export_classifier(classifier, x[:4], tmp_path / "whole.onnx")
+    for n in (1, 9):
+        check(run_onnx(path, [x[:n]]), classifier.predict([x[:n]]))
+
+
 class Two(nn.Module):
     """Two inputs, also by name."""
 
