@@ -101,12 +101,22 @@ class CalibratedClassifier(nn.Module):
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
-        batch = Batch.given(inputs, keywords)
+        batch = Batch.given(inputs, keywords, self.taps.labels_at)
         if not torch.compiler.is_exporting() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
         if self.taps.taps is None:
             self.taps = self.taps.settled(self.model, batch)
         return self.taps.read(self.model, batch)
+
+    def batch_of(self, item: Any) -> Batch:
+        """The inputs in a batch: an array, several in order or by name; or what a loader makes, whose labels
+        go aside. Several arrays are inputs in order, unless the network takes fewer: then the loader made
+        them.
+        """
+        several = isinstance(item, tuple | list)
+        batch = Batch.given(tuple(item) if several else (item,), {}, self.taps.labels_at)
+        by_loader = several and not batch.fits(unwrap(self.model))
+        return Batch.of(item, self.taps.labels_at) if by_loader else batch
 
     def extract(
         self,

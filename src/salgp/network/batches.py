@@ -70,12 +70,17 @@ class Batch:
         return _from_tuple(tuple(item), labels_at)
 
     @staticmethod
-    def given(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Batch:
+    def given(inputs: tuple[Any, ...], keywords: Mapping[str, Any], labels_at: LabelsAt = None) -> Batch:
         """Read the arguments of a call: inputs as the network takes them, or one batch as a loader makes it
         by name.
+
+        Example:
+            >>> sorted(Batch.given(({"x": torch.zeros(2, 3), "truth": [0, 1]},), {}, "truth").keywords)
+            ['x']
         """
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            return Batch.of({**inputs[0], **keywords})
+            both = {**inputs[0], **keywords}
+            return Batch.of(both, labels_at if labels_at in both else None)
         named = Batch.of(keywords).keywords if keywords else keywords
         form = "mapping" if named and not inputs else "single" if len(inputs) == 1 else "tuple"
         return Batch(tuple(map(_as_tensors, inputs)), named, form=form)
@@ -116,6 +121,15 @@ class Batch:
             return dict(self.keywords), self.labels
         named = {} if self.labels is None else {self.labels_at: self.labels}
         return {**self.keywords, **named}
+
+    def fits(self, network: nn.Module) -> bool:
+        """Does the network take so many inputs by position?
+
+        Example:
+            >>> Batch((torch.zeros(2, 3), torch.zeros(2))).fits(nn.Linear(3, 4))
+            False
+        """
+        return len(self.inputs) <= _parameters_of(network)[1]
 
     def arguments(self, network: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments for a network, after a look at what it takes."""
