@@ -293,6 +293,22 @@ def _no_reference(folder: Path) -> None:
     agrees(salgp.calibrate(network(), [(x, y)]), network(), x)
 
 
+@situation(
+    "a network without hidden layers (a linear probe), of plain tensors, or of TorchScript",
+    "works; temperature scaling takes over, with a warning",
+)
+def _no_layers(folder: Path) -> None:
+    x, y = data()
+    probe = nn.Linear(6, 3)
+    with torch.no_grad():
+        probe.weight.copy_(3 * torch.eye(3, 6))
+    with pytest.warns(CalibrationWarning, match="temperature scaling is used instead"):
+        classifier = salgp.calibrate(probe, [(x, y)])
+    agrees(classifier, probe, x)
+    with pytest.raises(ValueError, match='use method="temperature"'):
+        salgp.calibrate(probe, [(x, y)], method="layer-evidence")
+
+
 @situation("the training data given as calibration data", "warns of shared rows and of data without errors")
 def _training_set(folder: Path) -> None:
     x, y = data()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, get, load_calibrator
+from salgp.calibrators.checks import CalibrationWarning
 from salgp.calibrators.saving import save_folder, write_calibrator
 from salgp.features import Features
 from salgp.network.batches import Batch, LabelsAt, named_fields
@@ -33,7 +35,7 @@ from salgp.network.taps import unwrap
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, read_header, reading, write_header
 
-__all__ = ["CalibratedClassifier", "calibrate", "load"]
+__all__ = ["CalibratedClassifier", "calibrate", "load", "suited"]
 
 
 class CalibratedClassifier(nn.Module):
@@ -242,7 +244,7 @@ def calibrate(
         model: the classifier; it is not changed.
         loader: labelled calibration data, see `salgp.extract`.
         method: a calibrator (a fitted copy is made), its name, or None for layer evidence, the library's
-            default.
+            default, and for temperature scaling where no layer of the network can be read.
         reference: loader of the network's training data, for methods that compare against it.
         layers: see `salgp.extract`.
         pooling: see `salgp.extract`.
@@ -283,9 +285,35 @@ def calibrate(
         seed=seed,
         progress=progress,
         tokenizer=tokenizer,
+        needs_layers=calibrator.needs_layers,
     )
+    calibrator = suited(calibrator, data.features, method is not None)
     calibrator.fit(data.features, data.labels, data.reference)
     return CalibratedClassifier(model, calibrator, data.reader, data.rehearsal)
+
+
+def suited(calibrator: Calibrator, features: Features, asked_for: bool) -> Calibrator:
+    """The calibrator; or, with a warning, temperature scaling, where it needs layers and there are none.
+
+    Args:
+        calibrator: not fitted.
+        features: of the calibration samples.
+        asked_for: was this method asked for? Then no other takes its place.
+
+    Example:
+        >>> suited(get("temperature"), Features(torch.zeros(2, 3)), False)
+        TemperatureScaling()
+    """
+    if features.layers or not calibrator.needs_layers:
+        return calibrator
+    none = (
+        "no hidden layer of the network can be read: it has none before its scores, or they are no "
+        "modules that PyTorch can watch (plain tensors, TorchScript)"
+    )
+    if asked_for:
+        raise ValueError(f'{none}; {calibrator.display_name} needs some: use method="temperature"')
+    warnings.warn(f"{none}; temperature scaling is used instead", CalibrationWarning, stacklevel=3)
+    return get("temperature")
 
 
 def load(

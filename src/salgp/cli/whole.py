@@ -100,7 +100,7 @@ def calibrate(
     images = image_options(model, image_size, gray, image_mean, image_std)
     data = DataOptions(model, batch_size, inputs, classes, images, scale, prepare)
     sets = _opened(data, {"calibration": calibration, "train": train, "test": test})
-    from salgp.module import CalibratedClassifier
+    from salgp.module import CalibratedClassifier, suited
     from salgp.network.reader import Reader
     from salgp.outputs import method_for
 
@@ -110,6 +110,8 @@ def calibrate(
         shell.say("note: no --train given; the calibration samples are compared with each other")
     taps = Reader(layer_names(layers), pooling, output, max_width, seed)
     read = _gathered(shell, network, sets, taps, calibrator)
+    calibrator = suited(calibrator, read.features, method not in (None, "auto"))
+    rivals = [name for name in rivals if name != calibrator.name]
     with shell.progress(f"fitting {calibrator.name}"):
         calibrator.fit(read.features, read.labels, read.reference)
     classifier = CalibratedClassifier(network, calibrator, read.reader, read.rehearsal)
@@ -168,6 +170,7 @@ def _gathered(
             seed=reader.seed,
             progress=False,
             tokenizer=sets["calibration"].tokenizer,
+            needs_layers=calibrator.needs_layers,
         )
     note_guessing(shell, read.features, read.labels)
     return read

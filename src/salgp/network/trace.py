@@ -131,8 +131,10 @@ class _Run:
 
 
 def _record(network: nn.Module, seen: list[_Run]) -> None:
+    """Watch every module; those of TorchScript take no hooks, and nobody can look into them."""
     for name, module in network.named_modules():
-        if "parametrizations" not in name.split("."):
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        if not scripted and "parametrizations" not in name.split("."):
             module.register_forward_hook(_recorder(name, seen))
 
 
