@@ -178,6 +178,40 @@ def _triples(folder: Path) -> None:
     assert torch.equal(features.logits, network()(x).detach())
 
 
+class Beside(nn.Module):
+    """Takes an image and what is known about it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, image: Tensor, meta: Tensor) -> Tensor:
+        return self.body(image) + meta
+
+
+@situation(
+    "batches `((image, meta), y)`",
+    "refused with the way out: `forward=lambda model, batch: model(*batch[0])`",
+)
+def _nested(folder: Path) -> None:
+    x, y = data()
+    batch, way_out = ((x, 0 * x[:, :3]), y), {"forward": lambda model, batch: model(*batch[0])}
+    with pytest.raises(RuntimeError, match=r"forward=lambda model, batch: model\(\*batch\[0\]\)"):
+        salgp.calibrate(Beside(), [batch])
+    classifier = salgp.calibrate(Beside(), [batch], **way_out)
+    assert torch.equal(classifier.predict([batch]).label, network()(x).argmax(1))
+
+
+@situation("a loader given to the classifier itself", "refused: `classifier.predict(loader)`")
+def _called_with_a_loader(folder: Path) -> None:
+    x, y = data()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=40)
+    classifier = salgp.calibrate(network(), loader, method="platt")
+    with pytest.raises(TypeError, match=r"\.predict\(loader\)"):
+        classifier(loader)
+    assert len(classifier.predict(loader)) == len(x)
+
+
 @situation(
     "multi-label targets, several classes per sample", "refused: calibrate each class as a binary problem"
 )

@@ -331,6 +331,41 @@ def test_a_network_that_refuses_its_inputs_says_what_it_was_given() -> None:
         classifier(torch.zeros(1, 7))
 
 
+class Both(nn.Module):
+    """Takes an image and what is known about it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, image: Tensor, meta: Tensor) -> Tensor:
+        return self.inner(image) + meta
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_inputs_inside_a_tuple_need_a_forward_function(kind: type) -> None:
+    batch = (kind((X, X[:, :3])), Y)
+    says = r"of shape a (tuple|list); say how .*: forward=lambda model, batch: model\(\*batch\[0\]\); its own"
+    with pytest.raises(RuntimeError, match=says):
+        salgp.calibrate(Both(), [batch])
+    way_out = {"forward": lambda model, batch: model(*batch[0])}
+    classifier = salgp.calibrate(Both(), [batch], method="density-aware", perturb=False, **way_out)
+    torch.testing.assert_close(classifier.features(batch[0]).logits, EXPECTED + X[:, :3])
+    torch.testing.assert_close(classifier(batch[0]).confidence, classifier.predict([batch]).confidence)
+    with pytest.raises(
+        RuntimeError, match=r"a dict; say how to call it: forward=lambda model, batch: \.\.\.;"
+    ):
+        salgp.extract(Both(), [(X, {"meta": X[:, :3]}, Y)])
+
+
+def test_a_loader_is_no_batch() -> None:
+    classifier = salgp.calibrate(mlp(), [(X, Y)], method="temperature")
+    dataset = TensorDataset(X, Y)
+    for given in (DataLoader(dataset, batch_size=8), dataset, iter([X])):
+        with pytest.raises(TypeError, match=r"expected one batch, got a \w+; use \.predict\(loader\)"):
+            classifier(given)
+
+
 def test_inputs_by_name_are_named() -> None:
     class Named(nn.Module):
         def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader, Dataset
 
 from salgp.labels import as_labels
 
@@ -78,6 +79,7 @@ class Batch:
             >>> sorted(Batch.given(({"x": torch.zeros(2, 3), "truth": [0, 1]},), {}, "truth").keywords)
             ['x']
         """
+        _refuse_loaders(inputs)
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             both = {**inputs[0], **keywords}
             return Batch.of(both, labels_at if labels_at in both else None)
@@ -109,6 +111,23 @@ class Batch:
         """
         named = [f"{key!r} {_shape(x)}" for key, x in self.keywords.items()]
         return " and ".join([*map(_shape, self.inputs), *named])
+
+    @property
+    def hint(self) -> str:
+        """How to call a network that does not take the inputs as they are; nothing where they are arrays.
+
+        Example:
+            >>> Batch(((torch.zeros(2, 3), torch.zeros(2, 1)),)).hint
+            '; say how to call it, for batches ((a, b), y): forward=lambda model, batch: model(*batch[0])'
+        """
+        plain = Tensor | np.ndarray | PackedSequence
+        other = [x for x in (*self.inputs, *self.keywords.values()) if not isinstance(x, plain)]
+        if not other:
+            return ""
+        nested = len(self.inputs) == 1 and isinstance(other[0], tuple | list)
+        way = "model(*batch[0])" if nested else "..."
+        of = ", for batches ((a, b), y)" if nested else ""
+        return f"; say how to call it{of}: forward=lambda model, batch: {way}"
 
     @property
     def as_made(self) -> Any:
@@ -301,6 +320,15 @@ def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return None, most
     return tuple(p.name for p in parameters if p.kind in named), most
+
+
+def _refuse_loaders(inputs: tuple[Any, ...]) -> None:
+    for x in inputs:
+        if isinstance(x, DataLoader | Dataset | Iterator):
+            raise TypeError(
+                f"expected one batch, got a {type(x).__name__}; use .predict(loader) for all that a loader "
+                f"yields, or take one batch of it: next(iter(loader))"
+            )
 
 
 def _shape(x: Any) -> str:

@@ -206,5 +206,5 @@ def _called(network: nn.Module, batch: Batch) -> Any:
             raise
         own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
         raise RuntimeError(
-            f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}"
+            f"the network does not accept inputs of shape {batch.shapes}{batch.hint}; its own error: {own}"
         ) from error
