@@ -22,7 +22,7 @@ from salgp.calibrators import Calibrator, get, load_calibrator
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.calibrators.saving import save_folder, write_calibrator
 from salgp.features import Features
-from salgp.network.batches import Batch, LabelsAt, named_fields
+from salgp.network.batches import Batch, LabelsAt
 from salgp.network.extract import Copies, Perturb
 from salgp.network.fingerprint import Fingerprint, check_network
 from salgp.network.gathering import gather
@@ -31,6 +31,7 @@ from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, collect, read_batches
 from salgp.network.rehearsal import Rehearsal
+from salgp.network.scores import named_fields
 from salgp.network.taps import unwrap
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, read_header, reading, write_header

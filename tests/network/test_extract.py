@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
 from salgp.logits import as_logits
-from salgp.network.batches import raw_logits
 from salgp.network.reader import Reader, projection
 from salgp.network.reading import read_batches
+from salgp.network.scores import raw_logits
 from salgp_study.backbones import build_backbone
 
 N = 10

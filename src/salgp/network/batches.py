@@ -1,11 +1,10 @@
-"""What goes into a network and what comes out: batches of any form, and class scores from any output."""
+"""What goes into a network: batches of any form."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +15,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from salgp.labels import as_labels
+from salgp.network.scores import shape_of
 
-__all__ = ["FORWARD", "LABEL_KEYS", "Batch", "LabelsAt", "class_labels", "named_fields", "raw_logits"]
+__all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Keys of a mapping that hold the labels, the first of them that is there."""
@@ -109,8 +109,8 @@ class Batch:
             >>> Batch(keywords={"ids": torch.zeros(5, 3, 2)}).shapes
             "'ids' (n, 3, 2) of torch.float32"
         """
-        named = [f"{key!r} {_shape(x)}" for key, x in self.keywords.items()]
-        return " and ".join([*map(_shape, self.inputs), *named])
+        named = [f"{key!r} {shape_of(x)}" for key, x in self.keywords.items()]
+        return " and ".join([*map(shape_of, self.inputs), *named])
 
     @property
     def hint(self) -> str:
@@ -216,65 +216,6 @@ def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
     return as_labels(labels, n)
 
 
-def raw_logits(output: Any) -> Tensor:
-    """Find the class scores in whatever a network returned.
-
-    A tensor is taken as it is; a mapping, dataclass or named tuple must have ``logits``. A plain tuple or
-    list must hold one floating-point tensor ``(n, c)`` or ``(n,)``. Where it holds several, as ``(features,
-    logits)`` does, nothing tells which are the scores: it is refused.
-
-    Example:
-        >>> raw_logits({"loss": torch.tensor(1.0), "logits": torch.zeros(2, 3)}).shape
-        torch.Size([2, 3])
-        >>> raw_logits((torch.tensor(1.0), torch.zeros(2, 3), torch.zeros(2, 7, 5))).shape
-        torch.Size([2, 3])
-    """
-    if isinstance(output, Tensor):
-        return output
-    fields = dict(named_fields(output))
-    if isinstance(fields.get("logits"), Tensor):
-        return fields["logits"]
-    if fields:
-        raise ValueError(
-            f"the network returned {type(output).__name__} without 'logits' (it has "
-            f"{', '.join(map(str, fields))}); {FORWARD}"
-        )
-    found = dict(_score_like(output)) if isinstance(output, tuple | list) else {}
-    if len(found) > 1:
-        raise ValueError(_which(type(output).__name__, found))
-    if not found:
-        raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
-    return next(iter(found.values()))
-
-
-def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of a mapping, dataclass or named tuple; nothing for any other value."""
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-    elif isinstance(value, tuple):
-        yield from zip(getattr(value, "_fields", ()), value, strict=False)
-
-
-def _score_like(output: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
-    """What could be class scores, ``(n, c)`` or of a binary network ``(n,)``, by position."""
-    for i, x in enumerate(output):
-        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2):
-            yield i, x
-
-
-def _which(kind: str, found: Mapping[int, Tensor]) -> str:
-    listed = " and ".join(f"[{i}] {_shape(x)}" for i, x in found.items())
-    return (
-        f"the network returned a {kind} in which {len(found)} tensors could be the class scores, {listed}; "
-        f"say which, for batches (x, y): forward=lambda model, batch: model(batch[0])[{max(found)}]"
-    )
-
-
-FORWARD = "pass forward=lambda model, batch: ... to return the logits yourself"
-
-
 def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt) -> Batch:
     keywords = dict(item)
     if isinstance(labels_at, str) and labels_at not in keywords:
@@ -329,14 +270,6 @@ def _refuse_loaders(inputs: tuple[Any, ...]) -> None:
                 f"expected one batch, got a {type(x).__name__}; use .predict(loader) for all that a loader "
                 f"yields, or take one batch of it: next(iter(loader))"
             )
-
-
-def _shape(x: Any) -> str:
-    """Shape and type of an input; its samples are ``n``, since a few of them may have been taken."""
-    if not isinstance(x, Tensor | np.ndarray):
-        return f"a {type(x).__name__}"
-    axes = ["n", *map(str, x.shape[1:])] if x.ndim else []
-    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''}) of {x.dtype}"
 
 
 def _from_one_hot(y: Tensor) -> Tensor:

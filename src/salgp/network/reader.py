@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.logits import OUTPUTS, as_logits
-from salgp.network.batches import FORWARD, Batch, LabelsAt, raw_logits
+from salgp.network.batches import Batch, LabelsAt
 from salgp.network.layers import Layers, Poolings, make_taps
+from salgp.network.scores import FORWARD, raw_logits
 from salgp.network.taps import Change, Probe, Tap, TapError, unwrap
 from salgp.network.trace import Trace, trace
 from salgp.network.view import View, Views

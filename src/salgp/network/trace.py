@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.network.batches import raw_logits
 from salgp.network.pooling import Layout
+from salgp.network.scores import raw_logits
 from salgp.network.taps import Tap, activation
 from salgp.network.view import View
 
