@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import salgp
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.cli import main
+from salgp.network.reader import NetworkWarning
 
 PAGE = Path(__file__).parents[1] / "docs" / "situations.md"
 G = torch.Generator
@@ -341,6 +342,27 @@ def _no_layers(folder: Path) -> None:
     agrees(classifier, probe, x)
     with pytest.raises(ValueError, match='use method="temperature"'):
         salgp.calibrate(probe, [(x, y)], method="layer-evidence")
+
+
+class Dropping(nn.Module):
+    """Monte Carlo dropout: it stays on in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body[2](nn.functional.dropout(self.body[:2](x), training=True))
+
+
+@situation(
+    "a network that is random in evaluation mode (Monte Carlo dropout)",
+    "warns where layers are read: a confidence is that of one random pass",
+)
+def _random(folder: Path) -> None:
+    x, y = data()
+    with pytest.warns(NetworkWarning, match="that of one random pass"):
+        salgp.calibrate(Dropping(), [(x, y)])
 
 
 @situation("the training data given as calibration data", "warns of shared rows and of data without errors")

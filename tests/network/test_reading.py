@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import salgp
-from salgp.network.reader import Reader
+from salgp.network.reader import NetworkWarning, Reader
 from salgp.network.reading import Place, read_batches
 from salgp.network.rehearsal import rehearse
 from salgp.store import extract_to_store
@@ -356,6 +356,45 @@ def test_inputs_inside_a_tuple_need_a_forward_function(kind: type) -> None:
         RuntimeError, match=r"a dict; say how to call it: forward=lambda model, batch: \.\.\.;"
     ):
         salgp.extract(Both(), [(X, {"meta": X[:, :3]}, Y)])
+
+
+class Decided(nn.Module):
+    """Returns answers in place of scores, or none at all."""
+
+    def __init__(self, end: Any) -> None:
+        super().__init__()
+        self.inner, self.end = mlp(), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.inner(x))
+
+
+@pytest.mark.parametrize("end", [lambda z: z > 0, lambda z: z.argmax(1), lambda z: z[:, :0]])
+def test_answers_in_place_of_scores_are_refused_in_words(end: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected logits as floating-point numbers of shape \(n, c\)"):
+        salgp.extract(Decided(end), [(X, Y)])
+
+
+class Dropping(nn.Module):
+    """Monte Carlo dropout: it stays on in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.inner.body(x), training=True)
+        return self.inner.head(hidden)
+
+
+def test_a_network_that_is_random_in_evaluation_mode_is_noticed() -> None:
+    with pytest.warns(NetworkWarning, match="other scores for the same inputs"):
+        salgp.extract(Dropping(), [(X, Y)])
+    passes: list[int] = []
+    model = mlp()
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    salgp.extract(model, [(X, Y)])
+    assert len(passes) == 4  # the trace, one pass as it is, one with its layer disturbed, the data
 
 
 def test_a_loader_is_no_batch() -> None:

@@ -57,12 +57,14 @@ class Trace:
         n: number of samples.
         n_scores: number of class scores the network gave for them, ``n * c``.
         module_names: all modules of the network, run or not.
+        logits: the scores themselves, ``(n, c)`` or ``(n,)``.
     """
 
     calls: tuple[Call, ...]
     n: int
     n_scores: int
     module_names: tuple[str, ...]
+    logits: Tensor
 
     @property
     def names(self) -> frozenset[str]:
@@ -96,7 +98,7 @@ def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
     with torch.no_grad():
         logits = raw_logits(run(view.network))
     names = tuple(name for name, _ in model.named_modules() if name)
-    return Trace(tuple(_calls(seen, logits)), len(logits), logits.numel(), names)
+    return Trace(tuple(_calls(seen, logits)), len(logits), logits.numel(), names, logits.clone())
 
 
 def ancestors(name: str) -> list[str]:
