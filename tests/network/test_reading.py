@@ -401,8 +401,11 @@ def test_a_loader_is_no_batch() -> None:
     classifier = salgp.calibrate(mlp(), [(X, Y)], method="temperature")
     dataset = TensorDataset(X, Y)
     for given in (DataLoader(dataset, batch_size=8), dataset, iter([X])):
-        with pytest.raises(TypeError, match=r"expected one batch, got a \w+; use \.predict\(loader\)"):
+        with pytest.raises(TypeError, match=r"expected one batch, got a \w+; .* \.predict\(loader\)"):
             classifier(given)
+    with pytest.raises(RuntimeError, match=r"a list; give .* classifier\(x\), or .*\.predict\(\[batch\]\)"):
+        classifier([X, Y])
+    torch.testing.assert_close(classifier.predict([[X, Y]]).confidence, classifier(X).confidence)
 
 
 def test_inputs_by_name_are_named() -> None:

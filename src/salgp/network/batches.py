@@ -117,7 +117,7 @@ class Batch:
         """How to call a network that does not take the inputs as they are; nothing where they are arrays.
 
         Example:
-            >>> Batch(((torch.zeros(2, 3), torch.zeros(2, 1)),)).hint
+            >>> Batch(((torch.zeros(2, 3), torch.zeros(2, 1)),), form="tuple").hint
             '; say how to call it, for batches ((a, b), y): forward=lambda model, batch: model(*batch[0])'
         """
         plain = Tensor | np.ndarray | PackedSequence
@@ -125,6 +125,8 @@ class Batch:
         if not other:
             return ""
         nested = len(self.inputs) == 1 and isinstance(other[0], tuple | list)
+        if nested and self.form == "single":  # the argument of a call; no loader makes this form
+            return "; give the inputs by themselves, classifier(x), or the whole batch to .predict([batch])"
         way = "model(*batch[0])" if nested else "..."
         of = ", for batches ((a, b), y)" if nested else ""
         return f"; say how to call it{of}: forward=lambda model, batch: {way}"
@@ -267,8 +269,8 @@ def _refuse_loaders(inputs: tuple[Any, ...]) -> None:
     for x in inputs:
         if isinstance(x, DataLoader | Dataset | Iterator):
             raise TypeError(
-                f"expected one batch, got a {type(x).__name__}; use .predict(loader) for all that a loader "
-                f"yields, or take one batch of it: next(iter(loader))"
+                f"expected one batch, got a {type(x).__name__}; for all that a loader yields there is "
+                f".predict(loader)"
             )
 
 
