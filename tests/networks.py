@@ -162,7 +162,9 @@ class Wrapped(nn.Module):
         z = self.head(h)
         return {
             "tensor": z,
-            "tuple": (z, h),
+            "tuple": (z, h[:, None]),
+            "scores first": (z, h),
+            "scores last": (h, z),
             "list": [torch.zeros(()), z],
             "dict": {"hidden": h, "logits": z},
             "dataclass": Output(None, z),

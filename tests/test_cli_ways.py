@@ -413,6 +413,29 @@ def test_one_command_without_test_or_training_data(run: Run, tmp_path: Path) -> 
     assert "--test: no labels" in run("calibrate net.py:make --calibration cal.npz --test no.npz -o b")[2]
 
 
+def test_a_network_without_layers_in_one_command(run: Run, tmp_path: Path) -> None:
+    write_sets(tmp_path)
+    (tmp_path / "probe.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    probe = torch.nn.Linear(4, 3)\n"
+        "    torch.nn.init.eye_(probe.weight)\n"
+        "    return probe\n"
+    )
+    line = "calibrate probe.py:make --calibration cal.npz --test test.npz -o"
+    code, _, err = run(f"{line} all")
+    assert code == 0, err
+    assert "note: no hidden layer" in err
+    assert "temperature scaling is used instead" in err
+    out = run(f"{line} all --json --force")[1]
+    assert json.loads(out)["method"] == "temperature"
+    assert list(json.loads(out)["scores"]) == ["uncalibrated", "temperature scaling"]
+    code, _, err = run(f"{line} other -m layer-evidence")
+    assert code != 0
+    assert 'use method="temperature"' in err
+    assert not (tmp_path / "other").exists()
+
+
 def test_info_reads_every_folder_we_write(run: Run, tmp_path: Path) -> None:
     write_sets(tmp_path)
     made = {

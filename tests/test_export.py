@@ -107,6 +107,28 @@ def test_layer_evidence_with_small_and_unknown_classes(tmp_path: Path) -> None:
         check(run_onnx(path, [features.logits, *features.layers.values()]), calibrator.predict(features))
 
 
+ENDS: dict[str, tuple[int, nn.Module, str]] = {
+    "softmax": (3, nn.Softmax(1), "probabilities"),
+    "log-softmax": (3, nn.LogSoftmax(1), "log-probabilities"),
+    "sigmoid": (1, nn.Sigmoid(), "probabilities"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("method", ["temperature", "layer-evidence"])
+def test_networks_that_end_in_probabilities(end: str, method: str, tmp_path: Path) -> None:
+    width, last, output = ENDS[end]
+    g = torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, width), last)
+    x = 3 * torch.randn(80, 4, generator=g)
+    z = salgp.extract(model, [x], layers=(), output=output)[0].logits
+    y = torch.multinomial(torch.softmax(z, 1), 1, generator=g)[:, 0]  # it is right about its chances
+    classifier = salgp.calibrate(model, [(x, y)], method=method, output=output, perturb=False)
+    path = export_classifier(classifier, x[:4], tmp_path / "whole.onnx")
+    for n in (1, 9):
+        check(run_onnx(path, [x[:n]]), classifier.predict([x[:n]]))
+
+
 class Two(nn.Module):
     """Two inputs, also by name."""
 
@@ -132,6 +154,89 @@ def test_several_inputs_in_order_or_by_name(named: bool, tmp_path: Path) -> None
         list(batch) if named else ["input", "input1"]
     )
     check(run_onnx(path, [x[:7] for x in batch.values()]), classifier(*(x[:7] for x in batch.values())))
+
+
+class Pixels(nn.Module):
+    """Takes its input by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.last(pixel_values)
+
+
+X4 = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+Y3 = torch.arange(50) % 3
+BATCHES: dict[str, tuple[object, dict[str, object], str]] = {
+    "label": ({"pixel_values": X4, "label": Y3}, {}, "pixel_values"),
+    "labels": ({"pixel_values": X4, "labels": Y3}, {}, "pixel_values"),
+    "truth": ({"pixel_values": X4, "truth": Y3}, {"labels_at": "truth"}, "pixel_values"),
+    "numpy by name": ({"pixel_values": X4.numpy(), "y": Y3.numpy()}, {}, "pixel_values"),
+    "numpy": ((X4.numpy(), Y3.numpy()), {}, "input"),
+    "pair": (({"pixel_values": X4}, Y3), {}, "pixel_values"),
+    "tuple": ((X4, Y3), {}, "input"),
+    "with number": ((X4, Y3, torch.arange(50)), {"labels_at": 1}, "input"),
+    "forward": ((X4, Y3), {"forward": lambda model, batch: model(batch[0])}, "input"),
+}
+
+
+@pytest.mark.parametrize("form", BATCHES)
+def test_a_batch_of_the_loader_is_an_example(form: str, tmp_path: Path) -> None:
+    batch, options, name = BATCHES[form]
+    classifier = salgp.calibrate(Pixels(), [batch], method="uncalibrated", **options)  # type: ignore[arg-type]
+    path = export_classifier(classifier, batch, tmp_path / "whole.onnx")  # type: ignore[arg-type]
+    assert [i.name for i in ort.InferenceSession(str(path)).get_inputs()] == [name]
+    check(run_onnx(path, [X4[:7]]), classifier.predict([batch])[:7])
+
+
+def test_one_input_as_numpy(tmp_path: Path) -> None:
+    classifier = salgp.calibrate(Pixels(), [(X4, Y3)], method="uncalibrated")
+    path = export_classifier(classifier, X4.double().numpy(), tmp_path / "whole.onnx")
+    check(run_onnx(path, [X4[:7]]), classifier(X4[:7]))
+
+
+class Label(nn.Linear):
+    """An input with the name of an output."""
+
+    def forward(self, confidence: Tensor) -> Tensor:
+        return super().forward(confidence)
+
+
+def test_examples_that_make_no_graph_are_refused(tmp_path: Path) -> None:
+    classifier = salgp.calibrate(Label(4, 3), [(X4, Y3)], method="uncalibrated")
+    with pytest.raises(
+        ValueError, match=r"the input 'confidence' has the name of .* in order, \[x, \.\.\.\]"
+    ):
+        export_classifier(classifier, {"confidence": X4}, tmp_path / "whole.onnx")
+    with pytest.raises(TypeError, match="one row for each sample, got a list as 'input'"):
+        export_classifier(classifier, [X4.tolist()], tmp_path / "whole.onnx")
+    with pytest.raises(TypeError, match="got a single number as 'input'"):
+        export_classifier(classifier, torch.tensor(1.0), tmp_path / "whole.onnx")
+    assert list(tmp_path.iterdir()) == []
+    path = export_classifier(classifier, [X4], tmp_path / "whole.onnx")
+    check(run_onnx(path, [X4[:7]]), classifier(X4[:7]))
+
+
+def test_what_no_runtime_computes_is_refused(tmp_path: Path) -> None:
+    half, brain = (
+        salgp.calibrate(Pixels().to(kind), [(X4, Y3)], method="uncalibrated")
+        for kind in (torch.float16, torch.bfloat16)
+    )
+    with pytest.raises(
+        ValueError, match=r"ONNX .* bfloat16 .* copy\.deepcopy\(model\)\.float\(\), or .* \.pt2"
+    ):
+        export_classifier(brain, X4, tmp_path / "whole.onnx")
+    assert list(tmp_path.iterdir()) == []
+    found = torch.export.load(export_classifier(brain, X4, tmp_path / "whole.pt2")).module()(
+        X4[:7].bfloat16()
+    )
+    torch.testing.assert_close(found[1], brain(X4[:7]).confidence)
+    path = export_classifier(half, X4, tmp_path / "whole.onnx")
+    np.testing.assert_allclose(
+        run_onnx(path, [X4[:7].half()])["confidence"], half(X4[:7]).confidence.numpy(), atol=1e-2
+    )
 
 
 class Moody(nn.Linear):

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
 from salgp.calibrators import Calibrator
+from salgp.calibrators.checks import CalibrationWarning
 from salgp.module import CalibratedClassifier, calibrate, load
 from salgp.network.fingerprint import fingerprint
 from salgp.network.reader import Reader
@@ -92,6 +93,68 @@ def test_the_default_method_is_layer_evidence(model, loader):
     assert torch.equal(prediction.label, classifier.features(X).label)
     assert prediction.std is not None
     torch.testing.assert_close(prediction.probs.sum(1), torch.ones_like(prediction.confidence))
+
+
+class Bare(nn.Module):
+    """A network of plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(torch.randn(6, 8, generator=g))
+        self.last = nn.Parameter(torch.randn(8, 3, generator=g))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.first) @ self.last
+
+
+def mixed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.ReLU())), nn.Linear(8, 3))
+
+
+WITHOUT_LAYERS = {
+    "probe": lambda: networks.randomised(nn.Linear(6, 3)),
+    "bare": Bare,
+    "script": lambda: torch.jit.script(networks.randomised(networks.Wrapped("tensor").body)),
+    "trace": lambda: torch.jit.trace(Bare(), torch.zeros(2, 6)),
+    "mixed": mixed,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", WITHOUT_LAYERS)
+def test_without_layers_temperature_scaling_takes_over_and_says_so(kind, tmp_path):
+    g = torch.Generator().manual_seed(0)
+    net, x = WITHOUT_LAYERS[kind](), torch.randn(80, 6, generator=g)
+    y = torch.multinomial(torch.softmax(net(x).detach(), 1), 1, generator=g)[:, 0]
+    with pytest.warns(CalibrationWarning, match="no hidden layer .* temperature scaling is used") as caught:
+        classifier = calibrate(net, [(x, y)], reference=[(x[:40], y[:40])])
+    assert caught[0].filename == __file__
+    expected = calibrate(net, [(x, y)], method="temperature")(x)
+    assert classifier.rehearsal is None
+    assert _equal(classifier(x), expected)
+    assert _equal(load(classifier.save(tmp_path / "saved"), net)(x), expected)
+    for method in ("layer-evidence", Shrunk()):
+        with pytest.raises(ValueError, match=r'no hidden layer .* needs some: use method="temperature"'):
+            calibrate(net, [(x, y)], method=method)
+
+
+def test_nothing_is_rehearsed_for_a_method_that_will_not_be_fitted():
+    """Copies take several times as long as the calibration data themselves."""
+    passes = []
+    net = Bare()
+    net.register_forward_pre_hook(lambda *_: passes.append(1))
+    x = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(CalibrationWarning):
+        calibrate(net, [(x, torch.arange(80) % 3)])
+    assert len(passes) == 2  # the trace and the data
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_layers_of_torchscript_cannot_be_asked_for():
+    with pytest.raises(KeyError, match=r"'0' exists but did not run .* TorchScript"):
+        salgp.extract(mixed(), [torch.zeros(4, 6)], layers=["0"])
 
 
 def test_a_method_by_name_reads_no_layers_it_does_not_need(model, loader):

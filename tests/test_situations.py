@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import salgp
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.cli import main
+from salgp.network.reader import NetworkWarning
 
 PAGE = Path(__file__).parents[1] / "docs" / "situations.md"
 G = torch.Generator
@@ -124,12 +125,41 @@ def _vit(folder: Path) -> None:
     assert len(features) == len(labels) == 48
 
 
-@situation("a network that returns a dictionary or a tuple", "works; `logits` is taken, or the first scores")
+class Answers(nn.Module):
+    """Returns what a function makes of features and logits."""
+
+    def __init__(self, made: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.made = network(), made
+
+    def forward(self, x: Tensor) -> Any:
+        return self.made(self.body[:2](x), self.body(x))
+
+
+@situation(
+    "a network that returns a dictionary or a tuple",
+    "works; `logits` is taken, or the only tensor that can be scores",
+)
 def _outputs(folder: Path) -> None:
     x, y = data()
     model = Dictionary()
     classifier = salgp.calibrate(model, [({"image": x}, y)], method="platt")
     assert torch.equal(classifier(image=x).label, model(x)["logits"].argmax(1))
+    with_loss = Answers(lambda hidden, z: (z.sum(), z))
+    agrees(salgp.calibrate(with_loss, [(x, y)], method="platt"), with_loss.body, x)
+
+
+@situation(
+    "a network that returns `(features, logits)`",
+    "refused, as nothing tells which are the scores: `forward=lambda model, batch: model(batch[0])[1]`",
+)
+def _two_outputs(folder: Path) -> None:
+    x, y = data()
+    model = Answers(lambda hidden, z: (hidden, z))
+    with pytest.raises(ValueError, match=r"forward=lambda model, batch: model\(batch\[0\]\)\[1\]"):
+        salgp.calibrate(model, [(x, y)], method="platt")
+    forward = {"forward": lambda model, batch: model(batch[0])[1]}
+    agrees(salgp.calibrate(model, [(x, y)], method="platt", **forward), model.body, x)
 
 
 @situation("dictionary batches with keys `image` and `label`, or `x` and `target`", "works")
@@ -147,6 +177,40 @@ def _triples(folder: Path) -> None:
     features, labels = salgp.extract(network(), [(x, y, torch.arange(len(y)))], labels_at=1)
     assert torch.equal(labels, y)
     assert torch.equal(features.logits, network()(x).detach())
+
+
+class Beside(nn.Module):
+    """Takes an image and what is known about it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, image: Tensor, meta: Tensor) -> Tensor:
+        return self.body(image) + meta
+
+
+@situation(
+    "batches `((image, meta), y)`",
+    "refused with the way out: `forward=lambda model, batch: model(*batch[0])`",
+)
+def _nested(folder: Path) -> None:
+    x, y = data()
+    batch, way_out = ((x, 0 * x[:, :3]), y), {"forward": lambda model, batch: model(*batch[0])}
+    with pytest.raises(RuntimeError, match=r"forward=lambda model, batch: model\(\*batch\[0\]\)"):
+        salgp.calibrate(Beside(), [batch])
+    classifier = salgp.calibrate(Beside(), [batch], **way_out)
+    assert torch.equal(classifier.predict([batch]).label, network()(x).argmax(1))
+
+
+@situation("a loader given to the classifier itself", "refused: `classifier.predict(loader)`")
+def _called_with_a_loader(folder: Path) -> None:
+    x, y = data()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=40)
+    classifier = salgp.calibrate(network(), loader, method="platt")
+    with pytest.raises(TypeError, match=r"\.predict\(loader\)"):
+        classifier(loader)
+    assert len(classifier.predict(loader)) == len(x)
 
 
 @situation(
@@ -262,6 +326,43 @@ def _unbalanced(folder: Path) -> None:
 def _no_reference(folder: Path) -> None:
     x, y = data()
     agrees(salgp.calibrate(network(), [(x, y)]), network(), x)
+
+
+@situation(
+    "a network without hidden layers (a linear probe), of plain tensors, or of TorchScript",
+    "works; temperature scaling takes over, with a warning",
+)
+def _no_layers(folder: Path) -> None:
+    x, y = data()
+    probe = nn.Linear(6, 3)
+    with torch.no_grad():
+        probe.weight.copy_(3 * torch.eye(3, 6))
+    with pytest.warns(CalibrationWarning, match="temperature scaling is used instead"):
+        classifier = salgp.calibrate(probe, [(x, y)])
+    agrees(classifier, probe, x)
+    with pytest.raises(ValueError, match='use method="temperature"'):
+        salgp.calibrate(probe, [(x, y)], method="layer-evidence")
+
+
+class Dropping(nn.Module):
+    """Monte Carlo dropout: it stays on in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body[2](nn.functional.dropout(self.body[:2](x), training=True))
+
+
+@situation(
+    "a network that is random in evaluation mode (Monte Carlo dropout)",
+    "warns where layers are read: a confidence is that of one random pass",
+)
+def _random(folder: Path) -> None:
+    x, y = data()
+    with pytest.warns(NetworkWarning, match="that of one random pass"):
+        salgp.calibrate(Dropping(), [(x, y)])
 
 
 @situation("the training data given as calibration data", "warns of shared rows and of data without errors")

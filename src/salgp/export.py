@@ -15,11 +15,12 @@ import logging
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
@@ -34,8 +35,8 @@ from salgp.storage import refuse_foreign, write_whole
 
 __all__ = ["TARGETS", "Example", "Target", "export_classifier", "export_head"]
 
-Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
-"""One batch as a network takes it: its only input, its inputs in order, or by name."""
+Example = Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
+"""One batch as a network takes it, its only input, its inputs in order or by name; or as loaders make it."""
 MADE_BY = KINDS["exported graph"][0].decode()
 """What an exported file says of itself."""
 OUTPUTS = ("label", "confidence", "std", "lower", "upper", "probs")
@@ -91,8 +92,9 @@ def export_classifier(
 
     Args:
         classifier: calibrated classifier.
-        example: one batch of inputs, as the network takes it: a tensor, several in order, or a mapping by
-            name; at least two samples. Only the first axis is dynamic, the others stay as they are here.
+        example: one batch of inputs, as the network takes it: an array, several in order, or a mapping by
+            name; or a batch of the loader, whose labels are left out. At least two samples. Only the first
+            axis is dynamic, the others stay as they are here.
         path: target; ``.onnx`` or ``.pt2``; see `export_head`.
         rule: when to act; adds the output ``act``.
         context: should the graph know the window of its samples? See `export_head`.
@@ -108,25 +110,31 @@ def export_classifier(
         ...     export_classifier(classifier, x[:4], folder + "/whole.pt2").suffix
         '.pt2'
     """
-    keywords = list(example) if isinstance(example, Mapping) else None
-    values = (
-        (example,)
-        if isinstance(example, Tensor)
-        else example.values()
-        if isinstance(example, Mapping)
-        else example
-    )
+    batch = classifier.batch_of(example)
+    keywords = list(batch.keywords) or None
+    values = (*batch.inputs, *batch.keywords.values())
+    names = keywords or [f"input{i}" if i else "input" for i in range(len(values))]
+    _check_arrays(names, values)
     inputs = tuple(_as_network(x, classifier.model) for x in values)
-    if min((len(x) for x in inputs), default=0) < 2:
+    whole = _Whole(classifier, keywords, rule, context)
+    with torch.no_grad():
+        whole.features(inputs)  # settles what is tapped, and fails in words where the example does not fit
+    return _export(whole, inputs, names, path)
+
+
+def _check_arrays(names: Sequence[str], values: Sequence[Any]) -> None:
+    for name, x in zip(names, values, strict=True):
+        if not isinstance(x, Tensor) or x.ndim == 0:
+            what = "a single number" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise TypeError(
+                f"every input of the example must be an array with one row for each sample, got {what} as "
+                f"{name!r}; give the arrays the network takes, in order or by name"
+            )
+    if min(map(len, values), default=0) < 2:
         raise ValueError(
             "the example must have at least two samples: with one, the size of the batch "
             "could not be told from a constant"
         )
-    whole = _Whole(classifier, keywords, rule, context)
-    with torch.no_grad():
-        whole.features(inputs)  # settles what is tapped, and fails in words where the example does not fit
-    names = keywords or [f"input{i}" if i else "input" for i in range(len(inputs))]
-    return _export(whole, inputs, names, path)
 
 
 class _Calibrated(nn.Module):
@@ -216,6 +224,8 @@ def _export(
         example, names, shapes = (*example, window), [*names, "context"], [*shapes, {}]
         module(*example)  # refuses where the method takes none
     present = module.output_names()
+    _check_names(names, present)
+    _check_types(kind, [*module.parameters(), *example])
     with torch.no_grad(), _quiet(), _explained(module):
         program = torch.export.export(module, example, dynamic_shapes=(tuple(shapes),), strict=False)
         contents = kind.encode(program, names, present)
@@ -226,6 +236,27 @@ def _export(
     return write_whole(target, write)
 
 
+def _check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """A graph knows its inputs and outputs by name."""
+    every = [*inputs, *outputs]
+    twice = [name for name in inputs if every.count(name) > 1]
+    if twice:
+        raise ValueError(
+            f"the input {twice[0]!r} has the name of another input or output of the graph; give the example "
+            f"in order, [x, ...], so that its inputs are called 'input', 'input1', ..."
+        )
+
+
+def _check_types(kind: Target, tensors: Iterable[Tensor]) -> None:
+    wrong = {x.dtype for x in tensors} & set(kind.lacks)
+    if wrong:
+        name = str(wrong.pop()).removeprefix("torch.")
+        raise ValueError(
+            f"{kind.title} runtimes do not compute in {name} on a processor: calibrate and export a copy of "
+            f"the network in single precision, copy.deepcopy(model).float(), or write a .pt2 file for torch"
+        )
+
+
 @dataclass(frozen=True)
 class Target:
     """A format to export to.
@@ -234,11 +265,13 @@ class Target:
         title: for people.
         encode: ``encode(program, input_names, output_names) -> bytes`` of a `torch.export` program.
         needs: libraries it takes.
+        lacks: types of numbers in which its runtimes do not compute.
     """
 
     title: str
     encode: Callable[[Any, Sequence[str], Sequence[str]], bytes]
     needs: tuple[str, ...] = ()
+    lacks: tuple[torch.dtype, ...] = ()
 
 
 def _as_network(x: Tensor, model: nn.Module) -> Tensor:
@@ -374,7 +407,7 @@ def _as_program(program: Any, names: Sequence[str], outputs: Sequence[str]) -> b
 
 
 TARGETS = {
-    ".onnx": Target("ONNX", _as_onnx, ("onnx", "onnxscript")),
+    ".onnx": Target("ONNX", _as_onnx, ("onnx", "onnxscript"), (torch.bfloat16,)),
     ".pt2": Target("torch.export", _as_program),
 }
 """What can be exported to, by the suffix of the file; a new target is a line here."""

@@ -52,7 +52,8 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
         return torch.stack([torch.zeros_like(z.reshape(-1)), z.reshape(-1)], dim=1) if binary else z
     p = z.exp() if output == "log-probabilities" else z
     p = torch.stack([1 - p.reshape(-1), p.reshape(-1)], dim=1) if binary else p
-    _check_probabilities(p, output)
+    if not torch.compiler.is_exporting():  # a graph being traced has stand-ins for the numbers
+        _check_probabilities(p, output)
     return z if output == "log-probabilities" and not binary else p.clamp_min(torch.finfo(p.dtype).tiny).log()
 
 

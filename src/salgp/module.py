@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, get, load_calibrator
+from salgp.calibrators.checks import CalibrationWarning
 from salgp.calibrators.saving import save_folder, write_calibrator
 from salgp.features import Features
-from salgp.network.batches import Batch, LabelsAt, named_fields
+from salgp.network.batches import Batch, LabelsAt
 from salgp.network.extract import Copies, Perturb
 from salgp.network.fingerprint import Fingerprint, check_network
 from salgp.network.gathering import gather
@@ -29,11 +31,12 @@ from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, collect, read_batches
 from salgp.network.rehearsal import Rehearsal
+from salgp.network.scores import named_fields
 from salgp.network.taps import unwrap
 from salgp.prediction import Prediction
 from salgp.storage import FormatError, read_header, reading, write_header
 
-__all__ = ["CalibratedClassifier", "calibrate", "load"]
+__all__ = ["CalibratedClassifier", "calibrate", "load", "suited"]
 
 
 class CalibratedClassifier(nn.Module):
@@ -101,12 +104,22 @@ class CalibratedClassifier(nn.Module):
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
-        batch = Batch.given(inputs, keywords)
+        batch = Batch.given(inputs, keywords, self.taps.labels_at)
         if not torch.compiler.is_exporting() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
         if self.taps.taps is None:
             self.taps = self.taps.settled(self.model, batch)
         return self.taps.read(self.model, batch)
+
+    def batch_of(self, item: Any) -> Batch:
+        """The inputs in a batch: an array, several in order or by name; or what a loader makes, whose labels
+        go aside. Several arrays are inputs in order, unless the network takes fewer: then the loader made
+        them.
+        """
+        several = isinstance(item, tuple | list)
+        batch = Batch.given(tuple(item) if several else (item,), {}, self.taps.labels_at)
+        by_loader = several and not batch.fits(unwrap(self.model))
+        return Batch.of(item, self.taps.labels_at) if by_loader else batch
 
     def extract(
         self,
@@ -232,7 +245,7 @@ def calibrate(
         model: the classifier; it is not changed.
         loader: labelled calibration data, see `salgp.extract`.
         method: a calibrator (a fitted copy is made), its name, or None for layer evidence, the library's
-            default.
+            default, and for temperature scaling where no layer of the network can be read.
         reference: loader of the network's training data, for methods that compare against it.
         layers: see `salgp.extract`.
         pooling: see `salgp.extract`.
@@ -273,9 +286,35 @@ def calibrate(
         seed=seed,
         progress=progress,
         tokenizer=tokenizer,
+        needs_layers=calibrator.needs_layers,
     )
+    calibrator = suited(calibrator, data.features, method is not None)
     calibrator.fit(data.features, data.labels, data.reference)
     return CalibratedClassifier(model, calibrator, data.reader, data.rehearsal)
+
+
+def suited(calibrator: Calibrator, features: Features, asked_for: bool) -> Calibrator:
+    """The calibrator; or, with a warning, temperature scaling, where it needs layers and there are none.
+
+    Args:
+        calibrator: not fitted.
+        features: of the calibration samples.
+        asked_for: was this method asked for? Then no other takes its place.
+
+    Example:
+        >>> suited(get("temperature"), Features(torch.zeros(2, 3)), False)
+        TemperatureScaling()
+    """
+    if features.layers or not calibrator.needs_layers:
+        return calibrator
+    none = (
+        "no hidden layer of the network can be read: it has none before its scores, or they are no "
+        "modules that PyTorch can watch (plain tensors, TorchScript)"
+    )
+    if asked_for:
+        raise ValueError(f'{none}; {calibrator.display_name} needs some: use method="temperature"')
+    warnings.warn(f"{none}; temperature scaling is used instead", CalibrationWarning, stacklevel=3)
+    return get("temperature")
 
 
 def load(

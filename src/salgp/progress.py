@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from salgp.extras import require
 
-__all__ = ["Advance", "progress_bar"]
+__all__ = ["Advance", "progress_bar", "steps_in"]
 
 
 class Advance(Protocol):
@@ -67,6 +67,21 @@ def progress_bar(
         yield advance
     finally:
         bar.stop()
+
+
+def steps_in(loader: Any) -> int | None:
+    """How many batches a loader will yield, or None where it cannot tell.
+
+    Every `torch.utils.data.DataLoader` has a length, but one over an iterable data set raises when asked.
+
+    Example:
+        >>> steps_in([1, 2]), steps_in(iter([1, 2]))
+        (2, None)
+    """
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _rich_bar(wanted: bool | None, total: float | None, console: Any) -> Any:

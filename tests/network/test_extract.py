@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
 from salgp.logits import as_logits
-from salgp.network.batches import raw_logits
 from salgp.network.reader import Reader, projection
 from salgp.network.reading import read_batches
+from salgp.network.scores import raw_logits
 from salgp_study.backbones import build_backbone
 
 N = 10
@@ -278,6 +278,30 @@ def test_outputs_without_logits():
         as_logits(torch.zeros(2, 3, 4))
     with pytest.raises(ValueError, match=r"got torch\.float32 \(10, 1, 3\); pass forward="):
         salgp.extract(networks.Wrapped("tensor"), [_random(N, 1, 6)], layers=[])
+
+
+@pytest.mark.parametrize(("kind", "at"), [("scores first", 0), ("scores last", 1)])
+@pytest.mark.parametrize("layers", ["auto", []])
+def test_which_of_a_tuple_are_the_scores_is_not_guessed(kind, at, layers):
+    model, x = networks.randomised(networks.Wrapped(kind)), _random(N, 6)
+    shapes = [r"\(n, 3\)", r"\(n, 8\)"][:: 1 if at == 0 else -1]
+    says = rf"a tuple in which 2 tensors could be .* \[0\] {shapes[0]} .* \[1\] {shapes[1]}"
+    with pytest.raises(ValueError, match=says + r".*forward=lambda model, batch: model\(batch\[0\]\)\[1\]"):
+        salgp.extract(model, [(x, LABELS)], layers=layers)
+    forward = {"forward": lambda network, batch: network(batch[0])[at]}
+    features, _ = salgp.extract(model, [(x, LABELS)], layers=layers, **forward)
+    torch.testing.assert_close(features.logits, model(x)[at].detach())
+
+
+def test_a_tuple_with_one_tensor_of_scores_is_plain():
+    z, hidden, loss = _random(N, 3), _random(N, 5, 8), torch.tensor(1.0)
+    answers = ((z, hidden), (loss, z), [z, (hidden, hidden)], (z, LABELS), (None, z))
+    assert all(raw_logits(answer) is z for answer in answers)
+    assert raw_logits((loss, z[:, 0])).shape == (N,)
+    for other in (z, z[:, :1], z[:, 0]):  # of a binary network any of them could be the scores
+        for answer in ((z, other), [other, z]):
+            with pytest.raises(ValueError, match="2 tensors could be the class scores"):
+                raw_logits(answer)
 
 
 @pytest.mark.parametrize("kind", ["binary", "column"])

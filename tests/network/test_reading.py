@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import networks
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import salgp
-from salgp.network.reader import Reader
+from salgp.network.reader import NetworkWarning, Reader
 from salgp.network.reading import Place, read_batches
 from salgp.network.rehearsal import rehearse
+from salgp.store import extract_to_store
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 
@@ -85,6 +87,23 @@ def test_what_is_not_clear_is_said() -> None:
         salgp.extract(Net(), [(X, Y)], labels_at=5)
     with pytest.raises(ValueError, match="labels_at="):
         salgp.calibrate(Net(), [{"x": X, "truth": Y}][:0] or [X], method="temperature")
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Samples one after the other; nobody knows how many."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(X, Y, strict=True))
+
+
+def test_a_loader_over_a_stream_has_no_length(tmp_path: Any) -> None:
+    loader = DataLoader(Stream(), batch_size=24)
+    features, labels = salgp.extract(mlp(), loader, progress=False)
+    torch.testing.assert_close(features.logits, EXPECTED)
+    assert torch.equal(labels, Y)
+    classifier = salgp.calibrate(mlp(), loader, method="temperature")
+    assert len(classifier.predict(loader)) == len(X)
+    assert len(extract_to_store(mlp(), loader, tmp_path / "store")) == len(X)
 
 
 def test_empty_batches_are_passed_over() -> None:
@@ -310,6 +329,83 @@ def test_a_network_that_refuses_its_inputs_says_what_it_was_given() -> None:
     classifier = salgp.calibrate(mlp(), [(X, Y)], method="temperature")
     with pytest.raises(RuntimeError, match=says):
         classifier(torch.zeros(1, 7))
+
+
+class Both(nn.Module):
+    """Takes an image and what is known about it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, image: Tensor, meta: Tensor) -> Tensor:
+        return self.inner(image) + meta
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_inputs_inside_a_tuple_need_a_forward_function(kind: type) -> None:
+    batch = (kind((X, X[:, :3])), Y)
+    says = r"of shape a (tuple|list); say how .*: forward=lambda model, batch: model\(\*batch\[0\]\); its own"
+    with pytest.raises(RuntimeError, match=says):
+        salgp.calibrate(Both(), [batch])
+    way_out = {"forward": lambda model, batch: model(*batch[0])}
+    classifier = salgp.calibrate(Both(), [batch], method="density-aware", perturb=False, **way_out)
+    torch.testing.assert_close(classifier.features(batch[0]).logits, EXPECTED + X[:, :3])
+    torch.testing.assert_close(classifier(batch[0]).confidence, classifier.predict([batch]).confidence)
+    with pytest.raises(
+        RuntimeError, match=r"a dict; say how to call it: forward=lambda model, batch: \.\.\.;"
+    ):
+        salgp.extract(Both(), [(X, {"meta": X[:, :3]}, Y)])
+
+
+class Decided(nn.Module):
+    """Returns answers in place of scores, or none at all."""
+
+    def __init__(self, end: Any) -> None:
+        super().__init__()
+        self.inner, self.end = mlp(), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.inner(x))
+
+
+@pytest.mark.parametrize("end", [lambda z: z > 0, lambda z: z.argmax(1), lambda z: z[:, :0]])
+def test_answers_in_place_of_scores_are_refused_in_words(end: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected logits as floating-point numbers of shape \(n, c\)"):
+        salgp.extract(Decided(end), [(X, Y)])
+
+
+class Dropping(nn.Module):
+    """Monte Carlo dropout: it stays on in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.inner.body(x), training=True)
+        return self.inner.head(hidden)
+
+
+def test_a_network_that_is_random_in_evaluation_mode_is_noticed() -> None:
+    with pytest.warns(NetworkWarning, match="other scores for the same inputs"):
+        salgp.extract(Dropping(), [(X, Y)])
+    passes: list[int] = []
+    model = mlp()
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    salgp.extract(model, [(X, Y)])
+    assert len(passes) == 4  # the trace, one pass as it is, one with its layer disturbed, the data
+
+
+def test_a_loader_is_no_batch() -> None:
+    classifier = salgp.calibrate(mlp(), [(X, Y)], method="temperature")
+    dataset = TensorDataset(X, Y)
+    for given in (DataLoader(dataset, batch_size=8), dataset, iter([X])):
+        with pytest.raises(TypeError, match=r"expected one batch, got a \w+; .* \.predict\(loader\)"):
+            classifier(given)
+    with pytest.raises(RuntimeError, match=r"a list; give .* classifier\(x\), or .*\.predict\(\[batch\]\)"):
+        classifier([X, Y])
+    torch.testing.assert_close(classifier.predict([[X, Y]]).confidence, classifier(X).confidence)
 
 
 def test_inputs_by_name_are_named() -> None:

@@ -83,7 +83,7 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
     if with_layers and not features.layers:
         raise ValueError(
             "this method reads hidden layers, but the features have none; extract them with "
-            "salgp.extract(model, loader)"
+            "salgp.extract(model, loader), or take a method that reads the scores only, such as temperature"
         )
     values = [features.logits, *(features.layers.values() if with_layers else ())]
     if len(features) <= FEW_ROWS and _all_finite(values):

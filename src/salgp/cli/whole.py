@@ -94,7 +94,7 @@ def calibrate(
     every other command can go on from there. Without --test nothing is checked.
     """
     check_inputs(train, calibration, test, weights)
-    rivals = [name for name in files.split_names(compare) or [] if name != method]
+    rivals = files.split_names(compare) or []
     check_method(method, *rivals)
     _check_folder(out, force, *(path for path in (train, calibration, test) if path is not None))
     images = image_options(model, image_size, gray, image_mean, image_std)
@@ -110,8 +110,7 @@ def calibrate(
         shell.say("note: no --train given; the calibration samples are compared with each other")
     taps = Reader(layer_names(layers), pooling, output, max_width, seed)
     read = _gathered(shell, network, sets, taps, calibrator)
-    with shell.progress(f"fitting {calibrator.name}"):
-        calibrator.fit(read.features, read.labels, read.reference)
+    calibrator = _fitted(shell, calibrator, read, method not in (None, "auto"))
     classifier = CalibratedClassifier(network, calibrator, read.reader, read.rehearsal)
     _write(classifier, read, sets, out, force)
     comparison = _checked(shell, classifier, sets["test"], out, rivals) if "test" in sets else None
@@ -168,9 +167,19 @@ def _gathered(
             seed=reader.seed,
             progress=False,
             tokenizer=sets["calibration"].tokenizer,
+            needs_layers=calibrator.needs_layers,
         )
     note_guessing(shell, read.features, read.labels)
     return read
+
+
+def _fitted(shell: Shell, calibrator: Calibrator, read: Gathered, asked_for: bool) -> Calibrator:
+    """The method, or what takes its place where no layers could be read, fitted."""
+    from salgp.module import suited
+
+    calibrator = suited(calibrator, read.features, asked_for)
+    with shell.progress(f"fitting {calibrator.name}"):
+        return calibrator.fit(read.features, read.labels, read.reference)
 
 
 def _write(
@@ -216,7 +225,7 @@ def _checked(
     loaded, truth = files.read_labelled(out / "test.safetensors")
     predictions = {"uncalibrated": uncalibrated(loaded.features)}
     with shell.progress("comparing and writing the report"):
-        for name in rivals:
+        for name in (name for name in rivals if name != classifier.calibrator.name):
             rival = get(name)
             rival.fit(*fitting_rows(rival, features.features, labels), known)
             predictions[name] = rival.predict(loaded.features)

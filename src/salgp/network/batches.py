@@ -1,8 +1,7 @@
-"""What goes into a network and what comes out: batches of any form, and class scores from any output."""
+"""What goes into a network: batches of any form."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
@@ -13,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader, Dataset
 
 from salgp.labels import as_labels
+from salgp.network.scores import shape_of
 
-__all__ = ["FORWARD", "LABEL_KEYS", "Batch", "LabelsAt", "class_labels", "named_fields", "raw_logits"]
+__all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Keys of a mapping that hold the labels, the first of them that is there."""
@@ -70,12 +71,18 @@ class Batch:
         return _from_tuple(tuple(item), labels_at)
 
     @staticmethod
-    def given(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Batch:
+    def given(inputs: tuple[Any, ...], keywords: Mapping[str, Any], labels_at: LabelsAt = None) -> Batch:
         """Read the arguments of a call: inputs as the network takes them, or one batch as a loader makes it
         by name.
+
+        Example:
+            >>> sorted(Batch.given(({"x": torch.zeros(2, 3), "truth": [0, 1]},), {}, "truth").keywords)
+            ['x']
         """
+        _refuse_loaders(inputs)
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            return Batch.of({**inputs[0], **keywords})
+            both = {**inputs[0], **keywords}
+            return Batch.of(both, labels_at if labels_at in both else None)
         named = Batch.of(keywords).keywords if keywords else keywords
         form = "mapping" if named and not inputs else "single" if len(inputs) == 1 else "tuple"
         return Batch(tuple(map(_as_tensors, inputs)), named, form=form)
@@ -102,8 +109,27 @@ class Batch:
             >>> Batch(keywords={"ids": torch.zeros(5, 3, 2)}).shapes
             "'ids' (n, 3, 2) of torch.float32"
         """
-        named = [f"{key!r} {_shape(x)}" for key, x in self.keywords.items()]
-        return " and ".join([*map(_shape, self.inputs), *named])
+        named = [f"{key!r} {shape_of(x)}" for key, x in self.keywords.items()]
+        return " and ".join([*map(shape_of, self.inputs), *named])
+
+    @property
+    def hint(self) -> str:
+        """How to call a network that does not take the inputs as they are; nothing where they are arrays.
+
+        Example:
+            >>> Batch(((torch.zeros(2, 3), torch.zeros(2, 1)),), form="tuple").hint
+            '; say how to call it, for batches ((a, b), y): forward=lambda model, batch: model(*batch[0])'
+        """
+        plain = Tensor | np.ndarray | PackedSequence
+        other = [x for x in (*self.inputs, *self.keywords.values()) if not isinstance(x, plain)]
+        if not other:
+            return ""
+        nested = len(self.inputs) == 1 and isinstance(other[0], tuple | list)
+        if nested and self.form == "single":  # the argument of a call; no loader makes this form
+            return "; give the inputs by themselves, classifier(x), or the whole batch to .predict([batch])"
+        way = "model(*batch[0])" if nested else "..."
+        of = ", for batches ((a, b), y)" if nested else ""
+        return f"; say how to call it{of}: forward=lambda model, batch: {way}"
 
     @property
     def as_made(self) -> Any:
@@ -116,6 +142,15 @@ class Batch:
             return dict(self.keywords), self.labels
         named = {} if self.labels is None else {self.labels_at: self.labels}
         return {**self.keywords, **named}
+
+    def fits(self, network: nn.Module) -> bool:
+        """Does the network take so many inputs by position?
+
+        Example:
+            >>> Batch((torch.zeros(2, 3), torch.zeros(2))).fits(nn.Linear(3, 4))
+            False
+        """
+        return len(self.inputs) <= _parameters_of(network)[1]
 
     def arguments(self, network: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments for a network, after a look at what it takes."""
@@ -183,46 +218,6 @@ def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
     return as_labels(labels, n)
 
 
-def raw_logits(output: Any) -> Tensor:
-    """Find the class scores in whatever a network returned.
-
-    A tensor is taken as it is; a mapping, dataclass or named tuple must have ``logits``; of a plain tuple or
-    list the first floating-point tensor with two axes is taken.
-
-    Example:
-        >>> raw_logits({"loss": torch.tensor(1.0), "logits": torch.zeros(2, 3)}).shape
-        torch.Size([2, 3])
-    """
-    if isinstance(output, Tensor):
-        return output
-    fields = dict(named_fields(output))
-    if isinstance(fields.get("logits"), Tensor):
-        return fields["logits"]
-    if fields:
-        raise ValueError(
-            f"the network returned {type(output).__name__} without 'logits' (it has "
-            f"{', '.join(map(str, fields))}); {FORWARD}"
-        )
-    if isinstance(output, tuple | list):
-        floats = [x for x in output if isinstance(x, Tensor) and x.is_floating_point()]
-        for x in [x for x in floats if x.ndim == 2] + [x for x in floats if x.ndim == 1]:
-            return x
-    raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
-
-
-def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of a mapping, dataclass or named tuple; nothing for any other value."""
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-    elif isinstance(value, tuple):
-        yield from zip(getattr(value, "_fields", ()), value, strict=False)
-
-
-FORWARD = "pass forward=lambda model, batch: ... to return the logits yourself"
-
-
 def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt) -> Batch:
     keywords = dict(item)
     if isinstance(labels_at, str) and labels_at not in keywords:
@@ -270,12 +265,13 @@ def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
     return tuple(p.name for p in parameters if p.kind in named), most
 
 
-def _shape(x: Any) -> str:
-    """Shape and type of an input; its samples are ``n``, since a few of them may have been taken."""
-    if not isinstance(x, Tensor | np.ndarray):
-        return f"a {type(x).__name__}"
-    axes = ["n", *map(str, x.shape[1:])] if x.ndim else []
-    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''}) of {x.dtype}"
+def _refuse_loaders(inputs: tuple[Any, ...]) -> None:
+    for x in inputs:
+        if isinstance(x, DataLoader | Dataset | Iterator):
+            raise TypeError(
+                f"expected one batch, got a {type(x).__name__}; for all that a loader yields there is "
+                f".predict(loader)"
+            )
 
 
 def _from_one_hot(y: Tensor) -> Tensor:

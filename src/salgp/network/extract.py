@@ -73,8 +73,8 @@ def extract(
             batch.
         seed: of ``perturb`` and the projections.
         progress: show a progress bar (needs ``rich``); None for "on a terminal and in notebooks".
-        forward: ``forward(model, batch) -> output`` for networks that are not simply called with the inputs;
-            it gets the batch as the loader made it, on the network's device.
+        forward: ``forward(model, batch) -> output`` for networks that are not simply called with the inputs,
+            or that return several tensors; it gets the batch as the loader made it, on the network's device.
         labels_at: where a batch has its labels, if not at its end: a position, such as 1 for ``(x, y, id)``,
             or a key.
         tokenizer: of a network that reads text, a Hugging Face one or a `salgp.network.text.Coder`; copies of

@@ -16,7 +16,7 @@ from salgp.features import Features
 from salgp.network.extract import Copies, Perturb, perturbed
 from salgp.network.reader import Reader
 from salgp.network.reading import ANYWHERE, Place, Reading, collect, read_batches
-from salgp.network.rehearsal import Rehearsal, rehearse
+from salgp.network.rehearsal import Rehearsal, with_copies
 
 __all__ = ["Gathered", "gather"]
 
@@ -51,6 +51,7 @@ def gather(
     seed: int = 0,
     progress: bool | None = None,
     tokenizer: Any = None,
+    needs_layers: bool = False,
 ) -> Gathered:
     """Read calibration data, copies and reference with the same taps.
 
@@ -64,6 +65,8 @@ def gather(
         seed: of the copies.
         progress: see `salgp.extract`.
         tokenizer: see `salgp.extract`.
+        needs_layers: are the copies for a method that reads layers? Then none are made where no layer of the
+            network can be read.
 
     Example:
         >>> import torch
@@ -72,15 +75,14 @@ def gather(
         Features(8 samples, 3 classes, no layers)
     """
     rehearsal: Rehearsal | None = None
-    if copies is None or callable(copies):
-        readings = read_batches(
-            model, loader, reader, place, prepare=perturbed(copies, seed), progress=progress
-        )
-        reader, features, labels = _labelled(readings)
+    prepare = perturbed(copies, seed) if copies is None or callable(copies) else None
+    originals = tuple(read_batches(model, loader, reader, place, prepare=prepare, progress=progress))
+    useless = needs_layers and not originals[0].features.layers
+    if copies is None or callable(copies) or useless:
+        reader, features, labels = _labelled(originals)
     else:
-        found = rehearse(
-            model, loader, reader, copies, place, seed=seed, progress=progress, tokenizer=tokenizer
-        )
+        how: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
+        found = with_copies(model, originals, copies, place, **how)
         reader, features, labels, rehearsal = found.reader, found.features, found.labels, found.rehearsal
     known = None
     if reference is not None:

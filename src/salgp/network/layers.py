@@ -168,7 +168,8 @@ def _unknown(item: str, found: Trace, offered: Mapping[str, Tap]) -> str:
         )
     if item in found.module_names:
         return (
-            f"layer {item!r} exists but did not run in the forward pass; layers that ran: {_listed(offered)}"
+            f"layer {item!r} exists but did not run in the forward pass (or it is of TorchScript, which "
+            f"nobody can watch); layers that ran: {_listed(offered)}"
         )
     close = difflib.get_close_matches(item, offered, n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,19 +20,27 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.logits import OUTPUTS, as_logits
-from salgp.network.batches import FORWARD, Batch, LabelsAt, raw_logits
+from salgp.network.batches import Batch, LabelsAt
 from salgp.network.layers import Layers, Poolings, make_taps
+from salgp.network.scores import FORWARD, raw_logits
 from salgp.network.taps import Change, Probe, Tap, TapError, unwrap
 from salgp.network.trace import Trace, trace
 from salgp.network.view import View, Views
 
-__all__ = ["Forward", "Reader", "projection"]
+__all__ = ["Forward", "NetworkWarning", "Reader", "projection"]
 
 Forward = Callable[[nn.Module, Any], Any]
 """``forward(model, batch) -> output``, for networks that are not simply called with the inputs."""
 
 HANDFUL = 5
 """Samples on which the taps are settled."""
+
+ALIKE = 0.02
+"""Scores of the same inputs may differ by this share of the largest: some devices add up in any order."""
+
+
+class NetworkWarning(UserWarning):
+    """The network can be read, but what it gives may not be what was meant."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +173,7 @@ class _Flow:
         taps = tuple(found.taps().values())
         self._view = View(model, lambda copied: Probe(copied, taps, pooled=False))
         self._run = run
+        self._seen = found.logits
         self._known: dict[str, bool] = {}
         self._before: Tensor | None = None
 
@@ -171,6 +181,7 @@ class _Flow:
         if tap.name not in self._known:
             if self._before is None:
                 self._before = self._logits(None)
+                _warn_of_chance(self._seen, self._before)
             after = self._logits(self._names[tap.name])
             self._known[tap.name] = not torch.equal(after, self._before)
         return self._known[tap.name]
@@ -183,6 +194,20 @@ class _Flow:
         with torch.no_grad(), self._view.probe.reading(None, change):
             self._view.refresh()
             return raw_logits(self._run(self._view.network)).clone()
+
+
+def _warn_of_chance(first: Tensor, second: Tensor) -> None:
+    """Two passes of the same samples have been made anyway: are their scores alike?"""
+    if not first.is_floating_point() or first.numel() == 0 or first.shape != second.shape:
+        return  # no class scores: `as_logits` says so
+    if bool((first - second).abs().max() > ALIKE * first.abs().max()):
+        warnings.warn(
+            "the network gives other scores for the same inputs in every pass (dropout that stays on in "
+            "evaluation mode?): a confidence is then that of one random pass; switch it off, or calibrate "
+            "the mean of several passes",
+            NetworkWarning,
+            stacklevel=2,
+        )
 
 
 def _untouched(network: nn.Module) -> None:
@@ -206,5 +231,5 @@ def _called(network: nn.Module, batch: Batch) -> Any:
             raise
         own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
         raise RuntimeError(
-            f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}"
+            f"the network does not accept inputs of shape {batch.shapes}{batch.hint}; its own error: {own}"
         ) from error

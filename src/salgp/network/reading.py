@@ -7,7 +7,7 @@ shuffles gives the same order whether or not somebody reads features on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from salgp.features import Features
 from salgp.network.batches import Batch, class_labels
 from salgp.network.reader import Reader
 from salgp.network.taps import Change, unwrap
-from salgp.progress import progress_bar
+from salgp.progress import progress_bar, steps_in
 
 __all__ = ["ANYWHERE", "Place", "Prepare", "Reading", "collect", "read_batches"]
 
@@ -97,8 +97,7 @@ def read_batches(
     _check_loader(loader)
     random = _PrivateRandom(unwrap(model))
     first: Reading | None = None
-    total = len(loader) if isinstance(loader, Sized) else None
-    with progress_bar(title, total, progress) as advance:
+    with progress_bar(title, steps_in(loader), progress) as advance:
         with random.use():
             items = iter(loader)
         for index in range(1 << 62):

@@ -30,7 +30,7 @@ from salgp.network.taps import Change, Tap
 from salgp.network.text import Coder, Tokens, coder_for
 from salgp.progress import progress_bar
 
-__all__ = ["LEVELS", "Rehearsal", "Rehearsed", "rehearse"]
+__all__ = ["LEVELS", "Rehearsal", "Rehearsed", "rehearse", "with_copies"]
 
 LEVELS = tuple(float(0.04 ** (1 - k / 7)) for k in range(8))
 """Strengths of the copies, as shares of the family's scale."""
@@ -129,6 +129,22 @@ def rehearse(
         ('noise', 'gain')
     """
     originals = tuple(read_batches(model, loader, reader, place, progress=progress))
+    how: Any = {"copies": copies, "seed": seed, "progress": progress, "tokenizer": tokenizer}
+    return with_copies(model, originals, perturb, place, **how)
+
+
+def with_copies(
+    model: nn.Module,
+    originals: tuple[Reading, ...],
+    perturb: str | Sequence[str | Family] = "auto",
+    place: Place = ANYWHERE,
+    *,
+    copies: int = 1,
+    seed: int = 0,
+    progress: bool | None = None,
+    tokenizer: Any = None,
+) -> Rehearsed:
+    """What `rehearse` does once the originals are read."""
     if originals[0].labels is None:
         raise ValueError(
             "perturbed copies need labels, but the loader yields inputs only; yield (x, y) or a mapping with "

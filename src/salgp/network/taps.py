@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from salgp.network.batches import named_fields
 from salgp.network.pooling import Layout, Pooling, image_average, pool
+from salgp.network.scores import named_fields
 
 __all__ = ["Change", "Probe", "Tap", "TapError", "activation", "hidden_state", "unwrap"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.network.batches import raw_logits
 from salgp.network.pooling import Layout
+from salgp.network.scores import raw_logits
 from salgp.network.taps import Tap, activation
 from salgp.network.view import View
 
@@ -57,12 +57,14 @@ class Trace:
         n: number of samples.
         n_scores: number of class scores the network gave for them, ``n * c``.
         module_names: all modules of the network, run or not.
+        logits: the scores themselves, ``(n, c)`` or ``(n,)``.
     """
 
     calls: tuple[Call, ...]
     n: int
     n_scores: int
     module_names: tuple[str, ...]
+    logits: Tensor
 
     @property
     def names(self) -> frozenset[str]:
@@ -96,7 +98,7 @@ def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
     with torch.no_grad():
         logits = raw_logits(run(view.network))
     names = tuple(name for name, _ in model.named_modules() if name)
-    return Trace(tuple(_calls(seen, logits)), len(logits), logits.numel(), names)
+    return Trace(tuple(_calls(seen, logits)), len(logits), logits.numel(), names, logits.clone())
 
 
 def ancestors(name: str) -> list[str]:
@@ -131,8 +133,10 @@ class _Run:
 
 
 def _record(network: nn.Module, seen: list[_Run]) -> None:
+    """Watch every module; those of TorchScript take no hooks, and nobody can look into them."""
     for name, module in network.named_modules():
-        if "parametrizations" not in name.split("."):
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        if not scripted and "parametrizations" not in name.split("."):
             module.register_forward_hook(_recorder(name, seen))
 
 

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from salgp.network.keeping import reader_header
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
 from salgp.network.reading import Place, Reading, collect, read_batches
-from salgp.progress import Advance, progress_bar
+from salgp.progress import Advance, progress_bar, steps_in
 from salgp.storage import FormatError, locked
 from salgp.store.columns import read_table
 from salgp.store.manifest import Entry, Manifest, claim, update_digest
@@ -91,7 +91,7 @@ def extract_to_store(
     """
     given = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
     how = _How(_one_reader(given, taps), _function(perturb), device)
-    total = len(loader) if isinstance(loader, Sized) else None
+    total = steps_in(loader)
     with locked(out), torch.random.fork_rng(devices=[]):
         first, stream = _peeked(loader)
         settled, features, labels = collect(how.read(model, [first]))
