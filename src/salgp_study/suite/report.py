@@ -136,7 +136,7 @@ def _limits(results: Results) -> list[str]:
     )
     share = results.mean(BASE, "shift", "ece")
     ways = [(str(BASE), BASE, "ece"), *((str(way), way, "ece") for way in results.ours)]
-    ways += [(_bound(way), way, "ece_told") for way in (BASE, *results.ours)]
+    ways += [(_bound(way), way, "ece_told") for way in results.ours]
     ways += [("floor: confidences exactly right", BASE, "ece_floor")]
     rows = [
         [name, results.mean(way, "in", key), at := results.mean(way, "shift", key), at / share]
