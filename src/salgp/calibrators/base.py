@@ -31,6 +31,7 @@ from salgp.calibrators.checks import (
 from salgp.calibrators.copies import originals
 from salgp.calibrators.saving import save_folder, write_calibrator
 from salgp.calibrators.temperature import rest_temperature
+from salgp.calibrators.zeros import learn_zeros, lift_zeros
 from salgp.explanation import explain_line
 from salgp.features import Features
 from salgp.labels import as_labels
@@ -46,6 +47,8 @@ class Calibrator(BaseEstimator, ABC):
     Attributes:
         classes (int): number of classes seen in `fit` is stored as ``n_classes_``.
         layer_widths_: feature widths seen in `fit`; `predict` refuses others.
+        zeros_: ``(c,)`` logits in place of a probability of exactly 0, see `salgp.calibrators.zeros`; None
+            where no calibration sample had one.
     """
 
     name: ClassVar[str]
@@ -60,6 +63,10 @@ class Calibrator(BaseEstimator, ABC):
     """Does the method say how sure to be of the label, and nothing about the other classes? Then `fit` also
     learns ``rest_temperature_``, by which `Prediction.from_confidence` shares what is left among them.
     """
+
+    lifts_zeros: ClassVar[bool] = True
+    """Is a probability of exactly 0 replaced by the smallest that the classifier can tell?"""
+    zeros_: Tensor | None = None
 
     @property
     def display_name(self) -> str:
@@ -88,8 +95,13 @@ class Calibrator(BaseEstimator, ABC):
             seen = as_labels(reference[1], len(known), features.n_classes).to(features.logits.device)
             reference = (known, seen)
         plain = features if len(rows) == len(features) else Features(features.logits[rows])
-        warn_of_data(plain, y[rows], reference[0] if reference and self.needs_layers else None)
+        matter = self.lifts_zeros and self.name != "isotonic"
+        warn_of_data(plain, y[rows], reference if self.needs_layers else None, zeros=matter)
         fresh = type(self)(**self.get_params(deep=False))  # a fit that fails leaves the old one as it was
+        fresh._learn_zeros(plain)
+        plain, features = fresh.lifted(plain), fresh.lifted(features)
+        if reference is not None:
+            reference = (fresh.lifted(reference[0]), reference[1])
         with torch.no_grad():
             if self.gives_confidence_only:
                 fresh.rest_temperature_ = rest_temperature(plain.logits, y[rows])
@@ -141,6 +153,7 @@ class Calibrator(BaseEstimator, ABC):
         features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
+        features = self.lifted(features)
         if not self.needs_layers:
             return features
         missing = [k for k in self.layer_widths_ if k not in features.layers]
@@ -158,6 +171,17 @@ class Calibrator(BaseEstimator, ABC):
                 f"{self.layer_widths_[wrong[0]]}: is it the same network?"
             )
         return features
+
+    def _learn_zeros(self, features: Features) -> None:
+        """Keep what takes the place of probabilities of 0, where there are any."""
+        self.__dict__.pop("zeros_", None)
+        zeros = learn_zeros(features.logits) if self.lifts_zeros else None
+        if zeros is not None:
+            self.zeros_ = zeros
+
+    def lifted(self, features: Features) -> Features:
+        """The features with the learned logits in place of probabilities of 0, as `predict` sees them."""
+        return lift_zeros(features, self.zeros_) if self.lifts_zeros else features
 
     @abstractmethod
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:

@@ -264,8 +264,10 @@ class LayerEvidence(Calibrator):
         if not source.has_reference:
             return None
         rows = stream_evidence(source, form=self.reference, **self._options())
-        self.learn(rows.features, rows.labels, rows.evidence, rows.reference)
-        self._learn_classes(*source.subset())
+        self._learn_zeros(rows.features)
+        self.learn(self.lifted(rows.features), rows.labels, rows.evidence, rows.reference)
+        some, labels = source.subset()
+        self._learn_classes(self.lifted(some), labels)
         self.n_classes_, self.layer_widths_ = rows.features.n_classes, rows.widths
         return self
 
