@@ -99,8 +99,8 @@ def misaligned_reference(
         return None
     return (
         f"the network is right on {there.hits / there.n:.0%} of the reference samples, and on {accuracy:.0%} "
-        f"of the calibration samples, though it was trained on the reference: are the labels of the reference "
-        f"in the order of the network's classes, and aligned with its samples?"
+        f"of the calibration samples, though it was trained on the reference: are the labels of the "
+        f"reference in the order of the network's classes, and aligned with its samples?"
     )
 
 

@@ -10,6 +10,7 @@ plus every attribute that ends in ``_``.
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -133,6 +134,10 @@ class Calibrator(BaseEstimator, ABC):
         """Say in one line what each term did to the confidence of sample ``i``, in confidence points that add
         up to the change, see `salgp.explanation`.
 
+        Args:
+            features: of ``n`` samples.
+            i: one of them, from 0 to ``n - 1``; negative numbers count from the end.
+
         Example:
             >>> from salgp.calibrators import get
             >>> x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
@@ -141,7 +146,7 @@ class Calibrator(BaseEstimator, ABC):
             >>> get("layer-evidence").fit(f, labels).explain(f, 0)[:7]
             '0.52 ->'
         """
-        one = features[[i % len(features)]]
+        one = features[[_place(i, len(features))]]
         return explain_line(one, self.predict(one))
 
     def check_input(self, features: Features) -> Features:
@@ -266,4 +271,21 @@ class Calibrator(BaseEstimator, ABC):
             )
 
     def __getstate__(self) -> Any:
-        raise TypeError(f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder)")
+        raise TypeError(
+            f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder), or for a "
+            f"CalibratedEstimator its own save(folder) and CalibratedEstimator.load(folder, estimator)"
+        )
+
+
+def _place(i: Any, n: int) -> int:
+    """The number of one of ``n`` samples, counted from 0."""
+    try:
+        number = operator.index(i)
+    except TypeError:
+        raise TypeError(
+            f"expected the number of one sample, got a {type(i).__name__}; explain several one by one: "
+            f"[calibrator.explain(features, i) for i in ...]"
+        ) from None
+    if not -n <= number < n:
+        raise IndexError(f"there is no sample {number}: the features have {n:,}, counted from 0")
+    return number % n

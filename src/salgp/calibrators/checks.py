@@ -2,8 +2,8 @@
 
 `check_features` refuses features that no method can work with. `warn_of_data` says, in one sentence each,
 what makes a fit worth little though it succeeds: too few samples, no errors, labels of other samples, missing
-classes, probabilities given as logits or of exactly 0, rows that are also in the reference. Both are called by
-`Calibrator.fit`, so that every method warns alike.
+classes, probabilities given as logits or of exactly 0, rows that are also in the reference. Both are called
+by `Calibrator.fit`, so that every method warns alike.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FEW_ROWS = 64
 LOOKED_AT = 1000
 """Rows looked at to tell probabilities from logits."""
 
-ZEROS = 0.02
+ZEROS = 0.05
 """Share of samples whose true class has a probability of exactly 0 that is worth a warning."""
 
 SHARED = 0.01
