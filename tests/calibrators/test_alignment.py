@@ -97,6 +97,13 @@ def test_every_method_tells_it(method: str) -> None:
         get(method).fit(features, shuffled(labels))
 
 
+def test_the_verdict_does_not_praise_a_fit_to_such_labels() -> None:
+    features, labels = network()
+    assert get("layer-evidence").fit(features, labels).verdict_.startswith("In domain")
+    wrong = get("layer-evidence").fit(features, shuffled(labels))
+    assert wrong.verdict_.startswith("Not to be relied on: the network is right on")
+
+
 @pytest.mark.parametrize("c", [2, 5])
 def test_a_reference_whose_labels_are_off_is_told(c: int) -> None:
     calibration, reference = network(c=c, accuracy=0.8), network(600, c, 0.85, seed=3)

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.calibrators.alignment import misaligned
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.check import (
@@ -297,7 +298,8 @@ class LayerEvidence(Calibrator):
         raw = log_odds(features, 1.0, LARGEST)
         self.check_ = check_table(self.seen_, raw, f, families, self.display_name)
         errors = int((self.seen_.correct[first] == 0).sum())
-        self.verdict_ = verdict(self.check_, inside.trust, self.display_name, errors)
+        doubt = misaligned(Features(features.logits[first]), labels[first])
+        self.verdict_ = verdict(self.check_, inside.trust, self.display_name, errors, doubt)
         self.novelty_ = view.novelty[first]
         self.relevance_ = self._relevance(features, view, evidence)
 
