@@ -374,6 +374,19 @@ def _training_set(folder: Path) -> None:
         salgp.calibrate(network(), [(x, network()(x).argmax(1))], method="platt")
 
 
+@situation(
+    "labels that are shuffled, in another order, or off by one",
+    "warns that they may not be those of the samples; of the reference too",
+)
+def _labels_of_others(folder: Path) -> None:
+    features, labels = sample(300)
+    known, seen = sample(300, seed=1)
+    with pytest.warns(CalibrationWarning, match="aligned with the samples"):
+        salgp.calibrators.get("isotonic").fit(features, labels.roll(1))
+    with pytest.warns(CalibrationWarning, match="are the labels of the reference"):
+        salgp.calibrators.get("layer-evidence").fit(features, labels, (known, seen.roll(1)))
+
+
 @situation("a class that the network does not know", "label -1: never correct, counted, left out of NLL")
 def _unknown_class(folder: Path) -> None:
     features, labels = sample(100)
@@ -423,6 +436,44 @@ def _estimator(folder: Path) -> None:
     calibrated = CalibratedEstimator(trees).fit(x[150:], names[150:])
     np.testing.assert_array_equal(calibrated.predict(x), trees.predict(x))
     np.testing.assert_allclose(calibrated.predict_proba(x).sum(1), 1, atol=1e-6)
+
+
+@situation(
+    "a forest, tree or k-NN whose probabilities are exactly 0",
+    "works: zeros count as the smallest probability it gives; warns where many true classes have 0",
+)
+def _zeros(folder: Path) -> None:
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.tree import DecisionTreeClassifier
+
+    from salgp.sklearn import CalibratedEstimator
+
+    x, y = (part.numpy() for part in data(900))
+    forest = RandomForestClassifier(20, random_state=0).fit(x[:300], y[:300])
+    found = CalibratedEstimator(forest).fit(x[300::2], y[300::2]).prediction(x[301::2])
+    assert abs(float(found.confidence.mean()) - forest.score(x[301::2], y[301::2])) < 0.05
+    tree = DecisionTreeClassifier(random_state=0).fit(x[:300], y[:300])
+    with pytest.warns(CalibrationWarning, match="has a probability of exactly 0"):
+        CalibratedEstimator(tree).fit(x[300:600], y[300:600])
+
+
+@situation(
+    "a fitted classifier in `cross_val_score` or a search",
+    "refused with the hint `FrozenEstimator(model)`, which works",
+)
+def _cross_validated(folder: Path) -> None:
+    from sklearn.frozen import FrozenEstimator
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_score
+
+    from salgp.sklearn import CalibratedEstimator
+
+    x, y = (part.numpy() for part in data(400))
+    model = LogisticRegression().fit(x[:200], y[:200])
+    with pytest.raises(ValueError, match="FrozenEstimator"):
+        cross_val_score(CalibratedEstimator(model), x[200:], y[200:], cv=2, error_score="raise")
+    frozen = CalibratedEstimator(FrozenEstimator(model))
+    assert cross_val_score(frozen, x[200:], y[200:], cv=2).mean() > 0.5
 
 
 @situation("a Keras-like model: NumPy in, NumPy out, with embeddings", "works; embeddings become layers")

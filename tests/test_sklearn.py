@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_iris
-from sklearn.model_selection import cross_val_score
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_classification
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
+from torch import nn
 
-from salgp.sklearn import CalibratedTorchClassifier
+from salgp.sklearn import CalibratedEstimator, CalibratedTorchClassifier
 
 SKIPPED = {
     "check_estimators_pickle": "fitted calibrators are saved with safetensors and never pickled",
@@ -65,3 +75,71 @@ def test_same_seed_same_result_and_global_seed_untouched() -> None:
     first, second = (small(epochs=3).fit(X, y).predict_proba(X) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+# --- a fitted estimator with calibrated confidences
+
+
+def halves() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    X, y = make_classification(600, 8, n_informative=4, n_classes=3, random_state=0)
+    return X[:300], y[:300], X[300:], y[300:]
+
+
+def test_a_saved_estimator_is_put_together_with_the_model_again(tmp_path: Path) -> None:
+    X, y, new, truth = halves()
+    forest = RandomForestClassifier(15, random_state=0).fit(X, y)
+    fitted = CalibratedEstimator(forest, "platt").fit(new, truth)
+    again = CalibratedEstimator.load(fitted.save(tmp_path / "kept"), forest)
+    np.testing.assert_array_equal(again.predict_proba(new), fitted.predict_proba(new))
+    np.testing.assert_array_equal(again.predict(new), fitted.predict(new))
+    refitted = clone(again).set_params(estimator=forest).fit(new, truth)  # method and all
+    np.testing.assert_array_equal(refitted.predict_proba(new), fitted.predict_proba(new))
+
+
+def test_layers_are_given_again(tmp_path: Path) -> None:
+    X, y, new, truth = halves()
+    model = LogisticRegression().fit(X, y)
+    fitted = CalibratedEstimator(model, layers=lambda X: {"inputs": X}).fit(new, truth)
+    again = CalibratedEstimator.load(fitted.save(tmp_path / "kept"), model, layers=lambda X: {"inputs": X})
+    np.testing.assert_array_equal(again.predict_proba(new), fitted.predict_proba(new))
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    X, y, new, truth = halves()
+    saved = CalibratedEstimator(LogisticRegression().fit(X, y)).fit(new, truth).save(tmp_path / "kept")
+    with pytest.raises(ValueError, match="fitted on 3 classes, the estimator has 2"):
+        CalibratedEstimator.load(saved, LogisticRegression().fit(X, y > 0))
+    with pytest.raises(NotFittedError, match="LogisticRegression is not fitted"):
+        CalibratedEstimator.load(saved, LogisticRegression())
+    with pytest.raises(NotFittedError):
+        CalibratedEstimator(LogisticRegression().fit(X, y)).save(tmp_path / "other")
+
+
+def test_pickling_says_what_to_do_and_copies_still_work() -> None:
+    X, y, new, truth = halves()
+    fitted = CalibratedEstimator(LogisticRegression().fit(X, y)).fit(new, truth)
+    with pytest.raises(TypeError, match=r"CalibratedEstimator\.load\(folder, estimator\)"):
+        pickle.dumps(fitted)
+    np.testing.assert_array_equal(copy.deepcopy(fitted).predict_proba(new), fitted.predict_proba(new))
+    pickle.dumps(clone(fitted))  # unfitted, as searches send it to their workers
+
+
+def test_in_cross_validation_a_frozen_model_stays_fitted() -> None:
+    X, y, new, truth = halves()
+    model = LogisticRegression().fit(X, y)
+    with pytest.raises(NotFittedError, match=r"FrozenEstimator\(model\)"):
+        cross_val_score(CalibratedEstimator(model), new, truth, cv=3, error_score="raise")
+    scores = cross_val_score(CalibratedEstimator(FrozenEstimator(model)), new, truth, cv=3)
+    assert scores.mean() == pytest.approx(model.score(new, truth))
+    search = GridSearchCV(
+        CalibratedEstimator(FrozenEstimator(model)), {"method": ["temperature", "isotonic"]}, cv=3
+    ).fit(new, truth)
+    np.testing.assert_array_equal(search.predict(new), model.predict(new))
+
+
+@pytest.mark.parametrize("wrong", [nn.Linear(4, 3), "resnet18"])
+def test_a_network_in_place_of_its_factory_is_refused(wrong: object) -> None:
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(TypeError, match=r"network must be a function .*salgp\.calibrate\(network, loader\)"):
+        CalibratedTorchClassifier(wrong).fit(X, y)  # type: ignore[arg-type]
+    CalibratedTorchClassifier(nn.Linear, method="temperature", epochs=2).fit(X, y)

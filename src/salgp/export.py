@@ -181,8 +181,9 @@ class _Head(_Calibrated):
         super().__init__(calibrator, rule, context)
 
     def features(self, inputs: Sequence[Tensor]) -> Features:
-        """Logits and layers, as they are given."""
-        return Features(inputs[0], dict(zip(self.calibrator.layer_widths_, inputs[1:], strict=True)))
+        """Logits and layers, as they are given; a probability of 0 as the calibrator has learned it."""
+        found = Features(inputs[0], dict(zip(self.calibrator.layer_widths_, inputs[1:], strict=True)))
+        return found if self.calibrator.zeros_ is None else self.calibrator.lifted(found)
 
 
 class _Whole(_Calibrated):
@@ -204,6 +205,8 @@ class _Whole(_Calibrated):
         given = inputs if self.keywords is None else [dict(zip(self.keywords, inputs, strict=True))]
         found = self.classifier.features(*given)
         calibrator = self.calibrator
+        if self.classifier.taps.output != "logits":
+            found = calibrator.lifted(found)
         return found.select(list(calibrator.layer_widths_)) if calibrator.needs_layers else found
 
 

@@ -12,10 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["OUTPUTS", "as_array", "as_logits", "largest", "look_like_probabilities", "plain_array"]
+__all__ = ["OUTPUTS", "ZERO", "as_array", "as_logits", "largest", "look_like_probabilities", "plain_array"]
 
 OUTPUTS = ("logits", "probabilities", "log-probabilities")
 """What the numbers a classifier returns can mean."""
+
+ZERO = -1000.5
+"""Logit that stands for a probability of exactly 0, in every precision: below the logarithm of any positive
+number (-745), and nothing a network would give. Calibrators put a learned one in its place, see
+`salgp.calibrators.zeros`.
+"""
 
 TOLERANCE = 1e-2
 """Rows of probabilities may miss 1 by this much: half precision, rounded files."""
@@ -25,7 +31,7 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
     """Turn class scores into logits ``(n, c)`` with at least single precision.
 
     A binary network with one column gives ``z``, the log-odds of class 1: its logits are ``[0, z]``, and with
-    ``p`` in place of ``z`` they are ``[log(1 - p), log p]``.
+    ``p`` in place of ``z`` they are ``[log(1 - p), log p]``. A probability of 0 becomes `ZERO`.
 
     Args:
         raw: ``(n, c)``, or ``(n,)`` / ``(n, 1)`` for a binary network.
@@ -54,7 +60,9 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
     p = torch.stack([1 - p.reshape(-1), p.reshape(-1)], dim=1) if binary else p
     if not torch.compiler.is_exporting():  # a graph being traced has stand-ins for the numbers
         _check_probabilities(p, output)
-    return z if output == "log-probabilities" and not binary else p.clamp_min(torch.finfo(p.dtype).tiny).log()
+    if output == "log-probabilities" and not binary:
+        return z.masked_fill(z == -torch.inf, ZERO)
+    return p.clamp_min(torch.finfo(p.dtype).tiny).log().masked_fill(p <= 0, ZERO)
 
 
 def as_array(x: Any) -> Tensor:

@@ -95,7 +95,7 @@ def calibrate_outputs(
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> probs = rng.dirichlet(np.full(3, 0.3), size=200)
-        >>> labels = rng.integers(0, 3, size=200)
+        >>> labels = (probs.cumsum(1) < rng.random((200, 1))).sum(1)
         >>> calibrate_outputs(labels=labels, probs=probs, method="platt").predict(probs=probs).probs.shape
         torch.Size([200, 3])
     """

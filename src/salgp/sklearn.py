@@ -7,18 +7,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import train_test_split
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from salgp.calibrators import Calibrator
+from salgp.calibrators import Calibrator, load_calibrator
 from salgp.features import Features
 from salgp.module import CalibratedClassifier, calibrate
 from salgp.outputs import method_for
@@ -125,7 +128,7 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
         generator = torch.Generator().manual_seed(self.random_state)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.random_state)
-            model = (self.network or _perceptron)(inputs.shape[1], len(self.classes_))
+            model = _checked_factory(self.network)(inputs.shape[1], len(self.classes_))
         model.train()
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         for _ in range(self.epochs):
@@ -134,6 +137,30 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
                 torch.nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
                 optimizer.step()
         return model.eval()
+
+
+def _checked_factory(network: Any) -> Callable[[int, int], nn.Module]:
+    if network is None:
+        return _perceptron
+    if isinstance(network, nn.Module) or not callable(network):
+        raise TypeError(
+            f"network must be a function (n_features, n_classes) -> nn.Module that makes a new network for "
+            f"each fit, got a {type(network).__name__}; a network that is trained already is calibrated by "
+            f"salgp.calibrate(network, loader)"
+        )
+    factory: Callable[[int, int], nn.Module] = network
+    return factory
+
+
+def _check_fitted(estimator: Any) -> None:
+    try:
+        check_is_fitted(estimator)
+    except NotFittedError:
+        raise NotFittedError(
+            f"the {type(estimator).__name__} is not fitted. Fit it first, on other samples than it is "
+            f"calibrated on; cross_val_score, searches and pipelines clone, and so unfit, what they get: "
+            f"there pass CalibratedEstimator(sklearn.frozen.FrozenEstimator(model))"
+        ) from None
 
 
 def _perceptron(n_features: int, n_classes: int) -> nn.Module:
@@ -146,10 +173,12 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
     """A fitted classifier of scikit-learn's manner (XGBoost, LightGBM, ...) with calibrated confidences.
 
     `fit` takes samples the classifier was not trained on. The classifier itself is used as it is; labels stay
-    its own.
+    its own. It is never pickled: `save` keeps what was learned about it, `load` takes it back.
 
     Args:
-        estimator: fitted; gives ``predict_proba`` and ``classes_``.
+        estimator: fitted; gives ``predict_proba`` and ``classes_``. In ``cross_val_score``, a search or a
+            pipeline wrap it in ``sklearn.frozen.FrozenEstimator``, since these clone, and so unfit, what they
+            are given.
         method: calibrator, its name, or None: layer evidence where there are ``layers``, else temperature
             scaling.
         layers: ``X -> {name: embeddings (n, d)}``, for methods that read layers; e.g. the transformed
@@ -182,7 +211,7 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
         """Calibrate on samples ``X`` with class labels ``y``; classes unknown to the estimator count as
         errors.
         """
-        check_is_fitted(self.estimator)
+        _check_fitted(self.estimator)
         self.classes_ = np.asarray(self.estimator.classes_)
         number = {label: k for k, label in enumerate(self.classes_.tolist())}
         labels = torch.tensor([number.get(label, -1) for label in np.asarray(y).tolist()])
@@ -202,6 +231,49 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
     def predict(self, X: Any) -> np.ndarray:
         """Class labels: the estimator's own."""
         return np.asarray(self.classes_[self.prediction(X).label.cpu().numpy()])
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the calibrator, without the estimator: that is kept by whoever made it."""
+        check_is_fitted(self)
+        return self.calibrator_.save(folder)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        estimator: Any,
+        layers: Callable[[Any], Mapping[str, Any]] | None = None,
+    ) -> Self:
+        """Put a saved calibrator and the fitted estimator it belongs to together again.
+
+        Args:
+            folder: written by `save`.
+            estimator: the same as then, fitted.
+            layers: the same function as then, where there was one.
+
+        Example:
+            >>> import tempfile
+            >>> from sklearn.datasets import load_iris
+            >>> from sklearn.naive_bayes import GaussianNB
+            >>> X, y = load_iris(return_X_y=True)
+            >>> nb = GaussianNB().fit(X[::2], y[::2])
+            >>> model = CalibratedEstimator(nb).fit(X[1::2], y[1::2])
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     again = CalibratedEstimator.load(model.save(folder), nb)
+            >>> bool((again.predict_proba(X) == model.predict_proba(X)).all())
+            True
+        """
+        _check_fitted(estimator)
+        calibrator = load_calibrator(folder)
+        loaded = cls(estimator, clone(calibrator), layers)
+        loaded.classes_ = np.asarray(estimator.classes_)
+        if len(loaded.classes_) != calibrator.n_classes_:
+            raise ValueError(
+                f"{folder} was fitted on {calibrator.n_classes_} classes, the estimator has "
+                f"{len(loaded.classes_)}: is it the same?"
+            )
+        loaded.calibrator_ = calibrator
+        return loaded
 
     def _features(self, X: Any) -> Features:
         if getattr(self.estimator, "predict_proba", None) is None:

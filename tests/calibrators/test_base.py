@@ -212,6 +212,20 @@ def test_deep_copies_predict_the_same_and_share_nothing(name: str) -> None:
     assert torch.equal(calibrator.predict(features).probs, expected)
 
 
+def test_a_sample_is_explained_by_its_number() -> None:
+    features, labels = world()
+    fitted = get("layer-evidence").fit(features, labels)
+    assert fitted.explain(features, -1) == fitted.explain(features, 199) == fitted.explain(features[199:], 0)
+    for i in (200, -201):
+        with pytest.raises(IndexError, match=f"no sample {i}: the features have 200"):
+            fitted.explain(features, i)
+    for several in ([1, 2], slice(3), 1.0):
+        with pytest.raises(TypeError, match=r"the number of one sample, got a .*one by one"):
+            fitted.explain(features, several)  # type: ignore[arg-type]
+    with pytest.raises(IndexError, match="no sample 0: the features have 0"):
+        fitted.explain(features[:0], 0)
+
+
 # --- names and look-up
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
+from salgp.calibrators import temperature
 from salgp.calibrators.temperature import BOUNDS, best_temperature, tempered_softmax
 
 
@@ -20,20 +21,72 @@ def drawn(
     return z, torch.multinomial(torch.softmax(z / temperature, 1), 1, generator=generator)[:, 0]
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("true", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("c", [2, 10])
-def test_temperature_is_the_optimum_of_a_plain_search(c: int, temperature: float) -> None:
-    z, labels = drawn(500, c, temperature)
+def test_temperature_is_the_optimum_of_a_plain_search(c: int, true: float) -> None:
+    z, labels = drawn(500, c, true)
+    found, at_bound = best_temperature(z, labels)
+    assert np.log(found) == pytest.approx(np.log(plain_search(z, labels)), abs=1e-5)
+    assert not at_bound
+
+
+def plain_search(z: torch.Tensor, labels: torch.Tensor) -> float:
+    """The optimum by scipy, in the logarithm of the temperature."""
 
     def loss(log_t: float) -> float:
         return float(torch.nn.functional.cross_entropy(z / np.exp(log_t), labels))
 
-    best = minimize_scalar(
-        loss, bounds=(np.log(BOUNDS[0]), np.log(BOUNDS[1])), method="bounded", options={"xatol": 1e-9}
-    )
+    ends = (np.log(BOUNDS[0]), np.log(BOUNDS[1]))
+    return float(np.exp(minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-9}).x))
+
+
+def two_valued(size: float, wrong: int, n: int = 400, c: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    """``size`` for the predicted class, 0 for all others; the first ``wrong`` samples are errors."""
+    labels = torch.arange(n) % c
+    predicted = torch.where(torch.arange(n) < wrong, (labels + 1) % c, labels)
+    return size * torch.nn.functional.one_hot(predicted, c).double(), labels
+
+
+@pytest.mark.filterwarnings("ignore::salgp.calibrators.base.CalibrationWarning")
+@pytest.mark.parametrize("size", [0.3, 1.0, 3.0, 6.9, 8.0, 15.0, 40.0])
+@pytest.mark.parametrize("wrong", [1, 7, 40, 100, 150, 250])
+def test_two_valued_logits_have_the_temperature_of_their_log_odds(size: float, wrong: int) -> None:
+    """A search of Newton steps alone goes round in circles on some of these."""
+    z, labels = two_valued(size, wrong)
+    exact = size / np.log((400 - wrong) * 9 / wrong)
     found, at_bound = best_temperature(z, labels)
-    assert np.log(found) == pytest.approx(best.x, abs=1e-5)
-    assert not at_bound
+    assert found == pytest.approx(min(max(exact, BOUNDS[0]), BOUNDS[1]), rel=1e-6)
+    assert at_bound == (not BOUNDS[0] < exact < BOUNDS[1])
+
+
+@pytest.mark.filterwarnings("ignore::salgp.calibrators.base.CalibrationWarning")
+@pytest.mark.parametrize("init", [0.02, 1.0, 19.0])
+@pytest.mark.parametrize("seed", range(12))
+def test_coarse_logits_have_the_temperature_of_a_plain_search(seed: int, init: float) -> None:
+    """Logits on a grid, as of trees, counts or rounded files: the likelihood bends sharply."""
+    g = torch.Generator().manual_seed(seed)
+    step = [0.5, 3.0, 7.0, 30.0][seed % 4]
+    z = step * torch.randint(0, 2 + seed % 3, (60, 3 + seed % 5), generator=g).double()
+    likely = torch.multinomial(torch.softmax(z / (step / 2), 1), 1, generator=g)[:, 0]
+    found, at_bound = best_temperature(z, likely, init=init)
+    expected = plain_search(z, likely)
+    assert np.log(found) == pytest.approx(np.log(expected), abs=1e-5 if not at_bound else 1e-3)
+
+
+@pytest.mark.parametrize("size", [0.5, 6.9, 20.0, 300.0])
+def test_a_search_without_an_optimum_ends_soon(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    z, labels = two_valued(size, wrong=0)
+    looks = 0
+
+    def counted(*arguments: object) -> tuple[float, float]:
+        nonlocal looks
+        looks += 1
+        return slope(*arguments)  # type: ignore[arg-type]
+
+    slope = temperature._slope
+    monkeypatch.setattr(temperature, "_slope", counted)
+    assert best_temperature(z, labels, warn=False) == (pytest.approx(BOUNDS[0]), True)
+    assert looks <= temperature.NEWTON + 2
 
 
 def test_parity_with_sklearn() -> None:

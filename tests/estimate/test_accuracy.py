@@ -76,6 +76,7 @@ def test_parts_of_a_batch() -> None:
     nothing = error_above(p, Rule((1.0,)))
     assert math.isnan(nothing.value)
     assert (nothing.lower, nothing.upper, nothing.n) == (0.0, 1.0, 0)
+    assert str(nothing) == str(accuracy(p[:0])) == "nothing to estimate from"
 
 
 def test_left_out_families_give_the_spread_of_a_calibrator() -> None:

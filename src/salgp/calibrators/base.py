@@ -10,6 +10,7 @@ plus every attribute that ends in ``_``.
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from salgp.calibrators.checks import (
 from salgp.calibrators.copies import originals
 from salgp.calibrators.saving import save_folder, write_calibrator
 from salgp.calibrators.temperature import rest_temperature
+from salgp.calibrators.zeros import learn_zeros, lift_zeros
 from salgp.explanation import explain_line
 from salgp.features import Features
 from salgp.labels import as_labels
@@ -46,6 +48,8 @@ class Calibrator(BaseEstimator, ABC):
     Attributes:
         classes (int): number of classes seen in `fit` is stored as ``n_classes_``.
         layer_widths_: feature widths seen in `fit`; `predict` refuses others.
+        zeros_: ``(c,)`` logits in place of a probability of exactly 0, see `salgp.calibrators.zeros`; None
+            where no calibration sample had one.
     """
 
     name: ClassVar[str]
@@ -60,6 +64,10 @@ class Calibrator(BaseEstimator, ABC):
     """Does the method say how sure to be of the label, and nothing about the other classes? Then `fit` also
     learns ``rest_temperature_``, by which `Prediction.from_confidence` shares what is left among them.
     """
+
+    lifts_zeros: ClassVar[bool] = True
+    """Is a probability of exactly 0 replaced by the smallest that the classifier can tell?"""
+    zeros_: Tensor | None = None
 
     @property
     def display_name(self) -> str:
@@ -88,8 +96,13 @@ class Calibrator(BaseEstimator, ABC):
             seen = as_labels(reference[1], len(known), features.n_classes).to(features.logits.device)
             reference = (known, seen)
         plain = features if len(rows) == len(features) else Features(features.logits[rows])
-        warn_of_data(plain, y[rows], reference[0] if reference and self.needs_layers else None)
+        matter = self.lifts_zeros and self.name != "isotonic"
+        warn_of_data(plain, y[rows], reference if self.needs_layers else None, zeros=matter)
         fresh = type(self)(**self.get_params(deep=False))  # a fit that fails leaves the old one as it was
+        fresh._learn_zeros(plain)
+        plain, features = fresh.lifted(plain), fresh.lifted(features)
+        if reference is not None:
+            reference = (fresh.lifted(reference[0]), reference[1])
         with torch.no_grad():
             if self.gives_confidence_only:
                 fresh.rest_temperature_ = rest_temperature(plain.logits, y[rows])
@@ -121,6 +134,10 @@ class Calibrator(BaseEstimator, ABC):
         """Say in one line what each term did to the confidence of sample ``i``, in confidence points that add
         up to the change, see `salgp.explanation`.
 
+        Args:
+            features: of ``n`` samples.
+            i: one of them, from 0 to ``n - 1``; negative numbers count from the end.
+
         Example:
             >>> from salgp.calibrators import get
             >>> x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
@@ -129,7 +146,7 @@ class Calibrator(BaseEstimator, ABC):
             >>> get("layer-evidence").fit(f, labels).explain(f, 0)[:7]
             '0.52 ->'
         """
-        one = features[[i % len(features)]]
+        one = features[[_place(i, len(features))]]
         return explain_line(one, self.predict(one))
 
     def check_input(self, features: Features) -> Features:
@@ -141,6 +158,7 @@ class Calibrator(BaseEstimator, ABC):
         features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
+        features = self.lifted(features)
         if not self.needs_layers:
             return features
         missing = [k for k in self.layer_widths_ if k not in features.layers]
@@ -158,6 +176,17 @@ class Calibrator(BaseEstimator, ABC):
                 f"{self.layer_widths_[wrong[0]]}: is it the same network?"
             )
         return features
+
+    def _learn_zeros(self, features: Features) -> None:
+        """Keep what takes the place of probabilities of 0, where there are any."""
+        self.__dict__.pop("zeros_", None)
+        zeros = learn_zeros(features.logits) if self.lifts_zeros else None
+        if zeros is not None:
+            self.zeros_ = zeros
+
+    def lifted(self, features: Features) -> Features:
+        """The features with the learned logits in place of probabilities of 0, as `predict` sees them."""
+        return lift_zeros(features, self.zeros_) if self.lifts_zeros else features
 
     @abstractmethod
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
@@ -242,4 +271,21 @@ class Calibrator(BaseEstimator, ABC):
             )
 
     def __getstate__(self) -> Any:
-        raise TypeError(f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder)")
+        raise TypeError(
+            f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder), or for a "
+            f"CalibratedEstimator its own save(folder) and CalibratedEstimator.load(folder, estimator)"
+        )
+
+
+def _place(i: Any, n: int) -> int:
+    """The number of one of ``n`` samples, counted from 0."""
+    try:
+        number = operator.index(i)
+    except TypeError:
+        raise TypeError(
+            f"expected the number of one sample, got a {type(i).__name__}; explain several one by one: "
+            f"[calibrator.explain(features, i) for i in ...]"
+        ) from None
+    if not -n <= number < n:
+        raise IndexError(f"there is no sample {number}: the features have {n:,}, counted from 0")
+    return number % n

@@ -1,9 +1,9 @@
 """What calibration data must be, and what ruins a calibration without stopping it.
 
 `check_features` refuses features that no method can work with. `warn_of_data` says, in one sentence each,
-what makes a fit worth little though it succeeds: too few samples, no errors, missing classes, probabilities
-given as logits, rows that are also in the reference. Both are called by `Calibrator.fit`, so that every
-method warns alike.
+what makes a fit worth little though it succeeds: too few samples, no errors, labels of other samples, missing
+classes, probabilities given as logits or of exactly 0, rows that are also in the reference. Both are called
+by `Calibrator.fit`, so that every method warns alike.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.calibrators.alignment import misaligned, misaligned_reference
 from salgp.calibrators.copies import originals
 from salgp.features import Features
-from salgp.logits import look_like_probabilities, plain_array
+from salgp.logits import ZERO, look_like_probabilities, plain_array
 
 __all__ = [
     "FEW_SAMPLES",
@@ -43,6 +44,9 @@ FEW_ROWS = 64
 
 LOOKED_AT = 1000
 """Rows looked at to tell probabilities from logits."""
+
+ZEROS = 0.05
+"""Share of samples whose true class has a probability of exactly 0 that is worth a warning."""
 
 SHARED = 0.01
 """Share of calibration rows found in the reference that is worth a warning."""
@@ -129,13 +133,16 @@ def bounded_logits(features: Features) -> Features:
     return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
 
 
-def warn_of_data(features: Features, labels: Tensor, reference: Features | None) -> None:
+def warn_of_data(
+    features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None, zeros: bool = True
+) -> None:
     """Warn of what ruins a calibration, one sentence for each.
 
     Args:
         features: original calibration samples, without perturbed copies.
         labels: ``(n,)`` their true classes.
-        reference: training samples compared against, if any.
+        reference: training samples compared against and their classes, if any.
+        zeros: do probabilities of exactly 0 matter to the method?
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
@@ -147,9 +154,12 @@ def warn_of_data(features: Features, labels: Tensor, reference: Features | None)
     found = (
         _few(features),
         _no_errors(features, labels),
+        misaligned(features, labels),
         _missing_classes(features, labels),
         _probabilities(features),
-        _shared_rows(features, reference),
+        _zeros(features, labels) if zeros else None,
+        None if reference is None else _shared_rows(features, reference[0]),
+        None if reference is None else misaligned_reference((features, labels), reference),
     )
     for sentence in found:
         if sentence is not None:
@@ -195,9 +205,21 @@ def _probabilities(features: Features) -> str | None:
     )
 
 
-def _shared_rows(features: Features, reference: Features | None) -> str | None:
-    if reference is None:
+def _zeros(features: Features, labels: Tensor) -> str | None:
+    known = labels >= 0
+    true = features.logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
+    n, zeros = int(known.sum()), int(((true == ZERO) & known).sum())
+    if zeros <= ZEROS * n:
         return None
+    return (
+        f"the true class of {zeros} of {n} calibration samples has a probability of exactly 0: the "
+        f"classifier tells few values apart (a tree, a small forest, few neighbours) or is far too sure. "
+        f"Zeros count as the smallest probability it gives; if confidences matter more than the other "
+        f'classes, method="isotonic" may suit it better, given a few hundred samples'
+    )
+
+
+def _shared_rows(features: Features, reference: Features) -> str | None:
     shared = _rows_in(features.logits, reference.logits)
     if shared <= SHARED * len(features):
         return None

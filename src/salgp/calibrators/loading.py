@@ -85,6 +85,9 @@ def _check_values(calibrator: Calibrator) -> None:
     temperature = vars(calibrator).get("temperature_", 1.0)
     if not 0.0 < float(temperature) < math.inf:
         raise FormatError(f"a temperature of {temperature}, expected a positive number")
+    zeros = calibrator.zeros_
+    if zeros is not None and (zeros.shape != (c,) or not bool(torch.isfinite(zeros).all())):
+        raise FormatError(f"logits of zeros of shape {tuple(zeros.shape)}, expected {c} finite numbers")
     numbers = torch.Generator().manual_seed(0)
     logits = torch.randn(2, c, generator=numbers)
     layers = {name: torch.randn(2, d, generator=numbers) for name, d in widths.items()}

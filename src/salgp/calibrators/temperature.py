@@ -30,6 +30,8 @@ BOUNDS = (0.01, 20.0)
 """Smallest and largest temperature looked for, unless told otherwise."""
 FLAT = 0.05
 """Below this temperature the likelihood hardly changes any more: there is no optimum."""
+NEWTON = 30
+"""Newton steps before the search only halves; ordinary data take fewer than ten."""
 LARGE = 2**24
 """Logits from which on a temperature needs no prior."""
 
@@ -204,24 +206,32 @@ def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | Non
 def _increasing_root(
     slope: Callable[[float], tuple[float, float]], low: float, high: float, start: float
 ) -> tuple[float, bool]:
-    """Root of an increasing function in [low, high] by Newton steps, halving the bracket (on a log scale)
-    where they leave it; the second value says that an end was returned for want of a root.
+    """Root of an increasing function in [low, high]; the second value says that an end was returned for want
+    of a root.
+
+    Newton steps, as long as they are few and each leads to a new place inside the bracket. Otherwise the end
+    on that side is tried, and then the bracket halved (on a log scale), which always comes to an end.
     """
-    x, below, above = min(max(start, low), high), low, high
-    for _ in range(100):
+    x, below, above, tried = min(max(start, low), high), low, high, set[float]()
+    while True:
         g, h = slope(x)
-        if (x <= low and g > 0) or (x >= high and g < 0):
+        tried.add(x)
+        if (x <= low and g >= 0) or (x >= high and g <= 0):
             return x, True
         if g == 0:
             return x, False
-        below, above = (below, x) if g > 0 else (x, above)
-        new = min(max(x - g / h, low), high) if h > 0 else math.nan
-        if not below <= new <= above:
-            new = math.sqrt(below * above)
-        if abs(new - x) <= 1e-4 * x:  # convergence is quadratic: the new one is good to about 1e-8
-            return new, False
-        x = new
-    return x, False
+        below, above, end = (below, x, low) if g > 0 else (x, above, high)
+        new = min(max(x - g / h, low), high) if h > 0 and len(tried) <= NEWTON else math.nan
+        if below <= new <= above and new not in tried:
+            if abs(new - x) <= 1e-4 * x:  # convergence is quadratic: the new one is good to about 1e-8
+                return new, False
+            x = new
+        elif end not in tried:
+            x = end
+        elif above / below > 1 + 1e-8:
+            x = math.sqrt(below * above)
+        else:
+            return x, False
 
 
 def _wide(x: Tensor) -> Tensor:

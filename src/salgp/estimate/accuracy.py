@@ -49,7 +49,7 @@ class Estimate:
     """A share estimated without labels.
 
     Args:
-        value: the estimate; NaN where there is nothing to estimate from.
+        value: the estimate; NaN where there is nothing to estimate from, with the interval from 0 to 1.
         lower: lower end of the interval.
         upper: upper end.
         level: of the interval.
@@ -58,6 +58,8 @@ class Estimate:
     Example:
         >>> print(Estimate(0.87, 0.84, 0.9, 0.9, 500))
         87.0 % (84.0 to 90.0 %)
+        >>> print(Estimate(float("nan"), 0.0, 1.0, 0.9, 0))
+        nothing to estimate from
     """
 
     value: float
@@ -67,6 +69,8 @@ class Estimate:
     n: int
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "nothing to estimate from"
         return f"{100 * self.value:.1f} % ({100 * self.lower:.1f} to {100 * self.upper:.1f} %)"
 
 

@@ -150,6 +150,10 @@ class Monitor:
     ) -> Status:
         """Labels that came later, for some or all samples of batches fed before.
 
+        Every label is to be delivered once, here or in `feed`: each counts as a new answer, and moves the
+        evidence. Only a ``key`` makes it safe to repeat a delivery. Without one, the same labels given again
+        cannot be told from new ones of samples that look alike.
+
         Args:
             prediction: the predictions made then, for the samples that have labels now.
             labels: ``(n,)`` their true classes.

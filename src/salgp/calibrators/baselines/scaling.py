@@ -46,6 +46,7 @@ class Uncalibrated(Calibrator):
     """
 
     name: ClassVar[str] = "uncalibrated"
+    lifts_zeros: ClassVar[bool] = False
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         pass

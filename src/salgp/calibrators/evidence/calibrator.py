@@ -37,6 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.calibrators.alignment import misaligned
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.check import (
@@ -267,8 +268,10 @@ class LayerEvidence(Calibrator):
         if not source.has_reference:
             return None
         rows = stream_evidence(source, form=self.reference, **self._options())
-        self.learn(rows.features, rows.labels, rows.evidence, rows.reference)
-        self._learn_classes(*source.subset())
+        self._learn_zeros(rows.features)
+        self.learn(self.lifted(rows.features), rows.labels, rows.evidence, rows.reference)
+        some, labels = source.subset()
+        self._learn_classes(self.lifted(some), labels)
         self.n_classes_, self.layer_widths_ = rows.features.n_classes, rows.widths
         return self
 
@@ -298,7 +301,8 @@ class LayerEvidence(Calibrator):
         raw = log_odds(features, 1.0, LARGEST)
         self.check_ = check_table(self.seen_, raw, f, families, self.display_name)
         errors = int((self.seen_.correct[first] == 0).sum())
-        self.verdict_ = verdict(self.check_, inside.trust, self.display_name, errors)
+        doubt = misaligned(Features(features.logits[first]), labels[first])
+        self.verdict_ = verdict(self.check_, inside.trust, self.display_name, errors, doubt)
         self.novelty_ = view.novelty[first]
         self.relevance_ = self._relevance(features, view, evidence)
 

@@ -183,7 +183,7 @@ def _scores(f: Tensor, correct: Tensor) -> dict[str, float]:
     return {**found, "auroc": auroc(f, correct) if mixed else float("nan")}
 
 
-def verdict(table: Table, trust: float, name: str, errors: int = FEW_ERRORS) -> str:
+def verdict(table: Table, trust: float, name: str, errors: int = FEW_ERRORS, doubt: str | None = None) -> str:
     """One sentence on what the fit found.
 
     Args:
@@ -191,12 +191,15 @@ def verdict(table: Table, trust: float, name: str, errors: int = FEW_ERRORS) -> 
         trust: weight of the layers in domain.
         name: of our method.
         errors: how many calibration samples are classified wrongly; few are said.
+        doubt: why the labels may not be those of the samples; then nothing else is worth saying.
 
     Example:
         >>> scores = {"uncalibrated": {"nll": 0.3}, "temperature": {"nll": 0.2}, "ours": {"nll": 0.1}}
         >>> verdict({"in domain": scores}, 1.0, "ours")[:50]
         'In domain the layers help: negative log-likelihood'
     """
+    if doubt is not None:
+        return f"Not to be relied on: {doubt}"
     inside = table["in domain"]
     if trust == 0:
         text = "In domain the layers add nothing certain, so temperature scaling is used there"

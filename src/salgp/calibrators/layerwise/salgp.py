@@ -336,7 +336,7 @@ class SALGP(Calibrator):
         check_features(features, with_layers=True)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
-            seen, design = self._seen(features.select(list(self.layer_widths_)))
+            seen, design = self._seen(self.lifted(features).select(list(self.layer_widths_)))
             new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
             offset = new.offset(self.fitted_.mean_weights)
             return new.rows, new_sites(self.fitted_, new.rows, new.target, offset, new.weight)

@@ -21,6 +21,7 @@ from torch import Tensor
 from salgp.calibrators.layerwise.observations import flat_rows, observe
 from salgp.calibrators.layerwise.structures import Structure
 from salgp.calibrators.source import Source
+from salgp.calibrators.zeros import lift_zeros
 from salgp.features import Features
 from salgp.gp.covariance import Rows, gaps
 from salgp.gp.fast import plan_of
@@ -56,11 +57,13 @@ class GPState:
         structure: covariance and row layout.
         fitted: hyperparameters, inducing rows and current posterior.
         weight: of each row in the likelihood.
+        zeros: what takes the place of probabilities of 0.
     """
 
     structure: Structure
     fitted: Fitted
     weight: float
+    zeros: Tensor | None = None
 
 
 @storable
@@ -107,7 +110,8 @@ def fit_rows(calibrator: Any, source: Source) -> dict[str, Any]:
             "store.to_features() in memory"
         )
     learned = source.kept("learned", lambda: _learn(calibrator, source))
-    state = GPState(learned["structure_"], learned["fitted_"], _weight(calibrator, learned["structure_"]))
+    weight = _weight(calibrator, learned["structure_"])
+    state = GPState(learned["structure_"], learned["fitted_"], weight, learned.get("zeros_"))
     if source.inducing == "stream":
         n_inducing = calibrator.n_inducing
         state = source.kept("inducing", lambda: _choose_inducing(state, source, n_inducing))
@@ -136,7 +140,7 @@ def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0
     """Statistics of the samples on the inducing rows; Bernoulli sites are taken around the posterior."""
     fitted = state.fitted
     likelihood = "bernoulli" if len(fitted.mean_weights) else "gaussian"
-    seen = observe(state.structure, features, labels, likelihood)
+    seen = observe(state.structure, lift_zeros(features, state.zeros), labels, likelihood)
     known = seen.offset(fitted.mean_weights)
     offset = torch.zeros_like(seen.target) if known is None else known
     parts = []
