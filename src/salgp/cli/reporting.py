@@ -43,7 +43,10 @@ Slices = Annotated[
 MOST_PARTS = 50
 """A column of more different values is no way to slice the data."""
 AcceptableError = Annotated[
-    float | None, typer.Option(min=0, max=1, help="Acceptable share of wrong answers.")
+    float | None,
+    typer.Option(
+        min=0, max=1, help="Acceptable share of wrong answers. Default: about half of the network's."
+    ),
 ]
 
 
@@ -70,6 +73,8 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
     check_inputs(calibrator, features, new_data, images, slices)
+    if error in (0, 1):
+        raise UsageError(f"--error {error:g}: expected a share above 0 and below 1, such as 0.05")
     rivals = files.split_names(",".join(compare or [])) or []
     check_target(
         out, force, features, calibrator, new_data, images, slices, *map(Path, rivals), kind="report"
