@@ -18,14 +18,16 @@ from torch import Tensor
 
 from salgp.calibrators.copies import originals
 from salgp.features import Features
-from salgp.logits import look_like_probabilities, plain_array
+from salgp.logits import look_like_probabilities, non_finite_rows, plain_array
 
 __all__ = [
     "FEW_SAMPLES",
+    "SHARED",
     "CalibrationWarning",
     "bounded_logits",
     "check_features",
     "check_reference",
+    "rows_in",
     "warn_of_data",
 ]
 
@@ -198,7 +200,7 @@ def _probabilities(features: Features) -> str | None:
 def _shared_rows(features: Features, reference: Features | None) -> str | None:
     if reference is None:
         return None
-    shared = _rows_in(features.logits, reference.logits)
+    shared = rows_in(features.logits, reference.logits)
     if shared <= SHARED * len(features):
         return None
     return (
@@ -208,8 +210,13 @@ def _shared_rows(features: Features, reference: Features | None) -> str | None:
     )
 
 
-def _rows_in(rows: Tensor, others: Tensor) -> int:
-    """How many rows are found among others, bit for bit; most are told apart by their largest entry alone."""
+def rows_in(rows: Tensor, others: Tensor) -> int:
+    """How many rows are found among others, bit for bit; most are told apart by their largest entry alone.
+
+    Example:
+        >>> rows_in(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([[2.0, 1.0]]))
+        1
+    """
     ours, theirs = rows.amax(dim=1), others.to(rows).amax(dim=1)
     alike = rows[torch.isin(ours, theirs)].cpu()
     known = {row.tobytes() for row in others.to(rows)[torch.isin(theirs, ours)].cpu().contiguous().numpy()}
@@ -230,15 +237,13 @@ def _largest_size(z: Tensor) -> float:
 
 
 def _refuse_non_finite(what: str, x: Tensor, features: Features) -> None:
-    if math.isfinite(float(x.sum())):  # one pass, no copy; the sum of finite numbers may overflow
-        return
-    wrong = ~torch.isfinite(x).all(dim=1)
-    if not bool(wrong.any()):
+    wrong = non_finite_rows(x)
+    if not len(wrong):
         return
     rows, place = originals(features)
     samples = rows[place[wrong].unique()]
     first = int(samples[0])
-    where = f"row {first}" if bool(wrong[first]) else f"a perturbed copy of row {first}"
+    where = f"row {first}" if bool((wrong == first).any()) else f"a perturbed copy of row {first}"
     copies = "" if features.groups is None else ", perturbed copies not counted"
     raise ValueError(
         f"{what} holds NaN or infinity in {where} ({len(samples)} rows in all{copies}); clean the data "
