@@ -76,22 +76,23 @@ def network_of(shell: Shell, model: str, weights: Path | None, device: str | Non
     return network if device is None else _sent_to(network, device)
 
 
-def check_numbering(network: nn.Module, data: Inputs) -> None:
+def check_numbering(network: nn.Module, *sets: Inputs) -> None:
     """Refuse sub-folders as class numbers where the network has more or fewer outputs: some class has no
     folder, and those after it would get wrong numbers.
     """
     from salgp.network.reader import Reader
     from salgp.network.reading import read_batches
 
-    if not data.numbered or data.classes is None:
-        return
-    first = read_batches(network, itertools.islice(data, 1), Reader(layers=()), progress=False)
-    outputs = next(iter(first)).features.n_classes
-    if outputs != len(data.classes):
-        raise ValueError(
-            f"{len(data.classes)} sub-folders ({', '.join(data.classes[:5])}) for a network of {outputs} "
-            f"classes: which is which? Name all classes in the order of its outputs: --classes A,B,..."
-        )
+    for data in sets:
+        if not data.numbered or data.classes is None:
+            continue
+        first = read_batches(network, itertools.islice(data, 1), Reader(layers=()), progress=False)
+        outputs = next(first).features.n_classes
+        if outputs != len(data.classes):
+            raise ValueError(
+                f"{len(data.classes)} sub-folders ({', '.join(data.classes[:5])}) for a network of {outputs} "
+                f"classes: which is which? Name all classes in the order of its outputs: --classes A,B,..."
+            )
 
 
 def note_guessing(shell: Shell, features: Features, labels: Tensor | None) -> float | None:

@@ -109,8 +109,6 @@ def calibrate(
     from salgp.outputs import method_for
 
     network = network_of(shell, model, weights, device)
-    for found in sets.values():
-        check_numbering(network, found)
     calibrator = method_for(method, True)
     if calibrator.needs_layers and train is None:
         shell.say("note: no --train given; the calibration samples are compared with each other")
@@ -121,7 +119,6 @@ def calibrate(
     classifier = CalibratedClassifier(network, calibrator, read.reader, read.rehearsal)
     _write(shell, classifier, read, sets, out)
     comparison = _checked(shell, classifier, sets["test"], out, rivals) if "test" in sets else None
-    (out / UNFINISHED).unlink()
     _finish(shell, classifier, out, sets, comparison)
 
 
@@ -146,6 +143,7 @@ def _gathered(
 ) -> Gathered:
     from salgp.network.gathering import gather
 
+    check_numbering(network, *sets.values())
     if not calibrator.needs_layers:
         reader = replace(reader, layers=(), pooling="auto")
     copies = "auto" if calibrator.uses_copies else None
@@ -266,6 +264,7 @@ def _finish(
     sets: Mapping[str, Inputs],
     comparison: Comparison | None,
 ) -> None:
+    (out / UNFINISHED).unlink()
     method, n = classifier.calibrator.display_name, sets["calibration"].n
     value = {
         "out": str(out),
