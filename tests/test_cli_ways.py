@@ -105,6 +105,48 @@ def test_classes_called_by_digits_that_are_no_numbers(run: Run, tmp_path: Path) 
     assert json.loads((tmp_path / "cal" / "origin.json").read_text())["classes"] == names
 
 
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize(
+    "names",
+    [("1", "2", "3"), ("-1", "0", "1"), ("1.0", "2.0", "0.0"), ("2", "0", "1"), ("7.", "+3", "10")],
+)
+def test_numbers_as_labels_are_those_that_columns_are_called_by(
+    names: tuple[str, ...], kind: type, run: Run, tmp_path: Path
+) -> None:
+    features, labels = sample(60)
+    probs = features.probs.numpy()
+    columns = {f"probs.{name}": probs[:, k] for k, name in enumerate(names)}
+    write_csv(tmp_path / "s.csv", {**columns, "label": [kind(float(names[k])) for k in labels]})
+    code, out, err = run("compare s.csv --test s.csv --methods uncalibrated --json")
+    assert code == 0, err
+    accuracy = json.loads(out)["scores"]["uncalibrated"]["accuracy"]
+    assert accuracy == pytest.approx(float(features.correct(labels).double().mean()))
+
+
+@pytest.mark.parametrize("names", [("1", "2", "other"), ("1", "1.0", "2"), ("0", "1", "half")])
+def test_numbers_as_labels_of_columns_only_some_of_which_are_numbers_are_refused(
+    names: tuple[str, ...], run: Run, tmp_path: Path
+) -> None:
+    features, _ = sample(60)
+    columns = {f"probs.{name}": features.probs.numpy()[:, k] for k, name in enumerate(names)}
+    write_csv(tmp_path / "s.csv", {**columns, "label": [k % 2 + 1 for k in range(60)]})
+    code, _, err = run("fit s.csv -o cal")
+    assert code == 1
+    assert f"of the class columns {', '.join(names)} only some are called by a number of their own" in err
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.5, "no whole numbers"), (9, "label 9 is none of the classes"), ("", "no whole")]
+)
+def test_labels_that_no_numbered_column_has(value: Any, said: str, run: Run, tmp_path: Path) -> None:
+    features, _ = sample(60)
+    columns = {f"probs.{k + 1}": features.probs.numpy()[:, k] for k in range(3)}
+    write_csv(tmp_path / "s.csv", {**columns, "label": [value, *([1] * 59)]})
+    code, _, err = run("fit s.csv -o cal")
+    assert code == 1
+    assert said in err
+
+
 def test_a_report_slices_by_the_columns_of_a_table(run: Run, tmp_path: Path) -> None:
     write_scores(tmp_path)
     cameras = ["north" if i % 3 else "south" for i in range(200)]
@@ -371,7 +413,8 @@ def test_everything_in_one_command(run: Run, tmp_path: Path) -> None:
     }
     assert "high" in (tmp_path / "all" / "report.html").read_text()
     told = json.loads(run("info all/calibration.safetensors --json")[1])
-    assert told["perturbed copies"] is True  # what the calibrator was fitted on
+    rows = len(salgp.Features.load(tmp_path / "all" / "calibration.safetensors"))
+    assert told["perturbed copies"] == rows - told["samples"] > told["samples"]  # it was fitted on them
     assert run("fit all/calibration.safetensors --reference all/train.safetensors -o same")[0] == 0
     lines = [
         run(f"apply {cal} all/test.safetensors -o {cal[:3]}.csv")[0] for cal in ("all/calibrator", "same")

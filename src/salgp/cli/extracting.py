@@ -91,10 +91,11 @@ def extract(
     labelled = loader.labels is not None
     right = "" if accuracy is None else f"; the network is right on {accuracy:.1%}"
     shown = ", ".join(f"{name} ({width})" for name, width in widths.items())
-    samples = f"{n:,} samples {'with' if labelled else 'without'} labels"
+    samples = f"{loader.n:,} samples {'with' if labelled else 'without'} labels"
+    copies = f", and {n - loader.n:,} perturbed copies," if n > loader.n else ""
     shell.finish(
         {"out": str(out), "n": n, "layers": widths, "labelled": labelled, "accuracy": accuracy},
-        f"{samples} in {out}{right}\nlayers: {shown or 'none'}",
+        f"{samples}{copies} in {out}{right}\nlayers: {shown or 'none'}",
     )
 
 

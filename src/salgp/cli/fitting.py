@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.options import Feats, Force, Method, Out, Reference, known_methods
+from salgp.cli.options import AnyNetwork, Feats, Force, Method, Out, Reference, known_methods
 from salgp.cli.shell import Shell, UsageError, command, did_you_mean
 from salgp.cli.targets import check_folder, check_inputs, check_target
 
@@ -28,6 +28,7 @@ __all__ = [
     "origin_of",
     "read_reference",
     "register",
+    "samples_of",
 ]
 
 
@@ -47,6 +48,7 @@ def fit(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="An argument of the method; may be repeated."),
     ] = None,
+    any_network: AnyNetwork = False,
     force: Force = False,
 ) -> None:
     """Fit a calibrator on labelled features, or on any framework's logits or probabilities, and save it.
@@ -59,12 +61,16 @@ def fit(
     check_method(method)
     check_folder(out)
     if layers is None and files.is_large(features, reference):
+        if reference is not None:
+            files.check_same_network(
+                files.first_rows(features)[0], files.first_rows(reference)[0], any_network
+            )
         return fit_large(shell, features, out, make_calibrator(method, setting or [], True), reference, force)
     loaded, labels = files.read_labelled(features)
     chosen = files.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)
     calibrator = make_calibrator(method, setting or [], bool(data.layers))
-    known = read_reference(reference, loaded, data)
+    known = read_reference(shell, reference, loaded, data, any_network)
     data, labels = fitting_rows(calibrator, data, labels)
     for note in notes_on(calibrator, loaded, data, known is not None):
         shell.say(f"note: {note}")
@@ -164,13 +170,28 @@ def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> 
     """What a method learns from: perturbed copies only where it knows what they are, else the original
     samples.
     """
-    from salgp.calibrators.copies import originals
+    from salgp.calibrators.copies import without_copies
 
     if calibrator.uses_copies or features.groups is None:
         return features, labels
-    rows = originals(features)[0]
-    plain = features[rows]
-    return type(features)(plain.logits, plain.layers), labels[rows]
+    plain, rows = without_copies(features)
+    return plain, labels[rows]
+
+
+def samples_of(shell: Shell, loaded: files.FeatureFile) -> files.FeatureFile:
+    """The samples themselves: perturbed copies, which are there to be fitted on, do not count among them."""
+    from dataclasses import replace
+
+    from salgp.calibrators.copies import without_copies
+
+    plain, rows = without_copies(loaded.features)
+    copies = len(loaded.features) - len(plain)
+    if copies:
+        shell.say(
+            f"note: {loaded.path.name} holds {copies:,} perturbed copies; they are left out, and its "
+            f"{len(plain):,} samples count"
+        )
+    return replace(loaded, features=plain, labels=None if loaded.labels is None else loaded.labels[rows])
 
 
 def origin_of(loaded: files.FeatureFile) -> dict[str, Any]:
@@ -187,14 +208,14 @@ def origin_of(loaded: files.FeatureFile) -> dict[str, Any]:
 
 
 def read_reference(
-    path: Path | None, given: files.FeatureFile, data: Features
+    shell: Shell, path: Path | None, given: files.FeatureFile, data: Features, any_network: bool
 ) -> tuple[Features, Tensor] | None:
     """Features and labels of the training data, with the layers of ``data``, which came from ``given``."""
     if path is None:
         return None
-    loaded, labels = files.read_labelled(path)
-    files.check_classes(given.classes, loaded, given.path)
-    return loaded.features.select(data.layer_names), labels
+    loaded = samples_of(shell, files.read_labelled(path)[0])
+    files.check_same_network(given, loaded, any_network)
+    return loaded.features.select(data.layer_names), files.labels_of(loaded)
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -209,8 +209,8 @@ def _checked(
     from salgp.metrics import compare as compare_predictions
 
     features, labels = files.read_labelled(out / "calibration.safetensors")
-    train = out / "train.safetensors"
-    known = read_reference(train if train.exists() else None, features, features.features)
+    train = out / "train.safetensors" if (out / "train.safetensors").exists() else None
+    known = read_reference(shell, train, features, features.features, True)
     loaded, truth = files.read_labelled(out / "test.safetensors")
     predictions = {"uncalibrated": uncalibrated(loaded.features)}
     with shell.progress("comparing and writing the report"):
