@@ -15,6 +15,10 @@ from salgp.cli.targets import check_apart, check_inputs
 
 __all__ = ["register"]
 
+Store = Annotated[
+    Path, typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract -o FOLDER` writes it.")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the command of this file to ``app``."""
@@ -24,10 +28,7 @@ def register(app: typer.Typer) -> None:
 def score(
     shell: Shell,
     calibrator: Cal,
-    features: Annotated[
-        Path,
-        typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract -o FOLDER` writes it."),
-    ],
+    features: Store,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")
     ],
