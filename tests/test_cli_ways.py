@@ -147,6 +147,36 @@ def test_labels_that_no_numbered_column_has(value: Any, said: str, run: Run, tmp
     assert said in err
 
 
+def test_probabilities_called_logits_are_noted_in_words_of_the_command_line(run: Run, tmp_path: Path) -> None:
+    features, labels = sample(60)
+    np.savez(tmp_path / "s.npz", logits=features.probs.numpy(), labels=labels.numpy())
+    code, _, err = run("fit s.npz -o cal")
+    assert code == 0
+    assert "the logits look like probabilities" in err
+    assert "call them probs instead of logits, as an argument or in a file" in err
+    assert "Features." not in err
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("-m trust-score --set layer=layer0", "layer", "layer0"),
+        ("-m residual-gp --set layer=1 --set max_steps=2", "layer", 1),
+        ("-m sal-gp --set max_steps=null --set n_inducing=8 --set exact_limit=5", "max_steps", None),
+        ("-m temperature --set bounds=[0.5,2]", "bounds", [0.5, 2]),
+        ("-m layer-evidence --set ridge=2 --set gated=false", "gated", False),
+    ],
+)
+def test_settings_are_read_as_the_method_declares_them(
+    line: str, name: str, value: Any, run: Run, tmp_path: Path
+) -> None:
+    features, labels = sample(120)
+    features.save(tmp_path / "f.safetensors", labels)
+    code, _, err = run(f"fit f.safetensors -o cal {line}")
+    assert code == 0, err
+    assert salgp.load(tmp_path / "cal").get_params()[name] == value
+
+
 def test_a_report_slices_by_the_columns_of_a_table(run: Run, tmp_path: Path) -> None:
     write_scores(tmp_path)
     cameras = ["north" if i % 3 else "south" for i in range(200)]

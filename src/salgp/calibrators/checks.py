@@ -193,7 +193,8 @@ def _probabilities(features: Features) -> str | None:
     return (
         "the logits look like probabilities: all lie in [0, 1] and every row sums to 1, or there is one "
         "column of them. They are used as logits, as announced; if the classifier ends in a softmax or "
-        'sigmoid, say so: output="probabilities" (networks), probs=... or Features.from_probs (arrays)'
+        "sigmoid, say so: call them probs instead of logits, as an argument or in a file; of a network, "
+        'output="probabilities", on the command line --output probabilities'
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from salgp.cli import files
 from salgp.cli.options import AnyNetwork, Feats, Force, Method, Out, Reference, known_methods
+from salgp.cli.settings import settings_of
 from salgp.cli.shell import Shell, UsageError, command, did_you_mean
 from salgp.cli.targets import check_folder, check_inputs, check_target
 
@@ -74,7 +74,8 @@ def fit(
     data, labels = fitting_rows(calibrator, data, labels)
     for note in notes_on(calibrator, loaded, data, known is not None):
         shell.say(f"note: {note}")
-    with shell.progress(f"fitting {calibrator.name} on {len(data)} samples"):
+    counted = _counted(data)
+    with shell.progress(f"fitting {calibrator.name} on {counted}"):
         calibrator.fit(data, labels, known)
     files.save_calibrator(out, calibrator, origin_of(loaded), force, loaded.metadata.get("module"))
     shell.finish(
@@ -84,7 +85,7 @@ def fit(
             "n": len(data),
             "layers": list(calibrator.layer_widths_),
         },
-        f"fitted {calibrator.name} on {len(data):,} samples; saved in "
+        f"fitted {calibrator.name} on {counted}; saved in "
         f"{out}\nnext: salgp evaluate {out} TEST{features.suffix}",
     )
     return None
@@ -156,14 +157,8 @@ def make_calibrator(method: str | None, settings: Sequence[str], has_layers: boo
 
     calibrator = method_for(method, has_layers)
     known = calibrator.get_params(deep=False)
-    arguments = dict(_setting(text) for text in settings)
-    unknown = [name for name in arguments if name not in known]
-    if unknown:
-        raise UsageError(
-            f"--set {unknown[0]}: {calibrator.name} has no such setting; {did_you_mean(unknown[0], known)}"
-            f"it has {', '.join(known) or 'none'}"
-        )
-    return calibrator.set_params(**arguments)
+    constructor = type(calibrator).__init__
+    return calibrator.set_params(**settings_of(calibrator.name, constructor, known, settings))
 
 
 def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
@@ -176,6 +171,14 @@ def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> 
         return features, labels
     plain, rows = without_copies(features)
     return plain, labels[rows]
+
+
+def _counted(features: Features) -> str:
+    from salgp.calibrators.copies import originals
+
+    n = len(originals(features)[0])
+    copies = f" and {len(features) - n:,} perturbed copies" if len(features) > n else ""
+    return f"{n:,} samples{copies}"
 
 
 def samples_of(shell: Shell, loaded: files.FeatureFile) -> files.FeatureFile:
@@ -216,13 +219,3 @@ def read_reference(
     loaded = samples_of(shell, files.read_labelled(path)[0])
     files.check_same_network(given, loaded, any_network)
     return loaded.features.select(data.layer_names), files.labels_of(loaded)
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set {text}: expected NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
