@@ -241,6 +241,19 @@ WRONG = [
         2,
     ),
     Wrong("unknown setting", f"fit IN/cal.safetensors {FIT} --set colour=red", "has no such setting", 2),
+    Wrong(
+        "text for a number",
+        f"fit IN/cal.safetensors {FIT} --set steps=abc",
+        "--set steps=abc: temperature wants a whole number there; the default is",
+        2,
+    ),
+    Wrong(
+        "no such choice",
+        f"fit IN/cal.safetensors {FIT} --set optimizer=magic",
+        "temperature wants one of newton, gradient there",
+        2,
+    ),
+    Wrong("a list too short", f"fit IN/cal.safetensors {FIT} --set bounds=[1]", "wants a list of 2 there", 2),
     Wrong("setting without value", f"fit IN/cal.safetensors {FIT} --set bounds", "expected NAME=VALUE", 2),
     Wrong(
         "unknown layer",
@@ -812,6 +825,15 @@ def test_extract_to_shards_and_score(run: Any, tmp_path: Path) -> None:
     code, out, _ = run("score OUT/cal OUT/shards -o OUT/scored --workers 1 --json")
     assert code == 0
     assert json.loads(out)["rows"] == 4
+
+
+def test_python_runs_the_package_as_the_command(folder: Path) -> None:
+    line = [sys.executable, "-m", "salgp"]
+    told = subprocess.run([*line, "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == f"salgp {salgp.__version__}"
+    wrong = subprocess.run([*line, "fit"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "Missing argument" in wrong.stderr
 
 
 def test_extract_with_perturbed_copies(run: Any, tmp_path: Path) -> None:

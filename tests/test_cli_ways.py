@@ -105,6 +105,78 @@ def test_classes_called_by_digits_that_are_no_numbers(run: Run, tmp_path: Path) 
     assert json.loads((tmp_path / "cal" / "origin.json").read_text())["classes"] == names
 
 
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize(
+    "names",
+    [("1", "2", "3"), ("-1", "0", "1"), ("1.0", "2.0", "0.0"), ("2", "0", "1"), ("7.", "+3", "10")],
+)
+def test_numbers_as_labels_are_those_that_columns_are_called_by(
+    names: tuple[str, ...], kind: type, run: Run, tmp_path: Path
+) -> None:
+    features, labels = sample(60)
+    probs = features.probs.numpy()
+    columns = {f"probs.{name}": probs[:, k] for k, name in enumerate(names)}
+    write_csv(tmp_path / "s.csv", {**columns, "label": [kind(float(names[k])) for k in labels]})
+    code, out, err = run("compare s.csv --test s.csv --methods uncalibrated --json")
+    assert code == 0, err
+    accuracy = json.loads(out)["scores"]["uncalibrated"]["accuracy"]
+    assert accuracy == pytest.approx(float(features.correct(labels).double().mean()))
+
+
+@pytest.mark.parametrize("names", [("1", "2", "other"), ("1", "1.0", "2"), ("0", "1", "half")])
+def test_numbers_as_labels_of_columns_only_some_of_which_are_numbers_are_refused(
+    names: tuple[str, ...], run: Run, tmp_path: Path
+) -> None:
+    features, _ = sample(60)
+    columns = {f"probs.{name}": features.probs.numpy()[:, k] for k, name in enumerate(names)}
+    write_csv(tmp_path / "s.csv", {**columns, "label": [k % 2 + 1 for k in range(60)]})
+    code, _, err = run("fit s.csv -o cal")
+    assert code == 1
+    assert f"of the class columns {', '.join(names)} only some are called by a number of their own" in err
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.5, "no whole numbers"), (9, "label 9 is none of the classes"), ("", "no whole")]
+)
+def test_labels_that_no_numbered_column_has(value: Any, said: str, run: Run, tmp_path: Path) -> None:
+    features, _ = sample(60)
+    columns = {f"probs.{k + 1}": features.probs.numpy()[:, k] for k in range(3)}
+    write_csv(tmp_path / "s.csv", {**columns, "label": [value, *([1] * 59)]})
+    code, _, err = run("fit s.csv -o cal")
+    assert code == 1
+    assert said in err
+
+
+def test_probabilities_called_logits_are_noted_in_words_of_the_command_line(run: Run, tmp_path: Path) -> None:
+    features, labels = sample(60)
+    np.savez(tmp_path / "s.npz", logits=features.probs.numpy(), labels=labels.numpy())
+    code, _, err = run("fit s.npz -o cal")
+    assert code == 0
+    assert "the logits look like probabilities" in err
+    assert "call them probs instead of logits, as an argument or in a file" in err
+    assert "Features." not in err
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("-m trust-score --set layer=layer0", "layer", "layer0"),
+        ("-m residual-gp --set layer=1 --set max_steps=2", "layer", 1),
+        ("-m sal-gp --set max_steps=null --set n_inducing=8 --set exact_limit=5", "max_steps", None),
+        ("-m temperature --set bounds=[0.5,2]", "bounds", [0.5, 2]),
+        ("-m layer-evidence --set ridge=2 --set gated=false", "gated", False),
+    ],
+)
+def test_settings_are_read_as_the_method_declares_them(
+    line: str, name: str, value: Any, run: Run, tmp_path: Path
+) -> None:
+    features, labels = sample(120)
+    features.save(tmp_path / "f.safetensors", labels)
+    code, _, err = run(f"fit f.safetensors -o cal {line}")
+    assert code == 0, err
+    assert salgp.load(tmp_path / "cal").get_params()[name] == value
+
+
 def test_a_report_slices_by_the_columns_of_a_table(run: Run, tmp_path: Path) -> None:
     write_scores(tmp_path)
     cameras = ["north" if i % 3 else "south" for i in range(200)]
@@ -371,7 +443,8 @@ def test_everything_in_one_command(run: Run, tmp_path: Path) -> None:
     }
     assert "high" in (tmp_path / "all" / "report.html").read_text()
     told = json.loads(run("info all/calibration.safetensors --json")[1])
-    assert told["perturbed copies"] is True  # what the calibrator was fitted on
+    rows = len(salgp.Features.load(tmp_path / "all" / "calibration.safetensors"))
+    assert told["perturbed copies"] == rows - told["samples"] > told["samples"]  # it was fitted on them
     assert run("fit all/calibration.safetensors --reference all/train.safetensors -o same")[0] == 0
     lines = [
         run(f"apply {cal} all/test.safetensors -o {cal[:3]}.csv")[0] for cal in ("all/calibrator", "same")

@@ -77,7 +77,7 @@ def test_read_only_arrays_are_left_alone() -> None:
 
 def test_probabilities_given_as_logits_are_told() -> None:
     z, y, _ = arrays()
-    with pytest.warns(CalibrationWarning, match=r"look like probabilities.*probs="):
+    with pytest.warns(CalibrationWarning, match=r"look like probabilities.*call them probs"):
         salgp.calibrate_outputs(softmax(z), y, method="platt")
     p = 1 / (1 + np.exp(-z[:, 0]))
     with pytest.warns(CalibrationWarning, match="one column of them"):

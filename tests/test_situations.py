@@ -6,9 +6,11 @@ situation works, warns, or is refused with a sentence that says what to do.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -556,6 +558,100 @@ def _training_mode(folder: Path) -> None:
     one, two = (salgp.extract(model, [(x, y)])[0].logits for _ in range(2))
     assert torch.equal(one, two)
     assert model.training
+
+
+def command(line: str, folder: Path) -> tuple[int, str]:
+    """Exit code of a command run in ``folder``, and what it said beside its result."""
+    said = io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stderr(said),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        return main(line.split()), " ".join(said.getvalue().split())
+
+
+@situation(
+    "image folders of which one lacks a class",
+    "works where another set has a folder of every class; else refused: name them with `--classes`",
+)
+def _image_folders(folder: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (folder / "net.py").write_text(
+        "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
+    )
+    for name, classes in (("cal", "abc"), ("test", "bc")):
+        for k, letter in enumerate(classes):
+            (folder / name / letter).mkdir(parents=True)
+            for i in range(20):
+                pixels = np.full((2, 2, 3), 10 * i + k, np.uint8)
+                image.fromarray(pixels).save(folder / name / letter / f"{i}.png")
+    line = "calibrate net.py:make --calibration cal --test test -m platt -o out"
+    assert command(line, folder)[0] == 0
+    assert set(salgp.load_features(folder / "out" / "test.safetensors")[1].tolist()) == {1, 2}  # type: ignore[union-attr]
+    code, said = command("extract net.py:make test -o test.safetensors", folder)
+    assert code == 1
+    assert "--classes" in said
+
+
+def saved(folder: Path, name: str, seed: int, network: str = "a") -> None:
+    features, labels = sample(120, seed=seed)
+    features.save(folder / f"{name}.safetensors", labels, {"network": network * 64})
+
+
+@situation(
+    "test samples that are also in the calibration or training data",
+    "noted: what is checked on them looks better than it is",
+)
+def _shared(folder: Path) -> None:
+    saved(folder, "cal", 0)
+    code, said = command("compare cal.safetensors --test cal.safetensors --methods platt", folder)
+    assert code == 0
+    assert "120 of 120 samples of --test are in cal.safetensors too" in said
+
+
+@situation(
+    "perturbed copies in features that are evaluated, reported on or watched",
+    "noted: only the samples themselves count",
+)
+def _copies(folder: Path) -> None:
+    saved(folder, "cal", 0)
+    features, labels = sample(60, seed=1)
+    groups = torch.arange(60).repeat(2)
+    twice = salgp.Features.concatenate([features, features])
+    replace(twice, groups=groups).save(folder / "copies.safetensors", labels.repeat(2))
+    assert command("fit cal.safetensors -m platt -o cal", folder)[0] == 0
+    assert "60 perturbed copies; they are left out" in command("evaluate cal copies.safetensors", folder)[1]
+
+
+@situation("features of another network", "refused by every command; `--any-network` takes them")
+def _features_of_another(folder: Path) -> None:
+    saved(folder, "cal", 0)
+    saved(folder, "other", 1, "b")
+    assert command("fit cal.safetensors -m platt -o cal", folder)[0] == 0
+    for line in (
+        "apply cal other.safetensors -o p.csv",
+        "evaluate cal other.safetensors",
+        "report cal other.safetensors -o r.html",
+        "fit cal.safetensors --reference other.safetensors -m platt -o again",
+        "compare cal.safetensors --test other.safetensors --methods platt",
+    ):
+        code, said = command(line, folder)
+        assert code == 1
+        assert "another network" in said
+        assert command(f"{line} --any-network", folder)[0] == 0
+
+
+@situation("another calibrator for a monitor that watches one", "refused: start a new monitor")
+def _other_calibrator(folder: Path) -> None:
+    saved(folder, "cal", 0)
+    saved(folder, "home", 1)
+    for method in ("platt", "beta"):
+        assert command(f"fit cal.safetensors -m {method} -o {method}", folder)[0] == 0
+    assert command("monitor platt --state watch --reference home.safetensors", folder)[0] == 0
+    code, said = command("monitor beta --state watch", folder)
+    assert code == 1
+    assert "start a new monitor" in said
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,24 @@ caller is told.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["OUTPUTS", "ZERO", "as_array", "as_logits", "largest", "look_like_probabilities", "plain_array"]
+__all__ = [
+    "OUTPUTS",
+    "ZERO",
+    "as_array",
+    "as_logits",
+    "check_finite",
+    "largest",
+    "look_like_probabilities",
+    "non_finite_rows",
+    "plain_array",
+]
 
 OUTPUTS = ("logits", "probabilities", "log-probabilities")
 """What the numbers a classifier returns can mean."""
@@ -144,3 +155,30 @@ def _check_probabilities(p: Tensor, output: str) -> None:
         f"{output} were announced, but the rows are not distributions (smallest value "
         f"{float(p.min()):.3g}); are they logits?"
     )
+
+
+def check_finite(x: Tensor, what: str = "the class scores hold", first: int = 0) -> None:
+    """Refuse NaN and infinity, naming the row.
+
+    Args:
+        x: ``(n, d)`` numbers of all samples.
+        what: they are, as the beginning of a sentence.
+        first: number of the first row.
+
+    Example:
+        >>> check_finite(torch.tensor([[0.0, torch.nan]]), first=100)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: the class scores hold NaN or infinity in row 100 (1 rows in all); clean the data or ...
+    """
+    wrong = non_finite_rows(x)
+    if len(wrong):
+        where = f"row {first + int(wrong[0])} ({len(wrong)} rows in all)"
+        raise ValueError(f"{what} NaN or infinity in {where}; clean the data or the network first")
+
+
+def non_finite_rows(x: Tensor) -> Tensor:
+    """Numbers of the rows that hold NaN or infinity."""
+    if math.isfinite(float(x.sum())):  # one pass, no copy; the sum of finite numbers may overflow
+        return torch.empty(0, dtype=torch.int64, device=x.device)
+    return (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0]

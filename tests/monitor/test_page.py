@@ -16,6 +16,7 @@ import torch
 import salgp
 from salgp import Monitor, Prediction
 from salgp.cli import main
+from salgp.monitor.page import render_page
 from salgp.prediction import LayerTerms
 
 EVIL = "<script>alert(1)</script>"
@@ -134,6 +135,27 @@ def features_file(path: Path, n: int, seed: int, noise: float = 0.0) -> Path:
     z = z + noise * torch.randn(n, 3, generator=g)
     salgp.Features(2 * z, {"fc": z}).save(path, y)
     return path
+
+
+@pytest.mark.parametrize(
+    ("correct", "marks"),
+    [
+        (0.97, ["100 %", "95 %", "90 %"]),
+        (0.62, ["100 %", "90 %", "80 %", "70 %", "60 %"]),
+        (0.1, ["100 %", "80 %", "60 %", "40 %", "20 %", "0 %"]),
+    ],
+)
+def test_marks_of_the_accuracy_are_round(correct: float, marks: list[str]) -> None:
+    s = torch.full((4000,), correct, dtype=torch.float64)
+    still = Prediction(torch.zeros(4000, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
+    monitor = Monitor.start(still)
+    monitor.feed(still, time="2026-05-01T10:20:30+00:00")
+    text = render_page(monitor, "title")
+    drawn = re.findall(r'text-anchor="end">([^<]* %)</text>', text)
+    assert drawn[: len(marks)] == marks
+    assert "2026-05-01 10:20 UTC" in text
+    assert "T10:20" not in text
+    assert "\N{MINUS SIGN}3</text>" in text
 
 
 def test_command_starts_feeds_and_fails_on_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from salgp import Features, Prediction
 from salgp.decide import choose_threshold
 from salgp.prediction import LayerTerms
-from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, default_level, nice_error, nice_step
+from salgp.report import render
+from salgp.report.keeping import (
+    ASSURANCE,
+    Keep,
+    acceptable_levels,
+    chosen_level,
+    least_promise,
+    nice_error,
+    nice_step,
+)
 from salgp.report.shift import shift
 from salgp.report.slices import confusions, holm, slices
 from salgp.report.summary import layer_shares, metric_changes, most_corrected, scored, term_shares
@@ -56,8 +65,44 @@ def test_levels_are_the_rules_of_decide_and_grow_with_the_acceptable_error() -> 
         rule = choose_threshold(prediction, labels, keep.error, ASSURANCE)
         assert (keep.after, keep.before, keep.wrong) == (rule.kept, rule.kept, rule.wrong)
     with_promise = [k for k in levels if k.after]
-    assert default_level(levels, levels[0].error) == with_promise[0]
-    assert default_level(levels, 0.2).error == pytest.approx(0.2, abs=0.01)
+    assert chosen_level(levels, None, 1 - 2 * levels[0].error) == with_promise[0]
+    assert chosen_level(levels, None, 0.6).error == pytest.approx(0.2, abs=0.01)
+    assert least_promise(levels, levels[0]) == with_promise[0].error
+
+
+@pytest.mark.parametrize("wanted", [0.0123, 0.125, 0.7])
+def test_an_error_that_is_asked_for_is_taken_as_it_is(wanted: float) -> None:
+    """Also where nothing can be kept, between the round steps, and above where everything is kept."""
+    g = torch.Generator().manual_seed(0)
+    s = 0.5 + 0.5 * torch.rand(300, generator=g)
+    _, labels, prediction = made(s, torch.rand(300, generator=g) < s)
+    one = scored(prediction, labels)
+    levels = acceptable_levels(one, one, labels, wanted)
+    keep = chosen_level(levels, wanted, one.accuracy)
+    rule = choose_threshold(prediction, labels, wanted, ASSURANCE)
+    assert (keep.error, keep.after, keep.wrong) == (wanted, rule.kept, rule.wrong)
+    assert [level.error for level in levels] == sorted({level.error for level in levels})
+
+
+@pytest.mark.parametrize("wanted", [0.0, 1.0, -0.1])
+def test_an_error_that_no_rule_can_promise_is_refused(wanted: float) -> None:
+    _, labels, prediction = made([0.8] * 100, [i < 80 for i in range(100)])
+    one = scored(prediction, labels)
+    with pytest.raises(ValueError, match="above 0 and below 1"):
+        acceptable_levels(one, one, labels, wanted)
+
+
+def test_the_page_says_that_the_error_asked_for_cannot_be_promised_and_what_can() -> None:
+    g = torch.Generator().manual_seed(0)
+    s = 0.5 + 0.5 * torch.rand(200, generator=g)
+    features, labels, prediction = made(s, torch.rand(200, generator=g) < s)
+    text = render(features, labels, prediction, acceptable_error=0.001)
+    one = scored(prediction, labels)
+    least = least_promise(acceptable_levels(one, one, labels), Keep(0.001, 0, 0, None))
+    assert least is not None
+    no_promise = "allow no promise of at most 0.1 % wrong answers"
+    said = f"{no_promise}; the least that can be promised here is about {100 * least:.3g} %."
+    assert text.replace("\N{NO-BREAK SPACE}", " ").count(said) == 2  # verdict and tile
 
 
 @pytest.mark.parametrize(
@@ -121,7 +166,7 @@ def test_verdict_where_both_directions_cancel() -> None:
 
 @pytest.mark.parametrize(
     ("kept", "words"),
-    [(100, "Used without asking, at most 10 % of the answers are wrong"), (0, "all should go to a human")],
+    [(100, "Used without asking, at most 10 % of the answers are wrong"), (0, "All should go to a human")],
 )
 def test_action_at_the_ends(kept: int, words: str) -> None:
     _, labels, prediction = made([0.8] * 100, [i < 80 for i in range(100)])

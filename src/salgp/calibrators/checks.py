@@ -19,14 +19,16 @@ from torch import Tensor
 from salgp.calibrators.alignment import misaligned, misaligned_reference
 from salgp.calibrators.copies import originals
 from salgp.features import Features
-from salgp.logits import ZERO, look_like_probabilities, plain_array
+from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, plain_array
 
 __all__ = [
     "FEW_SAMPLES",
+    "SHARED",
     "CalibrationWarning",
     "bounded_logits",
     "check_features",
     "check_reference",
+    "rows_in",
     "warn_of_data",
 ]
 
@@ -201,7 +203,8 @@ def _probabilities(features: Features) -> str | None:
     return (
         "the logits look like probabilities: all lie in [0, 1] and every row sums to 1, or there is one "
         "column of them. They are used as logits, as announced; if the classifier ends in a softmax or "
-        'sigmoid, say so: output="probabilities" (networks), probs=... or Features.from_probs (arrays)'
+        "sigmoid, say so: call them probs instead of logits, as an argument or in a file; of a network, "
+        'output="probabilities", on the command line --output probabilities'
     )
 
 
@@ -220,7 +223,7 @@ def _zeros(features: Features, labels: Tensor) -> str | None:
 
 
 def _shared_rows(features: Features, reference: Features) -> str | None:
-    shared = _rows_in(features.logits, reference.logits)
+    shared = rows_in(features.logits, reference.logits)
     if shared <= SHARED * len(features):
         return None
     return (
@@ -230,8 +233,13 @@ def _shared_rows(features: Features, reference: Features) -> str | None:
     )
 
 
-def _rows_in(rows: Tensor, others: Tensor) -> int:
-    """How many rows are found among others, bit for bit; most are told apart by their largest entry alone."""
+def rows_in(rows: Tensor, others: Tensor) -> int:
+    """How many rows are found among others, bit for bit; most are told apart by their largest entry alone.
+
+    Example:
+        >>> rows_in(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([[2.0, 1.0]]))
+        1
+    """
     ours, theirs = rows.amax(dim=1), others.to(rows).amax(dim=1)
     alike = rows[torch.isin(ours, theirs)].cpu()
     known = {row.tobytes() for row in others.to(rows)[torch.isin(theirs, ours)].cpu().contiguous().numpy()}
@@ -252,15 +260,13 @@ def _largest_size(z: Tensor) -> float:
 
 
 def _refuse_non_finite(what: str, x: Tensor, features: Features) -> None:
-    if math.isfinite(float(x.sum())):  # one pass, no copy; the sum of finite numbers may overflow
-        return
-    wrong = ~torch.isfinite(x).all(dim=1)
-    if not bool(wrong.any()):
+    wrong = non_finite_rows(x)
+    if not len(wrong):
         return
     rows, place = originals(features)
     samples = rows[place[wrong].unique()]
     first = int(samples[0])
-    where = f"row {first}" if bool(wrong[first]) else f"a perturbed copy of row {first}"
+    where = f"row {first}" if bool((wrong == first).any()) else f"a perturbed copy of row {first}"
     copies = "" if features.groups is None else ", perturbed copies not counted"
     raise ValueError(
         f"{what} holds NaN or infinity in {where} ({len(samples)} rows in all{copies}); clean the data "

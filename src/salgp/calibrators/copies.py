@@ -7,7 +7,7 @@ from torch import Tensor
 
 from salgp.features import Features
 
-__all__ = ["originals"]
+__all__ = ["originals", "without_copies"]
 
 
 def originals(features: Features) -> tuple[Tensor, Tensor]:
@@ -35,3 +35,17 @@ def originals(features: Features) -> tuple[Tensor, Tensor]:
     first = earliest.scatter_reduce(0, group, late, "amin") % n
     rank = first.argsort().argsort()
     return first.sort().values, rank[group]
+
+
+def without_copies(features: Features) -> tuple[Features, Tensor]:
+    """The original samples alone, and the rows they stood in.
+
+    Example:
+        >>> without_copies(Features(torch.zeros(4, 2), groups=torch.tensor([7, 8, 7, 8])))
+        (Features(2 samples, 2 classes, no layers), tensor([0, 1]))
+    """
+    rows = originals(features)[0]
+    if features.groups is None:
+        return features, rows
+    plain = features[rows]
+    return Features(plain.logits, plain.layers), rows

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
+from salgp.cli.fitting import samples_of
 from salgp.cli.options import AnyNetwork, Cal, Feats, Force, InContext, Out
 from salgp.cli.predictions import write_prediction
 from salgp.cli.shell import Shell, UsageError, command
@@ -45,7 +46,8 @@ def apply(
     kind = "prediction" if out.suffix == ".safetensors" else None
     check_target(out, force, features, calibrator, kind=kind)
     together = context_of(context)
-    loaded, prediction = predicted(calibrator, features, any_network, shell, together)
+    loaded, prediction = predicted(calibrator, features, any_network, shell, together, copies=True)
+    note_copies(shell, loaded)
     write_prediction(out, prediction, loaded.features.confidence, loaded.classes)
     before, after = float(loaded.features.confidence.mean()), float(prediction.confidence.mean())
     shell.finish(
@@ -66,8 +68,9 @@ def evaluate(
     check_inputs(calibrator, features)
     from salgp.metrics import compare as compare_predictions
 
-    _, labels = files.read_labelled(features)
-    loaded, prediction = predicted(calibrator, features, any_network, shell, context_of(context))
+    together = context_of(context)
+    loaded, prediction = predicted(calibrator, features, any_network, shell, together, labelled=True)
+    labels = files.labels_of(loaded)
     name = files.read_calibrator(calibrator).name
     comparison = compare_predictions(
         {"uncalibrated": uncalibrated(loaded.features), name: prediction}, labels, bins
@@ -87,7 +90,8 @@ def explain(
 ) -> None:
     """Say, for single samples, how the confidence changed and which layers caused it."""
     check_inputs(calibrator, features)
-    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    loaded, prediction = predicted(calibrator, features, any_network, shell, copies=True)
+    note_copies(shell, loaded)
     change = prediction.confidence.cpu() - loaded.features.confidence
     rows = list(sample) if sample else change.abs().topk(min(top, len(change))).indices.tolist()
     wrong = [row for row in rows if not 0 <= row < len(change)]
@@ -105,13 +109,44 @@ def uncalibrated(features: Features) -> Prediction:
 
 
 def predicted(
-    calibrator: Path, features: Path, any_network: bool, shell: Shell, context: int | str | None = None
+    calibrator: Path,
+    features: Path,
+    any_network: bool,
+    shell: Shell,
+    context: int | str | None = None,
+    *,
+    labelled: bool = False,
+    copies: bool = False,
 ) -> tuple[files.FeatureFile, Prediction]:
+    """Features and what a calibrator says of them.
+
+    Args:
+        calibrator: its folder.
+        features: file.
+        any_network: accept features of another network.
+        shell: to speak.
+        context: samples that were met together.
+        labelled: refuse features without labels.
+        copies: predict perturbed copies, too, not only the samples they were made of.
+    """
     fitted = files.read_calibrator(calibrator)
-    loaded = files.read_features(features)
+    loaded = files.read_labelled(features)[0] if labelled else files.read_features(features)
     files.check_network(calibrator, loaded, any_network)
+    loaded = loaded if copies else samples_of(shell, loaded)
     with shell.progress(f"predicting {len(loaded.features):,} samples"):
         return loaded, fitted.predict(loaded.features, context)
+
+
+def note_copies(shell: Shell, loaded: files.FeatureFile) -> None:
+    """Say that some rows are no samples of their own."""
+    from salgp.calibrators.copies import originals
+
+    n, rows = len(loaded.features), len(originals(loaded.features)[0])
+    if n > rows:
+        shell.say(
+            f"note: {loaded.path.name} holds {n - rows:,} perturbed copies of its {rows:,} samples; every "
+            f"row is answered, in the order of the file"
+        )
 
 
 def context_of(text: str | None) -> int | str | None:

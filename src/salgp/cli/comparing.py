@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.fitting import check_method, fitting_rows, read_reference
-from salgp.cli.options import Feats, Reference, Seed, known_methods
+from salgp.cli.datasets import note_shared
+from salgp.cli.fitting import check_method, fitting_rows, read_reference, samples_of
+from salgp.cli.options import AnyNetwork, Feats, Reference, Seed, known_methods
 from salgp.cli.shell import Shell, UsageError, command, sentence
 from salgp.cli.tables import score_table
 from salgp.cli.targets import check_inputs
@@ -45,6 +46,7 @@ def compare(
         str, typer.Option(help="Score to sort by, such as ece, nll_correct, brier or auroc.")
     ] = "nll_correct",
     seed: Seed = 0,
+    any_network: AnyNetwork = False,
 ) -> None:
     """Fit every calibrator on the same data and score all of them on the same held-out data."""
     chosen = _chosen_methods(methods)
@@ -54,10 +56,13 @@ def compare(
     if sort not in METRICS:
         raise UsageError(f"--sort {sort}: no such score; choose one of {', '.join(METRICS)}")
     loaded, labels = files.read_labelled(features)
-    (data, y), (held_out, truth) = _train_and_test(loaded, labels, test, share, seed)
-    predictions, failed = _fit_all(
-        shell, chosen, (data, y), held_out, read_reference(reference, loaded, data)
-    )
+    if test is None:
+        (data, y), (held_out, truth) = _parted(loaded.features, labels, share, seed)
+    else:
+        data, y = loaded.features, labels
+        held_out, truth = _held_out(shell, test, loaded, any_network)
+    known = read_reference(shell, reference, loaded, data, any_network)
+    predictions, failed = _fit_all(shell, chosen, (data, y), held_out, known)
     if not predictions:
         raise ValueError(
             f"no method could be fitted; the first one, {next(iter(failed))}, said: "
@@ -80,9 +85,17 @@ def _chosen_methods(methods: str | None) -> list[str]:
     return chosen
 
 
-def _train_and_test(
-    given: files.FeatureFile, labels: Tensor, test: Path | None, share: float, seed: int
-) -> Any:
+def _held_out(
+    shell: Shell, test: Path, given: files.FeatureFile, any_network: bool
+) -> tuple[Features, Tensor]:
+    """The samples to score on, of the network of ``given``, which is fitted on."""
+    loaded = samples_of(shell, files.read_labelled(test)[0])
+    files.check_same_network(given, loaded, any_network)
+    note_shared(shell, ("--test", loaded.features), {given.path.name: given.features})
+    return loaded.features, files.labels_of(loaded)
+
+
+def _parted(features: Features, labels: Tensor, share: float, seed: int) -> Any:
     """Two pairs of features and labels; perturbed copies stay on the side of their original, and none is
     scored.
     """
@@ -90,11 +103,6 @@ def _train_and_test(
 
     from salgp.calibrators.copies import originals
 
-    features = given.features
-    if test is not None:
-        loaded, truth = files.read_labelled(test)
-        files.check_classes(given.classes, loaded, given.path)
-        return (features, labels), (loaded.features, truth)
     first, original = originals(features)
     order = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))
     n_fit = max(1, round(share * len(first)))

@@ -139,16 +139,18 @@ def _calibrator(path: Path) -> dict[str, Any]:
 
 
 def _features(path: Path) -> dict[str, Any]:
+    from salgp.calibrators.copies import without_copies
+
     loaded = files.read_features(path)
-    f = loaded.features
-    accuracy = None if loaded.labels is None else float(f.correct(loaded.labels).double().mean())
+    f, rows = without_copies(loaded.features)
+    accuracy = None if loaded.labels is None else float(f.correct(loaded.labels[rows]).double().mean())
     return {
         "kind": "features",
         "samples": len(f),
         "classes": f.n_classes,
         "layers": f.widths,
         "labelled": loaded.labels is not None,
-        "perturbed copies": f.groups is not None,
+        "perturbed copies": len(loaded.features) - len(f),
         "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None,
         "accuracy": accuracy,
         "network": loaded.metadata.get("network"),

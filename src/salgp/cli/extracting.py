@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from salgp.cli import files, options
-from salgp.cli.given import DataOptions, image_options, layer_names, metadata_of, network_of, note_guessing
+from salgp.cli.given import (
+    DataOptions,
+    check_numbering,
+    image_options,
+    layer_names,
+    metadata_of,
+    network_of,
+    note_guessing,
+)
 from salgp.cli.inputs import Inputs
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.targets import check_inputs, check_store, check_target
@@ -73,6 +81,7 @@ def extract(
     images = image_options(model, image_size, gray, image_mean, image_std)
     loader = DataOptions(model, batch_size, inputs, classes, images, scale, prepare).open(data)
     network = network_of(shell, model, weights, device)
+    check_numbering(network, loader)
     read = {"layers": layer_names(layers), "pooling": pooling, "output": output}
     read["max_width"] = max_width
     if one_file:
@@ -82,10 +91,11 @@ def extract(
     labelled = loader.labels is not None
     right = "" if accuracy is None else f"; the network is right on {accuracy:.1%}"
     shown = ", ".join(f"{name} ({width})" for name, width in widths.items())
-    samples = f"{n:,} samples {'with' if labelled else 'without'} labels"
+    samples = f"{loader.n:,} samples {'with' if labelled else 'without'} labels"
+    copies = f", and {n - loader.n:,} perturbed copies," if n > loader.n else ""
     shell.finish(
         {"out": str(out), "n": n, "layers": widths, "labelled": labelled, "accuracy": accuracy},
-        f"{samples} in {out}{right}\nlayers: {shown or 'none'}",
+        f"{samples}{copies} in {out}{right}\nlayers: {shown or 'none'}",
     )
 
 
@@ -116,6 +126,7 @@ def _to_file(
 def _in_memory(
     shell: Shell, network: nn.Module, loader: Inputs, read: Mapping[str, Any], perturb: bool
 ) -> tuple[Reader, Features, Tensor | None]:
+    from salgp.logits import check_finite
     from salgp.network.reader import Reader
     from salgp.network.reading import collect, read_batches
     from salgp.network.rehearsal import rehearse
@@ -123,10 +134,12 @@ def _in_memory(
     reader = Reader(**read)
     if perturb:
         with shell.progress("extracting samples and perturbed copies"):
-            found = rehearse(network, loader, reader, progress=False, tokenizer=loader.tokenizer)
-            return found.reader, found.features, found.labels
+            made = rehearse(network, loader, reader, progress=False, tokenizer=loader.tokenizer)
+            return made.reader, made.features, made.labels
     with shell.progress("extracting", total=loader.n) as advance:
-        return collect(read_batches(network, _Shown(loader, advance), reader, progress=False))
+        found = collect(read_batches(network, _Shown(loader, advance), reader, progress=False))
+    check_finite(found[1].logits)
+    return found
 
 
 def _to_store(

@@ -25,9 +25,11 @@ __all__ = [
     "FeatureFile",
     "check_classes",
     "check_network",
+    "check_same_network",
     "first_rows",
     "is_large",
     "kind_of",
+    "labels_of",
     "read_calibrator",
     "read_features",
     "read_labelled",
@@ -89,12 +91,17 @@ def read_features(path: Path) -> FeatureFile:
 def read_labelled(path: Path) -> tuple[FeatureFile, Tensor]:
     """Features that must have labels."""
     loaded = read_features(path)
+    return loaded, labels_of(loaded)
+
+
+def labels_of(loaded: FeatureFile) -> Tensor:
+    """Its labels; refused where it has none."""
     if loaded.labels is None:
         raise ValueError(
-            f"{path} has no labels, and this needs them; store them under 'labels' (extract "
+            f"{loaded.path} has no labels, and this needs them; store them under 'labels' (extract "
             f"does where the data have them)"
         )
-    return loaded, loaded.labels
+    return loaded.labels
 
 
 def read_calibrator(folder: Path) -> Calibrator:
@@ -121,14 +128,17 @@ def read_origin(folder: Path) -> dict[str, Any]:
 
 def check_network(calibrator: Path, loaded: FeatureFile, any_network: bool) -> None:
     """Refuse features that are known to come from another network than the calibrator's."""
-    mine, theirs = read_origin(calibrator).get("network"), loaded.metadata.get("network")
-    if mine and theirs and mine != theirs and not any_network:
-        raise ValueError(
-            f"{loaded.path} was extracted from another network than {calibrator} was fitted on "
-            f"({theirs[:8]} against {mine[:8]}); extract it again with the same weights, or "
-            f"pass --any-network"
-        )
-    check_classes(read_origin(calibrator).get("classes"), loaded, calibrator)
+    origin = read_origin(calibrator)
+    if not any_network:
+        _check_weights(loaded, f"{calibrator} was fitted on", origin.get("network"))
+    check_classes(origin.get("classes"), loaded, calibrator)
+
+
+def check_same_network(given: FeatureFile, loaded: FeatureFile, any_network: bool) -> None:
+    """Refuse features that are known to come from another network than ``given``."""
+    if not any_network:
+        _check_weights(loaded, str(given.path), given.metadata.get("network"))
+    check_classes(given.classes, loaded, given.path)
 
 
 def check_classes(expected: Sequence[str] | None, loaded: FeatureFile, of: Path) -> None:
@@ -143,6 +153,15 @@ def check_classes(expected: Sequence[str] | None, loaded: FeatureFile, of: Path)
         f"{loaded.path}: the class scores stand {what} ({', '.join(theirs[:3])}, ...) than in {of} "
         f"({', '.join(expected[:3])}, ...); write the same columns in the same order"
     )
+
+
+def _check_weights(loaded: FeatureFile, other: str, mine: str | None) -> None:
+    theirs = loaded.metadata.get("network")
+    if mine and theirs and mine != theirs:
+        raise ValueError(
+            f"{loaded.path} was extracted from another network than {other} ({theirs[:8]} against "
+            f"{mine[:8]}); extract it again with the same weights, or pass --any-network"
+        )
 
 
 def save_calibrator(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.options import Feats, Force, Method, Out, Reference, known_methods
+from salgp.cli.options import AnyNetwork, Feats, Force, Method, Out, Reference, known_methods
+from salgp.cli.settings import settings_of
 from salgp.cli.shell import Shell, UsageError, command, did_you_mean
 from salgp.cli.targets import check_folder, check_inputs, check_target
 
@@ -28,6 +28,7 @@ __all__ = [
     "origin_of",
     "read_reference",
     "register",
+    "samples_of",
 ]
 
 
@@ -47,6 +48,7 @@ def fit(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="An argument of the method; may be repeated."),
     ] = None,
+    any_network: AnyNetwork = False,
     force: Force = False,
 ) -> None:
     """Fit a calibrator on labelled features, or on any framework's logits or probabilities, and save it.
@@ -59,16 +61,21 @@ def fit(
     check_method(method)
     check_folder(out)
     if layers is None and files.is_large(features, reference):
+        if reference is not None:
+            files.check_same_network(
+                files.first_rows(features)[0], files.first_rows(reference)[0], any_network
+            )
         return fit_large(shell, features, out, make_calibrator(method, setting or [], True), reference, force)
     loaded, labels = files.read_labelled(features)
     chosen = files.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)
     calibrator = make_calibrator(method, setting or [], bool(data.layers))
-    known = read_reference(reference, loaded, data)
+    known = read_reference(shell, reference, loaded, data, any_network)
     data, labels = fitting_rows(calibrator, data, labels)
     for note in notes_on(calibrator, loaded, data, known is not None):
         shell.say(f"note: {note}")
-    with shell.progress(f"fitting {calibrator.name} on {len(data)} samples"):
+    counted = _counted(data)
+    with shell.progress(f"fitting {calibrator.name} on {counted}"):
         calibrator.fit(data, labels, known)
     files.save_calibrator(out, calibrator, origin_of(loaded), force, loaded.metadata.get("module"))
     shell.finish(
@@ -78,7 +85,7 @@ def fit(
             "n": len(data),
             "layers": list(calibrator.layer_widths_),
         },
-        f"fitted {calibrator.name} on {len(data):,} samples; saved in "
+        f"fitted {calibrator.name} on {counted}; saved in "
         f"{out}\nnext: salgp evaluate {out} TEST{features.suffix}",
     )
     return None
@@ -150,27 +157,44 @@ def make_calibrator(method: str | None, settings: Sequence[str], has_layers: boo
 
     calibrator = method_for(method, has_layers)
     known = calibrator.get_params(deep=False)
-    arguments = dict(_setting(text) for text in settings)
-    unknown = [name for name in arguments if name not in known]
-    if unknown:
-        raise UsageError(
-            f"--set {unknown[0]}: {calibrator.name} has no such setting; {did_you_mean(unknown[0], known)}"
-            f"it has {', '.join(known) or 'none'}"
-        )
-    return calibrator.set_params(**arguments)
+    constructor = type(calibrator).__init__
+    return calibrator.set_params(**settings_of(calibrator.name, constructor, known, settings))
 
 
 def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
     """What a method learns from: perturbed copies only where it knows what they are, else the original
     samples.
     """
-    from salgp.calibrators.copies import originals
+    from salgp.calibrators.copies import without_copies
 
     if calibrator.uses_copies or features.groups is None:
         return features, labels
-    rows = originals(features)[0]
-    plain = features[rows]
-    return type(features)(plain.logits, plain.layers), labels[rows]
+    plain, rows = without_copies(features)
+    return plain, labels[rows]
+
+
+def _counted(features: Features) -> str:
+    from salgp.calibrators.copies import originals
+
+    n = len(originals(features)[0])
+    copies = f" and {len(features) - n:,} perturbed copies" if len(features) > n else ""
+    return f"{n:,} samples{copies}"
+
+
+def samples_of(shell: Shell, loaded: files.FeatureFile) -> files.FeatureFile:
+    """The samples themselves: perturbed copies, which are there to be fitted on, do not count among them."""
+    from dataclasses import replace
+
+    from salgp.calibrators.copies import without_copies
+
+    plain, rows = without_copies(loaded.features)
+    copies = len(loaded.features) - len(plain)
+    if copies:
+        shell.say(
+            f"note: {loaded.path.name} holds {copies:,} perturbed copies; they are left out, and its "
+            f"{len(plain):,} samples count"
+        )
+    return replace(loaded, features=plain, labels=None if loaded.labels is None else loaded.labels[rows])
 
 
 def origin_of(loaded: files.FeatureFile) -> dict[str, Any]:
@@ -187,21 +211,11 @@ def origin_of(loaded: files.FeatureFile) -> dict[str, Any]:
 
 
 def read_reference(
-    path: Path | None, given: files.FeatureFile, data: Features
+    shell: Shell, path: Path | None, given: files.FeatureFile, data: Features, any_network: bool
 ) -> tuple[Features, Tensor] | None:
     """Features and labels of the training data, with the layers of ``data``, which came from ``given``."""
     if path is None:
         return None
-    loaded, labels = files.read_labelled(path)
-    files.check_classes(given.classes, loaded, given.path)
-    return loaded.features.select(data.layer_names), labels
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set {text}: expected NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
+    loaded = samples_of(shell, files.read_labelled(path)[0])
+    files.check_same_network(given, loaded, any_network)
+    return loaded.features.select(data.layer_names), files.labels_of(loaded)

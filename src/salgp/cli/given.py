@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
     from salgp.features import Features
     from salgp.network.reader import Reader
 
-__all__ = ["DataOptions", "image_options", "layer_names", "metadata_of", "network_of", "note_guessing"]
+__all__ = [
+    "DataOptions",
+    "check_numbering",
+    "image_options",
+    "layer_names",
+    "metadata_of",
+    "network_of",
+    "note_guessing",
+]
 
 
 @dataclass(frozen=True)
@@ -43,14 +52,14 @@ class DataOptions:
     scale: float | None = None
     prepare: str | None = None
 
-    def open(self, path: Path) -> Inputs:
-        """The data as batches."""
+    def open(self, path: Path, classes: list[str] | None = None) -> Inputs:
+        """The data as batches; ``classes`` stand for those of the options, where there are none."""
         folder = Path(self.model.removeprefix(HUGGING_FACE)) if self.model.startswith(HUGGING_FACE) else None
         return open_inputs(
             path,
             batch_size=self.batch_size,
             inputs=files.split_names(self.inputs),
-            classes=files.split_names(self.classes),
+            classes=files.split_names(self.classes) or classes,
             images=self.images,
             scale=self.scale,
             by_name=folder is not None,
@@ -65,6 +74,25 @@ def network_of(shell: Shell, model: str, weights: Path | None, device: str | Non
     if weights is None and not has_own_weights(model):
         shell.say("note: no --weights given; the network is used as the factory made it")
     return network if device is None else _sent_to(network, device)
+
+
+def check_numbering(network: nn.Module, *sets: Inputs) -> None:
+    """Refuse sub-folders as class numbers where the network has more or fewer outputs: some class has no
+    folder, and those after it would get wrong numbers.
+    """
+    from salgp.network.reader import Reader
+    from salgp.network.reading import read_batches
+
+    for data in sets:
+        if not data.numbered or data.classes is None:
+            continue
+        first = read_batches(network, itertools.islice(data, 1), Reader(layers=()), progress=False)
+        outputs = next(first).features.n_classes
+        if outputs != len(data.classes):
+            raise ValueError(
+                f"{len(data.classes)} sub-folders ({', '.join(data.classes[:5])}) for a network of {outputs} "
+                f"classes: which is which? Name all classes in the order of its outputs: --classes A,B,..."
+            )
 
 
 def note_guessing(shell: Shell, features: Features, labels: Tensor | None) -> float | None:

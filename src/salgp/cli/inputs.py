@@ -56,6 +56,7 @@ class Inputs:
         classes: class names or None.
         tokenizer: that made the inputs from a ``text`` column, or None.
         columns: of the table that were stacked by a pattern, in their order.
+        numbered: were the classes numbered by the names of their sub-folders?
     """
 
     n: int
@@ -65,6 +66,7 @@ class Inputs:
     classes: list[str] | None = None
     tokenizer: Any = None
     columns: tuple[str, ...] = ()
+    numbered: bool = False
 
     def __len__(self) -> int:
         return -(-self.n // self.batch_size)
@@ -254,7 +256,7 @@ def _image_folder(folder: Path, batch_size: int, classes: Sequence[str] | None, 
     def take(rows: slice) -> tuple[Tensor]:
         return (torch.stack([_read_image(p, how) for p in paths[rows]]),)
 
-    return Inputs(len(paths), batch_size, take, labels, names or None)
+    return Inputs(len(paths), batch_size, take, labels, names or None, numbered=classes is None)
 
 
 def _images(folder: Path) -> list[Path]:

@@ -16,10 +16,13 @@ from salgp.cli.shell import FAILURE, Shell, UsageError, command
 from salgp.cli.targets import check_apart, check_no_other, check_target
 
 if TYPE_CHECKING:
-    from salgp.monitor import Monitor, Status
+    from salgp.monitor import Monitor, Record, Status
     from salgp.prediction import Prediction
 
 __all__ = ["register"]
+
+FEWEST_DIGITS = 8
+"""Of a digest of contents in the key of a batch."""
 
 
 def register(app: typer.Typer) -> None:
@@ -107,11 +110,14 @@ def _written(watching: Monitor, page: Path | None, history: Path | None) -> dict
 
 
 def _feed(shell: Shell, watching: Monitor, loaded: files.FeatureFile, prediction: Prediction) -> None:
-    before = watching.status().batches
-    watching.feed(prediction, loaded.labels, key=_key(loaded))
+    before, earlier = watching.status().batches, _fed_as(watching, loaded)
+    if earlier is None:
+        watching.feed(prediction, loaded.labels, key=_key(loaded))
     if watching.status().batches == before:
+        other = "" if earlier in (None, loaded.path.name) else f" as {earlier}"
         shell.say(
-            f"note: {loaded.path.name} was counted before, and is not counted again{_hint(watching, loaded)}"
+            f"note: {loaded.path.name} was counted before{other}, and is not counted again"
+            f"{_hint(watching, loaded)}"
         )
 
 
@@ -120,6 +126,11 @@ def _observe(shell: Shell, watching: Monitor, loaded: files.FeatureFile, predict
     if loaded.labels is None:
         raise UsageError(f"--late: {loaded.path} has no labels; give it without --late")
     before = len(watching.log)
+    if _fed_as(watching, loaded) is None:
+        shell.say(
+            f"note: no batch of exactly the samples of {loaded.path.name} was fed before; its labels are "
+            f"taken for some of those that were"
+        )
     if not _has_labels(watching, loaded):
         watching.observe(prediction, loaded.labels, key=_key(loaded))
     if len(watching.log) == before:
@@ -133,17 +144,40 @@ def _hint(watching: Monitor, loaded: files.FeatureFile) -> str:
 
 def _has_labels(watching: Monitor, loaded: files.FeatureFile) -> bool:
     """Were the labels of these samples counted, at once or later, under whatever name?"""
-    contents = _key(loaded).rsplit(" ", 1)[1]
-    return any(record.labelled and record.key.endswith(contents) for record in watching.log)
+    return any(record.labelled and _same_contents(record, loaded) for record in watching.log)
+
+
+def _fed_as(watching: Monitor, loaded: files.FeatureFile) -> str | None:
+    """The file name under which these samples were fed before, or None."""
+    found = (record for record in watching.log if record.n and _same_contents(record, loaded))
+    return next((record.key.rpartition(" ")[0] for record in found), None)
+
+
+def _same_contents(record: Record, loaded: files.FeatureFile) -> bool:
+    """Keys of earlier versions have fewer digits."""
+    theirs = record.key.rpartition(" ")[2]
+    return len(theirs) >= FEWEST_DIGITS and _contents(loaded).startswith(theirs)
 
 
 def _key(loaded: files.FeatureFile) -> str:
     """Name and contents: tomorrow's data may come under the name of today's."""
+    return f"{loaded.path.name} {_contents(loaded)}"
+
+
+def _contents(loaded: files.FeatureFile) -> str:
     from salgp.store.manifest import update_digest
 
     found = hashlib.sha256()
     update_digest(found, [loaded.features.logits, loaded.features.layers])
-    return f"{loaded.path.name} {found.hexdigest()[:8]}"
+    return found.hexdigest()[:16]
+
+
+def _calibrator_digest(folder: Path) -> str:
+    """Of what it learned and how it is set; not of where it came from."""
+    from salgp.storage import digest
+
+    parts = [digest(folder / f"calibrator.{suffix}") for suffix in ("json", "safetensors")]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def _opened(
@@ -163,16 +197,21 @@ def _opened(
             f"--reference: {state} holds a monitor already; leave it out, or choose another --state"
         )
     if begun:
-        return Monitor.open(state)
+        files.read_calibrator(calibrator)
+        return Monitor.open(state, _calibrator_digest(calibrator))
     if reference is None:
         raise UsageError(
             f"{state} holds no monitor yet; give --reference FEATURES from home that the calibrator was not "
             f"fitted on"
         )
-    files.kind_of(reference)
     loaded, prediction = predicted(calibrator, reference, any_network, shell)
     return Monitor.start(
-        prediction, state, false_alarm=false_alarm, tolerance=tolerance, class_names=loaded.classes
+        prediction,
+        state,
+        false_alarm=false_alarm,
+        tolerance=tolerance,
+        class_names=loaded.classes,
+        calibrator=_calibrator_digest(calibrator),
     )
 
 

@@ -43,7 +43,10 @@ Slices = Annotated[
 MOST_PARTS = 50
 """A column of more different values is no way to slice the data."""
 AcceptableError = Annotated[
-    float | None, typer.Option(min=0, max=1, help="Acceptable share of wrong answers.")
+    float | None,
+    typer.Option(
+        min=0, max=1, help="Acceptable share of wrong answers. Default: about half of the network's."
+    ),
 ]
 
 
@@ -70,14 +73,16 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
     check_inputs(calibrator, features, new_data, images, slices)
+    if error in (0, 1):
+        raise UsageError(f"--error {error:g}: expected a share above 0 and below 1, such as 0.05")
     rivals = files.split_names(",".join(compare or [])) or []
     check_target(
         out, force, features, calibrator, new_data, images, slices, *map(Path, rivals), kind="report"
     )
     from salgp.report import build
 
-    _, labels = files.read_labelled(features)
-    loaded, prediction = predicted(calibrator, features, any_network, shell)
+    loaded, prediction = predicted(calibrator, features, any_network, shell, labelled=True)
+    labels = files.labels_of(loaded)
     fitted = files.read_calibrator(calibrator)
     about = {"calibrator": calibrator.name, "features": features.name}
     named = files.split_names(classes) or loaded.classes or files.read_origin(calibrator).get("classes")
@@ -87,7 +92,7 @@ def report(
         "acceptable_error": error,
         "class_names": named,
         "images": None if images is None else _pictures(images, inputs, len(labels)),
-        "others": _others(rivals, fitted.display_name, loaded.features),
+        "others": _others(rivals, fitted.display_name, loaded, any_network),
         "new_data": None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
         "settings": about | fitted.get_params(deep=False),
         "slices": None if slices is None else _slices(shell, slices),
@@ -110,7 +115,9 @@ def _slices(shell: Shell, path: Path) -> dict[str, list[Any]]:
     return usable
 
 
-def _others(folders: Sequence[str], method: str, features: Features) -> dict[str, Prediction]:
+def _others(
+    folders: Sequence[str], method: str, loaded: files.FeatureFile, any_network: bool
+) -> dict[str, Prediction]:
     """Predictions of further calibrators; one of a name that is taken is called after its folder, too."""
     others: dict[str, Prediction] = {}
     for folder in map(Path, folders):
@@ -119,7 +126,8 @@ def _others(folders: Sequence[str], method: str, features: Features) -> dict[str
         name = f"{rival.display_name} ({folder.name})" if taken else rival.display_name
         if name in others:
             raise UsageError(f"--compare {folder}: given twice")
-        others[name] = rival.predict(features)
+        files.check_network(folder, loaded, any_network)
+        others[name] = rival.predict(loaded.features)
     return others
 
 

@@ -23,6 +23,8 @@ __all__ = ["read_scores"]
 
 KINDS = {"logits": "logits", "probs": "probs", "probabilities": "probs"}
 LAYER = "layers."
+WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
+"""How a column is called by a whole number, also by programs that write all numbers with a point."""
 
 
 def read_scores(path: Path) -> tuple[Features, Tensor | None, list[str] | None, list[str]]:
@@ -94,13 +96,11 @@ def _side_by_side(columns: Sequence[Any], kind: str, path: Path) -> Any:
 
 
 def _numbers(labels: Any, classes: list[str] | None, path: Path) -> Any:
-    """Class numbers; labels that are names, or numbers of numbered columns, are looked up among these."""
+    """Class numbers; labels that are names, or numbers that columns are called by, are looked up there."""
     import numpy as np
 
-    if labels.dtype.kind in "iu" and classes is not None and all(name.isdecimal() for name in classes):
-        return _looked_up(labels, classes, path)
     if labels.dtype.kind not in "OSU":
-        return labels
+        return labels if classes is None else _by_number(labels, classes, path)
     if classes is None:
         raise TypeError(
             f"{path}: the labels are names ({labels[0]}, ...), the class scores are only numbered; name the "
@@ -115,11 +115,19 @@ def _numbers(labels: Any, classes: list[str] | None, path: Path) -> Any:
     return np.array([classes.index(str(x)) for x in labels.tolist()], dtype=np.int64)
 
 
-def _looked_up(labels: Any, classes: list[str], path: Path) -> Any:
-    """Places of numbered columns that do not begin with 0, or leave some out; -1 stays what it is."""
+def _by_number(labels: Any, classes: list[str], path: Path) -> Any:
+    """Numbers as labels: of the columns so called, where columns are called by numbers, and else places."""
     import numpy as np
 
-    places = {-1: -1} | {int(name): place for place, name in enumerate(classes)}
+    numbers = [int(name.partition(".")[0]) for name in classes if WHOLE.fullmatch(name)]
+    if not numbers or not _whole(labels):
+        return labels
+    if len(set(numbers)) < len(classes):
+        raise ValueError(
+            f"{path}: the labels are numbers, and of the class columns {', '.join(classes)} only some are "
+            f"called by a number of their own; name the columns alike, or write the labels as these names"
+        )
+    places = {-1: -1} | {number: place for place, number in enumerate(numbers)}
     unknown = sorted({int(x) for x in labels.tolist()} - set(places))
     if unknown:
         raise ValueError(
@@ -127,3 +135,12 @@ def _looked_up(labels: Any, classes: list[str], path: Path) -> Any:
             f"classifier does not know is written as number -1"
         )
     return np.array([places[int(x)] for x in labels.tolist()], dtype=np.int64)
+
+
+def _whole(labels: Any) -> bool:
+    """Are these whole numbers, one per row? What else there may be is refused with labels of any table."""
+    import numpy as np
+
+    if labels.dtype.kind not in "iuf" or labels.ndim != 1:
+        return False
+    return bool((np.isfinite(labels) & (labels == np.round(labels))).all())

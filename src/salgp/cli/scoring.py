@@ -9,11 +9,15 @@ import typer
 
 from salgp.cli import files
 from salgp.cli.applying import context_of
-from salgp.cli.options import Cal, Engine, InContext, RayAddress, Workers
+from salgp.cli.options import AnyNetwork, Cal, Engine, InContext, RayAddress, Workers
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.targets import check_apart, check_inputs
 
 __all__ = ["register"]
+
+Store = Annotated[
+    Path, typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract -o FOLDER` writes it.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,10 +28,7 @@ def register(app: typer.Typer) -> None:
 def score(
     shell: Shell,
     calibrator: Cal,
-    features: Annotated[
-        Path,
-        typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract -o FOLDER` writes it."),
-    ],
+    features: Store,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")
     ],
@@ -36,6 +37,7 @@ def score(
     ray_address: RayAddress = None,
     layers: Annotated[bool, typer.Option(help="Also write each layer's part of the correction.")] = False,
     context: InContext = None,
+    any_network: AnyNetwork = False,
 ) -> None:
     """Score any number of samples shard by shard, on this machine or on Ray; continues where it
     was stopped.
@@ -50,6 +52,7 @@ def score(
             f"FOLDER), salgp apply on a file"
         )
     files.read_calibrator(calibrator)
+    files.check_network(calibrator, files.first_rows(features)[0], any_network)
     from salgp.store import score as run
 
     done = run(

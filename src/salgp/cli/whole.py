@@ -16,10 +16,11 @@ import typer
 
 from salgp.cli import files, options
 from salgp.cli.applying import uncalibrated
-from salgp.cli.arrays import LABELS
+from salgp.cli.datasets import note_shared, open_sets
 from salgp.cli.fitting import check_method, fitting_rows, read_reference
 from salgp.cli.given import (
     DataOptions,
+    check_numbering,
     image_options,
     layer_names,
     metadata_of,
@@ -46,6 +47,9 @@ __all__ = ["register"]
 
 WRITTEN = ("calibration.safetensors", "train.safetensors", "test.safetensors", "report.html")
 """Files beside the calibrator."""
+
+UNFINISHED = "unfinished.calibrate"
+"""An empty file that stands in the folder while it is written: after a kill, the same call begins anew."""
 
 RIVALS = "temperature"
 """Compared against unless others are named."""
@@ -99,7 +103,7 @@ def calibrate(
     _check_folder(out, force, *(path for path in (train, calibration, test) if path is not None))
     images = image_options(model, image_size, gray, image_mean, image_std)
     data = DataOptions(model, batch_size, inputs, classes, images, scale, prepare)
-    sets = _opened(data, {"calibration": calibration, "train": train, "test": test})
+    sets = open_sets(data, {"calibration": calibration, "train": train, "test": test})
     from salgp.module import CalibratedClassifier
     from salgp.network.reader import Reader
     from salgp.outputs import method_for
@@ -112,7 +116,7 @@ def calibrate(
     read = _gathered(shell, network, sets, taps, calibrator)
     calibrator = _fitted(shell, calibrator, read, method not in (None, "auto"))
     classifier = CalibratedClassifier(network, calibrator, read.reader, read.rehearsal)
-    _write(classifier, read, sets, out, force)
+    _write(shell, classifier, read, sets, out)
     comparison = _checked(shell, classifier, sets["test"], out, rivals) if "test" in sets else None
     _finish(shell, classifier, out, sets, comparison)
 
@@ -121,30 +125,16 @@ def _check_folder(out: Path, force: bool, *inputs: Path) -> None:
     if out.is_file():
         raise UsageError(f"--out {out}: a file; give the name of a folder")
     check_no_other(out)
+    killed = (out / UNFINISHED).is_file()
+    force = force or killed
     check_target(out / "calibrator", force, *inputs)
     check_folder(out / "calibrator")
     for name in WRITTEN:
         check_target(out / name, force, *inputs, kind="report" if name == "report.html" else "features")
-        if (out / name).exists() and not (out / "calibrator").exists():
+        if (out / name).exists() and not (out / "calibrator").exists() and not killed:
             raise FileExistsError(
                 f"{out / name} is not of an earlier salgp calibrate; it is left alone: choose another folder"
             )
-
-
-def _opened(data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, Inputs]:
-    sets = {name: data.open(path) for name, path in paths.items() if path is not None}
-    for name, found in sets.items():
-        if found.labels is None:
-            raise ValueError(f"--{name}: no labels there; name them {' or '.join(map(repr, LABELS))}")
-    first, *others = sets
-    for name in others:
-        mine, theirs = sets[first].columns, sets[name].columns
-        if mine != theirs:
-            raise ValueError(
-                f"--{name}: the columns of --inputs ({', '.join(theirs[:3])}, ...) are not those of "
-                f"--{first} ({', '.join(mine[:3])}, ...) in the same order; the network takes them by place"
-            )
-    return sets
 
 
 def _gathered(
@@ -152,6 +142,7 @@ def _gathered(
 ) -> Gathered:
     from salgp.network.gathering import gather
 
+    check_numbering(network, *sets.values())
     if not calibrator.needs_layers:
         reader = replace(reader, layers=(), pooling="auto")
     copies = "auto" if calibrator.uses_copies else None
@@ -183,10 +174,12 @@ def _fitted(shell: Shell, calibrator: Calibrator, read: Gathered, asked_for: boo
 
 
 def _write(
-    classifier: CalibratedClassifier, read: Gathered, sets: Mapping[str, Inputs], out: Path, force: bool
+    shell: Shell, classifier: CalibratedClassifier, read: Gathered, sets: Mapping[str, Inputs], out: Path
 ) -> None:
     """The calibrator, and the features of all data as `salgp extract` would write them."""
     import salgp
+    from salgp.logits import check_finite
+    from salgp.storage import write_whole
 
     names = sets["calibration"].classes
     metadata = metadata_of(classifier.model, classifier.taps, names)
@@ -195,8 +188,13 @@ def _write(
         kept["train"] = read.reference
     if "test" in sets:
         kept["test"] = classifier.extract(sets["test"], progress=False)
-        classifier.calibrator.predict(kept["test"][0])  # what it refuses is refused before a file is replaced
-    out.mkdir(parents=True, exist_ok=True)
+        tested = kept["test"][0]
+        note_shared(
+            shell, ("--test", tested), {f"--{name}": kept[name][0] for name in kept if name != "test"}
+        )
+        check_finite(tested.logits, "--test: the class scores hold")
+        classifier.calibrator.predict(tested)  # what it refuses is refused before a file is replaced
+    write_whole(out / UNFINISHED, lambda part: None)
     for name, (features, labels) in kept.items():
         features.save(out / f"{name}.safetensors", labels, metadata)
     origin = {
@@ -206,7 +204,7 @@ def _write(
         "network": metadata["network"],
     }
     origin |= {} if names is None else {"classes": names}
-    files.save_calibrator(out / "calibrator", classifier.calibrator, origin, force, metadata["module"])
+    files.save_calibrator(out / "calibrator", classifier.calibrator, origin, True, metadata["module"])
     for name in WRITTEN:  # of an earlier call, which may have had other data
         if name.removesuffix(".safetensors") not in kept:
             (out / name).unlink(missing_ok=True)
@@ -220,8 +218,8 @@ def _checked(
     from salgp.metrics import compare as compare_predictions
 
     features, labels = files.read_labelled(out / "calibration.safetensors")
-    train = out / "train.safetensors"
-    known = read_reference(train if train.exists() else None, features, features.features)
+    train = out / "train.safetensors" if (out / "train.safetensors").exists() else None
+    known = read_reference(shell, train, features, features.features, True)
     loaded, truth = files.read_labelled(out / "test.safetensors")
     predictions = {"uncalibrated": uncalibrated(loaded.features)}
     with shell.progress("comparing and writing the report"):
@@ -275,6 +273,7 @@ def _finish(
     sets: Mapping[str, Inputs],
     comparison: Comparison | None,
 ) -> None:
+    (out / UNFINISHED).unlink()
     method, n = classifier.calibrator.display_name, sets["calibration"].n
     value = {
         "out": str(out),

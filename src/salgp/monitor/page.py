@@ -61,7 +61,9 @@ def render_page(monitor: Watched, title: str) -> str:
     recent = _recent(monitor.log)
     limit = math.log10(2 / status.false_alarm)
     fed = [record for record in recent if record.n]
-    template = Environment(autoescape=True).from_string(
+    environment = Environment(autoescape=True)
+    environment.filters.update(minute=_minute, figure=_figure)
+    template = environment.from_string(
         files("salgp.monitor").joinpath("page.html").read_text(encoding="utf-8")
     )
     return template.render(
@@ -91,6 +93,21 @@ def _recent(log: Sequence[Record]) -> list[Record]:
 
 def _when(record: Record) -> datetime:
     return datetime.fromisoformat(record.time).replace(tzinfo=None)
+
+
+def _minute(time: str) -> str:
+    """A time for people.
+
+    Example:
+        >>> _minute("2026-11-18T04:09:44+00:00"), _minute("2026-11-18T04:09:44")
+        ('2026-11-18 04:09 UTC', '2026-11-18 04:09')
+    """
+    return f"{datetime.fromisoformat(time):%Y-%m-%d %H:%M %Z}".strip()
+
+
+def _figure(value: float, form: str) -> str:
+    """A number with a minus sign instead of a hyphen."""
+    return format(value, form).replace("-", "\N{MINUS SIGN}")
 
 
 def _alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
@@ -123,7 +140,8 @@ def _accuracy(monitor: Watched, fed: Sequence[Record]) -> str:
     line = [at(i, estimate.value) for i, estimate in enumerate(found)]
     dots = [at(i, share) for i, share in measured.items()]
     home = _y(monitor.settings.home, low, high)
-    marks = [low + (high - low) * k / 4 for k in range(5)]
+    step = next(step for step in (0.05, 0.1, 0.2) if high - low <= 5 * step + 1e-9)
+    marks = [high - k * step for k in range(int((high - low) / step + 1e-9) + 1)]
     inside = [
         *_grid(marks, low, high, lambda v: f"{100 * v:.0f} %"),
         f'<polygon class="band" points="{" ".join(band)}"/>',
@@ -142,7 +160,7 @@ def _money(recent: Sequence[Record], limit: float) -> str:
     high = max([limit + 1, *(min(v, 3 * limit) for values in series.values() for v in values)])
     where = _y(limit, low, high)
     inside = [
-        *_grid(range(math.ceil(low), math.floor(high) + 1), low, high, lambda v: f"{v:.0f}"),
+        *_grid(range(math.ceil(low), math.floor(high) + 1), low, high, lambda v: _figure(v, ".0f")),
         f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH}" y1="{where:.1f}" y2="{where:.1f}"/>',
     ]
     for name, values in series.items():

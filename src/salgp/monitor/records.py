@@ -71,6 +71,7 @@ class Settings:
         spread: ``(base, slope, factor)`` of what calibration does not know, or None.
         class_names: for people, or None.
         seed: of the random ties.
+        calibrator: digest of the one that predicts, or None where it is not known.
     """
 
     channels: tuple[str, ...]
@@ -85,6 +86,7 @@ class Settings:
     spread: tuple[float, float, float] | None
     class_names: tuple[str, ...] | None
     seed: int
+    calibrator: str | None = None
 
 
 @dataclass(frozen=True)

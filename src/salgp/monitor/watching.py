@@ -69,6 +69,7 @@ class Monitor:
         spread: Spread | None = None,
         class_names: Sequence[str] | None = None,
         seed: int = 0,
+        calibrator: str | None = None,
     ) -> Monitor:
         """Begin to watch.
 
@@ -83,6 +84,7 @@ class Monitor:
             spread: what calibration does not know (`salgp.estimate.measure_spread`).
             class_names: for people.
             seed: of the random ties.
+            calibrator: digest of the one that predicts, so that `open` can refuse another.
         """
         _check_start(reference, false_alarm, tolerance, window, class_names)
         values = channel_cells(reference)
@@ -102,6 +104,7 @@ class Monitor:
             None if spread is None else (spread.base, spread.slope, spread.factor),
             None if class_names is None else tuple(str(name) for name in class_names),
             seed,
+            calibrator,
         )
         empty = np.zeros(
             (window, *band_counts(values[:0], band_of_cells(wealth.counts)).shape), dtype=np.int64
@@ -114,9 +117,21 @@ class Monitor:
         return Monitor(settings, begun, [], Path(state))
 
     @staticmethod
-    def open(state: str | os.PathLike[str]) -> Monitor:
-        """Go on where a folder ends, also after a kill."""
+    def open(state: str | os.PathLike[str], calibrator: str | None = None) -> Monitor:
+        """Go on where a folder ends, also after a kill.
+
+        Args:
+            state: the folder.
+            calibrator: digest of the one that predicts now; refused where the monitor was started with
+                another, whose confidences at home are not those of this one.
+        """
         settings = records.read_settings(Path(state))
+        if calibrator and settings.calibrator and calibrator != settings.calibrator:
+            raise ValueError(
+                f"{state} was started with another calibrator ({settings.calibrator[:8]}, now "
+                f"{calibrator[:8]}): its confidences would look like a change of the data; go on with that "
+                f"one, or start a new monitor in another folder"
+            )
         with locked(state, _WAIT) as folder:
             return Monitor(settings, *records.read(folder, settings), Path(state))
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from salgp.features import Features
+from salgp.logits import check_finite
 from salgp.network.extract import Copies, Perturb, perturbed
 from salgp.network.reader import Reader
 from salgp.network.reading import ANYWHERE, Place, Reading, collect, read_batches
@@ -89,6 +90,7 @@ def gather(
         title = "reading the reference"
         readings = read_batches(model, reference, reader, place, progress=progress, title=title)
         known = _labelled(readings)[1:]
+        check_finite(known[0].logits, "the class scores of the reference hold")
     return Gathered(reader, features, labels, known, rehearsal)
 
 

@@ -19,6 +19,7 @@ from sklearn.isotonic import isotonic_regression
 from torch import Tensor, nn
 
 from salgp.features import Features
+from salgp.logits import check_finite
 from salgp.network.batches import Batch
 from salgp.network.inputs import changed, first_input, first_tokens, real_tokens, values_of
 from salgp.network.merging import leading, merged, size_of
@@ -187,6 +188,7 @@ class _Stage:
         self.batches = list(merged([reading.batch for reading in originals]))
         self.labels = torch.cat([reading.labels for reading in originals if reading.labels is not None])
         plain = Features.concatenate([reading.features for reading in originals])
+        check_finite(plain.logits)
         n = len(plain)
         self.original = replace(
             plain, groups=torch.arange(n), families=torch.zeros(n), strengths=torch.zeros(n)

@@ -17,7 +17,7 @@ from salgp.labels import as_labels
 from salgp.metrics import METRICS, Scores, evaluate
 from salgp.prediction import Prediction
 from salgp.report import figures
-from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, default_level, nice_error
+from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, chosen_level, least_promise
 from salgp.report.page import page
 from salgp.report.shift import shift
 from salgp.report.slices import confusions
@@ -111,7 +111,8 @@ def render(
         others: predictions of other methods on the same samples, for a table; all names must differ.
         new_data: unlabelled features and their prediction, for the section on new data.
         settings: listed at the end.
-        acceptable_error: share of wrong answers that may remain; by default about half of the network's.
+        acceptable_error: share of wrong answers that may remain, taken as it is; by default about half of the
+            network's, or the smallest above that can be promised.
         slices: name to ``(n,)`` values: parts of the data to look at one by one, such as the camera.
         n_shown: how many of the most corrected samples are listed.
 
@@ -123,10 +124,8 @@ def render(
     everyone = _everyone(features, prediction, method, others)
     before, after = scored(everyone[NETWORK], y), scored(prediction, y)
     changes = metric_changes(before, after, y)
-    levels = acceptable_levels(before, after, y)
-    keep = default_level(
-        levels, nice_error(1 - after.accuracy) if acceptable_error is None else acceptable_error
-    )
+    levels = acceptable_levels(before, after, y, acceptable_error)
+    keep = chosen_level(levels, acceptable_error, after.accuracy)
     names = _Names(class_names)
     known = features, prediction
     return page(
@@ -139,7 +138,7 @@ def render(
             "rivals": _rivals(others, y),
             "shift": None if new_data is None else shift(known, new_data, keep, after.accuracy),
             "settings": dict(settings or {}),
-            **_first_words(before, after, method, keep, changes),
+            **_first_words(before, after, method, levels, keep, changes),
             **_sizes(features, y),
             **_constants(),
             **slider(before, after, levels, keep),
@@ -150,14 +149,20 @@ def render(
 
 
 def _first_words(
-    before: Scored, after: Scored, method: str, keep: Keep, changes: Sequence[Change]
+    before: Scored,
+    after: Scored,
+    method: str,
+    levels: Sequence[Keep],
+    keep: Keep,
+    changes: Sequence[Change],
 ) -> dict[str, Any]:
     """The verdict, and what it is about."""
     change = next(c.verdict for c in changes if c.key == "ece")
+    least = least_promise(levels, keep)
     return {
         "before": before,
         "after": after,
-        "verdict": verdict(before, after, method, keep, change),
+        "verdict": verdict(before, after, method, keep, change, least),
         "keep": keep,
         "off": abs(before.stated - before.accuracy) >= 0.01,
     }

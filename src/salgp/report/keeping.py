@@ -15,7 +15,15 @@ from torch import Tensor
 from salgp.decide import ALWAYS, choose_threshold
 from salgp.report.summary import Scored
 
-__all__ = ["ASSURANCE", "Keep", "acceptable_levels", "default_level", "nice_error", "nice_step"]
+__all__ = [
+    "ASSURANCE",
+    "Keep",
+    "acceptable_levels",
+    "chosen_level",
+    "least_promise",
+    "nice_error",
+    "nice_step",
+]
 
 ASSURANCE = 0.95
 """Probability that a limit keeps its promise."""
@@ -48,21 +56,40 @@ class Keep:
         return self.threshold is not None and self.threshold <= ALWAYS
 
 
-def acceptable_levels(before: Scored, after: Scored, labels: Tensor) -> list[Keep]:
-    """What is kept at acceptable errors up to where every answer can be, in round steps."""
+def acceptable_levels(
+    before: Scored, after: Scored, labels: Tensor, wanted: float | None = None
+) -> list[Keep]:
+    """What is kept at acceptable errors up to where every answer can be, in round steps; and at ``wanted``,
+    exactly.
+    """
+    if wanted is not None and not 0 < wanted < 1:
+        raise ValueError(f"the acceptable share of wrong answers must be above 0 and below 1, got {wanted}")
     n, error_rate = len(labels), 1 - after.accuracy
     chance = 3 * math.sqrt(error_rate * (1 - error_rate) / n) + 4 / n
     top = min(max(error_rate + chance, 1e-3), 0.95)
     step = nice_step(top / N_LEVELS)
-    levels = [round(k * step, 12) for k in range(1, math.ceil(top / step - 1e-9) + 1)]
-    return [_keep(before, after, labels, error) for error in levels if error < 1]
+    levels = {round(k * step, 12) for k in range(1, math.ceil(top / step - 1e-9) + 1)}
+    levels |= set() if wanted is None else {wanted}
+    return [_keep(before, after, labels, error) for error in sorted(levels) if error < 1]
 
 
-def default_level(levels: Sequence[Keep], error: float) -> Keep:
-    """The level closest to ``error``, or the smallest above it that keeps anything."""
-    closest = min(levels, key=lambda keep: abs(keep.error - error))
+def chosen_level(levels: Sequence[Keep], wanted: float | None, accuracy: float) -> Keep:
+    """The level of the error that was asked for, whatever it keeps.
+
+    Where none was asked for, the one closest to half the error rate, or the smallest above that keeps
+    anything.
+    """
+    aim = nice_error(1 - accuracy) if wanted is None else wanted
+    closest = min(levels, key=lambda keep: abs(keep.error - aim))
+    if wanted is not None:
+        return closest
     reachable = [keep for keep in levels if keep.error >= closest.error and keep.after]
     return reachable[0] if reachable else closest
+
+
+def least_promise(levels: Sequence[Keep], keep: Keep) -> float | None:
+    """The smallest error above that of ``keep`` at which some answers can be used; None where none can."""
+    return next((level.error for level in levels if level.error > keep.error and level.after), None)
 
 
 def nice_step(least: float) -> float:

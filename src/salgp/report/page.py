@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from salgp.extras import require
+from salgp.report.words import share
 
 __all__ = ["page", "percent", "unbroken"]
 
@@ -32,7 +33,8 @@ def page(context: Mapping[str, Any]) -> str:
     environment.filters.update(
         percent=percent,
         unbroken=unbroken,
-        signed=lambda x: f"{100 * x:+.1f}".replace("-", "\N{MINUS SIGN}"),
+        signed=_signed,
+        share=lambda x: unbroken(share(x)),
         number=_number,
     )
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
@@ -54,6 +56,17 @@ def percent(x: float, digits: int = 0) -> str:
 def unbroken(text: str) -> str:
     """Keep a number and its per cent sign on one line."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _signed(x: float) -> str:
+    """Points with their sign; none where they round to nothing.
+
+    Example:
+        >>> _signed(0.123), _signed(-0.0001)
+        ('+12.3', '0.0')
+    """
+    text = f"{100 * x:+.1f}"
+    return "0.0" if text[1:] == "0.0" else text.replace("-", "\N{MINUS SIGN}")
 
 
 def _number(x: float | None) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from salgp.report import figures
-from salgp.report.keeping import Keep, nice_step
+from salgp.report.keeping import ASSURANCE, Keep, least_promise, nice_step
 from salgp.report.page import percent, unbroken
 from salgp.report.summary import Scored
+from salgp.report.words import no_promise, share
 
 __all__ = ["slider"]
 
@@ -20,7 +21,8 @@ def slider(before: Scored, after: Scored, levels: Sequence[Keep], keep: Keep) ->
     figure, frame = figures.risk_coverage(before, after, keep, _error_ticks(before, after, top))
     points = [
         {
-            "error": unbroken(f"{100 * k.error:.3g} %"),
+            "error": unbroken(share(k.error)),
+            "advice": unbroken(_advice(k, least_promise(levels, k))),
             "before": f"{k.before:,}",
             "after": f"{k.after:,}",
             "human": f"{n - k.after:,}",
@@ -33,12 +35,23 @@ def slider(before: Scored, after: Scored, levels: Sequence[Keep], keep: Keep) ->
         }
         for k in levels
     ]
+    every = max(len(levels) // 8, 1)
     return {
         "risk_figure": figure,
         "points": points,
         "position": list(levels).index(keep),
-        "steps": levels[:: max(len(levels) // 8, 1)],
+        "steps": [k for i, k in enumerate(levels) if i % every == 0 or k == keep],
     }
+
+
+def _advice(keep: Keep, least: float | None) -> str:
+    """What the tile says below the number of answers that go to a human."""
+    if keep.threshold is None:
+        return f"They {no_promise(keep, least)}."
+    return (
+        f"Answers used without asking: {_limit(keep)}. At most {share(keep.error)} of them are wrong, with "
+        f"{percent(ASSURANCE)} assurance."
+    )
 
 
 def _limit(keep: Keep) -> str:

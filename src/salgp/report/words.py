@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from salgp.report.keeping import ASSURANCE, Keep
 from salgp.report.summary import Scored
 
-__all__ = ["GLOSSARY", "Verdict", "verdict"]
+__all__ = ["GLOSSARY", "Verdict", "no_promise", "share", "verdict"]
 
 SMALL = 0.015
 """A confidence error below this needs no correction."""
@@ -30,7 +30,9 @@ class Verdict:
     tone: str
 
 
-def verdict(before: Scored, after: Scored, method: str, keep: Keep, change: str) -> Verdict:
+def verdict(
+    before: Scored, after: Scored, method: str, keep: Keep, change: str, least: float | None = None
+) -> Verdict:
     """Say what is wrong, what the correction achieves, and what to do.
 
     Args:
@@ -39,10 +41,28 @@ def verdict(before: Scored, after: Scored, method: str, keep: Keep, change: str)
         method: name of the calibrator.
         keep: the limit chosen.
         change: of the confidence error: ``better``, ``worse``, ``no clear change`` or ``unchanged``.
+        least: the smallest acceptable error that can be promised, where that of ``keep`` cannot.
     """
     n = len(after.confidence)
     headline = f"{_diagnosis(before)}; {_result(before, after, method, change)}."
-    return Verdict(headline, _action(keep, n, after.accuracy), _tone(before, after, keep, change))
+    action = _action(keep, n, after.accuracy, least)
+    return Verdict(headline, action, _tone(before, after, keep, change))
+
+
+def share(error: float) -> str:
+    """An acceptable share of wrong answers, with as many digits as it was given.
+
+    Example:
+        >>> share(0.05), share(0.125), share(0.0004)
+        ('5 %', '12.5 %', '0.04 %')
+    """
+    return f"{100 * error:.3g} %"
+
+
+def no_promise(keep: Keep, least: float | None) -> str:
+    """What the labelled answers do not allow, so that all go to a human, and what they do."""
+    instead = "" if least is None else f"; the least that can be promised here is about {share(least)}"
+    return f"allow no promise of at most {share(keep.error)} wrong answers{instead}"
 
 
 def _tone(before: Scored, after: Scored, keep: Keep, change: str) -> str:
@@ -93,14 +113,11 @@ def _side(after: Scored) -> str:
     return ", still too sure" if gap > 0 else ", on the careful side"
 
 
-def _action(keep: Keep, n: int, accuracy: float) -> str:
-    human, allowed = n - keep.after, f"at most {100 * keep.error:.2g} %"
+def _action(keep: Keep, n: int, accuracy: float, least: float | None) -> str:
+    human, allowed = n - keep.after, f"at most {share(keep.error)}"
     sure = f"with {100 * ASSURANCE:.0f} % assurance"
     if human == n:
-        return (
-            f"These {n:,} labelled answers allow no promise of {allowed} wrong answers: all should go to a "
-            f"human."
-        )
+        return f"All should go to a human: these {n:,} labelled answers {no_promise(keep, least)}."
     if human == 0 and accuracy == 1:
         return f"All {n:,} predictions are right; {sure}, {allowed} of such answers are wrong."
     if human == 0:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from salgp.logits import check_finite
 from salgp.network.batches import LabelsAt
 from salgp.network.extract import Perturb, perturbed
 from salgp.network.fingerprint import fingerprint
@@ -287,6 +288,7 @@ def _next_shard(
         return False
     manifest.check_more()
     _, features, labels = collect(read(itertools.chain(first, batches), index))
+    check_finite(features.logits, first=sum(manifest.entries[i].rows for i in range(index)))
     entry = write_shard(folder, index, features, labels, manifest.header)
     manifest.add(index, replace(entry, data=data.hexdigest()))
     return True
@@ -310,6 +312,7 @@ def _extract_part(
             pass
         return index, ("", 0, "", data.hexdigest()), {"source": source}
     _, features, labels = collect(how.read(model, batches, index))
+    check_finite(features.logits, f"part {index}: the class scores hold")
     header = header_of(features, labels, dtype, source)
     entry = write_shard(Path(out), index, features, labels, header)
     return index, (entry.file, entry.rows, entry.sha256, data.hexdigest()), header

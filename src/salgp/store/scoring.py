@@ -14,7 +14,8 @@ import functools
 import operator
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor
 from salgp.calibrators import Calibrator, load_calibrator
 from salgp.calibrators.evidence.environment import Context
 from salgp.features import Features
+from salgp.logits import check_finite
 from salgp.prediction import Prediction
 from salgp.progress import progress_bar
 from salgp.storage import digest, locked
@@ -167,13 +169,27 @@ def score_shard(
         function = functools.partial(predict.calibrator.predict, context=context)
     elif context is not None:
         function = functools.partial(predict.calibrator.predict, context=Context.from_dict(context))
-    parts = [_table(function(features[i : i + size]), layers) for i in range(0, len(features), size)]
+    with _naming_rows(source, index, features):
+        parts = [_table(function(features[i : i + size]), layers) for i in range(0, len(features), size)]
     import pyarrow as pa
 
     table = pa.concat_tables(parts).combine_chunks()
     name = f"part-{index:06d}.parquet"
     checksum = write_durably(Path(out) / name, lambda part: write_table(table, part))
     return index, (name, len(features), checksum)
+
+
+@contextmanager
+def _naming_rows(source: FeatureStore, index: int, features: Features) -> Iterator[None]:
+    """What is refused in a batch of a shard is said with the row of the store."""
+    try:
+        yield
+    except ValueError:
+        first = sum(source.rows[:index])
+        check_finite(features.logits, f"{source.folder}: the class scores hold", first)
+        for name, x in features.layers.items():
+            check_finite(x, f"{source.folder}: layer {name!r} holds", first)
+        raise
 
 
 def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str, np.ndarray]:
@@ -248,9 +264,11 @@ def shard_context(store: str, calibrator: str, index: int, verify: bool) -> tupl
     predict = _cached_predictor(
         calibrator, digest(Path(calibrator) / "calibrator.safetensors"), False, "double"
     )
-    features, _ = FeatureStore(store).shard(index, verify=verify)
+    source = FeatureStore(store)
+    features, _ = source.shard(index, verify=verify)
     whole: Any = predict.calibrator
-    parts = [whole.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
+    with _naming_rows(source, index, features):
+        parts = [whole.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
     return index, functools.reduce(operator.add, parts).as_dict()
 
 
