@@ -92,9 +92,9 @@ def opinions(calibrator: LayerEvidence, batch: Features) -> Row:
         "agreement": float(view.agreement.mean()),
     }
     for name, context in (("window", 50), ("whole", "all")):
-        seen = calibrator._surroundings(batch, evidence, context)
+        seen = calibrator.evidence_.surroundings(batch, evidence, context)
         f = torch.logit(calibrator.from_evidence(batch, evidence, seen).confidence)
-        lean = calibrator._heard(view, evidence.place, seen)
+        lean = calibrator.evidence_.heard(view, evidence, seen)
         row[name] = float(torch.sigmoid(f).mean())
         row[f"{name}, frank"] = float(torch.sigmoid(f + math.log(calibrator.caution) * lean).mean())
         row["lean"] = float(lean.mean())

@@ -105,7 +105,7 @@ def shifted(calibrator: LayerEvidence, name: str, test: CachedTest) -> Shifted:
     model, features = calibrator.evidence_, Features(test.features.logits, test.features.layers)
     evidence = layer_evidence(model.reference, features)
     view, window = model.view(features, evidence), torch.arange(len(features)) // WINDOW
-    seen = calibrator._surroundings(features, evidence, WINDOW)
+    seen = model.surroundings(features, evidence, WINDOW)
     assert model.environment is not None
     confidence = calibrator.from_evidence(features, evidence, seen).confidence.double()
     numbers = describe(calibrator, view, evidence, window)[window]

@@ -116,7 +116,7 @@ def test_where_the_expert_for_shift_is_heard_the_label_has_its_confidence() -> N
     features, _ = world(200, 2, 6.0)
     evidence_ = ours.evidence_
     found = salgp.calibrators.evidence.reference.layer_evidence(evidence_.reference, features)
-    lean = ours._heard(evidence_.view(features, found), found, None)
+    lean = evidence_.heard(evidence_.view(features, found), found, None)
     given = ours.predict_classes(features)
     own = given.probs.gather(1, given.label[:, None])[:, 0]
     plain = evidence_.classes(features.logits, farness(evidence_.reference, features))

@@ -27,10 +27,8 @@ original are beyond all experts: their log-odds fall back to chance
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -42,16 +40,16 @@ from salgp.calibrators.base import Calibrator
 from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.check import (
     check_table,
-    in_windows,
     leave_families_out,
     unseen_spread,
     verdict,
 )
-from salgp.calibrators.evidence.classes import ClassModel, farness, fit_classes, some_originals
-from salgp.calibrators.evidence.environment import Context, Environment, Surroundings, fit_environment
-from salgp.calibrators.evidence.experts import Expert, InDomain, Opinion, fit_in_domain, fit_shift, mixed
-from salgp.calibrators.evidence.gate import Gate, fit_gate
-from salgp.calibrators.evidence.model import Scales, beyond, log_odds, scales_of, standardised
+from salgp.calibrators.evidence.classes import farness, fit_classes, some_originals
+from salgp.calibrators.evidence.environment import Context, Surroundings, fit_environment
+from salgp.calibrators.evidence.experts import InDomain, fit_in_domain, fit_shift
+from salgp.calibrators.evidence.gate import fit_gate
+from salgp.calibrators.evidence.judging import EvidenceModel
+from salgp.calibrators.evidence.model import beyond, log_odds, scales_of, standardised
 from salgp.calibrators.evidence.reference import (
     FEW_ROWS,
     NEAREST,
@@ -62,10 +60,8 @@ from salgp.calibrators.evidence.reference import (
     make_reference,
 )
 from salgp.calibrators.evidence.rows import LARGEST, FittedRows, View, rows_of, view_of
-from salgp.calibrators.evidence.single import SingleSample
-from salgp.calibrators.evidence.strangeness import Strangeness, energy, fit_strangeness
+from salgp.calibrators.evidence.strangeness import energy, fit_strangeness
 from salgp.calibrators.evidence.streaming import stream_evidence
-from salgp.calibrators.evidence.windows import window_numbers
 from salgp.calibrators.labelling import spread_choice
 from salgp.calibrators.source import Source
 from salgp.calibrators.temperature import careful_temperature
@@ -75,76 +71,11 @@ from salgp.labels import as_labels
 from salgp.logits import plain_array
 from salgp.metrics import ece, nll_correct
 from salgp.prediction import LayerTerms, Prediction, spread_confidence
-from salgp.storage import storable
 
-__all__ = ["EvidenceModel", "LayerEvidence"]
+__all__ = ["LayerEvidence"]
 
 COLUMNS = 16
 """About so many numbers of a row matter to a fit."""
-
-
-@storable
-@dataclass(frozen=True, eq=False)
-class EvidenceModel:
-    """All that is needed to turn features into log-odds of being correct.
-
-    Args:
-        reference: what layers are compared with.
-        temperature: of the network's confidence.
-        scales: of the evidence.
-        usual: how strange originals are.
-        inside: the expert in domain.
-        shift: the expert for shift; None where there were no copies to learn from.
-        gate: who is heard on a single sample; None likewise.
-        environment: who is heard in a context; None likewise.
-        unseen: variance that an unseen shift adds to the log-odds, per squared weight of the expert for it.
-        classes: how likely each class is, for `LayerEvidence.predict_classes`.
-    """
-
-    reference: Reference
-    temperature: float
-    scales: Scales
-    usual: Strangeness
-    inside: InDomain
-    shift: Expert | None = None
-    gate: Gate | None = None
-    environment: Environment | None = None
-    unseen: float = 0.0
-    classes: ClassModel | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse parts that do not belong together."""
-        if self.classes is not None and len(self.classes.weights) != len(self.reference.layers):
-            raise ValueError(f"{len(self.classes.weights)} weights for {len(self.reference.layers)} layers")
-
-    @cached_property
-    def ready(self) -> bool:
-        """True, and all that is worked out once is."""
-        return bool(
-            self.reference.ready and self.inside.expert.former and (self.shift is None or self.shift.former)
-        )
-
-    @cached_property
-    def single(self) -> SingleSample | None:
-        """The same made ready for one sample at a time; None where it is not in the processor's memory, or
-        some class has too few points.
-        """
-        if not self.reference.serves_single(len(self.inside.expert.posterior.offsets)):
-            return None
-        return SingleSample(
-            self.reference,
-            self.temperature,
-            self.scales,
-            self.usual,
-            self.inside,
-            self.shift,
-            self.gate,
-            self.unseen,
-        )
-
-    def view(self, features: Features, evidence: Evidence) -> View:
-        """The samples as the experts see them."""
-        return view_of(features, evidence, self.temperature, self.scales)
 
 
 class LayerEvidence(Calibrator):
@@ -412,7 +343,7 @@ class LayerEvidence(Calibrator):
             return found.copy()
         with torch.no_grad():
             evidence = layer_evidence(self.evidence_.reference, features)
-            return self.from_evidence(features, evidence, self._surroundings(features, evidence, context))
+            return self.from_evidence(features, evidence, self._seen(features, evidence, context))
 
     def predict_classes(self, features: Features, context: Any = None) -> Prediction:
         """The prediction with all classes on equal terms, for prediction sets (`salgp.sets`).
@@ -432,11 +363,11 @@ class LayerEvidence(Calibrator):
             raise ValueError("this calibrator knows nothing of the other classes; fit it anew")
         with torch.no_grad(), threads_for(len(features) * model.reference.n_entries):
             evidence = layer_evidence(model.reference, features)
-            seen = None if context is None else self._surroundings(features, evidence, context)
+            seen = None if context is None else self._seen(features, evidence, context)
             found = self.from_evidence(features, evidence, seen)
             probs = model.classes(features.logits, farness(model.reference, features))
             moved = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
-            lean = self._heard(model.view(features, evidence), evidence, seen)
+            lean = model.heard(model.view(features, evidence), evidence, seen)
             return replace(found, probs=torch.lerp(probs, moved, lean[:, None]))
 
     def _judged_alone(self, features: Features) -> Prediction:
@@ -472,49 +403,20 @@ class LayerEvidence(Calibrator):
         """
         features = self.check_input(features)
         with torch.no_grad():
-            opinions = self._opinions(features, layer_evidence(self.evidence_.reference, features))
-            one = torch.zeros_like(features.label)
-            return Context(self._environment().sums(opinions, features.label, one, 1)[0])
+            model, one = self.evidence_, torch.zeros_like(features.label)
+            opinions = model.opinions(features, layer_evidence(model.reference, features))
+            return Context(model.known_environment().sums(opinions, features.label, one, 1)[0])
 
-    def _environment(self) -> Environment:
-        if self.evidence_.environment is None:
-            raise ValueError(
-                "this calibrator was fitted without perturbed copies, so a context tells it nothing; "
-                "fit it on extract(..., perturb='auto'), or predict without a context"
-            )
-        return self.evidence_.environment
-
-    def _opinions(self, features: Features, evidence: Evidence) -> Tensor:
-        environment, model = self._environment(), self.evidence_
-        assert model.shift is not None
-        view = model.view(features, evidence)
-        return environment.opinions(model.inside.log_odds(view), model.shift.log_odds(view), view.label)
-
-    def _surroundings(self, features: Features, evidence: Evidence, context: Any) -> Surroundings:
+    def _seen(self, features: Features, evidence: Evidence, context: Any) -> Surroundings:
         """What the environment of each sample shows."""
-        environment = self._environment()
-        if isinstance(context, Features):
-            context = self.context(context)
-        if isinstance(context, Context):
-            return self._in_one_window(features, context.total)
-        number = window_numbers(context, self.evidence_.view(features, evidence).t)
-        return in_windows(environment, self._opinions(features, evidence), features.label, number)
-
-    def _in_one_window(self, features: Features, sums: Tensor) -> Surroundings:
-        environment, one = self._environment(), torch.zeros_like(features.label)
-        known = len(environment.shares) + 2
-        if sums.shape != (known,):
-            raise ValueError(
-                f"a context of this calibrator holds {known} sums, two and one for each class; "
-                f"got {tuple(sums.shape)}: was it made by another calibrator?"
-            )
-        return environment.surroundings(sums.to(one.device, torch.float64)[None], one, features.label)
+        context = self.context(context) if isinstance(context, Features) else context
+        return self.evidence_.surroundings(features, evidence, context)
 
     def predict_in_window(self, features: Features, window: Tensor) -> tuple[Prediction, Tensor]:
         """Prediction in a window of which only the sums are known, see `Calibrator.predict_in_window`."""
-        evidence = layer_evidence(self.evidence_.reference, features)
-        own = self._environment().parts(self._opinions(features, evidence), features.label)
-        return self.from_evidence(features, evidence, self._in_one_window(features, window)), own
+        model, evidence = self.evidence_, layer_evidence(self.evidence_.reference, features)
+        own = model.known_environment().parts(model.opinions(features, evidence), features.label)
+        return self.from_evidence(features, evidence, model.in_one_window(features, window)), own
 
     def _predict(self, features: Features) -> Prediction:
         return self.from_evidence(features, layer_evidence(self.evidence_.reference, features))
@@ -547,7 +449,7 @@ class LayerEvidence(Calibrator):
                 each sample by itself.
         """
         view = self.evidence_.view(features, evidence)
-        f, variance, terms = self._judged(features, view, evidence, seen)
+        f, variance, terms = self.evidence_.judged(features, view, evidence, seen)
         strange = self.evidence_.usual(view, energy(features.logits, self.evidence_.temperature))
         return Prediction.from_log_odds(
             features,
@@ -558,44 +460,8 @@ class LayerEvidence(Calibrator):
             temperature=self.evidence_.temperature,
         )
 
-    def _judged(
-        self, features: Features, view: View, evidence: Evidence, seen: Surroundings | None
-    ) -> tuple[Tensor, Tensor, LayerTerms]:
-        """Mean and variance ``(n,)`` of the log-odds, and the terms that add up to them."""
-        model, inside = self.evidence_, self.evidence_.inside.opinion(view)
-        alone, far = self._leaning(view, evidence.place), beyond(evidence, model.scales)
-        if model.shift is None or (seen is None and alone is None):
-            return _added_up(features, inside, inside.variance, far)
-        shift = model.shift.opinion(view)
-        alone = torch.zeros_like(view.t) if alone is None else alone
-        if seen is None:
-            both = mixed(inside, shift, alone, model.unseen)
-            return _added_up(features, both, (1 - alone).square() * inside.variance, far)
-        environment, seen = self._environment(), seen.to(view.t)
-        lean, doubt = environment.joined(alone, seen.m), environment.doubt(seen)
-        both = mixed(inside, shift, lean, model.unseen)
-        change = (lean - alone) * (shift.rest - inside.rest) - doubt
-        gap = (1 - alone) * (shift.mean - inside.mean)
-        unsure = gap.square() * environment.lean_variance(seen.m) + environment.doubt_variance(seen)
-        own = (1 - lean).square() * inside.variance
-        return _added_up(features, both, own, far, _Change(change, unsure, doubt))
-
-    def _leaning(self, view: View, place: Tensor) -> Tensor | None:
-        """Weight ``(n,)`` of the expert for shift by the gate; None where it is asked about no sample."""
-        if self.evidence_.gate is None:
-            return None
-        lean = self.evidence_.gate(view, place)
-        return lean if torch.compiler.is_exporting() or bool(lean.any()) else None
-
-    def _heard(self, view: View, evidence: Evidence, seen: Surroundings | None) -> Tensor:
-        """How far ``(n,)`` a sample is not judged as in domain: by gate, environment and length."""
-        alone = self._leaning(view, evidence.place)
-        alone = torch.zeros_like(view.t) if alone is None else alone
-        lean = alone if seen is None else self._environment().joined(alone, seen.to(view.t).m)
-        return torch.maximum(lean, 1 - 1 / beyond(evidence, self.evidence_.scales))
-
     def _relevance(self, features: Features, view: View, evidence: Evidence) -> dict[str, float]:
-        terms = self._judged(features, view, evidence, None)[2].mean[:, 2:]
+        terms = self.evidence_.judged(features, view, evidence, None)[2].mean[:, 2:]
         return dict(zip(features.layer_names, terms.std(dim=0, correction=0).tolist(), strict=True))
 
     def _chunk(self) -> int:
@@ -641,42 +507,3 @@ class LayerEvidence(Calibrator):
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
         found = layer_evidence(self.evidence_.reference, self.check_input(features))
         return standardised(found, self.evidence_.scales)[1]
-
-
-@dataclass(frozen=True, eq=False)
-class _Change:
-    """What the environment adds to the log-odds: its term, the term's variance, and how much of it the
-    experts do not account for; each ``(n,)``.
-    """
-
-    term: Tensor
-    variance: Tensor
-    doubt: Tensor
-
-
-def _added_up(
-    features: Features, whole: Opinion, own: Tensor, far: Tensor, environment: _Change | None = None
-) -> tuple[Tensor, Tensor, LayerTerms]:
-    """Mean and variance ``(n,)`` of the log-odds, and their terms; the confidence has what is left.
-
-    Args:
-        features: of the samples.
-        whole: opinion of the experts on them.
-        own: ``(n,)`` variance of the confidence's term.
-        far: ``(n,)`` from `salgp.calibrators.evidence.model.beyond`: log-odds fall back to chance by it.
-        environment: what it adds; None without one.
-    """
-    f, variance = whole.mean, whole.variance
-    parts, spread = whole.terms, whole.term_variance
-    names = ("confidence", "predicted class", *features.layer_names)
-    if environment is not None:
-        f, variance = f - environment.doubt, variance + environment.variance
-        parts = torch.cat([parts, environment.term[:, None]], dim=1)
-        spread = torch.cat([spread, environment.variance[:, None]], dim=1)
-        names = (*names, "environment")
-    chance = -math.log(max(features.n_classes - 1, 1))
-    f = chance + (f - chance) / far
-    rest = f - log_odds(features, 1.0, LARGEST) - parts.sum(dim=1)
-    mean = torch.cat([rest[:, None], parts], dim=1)
-    std = torch.cat([own[:, None], spread], dim=1).clamp_min(0).sqrt()
-    return f, variance, LayerTerms(names, mean, std, "log-odds", True)
