@@ -38,7 +38,6 @@ def distance(centre: Tensor, spread: Tensor) -> Family:
         spread: ``(m,)`` likewise.
 
     Example:
-        >>> from salgp_study.toy_data import toy_curves
         >>> family = distance(torch.zeros(6), torch.ones(6))
         >>> family.name, family.together
         ('distance', True)
