@@ -304,7 +304,7 @@ def test_shift_says_still_only_where_the_network_does_not_notice() -> None:
     found = shift((known[0], known[2]), (features, new), Keep(0.05, 10, 10, 0.8))
     assert "still" not in found.sentence
     easier = shift((features, new), (known[0], known[2]), Keep(0.05, 10, 10, 0.8))
-    assert easier.sentence.startswith("The new data are easier: expect about 90 of 100")
+    assert easier.sentence.startswith("The new data look easier: expect about 90 of 100")
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 5, 7), (3, 5, 7), (5, 7, 3), (5, 7, 1), (300, 200)])

@@ -99,7 +99,7 @@ def _sentence(
         return f"The new data look like the labelled data: {expect}{_off(after[0], measured)}."
     instead = _off(after[0], measured) or f", instead of {round(100 * after[0])}"
     if drop < 0:
-        return f"The new data are easier: {expect}{instead}."
+        return f"The new data look easier: {expect}{instead}."
     unmoved = before[1] > before[0] - 0.5 * drop
     still = f"the network still says {100 * before[1]:.0f} %, but " if unmoved else ""
     return f"The new data differ: {still}{expect}{instead}."
