@@ -389,6 +389,20 @@ def _labels_of_others(folder: Path) -> None:
         salgp.calibrators.get("layer-evidence").fit(features, labels, (known, seen.roll(1)))
 
 
+@situation(
+    "a column in other units, such as metres for kilometres",
+    "confidence falls back to chance and `novelty` rises; without layers nothing can tell",
+)
+def _other_units(folder: Path) -> None:
+    x, y = data(240)
+    model = salgp.calibrate(network(), [(x[:120], y[:120])], reference=[(x[120:], y[120:])])
+    wrong = x.clone()
+    wrong[:, 0] *= 1e9
+    home, there = model(x), model(wrong)
+    torch.testing.assert_close(there.confidence, torch.full_like(there.confidence, 1 / 3), atol=0.02, rtol=0)
+    assert float(there.novelty.min()) > float(home.novelty.max())
+
+
 @situation("a class that the network does not know", "label -1: never correct, counted, left out of NLL")
 def _unknown_class(folder: Path) -> None:
     features, labels = sample(100)
