@@ -76,15 +76,18 @@ def gather(
         Features(8 samples, 3 classes, no layers)
     """
     rehearsal: Rehearsal | None = None
-    prepare = perturbed(copies, seed) if copies is None or callable(copies) else None
-    originals = tuple(read_batches(model, loader, reader, place, prepare=prepare, progress=progress))
-    useless = needs_layers and not originals[0].features.layers
-    if copies is None or callable(copies) or useless:
-        reader, features, labels = _labelled(originals)
+    if copies is None or callable(copies):
+        prepare = perturbed(copies, seed)
+        readings = read_batches(model, loader, reader, place, prepare=prepare, progress=progress)
+        reader, features, labels = _labelled(readings)  # one batch after the other: none is kept
     else:
-        how: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
-        found = with_copies(model, originals, copies, place, **how)
-        reader, features, labels, rehearsal = found.reader, found.features, found.labels, found.rehearsal
+        originals = tuple(read_batches(model, loader, reader, place, progress=progress))
+        if needs_layers and not originals[0].features.layers:
+            reader, features, labels = _labelled(originals)
+        else:
+            how: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
+            found = with_copies(model, originals, copies, place, **how)
+            reader, features, labels, rehearsal = found.reader, found.features, found.labels, found.rehearsal
     known = None
     if reference is not None:
         title = "reading the reference"

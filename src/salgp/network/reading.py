@@ -121,11 +121,17 @@ def read_batches(
 
 
 def collect(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor | None]:
-    """Join the readings of a loader: reader in use, features, and labels where there are some."""
-    found = list(readings)
-    labels = [reading.labels for reading in found if reading.labels is not None]
-    features = Features.concatenate([reading.features for reading in found])
-    return found[0].reader, features, torch.cat(labels) if labels else None
+    """Join the readings of a loader: reader in use, features, and labels where there are some. Batches are
+    let go as soon as they are read: inputs are often a thousand times as large as their features.
+    """
+    features: list[Features] = []
+    labels: list[Tensor] = []
+    readers: list[Reader] = []
+    for reading in readings:
+        readers = readers or [reading.reader]
+        features.append(reading.features)
+        labels += [] if reading.labels is None else [reading.labels]
+    return readers[0], Features.concatenate(features), torch.cat(labels) if labels else None
 
 
 _END = object()
