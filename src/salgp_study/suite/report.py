@@ -131,7 +131,8 @@ def _limits(results: Results) -> list[str]:
     """What is left to gain, and what no method without labels can gain."""
     said = (
         "What is left. *Told*: one number is added to the log-odds of each test set, so that "
-        "the mean confidence is its accuracy: what an exact estimate of accuracy, which takes labels, would give. "
+        "the mean confidence is its accuracy: what an exact estimate of accuracy, which takes labels, would "
+        "give. "
         "*Floor*: confidences exactly right; test sets are finite."
     )
     share = results.mean(BASE, "shift", "ece")
