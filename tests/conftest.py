@@ -48,6 +48,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+
+    class Patient(webdriver.Chrome):
+        """Goes on only when the page asked for is shown, whole; on a busy machine that may take a while."""
+
+        def get(self, url: str) -> None:
+            super().get(url)
+            shown = (
+                "return document.readyState === 'complete' && location.href.split('#')[0] === arguments[0]"
+            )
+            wait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait(self, 60)
+            wait.until(lambda _: self.execute_script(shown, url.split("#")[0]), f"{url} does not open")
+
+    running = Patient(options=options, service=webdriver.ChromeService(driver))
     yield running
     running.quit()

@@ -30,6 +30,10 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # a browser asks for many files at once; the default of 5 turns some away
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site of this version beside one of an older version."""
@@ -47,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
     handler = functools.partial(Quiet, directory=str(folder))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = Server(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -104,7 +108,7 @@ def test_contents_lead_to_headings(browser: Any, address: str) -> None:
     links = browser.execute_script(
         "return [...document.querySelectorAll('.md-nav--secondary a[href^=\"#\"]')].map(a => a.hash)"
     )
-    assert len(links) >= 4
+    assert len(links) >= 4, browser.page_source[:2000]
     for link in links:
         assert browser.execute_script(f"return document.getElementById({json.dumps(link[1:])}) !== null")
     chapters = browser.execute_script(
