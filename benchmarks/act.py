@@ -2,7 +2,7 @@
 
 Every part writes its own section of the result file; the others stay as they are.
 
-    python benchmarks/act.py guarantee sets estimate alarms delay speed --data DATA --cache CACHE
+    python benchmarks/act.py guarantee sets estimate alarms delay speed labels --data DATA --cache CACHE
 
 ``DATA`` holds ``published_calibration.npz``; ``CACHE`` is that of ``python -m salgp_study.suite``.
 ``--quick`` runs everything small.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import act_estimate
 import act_guarantee
+import act_labels
 import act_monitor
 import act_sets
 import numpy as np
@@ -31,6 +32,7 @@ PARTS = {
     "alarms": ("4. False alarms", act_monitor.alarms),
     "delay": ("5. Batches until the alarm", act_monitor.delay),
     "speed": ("6. Speed of the monitor", act_monitor.speed),
+    "labels": ("7. A few labels", act_labels.section),
 }
 
 

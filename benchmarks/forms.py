@@ -22,11 +22,12 @@ from torch import Tensor
 from salgp.calibrators.evidence import environment as windows
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.experts import fit_shift
-from salgp.calibrators.evidence.gate import Gate, logistic
+from salgp.calibrators.evidence.gate import Gate
 from salgp.calibrators.evidence.model import within
 from salgp.calibrators.evidence.reference import layer_evidence
 from salgp.calibrators.evidence.rows import View
 from salgp.features import Features
+from salgp.gp.logistic import logistic
 from salgp.metrics import ece, nll_correct
 from salgp_study.suite.cache import CachedCase, case_folder, is_complete, read_case
 from salgp_study.suite.protocol import read_protocol

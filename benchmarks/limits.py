@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.evidence.calibrator import LayerEvidence
-from salgp.calibrators.evidence.gate import logistic
 from salgp.calibrators.evidence.reference import Evidence, layer_evidence
 from salgp.calibrators.evidence.rows import View
 from salgp.features import Features
+from salgp.gp.logistic import logistic
 from salgp.metrics import ece, nll_correct
 from salgp_study.suite.cache import CachedCase, CachedTest, case_folder, is_complete, read_case
 from salgp_study.suite.protocol import read_protocol

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calibrators": {*VALUES, "methods", "gp", "neighbours", "metrics"},
     "decide": VALUES,
     "sets": VALUES,
-    "estimate": {*VALUES, "metrics", "decide"},
+    "estimate": {*VALUES, "gp", "metrics", "decide"},
     "monitor": {*VALUES, "estimate", "tables"},
     "module": {*VALUES, "network", "calibrators", "report"},
     "onnx": set(),

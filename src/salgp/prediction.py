@@ -19,15 +19,24 @@ from torch import Tensor
 from salgp.features import Features
 from salgp.tables import as_frame
 
-__all__ = ["INTERVAL", "LayerTerms", "Prediction", "checked", "spread_confidence"]
+__all__ = [
+    "INTERVAL",
+    "INTERVAL_SD",
+    "LayerTerms",
+    "Prediction",
+    "checked",
+    "confidence_of",
+    "spread_confidence",
+]
 
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""
+INTERVAL_SD = 1.6448536269514722
+"""Half its width in standard deviations of a normal distribution: the quantile of ``(1 + INTERVAL) / 2``."""
 
 _ROUNDING = 1e-5
 """By which probabilities in single precision may exceed 1."""
 _PER_SAMPLE = ("label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped")
-_Z = 1.6448536269514722  # standard normal quantile of (1 + INTERVAL) / 2
 _SHOWN = 10  # samples shown in a terminal or notebook
 _STRICTLY = 1e-5  # the others stay this share below the label, so that rounding makes no ties
 
@@ -202,7 +211,10 @@ class Prediction:
         """
         inside = confidence.clamp(eps, 1 - eps)
         if interval is None and std is not None:
-            interval = (confidence - _Z * std).clamp(0, 1), (confidence + _Z * std).clamp(0, 1)
+            interval = (
+                (confidence - INTERVAL_SD * std).clamp(0, 1),
+                (confidence + INTERVAL_SD * std).clamp(0, 1),
+            )
         low, high = (
             (None, None) if interval is None else (interval[0].minimum(inside), interval[1].maximum(inside))
         )
@@ -214,11 +226,7 @@ class Prediction:
     @staticmethod
     def from_log_odds(features: Features, log_odds: Tensor, variance: Tensor, **more: Any) -> Prediction:
         """A method that gives a normal distribution of the log-odds: confidence, standard deviation and
-        interval are all of that one distribution.
-
-        The confidence is its median, ``sigmoid(log_odds)``; the ends of the interval are its 5 % and 95 %
-        points; the standard deviation is half the way between its points one standard deviation below and
-        above, so that it never reaches beyond what is possible.
+        interval are all of that one distribution, see `confidence_of`.
 
         Args:
             features: what was predicted on.
@@ -232,11 +240,8 @@ class Prediction:
             >>> p.confidence, p.std, p.lower, p.upper
             (tensor([0.9933]), tensor([0.0594]), tensor([0.5164]), tensor([1.0000]))
         """
-        sd = variance.clamp_min(0).sqrt()
-        steps = torch.tensor([[0.0], [-1.0], [1.0], [-_Z], [_Z]]).to(sd)
-        at = torch.sigmoid(torch.addcmul(log_odds, steps, sd))
-        confidence, below, above, low, high = (at[i] for i in range(5))  # unbinding makes graphs longer
-        return Prediction.from_confidence(features, confidence, (above - below) / 2, (low, high), **more)
+        confidence, std, low, high = confidence_of(log_odds, variance)
+        return Prediction.from_confidence(features, confidence, std, (low, high), **more)
 
     @staticmethod
     def of_one(
@@ -266,7 +271,7 @@ class Prediction:
             tensor([[0.5000, 0.2500, 0.2500]], dtype=torch.float64)
         """
         sd = math.sqrt(max(variance, 0.0))
-        points = (log_odds + step * sd for step in (0.0, -1.0, 1.0, -_Z, _Z))
+        points = (log_odds + step * sd for step in (0.0, -1.0, 1.0, -INTERVAL_SD, INTERVAL_SD))
         confidence, below, above, low, high = map(_sigmoid, points)
         inside = min(max(confidence, eps), 1 - eps)
         probs = _spread_one(odds, int(label), inside)
@@ -370,6 +375,25 @@ def checked(prediction: Any) -> Prediction:
             f"{type(prediction).__name__}"
         )
     return prediction.checked()
+
+
+def confidence_of(log_odds: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Confidence, standard deviation and both ends of the interval, ``(n,)`` each, by normal distributions of
+    the log-odds.
+
+    The confidence is the median, ``sigmoid(log_odds)``; the ends of the interval are the 5 % and 95 % points;
+    the standard deviation is half the way between the points one standard deviation below and above, so that
+    it never reaches beyond what is possible.
+
+    Example:
+        >>> confidence_of(torch.tensor([0.0]), torch.tensor([1.0]))
+        (tensor([0.5000]), tensor([0.2311]), tensor([0.1618]), tensor([0.8382]))
+    """
+    sd = variance.clamp_min(0).sqrt()
+    steps = torch.tensor([[0.0], [-1.0], [1.0], [-INTERVAL_SD], [INTERVAL_SD]]).to(sd)
+    at = torch.sigmoid(torch.addcmul(log_odds, steps, sd))
+    confidence, below, above, low, high = (at[i] for i in range(5))  # unbinding makes graphs longer
+    return confidence, (above - below) / 2, low, high
 
 
 def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False) -> Tensor:

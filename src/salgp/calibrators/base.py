@@ -67,6 +67,8 @@ class Calibrator(BaseEstimator, ABC):
 
     lifts_zeros: ClassVar[bool] = True
     """Is a probability of exactly 0 replaced by the smallest that the classifier can tell?"""
+    suits_few_values: ClassVar[bool] = False
+    """Does the method suit classifiers that tell few values apart, so that `fit` need not name another?"""
     zeros_: Tensor | None = None
 
     @property
@@ -96,8 +98,8 @@ class Calibrator(BaseEstimator, ABC):
             seen = as_labels(reference[1], len(known), features.n_classes).to(features.logits.device)
             reference = (known, seen)
         plain = features if len(rows) == len(features) else Features(features.logits[rows])
-        matter = self.lifts_zeros and self.name != "isotonic"
-        warn_of_data(plain, y[rows], reference if self.needs_layers else None, zeros=matter)
+        compared = reference if self.needs_layers else None
+        warn_of_data(plain, y[rows], compared, zeros=self.lifts_zeros and not self.suits_few_values)
         fresh = type(self)(**self.get_params(deep=False))  # a fit that fails leaves the old one as it was
         fresh._learn_zeros(plain)
         plain, features = fresh.lifted(plain), fresh.lifted(features)
@@ -195,6 +197,10 @@ class Calibrator(BaseEstimator, ABC):
     @abstractmethod
     def _predict(self, features: Features) -> Prediction:
         """Compute the prediction; called under ``no_grad`` with checked input."""
+
+    def context(self, features: Features) -> Any:
+        """What unlabelled samples that were met together tell of their environment, where `takes_context`."""
+        raise self._without_context()
 
     def predict_in_window(self, features: Features, window: Tensor) -> tuple[Prediction, Tensor]:
         """Prediction in a window of which only sums are known, for exported graphs.

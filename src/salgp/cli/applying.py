@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
+from salgp.cli.datasets import note_shared
 from salgp.cli.fitting import samples_of
-from salgp.cli.options import AnyNetwork, Cal, Feats, Force, InContext, Out
+from salgp.cli.options import AnyNetwork, Cal, Feats, FieldLabels, Force, InContext, Out
 from salgp.cli.predictions import write_prediction
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.tables import explanation_table, score_table
@@ -36,17 +37,20 @@ def apply(
     features: Feats,
     out: Out,
     context: InContext = None,
+    field_labels: FieldLabels = None,
     any_network: AnyNetwork = False,
     force: Force = False,
 ) -> None:
     """Write calibrated confidences, with error bars, for every sample (.csv, .parquet or .safetensors)."""
     if out.suffix not in (".csv", ".parquet", ".safetensors"):
         raise UsageError(f"--out {out}: expected a name that ends in .csv, .parquet or .safetensors")
-    check_inputs(calibrator, features)
+    check_inputs(calibrator, features, field_labels)
     kind = "prediction" if out.suffix == ".safetensors" else None
-    check_target(out, force, features, calibrator, kind=kind)
+    check_target(out, force, features, calibrator, field_labels, kind=kind)
     together = context_of(context)
-    loaded, prediction = predicted(calibrator, features, any_network, shell, together, copies=True)
+    loaded, prediction = predicted(
+        calibrator, features, any_network, shell, together, field_labels, copies=True
+    )
     note_copies(shell, loaded)
     write_prediction(out, prediction, loaded.features.confidence, loaded.classes)
     before, after = float(loaded.features.confidence.mean()), float(prediction.confidence.mean())
@@ -61,15 +65,18 @@ def evaluate(
     calibrator: Cal,
     features: Feats,
     context: InContext = None,
+    field_labels: FieldLabels = None,
     any_network: AnyNetwork = False,
     bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 15,
 ) -> None:
     """Score the network's own confidence and the calibrated one on labelled features."""
-    check_inputs(calibrator, features)
+    check_inputs(calibrator, features, field_labels)
     from salgp.metrics import compare as compare_predictions
 
     together = context_of(context)
-    loaded, prediction = predicted(calibrator, features, any_network, shell, together, labelled=True)
+    loaded, prediction = predicted(
+        calibrator, features, any_network, shell, together, field_labels, labelled=True
+    )
     labels = files.labels_of(loaded)
     name = files.read_calibrator(calibrator).name
     comparison = compare_predictions(
@@ -114,6 +121,7 @@ def predicted(
     any_network: bool,
     shell: Shell,
     context: int | str | None = None,
+    field_labels: Path | None = None,
     *,
     labelled: bool = False,
     copies: bool = False,
@@ -126,6 +134,7 @@ def predicted(
         any_network: accept features of another network.
         shell: to speak.
         context: samples that were met together.
+        field_labels: file of labelled samples from the same place, to correct the confidences by.
         labelled: refuse features without labels.
         copies: predict perturbed copies, too, not only the samples they were made of.
     """
@@ -134,7 +143,26 @@ def predicted(
     files.check_network(calibrator, loaded, any_network)
     loaded = loaded if copies else samples_of(shell, loaded)
     with shell.progress(f"predicting {len(loaded.features):,} samples"):
-        return loaded, fitted.predict(loaded.features, context)
+        prediction = fitted.predict(loaded.features, context)
+    if field_labels is None:
+        return loaded, prediction
+    known = samples_of(shell, files.read_labelled(field_labels)[0])
+    files.check_network(calibrator, known, any_network)
+    if labelled:
+        note_shared(shell, (features.name, loaded.features), {"--field-labels": known.features})
+    around = None if context is None else fitted.context(loaded.features)
+    return loaded, _corrected(shell, prediction, fitted.predict(known.features, around), known)
+
+
+def _corrected(
+    shell: Shell, prediction: Prediction, judged: Prediction, known: files.FeatureFile
+) -> Prediction:
+    """A prediction corrected by samples whose labels are known, and which were judged alike."""
+    from salgp.estimate import learn_correction
+
+    correction = learn_correction(judged, files.labels_of(known))
+    shell.say(f"{known.path.name}: {correction}")
+    return correction(prediction)
 
 
 def note_copies(shell: Shell, loaded: files.FeatureFile) -> None:

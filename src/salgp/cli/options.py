@@ -23,6 +23,7 @@ __all__ = [
     "Device",
     "Engine",
     "Feats",
+    "FieldLabels",
     "Folder",
     "Force",
     "Gray",
@@ -144,6 +145,14 @@ InContext = Annotated[
         "--context",
         metavar="all|N",
         help="Samples met together: 'all', or windows of N consecutive ones. By default each by itself.",
+    ),
+]
+FieldLabels = Annotated[
+    Path | None,
+    typer.Option(
+        "--field-labels",
+        help="Features of a few labelled samples from the same place and time, ten or more: confidences are "
+        "corrected by them.",
     ),
 ]
 Reference = Annotated[

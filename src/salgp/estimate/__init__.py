@@ -1,8 +1,9 @@
-"""How well does it do today, where there are no labels?
+"""How well does it do today, where there are no labels, or only a few?
 
-Rooms: `accuracy` (what calibrated confidences say of a batch, with an interval), `mix` (which classes the
-batch holds, and confidences corrected for it), `rivals` (published estimators behind one interface). All take
-a `salgp.Prediction`, so that every calibrator can be judged by how well it knows its own accuracy.
+Rooms: `accuracy` (what calibrated confidences say of a batch, with an interval), `labelled` (confidences
+corrected by a few labels), `mix` (which classes the batch holds, and confidences corrected for it), `rivals`
+(published estimators behind one interface). All take a `salgp.Prediction`, so that every calibrator can be
+judged by how well it knows its own accuracy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from salgp.estimate.accuracy import (
     measure_spread,
     per_class,
 )
+from salgp.estimate.labelled import Correction, learn_correction
 from salgp.estimate.mix import ClassMix, adapt, class_mix
 from salgp.estimate.rivals import (
     ATC,
@@ -31,6 +33,7 @@ __all__ = [
     "CBPE",
     "AverageConfidence",
     "ClassMix",
+    "Correction",
     "DifferenceOfConfidences",
     "Estimate",
     "Estimator",
@@ -40,6 +43,7 @@ __all__ = [
     "adapt",
     "class_mix",
     "error_above",
+    "learn_correction",
     "left_out_spread",
     "measure_spread",
     "per_class",

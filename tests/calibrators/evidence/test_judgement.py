@@ -20,12 +20,13 @@ from salgp import metrics
 from salgp.calibrators.evidence.check import LeftOut, check_table, mixed_log_odds, unseen_spread, verdict
 from salgp.calibrators.evidence.environment import Environment, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import Expert, InDomain, fit_in_domain, fit_shift, mixed
-from salgp.calibrators.evidence.gate import Gate, choose_guard, fit_gate, logistic
+from salgp.calibrators.evidence.gate import Gate, choose_guard, fit_gate
 from salgp.calibrators.evidence.model import LogOdds
 from salgp.calibrators.evidence.reference import layer_evidence
 from salgp.calibrators.evidence.rows import FittedRows, View
 from salgp.calibrators.evidence.shift import _permutation_p
 from salgp.calibrators.evidence.strangeness import energy, fit_strangeness
+from salgp.gp.logistic import logistic
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

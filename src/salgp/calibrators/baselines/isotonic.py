@@ -45,6 +45,7 @@ class IsotonicRegression(Calibrator):
 
     name: ClassVar[str] = "isotonic"
     gives_confidence_only: ClassVar[bool] = True
+    suits_few_values: ClassVar[bool] = True
 
     def __init__(self, mode: Literal["top-label", "one-vs-rest"] = "top-label") -> None:
         self.mode = mode

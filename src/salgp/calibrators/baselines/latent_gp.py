@@ -15,7 +15,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.calibrators.temperature import row_chunks
 from salgp.features import Features
 from salgp.gp.linalg import cholesky, inverse_positive, log_determinant, lower_inverse, solve_positive
-from salgp.prediction import INTERVAL, Prediction
+from salgp.prediction import INTERVAL_SD, Prediction
 
 __all__ = ["GPCalibration"]
 
@@ -100,7 +99,7 @@ class GPCalibration(Calibrator):
                 features.logits[rows].double(), features.label[rows], basis, points
             )
         mean = Prediction.from_probs(features, probs.clamp_(min=torch.finfo(probs.dtype).tiny))
-        half = NormalDist().inv_cdf((1 + INTERVAL) / 2) * spread
+        half = INTERVAL_SD * spread
         return replace(
             mean,
             std=spread,

@@ -37,9 +37,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from salgp.calibrators.evidence.gate import logistic
 from salgp.calibrators.evidence.rows import FittedRows
-from salgp.gp.linalg import cholesky, inverse_positive
+from salgp.gp.logistic import logistic, logistic_covariance
 from salgp.storage import storable
 
 __all__ = ["Context", "Environment", "Surroundings", "fit_environment"]
@@ -277,9 +276,8 @@ def _weights(X: Tensor, correct: Tensor, weight: Tensor, offset: Tensor, n: int)
     X = X / scale
     prior = torch.full((X.shape[1],), RIDGE * n).to(X)
     w = logistic(X, correct, weight, prior, offset)
-    p = torch.sigmoid(offset + X @ w)
-    curvature = X.T @ ((weight * p * (1 - p))[:, None] * X) + prior.diag()
-    return w / scale, inverse_positive(cholesky(curvature)) / (scale[:, None] * scale)
+    covariance = logistic_covariance(X, weight, prior, offset + X @ w)
+    return w / scale, covariance / (scale[:, None] * scale)
 
 
 def _windows(rows: FittedRows, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:

@@ -20,10 +20,10 @@ from torch.nn.functional import softplus
 
 from salgp.calibrators.evidence.model import within
 from salgp.calibrators.evidence.rows import FittedRows, View
-from salgp.gp.linalg import solve_positive
+from salgp.gp.logistic import logistic
 from salgp.storage import storable
 
-__all__ = ["CLIP", "Gate", "choose_guard", "fit_gate", "logistic"]
+__all__ = ["CLIP", "Gate", "choose_guard", "fit_gate"]
 
 PRIOR = 0.1
 """Share of disturbed samples that the gate expects."""
@@ -141,35 +141,6 @@ def _passed(share: Tensor, guard: float) -> Tensor:
 
 def _bounded(guard: Tensor) -> float:
     return float(guard.clamp_max(LARGEST_GUARD))
-
-
-def logistic(X: Tensor, y: Tensor, weight: Tensor, prior: Tensor, offset: Tensor | None = None) -> Tensor:
-    """Weights ``(p,)`` of the largest posterior of a logistic regression, by Newton's steps.
-
-    Args:
-        X: ``(n, p)`` inputs.
-        y: ``(n,)`` 0 or 1.
-        weight: ``(n,)`` of the rows.
-        prior: ``(p,)`` precision of the weights around 0.
-        offset: ``(n,)`` added to the log-odds.
-
-    Example:
-        >>> X, y = torch.ones(4, 1).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()
-        >>> logistic(X, y, torch.ones(4).double(), torch.zeros(1).double()).exp()  # odds 3 : 1
-        tensor([3.0000], dtype=torch.float64)
-    """
-    w = torch.zeros_like(prior)
-    base = torch.zeros_like(y) if offset is None else offset
-    for _ in range(50):
-        p = torch.sigmoid(X @ w + base)
-        slope = X.T @ (weight * (p - y)) + prior * w
-        curvature = X.T @ ((weight * p * (1 - p))[:, None] * X) + prior.diag()
-        step = solve_positive(curvature, slope)
-        reach = float((X @ step).abs().max().clamp_min(1e-9))
-        w = w - min(1.0, 5.0 / reach) * step
-        if float(step.abs().max()) < 1e-9:
-            break
-    return w
 
 
 def _weights(x: Tensor, copy: Tensor) -> Tensor:

@@ -1,0 +1,190 @@
+"""A few labels from where the network is used now, and confidences corrected by them.
+
+Unlabelled samples show how far data have moved, not how well the network does there. A few labels do. Every
+confidence moves on one line in its log-odds ``f``,
+
+    f' = (1 + a) f + b,     a ~ N(0, 0.1),     b ~ N(0, 0.5),
+
+at the largest posterior of ``a`` and ``b``. One label moves a confidence by some points, most where it
+contradicts a high one; a hundred have their way. The order of the confidences stays as it is. Which samples
+are labelled may depend on what is known of them, as in `suggest`, but not on whether an answer looks wrong.
+
+The posterior also tells what the labels leave open: of the line at ``f`` the variance ``s``, where it was
+``s0`` before. An error bar has the variance ``v``, on the line ``u = (1 + a)^2 v``. A fifth of it is taken to
+be the sample's own, which no label of others tells about. To the rest the labels add what they know:
+
+    v' = u / 5 + (4 / 5) / (1 / u + 1 / s - 1 / s0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salgp.gp.logistic import logistic, logistic_covariance
+from salgp.labels import as_labels
+from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction, checked, confidence_of, spread_confidence
+
+__all__ = ["Correction", "learn_correction"]
+
+PRIOR = (0.1, 0.5)
+"""Variances of slope and offset, chosen on the development sets of the shift suite."""
+OWN = 0.2
+"""Share of an error bar's variance that labels of other samples tell nothing about, chosen there too: without
+it the intervals get too narrow.
+"""
+TERM = "field labels"
+"""Name of what a correction adds, among the terms of a prediction."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A line from log-odds to log-odds, learned from labels; call it on predictions of the same kind of data.
+
+    Args:
+        slope: ``1 + a``, not negative.
+        offset: ``b``.
+        covariance: of both.
+        n: labels it rests on.
+        right: answers among them that were right.
+        expected: how many should have been, by their confidences.
+
+    Example:
+        >>> p = Prediction(torch.zeros(40).long(), torch.full((40, 2), 0.5), torch.full((40,), 0.9))
+        >>> correction = learn_correction(p, [0] * 24 + [1] * 16)
+        >>> print(correction)
+        40 labels: 24 right, 36.0 expected. A confidence of 0.90 becomes 0.64.
+        >>> correction(p).confidence[:1]
+        tensor([0.6411])
+    """
+
+    slope: float
+    offset: float
+    covariance: tuple[tuple[float, float], tuple[float, float]]
+    n: int
+    right: int
+    expected: float
+
+    def __call__(self, prediction: Prediction) -> Prediction:
+        """The prediction corrected; the label stays the network's own."""
+        kind = checked(prediction).confidence
+        before = _logit(kind.double())
+        after = self.slope * before + self.offset
+        variance = None if prediction.std is None else self._left(before, _variance(prediction))
+        found = confidence_of(after, torch.zeros_like(after) if variance is None else variance)
+        confidence, std, lower, upper = (x.to(kind) for x in found)
+        corrected = replace(
+            prediction,
+            confidence=confidence,
+            probs=spread_confidence(prediction.probs, prediction.label, confidence.to(prediction.probs)),
+            layers=_with_term(prediction.layers, after - before),
+        )
+        return corrected if variance is None else replace(corrected, std=std, lower=lower, upper=upper)
+
+    def _left(self, f: Tensor, variance: Tensor) -> Tensor:
+        """Variance ``(n,)`` of the corrected log-odds ``f (n,)``, where it was ``variance``."""
+        line = torch.stack([f, torch.ones_like(f)], dim=1)
+        left = ((line @ torch.tensor(self.covariance).to(line)) * line).sum(dim=1)
+        before = line.square() @ torch.tensor(PRIOR).to(line)
+        learned = (1 / left.clamp_min(1e-12) - 1 / before).clamp_min(0.0)
+        moved = self.slope**2 * variance
+        return OWN * moved + (1 - OWN) / (1 / moved.clamp_min(1e-12) + learned)
+
+    def __str__(self) -> str:
+        shown = float(
+            torch.sigmoid(self.slope * _logit(torch.tensor(0.9, dtype=torch.float64)) + self.offset)
+        )
+        labels = "label" if self.n == 1 else "labels"
+        return (
+            f"{self.n} {labels}: {self.right} right, {self.expected:.1f} expected. "
+            f"A confidence of 0.90 becomes {shown:.2f}."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for a file or a message."""
+        return {
+            "slope": self.slope,
+            "offset": self.offset,
+            "covariance": [list(row) for row in self.covariance],
+            "n": self.n,
+            "right": self.right,
+            "expected": self.expected,
+        }
+
+    @staticmethod
+    def from_dict(numbers: Mapping[str, Any]) -> Correction:
+        """The correction that `as_dict` gave; raises `ValueError` for anything else."""
+        try:
+            (a, b), (c, d) = ([float(x) for x in row] for row in numbers["covariance"])
+            slope, offset, expected = (float(numbers[name]) for name in ("slope", "offset", "expected"))
+            found = Correction(
+                slope, offset, ((a, b), (c, d)), int(numbers["n"]), int(numbers["right"]), expected
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"a correction has slope, offset, covariance, n, right and expected; got {numbers!r:.100}"
+            ) from error
+        whole = torch.tensor([slope, offset, a, b, c, d])
+        if not bool(whole.isfinite().all()) or slope < 0 or min(a, d, a * d - b * c) < 0:
+            raise ValueError(f"a correction has finite numbers and a slope from 0 on; got {numbers!r:.100}")
+        return found
+
+
+def learn_correction(prediction: Prediction, labels: Any) -> Correction:
+    """Learn from labelled samples of the data at hand how to correct the confidences on all of them.
+
+    Args:
+        prediction: of the labelled samples, made as that of the others is (the same context).
+        labels: ``(n,)`` true classes; -1 for a class the network does not know.
+
+    Example:
+        >>> p = Prediction(torch.zeros(2).long(), torch.full((2, 2), 0.5), torch.full((2,), 0.5))
+        >>> correction = learn_correction(p, [0, 0])
+        >>> round(correction.offset, 2), correction.slope, correction.right
+        (0.4, 1.0, 2)
+    """
+    y = as_labels(labels, len(checked(prediction)), prediction.probs.shape[1])
+    if not len(y):
+        raise ValueError("no labelled sample: label some of the data at hand first, ten or more")
+    right = (prediction.label.cpu() == y.cpu()).double()
+    f = _logit(prediction.confidence.detach().cpu().double())
+    prior, one = 1 / torch.tensor(PRIOR, dtype=torch.float64), torch.ones_like(f)
+    line = torch.stack([f, one], dim=1)
+    a, b = logistic(line, right, one, prior, f).tolist()
+    if a < -1:  # more confident samples are wrong more often: then confidences tell nothing, and are even
+        a, b = -1.0, float(logistic(line[:, 1:], right, one, prior[1:]))
+    covariance = logistic_covariance(line, one, prior, (1 + a) * f + b).tolist()
+    rows = ((covariance[0][0], covariance[0][1]), (covariance[1][0], covariance[1][1]))
+    return Correction(1 + a, b, rows, len(y), int(right.sum()), float(prediction.confidence.double().sum()))
+
+
+def _variance(prediction: Prediction) -> Tensor:
+    """Variance ``(n,)`` of the log-odds: by the ends of the interval, or by the standard deviation where an
+    end was cut off at 0 or 1.
+    """
+    assert prediction.std is not None
+    p = prediction.confidence.double()
+    sd = prediction.std.double() / (p * (1 - p)).clamp_min(1e-12)
+    if prediction.lower is not None and prediction.upper is not None:
+        ends = _logit(prediction.upper.double()) - _logit(prediction.lower.double())
+        sd = torch.minimum(sd, ends / (2 * INTERVAL_SD))
+    return sd.square()
+
+
+def _with_term(terms: LayerTerms | None, change: Tensor) -> LayerTerms | None:
+    """Terms with one more, in their unit; what adds up to the correction still does."""
+    if terms is None or not terms.additive or terms.scale != "log-odds":
+        return terms
+    mean = torch.cat([terms.mean, change.to(terms.mean)[:, None]], dim=1)
+    std = terms.std
+    if std is not None:
+        std = torch.cat([std, torch.zeros_like(std[:, :1])], dim=1)
+    return replace(terms, names=(*terms.names, TERM), mean=mean, std=std)
+
+
+def _logit(x: Tensor) -> Tensor:
+    return torch.logit(x, eps=1e-12)
