@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from salgp import Features, Prediction
 from salgp.calibrators import get
+from salgp.calibrators.base import CalibrationWarning
 from salgp.estimate import learn_correction
 from salgp.metrics import ece, predictive_coverage
 
@@ -101,7 +103,9 @@ def scores(
         for method, name in ((ANEW, "temperature"), (PLATT, "platt")):
             fitted = both[SCALED][left]
             if 0 < right < count:
-                fitted = get(name).fit(batch[known], y[known]).predict(batch[left])
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", CalibrationWarning)  # few samples, and many errors
+                    fitted = get(name).fit(batch[known], y[known]).predict(batch[left])
             yield method, score(fitted, y[left])
 
 
