@@ -223,7 +223,7 @@ def fit(case: CachedCase) -> Fitted:
     features, labels = case.calibration
     calibrator = LayerEvidence().fit(features, labels, case.reference)
     rows = calibrator.seen_
-    _, evidence = calibrator.compared(features, labels, case.reference)
+    evidence = layer_evidence(calibrator.evidence_.reference, features)
     known = _seen(calibrator, features, labels, evidence)
     unseen = known.shift.clone()
     for family in rows.families:

@@ -36,7 +36,7 @@ def made(
 
 def line(prediction: Prediction, labels: Tensor) -> np.ndarray:
     """Slope and offset of the largest posterior by a general optimiser."""
-    f = torch.logit(prediction.confidence).numpy()
+    f = torch.logit(prediction.confidence).clamp(-5, 5).numpy()
     right = (prediction.label == labels).double().numpy()
 
     def loss(w: np.ndarray) -> float:
@@ -78,6 +78,15 @@ def test_one_label_changes_little_and_many_have_their_way() -> None:
     many = learn_correction(prediction, labels)
     assert many.slope == pytest.approx(0.4, abs=0.04)
     assert many.offset == pytest.approx(-0.5, abs=0.06)
+
+
+def test_one_wrong_label_beside_a_certain_answer_does_not_have_its_way() -> None:
+    label, sure = torch.zeros(50).long(), torch.ones(50).double()
+    certain = Prediction(label, torch.stack([sure, 1 - sure], 1), sure)
+    correction = learn_correction(certain, [1] + [0] * 49)
+    shown = Prediction(label[:1], torch.tensor([[0.9, 0.1]]).double(), torch.tensor([0.9]).double())
+    assert 0.8 < float(correction(shown).confidence) < 0.9
+    assert float(correction(certain).confidence[0]) > 0.98
 
 
 def test_order_and_labels_stay_and_rows_sum_to_one() -> None:

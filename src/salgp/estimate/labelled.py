@@ -33,6 +33,10 @@ __all__ = ["Correction", "learn_correction"]
 
 PRIOR = (0.1, 0.5)
 """Variances of slope and offset, chosen on the development sets of the shift suite."""
+LARGEST = 5.0
+"""Log-odds beyond this count as this (a confidence of .9933) when a line is learned, so that one wrong label
+beside a confidence of nearly 1 does not have its way.
+"""
 OWN = 0.2
 """Share of an error bar's variance that labels of other samples tell nothing about, chosen there too: without
 it the intervals get too narrow.
@@ -87,7 +91,7 @@ class Correction:
 
     def _left(self, f: Tensor, variance: Tensor) -> Tensor:
         """Variance ``(n,)`` of the corrected log-odds ``f (n,)``, where it was ``variance``."""
-        line = torch.stack([f, torch.ones_like(f)], dim=1)
+        line = torch.stack([f.clamp(-LARGEST, LARGEST), torch.ones_like(f)], dim=1)
         left = ((line @ torch.tensor(self.covariance).to(line)) * line).sum(dim=1)
         before = line.square() @ torch.tensor(PRIOR).to(line)
         learned = (1 / left.clamp_min(1e-12) - 1 / before).clamp_min(0.0)
@@ -151,7 +155,7 @@ def learn_correction(prediction: Prediction, labels: Any) -> Correction:
     if not len(y):
         raise ValueError("no labelled sample: label some of the data at hand first, ten or more")
     right = (prediction.label.cpu() == y.cpu()).double()
-    f = _logit(prediction.confidence.detach().cpu().double())
+    f = _logit(prediction.confidence.detach().cpu().double()).clamp(-LARGEST, LARGEST)
     prior, one = 1 / torch.tensor(PRIOR, dtype=torch.float64), torch.ones_like(f)
     line = torch.stack([f, one], dim=1)
     a, b = logistic(line, right, one, prior, f).tolist()

@@ -49,6 +49,7 @@ from salgp.calibrators.evidence.environment import Context, Surroundings, fit_en
 from salgp.calibrators.evidence.experts import InDomain, fit_in_domain, fit_shift
 from salgp.calibrators.evidence.gate import fit_gate
 from salgp.calibrators.evidence.judging import EvidenceModel
+from salgp.calibrators.evidence.left_out import OwnReference
 from salgp.calibrators.evidence.model import beyond, log_odds, scales_of, standardised
 from salgp.calibrators.evidence.reference import (
     FEW_ROWS,
@@ -177,22 +178,15 @@ class LayerEvidence(Calibrator):
         self.seed = seed
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        known, evidence = self.compared(features, labels, reference)
-        self.learn(features, labels, evidence, known)
-        self._learn_classes(features, labels, alone=reference is None)
-
-    def compared(
-        self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None
-    ) -> tuple[Reference, Evidence]:
-        """The reference, condensed, and what it says of all rows; the originals serve where there is none,
-        each left out of what it and its copies are compared with.
-        """
-        first, original = originals(features)
-        alone = reference is None and self.reference != "statistics"
-        base = (features[first], labels[first]) if reference is None else reference
-        form = "full" if alone else self.reference
+        first, _ = originals(features)
+        alone = reference is None
+        form = "full" if alone and self.reference != "statistics" else self.reference
+        base = reference or (features[first], labels[first])
         known = make_reference(*base, form=form, **self._options())
-        return known, layer_evidence(known, features, original if alone else None)
+        own = OwnReference(features, labels, known, form=form, **self._options()) if alone else None
+        evidence = layer_evidence(known, features) if own is None else own.evidence()
+        self.learn(features, labels, evidence, known)
+        self._learn_classes(features, labels, own)
 
     def fit_stream(self, source: Source) -> Self | None:
         """Fit to all rows of a source that has a reference; None where it has none."""
@@ -251,13 +245,13 @@ class LayerEvidence(Calibrator):
                 f"need 0 <= guard <= 1 or None, and window >= 2; got guard={self.guard}, window={self.window}"
             )
 
-    def _learn_classes(self, features: Features, labels: Tensor, alone: bool = False) -> None:
-        """Fit the probabilities of all classes to originals; ``alone``: they are the reference too."""
+    def _learn_classes(self, features: Features, labels: Tensor, own: OwnReference | None = None) -> None:
+        """Fit the probabilities of all classes to originals, which may be their own reference."""
         first, _ = originals(features)
         known = self.evidence_.reference
         some = some_originals(len(first), len(known.layers), features.n_classes).to(first.device)
         rows = first[some]
-        far = farness(known, features[rows], some if alone and known.form == "full" else None)
+        far = farness(known, features[rows]) if own is None else own.farness(some)
         classes = fit_classes(features.logits[rows], far, labels[rows], self.evidence_.temperature)
         self.evidence_ = replace(self.evidence_, classes=classes)
 

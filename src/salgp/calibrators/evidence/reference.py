@@ -11,8 +11,8 @@ predicted class, of other classes, and of any,
 A reference need not keep the training set: `salgp.calibrators.evidence.condense` lists the forms. With class
 statistics the distances are Mahalanobis distances to the classes. A sample whose predicted class has no
 reference point is neither supported nor contradicted; its agreement is the usual one, the median over
-reference samples. A reference row can be left out per query, so that the calibration set may serve as its own
-reference.
+reference samples. Calibration samples may serve as their own reference, see
+`salgp.calibrators.evidence.left_out`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ __all__ = [
     "distances_to_classes",
     "layer_evidence",
     "make_reference",
+    "place_and_length",
     "points_per_class",
+    "principal_directions",
     "white_space",
     "wide",
 ]
@@ -372,6 +374,13 @@ def layer_evidence(
     return _evidence(sides, reference.typical, _place(query, reference.places), length)
 
 
+def place_and_length(reference: Reference, features: Features) -> tuple[Tensor, Tensor]:
+    """What `Evidence` knows of samples besides their distances: ``place`` and ``length``."""
+    reference = reference.to(features.logits.device)
+    query, length = _coordinates(reference, features, True)
+    return _place(query, reference.places), length
+
+
 def distances_to_classes(reference: Reference, features: Features, own: Tensor | None = None) -> Tensor:
     """Distance ``(L, n, C)`` to the nearest reference point of every class the network knows, at every layer;
     infinite where a class has none. Arguments are those of `layer_evidence`.
@@ -481,14 +490,28 @@ def _condensed(
 
 
 def _space(x: Tensor, width: int) -> LayerSpace:
-    unit = normalize(x.double(), dim=1)
-    centre = unit.mean(dim=0)
-    centred = unit - centre
+    return white_space(*principal_directions(normalize(x.double(), dim=1)), width)
+
+
+def principal_directions(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean ``(d,)`` of samples ``(n, d)``, variances ``(q,)`` along their principal directions, largest
+    first, and these ``(d, q)``.
+
+    Example:
+        >>> _, variance, directions = principal_directions(
+        ...     torch.tensor([[0.0, 1.0], [0.0, -1.0], [0.0, 0.0]])
+        ... )
+        >>> variance, directions.abs()
+        (tensor([1., 0.]), tensor([[0., 1.],
+                [1., 0.]]))
+    """
+    centre = x.mean(dim=0)
+    centred = x - centre
     if x.shape[1] > len(x):
         _, S, Vh = torch.linalg.svd(centred, full_matrices=False)
-        return white_space(centre, S.square() / max(len(x) - 1, 1), Vh.T, width)
+        return centre, S.square() / max(len(x) - 1, 1), Vh.T
     values, vectors = torch.linalg.eigh(centred.T @ centred / max(len(x) - 1, 1))
-    return white_space(centre, values.flip(0).clamp_min(0), vectors.flip(1), width)
+    return centre, values.flip(0).clamp_min(0), vectors.flip(1)
 
 
 def white_space(

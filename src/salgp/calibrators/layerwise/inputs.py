@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.copies import originals
+from salgp.calibrators.evidence.left_out import OwnReference
 from salgp.calibrators.evidence.model import (
     LogOdds,
     Scales,
@@ -23,7 +24,7 @@ from salgp.calibrators.evidence.model import (
     sample_weights,
     scaled_design,
 )
-from salgp.calibrators.evidence.reference import Reference, layer_evidence, make_reference
+from salgp.calibrators.evidence.reference import WIDTH, Reference, layer_evidence, make_reference
 from salgp.calibrators.temperature import best_temperature
 from salgp.features import Features
 from salgp.storage import storable
@@ -82,11 +83,14 @@ def learn_evidence(
     Without a reference the calibration samples are one; each sample and its copies are then compared with the
     *others*, as any new sample will be.
     """
-    first, original = originals(features)
-    own = original if reference is None else None
+    first, _ = originals(features)
     known = make_reference(*(reference or (features[first], labels[first])), seed=seed)
+    if reference is None:
+        evidence = OwnReference(features, labels, known, WIDTH, seed=seed).evidence()
+    else:
+        evidence = layer_evidence(known, features)
     temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
-    scales, X = scaled_design(features, layer_evidence(known, features, own), temperature, first)
+    scales, X = scaled_design(features, evidence, temperature, first)
     monotone = None
     if not linear:
         correct = features.correct(labels).double()
