@@ -20,7 +20,7 @@ from salgp.network.scores import shape_of
 __all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
-"""Keys of a mapping that hold the labels, the first of them that is there."""
+"""Keys of a mapping, and names in a file, that hold the labels: the first of them that is there."""
 
 LabelsAt = str | int | None
 """Where a batch has its labels: key of a mapping or position in a tuple; None for the usual places."""
