@@ -533,6 +533,14 @@ def test_info_reads_every_folder_we_write(run: Run, tmp_path: Path) -> None:
         assert json.loads(out)["kind"] == kind
 
 
+def test_info_names_a_list_of_shards_that_is_none(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text("[]")
+    code, _, err = run("info other")
+    assert code == 1
+    assert "manifest.json: expected a JSON object that lists shards, got a list" in err
+
+
 def test_info_speaks_plainly(run: Run, tmp_path: Path) -> None:
     write_scores(tmp_path)
     assert run("fit s.npz -o cal")[0] == 0
