@@ -314,6 +314,7 @@ def test_an_onnx_network_is_read_like_its_original(run: Run, tmp_path: Path) -> 
         torch.testing.assert_close(features.logits, model(x))
         torch.testing.assert_close(features.layers["hidden.h"], model[1](model[0](x)))
     assert run("fit f.safetensors -o cal -m layer-evidence")[0] == 0
+    assert "as the factory made it" not in run("export cal --model net.onnx --data d.npz -o whole.onnx")[2]
     assert run("extract net.onnx d.npz --weights d.npz -o g.safetensors")[2].count("which has its own") == 1
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 9), np.float32))
     code, _, err = run("extract net.onnx wide.npz -o g.safetensors")
