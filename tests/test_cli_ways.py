@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from samples import sample
 from torch import nn
 
 import salgp
+from salgp.calibrators import get
 from salgp.cli import main
+from salgp.cli.files import FeatureFile
+from salgp.cli.fitting import notes_on
 from salgp.cli.weights import load_weights
 from salgp.storage import append_line
 
@@ -626,3 +630,26 @@ def test_named_classes_in_another_order_are_refused(run: Run, tmp_path: Path) ->
 def test_a_label_out_of_range_names_the_range(run: Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", logits=np.zeros((4, 3)), labels=np.array([0, 1, 2, -5]))
     assert "expected 0..2" in run("fit bad.npz -o cal")[2]
+
+
+def test_methods_say_whether_they_compare_with_training_data() -> None:
+    """What is noted where no reference is given follows from what a fit makes of one."""
+    features, labels = sample(120, widths=(4,))
+    loaded = FeatureFile(Path("f.safetensors"), features, labels, {})
+    reference = (features[:60], labels[:60])
+    for name in (
+        "temperature",
+        "platt",
+        "sal-gp",
+        "trust-score",
+        "deep-knn",
+        "density-aware",
+        "layer-evidence",
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = [get(name).fit(features[60:], labels[60:], known) for known in (None, reference)]
+        alone, compared = (fitted.predict(features).confidence for fitted in made)
+        assert torch.equal(alone, compared) != get(name).uses_reference, name
+        noted = any("no --reference given" in note for note in notes_on(get(name), loaded, features, False))
+        assert noted == get(name).uses_reference, name

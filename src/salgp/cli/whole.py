@@ -111,7 +111,7 @@ def calibrate(
 
     network = network_of(shell, model, weights, device)
     calibrator = method_for(method, True)
-    if calibrator.needs_layers and train is None:
+    if calibrator.uses_reference and train is None:
         shell.say("note: no --train given; the calibration samples are compared with each other")
     taps = Reader(layer_names(layers), pooling, output, max_width, seed)
     read = _gathered(shell, network, sets, taps, calibrator)
