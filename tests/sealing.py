@@ -22,7 +22,8 @@ def edit_json(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
 def edit_header(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Change a JSON file that carries its own checksum."""
     value = change({k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"})
-    write_header(path, value.get("format", ""), value.get("format_version", 1), value)
+    kind, version = value.pop("format", ""), value.pop("format_version", 1)
+    write_header(path, kind, version, value)
     if (path.parent / "contents.json").is_file():
         reseal(path.parent)
 

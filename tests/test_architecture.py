@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimate": {*VALUES, "gp", "metrics", "decide"},
     "monitor": {*VALUES, "estimate", "tables"},
     "module": {*VALUES, "network", "calibrators", "report"},
-    "onnx": set(),
+    "onnx": {"network"},
     "outputs": {*VALUES, "calibrators"},
     "export": {*VALUES, "calibrators", "module", "decide"},
     "sklearn": {*VALUES, "calibrators", "module", "outputs"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 from samples import sample
+from sealing import edit_tensors
 from torch import nn
 
 import salgp
 from salgp.cli import main, whole
 from salgp.logits import check_finite
 from salgp.network.gathering import gather
+from salgp.network.keeping import FORMAT, FORMAT_VERSION
 from salgp.network.reader import Reader
 from salgp.network.rehearsal import rehearse
+from salgp.storage import read_header
 from salgp.store import extract_to_store, score, write_store
 
 Run = Callable[[str], tuple[int, str, str]]
@@ -226,3 +230,19 @@ def test_a_killed_calibrate_is_begun_anew(killed_in: str, run: Run, monkeypatch:
     assert "report: out/report.html" in out
     assert sorted(path.name for path in Path("out").iterdir()) == sorted([*whole.WRITTEN, "calibrator"])
     assert "exists already" in run(CALIBRATE)[2]
+
+
+def test_what_features_say_of_their_network_keeps_its_version(run: Run, tmp_path: Path) -> None:
+    assert run("extract net.py:make cal.npz -o f.safetensors")[0] == 0
+    assert run("fit f.safetensors -o known -m temperature")[0] == 0
+    assert read_header(tmp_path / "known" / "module.json", FORMAT, FORMAT_VERSION)["taps"] == []
+
+    def newer(tensors: object, metadata: dict[str, str]) -> None:
+        said = json.loads(metadata["module"])
+        metadata["module"] = json.dumps(said | {"format_version": FORMAT_VERSION + 1})
+
+    edit_tensors(tmp_path / "f.safetensors", newer)
+    code, _, err = run("fit f.safetensors -o later -m temperature")
+    assert code == 1
+    assert "f.safetensors: written by a newer version of salgp" in err
+    assert not (tmp_path / "later").exists()

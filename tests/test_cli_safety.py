@@ -132,6 +132,16 @@ def test_force_replaces_only_files_that_are_ours(run: Run, name: str) -> None:
     assert target.stat().st_size > 100
 
 
+def test_columns_of_our_names_do_not_make_a_file_ours(run: Run) -> None:
+    assert fit(run, "cal")[0] == 0
+    mine = pa.table({"label": [1], "confidence": [0.5], "network_confidence": [0.7]})
+    pq.write_table(mine, "p.parquet")
+    code, _, err = run(*OUTPUTS["p.parquet"], "-o", "p.parquet", "--force")
+    assert code == 1
+    assert "was not written by salgp" in err
+    assert pq.read_table("p.parquet") == mine
+
+
 def test_the_page_of_a_monitor_replaces_only_its_own(run: Run) -> None:
     assert fit(run, "cal")[0] == 0
     line = ("monitor", "cal", "--state", "watch", "--page", "page.html")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from samples import sample
 from torch import nn
 
 import salgp
+from salgp.calibrators import get
 from salgp.cli import main
+from salgp.cli.files import FeatureFile
+from salgp.cli.fitting import notes_on
 from salgp.cli.weights import load_weights
 from salgp.storage import append_line
 
@@ -314,6 +318,7 @@ def test_an_onnx_network_is_read_like_its_original(run: Run, tmp_path: Path) -> 
         torch.testing.assert_close(features.logits, model(x))
         torch.testing.assert_close(features.layers["hidden.h"], model[1](model[0](x)))
     assert run("fit f.safetensors -o cal -m layer-evidence")[0] == 0
+    assert "as the factory made it" not in run("export cal --model net.onnx --data d.npz -o whole.onnx")[2]
     assert run("extract net.onnx d.npz --weights d.npz -o g.safetensors")[2].count("which has its own") == 1
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 9), np.float32))
     code, _, err = run("extract net.onnx wide.npz -o g.safetensors")
@@ -533,6 +538,14 @@ def test_info_reads_every_folder_we_write(run: Run, tmp_path: Path) -> None:
         assert json.loads(out)["kind"] == kind
 
 
+def test_info_names_a_list_of_shards_that_is_none(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text("[]")
+    code, _, err = run("info other")
+    assert code == 1
+    assert "manifest.json: expected a JSON object that lists shards, got a list" in err
+
+
 def test_info_speaks_plainly(run: Run, tmp_path: Path) -> None:
     write_scores(tmp_path)
     assert run("fit s.npz -o cal")[0] == 0
@@ -617,3 +630,26 @@ def test_named_classes_in_another_order_are_refused(run: Run, tmp_path: Path) ->
 def test_a_label_out_of_range_names_the_range(run: Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", logits=np.zeros((4, 3)), labels=np.array([0, 1, 2, -5]))
     assert "expected 0..2" in run("fit bad.npz -o cal")[2]
+
+
+def test_methods_say_whether_they_compare_with_training_data() -> None:
+    """What is noted where no reference is given follows from what a fit makes of one."""
+    features, labels = sample(120, widths=(4,))
+    loaded = FeatureFile(Path("f.safetensors"), features, labels, {})
+    reference = (features[:60], labels[:60])
+    for name in (
+        "temperature",
+        "platt",
+        "sal-gp",
+        "trust-score",
+        "deep-knn",
+        "density-aware",
+        "layer-evidence",
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = [get(name).fit(features[60:], labels[60:], known) for known in (None, reference)]
+        alone, compared = (fitted.predict(features).confidence for fitted in made)
+        assert torch.equal(alone, compared) != get(name).uses_reference, name
+        noted = any("no --reference given" in note for note in notes_on(get(name), loaded, features, False))
+        assert noted == get(name).uses_reference, name

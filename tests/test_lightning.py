@@ -91,3 +91,22 @@ def test_a_calibrated_classifier_inside_a_module() -> None:
     found = trainer(pl.Callback()).predict(Deployed(), validation)
     torch.testing.assert_close(torch.cat(found), classifier(validation.dataset.tensors[0]).confidence)
     trainer(pl.Callback()).fit(module, train, validation)
+
+
+def test_one_of_several_validation_loaders_must_be_named() -> None:
+    """A list of loaders was taken for a list of batches."""
+    from salgp.lightning import CalibrateAfterValidation
+
+    class Several(Small):
+        def validation_step(self, batch: list[torch.Tensor], index: int, dataloader_idx: int = 0) -> None:
+            super().validation_step(batch, index)
+
+    train, validation = loaders()
+    callback = CalibrateAfterValidation(method="temperature", network="model")
+    with pytest.raises(ValueError, match="2 validation loaders, and calibration takes one"):
+        trainer(callback).fit(Several(), train, [validation, validation])
+    trainer(callback).fit(Several(), train, [validation])
+    assert callback.classifier is not None
+    named = CalibrateAfterValidation(validation, method="temperature", network="model")
+    trainer(named).fit(Several(), train, [validation, validation])
+    assert named.classifier is not None

@@ -215,6 +215,14 @@ def _called_with_a_loader(folder: Path) -> None:
     assert len(classifier.predict(loader)) == len(x)
 
 
+@situation("several loaders in one list", "refused: one loader of a `ConcatDataset`")
+def _several_loaders(folder: Path) -> None:
+    x, y = data()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=40)
+    with pytest.raises(TypeError, match="ConcatDataset"):
+        salgp.calibrate(network(), [loader, loader], method="platt")
+
+
 @situation(
     "multi-label targets, several classes per sample", "refused: calibrate each class as a binary problem"
 )

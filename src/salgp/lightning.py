@@ -6,7 +6,7 @@ data; the result is ``callback.classifier``. The module itself is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -71,7 +71,23 @@ class CalibrateAfterValidation(pl.Callback):
                 "no calibration data: pass loader= to CalibrateAfterValidation, or give the "
                 "trainer a validation loader"
             )
+        if self.loader is None:
+            loader = _one_loader(loader)
         network: nn.Module = getattr(module, self.network) if self.network else module
         self.classifier = calibrate(
             network, loader, method=self.method, reference=self.reference, **self.calibrate_options
         )
+
+
+def _one_loader(loaders: Any) -> Iterable[Any]:
+    """The trainer's validation data: one loader, also in a list of its own; several are refused."""
+    if not isinstance(loaders, list | tuple | Mapping):
+        one: Iterable[Any] = loaders
+        return one
+    found = list(loaders.values()) if isinstance(loaders, Mapping) else list(loaders)
+    if len(found) == 1:
+        return found[0]  # type: ignore[no-any-return]
+    raise ValueError(
+        f"the trainer has {len(found)} validation loaders, and calibration takes one: say which with "
+        f"CalibrateAfterValidation(loader=...), or join their data with torch.utils.data.ConcatDataset"
+    )

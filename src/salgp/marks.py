@@ -9,7 +9,10 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["KINDS", "SUFFIXES", "is_of_kind", "is_ours"]
+__all__ = ["KINDS", "PREDICTION_TABLE", "SUFFIXES", "is_of_kind", "is_ours"]
+
+PREDICTION_TABLE = b"salgp-prediction-table"
+"""``format`` in the metadata of a Parquet file of predictions: columns of the same names prove nothing."""
 
 KINDS = {
     "features": (b'"format":"salgp-features"',),
@@ -25,7 +28,7 @@ KINDS = {
 SUFFIXES = {
     ".safetensors": (b'"format":"salgp-',),
     ".csv": (b"label,", b",network_confidence"),
-    ".parquet": (b"confidence", b"network_confidence"),
+    ".parquet": (PREDICTION_TABLE,),
     ".html": (b'<meta name="generator" content="salgp',),
     ".onnx": KINDS["exported graph"],
     ".pt2": KINDS["exported graph"],

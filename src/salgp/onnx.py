@@ -19,13 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from salgp.extras import require
+from salgp.network.layers import thinned
 
 __all__ = ["OnnxNetwork"]
 
 WEIGHTY = ("Conv", "Gemm", "MatMul")
 """Operators whose inputs are worth reading: what one layer of weights hands to the next."""
 MAX_LAYERS = 8
-"""Most hidden tensors that are read unless they are named."""
+"""Most hidden tensors that are read unless they are named: fewer than of a network in PyTorch, whose layers
+are pooled where they arise. Here all of them leave the runtime whole, before they are pooled.
+"""
 
 
 class OnnxNetwork(nn.Module):
@@ -61,7 +64,7 @@ class OnnxNetwork(nn.Module):
             raise ValueError(f"{path}: no output called {output!r}; it has {', '.join(given)}")
         self._scores = output or given[0]
         names = _named(graph, layers, path) if layers is not None else _between_weights(graph)
-        self.tensor_names = {_module_name(name): name for name in names}
+        self.tensor_names = _by_module(names)
         self.salgp_layers = [f"hidden.{name}" for name in self.tensor_names]
         self._session = _session(graph, [self._scores, *names])
         self.hidden = nn.ModuleDict({key: _Passes() for key in self.tensor_names})
@@ -99,7 +102,7 @@ def _read(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"{path}: not a whole ONNX file ({error})") from error
 
 
-def _between_weights(graph: Any) -> list[str]:
+def _between_weights(graph: Any) -> tuple[str, ...]:
     """Tensors that one layer with weights hands to the next, in order; thinned out evenly."""
     stored = {x.name for x in graph.graph.initializer} | {x.name for x in graph.graph.input}
     produced = {name for node in graph.graph.node for name in node.output if node.op_type != "Constant"}
@@ -107,17 +110,15 @@ def _between_weights(graph: Any) -> list[str]:
     for node in graph.graph.node:
         if node.op_type in WEIGHTY and node.input[0] in produced - stored and node.input[0] not in found:
             found.append(node.input[0])
-    if len(found) <= MAX_LAYERS:
-        return found
-    return [found[round(i * (len(found) - 1) / (MAX_LAYERS - 1))] for i in range(MAX_LAYERS)]
+    return thinned(found, MAX_LAYERS)
 
 
-def _named(graph: Any, layers: Sequence[str], path: Any) -> list[str]:
+def _named(graph: Any, layers: Sequence[str], path: Any) -> tuple[str, ...]:
     produced = [name for node in graph.graph.node for name in node.output]
     unknown = [name for name in layers if name not in produced]
     if unknown:
         raise ValueError(f"{path}: no tensor called {unknown[0]!r}; it has {', '.join(produced[:60])}")
-    return list(layers)
+    return tuple(dict.fromkeys(layers))
 
 
 def _session(graph: Any, names: Sequence[str]) -> Any:
@@ -136,9 +137,28 @@ def _session(graph: Any, names: Sequence[str]) -> Any:
     )
 
 
+def _by_module(tensors: Sequence[str]) -> dict[str, str]:
+    """Tensors by the name of their module, which no other has.
+
+    Example:
+        >>> _by_module(["/fc/Relu", "x.1", "x_1", "keys"])
+        {'fc_Relu': '/fc/Relu', 'x_1': 'x.1', 'x_1_2': 'x_1', 'tensor_keys': 'keys'}
+    """
+    found: dict[str, str] = {}
+    for tensor in tensors:
+        name = plain = _module_name(tensor)
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{plain}_{number}"
+        found[name] = tensor
+    return found
+
+
 def _module_name(tensor: str) -> str:
-    """Modules have no dots or slashes in their names."""
-    return re.sub(r"[^0-9A-Za-z_]+", "_", tensor).strip("_") or "tensor"
+    """Modules have no dots or slashes in their names, nor one that a dictionary of modules has itself."""
+    name = re.sub(r"[^0-9A-Za-z_]+", "_", tensor).strip("_") or "tensor"
+    return f"tensor_{name}" if name in dir(nn.ModuleDict()) else name
 
 
 def _by_name(wanted: Sequence[Any], inputs: Sequence[Any], keywords: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,21 @@ def test_estimates_are_those_of_the_window() -> None:
         assert move.accuracy.value == pytest.approx(float(joined.confidence[rows].mean()))
 
 
+def test_a_spread_keeps_the_level_it_was_measured_for(tmp_path: Path) -> None:
+    """A factor measured for 90 % says nothing of 99 % as it is."""
+    fed, factor = batch(200, 1)[0], 1.645
+    found = {}
+    for level in (0.9, 0.99):
+        spread = Spread(0.02, 0.2, 0.8, factor)
+        Monitor.start(batch(500, 0)[0], tmp_path / str(level), level=level, spread=spread)
+        monitor = Monitor.open(tmp_path / str(level))
+        found[level] = monitor.feed(fed).accuracy
+        expected = accuracy(fed, Spread(0.02, 0.2, monitor.settings.home, factor), level)
+        assert found[level].lower == pytest.approx(expected.lower)
+    half = {level: found[level].value - found[level].lower for level in found}
+    assert half[0.99] / half[0.9] == pytest.approx(2.5758 / 1.645, rel=1e-4)
+
+
 def test_late_and_partial_labels_show_broken_promises() -> None:
     monitor = Monitor.start(batch(1000, 0)[0])
     fed = [batch(400, 1 + day, bias=0.2) for day in range(4)]
@@ -157,6 +173,48 @@ def test_a_batch_is_counted_once(tmp_path: Path) -> None:
     monitor.observe(p, y, key="monday")
     monitor.observe(p, y, key="monday")
     assert sum(r.labelled for r in Monitor.open(tmp_path).log) == 20
+
+
+def test_numbers_are_not_names(tmp_path: Path) -> None:
+    """A batch without a key is shown by its number; one that is called so is another."""
+    monitor = Monitor.start(batch(300, 0)[0], tmp_path)
+    monitor.feed(batch(40, 1)[0])
+    for _ in range(2):
+        monitor.feed(batch(40, 2)[0], key="1")
+    p, y = batch(20, 3)
+    monitor.observe(p, y)
+    for _ in range(2):
+        monitor.observe(p, y, key="3")
+        monitor.feed(batch(40, 4)[0], key="labels 3")
+        monitor = Monitor.open(tmp_path)
+    assert [(r.key, r.named) for r in monitor.log] == [
+        ("1", False),
+        ("1", True),
+        ("labels 3", False),
+        ("labels 3", True),
+        ("labels 3", True),
+    ]
+    for _ in range(2):
+        monitor.observe(p, y, key="")
+    assert len(monitor.log) == 6
+
+
+def test_monitors_of_earlier_versions_go_on(tmp_path: Path) -> None:
+    """They did not keep the level of a spread, nor whether a key was given."""
+    monitor = Monitor.start(batch(300, 0)[0], tmp_path, level=0.99, spread=Spread(0.02, 0.2, 0.8, 3.0))
+    monitor.feed(batch(40, 1)[0], key="1")
+    lines = [{k: v for k, v in asdict(r).items() if k != "named"} for r in monitor.log]
+    (tmp_path / records.LOG).unlink()
+    for line in lines:
+        records.append_line(tmp_path / records.LOG, line)
+    edit_header(
+        tmp_path / records.SETTINGS, lambda header: {k: v for k, v in header.items() if k != "spread_level"}
+    )
+    again = Monitor.open(tmp_path)
+    assert again.feed(batch(40, 1)[0], key="1").batches == 1
+    as_before = Spread(0.02, 0.2, monitor.settings.home, 3.0, level=0.99)
+    expected = accuracy(batch(40, 1)[0], as_before, 0.99)
+    assert again.status().accuracy.lower == pytest.approx(expected.lower)
 
 
 def test_killed_between_state_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +380,8 @@ def test_wrong_use_says_so() -> None:
         Monitor.start(p[:10])
     with pytest.raises(ValueError, match="false_alarm"):
         Monitor.start(p, false_alarm=0)
+    with pytest.raises(ValueError, match="level must be between 0 and 1, got 90"):
+        Monitor.start(p, level=90)
     with pytest.raises(ValueError, match="class names"):
         Monitor.start(p, class_names=["a"])
     monitor = Monitor.start(p)

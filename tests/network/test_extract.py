@@ -248,6 +248,9 @@ def test_kinds_of_batches():
         salgp.extract(model, [(x, LABELS.float() + 0.5)])
     with pytest.raises(TypeError, match=r"tuple of 2 arrays, which is one batch.*\[\(x, y\)\]"):
         salgp.extract(model, (x, LABELS))
+    several = [DataLoader(TensorDataset(x, LABELS))] * 2
+    with pytest.raises(TypeError, match="gave a DataLoader in place of a batch"):
+        salgp.extract(model, several)
 
 
 def test_nothing_to_extract():

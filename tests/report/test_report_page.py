@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+import salgp
 from salgp import Features, Prediction
 from salgp.prediction import LayerTerms
 from salgp.report import build, render
+from salgp.report.build import _versions
 
 EVIL = "<script>alert(1)</script>"
 LAYERS = ("conv1", f"block</title>{EVIL}", "confidence")
@@ -385,3 +388,16 @@ def _luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_the_page_knows_its_version_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from a folder of sources, the package has no metadata."""
+    known = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "salgp":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert _versions()["salgp"] == salgp.__version__

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,22 @@ def test_anything_else_is_refused_in_parts(tmp_path: Path, why: str, change: dic
         extract_parts(**{**job, **change}, out=tmp_path)
     if "n_parts" not in change:
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_every_call_makes_its_own_network_and_lets_it_go(tmp_path: Path) -> None:
+    made: list[weakref.ref[nn.Module]] = []
+    seeds = iter((0, 1))
+
+    def make() -> nn.Module:
+        model = network(next(seeds))
+        made.append(weakref.ref(model))
+        return model
+
+    first, second = (extract_parts(make, part, 2, tmp_path / name).to_features()[0] for name in "ab")
+    assert len(made) == 2
+    assert not torch.equal(first.logits, second.logits)
+    gc.collect()
+    assert [found() for found in made] == [None, None]
 
 
 def test_parts_have_random_numbers_of_their_own(tmp_path: Path) -> None:

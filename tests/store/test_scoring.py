@@ -70,6 +70,17 @@ def test_workers_batches_and_repetition_do_not_change_a_byte(folder: Path, tmp_p
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_a_calibrator_fitted_anew_in_its_folder_is_read_anew(tmp_path: Path) -> None:
+    """Temperature scaling keeps all it learned in the header, none in the tensors."""
+    features, labels = small_store(tmp_path / "store", n=300).to_features()
+    often_wrong = torch.where(torch.arange(300) % 4 == 0, (labels + 1) % 4, labels)
+    for name, given in (("right", labels), ("wrong", often_wrong)):
+        calibrators.get("temperature").fit(features, given).save(tmp_path / "cal")
+        score(tmp_path / "store", tmp_path / "cal", tmp_path / name)
+        expected = load_calibrator(tmp_path / "cal").predict(features).confidence
+        np.testing.assert_allclose(read_scores(tmp_path / name)["confidence"], expected.numpy(), atol=1e-6)
+
+
 def test_missing_files_are_made_again(folder: Path, tmp_path: Path) -> None:
     score(folder / "store", folder / "sum", tmp_path / "a")
     whole = contents(tmp_path / "a")

@@ -56,6 +56,8 @@ class Calibrator(BaseEstimator, ABC):
     """Short name for look-up, e.g. ``"temperature"``."""
     needs_layers: ClassVar[bool] = False
     """Does the method read hidden layers, or the logits only?"""
+    uses_reference: ClassVar[bool] = False
+    """Does the method, as it is by default, compare samples with the network's training data?"""
     uses_copies: ClassVar[bool] = False
     """Does the method learn from perturbed copies of the calibration samples (`Features.groups`)?"""
     takes_context: ClassVar[bool] = False

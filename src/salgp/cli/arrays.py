@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LABELS", "matching", "pop_labels", "read_arrays", "stacked"]
+__all__ = ["matching", "pop_labels", "read_arrays", "stacked"]
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 """Bytes of one value of a Parquet column; text has at least the 8 of its place."""
-LABELS = ("labels", "label", "targets", "target", "y")
-"""Names under which labels are looked for."""
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
@@ -39,7 +37,9 @@ def read_arrays(path: Path) -> dict[str, Any]:
 
 def pop_labels(arrays: dict[str, Any]) -> Any:
     """Take the labels out of the arrays; None where there are none."""
-    key = next((name for name in LABELS if name in arrays), None)
+    from salgp.network.batches import LABEL_KEYS
+
+    key = next((name for name in LABEL_KEYS if name in arrays), None)
     return None if key is None else arrays.pop(key)
 
 
@@ -94,23 +94,56 @@ def _decoded_size(metadata: Any) -> int:
 
 
 def _matrix(column: Any, name: str, path: Path) -> Any:
+    """Values of a column without a Python object for each; lists become the rows of a matrix."""
     import numpy as np
     import pyarrow as pa
 
-    if not (
-        pa.types.is_list(column.type)
-        or pa.types.is_large_list(column.type)
-        or pa.types.is_fixed_size_list(column.type)
-    ):
+    if not _holds_lists(column):
         return column.to_numpy(zero_copy_only=False)
-    rows = column.to_pylist()
-    lengths = {len(row) for row in rows}
-    if len(lengths) > 1:
-        raise ValueError(
-            f"{path}: the lists in column {name!r} have different lengths ({min(lengths)} to {max(lengths)})"
-        )
     integer = pa.types.is_integer(column.type.value_type)
-    return np.asarray(rows, dtype=np.int64 if integer else np.float32)
+    values, shape = column, [len(column)]
+    while _holds_lists(values) and len(values):
+        _check_present(values, name, path, len(column))
+        shape.append(_length(values, name, path))
+        values = values.flatten()
+    if integer:
+        _check_present(values, name, path, len(column))
+    flat = values.to_numpy(zero_copy_only=False)  # may be a view that cannot be written to
+    return flat.astype(np.int64 if integer else np.float32).reshape(shape)
+
+
+def _holds_lists(column: Any) -> bool:
+    import pyarrow as pa
+
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(column.type) for is_kind in kinds)
+
+
+def _check_present(values: Any, name: str, path: Path, rows: int) -> None:
+    """Refuse what is missing, with its row among so many."""
+    from salgp.storage import FormatError
+
+    if values.null_count:
+        first = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
+        row = first * rows // len(values)
+        raise FormatError(
+            f"{path}: column {name!r} has nothing in row {row}; fill it in, or leave the row out"
+        )
+
+
+def _length(lists: Any, name: str, path: Path) -> int:
+    """That all lists have."""
+    import pyarrow.compute as pc
+
+    from salgp.storage import FormatError
+
+    found = pc.min_max(pc.list_value_length(lists))
+    shortest, longest = found["min"].as_py(), found["max"].as_py()
+    if shortest != longest:
+        raise FormatError(
+            f"{path}: the lists in column {name!r} have different lengths ({shortest} to {longest})"
+        )
+    return int(longest)
 
 
 def _read_csv(path: Path) -> dict[str, Any]:

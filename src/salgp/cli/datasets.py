@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from salgp.cli.arrays import LABELS
 from salgp.cli.given import DataOptions
 from salgp.cli.inputs import Inputs
 from salgp.cli.shell import Shell
@@ -25,7 +24,7 @@ def open_sets(data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, 
     sets = _of_same_classes(data, {name: path for name, path in paths.items() if path is not None})
     for name, found in sets.items():
         if found.labels is None:
-            raise ValueError(f"--{name}: no labels there; name them {' or '.join(map(repr, LABELS))}")
+            raise ValueError(f"--{name}: no labels there; name them {_label_names()}")
     first, *others = sets
     for name in others:
         mine, theirs = sets[first].columns, sets[name].columns
@@ -35,6 +34,12 @@ def open_sets(data: DataOptions, paths: Mapping[str, Path | None]) -> dict[str, 
                 f"--{first} ({', '.join(mine[:3])}, ...) in the same order; the network takes them by place"
             )
     return sets
+
+
+def _label_names() -> str:
+    from salgp.network.batches import LABEL_KEYS
+
+    return " or ".join(map(repr, LABEL_KEYS))
 
 
 def note_shared(shell: Shell, test: tuple[str, Features], others: Mapping[str, Features]) -> None:

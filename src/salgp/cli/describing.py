@@ -160,13 +160,18 @@ def _features(path: Path) -> dict[str, Any]:
 
 def _shards(path: Path) -> dict[str, Any]:
     """A folder with a list of its shards: a feature store, or scores."""
-    from salgp.storage import read_json
+    from salgp.storage import FormatError, read_json
 
     listed = read_json(path / "manifest.json")
-    kind = str(listed.get("kind") or listed.get("format") or "") if isinstance(listed, dict) else ""
+    if not isinstance(listed, dict):
+        raise FormatError(
+            f"{path / 'manifest.json'}: expected a JSON object that lists shards, got a "
+            f"{type(listed).__name__}; salgp did not write it"
+        )
+    kind = str(listed.get("kind") or listed.get("format") or "")
     if "store" in kind:
         return _features(path)
-    shards = listed.get("shards", []) if isinstance(listed, dict) else []
+    shards = listed.get("shards", [])
     return {
         "kind": {"salgp-scores": "scores"}.get(kind, kind or "shards"),
         "samples": sum(int(shard.get("rows", 0)) for shard in shards if isinstance(shard, dict)),

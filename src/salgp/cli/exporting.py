@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from salgp.cli import files
-from salgp.cli.given import image_options
+from salgp.cli.given import image_options, network_of
 from salgp.cli.inputs import open_inputs
-from salgp.cli.networks import HUGGING_FACE, open_network
+from salgp.cli.networks import HUGGING_FACE
 from salgp.cli.options import AnyNetwork, Cal, Force, Gray, ImageSize, InputNames, Scale, Weights
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.targets import check_inputs, check_target
@@ -146,9 +146,7 @@ def _classifier(
             f"fit again with this version of salgp, "
             "or leave --model out to export the calibrator alone"
         )
-    network = open_network(model, weights)
-    if weights is None and not model.startswith(HUGGING_FACE):
-        shell.say("note: no --weights given; the network is used as the factory made it")
+    network = network_of(shell, model, weights, None)
     known = files.read_origin(folder).get("network")
     if known and known != fingerprint(network).weights and not any_network:
         raise ValueError(

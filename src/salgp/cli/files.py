@@ -177,14 +177,16 @@ def save_calibrator(
         module: what the features say of their network, so that `salgp.load` can put both together.
     """
     from salgp.calibrators.saving import save_folder, write_calibrator
+    from salgp.network.keeping import FORMAT
     from salgp.storage import write_header
+
+    version, described = (0, {}) if module is None else _described(module, origin)
 
     def write(part: Path) -> None:
         write_calibrator(calibrator, part)
         write_header(part / ORIGIN, "salgp-origin", 1, origin)
         if module is not None:
-            needed = _only_needed(json.loads(module), calibrator)
-            write_header(part / "module.json", "salgp-module", 1, needed)
+            write_header(part / "module.json", FORMAT, version, _only_needed(described, calibrator))
 
     check_target(folder, force)
     return save_folder(folder, write)
@@ -226,6 +228,17 @@ def split_names(text: str | None) -> list[str] | None:
         ['a', 'b']
     """
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _described(module: str, origin: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """What features say of their network: the version it is written in, and the rest."""
+    from salgp.network.keeping import FORMAT, FORMAT_VERSION
+    from salgp.storage import check_kind
+
+    said: dict[str, Any] = json.loads(module)
+    check_kind(origin.get("features", "the features"), said, FORMAT, FORMAT_VERSION)
+    stated = ("format", "format_version")
+    return int(said["format_version"]), {key: value for key, value in said.items() if key not in stated}
 
 
 def _only_needed(module: dict[str, Any], calibrator: Calibrator) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def notes_on(calibrator: Calibrator, loaded: files.FeatureFile, data: Features, 
         notes.append(
             f"no perturbed copies in {loaded.path.name}: {calibrator.name} has rehearsed no shift; {copies}"
         )
-    if calibrator.name == "layer-evidence" and not reference:
+    if calibrator.uses_reference and not reference:
         notes.append(
             "no --reference given: the calibration samples are compared with each other; features of the "
             "training data serve better"

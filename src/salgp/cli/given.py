@@ -149,15 +149,16 @@ def image_options(model: str, size: str | None, gray: bool, mean: str | None, st
 def metadata_of(network: nn.Module, reader: Reader, classes: list[str] | None) -> dict[str, str]:
     """What a features file says of its network: enough to put network and calibrator together again."""
     import salgp
-    from salgp.network.keeping import module_header
+    from salgp.network.keeping import FORMAT, FORMAT_VERSION, module_header
 
     header = module_header(network, reader)
+    stated = {"format": FORMAT, "format_version": FORMAT_VERSION}
     known = header["fingerprint"]
     kept = {
         "network": known["weights"],
         "network_structure": known["structure"],
         "salgp": salgp.__version__,
-        "module": json.dumps(header),
+        "module": json.dumps(stated | header),
     }
     return kept | ({} if classes is None else {"classes": json.dumps(classes)})
 

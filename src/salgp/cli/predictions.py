@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from salgp.marks import PREDICTION_TABLE
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -30,7 +32,7 @@ def write_prediction(
     if path.suffix == ".safetensors":
         return _write_tensors(path, prediction, before)
     check_suffix(path, ".safetensors", *TABLES)
-    return write_table(path, _columns(prediction, before, classes))
+    return write_table(path, _columns(prediction, before, classes), PREDICTION_TABLE)
 
 
 def check_suffix(path: Path, *suffixes: str) -> None:
@@ -47,8 +49,8 @@ def check_suffix(path: Path, *suffixes: str) -> None:
         raise ValueError(f"{path}: expected a name that ends in {', '.join(others)} or {last}")
 
 
-def write_table(path: Path, columns: Mapping[str, Any]) -> Path:
-    """Write columns of equal length as Parquet or CSV, by the suffix."""
+def write_table(path: Path, columns: Mapping[str, Any], mark: bytes | None = None) -> Path:
+    """Write columns of equal length as Parquet, marked in its metadata, or as CSV, by the suffix."""
     from salgp.storage import write_whole
 
     if path.suffix == ".csv":
@@ -56,7 +58,8 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return write_whole(path, lambda part: pq.write_table(pa.table(columns), str(part)))
+    table = pa.table(columns, metadata=None if mark is None else {b"format": mark})
+    return write_whole(path, lambda part: pq.write_table(table, str(part)))
 
 
 def harmless(cell: Any) -> Any:

@@ -10,7 +10,9 @@ import typer
 
 from salgp.cli import files
 from salgp.cli.applying import predicted
+from salgp.cli.inputs import open_inputs
 from salgp.cli.options import AnyNetwork, Cal, Feats, Force, Out
+from salgp.cli.pictures import Pictures
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.targets import check_inputs, check_target
 
@@ -23,7 +25,7 @@ __all__ = ["register"]
 NewData = Annotated[
     Path | None, typer.Option(help="Features of unlabelled new data, for a section on shift.")
 ]
-Pictures = Annotated[
+PictureData = Annotated[
     Path | None,
     typer.Option(help="The samples as pictures (.npz, .safetensors or image folder), in the same order."),
 ]
@@ -61,7 +63,7 @@ def report(
     features: Feats,
     out: Out,
     new_data: NewData = None,
-    images: Pictures = None,
+    images: PictureData = None,
     inputs: PictureArray = None,
     classes: Classes = None,
     compare: Rivals = None,
@@ -91,7 +93,7 @@ def report(
         "title": title,
         "acceptable_error": error,
         "class_names": named,
-        "images": None if images is None else _pictures(images, inputs, len(labels)),
+        "images": None if images is None else _pictures(images, inputs),
         "others": _others(rivals, fitted.display_name, loaded, any_network),
         "new_data": None if new_data is None else _new_data(calibrator, new_data, any_network, shell),
         "settings": about | fitted.get_params(deep=False),
@@ -136,9 +138,5 @@ def _new_data(calibrator: Path, path: Path, any_network: bool, shell: Shell) -> 
     return loaded.features, prediction
 
 
-def _pictures(path: Path, inputs: str | None, n: int) -> Any:
-    from salgp.cli.inputs import open_inputs
-
-    found = open_inputs(path, batch_size=max(n, 1), inputs=files.split_names(inputs), scale=1.0)
-    batch = next(iter(found))
-    return (batch[0] if isinstance(batch, tuple) else batch).numpy()
+def _pictures(path: Path, inputs: str | None) -> Pictures:
+    return Pictures(open_inputs(path, inputs=files.split_names(inputs), scale=1.0))

@@ -28,6 +28,7 @@ from salgp.cli.given import (
     note_guessing,
 )
 from salgp.cli.inputs import Inputs
+from salgp.cli.pictures import Pictures
 from salgp.cli.shell import Shell, UsageError, command
 from salgp.cli.tables import score_table
 from salgp.cli.targets import check_folder, check_inputs, check_no_other, check_target
@@ -110,7 +111,7 @@ def calibrate(
 
     network = network_of(shell, model, weights, device)
     calibrator = method_for(method, True)
-    if calibrator.needs_layers and train is None:
+    if calibrator.uses_reference and train is None:
         shell.say("note: no --train given; the calibration samples are compared with each other")
     taps = Reader(layer_names(layers), pooling, output, max_width, seed)
     read = _gathered(shell, network, sets, taps, calibrator)
@@ -256,14 +257,14 @@ def _report(
     )
 
 
-def _pictures(data: Inputs) -> Any:
+def _pictures(data: Inputs) -> Pictures | None:
     """The samples, where they are pictures: one input of shape ``(n, channels, height, width)``."""
     first = data.take(slice(0, 1))
     if not isinstance(first, tuple) or len(first) != 1 or first[0].ndim != 4:
         return None
     if first[0].shape[1] not in (1, 3):
         return None
-    return data.take(slice(0, data.n))[0].float().numpy()
+    return Pictures(data)
 
 
 def _finish(

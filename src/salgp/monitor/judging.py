@@ -128,4 +128,5 @@ def _spread(settings: Settings, bars: float) -> Spread | float:
     if settings.spread is None:
         return bars
     base, slope, factor = settings.spread
-    return Spread(base, slope, settings.home, factor, settings.level)
+    measured = settings.level if settings.spread_level is None else settings.spread_level
+    return Spread(base, slope, settings.home, factor, measured)

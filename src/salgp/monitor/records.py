@@ -72,6 +72,8 @@ class Settings:
         class_names: for people, or None.
         seed: of the random ties.
         calibrator: digest of the one that predicts, or None where it is not known.
+        spread_level: that the factor of ``spread`` was measured for; monitors of earlier versions have None,
+            and take it for ``level``.
     """
 
     channels: tuple[str, ...]
@@ -87,6 +89,7 @@ class Settings:
     class_names: tuple[str, ...] | None
     seed: int
     calibrator: str | None = None
+    spread_level: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Record:
 
     Args:
         number: 1, 2, ...
-        key: the caller's name of the batch.
+        key: the caller's name of the batch, else its number.
         time: when, ISO 8601.
         n: samples.
         confidence: sum of the confidences.
@@ -109,6 +112,7 @@ class Record:
         shift: logarithm of the money bet against "nothing changed", afterwards.
         promise: logarithm of that against "right as often as promised", afterwards.
         alarm: which alarms stand afterwards: ``"shift"``, ``"promise"``.
+        named: is the key the caller's? Earlier versions did not keep it: their numbers count as names.
     """
 
     number: int
@@ -126,6 +130,7 @@ class Record:
     shift: float = 0.0
     promise: float = 0.0
     alarm: tuple[str, ...] = ()
+    named: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +230,8 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _in_range(settings: Settings) -> bool:
-    rates = (settings.false_alarm, settings.level, 1 - settings.tolerance)
+    measured = settings.level if settings.spread_level is None else settings.spread_level
+    rates = (settings.false_alarm, settings.level, measured, 1 - settings.tolerance)
     counts = (settings.window, settings.n_reference, len(settings.channels), settings.seed + 1)
     shares = (settings.home, *settings.class_share)
     named = settings.class_share if settings.class_names is None else settings.class_names

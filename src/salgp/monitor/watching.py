@@ -86,7 +86,7 @@ class Monitor:
             seed: of the random ties.
             calibrator: digest of the one that predicts, so that `open` can refuse another.
         """
-        _check_start(reference, false_alarm, tolerance, window, class_names)
+        _check_start(reference, false_alarm, tolerance, window, level, class_names)
         values = channel_cells(reference)
         wealth = Wealth.start(values)
         c = reference.probs.shape[1]
@@ -105,6 +105,7 @@ class Monitor:
             None if class_names is None else tuple(str(name) for name in class_names),
             seed,
             calibrator,
+            None if spread is None else spread.level,
         )
         empty = np.zeros(
             (window, *band_counts(values[:0], band_of_cells(wealth.counts)).shape), dtype=np.int64
@@ -149,13 +150,13 @@ class Monitor:
             prediction: of the batch.
             labels: ``(n,)`` true classes where they are known already.
             key: name of the batch; one that was fed before is not counted again, so that a job may be
-                repeated after a kill.
+                repeated after a kill. Without one the log shows its number, which is no name.
             time: ISO 8601; by default now.
         """
         self._check(prediction)
         if not len(prediction):
             return self.status()
-        with self._turn(key) as number:
+        with self._turn(key, fed=True) as number:
             if number:
                 self._keep(*self._fed(prediction, labels, number, key, time))
         return self.status()
@@ -178,9 +179,10 @@ class Monitor:
         self._check(prediction)
         if not len(prediction):
             return self.status()
-        with self._turn(None if key is None else f"labels {key}") as number:
+        name = None if key is None else f"labels {key}"
+        with self._turn(name, fed=False) as number:
             if number:
-                record = _blank(number, f"labels {key or number}", time)
+                record = _blank(number, name, f"labels {number}", time)
                 self._keep(*self._labelled(self._state, record, prediction, labels))
         return self.status()
 
@@ -221,19 +223,20 @@ class Monitor:
         return as_frame(self.history())
 
     @contextmanager
-    def _turn(self, key: str | None) -> Iterator[int]:
+    def _turn(self, key: str | None, fed: bool) -> Iterator[int]:
         """Be the only writer, up to date with all others; gives the next number, 0 if the key is known."""
         if self.folder is None:
-            yield self._next(key)
+            yield self._next(key, fed)
             return
         with locked(self.folder, _WAIT):
             if records.last_number(self.folder) != self._state.last or len(self._log) != self._state.last:
                 self._state, self._log = records.read(self.folder, self.settings)
-            yield self._next(key)
+            yield self._next(key, fed)
 
-    def _next(self, key: str | None) -> int:
-        known = key is not None and any(r.key == key for r in self._log)
-        return 0 if known else self._state.last + 1
+    def _next(self, key: str | None, fed: bool) -> int:
+        """Batches and deliveries of labels have names of their own; numbers are no names."""
+        known = {record.key for record in self._log if record.named and (record.n > 0) == fed}
+        return 0 if key in known else self._state.last + 1
 
     def _keep(self, state: State, record: Record) -> None:
         if self.folder is not None:
@@ -251,7 +254,7 @@ class Monitor:
         s = prediction.confidence.detach().cpu().double().numpy()
         label, c = prediction.label.cpu().numpy(), self.settings.n_classes
         record = replace(
-            _blank(number, str(number) if key is None else key, time),
+            _blank(number, key, str(number), time),
             n=len(s),
             confidence=float(s.sum()),
             variance=float((s * (1 - s)).sum()),
@@ -295,14 +298,20 @@ class Monitor:
             )
 
 
-def _blank(number: int, key: str, time: str | None) -> Record:
+def _blank(number: int, key: str | None, shown: str, time: str | None) -> Record:
+    """A record without numbers; ``shown`` is what stands in the log where there is no key."""
     when = datetime.now(UTC).isoformat(timespec="seconds") if time is None else time
     datetime.fromisoformat(when)
-    return Record(number, key, when)
+    return Record(number, shown if key is None else key, when, named=key is not None)
 
 
 def _check_start(
-    reference: Prediction, false_alarm: float, tolerance: float, window: int, names: Sequence[str] | None
+    reference: Prediction,
+    false_alarm: float,
+    tolerance: float,
+    window: int,
+    level: float,
+    names: Sequence[str] | None,
 ) -> None:
     if len(checked(reference)) < 50:
         raise ValueError(f"a reference needs at least 50 samples from home, got {len(reference)}")
@@ -312,5 +321,7 @@ def _check_start(
         raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
     if window < 1:
         raise ValueError(f"window must be at least 1 batch, got {window}")
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
     if names is not None and len(names) != reference.probs.shape[1]:
         raise ValueError(f"expected {reference.probs.shape[1]} class names, got {len(names)}")

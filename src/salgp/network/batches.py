@@ -20,7 +20,7 @@ from salgp.network.scores import shape_of
 __all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
-"""Keys of a mapping that hold the labels, the first of them that is there."""
+"""Keys of a mapping, and names in a file, that hold the labels: the first of them that is there."""
 
 LabelsAt = str | int | None
 """Where a batch has its labels: key of a mapping or position in a tuple; None for the usual places."""
@@ -63,6 +63,11 @@ class Batch:
             >>> Batch.of((torch.zeros(2, 3), [0, 1], ["a", "b"]), labels_at=1).labels
             [0, 1]
         """
+        if isinstance(item, DataLoader):
+            raise TypeError(
+                "the loader gave a DataLoader in place of a batch; to join several, make one of all their "
+                "data: DataLoader(torch.utils.data.ConcatDataset([...]))"
+            )
         item = _as_tensors(item)
         if isinstance(item, Mapping):
             return _from_mapping(item, labels_at)
@@ -205,6 +210,9 @@ class Batch:
 
 def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
     """Labels ``(n,)`` as class numbers, from class numbers (also 0. and 1. as floats) or one-hot rows.
+
+    Data of other classes than the network's may be read and predicted; who learns from labels or judges by
+    them asks whether the network knows them.
 
     Example:
         >>> class_labels(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), 2, 3)

@@ -52,8 +52,7 @@ def module_header(model: nn.Module, taps: Reader) -> dict[str, Any]:
         >>> module_header(nn.Linear(4, 3), Reader(layers=()))["layers"]
         []
     """
-    about = {"format": FORMAT, "format_version": FORMAT_VERSION}
-    return {**about, "fingerprint": dataclasses.asdict(fingerprint(model)), **reader_header(taps)}
+    return {"fingerprint": dataclasses.asdict(fingerprint(model)), **reader_header(taps)}
 
 
 def reader_header(reader: Reader) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from salgp.network.pooling import Pooling
 from salgp.network.taps import Tap
 from salgp.network.trace import Call, Trace, ancestors, numbered
 
-__all__ = ["MAX_LAYERS", "Layers", "Poolings", "auto_layers", "make_taps", "pooling_for"]
+__all__ = ["MAX_LAYERS", "Layers", "Poolings", "auto_layers", "make_taps", "pooling_for", "thinned"]
 
 MAX_LAYERS = 12
 """Most layers the automatic choice takes."""
@@ -93,7 +93,7 @@ def auto_layers(found: Trace, leads: Leads = _always) -> tuple[str, ...]:
         plain = [c for c in plain if before.index(c) > last or isinstance(c.module, nn.RNNBase)]
     offered = found.taps()
     names = [name for c in before if c in stack or c in plain for name in _auto_names(c, offered, leads)]
-    return tuple(_thinned(names))
+    return thinned(names, MAX_LAYERS)
 
 
 def make_taps(
@@ -141,6 +141,18 @@ def pooling_for(name: str, pooling: Poolings) -> Pooling:
     if not isinstance(pooling, Mapping):
         return pooling
     return next((how for rule, how in pooling.items() if _matches(name, rule)), "auto")
+
+
+def thinned(names: Sequence[str], most: int) -> tuple[str, ...]:
+    """At most so many of the names, evenly spread, with the first and the last.
+
+    Example:
+        >>> thinned("abcdefg", 3)
+        ('a', 'd', 'g')
+    """
+    if len(names) <= most:
+        return tuple(names)
+    return tuple(names[round(i * (len(names) - 1) / (most - 1))] for i in range(most))
 
 
 def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap], leads: Leads) -> Iterable[str]:
@@ -299,9 +311,3 @@ _LOCAL_POOLINGS = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd,
 def _starts_block(module: nn.Module) -> bool:
     """Has it weights, beyond scales and shifts?"""
     return any(p.ndim >= 2 for p in module.parameters())
-
-
-def _thinned(names: Sequence[str]) -> list[str]:
-    if len(names) <= MAX_LAYERS:
-        return list(names)
-    return [names[round(i * (len(names) - 1) / (MAX_LAYERS - 1))] for i in range(MAX_LAYERS)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from salgp import __version__
 from salgp.features import Features
 from salgp.labels import as_labels
 from salgp.metrics import METRICS, Scores, evaluate
@@ -107,7 +108,8 @@ def render(
         method: name of the calibrator, for the reader.
         title: heading of the page.
         class_names: by default the class numbers.
-        images: ``(n, ...)`` pictures of the samples, for thumbnails.
+        images: ``(n, ...)`` pictures of the samples, for thumbnails, or any sequence of ``n``; only those
+            that are shown are asked for.
         others: predictions of other methods on the same samples, for a table; all names must differ.
         new_data: unlabelled features and their prediction, for the section on new data.
         settings: listed at the end.
@@ -296,8 +298,9 @@ def _rivals(others: Mapping[str, Prediction] | None, labels: Tensor) -> list[tup
 
 
 def _versions() -> dict[str, str]:
-    packages = ("salgp", "torch", "numpy", "scipy", "scikit-learn")
+    packages = ("torch", "numpy", "scipy", "scikit-learn")
     return {
         "python": platform.python_version(),
+        "salgp": __version__,
         **{name: importlib.metadata.version(name) for name in packages},
     }

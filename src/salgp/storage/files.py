@@ -224,8 +224,11 @@ def write_header(path: str | os.PathLike[str], kind: str, version: int, value: M
         path: of the file.
         kind: what the file is, such as ``"salgp-feature-store"``.
         version: of the format.
-        value: what it says.
+        value: what it says; ``format``, ``format_version`` and ``sha256`` are the header's own.
     """
+    own = [key for key in ("format", "format_version", CHECK) if key in value]
+    if own:
+        raise ValueError(f"{path}: {own[0]!r} is written by the header itself; leave it out of the value")
     plain = {"format": kind, "format_version": version, **json.loads(json.dumps(value))}
     return write_json(path, {**plain, CHECK: _json_digest(plain)})
 

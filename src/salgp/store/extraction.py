@@ -150,7 +150,7 @@ def extract_parts(
     done = set() if manifest is None else set(manifest.entries)
     if manifest is not None:
         manifest.check_end(n_parts)
-    part = functools.partial(_extract_part, make_model, make_loader, str(out), store_dtype, how, done)
+    part = _Part(make_model, make_loader, Path(out), store_dtype, how, frozenset(done))
     pieces = list(range(n_parts))
     results = (
         map(part, pieces) if engine == "local" else _on_ray(part, pieces, workers, ray_address, num_gpus)
@@ -294,33 +294,45 @@ def _next_shard(
     return True
 
 
-def _extract_part(
-    make_model: Callable[[], nn.Module],
-    make_loader: Callable[[int], Iterable[Any]],
-    out: str,
-    dtype: str,
-    how: _How,
-    done: set[int],
-    index: int,
-) -> tuple[int, tuple[str, int, str, str], dict[str, Any]]:
-    """Number, entry and header of a part; of one that is done, only what shows that it is the same."""
-    model, data = _model(make_model), hashlib.sha256()
-    batches = _hashed(make_loader(index), data)
-    source = how.source(model, {"parts": True})
-    if index in done:
-        for _ in batches:
-            pass
-        return index, ("", 0, "", data.hexdigest()), {"source": source}
-    _, features, labels = collect(how.read(model, batches, index))
-    check_finite(features.logits, f"part {index}: the class scores hold")
-    header = header_of(features, labels, dtype, source)
-    entry = write_shard(Path(out), index, features, labels, header)
-    return index, (entry.file, entry.rows, entry.sha256, data.hexdigest()), header
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Makes parts, one after the other, in one process.
 
+    Args:
+        make_model: builds the network.
+        make_loader: the batches of a part.
+        out: folder of the store.
+        dtype: of the stored layers.
+        how: the samples are read.
+        done: numbers of the parts that are there already.
+    """
 
-@functools.lru_cache(maxsize=1)
-def _model(make: Callable[[], nn.Module]) -> nn.Module:
-    return make()
+    make_model: Callable[[], nn.Module]
+    make_loader: Callable[[int], Iterable[Any]]
+    out: Path
+    dtype: str
+    how: _How
+    done: frozenset[int]
+
+    @functools.cached_property
+    def model(self) -> nn.Module:
+        """Built where the first part is made, let go when the parts are done: the next call builds anew."""
+        return self.make_model()
+
+    def __call__(self, index: int) -> tuple[int, tuple[str, int, str, str], dict[str, Any]]:
+        """Number, entry and header of a part; of one that is done, only what shows that it is the same."""
+        data = hashlib.sha256()
+        batches = _hashed(self.make_loader(index), data)
+        source = self.how.source(self.model, {"parts": True})
+        if index in self.done:
+            for _ in batches:
+                pass
+            return index, ("", 0, "", data.hexdigest()), {"source": source}
+        _, features, labels = collect(self.how.read(self.model, batches, index))
+        check_finite(features.logits, f"part {index}: the class scores hold")
+        header = header_of(features, labels, self.dtype, source)
+        entry = write_shard(self.out, index, features, labels, header)
+        return index, (entry.file, entry.rows, entry.sha256, data.hexdigest()), header
 
 
 def _on_ray(

@@ -157,9 +157,7 @@ def score_shard(
     context: int | dict[str, Any] | None = None,
 ) -> tuple[int, tuple[str, int, str]]:
     """Score one shard and write its file; returns its index and the fields of its manifest entry."""
-    predict = _cached_predictor(
-        calibrator, digest(Path(calibrator) / "calibrator.safetensors"), layers, precision
-    )
+    predict = _predictor_of(calibrator, layers, precision)
     source = FeatureStore(store)
     features, _ = source.shard(index, source.layer_names if predict.needs_layers else (), verify)
     size = BATCH
@@ -230,9 +228,19 @@ class _Predictor:
     calibrator: Calibrator
 
 
+def _predictor_of(calibrator: str, layers: bool, precision: str) -> _Predictor:
+    contents = tuple(_checksums(Path(calibrator)).values())
+    return _cached_predictor(calibrator, contents, layers, precision)
+
+
+def _checksums(calibrator: Path) -> dict[str, str]:
+    """Of both files: what a method learned may be in either."""
+    return {name: digest(calibrator / f"calibrator.{name}") for name in ("json", "safetensors")}
+
+
 @functools.lru_cache(maxsize=2)
-def _cached_predictor(calibrator: str, checksum: str, layers: bool, precision: str) -> _Predictor:
-    """Loaded once per process; the checksum makes a changed calibrator another one."""
+def _cached_predictor(calibrator: str, contents: tuple[str, ...], layers: bool, precision: str) -> _Predictor:
+    """Loaded once per process; other contents make a changed calibrator another one."""
     loaded = load_calibrator(calibrator)
     return _Predictor(predictor(loaded, layers, precision), loaded.needs_layers, loaded)
 
@@ -261,9 +269,7 @@ def _whole_context(
 
 def shard_context(store: str, calibrator: str, index: int, verify: bool) -> tuple[int, dict[str, Any]]:
     """What one shard tells of the environment, and its index."""
-    predict = _cached_predictor(
-        calibrator, digest(Path(calibrator) / "calibrator.safetensors"), False, "double"
-    )
+    predict = _predictor_of(calibrator, False, "double")
     source = FeatureStore(store)
     features, _ = source.shard(index, verify=verify)
     whole: Any = predict.calibrator
@@ -282,10 +288,9 @@ def _open(
     context: int | str | None,
 ) -> Manifest:
     """Begin or continue the job; the precision chosen once stays."""
-    checksums = {name: digest(calibrator / f"calibrator.{name}") for name in ("json", "safetensors")}
     header = {
         "store": source.identity(),
-        "calibrator": checksums,
+        "calibrator": _checksums(calibrator),
         "layers": layers,
         "asked_precision": precision,
     } | ({} if context is None else {"context": context})

@@ -54,6 +54,7 @@ class DensityAwareCalibration(Calibrator):
 
     name: ClassVar[str] = "density-aware"
     needs_layers: ClassVar[bool] = True
+    uses_reference: ClassVar[bool] = True
 
     def __init__(self, k: int = 50, then: Literal["nothing", "ensemble"] = "nothing") -> None:
         self.k = k

@@ -50,6 +50,7 @@ class TrustScore(Calibrator):
     name: ClassVar[str] = "trust-score"
     gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
+    uses_reference: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -121,6 +122,7 @@ class DeepKNN(Calibrator):
     name: ClassVar[str] = "deep-knn"
     gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
+    uses_reference: ClassVar[bool] = True
 
     def __init__(self, k: int = 10) -> None:
         self.k = k

@@ -137,6 +137,7 @@ class LayerEvidence(Calibrator):
 
     name: ClassVar[str] = "layer-evidence"
     needs_layers: ClassVar[bool] = True
+    uses_reference: ClassVar[bool] = True
     uses_copies: ClassVar[bool] = True
     takes_context: ClassVar[bool] = True
     display_name: ClassVar[str] = "layer evidence"

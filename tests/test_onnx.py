@@ -1,0 +1,30 @@
+"""Networks that come as an ONNX file; how the command line reads them is tested with its other ways in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import torch
+
+import salgp
+from salgp.onnx import OnnxNetwork
+
+
+def test_tensors_of_an_onnx_network_may_have_any_names(tmp_path: Path) -> None:
+    """Names that are one after cleaning, and names that a dictionary of modules has itself."""
+    made = ["x.1", "x_1", "x_1_2", "keys", "training", "9/[]", "__"]
+    steps = "  ".join(f"t{i + 1} = Add(t{i}, one)" for i in range(len(made)))
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] t0) => (float[N,2] z)
+    <float[1] one = {{1}}> {{ {steps}  z = Identity(t{len(made)}) }}"""
+    graph = onnx.parser.parse_model(text)
+    names = {f"t{i + 1}": name for i, name in enumerate(made)}
+    for node in graph.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    onnx.save(graph, str(tmp_path / "net.onnx"))
+    model = OnnxNetwork(tmp_path / "net.onnx", layers=[*made, "keys"])
+    assert list(model.tensor_names.values()) == made
+    features, _ = salgp.extract(model, [(torch.zeros(4, 2), torch.arange(4) % 2)])
+    by_tensor = {made: f"hidden.{module}" for module, made in model.tensor_names.items()}
+    assert [float(features.layers[by_tensor[name]][0, 0]) for name in made] == [1, 2, 3, 4, 5, 6, 7]
