@@ -242,6 +242,18 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = salgp.nonsense
 
 
+def test_without_its_extra_a_room_says_what_to_install_and_the_others_are_there() -> None:
+    """A star takes every public name, so none of them may need an extra."""
+    code = (
+        "import importlib.util as u; found = u.find_spec; "
+        "u.find_spec = lambda name, *a: None if name == 'lightning' else found(name, *a)\n"
+        "from salgp import *\nimport salgp\n"
+        "try: salgp.lightning\nexcept ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'pip install "salgp[lightning]"' in done.stdout
+
+
 def test_import_is_light() -> None:
     """`import salgp` may not pull in what `import torch` does not."""
     code = (

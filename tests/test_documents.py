@@ -15,6 +15,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+NAME = re.compile(r"(?<!from )(?<!import )(?<![\w./-])salgp(?:\.[A-Za-z_]\w*)+")
+LOOK_UP = """
+import functools, importlib, sys
+for name in sys.argv[1:]:
+    for loaded in [one for one in sys.modules if one.split(".")[0] == "salgp"]:
+        del sys.modules[loaded]
+    functools.reduce(getattr, name.split(".")[1:], importlib.import_module("salgp"))
+"""
 
 
 def blocks(page: Path) -> str:
@@ -41,6 +50,21 @@ def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text(blocks(page), encoding="utf-8")
     run([str(script)], tmp_path)
+
+
+def dotted_names() -> set[str]:
+    """Every ``salgp.something`` in the code of a page, save where it is imported."""
+    codes = (code for page in PAGES for code in CODE.findall(page.read_text(encoding="utf-8")))
+    return {name for code in codes for name in NAME.findall(code)}
+
+
+def test_dotted_names_need_no_other_import(tmp_path: Path) -> None:
+    """What a page calls ``salgp.x.y`` is there after ``import salgp``, each in an interpreter that has loaded
+    nothing else of salgp.
+    """
+    names = dotted_names()
+    assert "salgp.sklearn.CalibratedEstimator" in names
+    run(["-c", LOOK_UP, *sorted(names)], tmp_path)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
