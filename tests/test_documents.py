@@ -78,3 +78,34 @@ def test_local_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         if not target.startswith(("http", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def intervals() -> dict[str, list[float]]:
+    """Per network, how often the 90 % interval held: in domain and in its context, shifted and in context."""
+    text = (ROOT / "docs" / "research" / "shift-results.md").read_text(encoding="utf-8")
+    table = text.split("## 90 % interval of ours")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if " (0." in line]
+    return {name: [float(cell.split()[0]) for cell in cells[:4]] for name, *cells in rows}
+
+
+def between(shares: list[float]) -> str:
+    low, high = (int(100 * share + 0.5 + 1e-9) for share in (min(shares), max(shares)))
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+def test_what_the_page_says_of_intervals_is_what_the_table_says() -> None:
+    page = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8").split("What the interval promises")[1]
+    home, context, single = (line for line in page.splitlines() if line.startswith("- *"))
+    found = intervals()
+    assert len(found) == 11
+    odd = {"clinc150-minilm": "CLINC150", "plasticc-table": "PLAsTiCC"}
+    usual = [share for name, row in found.items() if name not in odd for share in row[:2]]
+    assert f"{between(usual)} of the samples on nine of eleven" in home
+    for name, called in odd.items():
+        assert f"{between(found[name][:2])} on {called}" in home
+    odd = {"spcc-rnn": "the supernovae", "plasticc-table": "PLAsTiCC"}
+    usual = [row[3] for name, row in found.items() if name not in odd]
+    assert f"{between(usual)} on nine of eleven" in context
+    for name, called in odd.items():
+        assert f"{between([found[name][3]])} on {called}" in context
+    assert f"for {between([row[2] for row in found.values()])}." in single
