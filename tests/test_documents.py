@@ -7,9 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from samples import sample
+
+import salgp
+from salgp.cli.arrays import LABELS
+from salgp.network.batches import LABEL_KEYS, Batch
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -109,3 +115,43 @@ def test_what_the_page_says_of_intervals_is_what_the_table_says() -> None:
     for name, called in odd.items():
         assert f"{between([found[name][3]])} on {called}" in context
     assert f"for {between([row[2] for row in found.values()])}." in single
+
+
+@pytest.mark.parametrize(("place", "names"), [("deploying.md", LABEL_KEYS), ("start.md", LABELS)])
+def test_pages_name_every_name_that_labels_may_have(place: str, names: tuple[str, ...]) -> None:
+    page = (ROOT / "docs" / place).read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if "`label`" in line and "`y`" in line)
+    assert not {name for name in names if f"`{name}`" not in line and f'"{name}"' not in line}
+
+
+@pytest.mark.parametrize("function", [salgp.extract, Batch.of])
+def test_docstrings_name_every_name_that_labels_may_have(function: Callable[..., object]) -> None:
+    assert not {name for name in LABEL_KEYS if f"``{name}``" not in (function.__doc__ or "")}
+
+
+def test_deploying_names_the_files_of_a_calibrator(tmp_path: Path) -> None:
+    salgp.calibrators.get("platt").fit(*sample(80)).save(tmp_path / "calibrator")
+    said = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8").split("## ")[1]
+    assert "three files" in said
+    assert {f"`{path.name}`" in said for path in (tmp_path / "calibrator").iterdir()} == {True}
+    assert len(list((tmp_path / "calibrator").iterdir())) == 3
+
+
+def test_sizes_and_times_are_those_of_the_results() -> None:
+    page = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8").split("### Size and latency")[1]
+    results = (ROOT / "benchmarks" / "results" / "export.md").read_text(encoding="utf-8")
+    measured = re.findall(r"\d+\.\d\d\b", page.split("The calibrator alone")[0])
+    assert len(measured) >= 17
+    assert not [number for number in measured if number not in results]
+
+
+def test_how_often_lists_are_shorter_is_what_the_table_says() -> None:
+    results = (ROOT / "benchmarks" / "results" / "act.md").read_text(encoding="utf-8")
+    table = results.split("## 2. Prediction sets")[1].split("Mean of the last column")[0]
+    sizes = [float(line.strip("| ").split()[-1]) for line in table.splitlines() if "-0 |" in line]
+    shorter, hardly = sum(size < 1 for size in sizes), sum(0.995 < size < 1 for size in sizes)
+    assert hardly == 4
+    page = " ".join((ROOT / "docs" / "sets.md").read_text(encoding="utf-8").split())
+    assert (
+        f"shorter in {shorter} of the {len(sizes)} rows, in four of them by less than half a percent" in page
+    )
