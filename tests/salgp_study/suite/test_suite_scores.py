@@ -308,6 +308,12 @@ def test_the_committed_page_is_read_for_what_it_holds() -> None:
     assert not report.lost(committed, committed)
 
 
+def test_a_setting_that_layer_evidence_lost_is_an_error() -> None:
+    assert set(methods.SETTINGS) <= set(methods.ABLATIONS)
+    with pytest.raises(TypeError, match="layer evidence has no setting 'guardd'; known: "):
+        methods.ours(guardd=0.9)
+
+
 def test_wrong_names_are_answered_with_the_right_ones(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no data set called 'nonsense'; known: digits"):
         command.main(["features", "--cache", str(tmp_path), "--sets", "nonsense"])
