@@ -59,7 +59,11 @@ def _write(text: str, out: Path) -> None:
             f"(`score`, for report sets `look`), or write to another file"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, lambda part: part.write_text(text, encoding="utf-8"))
+
+    def fill(part: Path) -> None:
+        part.write_text(text, encoding="utf-8")
+
+    write_whole(out, fill)
 
 
 def front_table(results: Results) -> list[str]:
