@@ -225,6 +225,17 @@ def test_every_cholesky_is_in_one_file(path: Path) -> None:
     assert not {name for name in used if "cholesky" in name or name in ("cho_factor", "cho_solve")}
 
 
+BLOCKS = {"salgp/gp/linalg.py", "salgp/gp/leave_out.py", "salgp/calibrators/evidence/model.py"}
+"""Where systems are solved without a factor: many small blocks at once, as CONTRIBUTING.md says."""
+
+
+@pytest.mark.parametrize("path", everything(), ids=place)
+def test_systems_are_solved_with_the_jitter_policy(path: Path) -> None:
+    names = {ast.unparse(n) for n in ast.walk(parsed(path)) if isinstance(n, ast.Attribute)}
+    used = {name for name in names if name.endswith(("linalg.inv", "linalg.solve", "linalg.pinv"))}
+    assert not used or place(path) in BLOCKS, used
+
+
 @pytest.mark.parametrize("path", everything(), ids=place)
 def test_every_module_explains_itself(path: Path) -> None:
     assert ast.get_docstring(parsed(path))
