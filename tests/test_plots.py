@@ -13,7 +13,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from salgp import LayerTerms, metrics, plots
+from salgp import LayerTerms, Prediction, metrics, plots
 
 GALLERY = Path(__file__).parents[1] / "docs" / "make_gallery.py"
 
@@ -190,3 +190,49 @@ def test_flux_density_recovers_a_normal() -> None:
 def test_flux_distributions_bear_an_empty_band() -> None:
     axes = plots.flux_distributions(np.arange(50.0), np.zeros(50), ["g", "r", "i", "z"])
     assert [ax.get_yscale() for ax in axes] == ["log"] * 4
+
+
+def predicted(n: int = 400) -> tuple[Prediction, torch.Tensor]:
+    """Predictions of two classes, and labels of which some are right."""
+    confidence, right = sample(n)
+    p = torch.from_numpy(0.5 + confidence / 2)
+    probs = torch.stack([p, 1 - p], dim=1)
+    return Prediction(torch.zeros(n).long(), probs, p), torch.from_numpy(~right).long()
+
+
+def test_displays_keep_the_numbers_they_draw() -> None:
+    prediction, labels = predicted()
+    right = labels == 0
+    reliability = plots.ReliabilityDisplay.from_prediction(prediction, labels, n_bins=7, name="raw")
+    assert reliability.ece == pytest.approx(metrics.ece(prediction.confidence, right, 7))
+    assert reliability.bins.count.sum() == 400
+    assert reliability.ax_.get_title() == f"raw: gap {reliability.ece:.3f}"
+    curve = plots.RiskCoverageDisplay.from_prediction(prediction, labels, name="raw")
+    (drawn,) = (line for line in curve.ax_.lines if line.get_label().startswith("raw (area"))
+    np.testing.assert_array_equal(drawn.get_xdata(), curve.curve.coverage)
+    np.testing.assert_array_equal(drawn.get_ydata(), curve.curve.risk)
+    assert curve.curve.risk[-1] == pytest.approx(1 - float(right.double().mean()))
+
+
+def test_displays_are_drawn_again_on_given_axes() -> None:
+    prediction, labels = predicted()
+    for kind in (plots.ReliabilityDisplay, plots.RiskCoverageDisplay):
+        first, second = Figure().subplots(1, 2)
+        display = kind.from_prediction(prediction, labels, ax=first)
+        assert display.ax_ is first
+        assert display.plot(second) is display
+        assert display.ax_ is second
+        assert second.get_xlabel() == first.get_xlabel()
+        assert len(second.lines) == len(first.lines)
+
+
+def test_a_wider_level_draws_wider_intervals() -> None:
+    display = plots.ReliabilityDisplay.from_prediction(*predicted(), ax=Figure().subplots())
+    assert display.ax_.get_title() == f"gap {display.ece:.3f}", "no name, no colon"
+
+    def heights(level: float) -> float:
+        ax = display.plot(Figure().subplots(), level=level).ax_
+        ends = [segment for one in ax.collections for segment in one.get_segments()]
+        return float(sum(abs(segment[1][1] - segment[0][1]) for segment in ends))
+
+    assert heights(0.99) > heights(0.5) > 0

@@ -676,6 +676,31 @@ def _other_calibrator(folder: Path) -> None:
     assert "start a new monitor" in said
 
 
+@situation(
+    "a few labels from the field, where data have moved",
+    "works: `learn_correction(today[picked], labels)`, or `salgp apply --field-labels`, corrects all "
+    "confidences by them",
+)
+def _field_labels(folder: Path) -> None:
+    x, y = data(400)
+    moved = x + 1.5 * torch.randn(x.shape, generator=G().manual_seed(1))
+    classifier = salgp.calibrate(network(), [(x, y)], method="temperature")
+    today = classifier.predict([(moved, y)])
+    better = salgp.estimate.learn_correction(today[:40], y[:40])(today)
+    before, after = (salgp.evaluate(p[40:], y[40:]).ece for p in (today, better))
+    assert after < 0.7 * before
+    assert torch.equal(better.label, today.label)
+    classifier.save(folder / "cal")
+    for name, rows in (("few", slice(40)), ("new", slice(40, None))):
+        features, labels = classifier.extract([(moved[rows], y[rows])])
+        features.save(folder / f"{name}.safetensors", labels)
+    code, said = command("apply cal new.safetensors -o new.csv --field-labels few.safetensors", folder)
+    assert code == 0
+    assert "40 labels: " in said
+    written = np.genfromtxt(folder / "new.csv", delimiter=",", names=True)["confidence"]
+    np.testing.assert_allclose(written, better.confidence[40:].numpy(), atol=1e-5)
+
+
 @pytest.fixture(autouse=True)
 def strict_warnings() -> Iterator[None]:
     """A situation that warns must say so: any other warning is an error."""

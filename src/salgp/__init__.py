@@ -30,7 +30,23 @@ _WHERE = {
     "load": "module",
     "load_features": "features",
 }
-_SUBMODULES = ("calibrators", "decide", "estimate", "gp", "metrics", "plots", "report", "sets")
+_SUBMODULES = (
+    "calibrators",
+    "decide",
+    "estimate",
+    "export",
+    "gp",
+    "metrics",
+    "monitor",
+    "onnx",
+    "plots",
+    "report",
+    "sets",
+    "sklearn",
+    "store",
+)
+_WITH_EXTRA = ("lightning",)
+"""Needs its extra as soon as it is loaded, so ``from salgp import *`` and ``dir`` leave it out."""
 
 __all__ = sorted([*_WHERE, *_SUBMODULES, "__version__"])
 
@@ -38,7 +54,7 @@ __all__ = sorted([*_WHERE, *_SUBMODULES, "__version__"])
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(f"salgp.{_WHERE[name]}"), name)
-    elif name in _SUBMODULES:
+    elif name in _SUBMODULES or name in _WITH_EXTRA:
         value = importlib.import_module(f"salgp.{name}")
     else:
         raise AttributeError(f"module 'salgp' has no attribute {name!r}")

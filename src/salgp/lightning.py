@@ -36,6 +36,14 @@ class CalibrateAfterValidation(pl.Callback):
 
     Attributes:
         classifier: the latest `salgp.CalibratedClassifier`, or None before the first.
+
+    Example:
+        >>> callback = CalibrateAfterValidation(method="temperature", network="model")
+        >>> trainer = pl.Trainer(max_epochs=5, callbacks=[callback])  # doctest: +SKIP
+        >>> trainer.fit(module, train_loader, validation_loader)  # doctest: +SKIP
+        >>> callback.classifier(images).confidence  # doctest: +SKIP
+        >>> callback.classifier is None  # nothing was trained here
+        True
     """
 
     def __init__(

@@ -112,7 +112,8 @@ def _plasticc(folder: Path, preset: Preset) -> Source:
         )
     read = _once(lambda: _both(load_plasticc(train, train_meta, preset.max_steps), tests, test_meta, preset))
     return Source(
-        fingerprint(train, train_meta, test_meta), lambda e, seed: curve_splits(read(), (), e.fraction, seed)
+        fingerprint(train, train_meta, test_meta, *tests),
+        lambda e, seed: curve_splits(read(), (), e.fraction, seed),
     )
 
 

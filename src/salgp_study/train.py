@@ -7,8 +7,9 @@ was.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from salgp.storage import read_tensors, write_json, write_tensors, write_whole
+from salgp.storage import read_tensors, write_json, write_tensors
 
 __all__ = ["Recipe", "accuracy", "load_weights", "predict_logits", "seeded", "train_network"]
 
@@ -65,7 +66,8 @@ def train_network(
         build: makes the untrained network; called with the recipe's seed.
         data: tensors of inputs, then the labels.
         recipe: epochs, learning rate and so on.
-        folder: receives ``weights.safetensors`` and ``train.json``; ``checkpoint.pt`` while training.
+        folder: receives ``weights.safetensors`` and ``train.json``, and while it trains
+            ``checkpoint.safetensors``.
         progress: called with a line after each epoch.
 
     Returns:
@@ -89,18 +91,18 @@ def train_network(
     network.to(memory_format=_memory_format(recipe))  # type: ignore[call-overload]
     optimiser = torch.optim.Adam(network.parameters(), lr=recipe.learning_rate, fused=recipe.mixed)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, recipe.step, recipe.gamma)
-    history = _resume(network, optimiser, schedule, where / "checkpoint.pt")
+    history = _resume(network, optimiser, schedule, where / "checkpoint.safetensors")
     for epoch in range(len(history), recipe.epochs):
         with seeded(recipe.seed * 100_003 + epoch + 1):
             history.append(_train_epoch(network, optimiser, data, recipe))
         schedule.step()
         if progress:
             progress(f"epoch {epoch + 1}/{recipe.epochs}: loss {history[-1]:.4f}")
-        _checkpoint(network, optimiser, schedule, history, where / "checkpoint.pt")
+        _checkpoint(network, optimiser, schedule, history, where / "checkpoint.safetensors")
     network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     write_json(where / "train.json", {"recipe": asdict(recipe), "loss": history, "n_train": len(data)})
     write_tensors(where / "weights.safetensors", network.state_dict(), {"format": "salgp-weights"})
-    (where / "checkpoint.pt").unlink(missing_ok=True)
+    (where / "checkpoint.safetensors").unlink(missing_ok=True)
     return network.eval()
 
 
@@ -171,20 +173,32 @@ def _batches(data: TensorDataset, order: Tensor, batch: int) -> Iterator[tuple[T
 
 
 def _checkpoint(network: nn.Module, optimiser: Any, schedule: Any, history: list[float], path: Path) -> None:
-    state = {
-        "network": network.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "schedule": schedule.state_dict(),
-        "history": history,
-    }
-    write_whole(path, lambda part: torch.save(state, part))
+    tensors = {f"network/{name}": x for name, x in network.state_dict().items()}
+    for i, moments in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser/{i}/{name}": x for name, x in moments.items()}
+    rates = [group["lr"] for group in optimiser.param_groups]
+    plain = {"schedule": schedule.state_dict(), "rates": rates, "history": history}
+    write_tensors(path, tensors, {"format": "salgp-checkpoint", "plain": json.dumps(plain)})
 
 
 def _resume(network: nn.Module, optimiser: Any, schedule: Any, path: Path) -> list[float]:
     if not path.is_file():
         return []
-    state = torch.load(path, weights_only=True)
-    network.load_state_dict(state["network"])
-    optimiser.load_state_dict(state["optimiser"])
-    schedule.load_state_dict(state["schedule"])
-    return list(state["history"])
+    tensors, metadata = read_tensors(path)
+    plain = json.loads(metadata["plain"])
+    network.load_state_dict({name: tensors[f"network/{name}"] for name in network.state_dict()})
+    state = optimiser.state_dict()
+    state["state"] = {i: _moments(tensors, i, x) for i, x in enumerate(network.parameters())}
+    for group, rate in zip(state["param_groups"], plain["rates"], strict=True):
+        group["lr"] = rate
+    optimiser.load_state_dict(state)
+    schedule.load_state_dict(plain["schedule"])
+    return [float(loss) for loss in plain["history"]]
+
+
+def _moments(tensors: Mapping[str, Tensor], i: int, parameter: Tensor) -> dict[str, Tensor]:
+    """What Adam remembers of parameter ``i``, in memory as the parameter is: a fused step relies on it."""
+    start = f"optimiser/{i}/"
+    found = {name.removeprefix(start): x for name, x in tensors.items() if name.startswith(start)}
+    like = torch.empty_like(parameter, device="cpu")
+    return {name: like.clone().copy_(x) if x.shape == like.shape else x for name, x in found.items()}

@@ -57,6 +57,18 @@ def test_plasticc_by_its_official_names(tmp_path: Path) -> None:
     assert torch.isfinite(test.tensors[0]).all()
 
 
+def test_other_test_curves_are_other_data(tmp_path: Path) -> None:
+    def seen() -> str:
+        return open_source("plasticc", PRESETS["cpu"], tmp_path).fingerprint
+
+    full_set(tmp_path)
+    before = seen()
+    assert seen() == before
+    part = tmp_path / "plasticc_test_lightcurves_02.csv.gz"
+    part.write_bytes(gzip.compress(curves(range(110, 130), 17).encode(), mtime=0))
+    assert seen() != before
+
+
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="plasticc_train_lightcurves"):
         open_source("plasticc", PRESETS["cpu"], tmp_path)

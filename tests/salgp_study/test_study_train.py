@@ -36,7 +36,7 @@ def test_killed_and_continued_equals_never_stopped(tmp_path: Path) -> None:
 
     with pytest.raises(KilledError):
         train_network(build, data(), recipe, tmp_path / "cut", kill)
-    assert (tmp_path / "cut" / "checkpoint.pt").is_file()
+    assert (tmp_path / "cut" / "checkpoint.safetensors").is_file()
     lines: list[str] = []
     continued = train_network(build, data(), recipe, tmp_path / "cut", lines.append)
     assert len(lines) == 3, (
@@ -86,7 +86,7 @@ def build_convolutional() -> nn.Module:
         nn.BatchNorm2d(8),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 1),
+        nn.Conv2d(8, 8, 3, padding=1),
         nn.Dropout(0.3),
         nn.Flatten(),
         nn.Linear(128, 4),

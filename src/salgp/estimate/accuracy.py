@@ -207,6 +207,18 @@ def left_out_spread(
         reference: features and labels of the network's training set.
         environments: ``(n,)`` numbers that divide a family further; by default ``features.strengths``.
         level: of the intervals the spread is for.
+
+    Example:
+        >>> from salgp.calibrators import get
+        >>> g = torch.Generator().manual_seed(0)
+        >>> z = 3 * torch.randn(200, 3, generator=g)
+        >>> y = (z + 2 * torch.randn(200, 3, generator=g)).argmax(1)
+        >>> noisy = z + 3 * torch.randn(200, 3, generator=g)  # each sample once more, disturbed
+        >>> rows, family = torch.arange(200).repeat(2), torch.arange(2).repeat_interleave(200)
+        >>> features = Features(torch.cat([z, noisy]), groups=rows, families=family)
+        >>> spread = left_out_spread(get("temperature"), features, y.repeat(2))
+        >>> spread.n_environments, spread.at(spread.home) < spread.at(spread.home - 0.3)
+        (2, True)
     """
     if features.families is None or features.groups is None:
         raise ValueError('these features have no copies; rehearse them first: extract(..., perturb="auto")')

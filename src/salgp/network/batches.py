@@ -52,8 +52,9 @@ class Batch:
         """Read what a loader yields.
 
         ``x`` alone has no labels; of a tuple or list the last element is the labels and the others are the
-        inputs; a mapping gives keyword arguments, and its ``labels`` (or ``label``, ``target``, ``y``) are
-        the labels. Of ``(x, y, id)`` the labels are at position 1: what stands behind them is no input.
+        inputs; a mapping gives keyword arguments, and its ``labels`` (or ``label``, ``targets``, ``target``,
+        ``y``) are the labels. Of ``(x, y, id)`` the labels are at position 1: what stands behind them is no
+        input.
 
         Example:
             >>> Batch.of((torch.zeros(2, 3), torch.tensor([0, 1]))).labels

@@ -53,7 +53,8 @@ def extract(
     Args:
         model: any PyTorch classifier; it is the same afterwards.
         loader: yields ``(x, y)``, ``(x1, x2, ..., y)``, ``x`` alone, or mappings with keyword arguments (and
-            ``labels``, ``label``, ``target`` or ``y``). Labels are class numbers or one-hot rows.
+            ``labels``, ``label``, ``targets``, ``target`` or ``y``). Labels are class numbers or one-hot
+            rows.
         layers: ``"auto"`` for block boundaries (at most 12), or names, globs (``"layer*"``) and positions
             among the automatic layers (``-1``), one or several; empty for the logits only.
         pooling: one of `salgp.network.pooling.POOLINGS`, a function, or a mapping from layer name or glob to

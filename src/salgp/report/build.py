@@ -120,6 +120,15 @@ def render(
 
     Returns:
         The page.
+
+    Example:
+        >>> import torch
+        >>> g = torch.Generator().manual_seed(0)
+        >>> features, labels = Features(3 * torch.randn(60, 3, generator=g)), torch.arange(60) % 3
+        >>> prediction = Prediction.from_confidence(features, torch.full((60,), 0.4))
+        >>> page = render(features, labels, prediction, title="Digits of March")
+        >>> "<title>Digits of March</title>" in page
+        True
     """
     y = as_labels(labels, len(features), features.n_classes).cpu()
     _check(features, prediction, images, class_names, slices)

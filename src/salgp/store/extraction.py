@@ -142,6 +142,18 @@ def extract_parts(
 
     Returns:
         The finished store.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = extract_parts(
+        ...         lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+        ...         lambda i: [(torch.full((2, 4), float(i)), torch.tensor([0, 1]))],
+        ...         3,
+        ...         folder,
+        ...     )
+        >>> len(store), store.widths
+        (6, {'1': 8})
     """
     how = _how(**options)
     manifest: Manifest | None = (

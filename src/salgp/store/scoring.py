@@ -191,7 +191,21 @@ def _naming_rows(source: FeatureStore, index: int, features: Features) -> Iterat
 
 
 def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str, np.ndarray]:
-    """All columns of a finished scoring, in the order of the store."""
+    """All columns of a finished scoring, in the order of the store.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from salgp import calibrators
+        >>> from salgp.store.store import write_store
+        >>> f = Features(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
+        >>> with tempfile.TemporaryDirectory() as t:
+        ...     store = write_store([(f, torch.arange(50) % 3)], f"{t}/store", rows=20)
+        ...     saved = calibrators.get("temperature").fit(*store.to_features()).save(f"{t}/cal")
+        ...     _ = score(store.folder, saved, f"{t}/out")
+        ...     columns = read_scores(f"{t}/out")
+        >>> columns["label"].tolist() == f.label.tolist(), columns["confidence"].shape
+        (True, (50,))
+    """
     manifest = Manifest.read(folder, KIND)
     if not manifest.complete:
         raise ValueError(

@@ -165,6 +165,14 @@ def write_store(
 
     Returns:
         The finished store.
+
+    Example:
+        >>> import tempfile
+        >>> parts = [(Features(torch.zeros(n, 2)), torch.zeros(n).long()) for n in (3, 4)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = write_store(parts, folder, rows=5)
+        >>> len(store), store.n_shards
+        (7, 2)
     """
     with locked(folder):
         manifest, count = None, 0

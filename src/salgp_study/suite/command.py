@@ -3,7 +3,7 @@
 features   train the networks and write their features (hours on two cores; resumable)
 score      score methods on the development sets (resumable)
 look       score methods on the report sets; counted in looks.jsonl
-tables     write the tables from the records
+tables     write the tables from the records; a page of more results is not replaced
 """
 
 from __future__ import annotations
@@ -60,9 +60,15 @@ def _look(options: argparse.Namespace) -> None:
 
 
 def _tables(options: argparse.Namespace) -> None:
-    records = read_records(options.cache, options.sets or read_protocol().sets, options.seeds)
+    protocol = read_protocol()
+    sets = options.sets or protocol.sets
+    records = read_records(options.cache, sets, options.seeds)
     if not records:
         raise FileNotFoundError(f"{options.cache}: no records here; run `score` or `look` first")
+    scored = {record["set"] for record in records}
+    for name in [name for name in sets if name not in scored]:
+        how = "look" if name in protocol.report else "score"
+        print(f"{name}: not in the tables, as it has no records; `{how}` makes them", file=sys.stderr)
     print(write_report(records, options.out))
 
 

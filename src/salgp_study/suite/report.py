@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from salgp_study.suite.methods import ABLATIONS, OURS, RIVALS, WINDOWS
+from salgp.storage import write_whole
+from salgp_study.suite.methods import ABLATIONS, METHODS, OURS, RIVALS, WINDOWS
 from salgp_study.suite.protocol import count_looks, read_protocol
 from salgp_study.suite.scoring import Record
 from salgp_study.suite.summary import BASE, CONTEXT, PER_SAMPLE, SOFTMAX, Results, Way, table
 from salgp_study.suite.verdicts import in_domain, probabilities, under_shift, verdict_table
 
-__all__ = ["front_table", "page", "write_report"]
+__all__ = ["front_table", "lost", "page", "write_report"]
 
 COMMAND = "python -m salgp_study.suite tables"
 SCORES = ("ece", "nll", "auroc")
@@ -23,12 +25,45 @@ HEAD = ("in: ECE", "NLL", "AUROC", "shift: ECE", "NLL", "AUROC")
 
 
 def write_report(records: Sequence[Record], out: Path | None = None) -> str:
-    """The README's table; the whole page goes to ``out``, if given."""
+    """The README's table; the whole page goes to ``out``, if given, unless that holds a page of more."""
     results = Results(records)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(results), encoding="utf-8")
+        _write(page(results), out)
     return "\n".join(front_table(results))
+
+
+def lost(before: str, after: str) -> list[str]:
+    """Data sets and methods of one page that another lacks, or has of fewer seeds.
+
+    Example:
+        >>> lost("Data sets and seeds: a (3), b (3).", "Data sets and seeds: a (3), b (1).")
+        ['b (3)']
+    """
+    old, new = _seeds(before), _seeds(after)
+    sets = [f"{name} ({n})" for name, n in old.items() if n > new.get(name, 0)]
+    shown, left = ({name for name in METHODS if f"\n| {name} |" in text} for text in (before, after))
+    return [*sets, *sorted(shown - left)]
+
+
+def _seeds(text: str) -> dict[str, int]:
+    said = re.search(r"^Data sets and seeds: (.*)\.$", text, re.MULTILINE)
+    found = re.findall(r"([^\s,]+) \((\d+)\)", said.group(1)) if said else []
+    return {name: int(n) for name, n in found}
+
+
+def _write(text: str, out: Path) -> None:
+    gone = lost(out.read_text(encoding="utf-8"), text) if out.is_file() else []
+    if gone:
+        raise ValueError(
+            f"{out} holds results that are not among the records: {', '.join(gone)}; score them first "
+            f"(`score`, for report sets `look`), or write to another file"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+    def fill(part: Path) -> None:
+        part.write_text(text, encoding="utf-8")
+
+    write_whole(out, fill)
 
 
 def front_table(results: Results) -> list[str]:

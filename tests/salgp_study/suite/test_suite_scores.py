@@ -278,6 +278,42 @@ def test_a_run_continues_and_a_set_from_outside_needs_one_name(
     assert page.read_text().startswith("# Shift suite")
 
 
+def test_a_page_is_not_replaced_by_a_smaller_one(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.md"
+    options = ["--cache", str(cache), "--sets", "made", "--seeds", "0"]
+    command.main(["score", *options, "--methods", "few"])
+    command.main(["tables", *options, "--out", str(out)])
+    command.main(["tables", *options, "--out", str(out)])  # the same again
+    small = out.read_text()
+    for more in ("made (1), other (3).", "made (2)."):
+        out.write_text(small.replace("made (1).", more))
+        kept = out.read_text()
+        with pytest.raises(SystemExit, match=r"page.md holds results that are not among the records: "):
+            command.main(["tables", *options, "--out", str(out)])
+        assert out.read_text() == kept
+    capsys.readouterr()
+    command.main(["tables", *options[:2], "--sets", "made", "digits", "plasticc-table", "--seeds", "0"])
+    said = capsys.readouterr().err
+    assert "digits: not in the tables, as it has no records; `score` makes them" in said
+    assert "plasticc-table: not in the tables, as it has no records; `look` makes them" in said
+
+
+def test_the_committed_page_is_read_for_what_it_holds() -> None:
+    committed = (Path(__file__).parents[3] / "docs" / "research" / "shift-results.md").read_text()
+    gone = report.lost(committed, "")
+    assert [f"{name} (3)" for name in read_protocol().sets] == gone[:11]
+    assert {OURS, "temperature", "without crowding"} <= set(gone[11:])
+    assert not report.lost(committed, committed)
+
+
+def test_a_setting_that_layer_evidence_lost_is_an_error() -> None:
+    assert set(methods.SETTINGS) <= set(methods.ABLATIONS)
+    with pytest.raises(TypeError, match="layer evidence has no setting 'guardd'; known: "):
+        methods.ours(guardd=0.9)
+
+
 def test_wrong_names_are_answered_with_the_right_ones(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no data set called 'nonsense'; known: digits"):
         command.main(["features", "--cache", str(tmp_path), "--sets", "nonsense"])

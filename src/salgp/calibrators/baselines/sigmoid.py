@@ -17,6 +17,7 @@ from torch.nn.functional import softplus
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.baselines.toplabel import from_top_label, top_label
 from salgp.features import Features
+from salgp.gp.linalg import solve_positive
 from salgp.prediction import Prediction
 
 __all__ = ["BetaCalibration", "PlattScaling", "fit_logistic", "platt_targets"]
@@ -161,7 +162,7 @@ def _projected_newton_step(
         hessian[held, :], hessian[:, held] = 0.0, 0.0
         hessian[held, held] = 1.0
         gradient = gradient.masked_fill(held, 0.0)
-    step = -torch.linalg.solve(hessian, gradient)
+    step = -solve_positive(hessian, gradient)
     return step, -float(gradient @ step)
 
 

@@ -28,6 +28,7 @@ from torch.nn.functional import softplus
 from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.reference import Evidence, wide
 from salgp.features import Features
+from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.gp.optimise import tell_unless_settled
 from salgp.gp.threads import one_blas_thread
 from salgp.storage import storable
@@ -399,7 +400,8 @@ def _around(
     A, B = X.T @ curved + prior.diag(), X.new_zeros(len(offsets), X.shape[1]).index_add_(0, label, curved)
     D = _by_class(weight * s * (1 - s), label, len(offsets)) + class_prior
     pull = B / D[:, None]
-    return LogOdds(w, offsets, torch.linalg.inv(A - B.T @ pull).contiguous(), pull, 1.0 / D)
+    covariance = inverse_positive(cholesky(A - B.T @ pull)).contiguous()
+    return LogOdds(w, offsets, covariance, pull, 1.0 / D)
 
 
 def _by_class(x: Tensor, label: Tensor, n_classes: int) -> Tensor:
