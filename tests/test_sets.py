@@ -136,6 +136,30 @@ def test_coverage_is_the_promised_one(score: str, by: str) -> None:
     assert 0.9 - 0.008 <= np.mean(found) <= 0.9 + 0.008 + slack
 
 
+@pytest.mark.parametrize("score", ["aps", "raps"])
+@pytest.mark.parametrize("sharp", [10.0, 30.0])
+def test_coverage_holds_where_probabilities_round_to_0_and_1(score: str, sharp: float) -> None:
+    """Single precision softmax of logits far too large: most classes have no mass. Mean of 20 draws."""
+    found = []
+    for seed in range(20):
+        honest, y = drawn(1500, seed, 4.0, 10)
+        logits = honest.probs.log().float()
+        probs = (sharp * logits).softmax(1)
+        sure = Prediction(probs.argmax(1), probs, probs.amax(1))
+        sets = fit_sets(sure[:500], y[:500], 0.95, score)
+        found.append(float(sets(sure[500:])[torch.arange(1000), y[500:]].double().mean()))
+    assert np.mean(found) >= 0.95 - 0.004
+
+
+@pytest.mark.parametrize("score", ["lac", "aps", "raps"])
+def test_no_coverage_asks_for_nothing_and_all_of_it_for_everything(score: str) -> None:
+    """What `AdaptiveCoverage` rests on, also where one class has all the mass."""
+    sure = Prediction(torch.tensor([0]), torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1))
+    sets = fit_sets(*drawn(100, 0), 0.9, score)
+    assert not sets.at(0.0)(sure).any()
+    assert sets.at(1.0)(sure).all()
+
+
 def test_each_class_is_covered() -> None:
     prediction, y = drawn(4000, 0)
     hard = Prediction(
@@ -227,6 +251,7 @@ def test_saved_sets_are_the_same(tmp_path: Path) -> None:
         ({"by": "colour"}, "by must be one of"),
         ({"coverage": 1.0}, "coverage must be"),
         ({"by": "confidence", "bands": 1}, "at least 2"),
+        ({"score": "raps", "penalty": -0.1}, "penalty must be 0 or more"),
     ],
 )
 def test_wrong_arguments_say_so(arguments: dict[str, Any], words: str) -> None:
@@ -250,6 +275,7 @@ def test_novelty_is_asked_of_calibrators_that_have_it() -> None:
         ({"coverage": 1.5}, "coverage"),
         ({"n_groups": 7}, "7 groups with 4 edges"),
         ({"penalty": math.inf}, "a penalty of inf"),
+        ({"penalty": -0.1}, "a penalty of -0.1"),
         ({"scores": torch.zeros(200, 2)}, "scores of shape"),
         ({"scores": torch.full((200,), math.nan)}, "scores of shape"),
         ({"scores": torch.zeros(200, dtype=torch.long)}, "scores of shape"),

@@ -46,7 +46,7 @@ __all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets", "overtaking"]
 SCORES = ("lac", "aps", "raps")
 GROUPS = ("all", "class", "confidence", "novelty")
 _ROUNDING = 1e-8
-"""Two scores that differ by less are equal; MAPIE uses the same."""
+"""Two scores that differ by less are equal; at a tie the class is in."""
 
 
 @storable
@@ -103,7 +103,7 @@ class PredictionSets:
         if self.score == "lac" or seed is not None:
             draws = None if seed is None else _uniform(len(probs), seed)
             return self._matrix(probs, draws) <= limit + _ROUNDING
-        return self._before(probs) < limit - _ROUNDING
+        return self._before(probs) <= limit + _ROUNDING
 
     def at(self, coverage: float) -> PredictionSets:
         """The same with another coverage, from 0 to 1."""
@@ -141,10 +141,14 @@ class PredictionSets:
         return torch.empty_like(probs).scatter_(1, order.indices, reached)
 
     def _before(self, probs: Tensor) -> Tensor:
-        """``(n, c)`` what the classes before this one have reached; nothing before the first."""
+        """``(n, c)`` what the classes before this one have reached; nothing before the first.
+
+        Never above the score of the class, whatever its draw: where the score is covered, the class is in,
+        also if its own probability is too small to count.
+        """
         order = probs.sort(dim=1, descending=True)
         reached = order.values.cumsum(1) + self._penalties(probs.shape[1])
-        before = torch.cat([torch.full_like(reached[:, :1], -math.inf), reached[:, :-1]], 1)
+        before = torch.cat([torch.zeros_like(reached[:, :1]), reached[:, :-1]], 1)
         return torch.empty_like(probs).scatter_(1, order.indices, before)
 
     def _penalties(self, n_classes: int) -> Tensor:
@@ -192,6 +196,8 @@ def fit_sets(
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
     if by not in GROUPS:
         raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
+    if not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty must be 0 or more, got {penalty}; one below 0 breaks the coverage")
     n_classes = checked(prediction).probs.shape[1]
     if not len(prediction):
         raise ValueError("prediction sets need labelled samples, got none")
@@ -297,7 +303,7 @@ def _check_loaded(sets: PredictionSets) -> None:
         raise FormatError(f"{n} scores of shape {tuple(sets.scores.shape)}, groups {tuple(group.shape)}")
     if sets.by != "class" and sets.n_groups != len(sets.edges) + 1:
         raise FormatError(f"{sets.n_groups} groups with {len(sets.edges)} edges")
-    if not math.isfinite(sets.penalty) or bool(((group < -1) | (group >= sets.n_groups)).any()):
+    if not 0 <= sets.penalty < math.inf or bool(((group < -1) | (group >= sets.n_groups)).any()):
         raise FormatError(f"groups beyond {sets.n_groups}, or a penalty of {sets.penalty}")
 
 
