@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from salgp import FormatError, Prediction
-from salgp.sets import AdaptiveCoverage, PredictionSets, fit_sets, overtaking
+from salgp.sets import AdaptiveCoverage, PredictionSets, _draws, fit_sets, overtaking
 
 
 class Given(ClassifierMixin, BaseEstimator):
@@ -149,6 +150,39 @@ def test_coverage_holds_where_probabilities_round_to_0_and_1(score: str, sharp: 
         sets = fit_sets(sure[:500], y[:500], 0.95, score)
         found.append(float(sets(sure[500:])[torch.arange(1000), y[500:]].double().mean()))
     assert np.mean(found) >= 0.95 - 0.004
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_sets_served_one_by_one_keep_their_coverage(seed: int) -> None:
+    """The same as in a batch, in any order, whatever the seed; 3 sd of 1,500 samples are .023."""
+    sets = fit_sets(*drawn(4000, seed, 2.0, 2), 0.9, "aps", seed=seed)
+    new, y = drawn(1500, 50 + seed, 2.0, 2)
+    alone = torch.cat([sets(new[i : i + 1], seed=seed) for i in range(1500)])
+    assert torch.equal(alone, sets(new, seed=seed))
+    assert torch.equal(alone.flip(0), sets(new[torch.arange(1499, -1, -1)], seed=seed))
+    assert not torch.equal(alone, sets(new, seed=seed + 1))
+    assert abs(float(alone[torch.arange(1500), y].double().mean()) - 0.9) < 0.03
+
+
+def test_a_generator_goes_on_with_every_call() -> None:
+    """One probability for all, as after binning: only a generator draws anew for each sample."""
+    sets = fit_sets(*drawn(1000, 0), 0.9, "aps")
+    same = drawn(1, 1)[0][torch.zeros(400, dtype=torch.long)]
+    sizes = sets(same, seed=3).sum(1)
+    assert len(sizes.unique()) == 1
+    g = torch.Generator().manual_seed(3)
+    alone = torch.cat([sets(same[:1], seed=g) for _ in range(400)])
+    assert len(alone.sum(1).unique()) > 1
+    assert torch.equal(alone, sets(same, seed=torch.Generator().manual_seed(3)))
+
+
+def test_draws_are_uniform() -> None:
+    draws = _draws(drawn(4000, 0)[0].probs, 0)
+    assert draws is not None
+    assert kstest(draws.numpy(), "uniform").pvalue > 0.01
+    assert torch.equal(draws[1:], _draws(drawn(4000, 0)[0].probs[1:], np.int64(0)))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="integer"):
+        _draws(drawn(5, 0)[0].probs, 0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("score", ["lac", "aps", "raps"])

@@ -22,6 +22,8 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -86,13 +88,16 @@ class PredictionSets:
             [_quantile(self.scores[self.group == g], self.coverage) for g in range(self.n_groups)]
         )
 
-    def __call__(self, prediction: Prediction, seed: int | None = None) -> Tensor:
+    def __call__(self, prediction: Prediction, seed: int | torch.Generator | None = None) -> Tensor:
         """Boolean ``(n, c)``: is the class in the set?
 
         Args:
             prediction: of new samples.
             seed: randomise whether the last class is in, which makes the coverage of ``"aps"`` and ``"raps"``
-                exact; by default it always is.
+                exact; by default it always is. With a number, the draw of a sample depends on that and on its
+                probabilities: the same sample gets the same set, alone or in a batch, and so do samples of
+                equal probabilities. A generator goes on with every call; it is the right choice where many
+                samples share the same few probabilities, as after binning or rounding.
         """
         probs = checked(prediction).probs.detach().cpu().double()
         group = _groups(prediction, self.by, self.edges)
@@ -101,8 +106,7 @@ class PredictionSets:
             raise ValueError(f"fitted on {self.n_groups} classes, got {probs.shape[1]}")
         limit = limit if limit.ndim == 2 else limit[:, None]
         if self.score == "lac" or seed is not None:
-            draws = None if seed is None else _uniform(len(probs), seed)
-            return self._matrix(probs, draws) <= limit + _ROUNDING
+            return self._matrix(probs, _draws(probs, seed)) <= limit + _ROUNDING
         return self._before(probs) <= limit + _ROUNDING
 
     def at(self, coverage: float) -> PredictionSets:
@@ -351,6 +355,19 @@ _VALUES: dict[str, Callable[[Prediction], Tensor]] = {
 
 def _uniform(n: int, seed: int) -> Tensor:
     return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _draws(probs: Tensor, seed: int | torch.Generator | None) -> Tensor | None:
+    """``(n,)`` between 0 and 1: of a generator, or of every sample's own probabilities and a number."""
+    if seed is None:
+        return None
+    if isinstance(seed, torch.Generator):
+        return torch.rand(len(probs), generator=seed, device=seed.device, dtype=torch.float64).cpu()
+    key = str(index(seed)).encode()
+    rows = (probs + 0.0).numpy()  # -0 is 0
+    digests = [blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in rows]
+    bits = np.array([int.from_bytes(digest, "little") >> 11 for digest in digests], dtype=np.float64)
+    return torch.from_numpy(bits * 2.0**-53)
 
 
 def _checked(coverage: float, closed: bool = False) -> float:
