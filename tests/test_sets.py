@@ -266,6 +266,32 @@ def test_adaptive_coverage_keeps_the_long_run_under_any_shift() -> None:
     assert fixed / 6000 > 0.2
 
 
+@pytest.mark.parametrize("waiting", [1, 2, 50, 200])
+@pytest.mark.parametrize("batches", [True, False])
+@pytest.mark.parametrize("cruel", [True, False])
+def test_adaptive_coverage_keeps_its_bound_with_late_labels(waiting: int, batches: bool, cruel: bool) -> None:
+    """The worst of all sequences: misses (or hits) wherever the level does not forbid it."""
+    adaptive, queue, ratios = AdaptiveCoverage(0.9, rate=0.05), [], []
+    for _ in range(2000):
+        queue.append(adaptive.coverage >= 1 if cruel else adaptive.coverage > 0)
+        if len(queue) == waiting:
+            due = waiting if batches else 1
+            adaptive, queue = adaptive.update(queue[:due]), queue[due:]
+            off = abs(adaptive.missed / adaptive.seen - 0.1)
+            ratios.append((off / adaptive.bound(waiting), off / adaptive.bound(1)))
+    worst = np.max(ratios, axis=0)
+    assert worst[0] <= 1
+    assert not cruel or waiting < 50 or worst[1] > 2, "late labels do cost"
+
+
+def test_the_bound_knows_where_the_level_began() -> None:
+    assert AdaptiveCoverage(0.9).bound() == math.inf
+    begun = AdaptiveCoverage(0.9, rate=0.1, level=0.2).update([True, False, True])
+    assert begun.bound(2) == pytest.approx((0.8 + 0.2) / 0.3)
+    with pytest.raises(ValueError, match="outstanding=0"):
+        begun.bound(0)
+
+
 def test_saved_sets_are_the_same(tmp_path: Path) -> None:
     sets = fit_sets(*drawn(300, 0), 0.9, "raps", "novelty")
     sets.save(tmp_path / "sets.safetensors")

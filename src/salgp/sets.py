@@ -247,9 +247,19 @@ class AdaptiveCoverage:
     """Coverage that is held over time, whatever the data do (Gibbs and Candes 2021).
 
     After every labelled sample the level moves by ``rate`` towards larger sets if the set issued for it
-    missed, and a little towards smaller ones if not. After ``T`` labels the share of misses is within
-    ``(max(target, 1 - target) + rate) / (rate T)`` of ``1 - target``, for any sequence at all. Labels may
-    come late and for some samples only.
+    missed, and a little towards smaller ones if not. Labels may come late, and for some samples only. If
+    never more than ``D`` sets wait for a label that comes later, the share of misses after ``T`` labels is
+    within
+
+        (max(level, 1 - level) + rate D) / (rate T)
+
+    of ``1 - target``, ``level`` being that at the start, for any sequence at all: the level moves by ``rate``
+    times the excess of misses. Above 1 sets hold every class and below 0 none, so that only sets issued
+    before can push it further, at most ``D`` of them. ``D`` is 1 where each label comes before the next set
+    is issued, and the size of a batch where a batch is answered at once. `bound` computes it.
+
+    A sample of a class that the network does not know (label -1) is in no set, whatever the level: leave it
+    out of `update`. Given as a miss it counts as one, and the bound does not hold any more.
 
     Args:
         target: coverage wanted in the long run.
@@ -279,6 +289,25 @@ class AdaptiveCoverage:
     def coverage(self) -> float:
         """What to ask of the sets now: ``sets.at(adaptive.coverage)``."""
         return min(max(self.target if self.level is None else self.level, 0.0), 1.0)
+
+    def bound(self, outstanding: int = 1) -> float:
+        """Largest possible difference between the share of misses so far and ``1 - target``.
+
+        Args:
+            outstanding: most sets that waited for their label at any time, the newest included.
+
+        Example:
+            >>> adaptive = AdaptiveCoverage(0.9, rate=0.05).update([True] * 100)
+            >>> round(adaptive.bound(), 3), round(adaptive.bound(outstanding=100), 3)
+            (0.19, 1.18)
+        """
+        if outstanding < 1:
+            raise ValueError(f"at least the newest set waits for its label, got outstanding={outstanding}")
+        if not self.seen:
+            return math.inf
+        level = self.target if self.level is None else self.level
+        start = level - self.rate * (self.missed - (1 - self.target) * self.seen)
+        return (max(start, 1 - start) + self.rate * outstanding) / (self.rate * self.seen)
 
     def update(self, covered: Sequence[bool] | Tensor) -> AdaptiveCoverage:
         """After labels came in: did the sets issued then contain the true class? One answer each."""
