@@ -105,6 +105,8 @@ class Wealth:
 class Promise:
     """The same for labelled samples against "answers are right at least as often as their confidence says".
 
+    That is more than "nothing changed": a calibrator fitted on few samples may break it from the start.
+
     A bet of ``1 + x (confidence - tolerance - right)`` cannot gain on average as long as the promise is kept
     to within ``tolerance``. It stays above 0 for every answer if ``x < 1 / (1 + tolerance)``: larger stakes
     are lowered to that.
