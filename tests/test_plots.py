@@ -88,7 +88,7 @@ def test_reliability_band_holds_the_accuracy_and_narrows_with_samples() -> None:
     width = [np.subtract(*metrics.accuracy_band(bins)[::-1]).mean() for bins in (small, large)]
     assert width[1] < 0.2 * width[0]
     _, ax = plots.reliability_diagram(*sample(), band=0.9)
-    assert any("bootstrap" in t.get_text() for t in ax.get_legend().get_texts())
+    assert any("exact interval" in t.get_text() for t in ax.get_legend().get_texts())
 
 
 def test_one_sample_and_certain_confidence_draw() -> None:

@@ -74,7 +74,8 @@ class Prediction:
         probs: ``(n, c)`` class probabilities; rows sum to 1.
         confidence: ``(n,)`` calibrated probability that ``label`` is correct.
         std: ``(n,)`` standard deviation of the confidence, or None where the method has none.
-        lower: ``(n,)`` lower end of the 90 % interval of the confidence, inside [0, 1].
+        lower: ``(n,)`` lower end of the 90 % interval of the confidence, inside [0, 1]: among many samples of
+            about the same confidence, the share that is right lies inside nine times of ten.
         upper: ``(n,)`` upper end.
         layers: per-layer corrections where the method has them.
         novelty: ``(n,)`` larger means less like the data the calibrator has seen, where the method has it.

@@ -22,6 +22,8 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,7 @@ __all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets", "overtaking"]
 SCORES = ("lac", "aps", "raps")
 GROUPS = ("all", "class", "confidence", "novelty")
 _ROUNDING = 1e-8
-"""Two scores that differ by less are equal; MAPIE uses the same."""
+"""Two scores that differ by less are equal; at a tie the class is in."""
 
 
 @storable
@@ -86,13 +88,16 @@ class PredictionSets:
             [_quantile(self.scores[self.group == g], self.coverage) for g in range(self.n_groups)]
         )
 
-    def __call__(self, prediction: Prediction, seed: int | None = None) -> Tensor:
+    def __call__(self, prediction: Prediction, seed: int | torch.Generator | None = None) -> Tensor:
         """Boolean ``(n, c)``: is the class in the set?
 
         Args:
             prediction: of new samples.
             seed: randomise whether the last class is in, which makes the coverage of ``"aps"`` and ``"raps"``
-                exact; by default it always is.
+                exact; by default it always is. With a number, the draw of a sample depends on that and on its
+                probabilities: the same sample gets the same set, alone or in a batch, and so do samples of
+                equal probabilities. A generator goes on with every call; it is the right choice where many
+                samples share the same few probabilities, as after binning or rounding.
         """
         probs = checked(prediction).probs.detach().cpu().double()
         group = _groups(prediction, self.by, self.edges)
@@ -101,9 +106,8 @@ class PredictionSets:
             raise ValueError(f"fitted on {self.n_groups} classes, got {probs.shape[1]}")
         limit = limit if limit.ndim == 2 else limit[:, None]
         if self.score == "lac" or seed is not None:
-            draws = None if seed is None else _uniform(len(probs), seed)
-            return self._matrix(probs, draws) <= limit + _ROUNDING
-        return self._before(probs) < limit - _ROUNDING
+            return self._matrix(probs, _draws(probs, seed)) <= limit + _ROUNDING
+        return self._before(probs) <= limit + _ROUNDING
 
     def at(self, coverage: float) -> PredictionSets:
         """The same with another coverage, from 0 to 1."""
@@ -141,10 +145,14 @@ class PredictionSets:
         return torch.empty_like(probs).scatter_(1, order.indices, reached)
 
     def _before(self, probs: Tensor) -> Tensor:
-        """``(n, c)`` what the classes before this one have reached; nothing before the first."""
+        """``(n, c)`` what the classes before this one have reached; nothing before the first.
+
+        Never above the score of the class, whatever its draw: where the score is covered, the class is in,
+        also if its own probability is too small to count.
+        """
         order = probs.sort(dim=1, descending=True)
         reached = order.values.cumsum(1) + self._penalties(probs.shape[1])
-        before = torch.cat([torch.full_like(reached[:, :1], -math.inf), reached[:, :-1]], 1)
+        before = torch.cat([torch.zeros_like(reached[:, :1]), reached[:, :-1]], 1)
         return torch.empty_like(probs).scatter_(1, order.indices, before)
 
     def _penalties(self, n_classes: int) -> Tensor:
@@ -192,6 +200,8 @@ def fit_sets(
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
     if by not in GROUPS:
         raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
+    if not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty must be 0 or more, got {penalty}; one below 0 breaks the coverage")
     n_classes = checked(prediction).probs.shape[1]
     if not len(prediction):
         raise ValueError("prediction sets need labelled samples, got none")
@@ -237,9 +247,19 @@ class AdaptiveCoverage:
     """Coverage that is held over time, whatever the data do (Gibbs and Candes 2021).
 
     After every labelled sample the level moves by ``rate`` towards larger sets if the set issued for it
-    missed, and a little towards smaller ones if not. After ``T`` labels the share of misses is within
-    ``(max(target, 1 - target) + rate) / (rate T)`` of ``1 - target``, for any sequence at all. Labels may
-    come late and for some samples only.
+    missed, and a little towards smaller ones if not. Labels may come late, and for some samples only. If
+    never more than ``D`` sets wait for a label that comes later, the share of misses after ``T`` labels is
+    within
+
+        (max(level, 1 - level) + rate D) / (rate T)
+
+    of ``1 - target``, ``level`` being that at the start, for any sequence at all: the level moves by ``rate``
+    times the excess of misses. Above 1 sets hold every class and below 0 none, so that only sets issued
+    before can push it further, at most ``D`` of them. ``D`` is 1 where each label comes before the next set
+    is issued, and the size of a batch where a batch is answered at once. `bound` computes it.
+
+    A sample of a class that the network does not know (label -1) is in no set, whatever the level: leave it
+    out of `update`. Given as a miss it counts as one, and the bound does not hold any more.
 
     Args:
         target: coverage wanted in the long run.
@@ -270,6 +290,25 @@ class AdaptiveCoverage:
         """What to ask of the sets now: ``sets.at(adaptive.coverage)``."""
         return min(max(self.target if self.level is None else self.level, 0.0), 1.0)
 
+    def bound(self, outstanding: int = 1) -> float:
+        """Largest possible difference between the share of misses so far and ``1 - target``.
+
+        Args:
+            outstanding: most sets that waited for their label at any time, the newest included.
+
+        Example:
+            >>> adaptive = AdaptiveCoverage(0.9, rate=0.05).update([True] * 100)
+            >>> round(adaptive.bound(), 3), round(adaptive.bound(outstanding=100), 3)
+            (0.19, 1.18)
+        """
+        if outstanding < 1:
+            raise ValueError(f"at least the newest set waits for its label, got outstanding={outstanding}")
+        if not self.seen:
+            return math.inf
+        level = self.target if self.level is None else self.level
+        start = level - self.rate * (self.missed - (1 - self.target) * self.seen)
+        return (max(start, 1 - start) + self.rate * outstanding) / (self.rate * self.seen)
+
     def update(self, covered: Sequence[bool] | Tensor) -> AdaptiveCoverage:
         """After labels came in: did the sets issued then contain the true class? One answer each."""
         given = np.asarray(covered.cpu() if isinstance(covered, Tensor) else covered)
@@ -297,7 +336,7 @@ def _check_loaded(sets: PredictionSets) -> None:
         raise FormatError(f"{n} scores of shape {tuple(sets.scores.shape)}, groups {tuple(group.shape)}")
     if sets.by != "class" and sets.n_groups != len(sets.edges) + 1:
         raise FormatError(f"{sets.n_groups} groups with {len(sets.edges)} edges")
-    if not math.isfinite(sets.penalty) or bool(((group < -1) | (group >= sets.n_groups)).any()):
+    if not 0 <= sets.penalty < math.inf or bool(((group < -1) | (group >= sets.n_groups)).any()):
         raise FormatError(f"groups beyond {sets.n_groups}, or a penalty of {sets.penalty}")
 
 
@@ -345,6 +384,19 @@ _VALUES: dict[str, Callable[[Prediction], Tensor]] = {
 
 def _uniform(n: int, seed: int) -> Tensor:
     return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _draws(probs: Tensor, seed: int | torch.Generator | None) -> Tensor | None:
+    """``(n,)`` between 0 and 1: of a generator, or of every sample's own probabilities and a number."""
+    if seed is None:
+        return None
+    if isinstance(seed, torch.Generator):
+        return torch.rand(len(probs), generator=seed, device=seed.device, dtype=torch.float64).cpu()
+    key = str(index(seed)).encode()
+    rows = (probs + 0.0).numpy()  # -0 is 0
+    digests = [blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in rows]
+    bits = np.array([int.from_bytes(digest, "little") >> 11 for digest in digests], dtype=np.float64)
+    return torch.from_numpy(bits * 2.0**-53)
 
 
 def _checked(coverage: float, closed: bool = False) -> float:

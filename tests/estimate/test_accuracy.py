@@ -9,8 +9,17 @@ import pytest
 import torch
 
 from salgp import Features, LayerEvidence, Prediction
+from salgp.calibrators import get
 from salgp.decide import Rule
-from salgp.estimate import Spread, accuracy, error_above, left_out_spread, measure_spread, per_class
+from salgp.estimate import (
+    Spread,
+    accuracy,
+    error_above,
+    left_out_spread,
+    measure_spread,
+    per_class,
+    sampling_spread,
+)
 
 
 def batch(n: int, seed: int, bias: float = 0.0, low: float = 0.5) -> tuple[Prediction, torch.Tensor]:
@@ -43,6 +52,41 @@ def test_own_error_bars_widen_the_interval_and_do_not_fade_with_n() -> None:
     wide = Prediction(p.label, p.probs, p.confidence, std=torch.full((20000,), 0.03))
     found = accuracy(wide)
     assert found.upper - found.lower == pytest.approx(2 * 1.645 * 0.03, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["temperature", "isotonic", "platt"])
+@pytest.mark.parametrize("n", [200, 5000])
+def test_sampling_spread_makes_intervals_right_at_home(name: str, n: int) -> None:
+    """100 calibrators of 300 samples, too sure networks; 3 sd of the share covered are .09."""
+    rng = np.random.default_rng(0)
+
+    def samples(size: int) -> tuple[Features, torch.Tensor]:
+        y = rng.integers(0, 5, size)
+        return Features(
+            torch.from_numpy(3.4 * (2 * np.eye(5)[y] + rng.normal(size=(size, 5))))
+        ), torch.from_numpy(y)
+
+    held, bare = [], []
+    for _ in range(100):
+        fitted_on, y = samples(300)
+        calibrator = get(name).fit(fitted_on, y)
+        spread = sampling_spread(calibrator.predict(fitted_on))
+        features, truth = samples(n)
+        p = calibrator.predict(features)
+        for found, shares in ((accuracy(p, spread), held), (accuracy(p), bare)):
+            shares.append(found.lower <= true(p, truth) <= found.upper)
+    assert np.mean(held) > 0.82
+    assert n == 200 or np.mean(bare) < 0.6, "chance alone is too little"
+
+
+def test_sampling_spread_is_that_of_a_share() -> None:
+    p, _ = batch(300, 0)
+    a = float(p.confidence.mean())
+    found = sampling_spread(p)
+    assert found.at(0.3) == pytest.approx(math.sqrt(a * (1 - a) / 300))
+    assert found.home == pytest.approx(a)
+    with pytest.raises(ValueError, match="got an empty one"):
+        sampling_spread(p[:0])
 
 
 def test_spread_recovers_how_far_environments_err() -> None:
@@ -101,3 +145,12 @@ def test_wrong_arguments_say_so() -> None:
     with pytest.raises(ValueError, match="got none"):
         measure_spread([], 0.9)
     assert Spread(0.01, 0.5, 0.9).at(0.7) == pytest.approx(0.11)
+
+
+def test_a_spread_measured_at_one_level_is_stretched_to_another() -> None:
+    wide = Spread(0.05, 0.0, 0.8, factor=3.0, level=0.9)
+    p = Prediction(torch.zeros(10**6).long(), torch.full((10**6, 2), 0.5), torch.full((10**6,), 0.8))
+    half = [accuracy(p, spread=wide, level=level).upper - 0.8 for level in (0.5, 0.9, 0.95)]
+    assert half == sorted(half)
+    assert half[1] == pytest.approx(0.15, abs=1e-3)
+    assert half[2] / half[1] == pytest.approx(1.95996 / 1.64485, abs=1e-3)

@@ -110,3 +110,54 @@ def test_home_of_another_network_and_an_empty_batch_are_refused() -> None:
         class_mix(p, SOURCE, home=two)
     with pytest.raises(ValueError, match="empty batch"):
         class_mix(p[:0], SOURCE)
+
+
+def counted(n: int, seed: int) -> tuple[Prediction, np.ndarray]:
+    """Calibration samples and the mix counted on them."""
+    home, y = drawn(n, seed, SOURCE)
+    return home, np.bincount(y.numpy(), minlength=3) / n
+
+
+@pytest.mark.parametrize("batch", [300, 5000])
+@pytest.mark.parametrize("with_home", [True, False])
+def test_a_mix_counted_on_few_samples_is_not_called_moved(batch: int, with_home: bool) -> None:
+    """100 times 300 calibration samples and a batch; p < .01 in 1 % by rights, 90 % intervals hold 90 %."""
+    low, hits = [], []
+    for seed in range(100):
+        home, source = counted(300, 10_000 + seed)
+        more = {"home": home} if with_home else {"n_source": 300}
+        mix = class_mix(drawn(batch, seed, SOURCE)[0], source, **more)  # type: ignore[arg-type]
+        low.append(mix.p_value < 0.01)
+        lower, upper = mix.interval()
+        hits.append((lower <= SOURCE) & (upper >= SOURCE))
+    assert np.mean(low) <= 0.03
+    assert np.abs(np.mean(hits, axis=0) - 0.9).max() < 0.07
+
+
+@pytest.mark.parametrize("with_home", [True, False])
+def test_a_real_change_is_found_with_an_honest_deviation_also_from_few_samples(with_home: bool) -> None:
+    errors, p_values = [], []
+    for seed in range(60):
+        home, source = counted(300, 20_000 + seed)
+        more = {"home": home} if with_home else {"n_source": 300}
+        mix = class_mix(drawn(1000, seed, TARGET)[0], source, **more)  # type: ignore[arg-type]
+        errors.append((mix.share - TARGET) / mix.std)
+        p_values.append(mix.p_value)
+    assert max(p_values) < 1e-6
+    assert np.abs(np.std(errors, axis=0) - 1).max() < 0.25
+
+
+def test_many_samples_of_the_source_are_as_good_as_a_mix_known_exactly() -> None:
+    p = drawn(300, 5, TARGET)[0]
+    exact, many = class_mix(p, SOURCE), class_mix(p, SOURCE, n_source=10**9)
+    np.testing.assert_allclose(many.std, exact.std, rtol=1e-5)
+    np.testing.assert_array_equal(many.share, exact.share)
+    assert (class_mix(p, SOURCE, n_source=100).std > exact.std).all()
+
+
+def test_a_number_of_samples_that_makes_no_sense_is_refused() -> None:
+    p = drawn(50, 0, SOURCE)[0]
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        class_mix(p, SOURCE, n_source=0)
+    with pytest.raises(ValueError, match="leave out n_source"):
+        class_mix(p, SOURCE, home=p, n_source=50)

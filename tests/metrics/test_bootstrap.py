@@ -173,19 +173,6 @@ def test_clear_errors(data, options, message) -> None:
         metrics.bootstrap(metrics.ece, *data, **options)
 
 
-def test_accuracy_band_is_that_of_binomial_draws() -> None:
-    confidence = np.repeat([0.1, 0.5, 0.9], [40, 100, 250])
-    correct = np.concatenate([np.arange(40) < 6, np.arange(100) < 47, np.arange(250) < 231])
-    bins = metrics.reliability_bins(confidence, correct, n_bins=5)
-    assert bins.count.tolist() == [40, 0, 100, 0, 250]
-    for options, level in (({}, 0.9), ({"level": 0.5}, 0.5)):
-        lower, upper = metrics.accuracy_band(bins, n_resamples=20_000, **options)
-        for b, (m, a) in {0: (40, 0.15), 2: (100, 0.47), 4: (250, 0.924)}.items():
-            ends = binom.ppf([(1 - level) / 2, (1 + level) / 2], m, a) / m
-            np.testing.assert_allclose([lower[b], upper[b]], ends, atol=1.01 / m)
-        assert np.isnan([*lower[[1, 3]], *upper[[1, 3]]]).all()
-
-
 @pytest.mark.parametrize(("n", "rows"), [(1000, 262), (2**18, 1), (2**18 + 1, 1)])
 def test_counts_are_made_a_chunk_at_a_time(n: int, rows: int) -> None:
     """At most 2**18 counts at once, and never less than one resample."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from salgp.monitor.martingale import BLOCK, CELLS, Promise, Wealth, _ranks, cells
+from salgp.monitor.martingale import BLOCK, CELLS, LAMBDAS, Promise, Wealth, _ranks, _stakes, cells
 
 
 def test_cells_keep_the_order_and_stay_inside() -> None:
@@ -96,3 +96,24 @@ def test_broken_promises_are_found_and_kept_ones_are_not() -> None:
     assert np.mean(np.array(peaks) >= math.log(10)) <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 300)
     s = rng.uniform(0.5, 1, 1500)
     assert Promise.start().bet(s, rng.random(1500) < s - 0.15, 0.02).peak > math.log(1000)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.02, 0.1, 0.11, 0.3, 0.99])
+def test_no_answer_takes_all_the_money_whatever_the_tolerance(tolerance: float) -> None:
+    """Right answers of no confidence cost most; sure and wrong ones are found all the same."""
+    cheap = Promise.start().bet(np.zeros(50), np.ones(50, dtype=bool), tolerance)
+    assert np.isfinite(cheap.log_money).all()
+    late = cheap.bet(np.full(4000, 0.999), np.zeros(4000, dtype=bool), tolerance)
+    assert np.isfinite(late.log_money).all()
+    assert late.peak > math.log(1000)
+
+
+def test_stakes_of_usual_tolerances_are_not_lowered() -> None:
+    assert np.array_equal(_stakes(0.02), LAMBDAS)
+    assert np.array_equal(_stakes(0.3)[:-1], LAMBDAS[:-1])
+
+
+@pytest.mark.parametrize("tolerance", [-0.01, 1.0, math.nan])
+def test_tolerances_that_nothing_can_break_are_refused(tolerance: float) -> None:
+    with pytest.raises(ValueError, match="tolerance must be at least 0 and below 1"):
+        Promise.start().bet(np.zeros(1), np.ones(1, dtype=bool), tolerance)

@@ -88,6 +88,17 @@ def test_page_says_what_happened_and_only_of_the_last_weeks(page: Path) -> None:
     assert "right of 200" in text
 
 
+def test_page_says_what_labels_take_for_granted(page: Path) -> None:
+    """Their alarm is rare where the calibrator is right, not where nothing changes."""
+    words = "right as often as their confidences say, to within the tolerance of 2 points"
+    assert words in " ".join(page.read_text(encoding="utf-8").split())
+    unlabelled = Monitor.start(batch(200, 0)[0])
+    unlabelled.feed(batch(100, 1)[0])
+    text = render_page(unlabelled, "t")
+    assert "chance of ever seeing an alarm here is at most 1 %, however often one looks.</p>" in text
+    assert "tolerance" not in text
+
+
 def test_page_of_a_new_monitor() -> None:
     from salgp.monitor.page import render_page
 

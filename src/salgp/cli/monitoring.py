@@ -50,7 +50,8 @@ def monitor(
         typer.Option(help="Features from home that the calibrator was not fitted on, for the first call."),
     ] = None,
     false_alarm: Annotated[
-        float, typer.Option(help="Chance of ever alarming though nothing changes; set on the first call.")
+        float,
+        typer.Option(help="Chance of ever alarming though nothing changes (labels: see docs); set at first."),
     ] = 0.01,
     tolerance: Annotated[
         float, typer.Option(help="Fall of accuracy that matters; set on the first call.")

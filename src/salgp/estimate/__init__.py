@@ -16,6 +16,7 @@ from salgp.estimate.accuracy import (
     left_out_spread,
     measure_spread,
     per_class,
+    sampling_spread,
 )
 from salgp.estimate.labelled import Correction, learn_correction
 from salgp.estimate.mix import ClassMix, adapt, class_mix
@@ -47,4 +48,5 @@ __all__ = [
     "left_out_spread",
     "measure_spread",
     "per_class",
+    "sampling_spread",
 ]

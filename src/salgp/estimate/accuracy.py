@@ -38,6 +38,7 @@ __all__ = [
     "left_out_spread",
     "measure_spread",
     "per_class",
+    "sampling_spread",
 ]
 
 _BASES = np.geomspace(0.001, 0.2, 40)
@@ -104,8 +105,10 @@ def accuracy(prediction: Prediction, spread: Spread | float | None = None, level
 
     Args:
         prediction: of the batch.
-        spread: what calibration does not know: measured (`measure_spread`), a standard deviation, or by
-            default the mean of the calibrator's own error bars.
+        spread: what calibration does not know: measured (`measure_spread`), at home (`sampling_spread`), a
+            standard deviation, or by default the mean of the calibrator's own error bars. For a calibrator
+            without error bars, such as temperature scaling, the default interval holds the chance of the
+            batch only, as if the calibrator had been fitted on endless samples: give it a spread.
         level: of the interval.
 
     Returns:
@@ -184,6 +187,29 @@ def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, 
     k = min(math.ceil((len(ratio) + 1) * level), len(ratio))
     factor = max(float(ratio[k - 1]), _normal(level))
     return Spread(float(_BASES[i]), float(_SLOPES[j]), home, factor, level, len(ratio))
+
+
+def sampling_spread(home: Prediction) -> Spread:
+    """What a calibrator without error bars does not know at home, because it was fitted on few samples.
+
+    Fitting matches the mean confidence ``a`` to the accuracy of ``n`` calibration samples, which is off by
+    ``sqrt(a (1 - a) / n)``; a new batch inherits that. It says nothing of other places: `left_out_spread`
+    does.
+
+    Args:
+        home: prediction of the samples that the calibrator was fitted on.
+
+    Example:
+        >>> s = torch.full((400,), 0.8)
+        >>> p = Prediction(torch.zeros(400, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
+        >>> round(sampling_spread(p).base, 3)
+        0.02
+    """
+    n = len(checked(home))
+    if not n:
+        raise ValueError("expected the prediction of the calibration samples, got an empty one")
+    mean = float(home.confidence.detach().double().mean())
+    return Spread(math.sqrt(max(mean * (1 - mean), 0.0) / n), 0.0, mean)
 
 
 def left_out_spread(
@@ -285,8 +311,12 @@ def _mean(prediction: Prediction, spread: Spread | float | None, level: float) -
 
 
 def _factor(spread: Spread | float | None, level: float) -> float:
-    measured = isinstance(spread, Spread) and spread.level == level
-    return spread.factor if isinstance(spread, Spread) and measured else _normal(level)
+    """Half-width of the interval of ``level`` in standard deviations; one that was measured at another level
+    is stretched as that of a normal distribution.
+    """
+    if not isinstance(spread, Spread):
+        return _normal(level)
+    return spread.factor * (1.0 if level == spread.level else _normal(level) / _normal(spread.level))
 
 
 def _chance(confidence: NDArray[np.float64]) -> float:

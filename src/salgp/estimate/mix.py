@@ -4,6 +4,10 @@ Where only the class mix moved, ``p(y | x)`` becomes ``p(y | x) w_y`` up to a fa
 mix. The new mix is the likeliest one, found by expectation maximisation on calibrated probabilities (Saerens,
 Latinne and Decaestecker 2002). Where the samples themselves moved this is wrong, and nothing in an unlabelled
 batch says so: a correction is asked for by name and never applied silently.
+
+The old mix was counted on a finite number of samples, too, and so was the factor of each class that brings
+its mean probability there to its share. Both errors are part of the deviation of a share (delta method) and
+of the test: without them every mix "has moved" as soon as the batch is large enough.
 """
 
 from __future__ import annotations
@@ -64,6 +68,7 @@ def class_mix(
     max_steps: int = 500,
     tolerance: float = 1e-7,
     home: Prediction | None = None,
+    n_source: int | None = None,
 ) -> ClassMix:
     """Estimate the class mix of an unlabelled batch.
 
@@ -77,10 +82,14 @@ def class_mix(
         source_mix: ``(c,)`` shares of the true classes among the calibration samples, all above 0.
         max_steps: of the search.
         tolerance: largest change of a share at which it stops.
-        home: prediction, by the same calibrator, of the calibration samples or others of that mix.
+        home: prediction, by the same calibrator, of the calibration samples or others of that mix. The mix is
+            taken as counted on them.
+        n_source: where there is no ``home``, the number of samples that the mix was counted on. With neither
+            the mix is taken as known exactly, which is right for a mix by design only.
 
     Returns:
-        Shares, their uncertainty from the observed information, and a test of "nothing moved".
+        Shares, their uncertainty, and a test of "nothing moved". Both contain what the batch does not know,
+        and what the samples do not know that the source mix was counted on.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1]]).repeat(30, 1)
@@ -88,24 +97,117 @@ def class_mix(
         >>> class_mix(p, [0.5, 0.5]).share.round(2)
         array([1., 0.])
     """
-    probs = checked(prediction).probs.detach().cpu().double().numpy()
+    probs = _array(prediction)
     source = _shares(source_mix, probs.shape[1])
     if not len(probs):
         raise ValueError("the class mix of an empty batch is unknown")
+    _check_n_source(n_source, home)
+    at_home = None
     if home is not None:
-        probs = _scaled(probs, _factors(checked(home).probs.detach().cpu().double().numpy(), source))
+        given = _array(home)
+        factors = _factors(given, source)
+        at_home, probs = _scaled(given, factors), _scaled(probs, factors)
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
-    share, converged = source.copy(), False
+    share, converged = _likeliest(ratio, source, max_steps, tolerance)
+    freedom = max(len(source) - 1, 1)
+    p_value = float(chdtrc(freedom, _evidence(probs, share, source, at_home, n_source)))
+    variance = _batch_variance(ratio, share) + _source_variance(ratio, share, source, at_home, n_source)
+    return ClassMix(share, np.sqrt(variance.clip(0)), source, p_value, len(probs), converged)
+
+
+def _likeliest(
+    ratio: FloatArray, source: FloatArray, max_steps: int, tolerance: float
+) -> tuple[FloatArray, bool]:
+    """Expectation maximisation; did it settle?"""
+    share = source.copy()
     for _ in range(max_steps):
         responsibility = ratio * share
         responsibility /= responsibility.sum(1, keepdims=True)
         before, share = share, responsibility.mean(0)
-        converged = bool(np.abs(share - before).max() < tolerance)
-        if converged:
-            break
-    gain = 2 * (np.log(ratio @ share) - np.log(ratio @ source)).sum()
-    p_value = float(chdtrc(max(len(source) - 1, 1), max(float(gain), 0.0)))
-    return ClassMix(share, _deviation(ratio, share), source, p_value, len(probs), converged)
+        if np.abs(share - before).max() < tolerance:
+            return share, True
+    return share, False
+
+
+def _evidence(
+    probs: FloatArray,
+    share: FloatArray,
+    source: FloatArray,
+    home: FloatArray | None,
+    n_source: int | None,
+) -> float:
+    """Chi-square with ``c - 1`` degrees of freedom where the mix did not move.
+
+    A mix known exactly: the ratio of likelihoods. Otherwise the score test: mean probabilities of the batch
+    against those at home, with the variance of both. Errors of the factors cancel in that difference.
+    """
+    if home is not None:
+        together = np.concatenate([probs, home])
+        variance = _scatter(together - together.mean(0)) * (1 / len(probs) + 1 / len(home))
+    elif n_source is not None:
+        likely = (probs.sum(0) + n_source * source) / (len(probs) + n_source)
+        variance = _scatter(probs - source) / len(probs) + _multinomial(likely) / n_source
+    else:
+        ratio = probs / source
+        return max(2 * float((np.log(ratio @ share) - np.log(ratio @ source)).sum()), 0.0)
+    difference = probs.mean(0) - source
+    return float(difference @ _inverse(variance) @ difference)
+
+
+def _batch_variance(ratio: FloatArray, share: FloatArray) -> FloatArray:
+    """``(c,)`` from the observed information of the batch."""
+    return np.diag(_inverse(_information(ratio, share))) / len(ratio)
+
+
+def _source_variance(
+    ratio: FloatArray,
+    share: FloatArray,
+    source: FloatArray,
+    home: FloatArray | None,
+    n_source: int | None,
+) -> FloatArray:
+    """``(c,)`` from the samples that source mix and factors come from, by the delta method.
+
+    With ``I`` the information of one sample, ``K`` its inverse where the sum stays 1, ``s`` the shares and
+    ``u`` the factors divided by the source mix, ``ds = K (1 - I diag s) d log u``. A count at home is the sum
+    of the mean probability and of what chance adds to it. Only the second moves the factors, by the inverse
+    of its covariance ``V``.
+    """
+    information = _information(ratio, share)
+    inverse = _inverse(information)
+    change = inverse - inverse @ information * share  # d share / d log u
+    per_count = change / source
+    if home is not None:
+        chance = np.diag(home.mean(0)) - _scatter(home)
+        certain = _scatter(home - home.mean(0))
+        per_chance = change @ _inverse(chance) - per_count
+        parts = per_chance @ chance @ per_chance.T + per_count @ certain @ per_count.T
+        return np.diag(parts) / len(home)
+    if n_source is not None:
+        return np.diag(per_count @ _multinomial(source) @ per_count.T) / n_source
+    return np.zeros_like(share)
+
+
+def _information(ratio: FloatArray, share: FloatArray) -> FloatArray:
+    """``(c, c)`` observed information of one sample."""
+    return _scatter(ratio / (ratio @ share)[:, None])
+
+
+def _inverse(matrix: FloatArray) -> FloatArray:
+    """Inverse ``(c, c)`` in the directions that keep the sum of the shares."""
+    c = len(matrix)
+    along = np.linalg.qr(np.eye(c) - 1 / c)[0][:, : c - 1]  # (c, c - 1) orthonormal, sums to 0
+    return along @ np.linalg.pinv(along.T @ matrix @ along, hermitian=True) @ along.T
+
+
+def _scatter(rows: FloatArray) -> FloatArray:
+    """``(c, c)`` mean of the squares."""
+    return rows.T @ rows / len(rows)
+
+
+def _multinomial(source: FloatArray) -> FloatArray:
+    """``(c, c)`` covariance of the class of one sample."""
+    return np.diag(source) - np.outer(source, source)
 
 
 def _factors(home: np.ndarray, source: np.ndarray, steps: int = 500) -> np.ndarray:
@@ -168,14 +270,18 @@ def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Pred
     )
 
 
-def _deviation(ratio: FloatArray, share: FloatArray) -> FloatArray:
-    """Inverse of the observed information in the directions that keep the sum at 1."""
-    score = ratio / (ratio @ share)[:, None]
-    information = score.T @ score
-    c = len(share)
-    along = np.linalg.qr(np.eye(c) - 1 / c)[0][:, : c - 1]  # (c, c - 1) orthonormal, sums to 0
-    covariance = along @ np.linalg.pinv(along.T @ information @ along, hermitian=True) @ along.T
-    return np.sqrt(np.clip(np.diag(covariance), 0, None))
+def _array(prediction: Prediction) -> FloatArray:
+    found: FloatArray = checked(prediction).probs.detach().cpu().double().numpy()
+    return found
+
+
+def _check_n_source(n_source: int | None, home: Prediction | None) -> None:
+    if n_source is None:
+        return
+    if home is not None:
+        raise ValueError("home says how many samples the source mix was counted on; leave out n_source")
+    if n_source < 1:
+        raise ValueError(f"n_source is the number of samples of the source mix, at least 1, got {n_source}")
 
 
 def _shares(mix: ArrayLike, n_classes: int, zero: bool = False) -> FloatArray:

@@ -17,6 +17,7 @@ from salgp.metrics.binned import (
     mce,
     reliability_bins,
 )
+from salgp.metrics.exact import accuracy_band
 from salgp.metrics.interval import (
     IntervalBins,
     interval_bins,
@@ -37,7 +38,7 @@ from salgp.metrics.proper import (
     nll_correct,
 )
 from salgp.metrics.ranking import RiskCoverage, aurc, auroc, fpr95, ood_auroc, risk_coverage
-from salgp.metrics.resample import Interval, accuracy_band, bootstrap
+from salgp.metrics.resample import Interval, bootstrap
 from salgp.metrics.scores import METRICS, Comparison, Scores, arrays_of, compare, evaluate, register
 from salgp.metrics.smooth import smooth_ece
 

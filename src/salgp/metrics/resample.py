@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from salgp.metrics.binned import ReliabilityBins
 from salgp.metrics.checks import FloatArray, IntArray
 from salgp.metrics.metric import Metric, Statistic
 
-__all__ = ["Interval", "accuracy_band", "bootstrap", "resample_counts"]
+__all__ = ["Interval", "bootstrap", "resample_counts"]
 
 _CHUNK = 2**18
 """Counts made at a time: few enough to stay in cache."""
@@ -102,36 +101,6 @@ def bootstrap(
         replicates = np.array([float(metric(*(x[row] for x in columns), **options)) for row in rows])
     lower, upper = _quantiles(replicates, level)
     return Interval(value, lower, upper, level, replicates)
-
-
-def accuracy_band(
-    bins: ReliabilityBins, n_resamples: int = 1000, seed: int = 0, level: float = 0.9
-) -> tuple[FloatArray, FloatArray]:
-    """Bootstrap interval of the accuracy of each bin: redrawing m outcomes of which a share a is correct is a
-    binomial draw.
-
-    Args:
-        bins: of `salgp.metrics.reliability_bins`.
-        n_resamples: number of resamples.
-        seed: of the generator.
-        level: probability mass of the interval.
-
-    Returns:
-        Lower and upper ends, ``(B,)`` each; NaN in empty bins.
-
-    Example:
-        >>> from salgp.metrics import reliability_bins
-        >>> bins = reliability_bins([0.4] * 50 + [0.9] * 50, [1, 0] * 25 + [1] * 50, n_bins=2)
-        >>> lower, upper = accuracy_band(bins)
-        >>> lower.round(1), upper.round(1)
-        (array([0.4, 1. ]), array([0.6, 1. ]))
-    """
-    share = np.nan_to_num(bins.accuracy).clip(0, 1)
-    hits = np.random.default_rng(seed).binomial(bins.count, share, (n_resamples, len(bins.count)))
-    accuracy = hits / np.maximum(bins.count, 1)
-    lower, upper = np.quantile(accuracy, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    filled = bins.count > 0
-    return np.where(filled, lower, np.nan), np.where(filled, upper, np.nan)
 
 
 def resample_counts(n: int, n_resamples: int, seed: int) -> Iterator[IntArray]:

@@ -105,8 +105,11 @@ class Wealth:
 class Promise:
     """The same for labelled samples against "answers are right at least as often as their confidence says".
 
+    That is more than "nothing changed": a calibrator fitted on few samples may break it from the start.
+
     A bet of ``1 + x (confidence - tolerance - right)`` cannot gain on average as long as the promise is kept
-    to within ``tolerance``.
+    to within ``tolerance``. It stays above 0 for every answer if ``x < 1 / (1 + tolerance)``: larger stakes
+    are lowered to that.
 
     Args:
         log_money: ``(stakes,)``.
@@ -130,15 +133,23 @@ class Promise:
 
     def bet(self, confidence: FloatArray, right: NDArray[np.bool_], tolerance: float) -> Promise:
         """Bet on labelled samples, in their order."""
+        stakes = _stakes(tolerance)
         promise = self
         excess = confidence - tolerance - right
         for first in range(0, len(excess), BLOCK):
             part = excess[first : first + BLOCK]
             b = promise.blocks + 1
-            gain = np.log1p(LAMBDAS * part[:, None]).sum(0)
+            gain = np.log1p(stakes * part[:, None]).sum(0)
             after = Promise(np.logaddexp(promise.log_money, -np.log(b * (b + 1))) + gain, b)
             promise = replace(after, peak=max(promise.peak, after.log_total))
         return promise
+
+
+def _stakes(tolerance: float) -> FloatArray:
+    """`LAMBDAS`, as far as no answer can cost all the money."""
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
+    return np.minimum(LAMBDAS, 0.99 / (1 + tolerance))
 
 
 def _ranks(counts: IntArray, values: IntArray, draws: FloatArray) -> FloatArray:

@@ -81,6 +81,7 @@ def render_page(monitor: Watched, title: str) -> str:
         first=recent[0].time if recent else "",
         last=recent[-1].time if recent else "",
         n_shown=len(fed),
+        labelled=any(record.labelled for record in monitor.log),
     )
 
 

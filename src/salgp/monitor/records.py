@@ -64,7 +64,8 @@ class Settings:
         n_reference: samples of the reference.
         home: mean confidence of the reference.
         class_share: ``(c,)`` shares of the predicted classes in the reference.
-        false_alarm: chance of ever alarming though nothing changed.
+        false_alarm: chance of ever alarming though nothing changed and the calibrator is right to within
+            the tolerance.
         tolerance: fall of accuracy that matters.
         window: batches that "now" consists of.
         level: of intervals.

@@ -41,7 +41,8 @@ class Status:
     Args:
         alarm: ``"shift"`` (the inputs changed), ``"promise"`` (labels show more errors than promised), both
             or none.
-        false_alarm: chance of ever seeing an alarm though nothing changed.
+        false_alarm: chance of ever seeing an alarm though nothing changed; where labels are given, if the
+            calibrator is right to within the tolerance.
         accuracy: of the window, estimated without labels.
         measured: of the samples whose labels came within the window; None without labels.
         home: mean confidence of the reference.

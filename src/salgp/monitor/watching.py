@@ -78,7 +78,10 @@ class Monitor:
                 its own calibration samples look more familiar than any new ones.
             state: folder to keep everything in; it must not hold a monitor yet.
             false_alarm: chance of ever alarming, over the whole life of the monitor, though nothing changed.
-            tolerance: fall of accuracy that matters.
+                Labels test whether answers are right as often as promised, to within ``tolerance``: where
+                they are given, the calibrator must be that good from the start.
+            tolerance: fall of accuracy that matters; with labels at least twice ``sqrt(a (1 - a) / n)``, for
+                an accuracy ``a`` and ``n`` calibration samples.
             window: batches that "now" consists of.
             level: of the intervals.
             spread: what calibration does not know (`salgp.estimate.measure_spread`).

@@ -72,8 +72,8 @@ class ReliabilityDisplay:
         return cls(bins, ece(prediction.confidence, correct, n_bins), name).plot(ax)
 
     def plot(self, ax: Axes | None = None, *, level: float = 0.9) -> Self:
-        """Draw on ``ax``, or on a new figure, with bootstrap intervals of this level."""
-        self.ax_ = draw_reliability(new_axes(ax), self.bins, accuracy_band(self.bins, level=level))
+        """Draw on ``ax``, or on a new figure, with exact intervals of this level."""
+        self.ax_ = draw_reliability(new_axes(ax), self.bins, accuracy_band(self.bins, level))
         self.ax_.set_title(f"{self.name}: gap {self.ece:.3f}" if self.name else f"gap {self.ece:.3f}")
         return self
 

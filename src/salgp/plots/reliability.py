@@ -27,7 +27,6 @@ def reliability_diagram(
     figure: Figure | SubFigure | None = None,
     axes: tuple[Axes, Axes] | None = None,
     band: float | None = None,
-    seed: int = 0,
     title: str = "",
 ) -> tuple[Axes, Axes]:
     """Upper panel: share of samples by confidence; lower panel: observed accuracy (blue) and its gap to the
@@ -39,8 +38,7 @@ def reliability_diagram(
         n_bins: number of equal-width bins.
         figure: figure or subfigure to draw into; a new one by default.
         axes: upper and lower axes to draw on, instead of a figure.
-        band: probability mass of a bootstrap interval on each accuracy, e.g. 0.9; none by default.
-        seed: of the bootstrap.
+        band: level of an exact interval on each accuracy, e.g. 0.9; none by default.
         title: above the upper panel.
 
     Returns:
@@ -58,7 +56,7 @@ def reliability_diagram(
     else:
         upper, lower = axes
     draw_shares(upper, bins)
-    draw_reliability(lower, bins, None if band is None else accuracy_band(bins, level=band, seed=seed))
+    draw_reliability(lower, bins, None if band is None else accuracy_band(bins, band))
     upper.set_title(title, fontsize="medium")
     return upper, lower
 
@@ -130,7 +128,7 @@ def draw_reliability(
             ecolor="black",
             elinewidth=1.2,
             capsize=2.5,
-            label="bootstrap interval",
+            label="exact interval",
         )
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     ax.legend(loc="upper left", fontsize="small", framealpha=0.9)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv, ndtr
+from scipy.special import ndtr
 
+from salgp.metrics.exact import exact_interval
 from salgp.report.summary import Scored
 
 __all__ = ["Confusion", "Slice", "confusions", "holm", "slices"]
@@ -153,7 +154,5 @@ def _verdict(enough: bool, p_value: float, over: bool) -> str:
 
 def _share(right: np.ndarray) -> tuple[float, float, float]:
     """Share of right answers and the ends of its exact 90 % interval (Clopper and Pearson)."""
-    n, k = len(right), int(right.sum())
-    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, 0.05))
-    high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 0.95))
-    return k / n, low, high
+    low, high = exact_interval(right.sum(keepdims=True), np.array([len(right)]), 0.9)
+    return float(right.mean()), float(low[0]), float(high[0])

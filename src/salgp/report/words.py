@@ -133,7 +133,8 @@ GLOSSARY = {
     "Point": "One per cent of confidence. From 80 % to 75 % is five points less.",
     "Confidence error (ECE)": "Mean gap between the confidence and how often it is right, over groups of "
     "answers of similar confidence.",
-    "Interval": "Where the true value lies in 90 of 100 cases.",
+    "Interval": "Where the true figure of a group of answers lies in 90 of 100 cases; it says nothing of a "
+    "single answer.",
     "Assurance": "In 95 of 100 cases in which a limit is chosen like this, its promise holds on new answers "
     "of the same kind.",
     "Limit": "Answers with a higher confidence are used, the others go to a human.",
