@@ -14,7 +14,6 @@ import pytest
 from samples import sample
 
 import salgp
-from salgp.cli.arrays import LABELS
 from salgp.network.batches import LABEL_KEYS, Batch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +116,7 @@ def test_what_the_page_says_of_intervals_is_what_the_table_says() -> None:
     assert f"for {between([row[2] for row in found.values()])}." in single
 
 
-@pytest.mark.parametrize(("place", "names"), [("deploying.md", LABEL_KEYS), ("start.md", LABELS)])
+@pytest.mark.parametrize(("place", "names"), [("deploying.md", LABEL_KEYS), ("start.md", LABEL_KEYS)])
 def test_pages_name_every_name_that_labels_may_have(place: str, names: tuple[str, ...]) -> None:
     page = (ROOT / "docs" / place).read_text(encoding="utf-8")
     (line,) = (line for line in page.splitlines() if "`label`" in line and "`y`" in line)

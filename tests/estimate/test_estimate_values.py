@@ -185,14 +185,16 @@ def _weighted(p: Prediction, right: np.ndarray, new: Prediction) -> float:
     return float((weight * right).sum() / weight.sum())
 
 
-def test_a_measured_factor_counts_at_its_own_level_only() -> None:
+def test_a_measured_factor_is_stretched_at_other_levels() -> None:
     """Without a level of its own it belongs to 90 %."""
     p, _ = drawn(50, 0)
     c = p.confidence.numpy()
     wide = Spread(0.02, 0.3, 0.9, factor=3.0)
     one = math.sqrt((c * (1 - c)).sum() / 50**2 + wide.at(float(c.mean())) ** 2)
     assert accuracy(p, wide).lower == pytest.approx(c.mean() - 3.0 * one)
-    assert accuracy(p, wide, 0.8).lower == pytest.approx(c.mean() - norm.ppf(0.9) * one)
+    assert accuracy(p, wide, 0.8).lower == pytest.approx(
+        c.mean() - 3.0 * norm.ppf(0.9) / norm.ppf(0.95) * one
+    )
     assert wide.n_environments == 0, "nothing was measured"
     assert accuracy(p, Spread(0.02, 0.3, 0.9)).lower == pytest.approx(c.mean() - 1.645 * one, abs=1e-4)
 
