@@ -23,6 +23,7 @@ __all__ = [
     "look_like_probabilities",
     "non_finite_rows",
     "plain_array",
+    "tell_nothing",
 ]
 
 OUTPUTS = ("logits", "probabilities", "log-probabilities")
@@ -108,6 +109,16 @@ def look_like_probabilities(logits: Tensor) -> bool:
     totals = logits.double().sum(dim=1)
     one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all()) and bool((logits[:, 1] > 0).any())
     return one_column or bool(((totals - 1).abs() < TOLERANCE).all())
+
+
+def tell_nothing(logits: Tensor) -> bool:
+    """Are all classes equal in every row? So do samples look that came without class scores.
+
+    Example:
+        >>> tell_nothing(torch.zeros(2, 3)), tell_nothing(torch.eye(3))
+        (True, False)
+    """
+    return bool((logits == logits[:, :1]).all())
 
 
 def largest(x: Tensor) -> Tensor:
