@@ -46,7 +46,7 @@ class Calibrator(BaseEstimator, ABC):
     """Abstract base of all calibrators.
 
     Attributes:
-        classes (int): number of classes seen in `fit` is stored as ``n_classes_``.
+        n_classes_: number of classes seen in `fit`; `predict` refuses others.
         layer_widths_: feature widths seen in `fit`; `predict` refuses others.
         zeros_: ``(c,)`` logits in place of a probability of exactly 0, see `salgp.calibrators.zeros`; None
             where no calibration sample had one.
@@ -151,12 +151,12 @@ class Calibrator(BaseEstimator, ABC):
         one = features[[_place(i, len(features))]]
         return explain_line(one, self.predict(one))
 
-    def check_input(self, features: Features) -> Features:
+    def check_input(self, features: Features, allow_empty: bool = True) -> Features:
         """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not
         fitted for.
         """
         self._check_fitted()
-        check_features(features, self.needs_layers, allow_empty=True)
+        check_features(features, self.needs_layers, allow_empty)
         features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")

@@ -201,6 +201,17 @@ class Statistics:
             self.n - other.n,
         )
 
+    def to(self, device: torch.device | str) -> Statistics:
+        """The same sums on another device."""
+        return Statistics(
+            self.A.to(device),
+            self.b.to(device),
+            self.yy.to(device),
+            self.log_noise.to(device),
+            self.trace.to(device),
+            self.n,
+        )
+
 
 def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
     """Sums over one batch of rows: ``Kuf`` is ``(m, n)``, ``prior`` the variances ``k_ii``."""

@@ -471,11 +471,13 @@ class LayerEvidence(Calibrator):
         """Add labelled samples; reference, temperature, scales, gate and environment stay, the experts are
         those of a fit to all rows from scratch. ``check_``, ``verdict_`` and ``relevance_`` tell of the fit.
         """
-        return self._refresh(self.seen_.joined(self._observed(features, labels)))
+        more = self._observed(features, labels)
+        return self._refresh(self.seen_.joined(more))
 
     def forget(self, features: Features, labels: Any) -> Self:
         """Take back samples that were added by `update`, or fitted on with a reference of their own."""
-        return self._refresh(self.seen_.without(self._observed(features, labels)))
+        some = self._observed(features, labels)
+        return self._refresh(self.seen_.without(some))
 
     def suggest(self, features: Features, k: int) -> Tensor:
         """Indices of the ``k`` unlabelled samples whose labels would teach most: uncertain, and unlike each
@@ -486,7 +488,8 @@ class LayerEvidence(Calibrator):
         return spread_choice(features, std, k)
 
     def _observed(self, features: Features, labels: Any) -> FittedRows:
-        features = self.check_input(features)
+        """New samples as the model sees them, on the device of those it knows."""
+        features = self.check_input(features).to(self.seen_.correct.device)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
             view = self.evidence_.view(features, layer_evidence(self.evidence_.reference, features))
@@ -505,5 +508,6 @@ class LayerEvidence(Calibrator):
 
     def standard_novelty(self, features: Features) -> Tensor:
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
-        found = layer_evidence(self.evidence_.reference, self.check_input(features))
+        features = self.check_input(features)
+        found = layer_evidence(self.evidence_.reference, features)
         return standardised(found, self.evidence_.scales)[1]
