@@ -39,7 +39,7 @@ from salgp.labels import as_labels
 from salgp.prediction import Prediction
 from salgp.storage import pack, unpack
 
-__all__ = ["CalibrationWarning", "Calibrator", "check_features"]
+__all__ = ["CalibrationWarning", "Calibrator", "check_features", "chunks"]
 
 
 class Calibrator(BaseEstimator, ABC):
@@ -124,13 +124,9 @@ class Calibrator(BaseEstimator, ABC):
         features = self.check_input(features)
         if context is not None:
             raise self._without_context()
-        size = self._chunk()
         with torch.no_grad():
-            if len(features) <= size:
-                return self._predict(features)
-            return Prediction.concatenate(
-                [self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)]
-            )
+            parts = [self._predict(part) for part in chunks(features, self._chunk())]
+            return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 
     def explain(self, features: Features, i: int) -> str:
         """Say in one line what each term did to the confidence of sample ``i``, in confidence points that add
@@ -281,6 +277,18 @@ class Calibrator(BaseEstimator, ABC):
             f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder), or for a "
             f"CalibratedEstimator its own save(folder) and CalibratedEstimator.load(folder, estimator)"
         )
+
+
+def chunks(features: Features, size: int) -> list[Features]:
+    """The samples, at most ``size`` at a time; no samples are one chunk.
+
+    Example:
+        >>> [len(part) for part in chunks(Features(torch.zeros(5, 2)), 2)]
+        [2, 2, 1]
+    """
+    if len(features) <= size:
+        return [features]
+    return [features[i : i + size] for i in range(0, len(features), size)]
 
 
 def _place(i: Any, n: int) -> int:
