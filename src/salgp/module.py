@@ -210,15 +210,15 @@ class CalibratedClassifier(nn.Module):
         """Write the calibrator, and ``module.json`` with the taps and the network's fingerprint; whole or not
         at all, see `salgp.calibrators.Calibrator.save`.
         """
+        return save_folder(folder, self.write)
+
+    def write(self, folder: Path) -> None:
+        """Put its files into a folder that is being written."""
         header = module_header(self.model, self.taps)
         if self.rehearsal is not None:
             header["rehearsal"] = dataclasses.asdict(self.rehearsal)
-
-        def write(part: Path) -> None:
-            write_calibrator(self.calibrator, part)
-            write_header(part / "module.json", FORMAT, FORMAT_VERSION, header)
-
-        return save_folder(folder, write)
+        write_calibrator(self.calibrator, folder)
+        write_header(folder / "module.json", FORMAT, FORMAT_VERSION, header)
 
 
 def calibrate(

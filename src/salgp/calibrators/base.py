@@ -275,7 +275,8 @@ class Calibrator(BaseEstimator, ABC):
     def __getstate__(self) -> Any:
         raise TypeError(
             f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder), or for a "
-            f"CalibratedEstimator its own save(folder) and CalibratedEstimator.load(folder, estimator)"
+            f"CalibratedEstimator its own save(folder) and CalibratedEstimator.load(folder, estimator); "
+            f"likewise CalibratedTorchClassifier.load(folder)"
         )
 
 
