@@ -8,6 +8,7 @@ import dataclasses
 
 import pytest
 import torch
+from posteriors import joint
 from references import GPyTorchGP, double_loop, gpytorch_inputs, gpytorch_kernel, perturbed_start
 from samples import sample
 
@@ -93,7 +94,7 @@ def test_evidence_mean_and_variance_match_gpytorch(
     assert float(ours) == pytest.approx(reference.log_evidence(), rel=1e-6)
     torch.testing.assert_close(our_mean, mean, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(our_variance, covariance.diagonal(), rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(posterior.joint(new_rows)[1], covariance, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(joint(posterior, new_rows)[1], covariance, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
