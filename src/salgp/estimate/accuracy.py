@@ -27,7 +27,7 @@ from torch import Tensor
 from salgp.decide import Rule
 from salgp.features import Features
 from salgp.labels import as_labels
-from salgp.prediction import Prediction, checked
+from salgp.prediction import INTERVAL_SD, Prediction, checked
 
 __all__ = [
     "Estimate",
@@ -90,7 +90,7 @@ class Spread:
     base: float
     slope: float
     home: float
-    factor: float = 1.645
+    factor: float = INTERVAL_SD
     level: float = 0.9
     n_environments: int = 0
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv, ndtr
+from scipy.special import ndtr
 
+from salgp.decide.prices import upper_share
 from salgp.report.summary import Scored
 
 __all__ = ["Confusion", "Slice", "confusions", "holm", "slices"]
@@ -154,6 +155,4 @@ def _verdict(enough: bool, p_value: float, over: bool) -> str:
 def _share(right: np.ndarray) -> tuple[float, float, float]:
     """Share of right answers and the ends of its exact 90 % interval (Clopper and Pearson)."""
     n, k = len(right), int(right.sum())
-    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, 0.05))
-    high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 0.95))
-    return k / n, low, high
+    return k / n, 1 - upper_share(n - k, n, 0.05), upper_share(k, n, 0.05)

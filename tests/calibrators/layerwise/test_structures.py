@@ -345,6 +345,11 @@ def test_refuses_what_it_does_not_know(name: str, options: dict[str, object], me
         structure(name, {"a": 2, "b": 3}, 4, **options)  # type: ignore[arg-type]
 
 
+def test_a_covariance_without_a_kernel_of_choice_refuses_an_unknown_one_too() -> None:
+    with pytest.raises(ValueError, match="unknown kernel 'cosine'"):
+        structure("red", {"a": 3}, 4, kernel="cosine")
+
+
 def test_terms_of_samples_and_stacked_rows_exclude_each_other() -> None:
     plain = structure("sum", {"a": 2, "b": 3}, 3)
     with pytest.raises(ValueError, match="not of stacked rows"):

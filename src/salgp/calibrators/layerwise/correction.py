@@ -24,7 +24,7 @@ from salgp.gp.fast import CrossPlan, plan_of
 from salgp.gp.fitting import Fitted
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.regression import Posterior, remaining
-from salgp.prediction import LayerTerms, Prediction
+from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction
 
 __all__ = ["chunk_size", "corrected", "fast_predictor", "predict_corrections", "to_prediction"]
 
@@ -78,7 +78,7 @@ def corrected(
         )
     log_odds = (log_odds_design(features) if design is None else design) @ fitted.mean_weights + mean
     confidence, std = sigmoid_moments(log_odds, variance)
-    half = 1.6448536269514722 * variance.sqrt()
+    half = INTERVAL_SD * variance.sqrt()
     return Prediction.from_confidence(
         features,
         confidence,
