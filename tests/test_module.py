@@ -86,8 +86,9 @@ def test_one_call_equals_the_explicit_steps(model, loader):
     assert prediction.layers.names == features.layer_names
 
 
-def test_the_default_method_is_layer_evidence(model, loader):
-    classifier = calibrate(model, loader)
+@pytest.mark.parametrize("method", [None, "auto"])
+def test_the_default_method_is_layer_evidence(model, loader, method):
+    classifier = calibrate(model, loader, method=method)
     assert classifier.calibrator.name == "layer-evidence"
     prediction = classifier(X)
     assert torch.equal(prediction.label, classifier.features(X).label)
@@ -131,6 +132,8 @@ def test_without_layers_temperature_scaling_takes_over_and_says_so(kind, tmp_pat
     with pytest.warns(CalibrationWarning, match="no hidden layer .* temperature scaling is used") as caught:
         classifier = calibrate(net, [(x, y)], reference=[(x[:40], y[:40])])
     assert caught[0].filename == __file__
+    with pytest.warns(CalibrationWarning, match="temperature scaling is used"):
+        assert calibrate(net, [(x, y)], method="auto").calibrator.name == "temperature"
     expected = calibrate(net, [(x, y)], method="temperature")(x)
     assert classifier.rehearsal is None
     assert _equal(classifier(x), expected)
@@ -162,6 +165,8 @@ def test_a_method_by_name_reads_no_layers_it_does_not_need(model, loader):
     assert classifier.features(X).layer_names == ()
     with pytest.raises(KeyError, match="no calibrator called 'nothing'"):
         calibrate(model, loader, method="nothing")
+    with pytest.raises(KeyError, match="no calibrator called ''"):
+        calibrate(model, loader, method="")
     with pytest.raises(TypeError, match="method must be a Calibrator"):
         calibrate(model, loader, method=3)
 

@@ -85,7 +85,7 @@ def test_sides_equal_loops_whatever_the_classes(m: int, monkeypatch: pytest.Monk
         found = side_distances(ClassIndex.build(x, classes), query, label, 3, leave)
         expected = looped_sides(x, classes, query, label, 3, leave.tolist())
         for side, name in enumerate(("own", "other", "any")):
-            np.testing.assert_allclose(getattr(found, name).numpy(), expected[side], atol=1e-12, err_msg=name)
+            np.testing.assert_allclose(found.all[side].numpy(), expected[side], atol=1e-12, err_msg=name)
 
 
 def test_huge_and_tiny_features_are_searched_alike() -> None:

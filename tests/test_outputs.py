@@ -129,3 +129,14 @@ def test_missing_embeddings_and_features_are_refused_with_what_to_pass() -> None
         found.predict(z)
     with pytest.raises(TypeError, match=r"\.calibrator\.predict"):
         found.predict(salgp.Features.from_logits(z, layers))
+
+
+def test_embeddings_alone_serve_as_a_reference_as_well_as_embeddings_with_scores() -> None:
+    """A class without training samples gets the usual agreement, whether scores came with them or not."""
+    z, y, layers = arrays()
+    known = np.where(y == 2, 0, y)
+    right = salgp.Features.from_logits(5.0 * np.eye(z.shape[1])[known], layers)
+    alone = salgp.calibrate_outputs(z, y, layers=layers, reference=(layers, known))
+    scored = salgp.calibrate_outputs(z, y, layers=layers, reference=(right, known))
+    expected = scored.predict(z, layers=layers).confidence
+    torch.testing.assert_close(alone.predict(z, layers=layers).confidence, expected)

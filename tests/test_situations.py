@@ -339,6 +339,24 @@ def _no_reference(folder: Path) -> None:
 
 
 @situation(
+    "embeddings of the training data, without class scores",
+    "works as a reference; its true classes take the place of predictions",
+)
+def _embeddings_alone(folder: Path) -> None:
+    x, y = data()
+    known = y.where(y < 2, -1)  # no class 2 among the training data, but strangers
+    right = salgp.Features.from_logits(torch.eye(3)[known.clamp_min(0)], {"x": x})
+    z = 3 * x[:, :3]
+    alone, scored = (
+        salgp.calibrate_outputs(z, y, layers={"x": x}, reference=(given, known))
+        for given in ({"x": x}, right)
+    )
+    usual, expected = (found.calibrator.evidence_.reference.typical for found in (alone, scored))
+    assert float(usual[0]) > 0
+    assert float(usual[0]) == pytest.approx(float(expected[0]), abs=0.3)
+
+
+@situation(
     "a network without hidden layers (a linear probe), of plain tensors, or of TorchScript",
     "works; temperature scaling takes over, with a warning",
 )

@@ -24,7 +24,7 @@ from salgp.metrics import Comparison, compare
 from salgp.module import CalibratedClassifier, calibrate
 from salgp.prediction import Prediction
 from salgp.report import build
-from salgp.report.summary import layer_shares
+from salgp.report.summary import layer_corrections
 
 __all__ = ["STEPS", "DemoResult", "in_plain_words", "run_demo", "train_network"]
 
@@ -195,7 +195,9 @@ def _all_methods(
 def _layers(classifier: CalibratedClassifier, prediction: Prediction) -> tuple[dict[str, float], str]:
     """Mean size of each layer's part in the correction, largest first, and its unit."""
     names = list(classifier.calibrator.layer_widths_)
-    shares = sorted((s for s in layer_shares(prediction) if s.name in names), key=lambda share: -share.size)
+    shares = sorted(
+        (s for s in layer_corrections(prediction) if s.name in names), key=lambda share: -share.size
+    )
     unit = "" if prediction.layers is None else prediction.layers.scale
     return {share.name: share.size for share in shares}, unit
 

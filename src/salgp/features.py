@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from salgp.labels import as_labels
-from salgp.logits import as_array, as_logits, largest
+from salgp.logits import as_array, as_logits, at_least_single, largest
 from salgp.storage import FormatError, check_kind, read_tensors, refuse_foreign, write_tensors
 
 __all__ = ["Features", "load_features"]
@@ -141,7 +141,7 @@ class Features:
     @property
     def probs(self) -> Tensor:
         """Softmax of the logits, ``(n, c)``, in at least single precision."""
-        return torch.softmax(_at_least_float32(self.logits), dim=1)
+        return torch.softmax(at_least_single(self.logits), dim=1)
 
     @cached_property
     def label(self) -> Tensor:
@@ -296,7 +296,3 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     """All parts one after another, or nothing where one is missing."""
     known = [x for x in parts if x is not None]
     return torch.cat(known) if len(known) == len(parts) else None
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -17,12 +17,15 @@ __all__ = [
     "OUTPUTS",
     "ZERO",
     "as_array",
+    "at_least_single",
     "as_logits",
     "check_finite",
     "largest",
+    "log_odds",
     "look_like_probabilities",
     "non_finite_rows",
     "plain_array",
+    "tell_nothing",
 ]
 
 OUTPUTS = ("logits", "probabilities", "log-probabilities")
@@ -63,7 +66,7 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
             f"expected {output} as floating-point numbers of shape (n, c) or, of a binary classifier, (n,) "
             f"or (n, 1); got {raw.dtype} {tuple(raw.shape)}" + (f"; {hint}" if hint else "")
         )
-    z = raw.float() if raw.dtype in (torch.float16, torch.bfloat16) else raw
+    z = at_least_single(raw)
     binary = z.ndim == 1 or z.shape[1] == 1
     if output == "logits":
         return torch.stack([torch.zeros_like(z.reshape(-1)), z.reshape(-1)], dim=1) if binary else z
@@ -74,6 +77,28 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
     if output == "log-probabilities" and not binary:
         return z.masked_fill(z == -torch.inf, ZERO)
     return p.clamp_min(torch.finfo(p.dtype).tiny).log().masked_fill(p <= 0, ZERO)
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """The same numbers in at least single precision.
+
+    Example:
+        >>> at_least_single(torch.zeros(1).half()).dtype, at_least_single(torch.zeros(1).double()).dtype
+        (torch.float32, torch.float64)
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def log_odds(p: Tensor, margin: float = 1e-12) -> Tensor:
+    """``log(p / (1 - p))``, kept finite: probabilities count as this far from 0 and 1 at least.
+
+    Example:
+        >>> log_odds(torch.tensor([0.5, 1.0]).double(), 0.1)
+        tensor([0.0000, 2.1972], dtype=torch.float64)
+    """
+    inside = p.clamp(margin, 1 - margin)
+    return inside.log() - (-inside).log1p()
 
 
 def as_array(x: Any) -> Tensor:
@@ -108,6 +133,16 @@ def look_like_probabilities(logits: Tensor) -> bool:
     totals = logits.double().sum(dim=1)
     one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all()) and bool((logits[:, 1] > 0).any())
     return one_column or bool(((totals - 1).abs() < TOLERANCE).all())
+
+
+def tell_nothing(logits: Tensor) -> bool:
+    """Are all classes equal in every row? So do samples look that came without class scores.
+
+    Example:
+        >>> tell_nothing(torch.zeros(2, 3)), tell_nothing(torch.eye(3))
+        (True, False)
+    """
+    return bool((logits == logits[:, :1]).all())
 
 
 def largest(x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, get, load_calibrator
 from salgp.calibrators.checks import CalibrationWarning
+from salgp.calibrators.registry import DEFAULT, method_for
 from salgp.calibrators.saving import save_folder, write_calibrator
 from salgp.features import Features
 from salgp.network.batches import Batch, LabelsAt
@@ -209,15 +210,15 @@ class CalibratedClassifier(nn.Module):
         """Write the calibrator, and ``module.json`` with the taps and the network's fingerprint; whole or not
         at all, see `salgp.calibrators.Calibrator.save`.
         """
+        return save_folder(folder, self.write)
+
+    def write(self, folder: Path) -> None:
+        """Put its files into a folder that is being written."""
         header = module_header(self.model, self.taps)
         if self.rehearsal is not None:
             header["rehearsal"] = dataclasses.asdict(self.rehearsal)
-
-        def write(part: Path) -> None:
-            write_calibrator(self.calibrator, part)
-            write_header(part / "module.json", FORMAT, FORMAT_VERSION, header)
-
-        return save_folder(folder, write)
+        write_calibrator(self.calibrator, folder)
+        write_header(folder / "module.json", FORMAT, FORMAT_VERSION, header)
 
 
 def calibrate(
@@ -244,8 +245,8 @@ def calibrate(
     Args:
         model: the classifier; it is not changed.
         loader: labelled calibration data, see `salgp.extract`.
-        method: a calibrator (a fitted copy is made), its name, or None for layer evidence, the library's
-            default, and for temperature scaling where no layer of the network can be read.
+        method: a calibrator (a fitted copy is made), its name, or None (also ``"auto"``) for layer evidence,
+            the library's default, and for temperature scaling where no layer of the network can be read.
         reference: loader of the network's training data, for methods that compare against it.
         layers: see `salgp.extract`.
         pooling: see `salgp.extract`.
@@ -272,7 +273,7 @@ def calibrate(
         >>> calibrate(model, [(x, y)], method="temperature")(x[:2]).probs.shape
         torch.Size([2, 3])
     """
-    calibrator = _unfitted(method)
+    calibrator = method_for(method)
     taken = (layers, pooling) if calibrator.needs_layers else ((), "auto")
     reader = Reader(*taken, output, max_width, seed, forward, labels_at)
     copies = ("auto" if calibrator.uses_copies else None) if perturb is True else perturb or None
@@ -288,7 +289,7 @@ def calibrate(
         tokenizer=tokenizer,
         needs_layers=calibrator.needs_layers,
     )
-    calibrator = suited(calibrator, data.features, method is not None)
+    calibrator = suited(calibrator, data.features, method not in DEFAULT)
     calibrator.fit(data.features, data.labels, data.reference)
     return CalibratedClassifier(model, calibrator, data.reader, data.rehearsal)
 
@@ -366,17 +367,6 @@ def load(
     if missing:
         raise FormatError(f"{path}: the network has no module {missing[0][:80]!r}")
     return CalibratedClassifier(model, calibrator, reader, rehearsal)
-
-
-def _unfitted(method: Calibrator | str | None) -> Calibrator:
-    from sklearn.base import clone
-
-    if isinstance(method, Calibrator):
-        copy: Calibrator = clone(method)
-        return copy
-    if method is None or isinstance(method, str):
-        return get(method or "layer-evidence")
-    raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

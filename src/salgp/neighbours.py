@@ -141,11 +141,6 @@ class ClassDistances:
         """``(S, n)`` to all other classes."""
         return self.all[1]
 
-    @property
-    def any(self) -> Tensor:
-        """``(S, n)`` to whatever class."""
-        return self.all[2]
-
 
 def side_distances(
     index: ClassIndex,

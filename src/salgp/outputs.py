@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sklearn.base import clone
-
-from salgp.calibrators import Calibrator, get
+from salgp.calibrators import Calibrator
+from salgp.calibrators.registry import method_for
 from salgp.features import Features
 from salgp.prediction import Prediction
 
@@ -105,23 +104,6 @@ def calibrate_outputs(
     known = None if reference is None else _reference(reference, features)
     calibrator = method_for(method, bool(features.layers)).fit(features, labels, known)
     return CalibratedOutputs(calibrator, "logits" if probs is None else "probabilities")
-
-
-def method_for(method: Calibrator | str | None, has_layers: bool) -> Calibrator:
-    """An unfitted calibrator: the given one copied, one by name, or what suits the data.
-
-    Example:
-        >>> method_for("auto", has_layers=False)
-        TemperatureScaling()
-    """
-    if isinstance(method, Calibrator):
-        copy: Calibrator = clone(method)
-        return copy
-    if method is None or method == "auto":
-        return get("layer-evidence" if has_layers else "temperature")
-    if isinstance(method, str):
-        return get(method)
-    raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
 
 
 _ARGUMENT = {"logits": "logits", "probabilities": "probs"}

@@ -2,7 +2,7 @@
 
 A survey that goes deeper sees the same kinds of objects further away. `distance` rehearses just that, on
 curves and metadata together, as they change together: less flux, more noise, slower curves, a larger
-redshift. `flux_noise` and `epoch_drop` disturb the curves alone.
+redshift.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from salgp.network.perturb import Family
 from salgp.network.signals import normal, per, uniform
 from salgp_study.lightcurves import META_COLUMNS
 
-__all__ = ["EPOCH_DROP", "FLUX_NOISE", "distance", "epoch_drop", "flux_noise", "light_curves"]
+__all__ = ["distance", "light_curves"]
 
 REDSHIFT, LOG_SCALE = META_COLUMNS.index("hostgal_photoz"), len(META_COLUMNS)
 """Columns of the metadata: redshift of the host galaxy, and logarithm of the flux scale, which is last."""
@@ -77,30 +77,6 @@ def _luminosity_distance(z: Tensor) -> Tensor:
     return z + 0.775 * z.square()
 
 
-def flux_noise(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise added to the fluxes of light curves, in units of their errors, which grow to match."""
-    flux, error = x[..., 1].sinh(), x[..., 2].sinh()
-    extra = per(4 * strength, flux)
-    flux = flux + extra * error * normal(flux, generator)
-    return _with_flux(x, flux, error * (1 + extra.square()).sqrt(), x[..., 0])
-
-
-def epoch_drop(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-    """Observations lost, up to 90 %; what is left moves to the front, and one observation per band always
-    stays.
-    """
-    seen = x[..., 3] > 0
-    lost = uniform(tuple(seen.shape), x, generator) < per((0.9 * strength).clamp(max=0.9), seen)
-    lost[..., 0] = False
-    kept = seen & ~lost
-    order = (~kept).to(torch.uint8).argsort(dim=-1, stable=True)[..., None].expand_as(x)
-    return (x * kept[..., None]).gather(-2, order)
-
-
 def _with_flux(x: Tensor, flux: Tensor, error: Tensor, time: Tensor) -> Tensor:
     seen = x[..., 3]
     return torch.stack([time, flux.asinh() * seen, error.asinh() * seen, seen], dim=-1)
-
-
-FLUX_NOISE = Family("flux-noise", flux_noise)
-EPOCH_DROP = Family("epoch-drop", epoch_drop, 1.0)

@@ -86,6 +86,9 @@ def label_of(case: Any) -> str:
 
 
 every = pytest.mark.parametrize("case", CASES, ids=map(label_of, CASES))
+LEARNERS = [case for case in CASES if hasattr(get(case[0], **case[1]), "update")]
+learners = pytest.mark.parametrize("case", LEARNERS, ids=map(label_of, LEARNERS))
+"""Methods that learn further samples once they are fitted."""
 
 
 def world(
@@ -244,6 +247,72 @@ def test_prediction_stays_on_the_device_of_its_input(case: Any) -> None:
         assert all(isinstance(x, Away) for x in (prediction.probs, prediction.confidence, prediction.label))
         found = prediction.probs.to("cpu")
     torch.testing.assert_close(found, calibrator.predict(features).probs, atol=1e-4, rtol=0)
+
+
+@every
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_fast_prediction_stays_on_the_device_of_its_input(case: Any, precision: str) -> None:
+    features, labels = world(n=60)
+    calibrator = build(case).fit(features, labels)
+    predict = calibrator.predictor(True, precision)
+    if predict is None:
+        return
+    with Elsewhere():
+        away = Features(features.logits.to("meta"), {k: x.to("meta") for k, x in features.layers.items()})
+        prediction = predict(away)
+        assert all(isinstance(x, Away) for x in (prediction.probs, prediction.confidence, prediction.label))
+        found = prediction.probs.to("cpu")
+    torch.testing.assert_close(found, predict(features).probs, atol=1e-4, rtol=0)
+
+
+@learners
+def test_labels_from_another_device_are_learned_and_forgotten(case: Any) -> None:
+    features, labels = world(n=60)
+    new, truth = world(n=20, seed=1)
+    expected = build(case).fit(features, labels).update(new, truth)
+    calibrator = build(case).fit(features, labels)
+    with Elsewhere():
+        away, there = new.to("meta"), truth.to("meta")
+        calibrator.update(away, there)
+    found = calibrator.predict(features).confidence
+    torch.testing.assert_close(found, expected.predict(features).confidence, atol=1e-6, rtol=0)
+    if getattr(calibrator, "likelihood", "gaussian") == "bernoulli":
+        return
+    with Elsewhere():
+        calibrator.forget(away, there)
+    back = calibrator.predict(features).confidence
+    torch.testing.assert_close(
+        back, expected.forget(new, truth).predict(features).confidence, atol=1e-6, rtol=0
+    )
+
+
+@learners
+def test_learning_before_fitting_is_refused(case: Any) -> None:
+    features, labels = world(n=10)
+    calibrator = build(case)
+    for learn in (calibrator.update, calibrator.forget):
+        with pytest.raises(NotFittedError, match="not fitted"):
+            learn(features, labels)
+    with pytest.raises(NotFittedError, match="not fitted"):
+        calibrator.suggest(features, 2)
+
+
+@learners
+def test_samples_of_another_network_are_neither_learned_nor_forgotten(case: Any) -> None:
+    features, labels = world(n=40)
+    calibrator = build(case).fit(features, labels)
+    before = calibrator.predict(features).confidence
+    other = Features(torch.zeros(3, 7), {k: x[:3] for k, x in features.layers.items()})
+    wide = Features(features.logits[:3], {k: torch.zeros(3, 9) for k in features.layers})
+    learns = [calibrator.update]
+    if getattr(calibrator, "likelihood", "gaussian") == "gaussian":
+        learns.append(calibrator.forget)
+    for learn in learns:
+        with pytest.raises(ValueError, match="fitted on 4 classes, got class scores of 7"):
+            learn(other, labels[:3])
+        with pytest.raises(ValueError, match="has width 9, fitted on 3"):
+            learn(wide, labels[:3])
+    assert torch.equal(calibrator.predict(features).confidence, before)
 
 
 @every

@@ -25,7 +25,7 @@ from salgp.report.keeping import (
 )
 from salgp.report.shift import shift
 from salgp.report.slices import confusions, holm, slices
-from salgp.report.summary import layer_shares, metric_changes, most_corrected, scored, term_shares
+from salgp.report.summary import layer_corrections, metric_changes, most_corrected, scored, term_shares
 from salgp.report.thumbnails import encode_png, to_pixels
 from salgp.report.words import verdict
 
@@ -257,12 +257,12 @@ def test_changes_without_errors_or_known_classes() -> None:
     ]
 
 
-def test_layer_shares_and_most_corrected() -> None:
+def test_layer_corrections_and_most_corrected() -> None:
     features, labels, _ = made([0.9, 0.8, 0.7], [True, False, True])
     mean = torch.tensor([[0.1, -0.2], [-0.4, 0.0], [0.0, 0.05]], dtype=torch.float64)
     terms = LayerTerms(("a", "b"), mean, None, "confidence", True)
     prediction = Prediction.from_confidence(features, features.confidence + mean.sum(1), layers=terms)
-    shares = layer_shares(prediction)
+    shares = layer_corrections(prediction)
     assert [(s.name, round(s.lowers, 4), round(s.raises, 4)) for s in shares] == [
         ("a", 0.1333, 0.0333),
         ("b", 0.0667, 0.0167),
@@ -276,7 +276,6 @@ def test_layer_shares_and_most_corrected() -> None:
     assert [name for name, _ in top[1].points] == ["b", "a"]
     for one in top:
         assert sum(points for _, points in one.points) == pytest.approx(one.after - one.before, abs=1e-9)
-    assert [s.name for s in layer_shares(prediction, ["b"])] == ["a alone", "b"]
 
 
 def test_shift_says_what_to_expect() -> None:

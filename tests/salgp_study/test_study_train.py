@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
+from trained import accuracy, predict_logits
 
-from salgp_study.train import Recipe, accuracy, predict_logits, train_network
+from salgp_study.train import Recipe, train_network
 
 
 def data(n: int = 97) -> TensorDataset:

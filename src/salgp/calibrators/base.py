@@ -39,14 +39,14 @@ from salgp.labels import as_labels
 from salgp.prediction import Prediction
 from salgp.storage import pack, unpack
 
-__all__ = ["CalibrationWarning", "Calibrator", "check_features"]
+__all__ = ["CalibrationWarning", "Calibrator", "check_features", "chunks"]
 
 
 class Calibrator(BaseEstimator, ABC):
     """Abstract base of all calibrators.
 
     Attributes:
-        classes (int): number of classes seen in `fit` is stored as ``n_classes_``.
+        n_classes_: number of classes seen in `fit`; `predict` refuses others.
         layer_widths_: feature widths seen in `fit`; `predict` refuses others.
         zeros_: ``(c,)`` logits in place of a probability of exactly 0, see `salgp.calibrators.zeros`; None
             where no calibration sample had one.
@@ -126,13 +126,9 @@ class Calibrator(BaseEstimator, ABC):
         features = self.check_input(features)
         if context is not None:
             raise self._without_context()
-        size = self._chunk()
         with torch.no_grad():
-            if len(features) <= size:
-                return self._predict(features)
-            return Prediction.concatenate(
-                [self._predict(features[i : i + size]) for i in range(0, max(len(features), 1), size)]
-            )
+            parts = [self._predict(part) for part in chunks(features, self._chunk())]
+            return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 
     def explain(self, features: Features, i: int) -> str:
         """Say in one line what each term did to the confidence of sample ``i``, in confidence points that add
@@ -153,12 +149,12 @@ class Calibrator(BaseEstimator, ABC):
         one = features[[_place(i, len(features))]]
         return explain_line(one, self.predict(one))
 
-    def check_input(self, features: Features) -> Features:
+    def check_input(self, features: Features, allow_empty: bool = True) -> Features:
         """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not
         fitted for.
         """
         self._check_fitted()
-        check_features(features, self.needs_layers, allow_empty=True)
+        check_features(features, self.needs_layers, allow_empty)
         features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
@@ -281,8 +277,21 @@ class Calibrator(BaseEstimator, ABC):
     def __getstate__(self) -> Any:
         raise TypeError(
             f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder), or for a "
-            f"CalibratedEstimator its own save(folder) and CalibratedEstimator.load(folder, estimator)"
+            f"CalibratedEstimator its own save(folder) and CalibratedEstimator.load(folder, estimator); "
+            f"likewise CalibratedTorchClassifier.load(folder)"
         )
+
+
+def chunks(features: Features, size: int) -> list[Features]:
+    """The samples, at most ``size`` at a time; no samples are one chunk.
+
+    Example:
+        >>> [len(part) for part in chunks(Features(torch.zeros(5, 2)), 2)]
+        [2, 2, 1]
+    """
+    if len(features) <= size:
+        return [features]
+    return [features[i : i + size] for i in range(0, len(features), size)]
 
 
 def _place(i: Any, n: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from salgp.features import Features
 
-__all__ = ["originals", "without_copies"]
+__all__ = ["copies", "originals", "without_copies"]
 
 
 def originals(features: Features) -> tuple[Tensor, Tensor]:
@@ -35,6 +35,17 @@ def originals(features: Features) -> tuple[Tensor, Tensor]:
     first = earliest.scatter_reduce(0, group, late, "amin") % n
     rank = first.argsort().argsort()
     return first.sort().values, rank[group]
+
+
+def copies(features: Features) -> Tensor:
+    """Is each row a perturbed copy, and not an original? ``(n,)``.
+
+    Example:
+        >>> copies(Features(torch.zeros(3, 2), groups=torch.tensor([7, 8, 7])))
+        tensor([False, False,  True])
+    """
+    first, _ = originals(features)
+    return torch.ones(len(features), dtype=torch.bool, device=first.device).index_fill(0, first, False)
 
 
 def without_copies(features: Features) -> tuple[Features, Tensor]:

@@ -6,11 +6,15 @@ import difflib
 import importlib
 from typing import Any, TypeVar
 
+from sklearn.base import clone
+
 from salgp.calibrators.base import Calibrator
 from salgp.methods import CLASSES, entry_points
 
-__all__ = ["get", "names", "register"]
+__all__ = ["DEFAULT", "get", "method_for", "names", "register"]
 
+DEFAULT = (None, "auto")
+"""What leaves the choice of a method to us."""
 _REGISTERED: dict[str, type[Calibrator]] = {}
 """Calibrators of other packages, by name."""
 
@@ -29,6 +33,23 @@ def get(name: str, **arguments: Any) -> Calibrator:
         KeyError: "no calibrator called 'temprature'; did you mean 'temperature'? known: ...
     """
     return _class(name)(**arguments)
+
+
+def method_for(method: Calibrator | str | None, has_layers: bool = True) -> Calibrator:
+    """An unfitted calibrator: the given one copied, one by name, or what suits the data.
+
+    Example:
+        >>> method_for("auto", has_layers=False)
+        TemperatureScaling()
+    """
+    if isinstance(method, Calibrator):
+        copy: Calibrator = clone(method)
+        return copy
+    if method in DEFAULT:
+        return get("layer-evidence" if has_layers else "temperature")
+    if isinstance(method, str):
+        return get(method)
+    raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
 
 
 def names() -> dict[str, str]:

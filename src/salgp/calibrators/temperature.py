@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.checks import CalibrationWarning
+from salgp.logits import at_least_single
 
 __all__ = [
     "BOUNDS",
@@ -47,7 +48,7 @@ def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:
         >>> tempered_softmax(torch.tensor([[2.0, 0.0]]), 2.0)
         tensor([[0.7311, 0.2689]])
     """
-    z = _wide(logits) / temperature
+    z = at_least_single(logits) / temperature
     return torch.softmax(z, dim=1).clamp_(min=torch.finfo(z.dtype).tiny)
 
 
@@ -191,7 +192,7 @@ def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | Non
     """First and second derivative of the negative log-likelihood in the inverse temperature."""
     total = torch.zeros(2, dtype=torch.float64, device=logits.device)
     for rows in row_chunks(len(logits), logits.shape[1], elements=2**17):  # small enough to stay in cache
-        z, y = _wide(logits[rows]), labels[rows]
+        z, y = at_least_single(logits[rows]), labels[rows]
         z = z - z.amax(dim=1, keepdim=True)
         pz = torch.softmax(z * inverse, dim=1).mul_(z)
         mean = pz.sum(dim=1)
@@ -232,8 +233,3 @@ def _increasing_root(
             x = math.sqrt(below * above)
         else:
             return x, False
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In at least single precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

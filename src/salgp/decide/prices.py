@@ -10,7 +10,7 @@ from scipy.special import betaincinv
 
 from salgp.decide.rule import ALWAYS, NEVER, Rule
 
-__all__ = ["cheapest"]
+__all__ = ["cheapest", "upper_share"]
 
 _GRID = np.linspace(-3, 3, 25)
 """Thresholds tried, in log-odds around the one that is best for calibrated confidences."""
@@ -38,9 +38,8 @@ def cheapest(
     n = len(wrong)
     chosen = int(np.argmin(cost_ask * asked + cost_wrong * failed))
     doubt = (1 - assurance) / (2 * len(limits))
-    bound = cost_ask * _upper(int(asked[chosen]), n, doubt) + cost_wrong * _upper(
-        int(failed[chosen]), n, doubt
-    )
+    asking = cost_ask * upper_share(int(asked[chosen]), n, doubt)
+    failing = cost_wrong * upper_share(int(failed[chosen]), n, doubt)
     return Rule(
         (float(limits[chosen]),),
         assurance=assurance,
@@ -49,10 +48,16 @@ def cheapest(
         wrong=int(failed[chosen]),
         cost_wrong=cost_wrong,
         cost_ask=cost_ask,
-        cost_bound=float(min(bound, cost_wrong)),
+        cost_bound=float(min(asking + failing, cost_wrong)),
     )
 
 
-def _upper(count: int, n: int, doubt: float) -> float:
-    """Clopper-Pearson upper bound of a share."""
+def upper_share(count: int, n: int, doubt: float) -> float:
+    """Upper bound of a share that was seen ``count`` times of ``n``, wrong with a chance of ``doubt`` at most
+    (Clopper and Pearson).
+
+    Example:
+        >>> round(upper_share(0, 30, 0.05), 3), upper_share(30, 30, 0.05)  # 0 of 30: about 3 / n
+        (0.095, 1.0)
+    """
     return 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - doubt))

@@ -29,6 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr
 
+from salgp.decide.rule import ALWAYS
+
 __all__ = ["Order", "Sorted", "furthest", "given_order", "own_order", "samples_needed"]
 
 FloatArray = NDArray[np.float64]
@@ -39,9 +41,6 @@ STARTS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 STEP = 1.002
 """Ratio of two consecutive numbers of samples in the order."""
-
-ALL = -1.0
-"""A threshold that every confidence exceeds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +99,7 @@ def own_order(samples: Sorted, error: float, doubt: float) -> Order:
     """
     n = len(samples.confidence)
     counts = _counts(samples_needed(error, 1 - doubt), n)
-    limits = np.append(samples.confidence, ALL)[counts]
+    limits = np.append(samples.confidence, ALWAYS)[counts]
     kept = samples.above(limits)
     stretch = np.searchsorted(STARTS, counts / n, side="right") - 1
     entry = np.full(len(counts), -1.0)

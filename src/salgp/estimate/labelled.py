@@ -27,6 +27,7 @@ from torch import Tensor
 
 from salgp.gp.logistic import logistic, logistic_covariance
 from salgp.labels import as_labels
+from salgp.logits import log_odds
 from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction, checked, confidence_of, spread_confidence
 
 __all__ = ["Correction", "learn_correction"]
@@ -76,7 +77,7 @@ class Correction:
     def __call__(self, prediction: Prediction) -> Prediction:
         """The prediction corrected; the label stays the network's own."""
         kind = checked(prediction).confidence
-        before = _logit(kind.double())
+        before = log_odds(kind.double())
         after = self.slope * before + self.offset
         variance = None if prediction.std is None else self._left(before, _variance(prediction))
         found = confidence_of(after, torch.zeros_like(after) if variance is None else variance)
@@ -100,7 +101,7 @@ class Correction:
 
     def __str__(self) -> str:
         shown = float(
-            torch.sigmoid(self.slope * _logit(torch.tensor(0.9, dtype=torch.float64)) + self.offset)
+            torch.sigmoid(self.slope * log_odds(torch.tensor(0.9, dtype=torch.float64)) + self.offset)
         )
         labels = "label" if self.n == 1 else "labels"
         return (
@@ -155,7 +156,7 @@ def learn_correction(prediction: Prediction, labels: Any) -> Correction:
     if not len(y):
         raise ValueError("no labelled sample: label some of the data at hand first, ten or more")
     right = (prediction.label.cpu() == y.cpu()).double()
-    f = _logit(prediction.confidence.detach().cpu().double()).clamp(-LARGEST, LARGEST)
+    f = log_odds(prediction.confidence.detach().cpu().double()).clamp(-LARGEST, LARGEST)
     prior, one = 1 / torch.tensor(PRIOR, dtype=torch.float64), torch.ones_like(f)
     line = torch.stack([f, one], dim=1)
     a, b = logistic(line, right, one, prior, f).tolist()
@@ -174,7 +175,7 @@ def _variance(prediction: Prediction) -> Tensor:
     p = prediction.confidence.double()
     sd = prediction.std.double() / (p * (1 - p)).clamp_min(1e-12)
     if prediction.lower is not None and prediction.upper is not None:
-        ends = _logit(prediction.upper.double()) - _logit(prediction.lower.double())
+        ends = log_odds(prediction.upper.double()) - log_odds(prediction.lower.double())
         sd = torch.minimum(sd, ends / (2 * INTERVAL_SD))
     return sd.square()
 
@@ -188,7 +189,3 @@ def _with_term(terms: LayerTerms | None, change: Tensor) -> LayerTerms | None:
     if std is not None:
         std = torch.cat([std, torch.zeros_like(std[:, :1])], dim=1)
     return replace(terms, names=(*terms.names, TERM), mean=mean, std=std)
-
-
-def _logit(x: Tensor) -> Tensor:
-    return torch.logit(x, eps=1e-12)

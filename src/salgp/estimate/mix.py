@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtrc, ndtri
 from torch import Tensor
 
+from salgp.logits import log_odds
 from salgp.metrics.checks import ArrayLike
 from salgp.prediction import Prediction, checked
 
@@ -253,11 +254,11 @@ def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Pred
     own = prediction.label[:, None]
     confidence = probs.gather(1, own)[:, 0]
     old = prediction.probs.double().gather(1, own)[:, 0]
-    change = _logit(confidence) - _logit(old)
+    change = log_odds(confidence) - log_odds(old)
     kind = prediction.probs.dtype
 
     def shifted(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.sigmoid(_logit(x.double()) + change).to(kind)
+        return None if x is None else torch.sigmoid(log_odds(x.double()) + change).to(kind)
 
     slope = (confidence * (1 - confidence) / (old * (1 - old)).clamp_min(1e-12)).to(kind)
     return replace(
@@ -295,8 +296,3 @@ def _shares(mix: ArrayLike, n_classes: int, zero: bool = False) -> FloatArray:
             f"give classes without samples a small share"
         )
     return shares / shares.sum()
-
-
-def _logit(x: Tensor) -> Tensor:
-    inside = x.clamp(1e-12, 1 - 1e-12)
-    return inside.log() - (-inside).log1p()

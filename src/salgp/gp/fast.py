@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,9 @@ class _Term:
         left[:, d + 1] = 1.0
         return left
 
+    def to(self, device: torch.device | str) -> _Term:
+        return replace(self, centre=self.centre.to(device), right=self.right.to(device))
+
 
 @dataclass(frozen=True, eq=False)
 class CrossPlan:
@@ -66,6 +69,11 @@ class CrossPlan:
     terms: tuple[_Term, ...]
     alpha: Tensor
     root: Tensor
+
+    def to(self, device: torch.device | str) -> CrossPlan:
+        """The same plan on another device."""
+        terms = tuple(term.to(device) for term in self.terms)
+        return CrossPlan(terms, self.alpha.to(device), self.root.to(device))
 
     def blocks(self, rows: Rows) -> Iterator[tuple[slice, Tensor]]:
         """The covariance of each block of rows with the inducing rows, ``(b, m)``; valid until the next

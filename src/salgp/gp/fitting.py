@@ -132,8 +132,9 @@ class Fitted:
     summary: Statistics | None = None
 
     def to(self, device: torch.device | str) -> Fitted:
-        """The same GP with its posterior on another device."""
-        return replace(self, posterior=self.posterior.to(device), mean_weights=self.mean_weights.to(device))
+        """The same GP, and what it was conditioned on, on another device."""
+        parts = {name: getattr(self, name) for name in ("posterior", "mean_weights", "y", "noise", "summary")}
+        return replace(self, **{name: x.to(device) for name, x in parts.items() if x is not None})
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,6 @@ __all__ = [
     "exact_log_evidence",
     "inducing_log_evidence",
     "inducing_rows",
-    "leave_one_out",
     "remaining",
     "statistics",
 ]
@@ -101,14 +100,6 @@ class Posterior:
         """Posterior mean and variance of ``f`` at each row."""
         return self.moments(self.covariance_to(rows), self.prior_variance(rows))
 
-    def joint(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Posterior mean ``(..., N)`` and full covariance ``(..., N, N)`` within each leading index."""
-        Kfu = self.covariance_to(rows)
-        reduced = Kfu @ self.root
-        return Kfu @ self.alpha, self.covariance(
-            self.theta, gaps(rows, rows, self.covariance)
-        ) - reduced @ reduced.mT
-
     def to(self, device: torch.device | str) -> Posterior:
         """The same posterior on another device."""
         theta = {k: v.to(device) for k, v in self.theta.items()}
@@ -145,19 +136,6 @@ def condition_exact(
     L = cholesky(covariance(theta, gaps(rows, rows, covariance)) + noise.diag())
     root = lower_inverse(L).T.contiguous()
     return Posterior(covariance, theta, rows, root @ (root.T @ y), root)
-
-
-def leave_one_out(K: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Closed-form leave-one-out mean and variance of each ``y_i`` (Rasmussen & Williams 2006, eq. 5.12).
-
-    Example:
-        >>> y = torch.ones(2, dtype=torch.float64)
-        >>> leave_one_out(0 * y.diag(), y, 0.5 * y)
-        (tensor([0., 0.], dtype=torch.float64), tensor([0.5000, 0.5000], dtype=torch.float64))
-    """
-    inverse = inverse_positive(cholesky(K + noise.diag()))
-    variance = 1.0 / inverse.diagonal()
-    return y - (inverse @ y) * variance, variance
 
 
 @storable
@@ -199,6 +177,17 @@ class Statistics:
             self.log_noise - other.log_noise,
             self.trace - other.trace,
             self.n - other.n,
+        )
+
+    def to(self, device: torch.device | str) -> Statistics:
+        """The same sums on another device."""
+        return Statistics(
+            self.A.to(device),
+            self.b.to(device),
+            self.yy.to(device),
+            self.log_noise.to(device),
+            self.trace.to(device),
+            self.n,
         )
 
 

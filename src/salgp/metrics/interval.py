@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from salgp.logits import log_odds
 from salgp.metrics.binned import Scheme, assign_bins
 from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_binary, as_scores
 from salgp.metrics.metric import Groups, Statistic, mean_of, metric
@@ -166,7 +168,7 @@ def predictive_coverage(
     from scipy.stats import binom, norm
 
     s, c, low, high = _checked(confidence, correct, lower, upper)
-    centre, below, above = (_log_odds(x) for x in (s, low, high))
+    centre, below, above = (log_odds(torch.from_numpy(x), 1e-9).numpy() for x in (s, low, high))
     wide = norm.ppf((1 + level) / 2)
     up, down = (above - centre) / wide, (centre - below) / wide
     z = np.random.default_rng(seed).standard_normal(draws)[:, None]
@@ -184,11 +186,6 @@ def predictive_coverage(
         inside = max(0.0, min(end, (1 + level) / 2) - max(start, (1 - level) / 2))
         total += count * (inside / (end - start) if end > start else 0.0)
     return float(total / len(s))
-
-
-def _log_odds(x: FloatArray) -> FloatArray:
-    x = np.clip(x, 1e-9, 1 - 1e-9)
-    return np.asarray(np.log(x / (1 - x)))
 
 
 @metric(

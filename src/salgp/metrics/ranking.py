@@ -99,10 +99,9 @@ def aurc(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
         >>> round(aurc([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), 4)
         0.1458
     """
-    """In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the
-    expected risk ``(E + k e/g) / (N + k)``; their sum is ``e + (E - N e/g) (H(N + g) - H(N))`` with harmonic
-    numbers H.
-    """
+    # In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the
+    # expected risk (E + k e/g) / (N + k); their sum is e + (E - N e/g) (H(N + g) - H(N)) with harmonic
+    # numbers H.
     s, c = _checked(confidence, correct)
     ranks = _rank_groups(s)
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])

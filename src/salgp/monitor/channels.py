@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from salgp.logits import log_odds
 from salgp.monitor.martingale import CELLS, cells
 from salgp.prediction import Prediction
 
@@ -36,7 +37,8 @@ def channel_names(prediction: Prediction) -> tuple[str, ...]:
 
 def channel_cells(prediction: Prediction) -> IntArray:
     """``(n, J)`` cells of the channels."""
-    columns = [_log_odds(prediction), np.zeros(len(prediction))]
+    confidence = prediction.confidence.detach().cpu().double()
+    columns = [log_odds(confidence, 1e-9).numpy(), np.zeros(len(prediction))]
     if prediction.novelty is not None:
         columns.append(prediction.novelty.detach().cpu().double().numpy())
     if prediction.layers is not None:
@@ -74,8 +76,3 @@ def effects(home: IntArray, now: IntArray) -> FloatArray:
     above = home.sum(1, keepdims=True) - below - home
     pairs = np.maximum(home.sum(1) * now.sum(1), 1)
     return (now * (below - above)).sum(1) / pairs
-
-
-def _log_odds(prediction: Prediction) -> FloatArray:
-    inside = np.clip(prediction.confidence.detach().cpu().double().numpy(), 1e-9, 1 - 1e-9)
-    return np.log(inside) - np.log1p(-inside)

@@ -24,7 +24,7 @@ __all__ = [
     "Corrected",
     "LayerShare",
     "Scored",
-    "layer_shares",
+    "layer_corrections",
     "metric_changes",
     "most_corrected",
     "scored",
@@ -170,19 +170,12 @@ def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
     return _shares([shown_term(name) for name in names], points)
 
 
-def layer_shares(prediction: Prediction, layers: Sequence[str] = ()) -> list[LayerShare]:
+def layer_corrections(prediction: Prediction) -> list[LayerShare]:
     """Mean size of each layer's corrections, in the order of the network; empty where the method has no
     layers.
-
-    Args:
-        prediction: with or without layer terms.
-        layers: names of the network's layers; a term that is none of them is said to stand alone.
     """
     terms = prediction.layers
-    if terms is None:
-        return []
-    names = [str(name) if name in layers or not layers else f"{name} alone" for name in terms.names]
-    return _shares(names, terms.mean)
+    return [] if terms is None else _shares(terms.names, terms.mean)
 
 
 def most_corrected(

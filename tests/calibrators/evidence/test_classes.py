@@ -22,7 +22,7 @@ from salgp.calibrators.evidence.classes import (
     fit_classes,
     some_originals,
 )
-from salgp.calibrators.evidence.reference import make_reference
+from salgp.calibrators.evidence.reference import Reference, make_reference
 from salgp.features import Features
 from salgp.metrics import nll
 from salgp.sets import fit_sets
@@ -123,6 +123,27 @@ def test_where_the_expert_for_shift_is_heard_the_label_has_its_confidence() -> N
     expected = (1 - lean) * plain.gather(1, given.label[:, None])[:, 0] + lean * given.confidence
     assert float(lean.max()) > 0.9
     torch.testing.assert_close(own, expected)
+
+
+@pytest.mark.parametrize("context", [None, 50])
+def test_memory_does_not_grow_with_the_samples(context: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distances to every class are held for a few samples at a time, and the answer is the same."""
+    ours = fitted()
+    features, _ = world(100, 2, 2.0)
+    whole = ours.predict_classes(features, context)
+    seen: list[int] = []
+
+    def watched(reference: Reference, part: Features) -> Tensor:
+        seen.append(len(part))
+        return farness(reference, part)
+
+    monkeypatch.setattr("salgp.calibrators.evidence.calibrator.farness", watched)
+    monkeypatch.setattr("salgp.calibrators.evidence.classes.ENTRIES", 30 * 2 * features.n_classes)
+    monkeypatch.setattr(LayerEvidence, "_chunk", lambda self: 70)
+    found = ours.predict_classes(features, context)
+    assert seen == ([30, 30, 10, 30] if context is None else [30, 30, 30, 10])
+    torch.testing.assert_close(found.probs, whole.probs)
+    torch.testing.assert_close(found.confidence, whole.confidence)
 
 
 def test_a_context_is_taken() -> None:

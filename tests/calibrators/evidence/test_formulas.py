@@ -15,17 +15,16 @@ from salgp.calibrators.evidence.model import (
     STRETCH,
     Scales,
     columns,
-    design,
     gated,
     height,
     log_odds,
     network_log_odds,
     sample_weights,
-    scaled_design,
     scales_of,
     standardised,
 )
 from salgp.calibrators.evidence.reference import Evidence, layer_evidence, make_reference, white_space
+from salgp.calibrators.layerwise.inputs import design
 from salgp.features import Features
 
 
@@ -135,7 +134,8 @@ def test_standardised_evidence_and_the_rows_its_scale_comes_from() -> None:
     evidence = Evidence(random(20, 2), random(20, 2, seed=1), torch.zeros(20, 2), torch.ones(20).double())
     first = torch.arange(12)
     features = Features(random(20, 3, seed=2).float())
-    scales, X = scaled_design(features, evidence, 1.0, first)
+    scales = scales_of(evidence[first])
+    X = design(features, evidence, 1.0, scales)
     N = evidence.novelty.numpy()
     centre = np.median(N[:12], axis=0)
     spread = 1.4826 * np.median(np.abs(N[:12] - centre), axis=0)

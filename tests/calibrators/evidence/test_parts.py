@@ -90,10 +90,34 @@ def test_windows() -> None:
     assert window_numbers("all", t).tolist() == [0] * 7
     assert window_numbers(3, t).tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert window_numbers(1, t).tolist() == list(range(7))
+    assert window_numbers(np.int64(3), t).tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert window_numbers([4, 4, 1, 1, 1, 9, 9], t).tolist() == [4, 4, 1, 1, 1, 9, 9]
-    for wrong in (0, -1, True, 1.5, "some", [1, 2], [0.5] * 7, torch.zeros(7, 1)):
+    for wrong in (0, -1, True, 1.5, np.int64(0), np.float32(2), np.bool_(True), "some", [1, 2], [0.5] * 7):
         with pytest.raises((ValueError, TypeError)):
             window_numbers(wrong, t)
+    with pytest.raises(ValueError, match="one whole number or name per sample"):
+        window_numbers(torch.zeros(7, 1), t)
+
+
+def test_environments_from_a_table() -> None:
+    """A column of names or of whole numbers, whatever its type; one with gaps is refused."""
+    pandas = pytest.importorskip("pandas")
+    t, names = drawn(4), ["north", "south", "north", "east"]
+    index = [7, 3, 9, 1]
+    columns = [
+        np.array(names, dtype=object),
+        pandas.Series(names, index=index),
+        pandas.Series(names, dtype="object"),
+        pandas.Series(names, dtype="category"),
+        pandas.Series(names, dtype="string"),
+    ]
+    for column in columns:
+        assert window_numbers(column, t).tolist() == [1, 2, 1, 0]
+    for numbers in (pandas.Series([5, 2, 5, 2]), pandas.Series([5, 2, 5, 2], dtype="object")):
+        assert window_numbers(numbers, t).tolist() == [5, 2, 5, 2]
+    for gap in (pandas.Series(["a", None, "b", "a"]), pandas.Series([1, None, 2, 1]), np.array([None] * 4)):
+        with pytest.raises(ValueError, match="one whole number or name per sample"):
+            window_numbers(gap, t)
 
 
 @pytest.mark.parametrize(

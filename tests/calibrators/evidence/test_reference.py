@@ -125,6 +125,42 @@ def test_a_class_without_reference_samples_is_judged_as_usual(form: str) -> None
     assert (found > 0).all()
 
 
+@pytest.mark.parametrize("form", ["full", "prototypes", "statistics"])
+def test_samples_of_unknown_class_do_not_stand_for_class_0(form: str) -> None:
+    """Class 0 has no reference sample, so its agreement is the usual one, and not that with strangers."""
+    features, labels = samples(90)
+    reference = make_reference(features, torch.where(labels == 0, -1, labels), form=form, size=10)
+    query = Features(torch.tensor([[5.0, 0.0, 0.0]]), {k: x[:1] for k, x in features.layers.items()})
+    own = torch.arange(90) if form == "full" else None
+    seen = layer_evidence(reference, features, own).agreement[features.label != 0]
+    assert reference.typical is not None
+    np.testing.assert_allclose(reference.typical, np.median(seen, axis=0), atol=1e-6)
+    np.testing.assert_allclose(layer_evidence(reference, query).agreement[0], reference.typical, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["full", "prototypes", "statistics"])
+def test_a_reference_without_class_scores_is_judged_by_its_true_classes(form: str) -> None:
+    """The usual agreement is the one that a network that is always right would have."""
+    features, labels = samples(90)
+    labels = torch.where(torch.arange(90) < 6, -1, torch.where(labels == 2, 0, labels))
+    silent = Features(torch.zeros(90, 3), features.layers)
+    found = make_reference(silent, labels, form=form, size=10).typical
+    right = Features(5.0 * torch.eye(3)[labels.clamp_min(0)], features.layers)
+    reference = make_reference(right, labels, form=form, size=10)
+    own = torch.arange(90) if form == "full" else None
+    seen = layer_evidence(reference, right, own).agreement[labels >= 0]
+    assert found is not None
+    np.testing.assert_allclose(found, np.median(seen, axis=0), atol=1e-6)
+    assert (found > 0.1).all()
+
+
+def test_a_reference_without_scores_and_known_classes_has_no_usual_agreement() -> None:
+    features, _ = samples(12)
+    silent = Features(torch.zeros(12, 3), features.layers)
+    reference = make_reference(silent, torch.full((12,), -1))
+    assert (layer_evidence(reference, features).agreement == 0).all()
+
+
 def test_a_reference_of_one_class_says_nothing_about_agreement() -> None:
     features, _ = samples(12)
     reference = make_reference(features, torch.zeros(12, dtype=torch.long))

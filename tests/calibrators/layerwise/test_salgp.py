@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from posteriors import joint
 from references import double_loop
 from samples import sample
 from sealing import edit_json
@@ -95,14 +96,11 @@ def test_stacked_predictions_are_those_of_the_joint_posterior(covariance: str) -
     posterior, made = calibrator.fitted_.posterior, calibrator.structure_
     mean, variance, layer_mean, layer_variance = predict_corrections(made, posterior, NEW)
     rows = rows_of(made, NEW)
-    joint_mean, joint = posterior.joint(rows)
+    joint_mean, among = joint(posterior, rows)
     torch.testing.assert_close(layer_mean, joint_mean, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(layer_variance, joint.diagonal(dim1=1, dim2=2), rtol=1e-7, atol=1e-10)
+    torch.testing.assert_close(layer_variance, among.diagonal(dim1=1, dim2=2), rtol=1e-7, atol=1e-10)
     shared = rows if covariance in ("icm", "lcm") else rows.ungrouped("layer")
-    shared_mean = posterior.covariance_to(shared) @ posterior.alpha
-    reduced = posterior.covariance_to(shared) @ posterior.root
-    prior = made.covariance(posterior.theta, gaps(shared, shared, made.covariance))
-    within = prior - reduced @ reduced.mT
+    shared_mean, within = joint(posterior, shared)
     torch.testing.assert_close(mean, shared_mean.mean(1), rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(variance, within.mean((1, 2)), rtol=1e-7, atol=1e-10)
 

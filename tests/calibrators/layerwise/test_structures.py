@@ -8,6 +8,7 @@ import dataclasses
 
 import pytest
 import torch
+from posteriors import joint
 from references import GPyTorchGP, double_loop, gpytorch_inputs, gpytorch_kernel, perturbed_start
 from samples import sample
 
@@ -93,7 +94,7 @@ def test_evidence_mean_and_variance_match_gpytorch(
     assert float(ours) == pytest.approx(reference.log_evidence(), rel=1e-6)
     torch.testing.assert_close(our_mean, mean, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(our_variance, covariance.diagonal(), rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(posterior.joint(new_rows)[1], covariance, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(joint(posterior, new_rows)[1], covariance, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -342,6 +343,11 @@ def test_stacked_names_are_known() -> None:
 def test_refuses_what_it_does_not_know(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         structure(name, {"a": 2, "b": 3}, 4, **options)  # type: ignore[arg-type]
+
+
+def test_a_covariance_without_a_kernel_of_choice_refuses_an_unknown_one_too() -> None:
+    with pytest.raises(ValueError, match="unknown kernel 'cosine'"):
+        structure("red", {"a": 3}, 4, kernel="cosine")
 
 
 def test_terms_of_samples_and_stacked_rows_exclude_each_other() -> None:

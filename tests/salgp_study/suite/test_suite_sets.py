@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from trained import accuracy
 
 from salgp_study.suite.case import Case
 from salgp_study.suite.sets import SETS
 from salgp_study.suite.sets.cifar import CifarResNet20
-from salgp_study.train import accuracy
 
 DATA = Path(os.environ.get("SALGP_DATA", "absent"))
 needs_data = pytest.mark.skipif(not (DATA / "cifar10.npz").is_file(), reason="SALGP_DATA has no cifar10.npz")

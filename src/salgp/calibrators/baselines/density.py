@@ -22,6 +22,7 @@ from salgp.calibrators.baselines.scaling import EnsembleTemperatureScaling, ense
 from salgp.calibrators.temperature import BOUNDS, best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
+from salgp.logits import at_least_single
 from salgp.neighbours import nearest
 from salgp.prediction import Prediction
 
@@ -71,14 +72,16 @@ class DensityAwareCalibration(Calibrator):
         self.weights_ = _fit_weights(features.logits[known], labels[known], S[known]).cpu()
         self.temperature_, self.mix_ = 1.0, torch.tensor([1.0, 0.0, 0.0])
         if self.then == "ensemble":
-            scaled = Features(_wide(features.logits) / self._sample_temperature(S)[:, None])
+            scaled = Features(at_least_single(features.logits) / self._sample_temperature(S)[:, None])
             ensemble = EnsembleTemperatureScaling().fit(scaled, labels)
             self.temperature_, self.mix_ = ensemble.temperature_, ensemble.weights_
 
     def _predict(self, features: Features) -> Prediction:
-        T = self._sample_temperature(self._distances(features)).to(_wide(features.logits).dtype)
+        T = self._sample_temperature(self._distances(features)).to(at_least_single(features.logits).dtype)
         if self.then == "ensemble":
-            probs = ensemble_softmax(_wide(features.logits) / T[:, None], self.temperature_, self.mix_)
+            probs = ensemble_softmax(
+                at_least_single(features.logits) / T[:, None], self.temperature_, self.mix_
+            )
         else:
             probs = tempered_softmax(features.logits, T[:, None])
         return replace(Prediction.from_probs(features, probs), novelty=T)
@@ -98,11 +101,7 @@ class DensityAwareCalibration(Calibrator):
 
 
 def _unit(x: Tensor) -> Tensor:
-    return normalize(_wide(x), dim=1)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return normalize(at_least_single(x), dim=1)
 
 
 def _fit_weights(logits: Tensor, labels: Tensor, S: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.calibrators.temperature import row_chunks, tempered_softmax
 from salgp.features import Features
+from salgp.logits import at_least_single
 from salgp.prediction import Prediction
 
 __all__ = ["DirichletCalibration", "MatrixScaling", "VectorScaling"]
@@ -139,9 +140,7 @@ class DirichletCalibration(Calibrator):
 
 
 def _log_probs(features: Features) -> Tensor:
-    return torch.log_softmax(
-        features.logits.to(torch.promote_types(features.logits.dtype, torch.float32)), dim=1
-    )
+    return torch.log_softmax(at_least_single(features.logits), dim=1)
 
 
 def _affine_prediction(features: Features, x: Tensor, weight: Tensor, bias: Tensor) -> Prediction:

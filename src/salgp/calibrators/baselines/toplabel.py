@@ -14,6 +14,7 @@ from torch import Tensor
 
 from salgp.calibrators.temperature import row_chunks
 from salgp.features import Features
+from salgp.logits import at_least_single
 from salgp.prediction import Prediction
 
 __all__ = ["TopLabel", "from_top_label", "top_label"]
@@ -54,7 +55,7 @@ def top_label(features: Features) -> TopLabel:
     one_piece = torch.compiler.is_compiling() or not len(features)  # a graph must not depend on the batch
     for rows in [slice(None)] if one_piece else row_chunks(len(features), features.n_classes):
         z = features.logits[rows]
-        probs = torch.softmax(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)
+        probs = torch.softmax(at_least_single(z), dim=1)
         own = label[rows, None]
         parts.append((probs.gather(1, own)[:, 0], probs.scatter_(1, own, 0.0).sum(dim=1)))
     confidence, rest = (torch.cat(pieces) for pieces in zip(*parts, strict=True))

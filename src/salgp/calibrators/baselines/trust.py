@@ -19,6 +19,7 @@ from salgp.calibrators.baselines.isotonic import interpolate, monotone_fit
 from salgp.calibrators.baselines.sigmoid import fit_logistic, platt_targets
 from salgp.calibrators.baselines.toplabel import from_top_label
 from salgp.features import Features
+from salgp.logits import at_least_single
 from salgp.neighbours import class_distances, nearest
 from salgp.prediction import Prediction
 
@@ -71,7 +72,7 @@ class TrustScore(Calibrator):
             raise KeyError(f"no layer named {self.layer!r}; known layers: {', '.join(features.layer_names)}")
         self.layer_ = self.layer or features.layer_names[-1]
         known, classes = reference or (features, labels)
-        x = _wide(known.layers[self.layer_])
+        x = at_least_single(known.layers[self.layer_])
         kept = _dense(x, classes, self.filter, self.k)
         self.x_, self.classes_ = x[kept].cpu(), classes[kept].cpu()
         own = None if reference else kept
@@ -86,7 +87,7 @@ class TrustScore(Calibrator):
         """``log`` of the trust score; ``own`` marks the samples that are themselves the reference, in its
         order.
         """
-        x, label = _wide(features.layers[self.layer_]), features.label
+        x, label = at_least_single(features.layers[self.layer_]), features.label
         reference, classes = self.x_.to(x), self.classes_.to(x.device)
         same, other = class_distances(x, label, reference, classes)
         if own is not None:
@@ -156,11 +157,6 @@ class DeepKNN(Calibrator):
         alpha = (neighbours != label[:, None]).sum(dim=1)
         as_bad = len(rank) - torch.searchsorted(rank, alpha)
         return torch.logit((as_bad + 0.5).double() / (len(rank) + 1))
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In at least single precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _dense(x: Tensor, classes: Tensor, share: float, k: int) -> Tensor:

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.alignment import misaligned
-from salgp.calibrators.base import Calibrator
+from salgp.calibrators.base import Calibrator, chunks
 from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.check import (
     check_table,
@@ -44,7 +44,13 @@ from salgp.calibrators.evidence.check import (
     unseen_spread,
     verdict,
 )
-from salgp.calibrators.evidence.classes import farness, fit_classes, some_originals
+from salgp.calibrators.evidence.classes import (
+    ClassModel,
+    farness,
+    fit_classes,
+    rows_at_once,
+    some_originals,
+)
 from salgp.calibrators.evidence.environment import Context, Surroundings, fit_environment
 from salgp.calibrators.evidence.experts import InDomain, fit_in_domain, fit_shift
 from salgp.calibrators.evidence.gate import fit_gate
@@ -357,13 +363,20 @@ class LayerEvidence(Calibrator):
         if model.classes is None:
             raise ValueError("this calibrator knows nothing of the other classes; fit it anew")
         with torch.no_grad(), threads_for(len(features) * model.reference.n_entries):
-            evidence = layer_evidence(model.reference, features)
-            seen = None if context is None else self._seen(features, evidence, context)
-            found = self.from_evidence(features, evidence, seen)
-            probs = model.classes(features.logits, farness(model.reference, features))
-            moved = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
-            lean = model.heard(model.view(features, evidence), evidence, seen)
-            return replace(found, probs=torch.lerp(probs, moved, lean[:, None]))
+            parts = chunks(features, self._chunk()) if context is None else [features]
+            found = [self._among_classes(part, model.classes, context) for part in parts]
+            return found[0] if len(found) == 1 else Prediction.concatenate(found)
+
+    def _among_classes(self, features: Features, classes: ClassModel, context: Any) -> Prediction:
+        model = self.evidence_
+        evidence = layer_evidence(model.reference, features)
+        seen = None if context is None else self._seen(features, evidence, context)
+        found = self.from_evidence(features, evidence, seen)
+        few = chunks(features, rows_at_once(len(model.reference.layers), features.n_classes))
+        probs = torch.cat([classes(part.logits, farness(model.reference, part)) for part in few])
+        moved = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
+        lean = model.heard(model.view(features, evidence), evidence, seen)
+        return replace(found, probs=torch.lerp(probs, moved, lean[:, None]))
 
     def _judged_alone(self, features: Features) -> Prediction:
         assert self.evidence_.single is not None
@@ -466,11 +479,13 @@ class LayerEvidence(Calibrator):
         """Add labelled samples; reference, temperature, scales, gate and environment stay, the experts are
         those of a fit to all rows from scratch. ``check_``, ``verdict_`` and ``relevance_`` tell of the fit.
         """
-        return self._refresh(self.seen_.joined(self._observed(features, labels)))
+        more = self._observed(features, labels)
+        return self._refresh(self.seen_.joined(more))
 
     def forget(self, features: Features, labels: Any) -> Self:
         """Take back samples that were added by `update`, or fitted on with a reference of their own."""
-        return self._refresh(self.seen_.without(self._observed(features, labels)))
+        some = self._observed(features, labels)
+        return self._refresh(self.seen_.without(some))
 
     def suggest(self, features: Features, k: int) -> Tensor:
         """Indices of the ``k`` unlabelled samples whose labels would teach most: uncertain, and unlike each
@@ -481,7 +496,8 @@ class LayerEvidence(Calibrator):
         return spread_choice(features, std, k)
 
     def _observed(self, features: Features, labels: Any) -> FittedRows:
-        features = self.check_input(features)
+        """New samples as the model sees them, on the device of those it knows."""
+        features = self.check_input(features).to(self.seen_.correct.device)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
             view = self.evidence_.view(features, layer_evidence(self.evidence_.reference, features))
@@ -500,5 +516,6 @@ class LayerEvidence(Calibrator):
 
     def standard_novelty(self, features: Features) -> Tensor:
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
-        found = layer_evidence(self.evidence_.reference, self.check_input(features))
+        features = self.check_input(features)
+        found = layer_evidence(self.evidence_.reference, features)
         return standardised(found, self.evidence_.scales)[1]

@@ -24,10 +24,10 @@ from salgp.gp.optimise import tell_unless_settled
 from salgp.gp.threads import one_blas_thread
 from salgp.storage import storable
 
-__all__ = ["ClassModel", "farness", "fit_classes", "some_originals"]
+__all__ = ["ClassModel", "farness", "fit_classes", "rows_at_once", "some_originals"]
 
 ENTRIES = 4_000_000
-"""Distances a fit looks at: it has a few weights to find and needs no more."""
+"""Distances held at once, and all that a fit looks at: it has a few weights to find and needs no more."""
 SLOPE_PULL, WEIGHT_PULL = 2.0, 0.5
 """Precision of the slope around 1, and rate of each weight's exponential prior, per standard deviation."""
 
@@ -83,6 +83,16 @@ def farness(reference: Reference, features: Features, own: Tensor | None = None)
     return far.where(known, usual)
 
 
+def rows_at_once(n_layers: int, n_classes: int) -> int:
+    """Samples whose distances to every class at every layer are held at once.
+
+    Example:
+        >>> rows_at_once(5, 1000)
+        800
+    """
+    return max(1, ENTRIES // max(n_layers * n_classes, 1))
+
+
 def some_originals(n: int, n_layers: int, n_classes: int) -> Tensor:
     """Numbers of the originals, out of ``n``, that a fit looks at: evenly spaced, and all where they are few.
 
@@ -90,8 +100,7 @@ def some_originals(n: int, n_layers: int, n_classes: int) -> Tensor:
         >>> some_originals(5, 2, 10), len(some_originals(1_000_000, 5, 1000))
         (tensor([0, 1, 2, 3, 4]), 800)
     """
-    most = min(n, max(1, ENTRIES // max(n_layers * n_classes, 1)))
-    return torch.linspace(0, n - 1, most).long()
+    return torch.linspace(0, n - 1, min(n, rows_at_once(n_layers, n_classes))).long()
 
 
 def fit_classes(logits: Tensor, far: Tensor, labels: Tensor, temperature: float) -> ClassModel:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.calibrators.copies import originals
 from salgp.calibrators.evidence.reference import Evidence, wide
 from salgp.features import Features
 from salgp.gp.linalg import cholesky, inverse_positive
@@ -41,8 +40,6 @@ __all__ = [
     "Scales",
     "beyond",
     "columns",
-    "copies",
-    "design",
     "fit_log_odds",
     "gated",
     "height",
@@ -52,7 +49,6 @@ __all__ = [
     "network_log_odds",
     "robust_scale",
     "sample_weights",
-    "scaled_design",
     "scales_of",
     "standardised",
     "within",
@@ -135,17 +131,6 @@ class LogOdds:
         phi = X - self.pull[label]
         same = label[..., :, None] == label[..., None, :]
         return phi @ self.covariance @ phi.mT + same * self.spare[label][..., None, :]
-
-
-def copies(features: Features) -> Tensor:
-    """Is each row a perturbed copy, and not an original? ``(n,)``.
-
-    Example:
-        >>> copies(Features(torch.zeros(3, 2), groups=torch.tensor([7, 8, 7])))
-        tensor([False, False,  True])
-    """
-    first, _ = originals(features)
-    return torch.ones(len(features), dtype=torch.bool, device=first.device).index_fill(0, first, False)
 
 
 def sample_weights(is_copy: Tensor, correct: Tensor, clean: float, caution: float) -> Tensor:
@@ -267,13 +252,6 @@ def lasting(novelty: Tensor) -> Tensor:
     return novelty.flip(1).cummin(dim=1).values.flip(1)
 
 
-def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
-    """The `columns` of samples, with ``t`` within `LARGEST_LOG_ODDS`."""
-    t = log_odds(features, temperature, LARGEST_LOG_ODDS)
-    A, N = standardised(evidence, scales)
-    return columns(t[:, None], gated(A, N), height(N))
-
-
 def scales_of(evidence: Evidence) -> Scales:
     """Location and scale of the evidence of the original calibration samples."""
     spread = evidence.agreement.std(dim=0, correction=0).clamp_min(1e-6)
@@ -291,14 +269,6 @@ def robust_scale(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     median = x.quantile(0.5, dim=0)
     return median, (1.4826 * (x - median).abs().quantile(0.5, dim=0)).clamp_min(1e-6)
-
-
-def scaled_design(
-    features: Features, evidence: Evidence, temperature: float, first: Tensor
-) -> tuple[Scales, Tensor]:
-    """Scales of the evidence on the rows ``first``, and the columns of all rows."""
-    scales = scales_of(evidence[first])
-    return scales, design(features, evidence, temperature, scales)
 
 
 def fit_log_odds(

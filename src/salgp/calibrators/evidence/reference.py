@@ -22,7 +22,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize, one_hot, pad
 
 from salgp.calibrators.evidence.condense import (
     FORMS,
@@ -34,6 +34,7 @@ from salgp.calibrators.evidence.condense import (
     unpacked,
 )
 from salgp.features import Features
+from salgp.logits import tell_nothing
 from salgp.neighbours import ClassDistances, ClassIndex, nearest_of_classes, side_distances
 from salgp.storage import storable
 
@@ -318,7 +319,7 @@ def condensed_reference(
     ]
     kept = dict(zip(spaces, (space for space, _ in condensed), strict=True))
     reference = Reference(kept, condensed[0][1] if condensed else classes, _checked(k, "k"), form)
-    return replace(reference, typical=_typical_agreement(reference, features))
+    return replace(reference, typical=_typical_agreement(reference, features, classes))
 
 
 def points_per_class(size: int | None, n_classes: int) -> int:
@@ -457,15 +458,22 @@ def _to_means(reference: Reference, query: Tensor) -> Tensor:
     return (x - means[:, :, None, :]).norm(dim=-1).mT
 
 
-def _typical_agreement(reference: Reference, features: Features) -> Tensor | None:
+def _typical_agreement(reference: Reference, features: Features, classes: Tensor) -> Tensor | None:
     """Median agreement ``(L,)`` of some reference samples with the network's predictions; None where every
     class has reference samples enough.
+
+    Where the samples came without class scores, the network is taken to predict their true ``classes``.
     """
-    counts = torch.bincount(reference.classes.clamp_min(0), minlength=features.n_classes)
+    known = reference.classes[reference.classes >= 0]
+    counts = torch.bincount(known, minlength=features.n_classes)
     if int(counts.min()) > 1 or not reference.layers:
         return None
     rows = torch.linspace(0, len(features) - 1, min(TYPICAL_ROWS, len(features))).long()
     rows = rows.to(reference.classes.device)
+    if tell_nothing(features.logits):
+        rows = rows[classes[rows] >= 0]
+        true = one_hot(classes.clamp_min(0), features.n_classes)
+        features = replace(features, logits=true.to(features.logits))
     some = features[rows]
     found = layer_evidence(reference, some, rows if reference.form == "full" else None).agreement
     own = counts[some.label] > int(reference.form == "full")

@@ -12,10 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from salgp.calibrators.copies import originals
+from salgp.calibrators.copies import copies, originals
 from salgp.calibrators.evidence.model import (
     Scales,
-    copies,
     gated,
     height,
     network_log_odds,

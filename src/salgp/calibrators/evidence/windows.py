@@ -38,14 +38,14 @@ def window_numbers(context: Any, t: Tensor) -> Tensor:
                 f"context must be 'all', a window size, environments or a Context; got {context!r}"
             )
         return torch.zeros(n, dtype=torch.long, device=t.device)
-    if isinstance(context, bool | float):
+    if isinstance(context, bool | float | np.bool_ | np.floating):
         raise TypeError(f"a window size must be a whole number of samples, got {context!r}")
-    if isinstance(context, int):
+    if isinstance(context, int | np.integer):
         if context < 1:
             raise ValueError(f"a window must hold at least 1 sample, got {context}")
         _refuse_sorted(t)
-        return torch.arange(n, device=t.device) // context
-    given = np.asarray(context.cpu() if isinstance(context, Tensor) else context)
+        return torch.arange(n, device=t.device) // int(context)
+    given = _plain(np.asarray(context.cpu() if isinstance(context, Tensor) else context))
     if given.shape != (n,) or given.dtype.kind not in "biuUS":
         raise ValueError(
             f"environments must be one whole number or name per sample, ({n},); got {given.dtype} of shape "
@@ -53,6 +53,17 @@ def window_numbers(context: Any, t: Tensor) -> Tensor:
         )
     number = np.unique(given, return_inverse=True)[1] if given.dtype.kind in "US" else given
     return torch.as_tensor(number.astype(np.int64)).to(t.device)
+
+
+def _plain(given: np.ndarray) -> np.ndarray:
+    """Names or whole numbers that came as objects, as a column of a table does, as what they are."""
+    if given.dtype.kind not in "OT":
+        return given
+    values = given.ravel().tolist()
+    for kind in (str, int | np.integer):
+        if values and all(isinstance(x, kind) for x in values):
+            return np.array(values).reshape(given.shape)
+    return given
 
 
 def _refuse_sorted(t: Tensor) -> None:

@@ -10,6 +10,7 @@ of rank 1 and more) averages its layer predictions, again under the joint poster
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from salgp.calibrators.layerwise.observations import log_odds_design
 from salgp.calibrators.layerwise.structures import Structure, rows_of
 from salgp.features import Features
 from salgp.gp.covariance import Covariance, Gaps, Rows, gaps, pairs_of, self_gaps
-from salgp.gp.fast import plan_of
+from salgp.gp.fast import CrossPlan, plan_of
 from salgp.gp.fitting import Fitted
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.regression import Posterior, remaining
-from salgp.prediction import LayerTerms, Prediction
+from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction
 
 __all__ = ["chunk_size", "corrected", "fast_predictor", "predict_corrections", "to_prediction"]
 
@@ -77,7 +78,7 @@ def corrected(
         )
     log_odds = (log_odds_design(features) if design is None else design) @ fitted.mean_weights + mean
     confidence, std = sigmoid_moments(log_odds, variance)
-    half = 1.6448536269514722 * variance.sqrt()
+    half = INTERVAL_SD * variance.sqrt()
     return Prediction.from_confidence(
         features,
         confidence,
@@ -92,15 +93,21 @@ def fast_predictor(calibrator: Any, layers: bool, precision: str) -> Callable[[F
     """A function that predicts like a fitted ``calibrator`` with ``structure_`` and ``fitted_``, by
     `salgp.gp.fast`; None where its covariance is not a sum of stationary terms on one row per sample.
     """
-    structure, fitted = calibrator.structure_, calibrator.fitted_
+    structure, known = calibrator.structure_, calibrator.fitted_
     dtype = torch.float32 if precision == "single" else torch.float64
-    plan = None if structure.stacked else plan_of(fitted.posterior, dtype)
-    if plan is None:
+    prepared = None if structure.stacked else plan_of(known.posterior, dtype)
+    if prepared is None:
         return None
+
+    @cache
+    def on(device: torch.device) -> tuple[CrossPlan, Fitted]:
+        """What prediction needs, there."""
+        return prepared.to(device), known.to(device)
 
     @torch.no_grad()
     def predict(features: Features) -> Prediction:
         features = calibrator.check_input(features)
+        plan, fitted = on(features.logits.device)
         wanted = layers and bool(structure.terms)
         mean, variance, layer_mean, layer_variance = plan.moments(rows_of(structure, features), wanted)
         terms = None

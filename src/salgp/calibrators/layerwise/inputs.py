@@ -13,23 +13,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from salgp.calibrators.copies import originals
+from salgp.calibrators.copies import copies, originals
 from salgp.calibrators.evidence.left_out import OwnReference
 from salgp.calibrators.evidence.model import (
+    LARGEST_LOG_ODDS,
     LogOdds,
     Scales,
-    copies,
-    design,
+    columns,
     fit_log_odds,
+    gated,
+    height,
+    log_odds,
     sample_weights,
-    scaled_design,
+    scales_of,
+    standardised,
 )
-from salgp.calibrators.evidence.reference import WIDTH, Reference, layer_evidence, make_reference
+from salgp.calibrators.evidence.reference import WIDTH, Evidence, Reference, layer_evidence, make_reference
 from salgp.calibrators.temperature import best_temperature
 from salgp.features import Features
 from salgp.storage import storable
 
-__all__ = ["EvidenceInputs", "learn_evidence"]
+__all__ = ["EvidenceInputs", "design", "learn_evidence"]
 
 CLEAN, CAUTION, RIDGE, CLASS_SPREAD = 0.8, 1.25, 0.2, 1.0
 """Settings of the monotone model: weight of originals, of errors among copies, pull of the weights, spread of
@@ -90,10 +94,18 @@ def learn_evidence(
     else:
         evidence = layer_evidence(known, features)
     temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
-    scales, X = scaled_design(features, evidence, temperature, first)
+    scales = scales_of(evidence[first])
+    X = design(features, evidence, temperature, scales)
     monotone = None
     if not linear:
         correct = features.correct(labels).double()
         weight = sample_weights(copies(features), correct, CLEAN, CAUTION)
         monotone = fit_log_odds(X, features.label, correct, weight, features.n_classes, RIDGE, class_spread)
     return EvidenceInputs(known, temperature, scales, monotone), X
+
+
+def design(features: Features, evidence: Evidence, temperature: float, scales: Scales) -> Tensor:
+    """The columns of samples in the model of layer evidence, with ``t`` within `LARGEST_LOG_ODDS`."""
+    t = log_odds(features, temperature, LARGEST_LOG_ODDS)
+    A, N = standardised(evidence, scales)
+    return columns(t[:, None], gated(A, N), height(N))

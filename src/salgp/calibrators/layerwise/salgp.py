@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator, check_features
+from salgp.calibrators.base import Calibrator
 from salgp.calibrators.labelling import spread_choice
 from salgp.calibrators.layerwise.correction import chunk_size, fast_predictor, to_prediction
 from salgp.calibrators.layerwise.inputs import learn_evidence
@@ -308,19 +308,22 @@ class SALGP(Calibrator):
         """Add labelled samples without learning the hyperparameters again; the same as conditioning on all
         from scratch.
         """
-        self.fitted_ = extend(self.fitted_, *self._observed(features, labels))
+        rows, sites = self._observed(features, labels)
+        self.fitted_ = extend(self.fitted_, rows, sites)
         return self
 
     def forget(self, features: Features, labels: Any) -> Self:
         """Take back samples that were fitted on or added (with a Gaussian likelihood, whose sites do not
         depend on the rest).
         """
+        self._check_fitted()
         if self.likelihood != "gaussian":
             raise ValueError(
                 "forget needs likelihood='gaussian': Bernoulli sites depend on every sample; "
                 "fit again on what is to be kept"
             )
-        self.fitted_ = retract(self.fitted_, *self._observed(features, labels))
+        rows, sites = self._observed(features, labels)
+        self.fitted_ = retract(self.fitted_, rows, sites)
         return self
 
     def suggest(self, features: Features, k: int) -> Tensor:
@@ -332,11 +335,11 @@ class SALGP(Calibrator):
         return spread_choice(features, std, k)
 
     def _observed(self, features: Features, labels: Any) -> tuple[Rows, Sites]:
-        self._check_fitted()
-        check_features(features, with_layers=True)
+        """New samples as the GP sees them, on the device of what it knows."""
+        features = self.check_input(features, allow_empty=False).to(self.fitted_.posterior.alpha.device)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
-            seen, design = self._seen(self.lifted(features).select(list(self.layer_widths_)))
+            seen, design = self._seen(features)
             new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
             offset = new.offset(self.fitted_.mean_weights)
             return new.rows, new_sites(self.fitted_, new.rows, new.target, offset, new.weight)

@@ -18,6 +18,7 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
+from salgp.calibrators.checks import bounded_logits
 from salgp.calibrators.layerwise.observations import flat_rows, observe
 from salgp.calibrators.layerwise.structures import Structure
 from salgp.calibrators.source import Source
@@ -64,6 +65,10 @@ class GPState:
     fitted: Fitted
     weight: float
     zeros: Tensor | None = None
+
+    def prepared(self, features: Features) -> Features:
+        """Rows of the data as the fit in memory sees them."""
+        return lift_zeros(bounded_logits(features), self.zeros)
 
 
 @storable
@@ -130,7 +135,7 @@ def take_learned(calibrator: C, learned: Mapping[str, Any]) -> C:
 def propose(state: GPState, features: Features, labels: Tensor, number: int) -> Candidates:
     """The rows that the inducing rows explain least."""
     posterior = state.fitted.posterior
-    rows = flat_rows(state.structure, features)
+    rows = flat_rows(state.structure, state.prepared(features))
     left = torch.cat([posterior.moments(Kfu, prior)[1] for _, Kfu, prior in _blocks(posterior, rows)])
     return Candidates(rows, left, POOL * len(posterior.alpha)).best()
 
@@ -140,7 +145,7 @@ def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0
     """Statistics of the samples on the inducing rows; Bernoulli sites are taken around the posterior."""
     fitted = state.fitted
     likelihood = "bernoulli" if len(fitted.mean_weights) else "gaussian"
-    seen = observe(state.structure, lift_zeros(features, state.zeros), labels, likelihood)
+    seen = observe(state.structure, state.prepared(features), labels, likelihood)
     known = seen.offset(fitted.mean_weights)
     offset = torch.zeros_like(seen.target) if known is None else known
     parts = []

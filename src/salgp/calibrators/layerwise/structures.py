@@ -24,7 +24,7 @@ residual as target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -140,36 +140,74 @@ def structure(
     elif name == "class":
         structure = _by_class(layers, "first", kernel)
     else:
-        structure = _plain(name, widths, n_classes, kernel, rank, n_latent, shared_offset)
+        size = _Size(len(layers), max(widths.values()), n_classes, rank, n_latent, shared_offset)
+        structure = _plain(name, layers, _FORMULAS[name](kernel, size))
     return _with_class_offset(structure) if class_offset else structure
 
 
-def _plain(
-    name: str,
-    widths: Mapping[str, int],
-    n_classes: int,
-    kernel: str,
-    rank: int | None,
-    n_latent: int,
-    shared_offset: bool,
-) -> Structure:
-    L = len(widths)
-    joint = kernel_on("joint", kernel, "global")
-    among = Index("layer", L, rank or 0, keep_shared=shared_offset)
-    covariances: dict[str, Covariance] = {
-        "single": kernel_on("features", kernel),
-        "rio": kernel_on("features", kernel) + kernel_on("confidence", kernel),
-        "red": ARD("features", max(widths.values())) + ARD("softmax", n_classes),
-        "global": kernel_on("first", kernel),
-        "concat": kernel_on("concat", kernel),
-        "ml": kernel_on("features", kernel) + kernel_on("confidence", kernel) + among,
-        "hl": joint + Product((Same("layer"), kernel_on("joint", kernel, "local"))),
-        "additive": joint + Stationary("joint", _own_scale(kernel), "local", per="layer", n_groups=L),
-        "icm": _coregionalised(kernel, L, 1 if rank is None else rank, 1),
-        "lcm": _coregionalised(kernel, L, 1 if rank is None else rank, n_latent),
-    }
+def _plain(name: str, layers: tuple[str, ...], covariance: Covariance) -> Structure:
     stacked = name in STACKED
-    return Structure(covariances[name], tuple(widths), stacked, (), ("layer",) if stacked else ())
+    return Structure(covariance, layers, stacked, (), ("layer",) if stacked else ())
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What the formulas below depend on besides the kernel.
+
+    Args:
+        layers: number of layers.
+        width: of the widest.
+        classes: of the network.
+        rank: of ``B``; None for each formula's own.
+        latent: terms of ``lcm``.
+        shared_offset: does the global prediction of ``ml`` keep ``a``?
+    """
+
+    layers: int
+    width: int
+    classes: int
+    rank: int | None
+    latent: int
+    shared_offset: bool
+
+
+def _rio(kernel: str, size: _Size) -> Covariance:
+    return kernel_on("features", kernel) + kernel_on("confidence", kernel)
+
+
+def _red(kernel: str, size: _Size) -> Covariance:
+    """Its kernels are ARD whatever ``kernel`` is, which must be a known one all the same."""
+    kernel_on("features", kernel)
+    return ARD("features", size.width) + ARD("softmax", size.classes)
+
+
+def _ml(kernel: str, size: _Size) -> Covariance:
+    among = Index("layer", size.layers, size.rank or 0, keep_shared=size.shared_offset)
+    return kernel_on("features", kernel) + kernel_on("confidence", kernel) + among
+
+
+def _hl(kernel: str, size: _Size) -> Covariance:
+    local = Product((Same("layer"), kernel_on("joint", kernel, "local")))
+    return kernel_on("joint", kernel, "global") + local
+
+
+def _additive(kernel: str, size: _Size) -> Covariance:
+    local = Stationary("joint", kernel, "local", per="layer", n_groups=size.layers)
+    return kernel_on("joint", kernel, "global") + local
+
+
+_FORMULAS: dict[str, Callable[[str, _Size], Covariance]] = {
+    "single": lambda kernel, size: kernel_on("features", kernel),
+    "rio": _rio,
+    "red": _red,
+    "global": lambda kernel, size: kernel_on("first", kernel),
+    "concat": lambda kernel, size: kernel_on("concat", kernel),
+    "ml": _ml,
+    "hl": _hl,
+    "additive": _additive,
+    "icm": lambda kernel, size: _coregionalised(kernel, size, 1),
+    "lcm": lambda kernel, size: _coregionalised(kernel, size, size.latent),
+}
 
 
 def rows_of(structure: Structure, features: Features) -> Rows:
@@ -218,17 +256,13 @@ def _group(name: str, structure: Structure, features: Features) -> Tensor:
     }[name]
 
 
-def _own_scale(kernel: str) -> str:
-    """The kernel itself; any other in place of ``linear``, which `structure` has refused already."""
-    return "matern52" if kernel == "linear" else kernel
-
-
-def _coregionalised(kernel: str, n_layers: int, rank: int, n_latent: int) -> Covariance:
+def _coregionalised(kernel: str, size: _Size, n_latent: int) -> Covariance:
+    rank = 1 if size.rank is None else size.rank
     terms = [
         Product(
             (
-                Stationary("joint", _own_scale(kernel), f"latent{q}", unit=True),
-                Index("layer", n_layers, rank, f"layer{q}"),
+                Stationary("joint", kernel, f"latent{q}", unit=True),
+                Index("layer", size.layers, rank, f"layer{q}"),
             )
         )
         for q in range(n_latent)
