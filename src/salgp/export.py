@@ -93,8 +93,9 @@ def export_classifier(
     Args:
         classifier: calibrated classifier.
         example: one batch of inputs, as the network takes it: an array, several in order, or a mapping by
-            name; or a batch of the loader, whose labels are left out. At least two samples. Only the first
-            axis is dynamic, the others stay as they are here.
+            name; or a batch of the loader, whose labels are left out: what stands behind as many inputs as
+            calibration had. At least two samples. Only the first axis is dynamic, the others stay as they are
+            here.
         path: target; ``.onnx`` or ``.pt2``; see `export_head`.
         rule: when to act; adds the output ``act``.
         context: should the graph know the window of its samples? See `export_head`.

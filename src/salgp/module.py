@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any, Self
@@ -105,7 +105,7 @@ class CalibratedClassifier(nn.Module):
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
-        batch = Batch.given(inputs, keywords, self.taps.labels_at)
+        batch = self._given(inputs, keywords)
         if not torch.compiler.is_exporting() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
         if self.taps.taps is None:
@@ -114,13 +114,17 @@ class CalibratedClassifier(nn.Module):
 
     def batch_of(self, item: Any) -> Batch:
         """The inputs in a batch: an array, several in order or by name; or what a loader makes, whose labels
-        go aside. Several arrays are inputs in order, unless the network takes fewer: then the loader made
-        them.
+        go aside. Several arrays are a batch like those of calibration, with labels or without. Where these
+        are not known, several arrays are inputs in order, unless the network takes fewer.
         """
         several = isinstance(item, tuple | list)
-        batch = Batch.given(tuple(item) if several else (item,), {}, self.taps.labels_at)
-        by_loader = several and not batch.fits(unwrap(self.model))
-        return Batch.of(item, self.taps.labels_at) if by_loader else batch
+        batch = self._given(tuple(item) if several else (item,), {})
+        by_loader = several and (self.taps.inputs is not None or not batch.fits(unwrap(self.model)))
+        return self.taps.batch_of(item) if by_loader else batch
+
+    def _given(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Batch:
+        """The arguments of a call."""
+        return Batch.given(inputs, keywords, unwrap(self.model), self.taps.labels_at, self.taps.inputs)
 
     def extract(
         self,

@@ -17,13 +17,48 @@ from torch.utils.data import DataLoader, Dataset
 from salgp.labels import as_labels
 from salgp.network.scores import shape_of
 
-__all__ = ["LABEL_KEYS", "Batch", "LabelsAt", "class_labels"]
+__all__ = ["LABEL_KEYS", "Batch", "KnownInputs", "LabelsAt", "class_labels"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Keys of a mapping, and names in a file, that hold the labels: the first of them that is there."""
 
 LabelsAt = str | int | None
 """Where a batch has its labels: key of a mapping or position in a tuple; None for the usual places."""
+
+
+@dataclass(frozen=True)
+class KnownInputs:
+    """What the inputs beside the labels were, so that a later batch without labels is not robbed of one.
+
+    Args:
+        count: how many.
+        names: of them; none where they came by position and the network does not say.
+        labels_at: where the labels stood.
+
+    Example:
+        >>> x, gain = torch.zeros(2, 3), torch.ones(2, 1)
+        >>> known = KnownInputs.of(Batch.of((x, gain, [0, 1])), nn.Bilinear(3, 1, 2))
+        >>> known.names
+        ('input1', 'input2')
+        >>> Batch.of((x, gain), known=known).labels is None
+        True
+    """
+
+    count: int
+    names: tuple[str, ...] = ()
+    labels_at: LabelsAt = None
+
+    @staticmethod
+    def of(batch: Batch, network: nn.Module, called_otherwise: bool = False) -> KnownInputs | None:
+        """Those of a batch that has labels, else None; names are the network's, unless a function calls it."""
+        if batch.labels is None:
+            return None
+        if batch.keywords:
+            names = tuple(name for name in batch.keywords if isinstance(name, str))
+            return KnownInputs(len(names), names, batch.labels_at)
+        taken = None if called_otherwise else _parameters_of(network)[0]
+        count = len(batch.inputs)
+        return KnownInputs(count, (taken or ())[:count], batch.labels_at)
 
 
 @dataclass(frozen=True)
@@ -48,13 +83,13 @@ class Batch:
     extra: tuple[Any, ...] = ()
 
     @staticmethod
-    def of(item: Any, labels_at: LabelsAt = None) -> Batch:
+    def of(item: Any, labels_at: LabelsAt = None, known: KnownInputs | None = None) -> Batch:
         """Read what a loader yields.
 
         ``x`` alone has no labels; of a tuple or list the last element is the labels and the others are the
         inputs; a mapping gives keyword arguments, and its ``labels`` (or ``label``, ``targets``, ``target``,
         ``y``) are the labels. Of ``(x, y, id)`` the labels are at position 1: what stands behind them is no
-        input.
+        input. Where it is known which inputs there are, a batch of these and no more has no labels.
 
         Example:
             >>> Batch.of((torch.zeros(2, 3), torch.tensor([0, 1]))).labels
@@ -71,25 +106,32 @@ class Batch:
             )
         item = _as_tensors(item)
         if isinstance(item, Mapping):
-            return _from_mapping(item, labels_at)
+            return _from_mapping(item, labels_at, known)
         if not isinstance(item, tuple | list) or isinstance(item, PackedSequence):
             return Batch((item,))
-        return _from_tuple(tuple(item), labels_at)
+        return _from_tuple(tuple(item), labels_at, known)
 
     @staticmethod
-    def given(inputs: tuple[Any, ...], keywords: Mapping[str, Any], labels_at: LabelsAt = None) -> Batch:
+    def given(
+        inputs: tuple[Any, ...],
+        keywords: Mapping[str, Any],
+        network: nn.Module,
+        labels_at: LabelsAt = None,
+        known: KnownInputs | None = None,
+    ) -> Batch:
         """Read the arguments of a call: inputs as the network takes them, or one batch as a loader makes it
         by name.
 
         Example:
-            >>> sorted(Batch.given(({"x": torch.zeros(2, 3), "truth": [0, 1]},), {}, "truth").keywords)
-            ['x']
+            >>> x, network = torch.zeros(2, 3), nn.Linear(3, 2)
+            >>> sorted(Batch.given(({"input": x, "truth": [0, 1]},), {}, network, "truth").keywords)
+            ['input']
         """
         _refuse_loaders(inputs)
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             both = {**inputs[0], **keywords}
-            return Batch.of(both, labels_at if labels_at in both else None)
-        named = Batch.of(keywords).keywords if keywords else keywords
+            return Batch.of(both, labels_at if labels_at in both else None, known)
+        named = _named_in_a_call(keywords, network, known)
         form = "mapping" if named and not inputs else "single" if len(inputs) == 1 else "tuple"
         return Batch(tuple(map(_as_tensors, inputs)), named, form=form)
 
@@ -227,26 +269,50 @@ def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
     return as_labels(labels, n)
 
 
-def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt) -> Batch:
+def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt, known: KnownInputs | None) -> Batch:
     keywords = dict(item)
-    if isinstance(labels_at, str) and labels_at not in keywords:
-        raise KeyError(
-            f"labels_at={labels_at!r} is none of the batch's keys: {', '.join(map(str, keywords))}"
-        )
-    where = labels_at if isinstance(labels_at, str) else _label_key(keywords)
+    where = _label_key(keywords, labels_at, known)
     labels = keywords.pop(where, None) if where is not None else None
     return Batch((), keywords, labels, "mapping", where)
 
 
-def _label_key(keywords: Mapping[str, Any]) -> str | None:
-    return next((key for key in LABEL_KEYS if keywords.get(key) is not None), None)
+def _label_key(keywords: Mapping[str, Any], labels_at: LabelsAt, known: KnownInputs | None) -> str | None:
+    names = () if known is None else known.names
+    if names and set(names) == set(keywords):
+        return None
+    if not isinstance(labels_at, str):
+        free = [key for key in LABEL_KEYS if key not in names]
+        filled = [key for key in free if keywords.get(key) is not None]
+        empty = [key for key in free if key in keywords and names]  # no labels, and no input either
+        return next(iter(filled + empty), None)
+    if labels_at not in keywords:
+        raise KeyError(
+            f"labels_at={labels_at!r} is none of the batch's keys: {', '.join(map(str, keywords))}"
+        )
+    return labels_at
 
 
-def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt) -> Batch:
+def _named_in_a_call(
+    keywords: Mapping[str, Any], network: nn.Module, known: KnownInputs | None
+) -> Mapping[str, Any]:
+    """The inputs among the keywords of a call. What has a usual name of labels is an input all the same if
+    the network takes it and had its labels elsewhere; not ``labels``, which Hugging Face's networks take for
+    their loss.
+    """
+    key = _label_key(keywords, None, known) if keywords else None
+    if known is not None and key not in ("labels", known.labels_at):
+        taken = _parameters_of(network)[0]
+        key = None if taken is None or key in taken else key
+    return {name: _as_tensors(x) for name, x in keywords.items() if name != key}
+
+
+def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: KnownInputs | None) -> Batch:
     if len(item) == 0:
         raise ValueError(
             "the loader gave an empty tuple; expected (inputs, labels), inputs alone, or a mapping"
         )
+    if known is not None and len(item) == known.count and not isinstance(item[0], Mapping):
+        return Batch(item, form="tuple")
     at = labels_at if isinstance(labels_at, int) else len(item) - 1
     at = at + len(item) if at < 0 else at
     if not 0 <= at < len(item):
@@ -254,7 +320,7 @@ def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt) -> Batch:
     only = len(item) == 1
     inputs, labels, extra = (item, None, ()) if only else (item[:at], item[at], item[at + 1 :])
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-        inner = _from_mapping(inputs[0], labels_at if isinstance(labels_at, str) else None)
+        inner = _from_mapping(inputs[0], labels_at if isinstance(labels_at, str) else None, known)
         return replace(inner, labels=inner.labels if labels is None else labels, form="pair")
     return Batch(inputs, {}, labels, "tuple", at, extra)
 

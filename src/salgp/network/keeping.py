@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from salgp.network.batches import KnownInputs
 from salgp.network.fingerprint import fingerprint
 from salgp.network.layers import Poolings, pooling_for
 from salgp.network.pooling import Layout
@@ -37,8 +38,9 @@ READER_TYPES = {
     "taps": (list, NOTHING),
 }
 TAP_TYPES = {"name": (str,), "module": (str,), "call": (int,), "depth": (int, NOTHING), "leads": (bool,)}
+INPUTS_TYPES = {"count": (int,), "names": (list,), "labels_at": (int, str, NOTHING)}
 LAYOUT_TYPES = {"channels": (str,), "width": (int, NOTHING), "recurrent": (bool,), "batch_axis": (int,)}
-"""What JSON gives for each field of a reader, a tap and a layout."""
+"""What JSON gives for each field of a reader, a tap, its inputs and a layout."""
 
 
 class LostFunctionError(ValueError):
@@ -74,6 +76,7 @@ def reader_header(reader: Reader) -> dict[str, Any]:
         "layers": layers,
         "pooling": _pooling_names(reader.pooling),
         "taps": None if taps is None else list(taps),
+        **({} if reader.inputs is None else {"inputs": dataclasses.asdict(reader.inputs)}),
     }
 
 
@@ -97,7 +100,18 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
         raise LostFunctionError(_LOST_POOLING)
     layers = header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"])
     rest = (header["output"], header["max_width"], header["seed"], forward, header["labels_at"])
-    return Reader(layers, asked if asked is not None else "auto", *rest, taps, header["form"])
+    seen = (header["form"], _inputs(header.get("inputs")))
+    return Reader(layers, asked if asked is not None else "auto", *rest, taps, *seen)
+
+
+def _inputs(stored: Mapping[str, Any] | None) -> KnownInputs | None:
+    """The inputs of calibration; None where they were not kept, as in earlier versions."""
+    if stored is None:
+        return None
+    _check_types(stored, INPUTS_TYPES)
+    if not all(isinstance(name, str) for name in stored["names"]):
+        raise TypeError(f"expected names of inputs, got {str(stored['names'])[:80]!r}")
+    return KnownInputs(stored["count"], tuple(stored["names"]), stored["labels_at"])
 
 
 def _stored_pooling(stored: Any) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.logits import OUTPUTS, as_logits
-from salgp.network.batches import Batch, LabelsAt
+from salgp.network.batches import Batch, KnownInputs, LabelsAt
 from salgp.network.layers import Layers, Poolings, make_taps
 from salgp.network.scores import FORWARD, raw_logits
 from salgp.network.taps import Change, Probe, Tap, TapError, unwrap
@@ -57,6 +57,7 @@ class Reader:
         labels_at: where a batch has its labels.
         taps: what ``layers`` and ``pooling`` mean for one network; None until settled.
         form: in which form batches came when it was settled (`salgp.network.batches.Batch`).
+        inputs: which inputs they had beside their labels, where they had some.
 
     Example:
         >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)
@@ -74,6 +75,7 @@ class Reader:
     labels_at: LabelsAt = None
     taps: tuple[Tap, ...] | None = None
     form: str | None = None
+    inputs: KnownInputs | None = None
     _views: Views = field(default_factory=Views, init=False, repr=False, compare=False)
     _projections: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -87,14 +89,19 @@ class Reader:
         """The same with its taps, found on a few samples of a batch; itself where it has them already."""
         if self.taps is not None:
             return self
-        if not isinstance(self.layers, str | int) and len(self.layers) == 0:
-            return replace(self, taps=(), form=batch.form)
         network = unwrap(model)
+        seen: Any = {"form": batch.form, "inputs": KnownInputs.of(batch, network, self.forward is not None)}
+        if not isinstance(self.layers, str | int) and len(self.layers) == 0:
+            return replace(self, taps=(), **seen)
         few = batch.head(HANDFUL).to(*View(network, _untouched).placement(device))
         found = trace(network, lambda view: _run(view, few, self))
         leads = _Flow(network, found, lambda view: _run(view, few, self))
         layers = _own_layers(network) if self.layers == "auto" else self.layers
-        return replace(self, taps=make_taps(found, layers, self.pooling, leads), form=batch.form)
+        return replace(self, taps=make_taps(found, layers, self.pooling, leads), **seen)
+
+    def batch_of(self, item: Any) -> Batch:
+        """Inputs and labels of what a loader yields."""
+        return item if isinstance(item, Batch) else Batch.of(item, self.labels_at, self.inputs)
 
     def read(
         self,

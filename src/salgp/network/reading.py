@@ -105,7 +105,7 @@ def read_batches(
                 item = next(items, _END)
                 if item is _END:
                     break
-                batch = item if isinstance(item, Batch) else Batch.of(item, reader.labels_at)
+                batch = reader.batch_of(item)
                 if batch.is_empty:
                     continue
                 changed, change = (batch, None) if prepare is None else prepare(batch, index)
