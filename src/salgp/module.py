@@ -30,7 +30,7 @@ from salgp.network.gathering import gather
 from salgp.network.keeping import FORMAT, FORMAT_VERSION, LostFunctionError, module_header, reader_from
 from salgp.network.layers import Layers, Poolings
 from salgp.network.reader import Forward, Reader
-from salgp.network.reading import Place, collect, read_batches
+from salgp.network.reading import ANYWHERE, Place, collect, read_batches
 from salgp.network.rehearsal import Rehearsal
 from salgp.network.scores import named_fields
 from salgp.network.taps import unwrap
@@ -147,9 +147,13 @@ class CalibratedClassifier(nn.Module):
             keep_on_device: see `salgp.extract`.
             progress: see `salgp.extract`.
         """
-        place = Place(device, dtype, keep_on_device)
-        readings = read_batches(self.model, loader, self.taps, place, progress=progress)
-        self.taps, features, labels = collect(readings)
+        return self._read(loader, Place(device, dtype, keep_on_device), progress, with_labels=True)
+
+    def _read(
+        self, loader: Iterable[Any], place: Place, progress: bool | None, with_labels: bool
+    ) -> tuple[Features, Tensor | None]:
+        how: Any = {"progress": progress, "with_labels": with_labels}
+        self.taps, features, labels = collect(read_batches(self.model, loader, self.taps, place, **how))
         return features, labels
 
     def predict(self, loader: Iterable[Any], context: Any = None, progress: bool | None = None) -> Prediction:
@@ -160,7 +164,8 @@ class CalibratedClassifier(nn.Module):
             context: what the samples have in common, for calibrators that take it.
             progress: see `salgp.extract`.
         """
-        return self._predicted(self.extract(loader, progress=progress)[0], context)
+        features = self._read(loader, ANYWHERE, progress, with_labels=False)[0]
+        return self._predicted(features, context)
 
     def _predicted(self, features: Features, context: Any = None) -> Prediction:
         home = self._home()

@@ -50,7 +50,7 @@ class KnownInputs:
 
     @staticmethod
     def of(batch: Batch, network: nn.Module, called_otherwise: bool = False) -> KnownInputs | None:
-        """Those of a batch that has labels, else None; names are the network's, unless a function calls it."""
+        """Those of a batch with labels, else None; names are the network's, unless a function calls it."""
         if batch.labels is None:
             return None
         if batch.keywords:
@@ -160,14 +160,20 @@ class Batch:
         named = [f"{key!r} {shape_of(x)}" for key, x in self.keywords.items()]
         return " and ".join([*map(shape_of, self.inputs), *named])
 
-    @property
-    def hint(self) -> str:
-        """How to call a network that does not take the inputs as they are; nothing where they are arrays.
+    def hint_for(self, network: nn.Module) -> str:
+        """How to call a network that does not take the inputs as they are; nothing where they are arrays, and
+        enough.
 
         Example:
-            >>> Batch(((torch.zeros(2, 3), torch.zeros(2, 1)),), form="tuple").hint
+            >>> Batch(((torch.zeros(2, 3), torch.zeros(2, 1)),), form="tuple").hint_for(nn.Linear(3, 1))
             '; say how to call it, for batches ((a, b), y): forward=lambda model, batch: model(*batch[0])'
+            >>> Batch.of((torch.zeros(2, 3), torch.zeros(2, 1))).hint_for(nn.Bilinear(3, 1, 2))
+            "; the last was taken for labels: if it is an input, name them, {'input1': ..., 'input2': ...}"
         """
+        required = _required(network)
+        if self.form == "tuple" and self.labels is not None and len(self.inputs) < len(required):
+            named = ", ".join(f"{name!r}: ..." for name in required)
+            return f"; the last was taken for labels: if it is an input, name them, {{{named}}}"
         plain = Tensor | np.ndarray | PackedSequence
         other = [x for x in (*self.inputs, *self.keywords.values()) if not isinstance(x, plain)]
         if not other:
@@ -338,6 +344,16 @@ def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
     if inspect.Parameter.VAR_KEYWORD in kinds:
         return None, most
     return tuple(p.name for p in parameters if p.kind in named), most
+
+
+def _required(network: nn.Module) -> list[str]:
+    """Names of the inputs that the network cannot do without."""
+    try:
+        parameters = inspect.signature(network.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
 
 
 def _refuse_loaders(inputs: tuple[Any, ...]) -> None:

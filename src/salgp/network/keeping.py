@@ -36,6 +36,7 @@ READER_TYPES = {
     "form": (str, NOTHING),
     "layers": (str, int, list),
     "taps": (list, NOTHING),
+    "columns": (int,),
 }
 TAP_TYPES = {"name": (str,), "module": (str,), "call": (int,), "depth": (int, NOTHING), "leads": (bool,)}
 INPUTS_TYPES = {"count": (int,), "names": (list,), "labels_at": (int, str, NOTHING)}
@@ -77,6 +78,7 @@ def reader_header(reader: Reader) -> dict[str, Any]:
         "pooling": _pooling_names(reader.pooling),
         "taps": None if taps is None else list(taps),
         **({} if reader.inputs is None else {"inputs": dataclasses.asdict(reader.inputs)}),
+        **({} if reader.columns is None else {"columns": reader.columns}),
     }
 
 
@@ -100,7 +102,7 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
         raise LostFunctionError(_LOST_POOLING)
     layers = header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"])
     rest = (header["output"], header["max_width"], header["seed"], forward, header["labels_at"])
-    seen = (header["form"], _inputs(header.get("inputs")))
+    seen = (header["form"], _inputs(header.get("inputs")), header.get("columns"))
     return Reader(layers, asked if asked is not None else "auto", *rest, taps, *seen)
 
 

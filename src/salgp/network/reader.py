@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,7 @@ class Reader:
         taps: what ``layers`` and ``pooling`` mean for one network; None until settled.
         form: in which form batches came when it was settled (`salgp.network.batches.Batch`).
         inputs: which inputs they had beside their labels, where they had some.
+        columns: how many scores the network gave for each sample; 1 for a binary network of one output.
 
     Example:
         >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)
@@ -76,6 +77,7 @@ class Reader:
     taps: tuple[Tap, ...] | None = None
     form: str | None = None
     inputs: KnownInputs | None = None
+    columns: int | None = None
     _views: Views = field(default_factory=Views, init=False, repr=False, compare=False)
     _projections: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -118,6 +120,16 @@ class Reader:
             device: where the inputs are sent.
             change: disturbs what passes the taps.
         """
+        return self.features(*self.run(model, batch, device, change))
+
+    def run(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        device: torch.device | str | None = None,
+        change: Change | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The class scores of one batch as the network gives them, and what passed the taps; see `read`."""
         if self.taps is None:
             raise ValueError(
                 "the reader does not know its taps yet; use reader.settled(model, batch).read(...)"
@@ -127,7 +139,22 @@ class Reader:
             batch = batch.to(*view.placement(device))
             with view.probe.reading(batch.mask, change) as found:
                 output = _run(view.network, batch, self)
-        logits = as_logits(raw_logits(output), self.output, FORWARD)
+        return raw_logits(output), found
+
+    def knowing(self, scores: Tensor) -> Reader:
+        """The same with the number of scores for each sample, where it was not known."""
+        if self.columns is not None or scores.ndim not in (1, 2):
+            return self
+        return replace(self, columns=1 if scores.ndim == 1 else scores.shape[1])
+
+    def features(self, scores: Tensor, found: Mapping[str, Tensor]) -> Features:
+        """Features of what `run` gave."""
+        if scores.ndim == 1 and self.columns is not None and self.columns > 1:
+            raise ValueError(
+                f"the network gave scores of shape {tuple(scores.shape)}, and of shape (n, {self.columns}) "
+                f"when it was calibrated; a sample alone needs a batch axis: x[None]"
+            )
+        logits, taps = as_logits(scores, self.output, FORWARD), self.taps or ()
         missing = [tap.name for tap in taps if tap.name not in found]
         if missing:
             raise ValueError(
@@ -238,5 +265,6 @@ def _called(network: nn.Module, batch: Batch) -> Any:
             raise
         own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
         raise RuntimeError(
-            f"the network does not accept inputs of shape {batch.shapes}{batch.hint}; its own error: {own}"
+            f"the network does not accept inputs of shape {batch.shapes}{batch.hint_for(network)}; its own "
+            f"error: {own}"
         ) from error

@@ -77,6 +77,7 @@ def read_batches(
     prepare: Prepare | None = None,
     progress: bool | None = None,
     title: str = "reading the network",
+    with_labels: bool = True,
 ) -> Iterator[Reading]:
     """Read every batch of a loader.
 
@@ -88,6 +89,7 @@ def read_batches(
         prepare: changes a batch before it runs.
         progress: show a progress bar; None for "on a terminal and in notebooks".
         title: of the progress bar.
+        with_labels: are the labels of interest? Else they may be anything, such as names of files.
 
     Example:
         >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)
@@ -110,8 +112,11 @@ def read_batches(
                     continue
                 changed, change = (batch, None) if prepare is None else prepare(batch, index)
                 reader = reader.settled(model, changed, place.device)
-                features = reader.read(model, changed, place.device, change)
-            reading = Reading(reader, batch, place.bring(features), _labels(batch, features))
+                scores, found = reader.run(model, changed, place.device, change)
+                reader = reader.knowing(scores)
+                features = reader.features(scores, found)
+            labels = _labels(batch, features) if with_labels else None
+            reading = Reading(reader, batch, place.bring(features), labels)
             first = first or reading
             _check_alike(first, reading, index)
             yield reading
@@ -138,7 +143,7 @@ _END = object()
 
 
 def _check_loader(loader: Any) -> None:
-    if isinstance(loader, Tensor | str | nn.Module) or not isinstance(loader, Iterable):
+    if isinstance(loader, Tensor | np.ndarray | str | nn.Module) or not isinstance(loader, Iterable):
         raise TypeError(
             f"loader must yield batches, got a {type(loader).__name__}; wrap it: "
             f"torch.utils.data.DataLoader(...) or [(x, y)]"

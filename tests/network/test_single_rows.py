@@ -1,0 +1,73 @@
+"""One row without a batch axis is refused, and labels that no prediction needs may be anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import salgp
+from salgp import CalibratedClassifier
+from salgp.network.keeping import reader_from, reader_header
+
+
+def two_classes(outputs: int = 2) -> tuple[CalibratedClassifier, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, outputs))
+    x = torch.randn(300, 3)
+    return salgp.calibrate(model, [(x, (x[:, 0] > 0).long())], method="temperature"), x
+
+
+def test_a_row_of_a_network_of_two_classes_is_not_two_samples(tmp_path: Path) -> None:
+    """Two scores of one row were once taken for the log-odds of two samples."""
+    classifier, x = two_classes()
+    again = salgp.load(classifier.save(tmp_path / "c"), classifier.model)
+    for c in (classifier, again):
+        with pytest.raises(ValueError, match="needs a batch axis"):
+            c(x[0])
+        with pytest.raises(ValueError, match="needs a batch axis"):
+            c.predict(list(x))
+        assert len(c(x[:1])) == 1
+
+
+def test_files_that_do_not_know_the_shape_are_read_as_before() -> None:
+    classifier, _ = two_classes()
+    header = json.loads(json.dumps(reader_header(classifier.taps)))
+    assert header.pop("columns") == 2
+    assert reader_from(header, None, None).columns is None
+
+
+def test_a_network_of_one_output_keeps_its_single_log_odds() -> None:
+    classifier, x = two_classes(1)
+    assert len(classifier(x)) == len(x)
+    assert len(classifier.predict([x[:1]])) == 1
+
+
+def test_an_array_is_no_loader() -> None:
+    classifier, x = two_classes()
+    with pytest.raises(TypeError, match="loader must yield batches, got a ndarray"):
+        classifier.predict(x.numpy())
+
+
+@pytest.mark.parametrize("beside", [[f"{i}.png" for i in range(5)], torch.rand(5), torch.rand(5, 2)])
+def test_labels_that_are_not_asked_for_may_be_anything(beside: object) -> None:
+    classifier, x = two_classes()
+    assert torch.equal(classifier.predict([(x[:5], beside)]).probs, classifier(x[:5]).probs)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, image: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([image, meta], 1))
+
+
+def test_inputs_taken_for_labels_are_named() -> None:
+    """An unlabelled loader of a network with two inputs, read by `extract`, which has seen no other."""
+    with pytest.raises(RuntimeError, match=r"if it is an input, name them, .'image': ..., 'meta': ...."):
+        salgp.extract(Pair(), [(torch.rand(5, 3), torch.rand(5, 1))])
