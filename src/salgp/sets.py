@@ -206,7 +206,8 @@ def fit_sets(
     if not len(prediction):
         raise ValueError("prediction sets need labelled samples, got none")
     y = as_labels(labels, len(prediction), n_classes).cpu()
-    few = max(int(len(prediction) * (1 - _checked(coverage)) / 2), 1)
+    coverage = _checked(coverage)
+    few = max(int(len(prediction) * (1 - coverage) / 2), 1)
     edges = _edges(prediction, by, bands, few)
     raps = (penalty, rank) if score == "raps" else (0.0, 0)
     empty = torch.zeros(0, dtype=torch.float64)
@@ -403,4 +404,4 @@ def _checked(coverage: float, closed: bool = False) -> float:
     inside = 0 <= coverage <= 1 if closed else 0 < coverage < 1
     if not inside:
         raise ValueError(f"coverage must be between 0 and 1, got {coverage}")
-    return coverage
+    return float(coverage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -395,3 +395,50 @@ def test_wrong_use_says_so() -> None:
     with pytest.raises(ValueError, match="must be finite"):
         monitor.feed(bad)
     assert monitor.feed(p[:0]).batches == 0
+
+
+def test_a_key_may_be_a_whole_number_and_nothing_but_a_text_or_a_number(tmp_path: Path) -> None:
+    """What is fed can be read again: a number as a key once made the whole history unreadable."""
+    p, y = batch(100, 0)
+    monitor = Monitor.start(p, tmp_path)
+    monitor.feed(p, key=5)
+    assert monitor.feed(p, key=np.int64(5)).batches == monitor.feed(p, key="5").batches == 1
+    monitor.observe(p, y, key=7)
+    for wrong in (("2026", 1), b"a", 5.0, True):
+        with pytest.raises(TypeError, match="key must be a text or a whole number"):
+            monitor.feed(p, key=wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="key must be a text or a whole number"):
+            monitor.observe(p, y, key=wrong)  # type: ignore[arg-type]
+    assert [record.key for record in Monitor.open(tmp_path).log] == ["5", "labels 7"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"seed": -1}, "seed"), ({"calibrator": 5}, "digest"), ({"window": 5.0}, "expected int")],
+)
+def test_what_could_not_be_opened_again_is_not_started(
+    tmp_path: Path, wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        Monitor.start(batch(100, 0)[0], tmp_path / "w", **wrong)
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    p, _ = batch(100, 0)
+    monitor = Monitor.start(p, tmp_path)
+    record = records.Record(1, "day", "2026-01-01", n=100, std=float("nan"))
+    with pytest.raises(ValueError, match="'std' of Record is nan"):
+        monitor._keep(monitor._state, record)
+    with pytest.raises(ValueError, match="counts 0 classes, expected 3"):
+        monitor._keep(monitor._state, replace(record, std=0.0))
+    assert Monitor.open(tmp_path).log == ()
+
+
+def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    p, _ = batch(100, 0)
+    given = {"window": np.int64(5), "false_alarm": np.float32(0.01), "seed": np.int64(3)}
+    monitor = Monitor.start(p, tmp_path, tolerance=torch.tensor(0.02), **given)  # type: ignore[arg-type]
+    monitor.feed(p, key="day")
+    assert Monitor.open(tmp_path).settings == monitor.settings
+    assert type(monitor.settings.window) is int

@@ -64,7 +64,7 @@ def choose_threshold(
         >>> print(rule.promise)  # doctest: +ELLIPSIS
         Act above a confidence of 0.8...: at most 10 % of the answers acted on are wrong, ...
     """
-    promised = ERROR if error is None else error
+    promised, assurance = float(ERROR if error is None else error), float(assurance)
     _check_levels(promised, assurance)
     confidence = checked(prediction).confidence.detach().cpu().double().numpy()
     y = as_labels(labels, len(prediction), prediction.probs.shape[1]).cpu()

@@ -28,6 +28,7 @@ from salgp.storage import (
     read_lines,
     read_metadata,
     read_tensors,
+    readable,
     reading,
     write_header,
     write_tensors,
@@ -38,6 +39,8 @@ __all__ = [
     "Settings",
     "State",
     "create",
+    "keepable_record",
+    "keepable_settings",
     "last_number",
     "read",
     "read_log",
@@ -155,6 +158,21 @@ class State:
     def with_bands(self, counts: IntArray) -> State:
         """One more batch in the window; the oldest leaves."""
         return replace(self, recent=np.concatenate([self.recent[1:], counts[None]]))
+
+
+def keepable_settings(settings: Settings) -> Settings:
+    """The settings as `read_settings` would give them; refused where it would refuse them."""
+    found = readable(settings, "a monitor")
+    if not _in_range(found):
+        raise ValueError(f"a monitor: a number is out of its range in {found}")
+    return found
+
+
+def keepable_record(record: Record, settings: Settings) -> Record:
+    """The record as `read` would give it; refused where it would refuse it, before anything is written."""
+    found = readable(record, "a batch to be watched")
+    _check_classes([found], settings, "a batch to be watched")
+    return found
 
 
 def create(folder: Path, settings: Settings, state: State) -> None:
@@ -319,7 +337,7 @@ def _check_numbers(log: Sequence[Record], path: Path) -> None:
             raise FormatError(f"{path}: expected record {expected}, got {record.number}; restore the file")
 
 
-def _check_classes(log: Sequence[Record], settings: Settings, path: Path) -> None:
+def _check_classes(log: Sequence[Record], settings: Settings, path: Path | str) -> None:
     """Every batch counts the classes that the settings name."""
     for record in log:
         counts = {len(record.class_count), len(record.class_confidence)}

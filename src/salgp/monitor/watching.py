@@ -90,11 +90,12 @@ class Monitor:
             calibrator: digest of the one that predicts, so that `open` can refuse another.
         """
         _check_start(reference, false_alarm, tolerance, window, level, class_names)
+        _check_kept(seed, calibrator)
         values = channel_cells(reference)
         wealth = Wealth.start(values)
         c = reference.probs.shape[1]
         share = np.bincount(reference.label.cpu().numpy(), minlength=c) / len(reference)
-        settings = Settings(
+        made = Settings(
             channel_names(reference),
             c,
             len(reference),
@@ -110,9 +111,9 @@ class Monitor:
             calibrator,
             None if spread is None else spread.level,
         )
-        empty = np.zeros(
-            (window, *band_counts(values[:0], band_of_cells(wealth.counts)).shape), dtype=np.int64
-        )
+        settings = records.keepable_settings(made)
+        bands = band_counts(values[:0], band_of_cells(wealth.counts))
+        empty = np.zeros((settings.window, *bands.shape), dtype=np.int64)
         begun = State(wealth, Promise.start(), wealth.counts, empty)
         if state is None:
             return Monitor(settings, begun, [], None)
@@ -145,27 +146,34 @@ class Monitor:
         return tuple(self._log)
 
     def feed(
-        self, prediction: Prediction, labels: Any = None, *, key: str | None = None, time: str | None = None
+        self,
+        prediction: Prediction,
+        labels: Any = None,
+        *,
+        key: str | int | None = None,
+        time: str | None = None,
     ) -> Status:
         """Watch one batch, in the order of time.
 
         Args:
             prediction: of the batch.
             labels: ``(n,)`` true classes where they are known already.
-            key: name of the batch; one that was fed before is not counted again, so that a job may be
-                repeated after a kill. Without one the log shows its number, which is no name.
+            key: name of the batch, a text or a whole number (5 is the same name as "5"); one that was fed
+                before is not counted again, so that a job may be repeated after a kill. Without one the log
+                shows its number, which is no name.
             time: ISO 8601; by default now.
         """
         self._check(prediction)
         if not len(prediction):
             return self.status()
-        with self._turn(key, fed=True) as number:
+        name = _name(key)
+        with self._turn(name, fed=True) as number:
             if number:
-                self._keep(*self._fed(prediction, labels, number, key, time))
+                self._keep(*self._fed(prediction, labels, number, name, time))
         return self.status()
 
     def observe(
-        self, prediction: Prediction, labels: Any, *, key: str | None = None, time: str | None = None
+        self, prediction: Prediction, labels: Any, *, key: str | int | None = None, time: str | None = None
     ) -> Status:
         """Labels that came later, for some or all samples of batches fed before.
 
@@ -176,13 +184,14 @@ class Monitor:
         Args:
             prediction: the predictions made then, for the samples that have labels now.
             labels: ``(n,)`` their true classes.
-            key: name of the delivery; one seen before is not counted again.
+            key: name of the delivery, a text or a whole number; one seen before is not counted again.
             time: ISO 8601; by default now.
         """
         self._check(prediction)
         if not len(prediction):
             return self.status()
-        name = None if key is None else f"labels {key}"
+        given = _name(key)
+        name = None if given is None else f"labels {given}"
         with self._turn(name, fed=False) as number:
             if number:
                 record = _blank(number, name, f"labels {number}", time)
@@ -241,7 +250,8 @@ class Monitor:
         known = {record.key for record in self._log if record.named and (record.n > 0) == fed}
         return 0 if key in known else self._state.last + 1
 
-    def _keep(self, state: State, record: Record) -> None:
+    def _keep(self, state: State, made: Record) -> None:
+        record = records.keepable_record(made, self.settings)
         if self.folder is not None:
             records.write(self.folder, state, record)
         self._state = state
@@ -301,6 +311,18 @@ class Monitor:
             )
 
 
+def _name(key: Any) -> str | None:
+    """The name of a batch as it is kept."""
+    if key is None or isinstance(key, str):
+        return key
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return str(int(key))
+    raise TypeError(
+        f"key must be a text or a whole number, got a {type(key).__name__} ({key!r:.60}); "
+        f"name the batch by a text, such as key=str(...)"
+    )
+
+
 def _blank(number: int, key: str | None, shown: str, time: str | None) -> Record:
     """A record without numbers; ``shown`` is what stands in the log where there is no key."""
     when = datetime.now(UTC).isoformat(timespec="seconds") if time is None else time
@@ -328,3 +350,12 @@ def _check_start(
         raise ValueError(f"level must be between 0 and 1, got {level}")
     if names is not None and len(names) != reference.probs.shape[1]:
         raise ValueError(f"expected {reference.probs.shape[1]} class names, got {len(names)}")
+
+
+def _check_kept(seed: int, calibrator: str | None) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"seed must be a whole number of 0 or more, got {seed!r}")
+    if calibrator is not None and not isinstance(calibrator, str):
+        raise TypeError(
+            f"calibrator must be the digest of one, a text, or None; got a {type(calibrator).__name__}"
+        )

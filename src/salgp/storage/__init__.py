@@ -27,7 +27,7 @@ from salgp.storage.folders import check_replaceable, read_folder, write_folder
 from salgp.storage.lines import append_line, append_lines, read_lines
 from salgp.storage.locks import locked
 from salgp.storage.npz import read_npz
-from salgp.storage.plain import from_json
+from salgp.storage.plain import from_json, plain_number, readable
 from salgp.storage.values import pack, storable, unpack
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "from_json",
     "locked",
     "pack",
+    "plain_number",
     "read_folder",
     "read_header",
     "read_json",
@@ -51,6 +52,7 @@ __all__ = [
     "read_metadata",
     "read_npz",
     "read_tensors",
+    "readable",
     "reading",
     "refuse_foreign",
     "storable",

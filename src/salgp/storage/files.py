@@ -22,6 +22,7 @@ from torch import Tensor
 
 from salgp.marks import is_of_kind
 from salgp.storage.errors import ChecksumError, FormatError
+from salgp.storage.plain import plain_number
 
 __all__ = [
     "SHORT",
@@ -229,7 +230,8 @@ def write_header(path: str | os.PathLike[str], kind: str, version: int, value: M
     own = [key for key in ("format", "format_version", CHECK) if key in value]
     if own:
         raise ValueError(f"{path}: {own[0]!r} is written by the header itself; leave it out of the value")
-    plain = {"format": kind, "format_version": version, **json.loads(json.dumps(value))}
+    stored = json.loads(json.dumps(value, default=plain_number))
+    plain = {"format": kind, "format_version": version, **stored}
     return write_json(path, {**plain, CHECK: _json_digest(plain)})
 
 
@@ -270,7 +272,7 @@ def check_kind(path: str | os.PathLike[str], header: Mapping[str, Any], kind: st
 
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
     """Write ``value`` as indented JSON."""
-    text = json.dumps(value, indent=1, allow_nan=True)
+    text = json.dumps(value, indent=1, allow_nan=True, default=plain_number)
 
     def write(part: Path) -> None:
         part.write_text(text + "\n", encoding="utf-8")

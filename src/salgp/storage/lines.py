@@ -19,6 +19,7 @@ from typing import IO, Any
 from salgp.storage.errors import ChecksumError, FormatError
 from salgp.storage.files import make_folder, refuse_special
 from salgp.storage.locks import NO_LINK, hold_file
+from salgp.storage.plain import plain_number
 
 __all__ = ["append_line", "append_lines", "read_lines"]
 
@@ -104,7 +105,8 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 def _line(record: Mapping[str, Any], before: str) -> tuple[bytes, str]:
     if CHECK in record:
         raise ValueError(f"a record cannot have a key {CHECK!r}: it is the log's own")
-    plain = json.loads(json.dumps(record, allow_nan=False))  # as it will be read: tuples become lists
+    text = json.dumps(record, allow_nan=False, default=plain_number)
+    plain = json.loads(text)  # as it will be read: tuples become lists
     check = _check(plain, before)
     return (json.dumps({**plain, CHECK: check}, allow_nan=False) + "\n").encode(), check
 

@@ -1,23 +1,74 @@
 """Dataclasses of plain values read back from JSON, every field of the type it was declared with.
 
 JSON knows lists but no tuples, and a file may hold anything under a name. `from_json` gives an instance, or
-says which field is not what it should be.
+says which field is not what it should be. `readable` asks the same before anything is written, so that
+whatever is written can be read again. `plain_number` is the one place where numbers of NumPy and PyTorch
+become Python's, which JSON knows.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
 
 from salgp.storage.errors import FormatError
 
-__all__ = ["from_json"]
+__all__ = ["from_json", "plain_number", "readable"]
 
 T = TypeVar("T")
+
+
+def plain_number(value: Any) -> bool | int | float | str:
+    """Python's own number for one of NumPy or a tensor of one element; ``json.dumps(default=plain_number)``.
+
+    Example:
+        >>> plain_number(np.int64(20)), plain_number(np.float32(0.5)), plain_number(np.bool_(True))
+        (20, 0.5, True)
+    """
+    if isinstance(value, np.generic | Tensor) and value.ndim == 0:
+        found = value.item()
+        if isinstance(found, bool | int | float | str):
+            return found
+    raise TypeError(
+        f"cannot store a {type(value).__name__}: only numbers, strings, lists, dicts and tensors are stored"
+    )
+
+
+def readable(value: T, what: str) -> T:
+    """A dataclass of plain values as it will be read again.
+
+    Args:
+        value: the instance that is to be written.
+        what: it is of, for the sentence.
+
+    Raises:
+        ValueError: `from_json` would refuse it, so it must not be written.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Size:
+        ...     rows: int
+        >>> readable(Size(np.int64(3)), "a table")
+        Size(rows=3)
+        >>> readable(Size("3"), "a table")
+        Traceback (most recent call last):
+        ValueError: a table: 'rows' of Size is 3, expected int
+    """
+    written = json.dumps(asdict(value), default=plain_number)  # type: ignore[call-overload]
+    try:
+        return from_json(type(value), json.loads(written), what)
+    except FormatError as error:
+        raise ValueError(str(error)) from error
 
 
 def from_json(cls: type[T], value: Any, path: str | os.PathLike[str]) -> T:

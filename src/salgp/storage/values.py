@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from salgp.storage.errors import FormatError
+from salgp.storage.plain import plain_number
 
 __all__ = ["pack", "storable", "unpack"]
 
@@ -44,22 +45,22 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         name = type(value).__name__
         if _STORABLE.get(name) is not type(value):
             raise TypeError(f"{name} is not storable")
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        fields = {f.name: _declared(f, getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {
             "$class": name,
             "fields": {k: pack(v, tensors, f"{path}.{k}" if path else k) for k, v in fields.items()},
         }
     if isinstance(value, Mapping):
-        return {"$dict": [[k, pack(v, tensors, f"{path}.{k}" if path else str(k))] for k, v in value.items()]}
+        return {"$dict": [_pair(k, v, tensors, f"{path}.{k}" if path else str(k)) for k, v in value.items()]}
     if isinstance(value, tuple | list):
         items = [pack(v, tensors, f"{path}.{i}" if path else str(i)) for i, v in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(
-        f"cannot store a {type(value).__name__} at {path or 'the top'!r}: only numbers, "
-        f"strings, lists, dicts and tensors are stored"
-    )
+    try:
+        return plain_number(value)
+    except TypeError as error:
+        raise TypeError(f"{path or 'the top'}: {error}") from None
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -75,6 +76,17 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if "$dict" in value:
         return _dict(_as(list, value["$dict"]), tensors)
     return _object(value, tensors)
+
+
+def _pair(key: Any, value: Any, tensors: dict[str, Tensor], path: str) -> list[Any]:
+    plain = key if key is None or isinstance(key, bool | int | float | str) else plain_number(key)
+    return [plain, pack(value, tensors, path)]
+
+
+def _declared(field: dataclasses.Field[Any], value: Any) -> Any:
+    """A tensor of one number in a field that is declared as a number is that number."""
+    declared = str(getattr(field.type, "__name__", field.type))
+    return plain_number(value) if isinstance(value, Tensor) and declared in ("int", "float") else value
 
 
 def _tensor(name: Any, tensors: Mapping[str, Tensor]) -> Tensor:
