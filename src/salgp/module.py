@@ -293,7 +293,7 @@ def calibrate(
         copies,
         Place(device, None, keep_on_device),
         reference=reference,
-        seed=seed,
+        seed=reader.seed,
         progress=progress,
         tokenizer=tokenizer,
         needs_layers=calibrator.needs_layers,

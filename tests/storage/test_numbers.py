@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samples import make_features
+from samples import sample
 from torch import nn
 
 import salgp
@@ -57,15 +57,15 @@ def test_what_is_no_number_is_refused_with_its_place() -> None:
     ],
     ids=["evidence", "salgp", "histogram"],
 )
-@pytest.mark.filterwarnings("ignore::salgp.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_calibrators_are_saved_and_loaded(tmp_path: Path, calibrator: Calibrator) -> None:
-    features, labels = make_features(n=120, seed=0)
+    features, labels = sample(120, seed=0)
     calibrator.fit(features, labels).save(tmp_path / "c")
     again = salgp.load(tmp_path / "c")
     assert torch.equal(again.predict(features).confidence, calibrator.predict(features).confidence)
 
 
-@pytest.mark.filterwarnings("ignore::salgp.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore")
 def test_a_calibrated_network_is_saved(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -80,7 +80,7 @@ def choose_threshold(
                 "a rule by costs has one threshold, found by the prices; leave error, per_class and "
                 "thresholds out, or promise an error rate instead of costs"
             )
-        return cheapest(confidence, wrong, cost_wrong, cost_ask, assurance)
+        return cheapest(confidence, wrong, float(cost_wrong), float(cost_ask), assurance)
     if not per_class:
         return _largest(confidence, wrong, promised, assurance, thresholds)
     return _each_class(

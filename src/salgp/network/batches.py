@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,20 +170,22 @@ class Batch:
             >>> Batch.of((torch.zeros(2, 3), torch.zeros(2, 1))).hint_for(nn.Bilinear(3, 1, 2))
             "; the last was taken for labels: if it is an input, name them, {'input1': ..., 'input2': ...}"
         """
-        required = _required(network)
-        if self.form == "tuple" and self.labels is not None and len(self.inputs) < len(required):
-            named = ", ".join(f"{name!r}: ..." for name in required)
-            return f"; the last was taken for labels: if it is an input, name them, {{{named}}}"
         plain = Tensor | np.ndarray | PackedSequence
         other = [x for x in (*self.inputs, *self.keywords.values()) if not isinstance(x, plain)]
         if not other:
-            return ""
+            return self._missing(_required(network))
         nested = len(self.inputs) == 1 and isinstance(other[0], tuple | list)
         if nested and self.form == "single":  # the argument of a call; no loader makes this form
             return "; give the inputs by themselves, classifier(x), or the whole batch to .predict([batch])"
         way = "model(*batch[0])" if nested else "..."
         of = ", for batches ((a, b), y)" if nested else ""
         return f"; say how to call it{of}: forward=lambda model, batch: {way}"
+
+    def _missing(self, required: Sequence[str]) -> str:
+        if self.form != "tuple" or self.labels is None or len(self.inputs) >= len(required):
+            return ""
+        named = ", ".join(f"{name!r}: ..." for name in required)
+        return f"; the last was taken for labels: if it is an input, name them, {{{named}}}"
 
     @property
     def as_made(self) -> Any:

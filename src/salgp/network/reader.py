@@ -9,6 +9,7 @@ whether the logits depend on them. From then on it does nothing but run a frozen
 from __future__ import annotations
 
 import hashlib
+import operator
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping
@@ -82,6 +83,10 @@ class Reader:
     _projections: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("max_width", "seed", "labels_at"):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, str):  # a whole number of NumPy is one too
+                object.__setattr__(self, name, operator.index(given))
         if self.output not in OUTPUTS:
             raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {self.output!r}")
         if self.max_width is not None and self.max_width < 1:
