@@ -18,7 +18,8 @@ import salgp
 from salgp.cli import main
 from salgp.cli.predictions import harmless
 from salgp.cli.shell import Shell, visible
-from salgp.storage import files
+from salgp.storage import files, locked
+from salgp.storage.locks import LOCK
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -213,6 +214,24 @@ def test_a_second_calibrate_leaves_nothing_of_the_first(run: Run) -> None:
     ]
     assert run(*line, "--force")[0] == 0
     assert sorted(path.name for path in Path("out").iterdir()) == ["calibration.safetensors", "calibrator"]
+
+
+def test_two_calibrations_do_not_share_a_folder(run: Run) -> None:
+    """The calibrator of one once stood beside the features of the other."""
+    x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
+    Path("net.py").write_text("import torch\n\ndef make():\n    return torch.nn.Linear(4, 3)\n")
+    save_file({"x": x, "labels": y}, "data.safetensors")
+    line = ("calibrate", "net.py:make", "--calibration", "data.safetensors", "--test", "data.safetensors")
+    with locked("my out"):
+        code, _, err = run(*line, "-m", "temperature", "-o", "my out")
+        assert code == 1
+        assert "process" in err
+        assert [path.name for path in Path("my out").iterdir()] == [LOCK]
+    code, out, _ = run(*line, "-m", "temperature", "-o", "my out")
+    assert code == 0
+    assert "salgp explain 'my out/calibrator' 'my out/test.safetensors'" in " ".join(out.split())
+    assert run("calibrate", "net.py:none", *line[2:], "-o", "new")[0] != 0
+    assert not Path("new").exists(), "a folder made for nothing is taken away"
 
 
 def test_links_are_refused_untouched(run: Run) -> None:

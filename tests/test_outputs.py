@@ -140,3 +140,19 @@ def test_embeddings_alone_serve_as_a_reference_as_well_as_embeddings_with_scores
     scored = salgp.calibrate_outputs(z, y, layers=layers, reference=(right, known))
     expected = scored.predict(z, layers=layers).confidence
     torch.testing.assert_close(alone.predict(z, layers=layers).confidence, expected)
+
+
+def test_columns_of_tables_stand_for_the_same_classes() -> None:
+    """Another order of columns once gave predictions of other classes, without a word."""
+    pd = pytest.importorskip("pandas")
+    g = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(200, 3, generator=g)
+    labels = (logits + torch.randn(200, 3, generator=g)).argmax(1)
+    table = pd.DataFrame(logits.numpy(), columns=["a", "b", "c"])
+    calibrated = salgp.calibrate_outputs(table, labels)
+    with pytest.raises(ValueError, match=r"class scores: the columns .c, a, b, .* are not those of the fit"):
+        calibrated.predict(table[["c", "a", "b"]])
+    assert torch.equal(calibrated.predict(table).probs, calibrated.predict(logits.numpy()).probs)
+    embedded = salgp.calibrate_outputs(logits, labels, layers={"e": table}, method="deep-knn")
+    with pytest.raises(ValueError, match="layer 'e'"):
+        embedded.predict(logits, layers={"e": table[["c", "a", "b"]]})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class CalibratedOutputs:
     Args:
         calibrator: fitted.
         output: what it was fitted on, and what it predicts on: ``"logits"`` or ``"probabilities"``.
+        columns: names of the columns of the tables it was fitted on; arrays have none.
 
     Example:
         >>> import numpy as np
@@ -40,6 +41,7 @@ class CalibratedOutputs:
 
     calibrator: Calibrator
     output: str
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def predict(
         self, logits: Any = None, *, probs: Any = None, layers: Mapping[str, Any] | None = None
@@ -59,7 +61,17 @@ class CalibratedOutputs:
                 f"fitted with the embeddings {', '.join(map(repr, missing))}, which are missing here; pass "
                 f"layers={{{missing[0]!r}: array}}"
             )
+        self._check_columns(_columns(logits if probs is None else probs, layers))
         return self.calibrator.predict(features)
+
+    def _check_columns(self, found: Mapping[str, tuple[str, ...]]) -> None:
+        """Tables with other columns, or in another order, than those of the fit would mix up classes."""
+        for name, expected in self.columns.items():
+            if found.get(name, expected) != expected:
+                raise ValueError(
+                    f"{name}: the columns ({', '.join(found[name][:3])}, ...) are not those of the fit "
+                    f"({', '.join(expected[:3])}, ...) in the same order; bring them in its order"
+                )
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the calibrator; ``salgp.load(folder)`` reads it and predicts on `salgp.Features`."""
@@ -103,7 +115,15 @@ def calibrate_outputs(
         raise ValueError("labels are missing; pass the true classes of the samples: labels=...")
     known = None if reference is None else _reference(reference, features)
     calibrator = method_for(method, bool(features.layers)).fit(features, labels, known)
-    return CalibratedOutputs(calibrator, "logits" if probs is None else "probabilities")
+    names = _columns(logits if probs is None else probs, layers)
+    return CalibratedOutputs(calibrator, "logits" if probs is None else "probabilities", names)
+
+
+def _columns(scores: Any, layers: Mapping[str, Any] | None) -> dict[str, tuple[str, ...]]:
+    """Names of the columns of those that are tables, pandas' or any with ``columns``."""
+    given = {"class scores": scores, **{f"layer {name!r}": x for name, x in (layers or {}).items()}}
+    named = {name: getattr(x, "columns", None) for name, x in given.items()}
+    return {name: tuple(map(str, columns)) for name, columns in named.items() if columns is not None}
 
 
 _ARGUMENT = {"logits": "logits", "probabilities": "probs"}

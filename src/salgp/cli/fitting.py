@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,7 +87,7 @@ def fit(
             "layers": list(calibrator.layer_widths_),
         },
         f"fitted {calibrator.name} on {counted}; saved in "
-        f"{out}\nnext: salgp evaluate {out} TEST{features.suffix}",
+        f"{out}\nnext: salgp evaluate {shlex.quote(str(out))} TEST{features.suffix}",
     )
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,7 +86,8 @@ def monitor(
     for path in late or []:
         _observe(shell, watching, *predicted(calibrator, path, any_network, shell))
     status, written = watching.status(), _written(watching, page, history)
-    hint = "" if given else f"\nnext: salgp monitor {calibrator} NEW.safetensors --state {state}"
+    quoted, quoted_state = shlex.quote(str(calibrator)), shlex.quote(str(state))
+    hint = "" if given else f"\nnext: salgp monitor {quoted} NEW.safetensors --state {quoted_state}"
     shell.finish(_summary(watching, status) | written, f"{status}{hint}")
     if fail and status.alarm:
         raise typer.Exit(FAILURE)

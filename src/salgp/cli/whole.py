@@ -7,7 +7,9 @@ folder it writes holds what each of them would have written, so that one can go 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,17 +111,33 @@ def calibrate(
     from salgp.network.reader import Reader
     from salgp.outputs import method_for
 
-    network = network_of(shell, model, weights, device)
-    calibrator = method_for(method, True)
-    if calibrator.uses_reference and train is None:
-        shell.say("note: no --train given; the calibration samples are compared with each other")
-    taps = Reader(layer_names(layers), pooling, output, max_width, seed)
-    read = _gathered(shell, network, sets, taps, calibrator)
-    calibrator = _fitted(shell, calibrator, read, method not in (None, "auto"))
-    classifier = CalibratedClassifier(network, calibrator, read.reader, read.rehearsal)
-    _write(shell, classifier, read, sets, out)
-    comparison = _checked(shell, classifier, sets["test"], out, rivals) if "test" in sets else None
-    _finish(shell, classifier, out, sets, comparison)
+    with _alone(out):
+        _check_folder(out, force)  # again: another process may have come and gone
+        network = network_of(shell, model, weights, device)
+        calibrator = method_for(method, True)
+        if calibrator.uses_reference and train is None:
+            shell.say("note: no --train given; the calibration samples are compared with each other")
+        taps = Reader(layer_names(layers), pooling, output, max_width, seed)
+        read = _gathered(shell, network, sets, taps, calibrator)
+        calibrator = _fitted(shell, calibrator, read, method not in (None, "auto"))
+        classifier = CalibratedClassifier(network, calibrator, read.reader, read.rehearsal)
+        _write(shell, classifier, read, sets, out)
+        comparison = _checked(shell, classifier, sets["test"], out, rivals) if "test" in sets else None
+        _finish(shell, classifier, out, sets, comparison)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Be the only `salgp calibrate` that writes into the folder; one made for nothing is taken away again."""
+    from salgp.storage import locked
+
+    new = not out.exists()
+    try:
+        with locked(out):
+            yield
+    finally:
+        if new and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
 
 
 def _check_folder(out: Path, force: bool, *inputs: Path) -> None:
@@ -309,5 +327,5 @@ def _lines(classifier: CalibratedClassifier, out: Path, checked: bool) -> list[s
     folder = out / "calibrator"
     lines.append(f"calibrator: {folder}; in Python: salgp.load({json.dumps(str(folder))}, model)")
     if checked:
-        lines.append(f"next: salgp explain {folder} {out / 'test.safetensors'}")
+        lines.append("next: " + shlex.join(["salgp", "explain", str(folder), str(out / "test.safetensors")]))
     return lines
