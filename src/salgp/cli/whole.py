@@ -111,8 +111,7 @@ def calibrate(
     from salgp.network.reader import Reader
     from salgp.outputs import method_for
 
-    with _alone(out):
-        _check_folder(out, force)  # again: another process may have come and gone
+    with _alone(out, force):
         network = network_of(shell, model, weights, device)
         calibrator = method_for(method, True)
         if calibrator.uses_reference and train is None:
@@ -127,13 +126,14 @@ def calibrate(
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
+def _alone(out: Path, force: bool) -> Iterator[None]:
     """Be the only `salgp calibrate` that writes into the folder; one made for nothing is taken away again."""
     from salgp.storage import locked
 
     new = not out.exists()
     try:
         with locked(out):
+            _check_folder(out, force)  # again: another process may have come and gone
             yield
     finally:
         if new and out.is_dir() and not any(out.iterdir()):

@@ -97,7 +97,8 @@ class SALGP(Calibrator):
     Args:
         covariance: ``sum`` (ours), ``ml``, ``hl`` (the paper's), ``additive``, ``icm``, ``lcm``, ``nested``,
             ``global``, ``class``, ``concat``.
-        likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness.
+        likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness. The weights of the
+            Bernoulli mean count as known, so that its error bars are too narrow where the kernels add little.
         kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``, ``linear``.
         inference: ``exact``, ``inducing``, or ``auto`` by the number of rows.
         n_inducing: number of inducing rows. Stacked covariances on wide raw features may need 512 or more to
