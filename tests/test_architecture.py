@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "network": {*VALUES, "progress"},
     "metrics": VALUES,
     "calibrators": {*VALUES, "methods", "gp", "neighbours", "metrics"},
-    "decide": VALUES,
+    "decide": {*VALUES, "metrics"},
     "sets": VALUES,
     "estimate": {*VALUES, "gp", "metrics", "decide"},
     "monitor": {*VALUES, "estimate", "tables"},

@@ -209,7 +209,7 @@ def fit_sets(
     coverage = _checked(coverage)
     few = max(int(len(prediction) * (1 - coverage) / 2), 1)
     edges = _edges(prediction, by, bands, few)
-    raps = (penalty, rank) if score == "raps" else (0.0, 0)
+    raps = (float(penalty), index(rank)) if score == "raps" else (0.0, 0)
     empty = torch.zeros(0, dtype=torch.float64)
     blank = PredictionSets(score, coverage, by, empty, empty, edges, 1, *raps)
     matrix = blank._matrix(prediction.probs.detach().cpu().double(), _uniform(len(y), seed))

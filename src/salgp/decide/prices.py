@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv
 
 from salgp.decide.rule import ALWAYS, NEVER, Rule
+from salgp.metrics.exact import exact_interval
 
-__all__ = ["cheapest", "upper_share"]
+__all__ = ["cheapest"]
 
 _GRID = np.linspace(-3, 3, 25)
 """Thresholds tried, in log-odds around the one that is best for calibrated confidences."""
@@ -38,8 +38,8 @@ def cheapest(
     n = len(wrong)
     chosen = int(np.argmin(cost_ask * asked + cost_wrong * failed))
     doubt = (1 - assurance) / (2 * len(limits))
-    asking = cost_ask * upper_share(int(asked[chosen]), n, doubt)
-    failing = cost_wrong * upper_share(int(failed[chosen]), n, doubt)
+    seen = np.array([asked[chosen], failed[chosen]])
+    asking, failing = exact_interval(seen, np.array([n, n]), 1 - 2 * doubt)[1]
     return Rule(
         (float(limits[chosen]),),
         assurance=assurance,
@@ -48,16 +48,5 @@ def cheapest(
         wrong=int(failed[chosen]),
         cost_wrong=cost_wrong,
         cost_ask=cost_ask,
-        cost_bound=float(min(asking + failing, cost_wrong)),
+        cost_bound=float(min(cost_ask * asking + cost_wrong * failing, cost_wrong)),
     )
-
-
-def upper_share(count: int, n: int, doubt: float) -> float:
-    """Upper bound of a share that was seen ``count`` times of ``n``, wrong with a chance of ``doubt`` at most
-    (Clopper and Pearson).
-
-    Example:
-        >>> round(upper_share(0, 30, 0.05), 3), upper_share(30, 30, 0.05)  # 0 of 30: about 3 / n
-        (0.095, 1.0)
-    """
-    return 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - doubt))

@@ -19,7 +19,7 @@ be the sample's own, which no label of others tells about. To the rest the label
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from salgp.gp.logistic import logistic, logistic_covariance
 from salgp.labels import as_labels
 from salgp.logits import log_odds
 from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction, checked, confidence_of, spread_confidence
+from salgp.storage import from_json
 
 __all__ = ["Correction", "learn_correction"]
 
@@ -111,31 +112,15 @@ class Correction:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for a file or a message."""
-        return {
-            "slope": self.slope,
-            "offset": self.offset,
-            "covariance": [list(row) for row in self.covariance],
-            "n": self.n,
-            "right": self.right,
-            "expected": self.expected,
-        }
+        return asdict(self)
 
     @staticmethod
     def from_dict(numbers: Mapping[str, Any]) -> Correction:
         """The correction that `as_dict` gave; raises `ValueError` for anything else."""
-        try:
-            (a, b), (c, d) = ([float(x) for x in row] for row in numbers["covariance"])
-            slope, offset, expected = (float(numbers[name]) for name in ("slope", "offset", "expected"))
-            found = Correction(
-                slope, offset, ((a, b), (c, d)), int(numbers["n"]), int(numbers["right"]), expected
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"a correction has slope, offset, covariance, n, right and expected; got {numbers!r:.100}"
-            ) from error
-        whole = torch.tensor([slope, offset, a, b, c, d])
-        if not bool(whole.isfinite().all()) or slope < 0 or min(a, d, a * d - b * c) < 0:
-            raise ValueError(f"a correction has finite numbers and a slope from 0 on; got {numbers!r:.100}")
+        found = from_json(Correction, numbers, "a correction")
+        (a, b), (c, d) = found.covariance
+        if found.slope < 0 or min(a, d, a * d - b * c) < 0:
+            raise ValueError(f"a correction has a slope from 0 on and variances; got {numbers!r:.100}")
         return found
 
 

@@ -45,7 +45,7 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         name = type(value).__name__
         if _STORABLE.get(name) is not type(value):
             raise TypeError(f"{name} is not storable")
-        fields = {f.name: _declared(f, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return {
             "$class": name,
             "fields": {k: pack(v, tensors, f"{path}.{k}" if path else k) for k, v in fields.items()},
@@ -81,12 +81,6 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 def _pair(key: Any, value: Any, tensors: dict[str, Tensor], path: str) -> list[Any]:
     plain = key if key is None or isinstance(key, bool | int | float | str) else plain_number(key)
     return [plain, pack(value, tensors, path)]
-
-
-def _declared(field: dataclasses.Field[Any], value: Any) -> Any:
-    """A tensor of one number in a field that is declared as a number is that number."""
-    declared = str(getattr(field.type, "__name__", field.type))
-    return plain_number(value) if isinstance(value, Tensor) and declared in ("int", "float") else value
 
 
 def _tensor(name: Any, tensors: Mapping[str, Tensor]) -> Tensor:
