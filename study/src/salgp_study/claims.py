@@ -1,0 +1,330 @@
+"""The paper's claims, each as a paired comparison over all networks in the records.
+
+A claim says that one method has the smaller score than another. Every trained network (study, preset, seed)
+gives one difference, with average pooling. The p-value is that of the exact sign-flip test: how often would
+differences of these sizes, with signs by chance, have a mean this far from zero? All claims of a table are
+tested at once, so that verdicts follow from p-values corrected by Holm's method. A few networks cannot
+decide many claims: ``n`` of them have no p-value below ``2^(1 - n)``, and "cannot tell" is a frequent answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from salgp_study.methods import APPROXIMATE
+from salgp_study.table import Record, Table, grouped, values_of
+
+__all__ = [
+    "BEST_SINGLE",
+    "CLAIMS",
+    "Claim",
+    "Comparison",
+    "NEAR",
+    "RAW",
+    "TEMPERATURE",
+    "WHOLE",
+    "claims_table",
+    "compare",
+    "holm",
+    "longest_trained",
+    "sign_flip_p",
+    "stability_table",
+]
+
+LEVEL = 0.05
+"""p-value below which a difference is taken for one."""
+RAW, TEMPERATURE = "Uncalibrated (Baseline)", "Temperature Scaled (Baseline)"
+DROPPED = "SAL-GP (ML), offset dropped"
+BEST_SINGLE = "Single GP, best layer"
+"""The single GP of smallest ECE on the test set, as the paper compares it: chosen with test labels."""
+_LAYER_ROWS = {name for k in range(1, 6) for name in (f"L{k}", f"(Layer {k})")}
+WHOLE, NEAR = ("pooled", "photometric"), ("15", "17", "photometric")
+"""Names of test sets: all test data of a network, and radar at the near angle; light curves have one only."""
+SIDE_STUDIES = ("mstar-fractions", "mstar-approximation", "mstar-adam")
+"""Studies of networks that another study has, or of parts of the data."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper as a comparison.
+
+    Args:
+        text: the claim.
+        better: method that is said to have the smaller score.
+        other: method it is compared with.
+        score: which score.
+    """
+
+    text: str
+    better: str
+    other: str
+    score: str = "ece"
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim("ML improves on the raw confidence", "SAL-GP (ML) G", RAW),
+    Claim("ML improves on temperature scaling", "SAL-GP (ML) G", TEMPERATURE),
+    Claim("ML improves on the best single GP (chosen with test labels)", "SAL-GP (ML) G", BEST_SINGLE),
+    Claim("ML improves on the last layer's single GP", "SAL-GP (ML) G", "Single GP (Layer 5)"),
+    Claim("ML improves on HL", "SAL-GP (ML) G", "SAL-GP (HL) G"),
+    Claim("ML's layer rows (L3) improve on raw", "SAL-GP (ML) L3", RAW),
+    Claim("ML's layer rows (L3) improve on temperature scaling", "SAL-GP (ML) L3", TEMPERATURE),
+    Claim("ML's layer rows (L3) improve on HL", "SAL-GP (ML) L3", "SAL-GP (HL) G"),
+    Claim("ML improves MCE over raw", "SAL-GP (ML) G", RAW, "mce"),
+    Claim("ML improves NLL over raw", "SAL-GP (ML) G", RAW, "nll_correct"),
+    Claim("ML improves the Brier score over raw", "SAL-GP (ML) G", RAW, "brier"),
+    Claim("ML ranks errors better than raw", RAW, "SAL-GP (ML) G", "auroc"),
+    Claim("Keeping the shared offset is better than dropping it", "SAL-GP (ML) G", DROPPED),
+    Claim("ML without the shared offset improves on raw", DROPPED, RAW),
+    Claim("ML with average pooling improves on max pooling", "SAL-GP (ML) L3", "SAL-GP (ML) L3, max pooling"),
+    Claim("The best single GP improves on raw", BEST_SINGLE, RAW),
+    Claim("HL improves on raw", "SAL-GP (HL) G", RAW),
+    Claim("Temperature scaling improves on raw", TEMPERATURE, RAW),
+    Claim("Isotonic regression does not improve on raw", RAW, "Isotonic"),
+    Claim("BBQ (alpha 1) does not improve on raw", RAW, "BBQ (alpha 1)"),
+    Claim("BBQ with alpha .1 improves on alpha 1", "BBQ (alpha 0.1)", "BBQ (alpha 1)"),
+    Claim("Layer-wise (HL) beats class-wise (layer 1)", "SAL-GP (HL) G", "Class-specific global (layer 1)"),
+    Claim("Layer-wise (HL) beats class-wise (all layers)", "SAL-GP (HL) G", "Class-specific global"),
+)
+"""What is compared, in the order of the paper's own emphasis. Rows L1 to L5 of ML keep the shared offset in
+all records; records of version 0.1 have G without it, under a name that says so.
+"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outcome of a claim.
+
+    Args:
+        n: networks compared.
+        wins: of them with the difference the claim says.
+        mean: difference, negative where the claim holds.
+        relative: the same as a share of the other method's mean score.
+        p: of the sign-flip test.
+    """
+
+    n: int
+    wins: int
+    mean: float
+    relative: float
+    p: float
+
+    def verdict(self, corrected: float) -> str:
+        """In words, by the corrected p-value."""
+        if corrected >= LEVEL:
+            return "cannot tell"
+        return "reproduces" if self.mean < 0 else "contradicted"
+
+
+def compare(
+    claim: Claim, records: Sequence[Record], fit_on: str, where: str = "all", approximate: bool = False
+) -> Comparison | None:
+    """Compare two methods over all networks that have both; None where there is none.
+
+    Args:
+        claim: what is compared.
+        records: of any studies.
+        fit_on: split the calibrators were fitted on.
+        where: ``all`` test data of a network together, or ``near``: radar at the near angle (15 or 17
+            degrees), light curves as they are.
+        approximate: compare the rows by inducing rows, where a method has such, instead of the exact ones.
+
+    Example:
+        >>> base = {"study": "s", "preset": "cpu", "test": "pooled", "fit_on": "train", "fraction": 1.0}
+        >>> a, b = (
+        ...     {**base, "seed": 0, "pooling": "none", "method": m, "ece": e} for m, e in (("a", 1), ("b", 2))
+        ... )
+        >>> compare(Claim("a is better", "a", "b"), [a, b], "train").mean
+        -1.0
+    """
+    tests = WHOLE if where == "all" else NEAR
+    chosen = [r for r in longest_trained(records) if r["test"] in tests and r["fit_on"] == fit_on]
+    if approximate:
+        chosen = _approximate(chosen)
+    better, other = (_by_network(chosen, name, claim.score) for name in (claim.better, claim.other))
+    both = [network for network in better if network in other]
+    if not both:
+        return None
+    values = [better[network] - other[network] for network in both]
+    mean, base = statistics.fmean(values), statistics.fmean(other[network] for network in both)
+    wins = sum(d < 0 for d in values)
+    return Comparison(len(values), wins, mean, mean / base if base else 0.0, sign_flip_p(values))
+
+
+def claims_table(records: Sequence[Record]) -> list[Table]:
+    """Every claim, by preset of the networks: over all test data of a network, and at the near angle; once
+    from exact inference and, where there are such rows, once from inducing rows.
+    """
+    titles = {"all": "all test data of a network together", "near": "radar at the near angle, light curves"}
+    names = {"all": "claims", "near": "claims-near"}
+    tables = []
+    for preset in values_of(records, "preset"):
+        mine = [r for r in records if r["preset"] == preset]
+        ways = {"": ""}
+        if any(r["method"].endswith(APPROXIMATE) for r in mine):
+            ways = {"": ", exact inference", "-inducing": APPROXIMATE}
+        for where, title in titles.items():
+            stem = names[where] if preset == "cpu" else f"{names[where]}-{preset}"
+            said = f"networks of preset {preset}, {title}"
+            tables += [_claims_at(mine, where, stem + end, said + how) for end, how in ways.items()]
+    return tables
+
+
+def _claims_at(records: Sequence[Record], where: str, name: str, title: str) -> Table:
+    approximate = name.endswith("-inducing")
+    asked = [(claim, fit_on) for claim in CLAIMS for fit_on in values_of(records, "fit_on")]
+    answers = [
+        (claim, fit_on, found)
+        for claim, fit_on in asked
+        if (found := compare(claim, records, fit_on, where, approximate))
+    ]
+    corrected = holm([found.p for _, _, found in answers])
+    rows = []
+    for (claim, fit_on, found), p in zip(answers, corrected, strict=True):
+        size = f"{found.mean:+.4f}", f"{100 * found.relative:+.1f} %", f"{found.wins} of {found.n}"
+        rows.append((claim.text, fit_on, claim.score, *size, f"{found.p:.3f}", f"{p:.3f}", found.verdict(p)))
+    heads = ("Claim", "Fitted on", "Score", "Difference", "Relative", "Networks", "p", "p (Holm)", "Verdict")
+    note = (
+        "Mean difference over networks, negative in favour of the claim, and its share of the other method's "
+        "mean; on how many networks it is; exact sign-flip test over networks. "
+        f"{len(rows)} tests: verdicts by Holm's correction."
+    )
+    return Table(name, f"The paper's claims as paired comparisons: {title}", (note,), heads, tuple(rows))
+
+
+def stability_table(records: Sequence[Record]) -> Table:
+    """How far apart the rows L1 to L5 and G of the stacked models are."""
+    rows = []
+    chosen = [
+        r for r in records if r["test"] in ("pooled", "photometric") and r["pooling"] in ("avg", "none")
+    ]
+    for (study, preset, fit_on), group in grouped(chosen, ("study", "preset", "fit_on")).items():
+        for stem in ("SAL-GP (ML)", "SAL-GP (HL)", "Single GP"):
+            spreads, gaps, dropped = _spreads(group, stem)
+            if spreads:
+                largest = [f"{max(found):.4f}" if found else "-" for found in (spreads, gaps, dropped)]
+                rows.append((study, preset, fit_on, stem, *largest))
+    heads = (
+        "Study",
+        "Preset",
+        "Fitted on",
+        "Method",
+        "Largest range of ECE over layers",
+        "Largest distance of G from L1",
+        "The same, offset dropped",
+    )
+    return Table("stability", "Stability over layers", ("Over seeds, the largest.",), heads, tuple(rows))
+
+
+def _spreads(records: Sequence[Record], stem: str) -> tuple[list[float], list[float], list[float]]:
+    """Per network: range of the ECE over layers, and distance of the global row from the first layer's, with
+    the shared offset and without.
+    """
+    spreads: list[float] = []
+    gaps: list[float] = []
+    dropped: list[float] = []
+    for group in grouped(records, ("preset", "seed", "fraction")).values():
+        found = {
+            r["method"].removeprefix(f"{stem} "): r["ece"]
+            for r in group
+            if r["method"].startswith(f"{stem} ")
+        }
+        layers = [v for k, v in found.items() if k in _LAYER_ROWS]
+        if len(layers) > 1:
+            spreads.append(max(layers) - min(layers))
+        if "G" in found and "L1" in found:
+            gaps.append(abs(found["G"] - found["L1"]))
+        without = [r["ece"] for r in group if r["method"] == f"{stem}, offset dropped"]
+        if without and "L1" in found:
+            dropped.append(abs(without[0] - found["L1"]))
+    return spreads, gaps, dropped
+
+
+def longest_trained(records: Sequence[Record]) -> list[Record]:
+    """The records of each network after its longest training, under the name of its study alone.
+
+    A study ``NAME-k-epochs`` is a part of the training of ``NAME``, so that both are one network.
+    """
+    named = [
+        {**r, "study": re.sub(r"-\d+-epochs$", "", r["study"])}
+        for r in records
+        if not r["study"].startswith(SIDE_STUDIES)
+    ]
+    longest: dict[tuple[Any, ...], int] = {}
+    for r in named:
+        longest[_network(r)] = max(_epochs(r), longest.get(_network(r), 0))
+    return [r for r in named if _epochs(r) == longest[_network(r)]]
+
+
+def _approximate(records: Sequence[Record]) -> list[Record]:
+    """The rows by inducing rows under the name of the exact ones, which they replace."""
+    stands = {(_network(r), r["method"].removesuffix(APPROXIMATE)) for r in records if _is_approximate(r)}
+    kept = [r for r in records if _is_approximate(r) or (_network(r), r["method"]) not in stands]
+    return [{**r, "method": r["method"].removesuffix(APPROXIMATE)} for r in kept]
+
+
+def _is_approximate(record: Record) -> bool:
+    return str(record["method"]).endswith(APPROXIMATE)
+
+
+def _network(record: Record) -> tuple[Any, ...]:
+    return record["study"], record["preset"], record["seed"]
+
+
+def _epochs(record: Record) -> int:
+    return int(record.get("config", {}).get("recipe", {}).get("epochs", 0))
+
+
+def _by_network(records: Sequence[Record], method: str, score: str) -> dict[tuple[Any, ...], float]:
+    """A method's score on each network; with average pooling unless its name says otherwise."""
+    name, _, _ = method.partition(", max pooling")
+    poolings = ("max",) if method != name else ("avg", "none")
+    single = name == BEST_SINGLE
+    found: dict[tuple[Any, ...], list[Record]] = {}
+    for r in records:
+        fits = r["method"].startswith("Single GP (Layer") if single else r["method"] == name
+        if fits and r["pooling"] in poolings and r[score] is not None:
+            found.setdefault(_network(r), []).append(r)
+    return {network: float(min(group, key=_ece)[score]) for network, group in found.items()}
+
+
+def _ece(record: Record) -> float:
+    return float(record["ece"])
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values of several tests at once, corrected by Holm's step-down method, in the order given.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def sign_flip_p(differences: Sequence[float], most: int = 14) -> float:
+    """Two-sided p-value of the mean under random signs; all of them, or ``2^most`` drawn ones.
+
+    Example:
+        >>> sign_flip_p([1.0, 2.0, 3.0])
+        0.25
+    """
+    d = np.asarray(differences, dtype=float)
+    if len(d) <= most:
+        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(d))))
+    else:
+        signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(2**most, len(d)))
+    means = np.abs((signs * d).mean(axis=1))
+    return float((means >= abs(d.mean()) - 1e-12).mean())

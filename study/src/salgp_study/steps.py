@@ -1,0 +1,196 @@
+"""From the paper's model to layer evidence in six steps, each measured on the same sets.
+
+``python -m salgp_study.steps --cache DIR --sets digits tabular-digits --seeds 0 1 2`` reads the features that
+the shift suite keeps in ``DIR`` (`salgp_study.suite`) and writes one row per step: in domain, and the mean
+over the shifted test sets.
+
+Step 0 is `salgp.SALGP.paper`, steps 1 and 2 are Gaussian processes on evidence. Steps 3 to 5 are the same
+linear model with signed weights, which is a Gaussian process only without the signs. The default mixes two
+such models, and weighs them by a window of unlabelled samples: an analogy to a further level of the
+hierarchy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from salgp.calibrators import get
+from salgp.calibrators.gp.inputs import EvidenceInputs, learn_evidence
+from salgp.calibrators.gp.salgp import SALGP
+from salgp.features import Features
+from salgp.prediction import Prediction
+from salgp_study.suite.cache import CachedCase, case_folder, read_case
+from salgp_study.suite.methods import predict_windows, takes_context
+from salgp_study.suite.scoring import scores
+from salgp_study.table import Table, mean_std
+
+__all__ = ["STEPS", "Step", "main", "measure", "steps_table"]
+
+WINDOW = 50
+"""Unlabelled samples that are judged together."""
+SCORES = ("ece", "nll", "auroc")
+"""Calibration error, negative log-likelihood of correctness, area under the curve of spotting errors."""
+
+
+class MonotoneEvidence:
+    """Log-odds that are linear and monotone in the evidence, with or without offsets of the classes.
+
+    Args:
+        class_spread: prior standard deviation of a class's offset; 0 for one constant.
+    """
+
+    def __init__(self, class_spread: float) -> None:
+        self.class_spread = class_spread
+
+    def fit(
+        self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None
+    ) -> Self:
+        """Fit on originals and, where there are any, augmented samples."""
+        self.inputs: EvidenceInputs
+        self.inputs, _ = learn_evidence(features, labels, reference, False, 0, self.class_spread)
+        return self
+
+    def predict(self, features: Features) -> Prediction:
+        """The probability of being correct."""
+        design = self.inputs.view(features)[1]
+        return Prediction.from_confidence(features, torch.sigmoid(design[:, 1]))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One model on the way.
+
+    Args:
+        name: what it is.
+        change: what was changed.
+        build: makes it.
+        copies: is it fitted on augmented samples too?
+        window: unlabelled samples it may look at together.
+    """
+
+    name: str
+    change: str
+    build: Callable[[], Any]
+    copies: bool = False
+    window: int = 0
+
+
+STEPS: tuple[Step, ...] = (
+    Step("temperature", "for comparison", lambda: get("temperature")),
+    Step("0 SAL-GP (paper), ML", "", lambda: SALGP.paper("ml")),
+    Step("  the same, scaled prior", "lengthscales", lambda: SALGP.paper("ml", prior="dimension-scaled")),
+    Step("  sum, scaled prior", "one row per sample", lambda: SALGP("sum", prior="dimension-scaled")),
+    Step(
+        "1 evidence",
+        "raw features -> agreement and novelty",
+        lambda: SALGP("sum", inputs="evidence", n_inducing=128),
+    ),
+    Step(
+        "2 linear",
+        "stationary -> linear kernels",
+        lambda: SALGP("sum", inputs="evidence", kernel="linear", n_inducing=128),
+    ),
+    Step(
+        "3 log-odds, monotone",
+        "residual -> log-odds, weights >= 0",
+        lambda: MonotoneEvidence(0.0),
+    ),
+    Step("4 classes", "one constant -> a group per predicted class", lambda: MonotoneEvidence(1.0)),
+    Step(
+        "5 augmented", "in-domain data -> augmented samples too", lambda: MonotoneEvidence(1.0), copies=True
+    ),
+    Step(
+        "default, one sample",
+        "two experts, mixed by a shift weight",
+        lambda: get("layer-evidence"),
+        copies=True,
+    ),
+    Step(
+        "6 window",
+        "one sample -> a window of 50 unlabelled ones",
+        lambda: get("layer-evidence"),
+        copies=True,
+        window=WINDOW,
+    ),
+)
+"""The way from the paper's model to the default."""
+
+
+def measure(case: CachedCase, step: Step) -> Iterator[dict[str, Any]]:
+    """Fit one step on one case and score it on every test set."""
+    features, labels = case.calibration
+    if not step.copies and features.families is not None:
+        first = features.families == 0
+        features, labels = Features(features.logits[first], _rows(features.layers, first)), labels[first]
+    method = step.build()
+    if step.window and not takes_context(method):
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ends on bounds and the like; the scores say how well it went
+        method.fit(features, labels, case.reference)
+    for test in case.tests:
+        if test.kind in ("in", "shift"):
+            prediction = predict_windows(method, test.features, step.window)
+            found = scores(prediction, test.features, test.labels)
+            yield {"set": case.name, "seed": case.seed, "step": step.name, "kind": test.kind, **found}
+
+
+def steps_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per step: mean over sets and seeds, in domain and under shift."""
+    rows = []
+    for step in STEPS:
+        mine = [r for r in records if r["step"] == step.name]
+        if mine:
+            cells = [_cell(mine, kind, score) for kind in ("in", "shift") for score in SCORES]
+            rows.append((step.name, step.change, *cells))
+    heads = [f"{score.upper()} {kind}" for kind in ("in domain", "under shift") for score in SCORES]
+    sets = ", ".join(dict.fromkeys(r["set"] for r in records))
+    seeds = ", ".join(str(s) for s in dict.fromkeys(r["seed"] for r in records))
+    note = f"Sets {sets}; seeds {seeds}; mean over the test sets of each case, then over cases."
+    return Table(
+        "steps", "From the paper's model to layer evidence", (note,), ("Step", "Change", *heads), tuple(rows)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the steps on the sets given, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cache", type=Path, required=True, help="features of the shift suite")
+    parser.add_argument("--sets", nargs="+", required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    chosen = parser.parse_args(arguments)
+    records: list[dict[str, Any]] = []
+    for name in chosen.sets:
+        for seed in chosen.seeds:
+            case = read_case(case_folder(chosen.cache, name, seed))
+            for step in STEPS:
+                records += measure(case, step)
+    print(steps_table(records).markdown())
+
+
+def _rows(layers: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return {name: x[rows] for name, x in layers.items()}
+
+
+def _cell(records: Sequence[Mapping[str, Any]], kind: str, score: str) -> str:
+    cases = dict.fromkeys((r["set"], r["seed"]) for r in records)
+    means = []
+    for case in cases:
+        values = [r[score] for r in records if (r["set"], r["seed"]) == case and r["kind"] == kind]
+        values = [v for v in values if v == v]
+        if values:
+            means.append(statistics.fmean(values))
+    return mean_std([statistics.fmean(means)] if means else [], 3)
+
+
+if __name__ == "__main__":
+    main()

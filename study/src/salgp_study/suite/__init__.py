@@ -1,0 +1,1 @@
+"""How well confidences hold in domain and under shift: every method on the same features."""

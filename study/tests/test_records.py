@@ -1,0 +1,76 @@
+"""The committed records: every Gaussian process says how it was fitted, and the page says what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from salgp_study.methods import methods_of
+from salgp_study.presets import PRESETS
+from salgp_study.reproduction import PAGE, RECORDS, TABLES, add_records, page
+from salgp_study.store import read_archive
+from salgp_study.tables import build_tables
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 3000
+"""Rows up to which the paper's models are declared exact."""
+GAUSSIAN = ("sal-gp", "residual-gp")
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, object]]:
+    return read_archive(ROOT / RECORDS)
+
+
+def test_every_gaussian_process_says_its_inference(records: list[dict[str, object]]) -> None:
+    mine = [r for r in records if r["config"]["calibrator"] in GAUSSIAN]  # type: ignore[index]
+    assert len(mine) > 1000
+    for r in mine:
+        assert r["inference"] in ("exact", "inducing")
+        assert isinstance(r["at_bounds"], list)
+        assert r["n_rows"] > 0  # type: ignore[operator]
+
+
+def test_rows_that_fit_are_exact_unless_their_name_says_otherwise(records: list[dict[str, object]]) -> None:
+    for r in records:
+        if "inference" in r and r["n_rows"] <= LIMIT and "inducing" not in r["method"]:  # type: ignore[operator]
+            assert r["inference"] == "exact", r["method"]
+
+
+def test_exact_and_approximate_rows_of_a_network_stand_beside_each_other(
+    records: list[dict[str, object]],
+) -> None:
+    found = {(r["study"], r["seed"], r["method"]) for r in records if r["preset"] == "exact"}
+    networks = {(study, seed) for study, seed, method in found if method == "SAL-GP (ML) G"}
+    assert networks
+    for network in networks:
+        for name in ("SAL-GP (ML) G", "SAL-GP (HL) G"):
+            assert (*network, name) in found
+            assert (*network, f"{name}, 512 inducing rows") in found
+
+
+@pytest.mark.parametrize("preset", ["cpu", "paper", "exact"])
+def test_no_preset_approximates_what_can_be_exact(preset: str) -> None:
+    gp = PRESETS[preset].gp.get("mstar", {})
+    for group in ("ml", "hl", "coregionalised", "additive", "architectures", "single"):
+        for method in methods_of(group, 5, gp):
+            assert method.arguments["inference"] == "auto"
+            assert method.arguments["exact_limit"] == LIMIT
+
+
+def test_the_page_is_made_from_the_records(records: list[dict[str, object]]) -> None:
+    assert (ROOT / PAGE).read_text(encoding="utf-8") == page(records)
+
+
+def test_the_tables_are_made_from_the_records(records: list[dict[str, object]]) -> None:
+    made = {f"{table.name}.md": table.markdown() for table in build_tables(records)}
+    kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / TABLES).glob("*.md")}
+    assert kept == made
+
+
+def test_only_new_records_are_added(tmp_path: Path) -> None:
+    archive = tmp_path / "records.jsonl.gz"
+    assert add_records([{"key": "a"}, {"key": "b"}], archive) == 2
+    assert add_records([{"key": "b"}, {"key": "c"}], archive) == 1
+    assert [r["key"] for r in read_archive(archive)] == ["a", "b", "c"]
