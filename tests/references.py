@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from salgp.calibrators.layerwise.structures import Structure
+from salgp.calibrators.gp.structures import Structure
 from salgp.features import Features
 
 with warnings.catch_warnings():  # its import uses a deprecated part of torch

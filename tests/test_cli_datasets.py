@@ -15,13 +15,13 @@ from sealing import edit_tensors
 from torch import nn
 
 import salgp
-from salgp.cli import main, whole
+from salgp.calibrators.loading import read_parts
+from salgp.cli import calibrate, main
 from salgp.logits import check_finite
-from salgp.network.gathering import gather
-from salgp.network.keeping import FORMAT, FORMAT_VERSION
+from salgp.network.augment.augmentation import augment
+from salgp.network.extract import read_calibration_data
 from salgp.network.reader import Reader
-from salgp.network.rehearsal import rehearse
-from salgp.storage import read_header
+from salgp.network.serialization import FORMAT_VERSION
 from salgp.store import extract_to_store, score, write_store
 
 Run = Callable[[str], tuple[int, str, str]]
@@ -183,9 +183,9 @@ def test_nan_is_found_before_copies_are_made_of_it() -> None:
     x, y = made(30, 0)
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ValueError, match="class scores hold NaN or infinity in row 11 "):
-        rehearse(model, [(with_nan(x, 11), y)], Reader(), ["noise"])
+        augment(model, [(with_nan(x, 11), y)], Reader(), ["noise"])
     with pytest.raises(ValueError, match="of the reference hold NaN or infinity in row 2 "):
-        gather(model, [(x, y)], Reader(), reference=[(with_nan(x, 2), y)])
+        read_calibration_data(model, [(x, y)], Reader(), reference=[(with_nan(x, 2), y)])
 
 
 def test_a_store_counts_rows_over_all_shards(tmp_path: Path) -> None:
@@ -217,25 +217,25 @@ def test_numbers_whose_sum_overflows_are_finite() -> None:
     check_finite(torch.full((4, 2), 3e38))
 
 
-@pytest.mark.parametrize("killed_in", ["save_calibrator", "_checked"])
+@pytest.mark.parametrize("killed_in", ["_write", "_report"])
 def test_a_killed_calibrate_is_begun_anew(killed_in: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(whole.files if killed_in == "save_calibrator" else whole, killed_in, killed)
+        patch.setattr(calibrate, killed_in, killed)
         assert run(CALIBRATE)[0] == 130
-    code, out, err = run(CALIBRATE)
+    code, out, err = run(f"{CALIBRATE} --force")
     assert code == 0, err
     assert "report: out/report.html" in out
-    assert sorted(path.name for path in Path("out").iterdir()) == sorted([*whole.WRITTEN, "calibrator"])
+    assert sorted(path.name for path in Path("out").glob("[!.]*")) == sorted(calibrate.WRITTEN)
     assert "exists already" in run(CALIBRATE)[2]
 
 
 def test_what_features_say_of_their_network_keeps_its_version(run: Run, tmp_path: Path) -> None:
     assert run("extract net.py:make cal.npz -o f.safetensors")[0] == 0
     assert run("fit f.safetensors -o known -m temperature")[0] == 0
-    assert read_header(tmp_path / "known" / "module.json", FORMAT, FORMAT_VERSION)["taps"] == []
+    assert read_parts(tmp_path / "known")["network"]["taps"] == []
 
     def newer(tensors: object, metadata: dict[str, str]) -> None:
         said = json.loads(metadata["module"])

@@ -1,4 +1,4 @@
-"""Where features came from: the network must be the calibrator's, and perturbed copies are no samples."""
+"""Where features came from: the network must be the calibrator's, and augmented samples are no samples."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def run(
     [
         "score cal-mine other -o OUT/s",
         "fit mine.safetensors --reference other.safetensors -o OUT/c",
-        "compare mine.safetensors --test other.safetensors --methods temperature",
-        "compare mine.safetensors --reference other.safetensors --methods temperature",
+        "compare mine.safetensors --test other.safetensors --method temperature",
+        "compare mine.safetensors --reference other.safetensors --method temperature",
         "report cal-mine test.safetensors -o OUT/r.html --compare cal-other",
     ],
 )
@@ -90,12 +90,12 @@ def test_a_reference_of_another_network_is_refused_out_of_core(
 
 
 def test_copies_are_not_scored(run: Run) -> None:
-    for command in ("evaluate cal-mine X --json", "compare mine.safetensors --test X --methods platt --json"):
+    for command in ("evaluate cal-mine X --json", "compare mine.safetensors --test X --method platt --json"):
         plain = run(command.replace("X", "plain.safetensors"))
         found = run(command.replace("X", "copies.safetensors"))
         assert found[0] == 0, found[2]
         assert found[1] == plain[1]
-    note = "note: copies.safetensors holds 180 perturbed copies; they are left out, and its 60 samples count"
+    note = "note: copies.safetensors holds 180 augmented samples; they are left out, and its 60 samples count"
     assert note in run("evaluate cal-mine copies.safetensors")[2]
     assert "copies" not in run("evaluate cal-mine plain.safetensors")[2]
 
@@ -104,7 +104,7 @@ def test_a_report_is_about_samples(run: Run, tmp_path: Path) -> None:
     line = "report cal-mine copies.safetensors -o OUT/r.html --new-data copies.safetensors"
     code, _, err = run(line)
     assert code == 0, err
-    assert err.count("180 perturbed copies; they are left out") == 2
+    assert err.count("180 augmented samples; they are left out") == 2
     assert "60 labelled predictions" in (tmp_path / "r.html").read_text()
 
 
@@ -112,7 +112,7 @@ def test_a_reference_is_of_samples(run: Run, tmp_path: Path) -> None:
     for name in ("plain", "copies"):
         code, _, err = run(f"fit mine.safetensors --reference {name}.safetensors -o OUT/{name}")
         assert code == 0, err
-        assert ("perturbed copies; they are left out" in err) == (name == "copies")
+        assert ("augmented samples; they are left out" in err) == (name == "copies")
         assert run(f"apply OUT/{name} test.safetensors -o OUT/{name}.csv")[0] == 0
     assert (tmp_path / "copies.csv").read_text() == (tmp_path / "plain.csv").read_text()
 
@@ -121,14 +121,14 @@ def test_a_monitor_watches_samples(run: Run) -> None:
     line = "monitor cal-mine copies.safetensors --state OUT/w --reference copies.safetensors --json"
     code, out, err = run(line)
     assert code == 0, err
-    assert json.loads(out)["n"] == 60
-    assert json.loads(run("info OUT/w --json")[1])["samples from home"] == 60
+    assert json.loads(out)["window_samples"] == 60
+    assert json.loads(run("info OUT/w --json")[1])["n reference"] == 60
 
 
 def test_every_row_gets_an_answer_from_apply(run: Run, tmp_path: Path) -> None:
     code, _, err = run("apply cal-mine copies.safetensors -o OUT/p.csv")
     assert code == 0, err
-    assert "180 perturbed copies of its 60 samples; every row is answered" in err
+    assert "180 augmented samples beside its 60 samples; every row is answered" in err
     with (tmp_path / "p.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 240
     assert "every row is answered" in run("explain cal-mine copies.safetensors")[2]
@@ -137,4 +137,4 @@ def test_every_row_gets_an_answer_from_apply(run: Run, tmp_path: Path) -> None:
 
 def test_info_counts_samples_and_copies(run: Run) -> None:
     plain, found = (json.loads(run(f"info {name}.safetensors --json")[1]) for name in ("plain", "copies"))
-    assert found == plain | {"perturbed copies": 180}
+    assert found == plain | {"augmented samples": 180}

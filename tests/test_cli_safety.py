@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from safetensors.torch import save_file
 
 import salgp
 from salgp.cli import main
-from salgp.cli.predictions import harmless
-from salgp.cli.shell import Shell, visible
-from salgp.storage import files, locked
-from salgp.storage.locks import LOCK
+from salgp.cli.console import Console, visible
+from salgp.io import files, locked
+from salgp.io.locks import LOCK
+from salgp.io.tables import harmless
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -57,7 +58,7 @@ def test_names_are_printed_as_they_are(run: Run) -> None:
     code, said, _ = fit(run, "[red]x")
     assert code == 0
     assert "[red]x" in said
-    assert Path("[red]x/calibrator.json").is_file()
+    assert Path("[red]x/calibrator.safetensors").is_file()
     assert "[red]x exists" in fit(run, "[red]x")[2]
     code, said, err = run("info", "\x1b[31m[/]:smile:")
     assert code == 1
@@ -67,7 +68,7 @@ def test_names_are_printed_as_they_are(run: Run) -> None:
 
 def test_explanations_of_hostile_classes(run: Run) -> None:
     assert run("fit", "f.safetensors", "-m", "layer-evidence", "-o", "cal")[0] == 0
-    code, said, err = run("explain", "cal", "f.safetensors", "--top", "100")
+    code, said, err = run("explain", "cal", "f.safetensors", *(f"--sample={row}" for row in range(120)))
     assert code == 0
     assert "\x1b" not in said + err
     assert "[red]x" in said
@@ -78,8 +79,8 @@ def test_explanations_of_hostile_classes(run: Run) -> None:
 def test_any_text_reaches_the_terminal_as_text(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("name", title=text, caption=text)
     table.add_row(text)
-    Shell().finish({}, f"value {text}", table)
-    Shell().say(text)
+    Console().finish({}, f"value {text}", table)
+    Console().say(text)
     said, err = capsys.readouterr()
     assert said.count(visible(text)) == 4
     assert visible(text) in err
@@ -89,18 +90,18 @@ def test_any_text_reaches_the_terminal_as_text(text: str, capsys: pytest.Capture
 def test_force_replaces_only_what_is_ours(run: Run) -> None:
     Path("thesis").mkdir()
     Path("thesis/chapter.tex").write_text("years")
-    for line in ((), ("--force",)):
-        code, _, err = fit(run, "thesis", *line)
-        assert code == 1
-        assert len(err.strip().splitlines()) == 1
-    assert Path("thesis/chapter.tex").read_text() == "years"
+    assert fit(run, "thesis")[0] == 1
+    assert fit(run, "thesis", "--force")[0] == 0
+    assert Path("thesis/chapter.tex").read_text() == "years", "other files of a folder are left alone"
+    Path("mine").mkdir()
+    Path("mine/calibrator.safetensors").write_text("mine")
+    code, _, err = fit(run, "mine", "--force")
+    assert code == 1
+    assert "left alone" in err
+    assert Path("mine/calibrator.safetensors").read_text() == "mine"
     assert fit(run, "cal")[0] == 0
     assert fit(run, "cal", "--force")[0] == 0
-    Path("cal/notes.txt").write_text("mine")
-    code, _, err = fit(run, "cal", "--force")
-    assert code == 1
-    assert "notes.txt" in err
-    assert sorted(p.name for p in Path().iterdir()) == ["cal", "f.safetensors", "thesis"]
+    assert sorted(p.name for p in Path().iterdir()) == ["cal", "f.safetensors", "mine", "thesis"]
 
 
 OUTPUTS = {
@@ -145,7 +146,7 @@ def test_columns_of_our_names_do_not_make_a_file_ours(run: Run) -> None:
 
 def test_the_page_of_a_monitor_replaces_only_its_own(run: Run) -> None:
     assert fit(run, "cal")[0] == 0
-    line = ("monitor", "cal", "--state", "watch", "--page", "page.html")
+    line = ("monitor", "cal", "--state", "watch", "-o", "page.html")
     Path("page.html").write_text("<html>mine</html>")
     code, _, err = run(*line, "--reference", "f.safetensors")
     assert code == 1
@@ -194,7 +195,7 @@ def test_calibrate_writes_over_no_file_of_the_user(run: Run, name: str, tmp_path
 
 
 def test_a_second_calibrate_leaves_nothing_of_the_first(run: Run) -> None:
-    """Without the training data it was given before, their features are not there either."""
+    """Without the test data it was given before, their features are not there either."""
     x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
     Path("net.py").write_text(
         "import torch\n\ndef make():\n    torch.manual_seed(0)\n"
@@ -204,16 +205,13 @@ def test_a_second_calibrate_leaves_nothing_of_the_first(run: Run) -> None:
     line = ("calibrate", "net.py:make", "--calibration", "data.safetensors", "-o", "out")
     more = ("--train", "data.safetensors", "--test", "data.safetensors")
     assert run(*line, *more)[0] == 0
-    first = sorted(path.name for path in Path("out").iterdir())
-    assert first == [
-        "calibration.safetensors",
-        "calibrator",
+    assert sorted(path.name for path in Path("out").glob("[!.]*")) == [
+        "calibrator.safetensors",
         "report.html",
         "test.safetensors",
-        "train.safetensors",
     ]
     assert run(*line, "--force")[0] == 0
-    assert sorted(path.name for path in Path("out").iterdir()) == ["calibration.safetensors", "calibrator"]
+    assert [path.name for path in Path("out").glob("[!.]*")] == ["calibrator.safetensors"]
 
 
 def test_two_calibrations_do_not_share_a_folder(run: Run) -> None:
@@ -229,14 +227,14 @@ def test_two_calibrations_do_not_share_a_folder(run: Run) -> None:
         assert [path.name for path in Path("my out").iterdir()] == [LOCK]
     code, out, _ = run(*line, "-m", "temperature", "-o", "my out")
     assert code == 0
-    assert "salgp explain 'my out/calibrator' 'my out/test.safetensors'" in " ".join(out.split())
+    assert "salgp explain 'my out' 'my out/test.safetensors'" in " ".join(out.split())
     assert run("calibrate", "net.py:none", *line[2:], "-o", "new")[0] != 0
     assert not Path("new").exists(), "a folder made for nothing is taken away"
 
 
 def test_links_are_refused_untouched(run: Run) -> None:
     assert fit(run, "real")[0] == 0
-    before = Path("real/contents.json").read_bytes()
+    before = Path("real/calibrator.safetensors").read_bytes()
     Path("link").symlink_to("real")
     Path("out.csv").symlink_to("elsewhere.csv")
     for line in [("fit", "f.safetensors", "-o", "link"), ("apply", "real", "f.safetensors", "-o", "out.csv")]:
@@ -246,18 +244,17 @@ def test_links_are_refused_untouched(run: Run) -> None:
     assert Path("link").is_symlink()
     assert Path("out.csv").is_symlink()
     assert not Path("elsewhere.csv").exists()
-    assert Path("real/contents.json").read_bytes() == before
+    assert Path("real/calibrator.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["calibrator.safetensors", "origin.csv", "sub/x.csv"])
-def test_apply_never_writes_into_its_calibrator(run: Run, name: str) -> None:
+def test_apply_never_writes_over_its_calibrator(run: Run) -> None:
     assert fit(run, "cal")[0] == 0
-    before = {p.name: p.read_bytes() for p in Path("cal").iterdir()}
-    for line in (("apply", "cal", "f.safetensors", "-o", f"cal/{name}"), ("report", "cal", "f.safetensors")):
-        code, _, err = run(*line, *(["-o", "cal/report.html"] if line[0] == "report" else []), "--force")
-        assert code == 1
-        assert "inside the input" in err
-    assert {p.name: p.read_bytes() for p in Path("cal").iterdir()} == before
+    before = Path("cal/calibrator.safetensors").read_bytes()
+    code, _, err = run("apply", "cal", "f.safetensors", "-o", "cal/calibrator.safetensors", "--force")
+    assert code == 1
+    assert "left alone" in err
+    assert Path("cal/calibrator.safetensors").read_bytes() == before
+    assert run("apply", "cal", "f.safetensors", "-o", "cal/p.csv")[0] == 0, "beside it there is room"
 
 
 def test_tables_hold_no_formulas(run: Run) -> None:
@@ -318,4 +315,48 @@ def test_small_files_that_become_large_are_refused_before(
     code, _, err = run("fit", str(given), "-m", "temperature", "-o", "cal")
     assert code == 1
     assert "that say they become" in err
-    assert f"{2 * 800_000:,}" in err or path.suffix == ".npz"
+
+
+def test_every_word_of_a_suggested_command_is_quoted(run: Run) -> None:
+    """A folder named to run code when the hint is pasted: the suffix was not quoted."""
+    evil = "f.$(touch PWNED)"
+    Path(evil).mkdir()
+    g = torch.Generator().manual_seed(0)
+    columns = {f"probs.{k}": torch.rand(200, generator=g).numpy() for k in range(2)}
+    columns["probs.1"] = 1 - columns["probs.0"]
+    pq.write_table(pa.table({**columns, "label": np.arange(200) % 2}), f"{evil}/s.parquet")
+    code, out, _ = run("fit", evil, "-m", "temperature", "-o", "c;1")
+    assert code == 0
+    assert "next: salgp evaluate 'c;1' 'TEST.$(touch PWNED)'" in out
+    code, out, _ = run("monitor", "c;1", "--state", "w `x`", "--reference", evil)
+    assert "next: salgp monitor 'c;1' NEW.safetensors --state 'w `x`'" in out
+
+
+def test_class_names_that_are_no_text_are_refused(run: Run) -> None:
+    features, labels = salgp.load_features("f.safetensors")
+    features.save("g.safetensors", labels, {"classes": '["a", "b", "\\ud800"]'})
+    for line in (("fit", "g.safetensors", "-o", "cal"), ("info", "g.safetensors")):
+        code, _, err = run(*line)
+        assert code == 1
+        assert "g.safetensors" in err
+    assert not Path("cal").exists()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".npz", ".parquet", ".onnx", ".pt", ".safetensors"])
+@pytest.mark.parametrize("line", ["info {}", "export cal -o h.onnx --rule {}", "fit {} -o new"])
+def test_pipes_and_devices_are_not_waited_for(run: Run, suffix: str, line: str) -> None:
+    assert fit(run, "cal")[0] == 0
+    os.mkfifo(f"pipe{suffix}")
+    Path(f"zero{suffix}").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        code, _, err = run(*line.format(f"{name}{suffix}").split())
+        assert code == 1
+        assert f"{name}{suffix}" in err
+
+
+def test_a_latin_1_table_is_named(run: Run) -> None:
+    Path("t.csv").write_bytes("caf\xe9,label\n1,2\n".encode("latin-1"))
+    code, _, err = run("info", "t.csv")
+    assert code == 1
+    assert "t.csv" in err
+    assert "UTF-8" in err

@@ -18,11 +18,12 @@ from torch import nn
 
 import salgp
 from salgp.calibrators import get
+from salgp.calibrators.loading import read_parts
 from salgp.cli import main
 from salgp.cli.files import FeatureFile
-from salgp.cli.fitting import notes_on
-from salgp.cli.weights import load_weights
-from salgp.storage import append_line
+from salgp.cli.fit import notes_on
+from salgp.io import append_line
+from salgp.io.weights import load_weights
 
 Run = Callable[[str], tuple[int, str, str]]
 NETWORK = """
@@ -90,13 +91,13 @@ def test_class_scores_of_any_file_give_the_library_s_own_fit(run: Run, tmp_path:
     for suffix in ("npz", "csv", "parquet"):
         code, out, err = run(f"fit s.{suffix} -m auto -o {suffix}")
         assert code == 0, err
-        assert "fitted temperature on 200 samples" in out
+        assert "fitted stacked on 200 samples" in out
         found = salgp.load(tmp_path / suffix)
-        assert found.temperature_ == pytest.approx(expected.temperature_, rel=1e-5)
+        torch.testing.assert_close(found.weights_, expected.weights_, atol=1e-3, rtol=0)
         assert run(f"apply {suffix} s.{suffix} -o {suffix}.csv")[0] == 0
         assert run(f"evaluate {suffix} s.{suffix}")[0] == 0
     assert "columns not used: id" in run("fit s.csv -o again")[2]
-    assert json.loads((tmp_path / "csv" / "origin.json").read_text())["classes"] == ["ant", "bee", "cow"]
+    assert read_parts(tmp_path / "csv")["origin"]["classes"] == ["ant", "bee", "cow"]
 
 
 def test_classes_called_by_digits_that_are_no_numbers(run: Run, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_classes_called_by_digits_that_are_no_numbers(run: Run, tmp_path: Path) 
     write_csv(tmp_path / "s.csv", {**columns, "label": [names[k] for k in labels]})
     code, _, err = run("fit s.csv -o cal")
     assert code == 0, err
-    assert json.loads((tmp_path / "cal" / "origin.json").read_text())["classes"] == names
+    assert read_parts(tmp_path / "cal")["origin"]["classes"] == names
 
 
 @pytest.mark.parametrize("kind", [int, float])
@@ -121,7 +122,7 @@ def test_numbers_as_labels_are_those_that_columns_are_called_by(
     probs = features.probs.numpy()
     columns = {f"probs.{name}": probs[:, k] for k, name in enumerate(names)}
     write_csv(tmp_path / "s.csv", {**columns, "label": [kind(float(names[k])) for k in labels]})
-    code, out, err = run("compare s.csv --test s.csv --methods uncalibrated --json")
+    code, out, err = run("compare s.csv --test s.csv --method uncalibrated --json")
     assert code == 0, err
     accuracy = json.loads(out)["scores"]["uncalibrated"]["accuracy"]
     assert accuracy == pytest.approx(float(features.correct(labels).double().mean()))
@@ -168,7 +169,7 @@ def test_probabilities_called_logits_are_noted_in_words_of_the_command_line(run:
         ("-m residual-gp --set layer=1 --set max_steps=2", "layer", 1),
         ("-m sal-gp --set max_steps=null --set n_inducing=8 --set exact_limit=5", "max_steps", None),
         ("-m temperature --set bounds=[0.5,2]", "bounds", [0.5, 2]),
-        ("-m layer-evidence --set ridge=2 --set gated=false", "gated", False),
+        ("-m layer-evidence --set width=8 --set over_prediction=false", "over_prediction", False),
     ],
 )
 def test_settings_are_read_as_the_method_declares_them(
@@ -213,7 +214,7 @@ def test_embeddings_beside_logits_are_layers(run: Run, tmp_path: Path) -> None:
         assert json.loads(out)["method"] == "layer-evidence"
         assert json.loads(out)["layers"] == ["embedding"]
     notes = run("fit s.npz -o again")[2]
-    assert "no perturbed copies" in notes
+    assert "no augmented samples" in notes
     assert "no --reference given" in notes
     assert run("fit s.npz -o none -m temprature")[2].count("did you mean 'temperature'?") == 1
 
@@ -231,7 +232,7 @@ def test_embeddings_beside_logits_are_layers(run: Run, tmp_path: Path) -> None:
             {"probs": np.full((3, 2), np.nan), "y": [0, 1, 0]},
             "probabilities hold NaN or infinity in row 0 (3 rows",
         ),
-        ({"probs": np.zeros((3, 2, 2)), "y": [0, 1, 0]}, "expected probabilities as floating-point numbers"),
+        ({"probs": np.zeros((3, 2, 2)), "y": [0, 1, 0]}, "expected probabilities of shape (n, c)"),
         ({"probs": np.eye(3, dtype=int), "y": [0, 1, 0]}, "got torch.int64 (3, 3)"),
         (
             {"probs": np.eye(3), "y": [0, 1, 0], "layers.a": np.zeros((2, 4))},
@@ -318,7 +319,7 @@ def test_an_onnx_network_is_read_like_its_original(run: Run, tmp_path: Path) -> 
         torch.testing.assert_close(features.logits, model(x))
         torch.testing.assert_close(features.layers["hidden.h"], model[1](model[0](x)))
     assert run("fit f.safetensors -o cal -m layer-evidence")[0] == 0
-    assert "as the factory made it" not in run("export cal --model net.onnx --data d.npz -o whole.onnx")[2]
+    assert "as the factory made it" not in run("export cal net.onnx d.npz -o whole.onnx")[2]
     assert run("extract net.onnx d.npz --weights d.npz -o g.safetensors")[2].count("which has its own") == 1
     np.savez(tmp_path / "wide.npz", x=np.zeros((3, 9), np.float32))
     code, _, err = run("extract net.onnx wide.npz -o g.safetensors")
@@ -328,7 +329,7 @@ def test_an_onnx_network_is_read_like_its_original(run: Run, tmp_path: Path) -> 
 
 
 def test_onnx_networks_are_told_apart_and_run_in_fixed_batches(tmp_path: Path) -> None:
-    from salgp.network.fingerprint import fingerprint
+    from salgp.network.frozen_copy import fingerprint
     from salgp.onnx import OnnxNetwork
 
     onnx_network(tmp_path / "a.onnx", network(1))
@@ -436,27 +437,23 @@ def test_everything_in_one_command(run: Run, tmp_path: Path) -> None:
     code, out, err = run(f"{line} --classes low,mid,high")
     assert code == 0, err
     assert "layer evidence" in out
-    assert "rehearsed on copies disturbed from mildly to strongly" in out
+    assert "augmented samples" in out
     assert "no more than a guess" not in err
-    assert "next: salgp explain all/calibrator all/test.safetensors" in out
-    assert {p.name for p in (tmp_path / "all").iterdir()} == {
-        "calibrator",
-        "calibration.safetensors",
-        "train.safetensors",
+    assert "next: salgp explain all all/test.safetensors" in out
+    assert {p.name for p in (tmp_path / "all").glob("[!.]*")} == {
+        "calibrator.safetensors",
         "test.safetensors",
         "report.html",
     }
     assert "high" in (tmp_path / "all" / "report.html").read_text()
-    told = json.loads(run("info all/calibration.safetensors --json")[1])
-    rows = len(salgp.Features.load(tmp_path / "all" / "calibration.safetensors"))
-    assert told["perturbed copies"] == rows - told["samples"] > told["samples"]  # it was fitted on them
-    assert run("fit all/calibration.safetensors --reference all/train.safetensors -o same")[0] == 0
-    lines = [
-        run(f"apply {cal} all/test.safetensors -o {cal[:3]}.csv")[0] for cal in ("all/calibrator", "same")
-    ]
-    assert lines == [0, 0]
-    assert (tmp_path / "all.csv").read_text() == (tmp_path / "sam.csv").read_text()
-    evaluated = json.loads(run("evaluate all/calibrator all/test.safetensors --json")[1])
+    for name, more in (("cal", "--perturb "), ("train", "")):
+        assert run(f"extract net.py:make {name}.npz --weights w.ckpt {more}-o {name}.safetensors")[0] == 0
+    assert run("fit cal.safetensors --reference train.safetensors -o same")[0] == 0
+    for cal in ("all", "same"):
+        assert run(f"apply {cal} all/test.safetensors -o {cal}.csv")[0] == 0
+    one, two = (np.genfromtxt(tmp_path / f"{cal}.csv", delimiter=",", names=True) for cal in ("all", "same"))
+    np.testing.assert_allclose(one["confidence"], two["confidence"], rtol=1e-6)
+    evaluated = json.loads(run("evaluate all all/test.safetensors --json")[1])
     code, out, _ = run(f"{line} --force --json")
     scores = json.loads(out)["scores"]
     assert scores["layer evidence"] == evaluated["layer-evidence"]
@@ -464,7 +461,7 @@ def test_everything_in_one_command(run: Run, tmp_path: Path) -> None:
     assert "pass --force" in run(line)[2]
     model = network(1)
     load_weights(model, tmp_path / "w.ckpt")
-    again = salgp.load(tmp_path / "all" / "calibrator", model)
+    again = salgp.load(tmp_path / "all", model)
     expected = salgp.calibrate(
         model,
         [tuple(map(torch.as_tensor, np.load(tmp_path / "cal.npz").values()))],
@@ -517,13 +514,9 @@ def test_a_network_without_layers_in_one_command(run: Run, tmp_path: Path) -> No
 def test_info_reads_every_folder_we_write(run: Run, tmp_path: Path) -> None:
     write_sets(tmp_path)
     made = {
-        "calibration of a network": (
-            "all",
-            "calibrate net.py:make --weights w.ckpt --calibration cal.npz -o all",
-        ),
+        "calibrator": ("all", "calibrate net.py:make --weights w.ckpt --calibration cal.npz -o all"),
         "features": ("store", "extract net.py:make test.npz --weights w.ckpt -o store"),
-        "calibrator": ("all/calibrator", None),
-        "scores": ("scored", "score all/calibrator store -o scored -q"),
+        "scores": ("scored", "score all store -o scored -q"),
         "study": ("study", None),
     }
     (tmp_path / "study").mkdir()
@@ -548,9 +541,9 @@ def test_info_names_a_list_of_shards_that_is_none(run: Run, tmp_path: Path) -> N
 
 def test_info_speaks_plainly(run: Run, tmp_path: Path) -> None:
     write_scores(tmp_path)
-    assert run("fit s.npz -o cal")[0] == 0
+    assert run("fit s.npz -m temperature -o cal")[0] == 0
     out = run("info cal")[1]
-    assert "bounds 0.01, 20, init 1" in out
+    assert "bounds 0.01, 20" in out
     assert "{" not in out
     assert "None" not in out
     listed = run("info")[1]
@@ -585,7 +578,7 @@ def test_comparing_says_which_method_a_note_is_about_and_fits_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     write_scores(tmp_path)
-    code, out, err = run("compare s.npz --methods perturbed-temperature,temperature,platt")
+    code, out, err = run("compare s.npz --method perturbed-temperature,temperature,platt")
     assert code == 0, err
     assert "note: perturbed-temperature: features have no groups" in err
     assert "…" not in out
@@ -596,11 +589,11 @@ def test_a_monitor_begins_with_words_and_tells_of_repeated_batches(run: Run, tmp
     write_scores(tmp_path)
     assert run("fit s.npz -o cal")[0] == 0
     out = run("monitor cal --state watch --reference s.npz")[1]
-    assert out.startswith("Ready: no new data yet; the accuracy expected at home is ")
+    assert out.startswith("Ready: no new data yet")
     assert "nan" not in out
     assert "counted before" not in run("monitor cal s.npz --state watch")[2]
     assert "s.npz was counted before, and is not counted again" in run("monitor cal s.npz --state watch")[2]
-    assert "samples from home" in run("info watch")[1]
+    assert "n reference" in run("info watch")[1]
 
 
 def reordered(path: Path, into: Path, order: Callable[[list[str]], list[str]]) -> None:

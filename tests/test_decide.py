@@ -14,7 +14,7 @@ from sealing import edit_header
 
 from salgp import FormatError, Prediction
 from salgp.decide import ALWAYS, NEVER, Rule, choose_threshold, samples_needed
-from salgp.storage import ChecksumError, RemovedWarning
+from salgp.io import ChecksumError
 
 
 def answers(
@@ -254,22 +254,21 @@ def test_rule_lives_beside_its_calibrator(tmp_path: Path) -> None:
     assert Rule.load(tmp_path / "cal" / "rule.json") == rule
 
 
-def test_a_rule_stays_beside_the_same_calibrator_and_goes_with_another(tmp_path: Path) -> None:
+def test_no_other_calibrator_is_saved_beside_a_rule(tmp_path: Path) -> None:
     from salgp import Features
     from salgp.calibrators import get, load_calibrator
 
     prediction, truth, _ = answers(500, 1)
     features, folder = Features(prediction.probs.log()), tmp_path / "cal"
-    rule = choose_threshold(prediction, truth, 0.2)
-    get("temperature").fit(features, truth).save(folder)
-    rule.save(folder / "rule.json")
-    get("temperature").fit(features, truth).save(folder)
-    assert Rule.load(folder / "rule.json") == rule, "of the same confidences"
-    with pytest.warns(RemovedWarning, match=r"'rule\.json' in .*cal belonged to the contents") as caught:
+    first = get("temperature").fit(features, truth)
+    first.save(folder)
+    choose_threshold(prediction, truth, 0.2).save(folder / "rule.json")
+    with pytest.raises(FileExistsError, match="rule"):
         get("temperature").fit(features[:400], truth[:400]).save(folder)
-    assert caught[0].filename == __file__, "the warning points to whoever saved"
-    assert not (folder / "rule.json").exists()
-    assert load_calibrator(folder).predict(features).label.shape == (500,)
+    assert load_calibrator(folder).temperature_ == first.temperature_
+    (folder / "rule.json").unlink()
+    get("temperature").fit(features[:400], truth[:400]).save(folder)
+    assert load_calibrator(folder).temperature_ != first.temperature_
 
 
 def test_rule_goes_into_a_graph() -> None:

@@ -51,7 +51,8 @@ def run(arguments: list[str], folder: Path) -> None:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "tests" / "documents" / "my_project.py", tmp_path)
+    for stand_in in (ROOT / "tests" / "documents").glob("*.py"):
+        shutil.copy(stand_in, tmp_path)
     script = tmp_path / "page.py"
     script.write_text(blocks(page), encoding="utf-8")
     run([str(script)], tmp_path)
@@ -74,6 +75,8 @@ def test_dotted_names_need_no_other_import(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
+    if example.name == "mlflow_tracking.py":
+        pytest.importorskip("mlflow")
     run([str(example)], tmp_path)
 
 
@@ -131,9 +134,9 @@ def test_docstrings_name_every_name_that_labels_may_have(function: Callable[...,
 def test_deploying_names_the_files_of_a_calibrator(tmp_path: Path) -> None:
     salgp.calibrators.get("platt").fit(*sample(80)).save(tmp_path / "calibrator")
     said = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8").split("## ")[1]
-    assert "three files" in said
+    assert "one file" in said
     assert {f"`{path.name}`" in said for path in (tmp_path / "calibrator").iterdir()} == {True}
-    assert len(list((tmp_path / "calibrator").iterdir())) == 3
+    assert len(list((tmp_path / "calibrator").iterdir())) == 1
 
 
 def test_sizes_and_times_are_those_of_the_results() -> None:

@@ -48,7 +48,7 @@ def test_hugging_face_vit(transformers):
     )
     model = transformers.ViTForImageClassification(config).train()
     features, _ = salgp.extract(model, [(IMAGES, LABELS)])
-    first, _ = salgp.extract(model, [_image_batch()], pooling="first-token")
+    first, _ = salgp.extract(model, [_image_batch()], reader=salgp.Reader(pooling="first-token"))
     with torch.no_grad():
         output = model.eval()(IMAGES, output_hidden_states=True)
     torch.testing.assert_close(features.logits, output.logits)

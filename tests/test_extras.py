@@ -63,10 +63,6 @@ def export(folder: Path) -> Any:
     return export_head(salgp.calibrators.get("platt").fit(*sample(80)), folder / "head.onnx")
 
 
-def deep(folder: Path) -> Any:
-    return salgp.calibrators.get("deep-gp").fit(*sample(80))
-
-
 def monitor(folder: Path) -> Any:
     features, labels = sample(200)
     home = salgp.calibrators.get("platt").fit(features, labels).predict(features)
@@ -88,12 +84,6 @@ def progress(folder: Path) -> Any:
     return extract_to_store(torch.nn.Linear(4, 3), loader, folder / "store", progress=True)
 
 
-def study(folder: Path) -> Any:
-    from salgp_study.drawings import draw_flow
-
-    return draw_flow()
-
-
 @pytest.mark.parametrize(
     ("library", "use"),
     [
@@ -102,11 +92,9 @@ def study(folder: Path) -> Any:
         ("pyarrow", store),
         ("onnxruntime", onnx),
         ("onnxscript", export),
-        ("gpytorch", deep),
         ("jinja2", monitor),
         ("ray", ray),
         ("rich", progress),
-        ("matplotlib", study),
     ],
 )
 def test_from_python(library: str, use: Any, without: Any, tmp_path: Path) -> None:

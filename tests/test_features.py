@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from salgp.features import Features, load_features
+from salgp.io import FormatError, write_tensors
 from salgp.labels import as_labels
-from salgp.storage import FormatError, write_tensors
 
 G = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(6, 3, generator=G)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import pytest
 import torch
 
 import salgp
@@ -28,3 +29,10 @@ def test_tensors_of_an_onnx_network_may_have_any_names(tmp_path: Path) -> None:
     features, _ = salgp.extract(model, [(torch.zeros(4, 2), torch.arange(4) % 2)])
     by_tensor = {made: f"hidden.{module}" for module, made in model.tensor_names.items()}
     assert [float(features.layers[by_tensor[name]][0, 0]) for name in made] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_the_scores_mean_is_not_said_to_the_network(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,2] z) { z = Relu(x) }"""
+    onnx.save(onnx.parser.parse_model(text), str(tmp_path / "net.onnx"))
+    with pytest.raises(ValueError, match=r"it has z; .* salgp\.calibrate"):
+        OnnxNetwork(tmp_path / "net.onnx", output="probabilities")

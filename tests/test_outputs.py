@@ -25,8 +25,8 @@ def softmax(z: np.ndarray) -> np.ndarray:
 def test_logits_and_their_probabilities_give_one_result() -> None:
     """Temperature scaling sees differences of logits only; log-softmax keeps them."""
     z, y, _ = arrays()
-    by_logits = salgp.calibrate_outputs(z, y)
-    by_probs = salgp.calibrate_outputs(labels=y, probs=softmax(z))
+    by_logits = salgp.calibrate_outputs(z, y, method="temperature")
+    by_probs = salgp.calibrate_outputs(labels=y, probs=softmax(z), method="temperature")
     np.testing.assert_allclose(
         by_logits.predict(z).probs.numpy(), by_probs.predict(probs=softmax(z)).probs.numpy(), atol=1e-6
     )

@@ -35,7 +35,7 @@ def test_gallery_script_draws_every_plot(tmp_path: Path) -> None:
     settings = dict(matplotlib.rcParams)
     written = load_gallery().main(tmp_path)
     assert dict(matplotlib.rcParams) == settings
-    assert len(written) == 12
+    assert len(written) == 9
     for path in written:
         image = matplotlib.image.imread(path)
         assert 100 < image.shape[0] < 1200
@@ -170,26 +170,6 @@ def test_unknown_appears_only_where_there_is_one() -> None:
     )
     rejected = plots.confusion_matrix([0, 1], [0, -1], ["a", "b"])
     assert [t.get_text() for t in rejected.get_xticklabels()] == ["a", "b", "unknown"]
-
-
-def test_light_curves_put_each_point_in_its_band() -> None:
-    axes = plots.light_curves(
-        {"x": ([1.0, 2.0, 3.0], [0, 1, 1], [5.0, 6.0, 7.0], [0.1, 0.1, 0.1])}, ["g", "r", "i"]
-    )
-    assert [list(ax.lines[1].get_ydata()) for ax in axes[:, 0]] == [[5.0], [6.0, 7.0], []]
-    with pytest.raises(ValueError, match="flux must have 2 values"):
-        plots.light_curves({"x": ([1.0, 2.0], [0, 0], [1.0], [1.0])}, ["g"])
-
-
-def test_flux_density_recovers_a_normal() -> None:
-    grid, density = plots.flux_density(np.random.default_rng(0).normal(0, 2, 50_000))
-    assert density == pytest.approx(np.exp(-((grid / 2) ** 2) / 2) / np.sqrt(8 * np.pi), abs=0.008)
-    assert np.isfinite(plots.flux_density(np.ones(5))[1]).all()
-
-
-def test_flux_distributions_bear_an_empty_band() -> None:
-    axes = plots.flux_distributions(np.arange(50.0), np.zeros(50), ["g", "r", "i", "z"])
-    assert [ax.get_yscale() for ax in axes] == ["log"] * 4
 
 
 def predicted(n: int = 400) -> tuple[Prediction, torch.Tensor]:

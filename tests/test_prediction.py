@@ -143,19 +143,6 @@ def test_below_one_in_c_the_others_keep_their_order_and_nothing_jumps() -> None:
     assert bool((below[:, 1] > below[:, 2]).all() and (below[:, 2] > below[:, 3]).all())
 
 
-def test_one_sample_is_shared_as_many_are() -> None:
-    odds = np.array([3.0, 2.0, 0.5, 0.1])
-    for confidence in (0.02, 0.2, 0.25, 0.3, 0.6, 0.95):
-        log_odds = float(np.log(confidence / (1 - confidence)))
-        one = Prediction.of_one(torch.tensor([0]), odds, log_odds, 0.1, novelty=0.0)
-        many = spread_confidence(
-            torch.from_numpy(odds / odds.sum())[None],
-            torch.tensor([0]),
-            torch.tensor([confidence], dtype=torch.float64),
-        )
-        torch.testing.assert_close(one.probs, many)
-
-
 def test_the_rest_is_shared_by_the_tempered_softmax() -> None:
     high = CONFIDENCE.clamp_min(0.6)
     p = Prediction.from_confidence(FEATURES, high, temperature=2.5)

@@ -14,10 +14,10 @@ from rich.console import Console
 from torch import nn
 
 from salgp import calibrators
-from salgp.cli.shell import Shell
+from salgp.cli.console import Console as Speaker
 from salgp.features import Features
 from salgp.progress import progress_bar
-from salgp.store import extraction, scoring, stream
+from salgp.store import extraction, fit, scoring
 from salgp.store.store import write_store
 
 
@@ -85,7 +85,7 @@ def test_an_error_ends_the_bar() -> None:
 def test_the_command_line_shows_none_where_nobody_looks(
     how: dict[str, bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Shell(**how).progress("fitting", 2) as advance:
+    with Speaker(**how).progress("fitting", 2) as advance:
         advance(1, "going on")
     assert capsys.readouterr() == ("", "")
 
@@ -103,7 +103,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
         found.append({"title": title, "total": total, "wanted": wanted, "steps": [], **how})
         yield lambda steps=1, title=None: found[-1]["steps"].append(steps)
 
-    for module in (extraction, scoring, stream):
+    for module in (extraction, fit, scoring):
         monkeypatch.setattr(module, "progress_bar", listening)
     return found
 
@@ -138,9 +138,9 @@ def test_parts_count_those_that_were_there(told: list[Told], tmp_path: Path) -> 
     model = nn.Linear(5, 3)
     for progress in (True, False):
         extraction.extract_parts(lambda: model, lambda i: batches(i + 1), 3, tmp_path, progress=progress)
-    assert [(t["total"], t["done"], t["wanted"], t["steps"]) for t in told] == [
-        (3, 0, True, [1, 1, 1]),
-        (3, 3, False, []),
+    assert [(t["total"], t["wanted"], t["steps"]) for t in told] == [
+        (3, True, [1, 1, 1]),
+        (3, False, [1, 1, 1]),
     ]
 
 
@@ -158,20 +158,34 @@ def test_scoring_counts_rows(told: list[Told], tmp_path: Path) -> None:
     assert (again["done"], again["wanted"], again["steps"]) == (50, False, [])
 
 
-def test_a_pass_over_a_store_counts_rows_and_those_that_were_there(told: list[Told], tmp_path: Path) -> None:
+def test_a_pass_over_a_store_counts_rows(told: list[Told], tmp_path: Path) -> None:
     features = Features(torch.zeros(50, 3))
     store = write_store([(features, torch.arange(50) % 3)], tmp_path / "store", rows=20)
-    (tmp_path / "work").mkdir()
     how = {"engine": "local", "workers": 1}
-    source = stream.StoreSource(store, None, tmp_path / "work", how, 10, "stream", 1, 0, True, True)
+    source = fit.StoreSource(store, None, how, 10, 0, True, True)
     assert source.over_rows("count", count_rows, None) == 50
-    (tmp_path / "work/count/piece-000001.json").unlink()
-    assert source.over_rows("count", count_rows, None) == 50
-    assert [(t["title"], t["total"], t["done"], t["steps"]) for t in told] == [
-        ("count", 50, 0, [20, 20, 10]),
-        ("count", 50, 30, [20]),
-    ]
+    assert [(t["title"], t["total"], sorted(t["steps"])) for t in told] == [("count", 50, [10, 20, 20])]
 
 
 def count_rows(state: object, features: Features, labels: object, index: int) -> int:
     return len(features)
+
+
+def test_where_there_is_no_terminal_a_line_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("salgp.progress.time.monotonic", lambda: now[0])
+    console = Console(file=io.StringIO())
+    for total, said in ((40, "augmenting: 7 of 40, about 50 s left"), (None, "augmenting: 7 after 10 s")):
+        now[0] = 0.0
+        with progress_bar("augmenting", total, console=console) as advance:
+            for step in range(10):
+                now[0] = 1.5 * (step + 1)
+                advance()
+        shown = capsys.readouterr().err.splitlines()
+        assert shown == [said]
+    with progress_bar("augmenting", 3, wanted=False) as advance:
+        now[0] = 100.0
+        advance()
+    assert capsys.readouterr().err == ""

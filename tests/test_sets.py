@@ -14,7 +14,7 @@ from scipy.stats import kstest
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from salgp import FormatError, Prediction
-from salgp.sets import AdaptiveCoverage, PredictionSets, _draws, fit_sets, overtaking
+from salgp.sets import AdaptiveCoverage, PredictionSets, _draws, fit_sets
 
 
 class Given(ClassifierMixin, BaseEstimator):
@@ -219,28 +219,6 @@ def test_novel_samples_get_larger_sets_and_keep_their_coverage(by: str) -> None:
     assert covered > before + 0.1
 
 
-def test_too_few_samples_leave_every_class_in() -> None:
-    prediction, y = drawn(5, 0)
-    assert bool(fit_sets(prediction, y, 0.9)(prediction).all())
-    assert math.isinf(float(fit_sets(prediction, y, 0.9).quantile[0]))
-
-
-def test_overtaking_puts_the_mass_where_the_network_has_it() -> None:
-    """Errors that the confidence recognises: the second class takes over, and sets get smaller."""
-    prediction, y = drawn(3000, 0, 2.0)
-    known = torch.where(prediction.label == y, 0.99, 0.02).double()
-    softmax = prediction.probs
-    even = ((1 - known) / 3)[:, None].repeat(1, 4).scatter(1, prediction.label[:, None], known[:, None])
-    capped = Prediction(prediction.label, even, known)
-    free = overtaking(capped, softmax)
-    torch.testing.assert_close(free.probs.sum(1), torch.ones(3000, dtype=torch.float64))
-    torch.testing.assert_close(free.probs.gather(1, free.label[:, None])[:, 0], known)
-    others = softmax.scatter(1, prediction.label[:, None], 0.0)
-    assert torch.equal(free.probs.scatter(1, prediction.label[:, None], 0.0).argmax(1), others.argmax(1))
-    sizes = [fit_sets(p, y, 0.95)(p).sum(1).double().mean() for p in (capped, free)]
-    assert sizes[1] < sizes[0] - 0.1
-
-
 def test_bands_are_fewer_where_samples_are_few() -> None:
     prediction, y = drawn(100, 0)
     assert fit_sets(prediction, y, 0.98, by="confidence").n_groups == 1
@@ -297,7 +275,7 @@ def test_saved_sets_are_the_same(tmp_path: Path) -> None:
     sets.save(tmp_path / "sets.safetensors")
     new, _ = drawn(100, 1)
     assert torch.equal(PredictionSets.load(tmp_path / "sets.safetensors")(new), sets(new))
-    from salgp.storage import write_tensors
+    from salgp.io import write_tensors
 
     write_tensors(tmp_path / "other.safetensors", {}, {"kind": "x"})
     with pytest.raises(FormatError, match="not prediction sets"):
@@ -370,3 +348,24 @@ def test_adaptive_coverage_takes_answers_only(nonsense: object) -> None:
         AdaptiveCoverage(0.9).update(nonsense)  # type: ignore[arg-type]
     kept = AdaptiveCoverage(0.9).update(torch.tensor([True, False])).update([np.True_, 0])
     assert (kept.seen, kept.missed) == (4, 2)
+
+
+@pytest.mark.parametrize(("coverage", "needed"), [(0.5, 1), (0.9, 9), (0.95, 19), (0.99, 99)])
+def test_too_few_samples_are_refused_with_the_number_it_takes(coverage: float, needed: int) -> None:
+    p, y = drawn(needed, 0)
+    assert torch.isfinite(fit_sets(p, y, coverage).quantile).all()
+    if needed > 1:
+        with pytest.raises(ValueError, match=f"at least {needed} labelled samples, got {needed - 1}"):
+            fit_sets(p[:-1], y[:-1], coverage)
+
+
+def test_classes_with_too_few_samples_are_named() -> None:
+    p, y = drawn(200, 0)
+    rare = y != 1
+    with pytest.warns(UserWarning, match="first: class 1"):
+        sets = fit_sets(p[rare], y[rare], 0.9, by="class")
+    assert sets(p)[:, 1].all()
+
+
+def test_the_repr_is_one_line() -> None:
+    assert len(repr(fit_sets(*drawn(400, 0)))) < 150

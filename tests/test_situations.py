@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import salgp
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.cli import main
-from salgp.network.reader import NetworkWarning
+from salgp.network.flow import NetworkWarning
 
 PAGE = Path(__file__).parents[1] / "docs" / "situations.md"
 G = torch.Generator
@@ -104,7 +104,7 @@ def _text(folder: Path) -> None:
 
 @situation(
     "a Hugging Face image classifier (ViT)",
-    "works; its blocks are the layers, and shifts are rehearsed on its images",
+    "works; its blocks are the layers, and its images are augmented",
 )
 def _vit(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
@@ -153,7 +153,8 @@ def _outputs(folder: Path) -> None:
 
 @situation(
     "a network that returns `(features, logits)`",
-    "refused, as nothing tells which are the scores: `forward=lambda model, batch: model(batch[0])[1]`",
+    "refused, as nothing tells which are the scores: "
+    "`reader=salgp.Reader(forward=lambda model, batch: model(batch[0])[1])`",
 )
 def _two_outputs(folder: Path) -> None:
     x, y = data()
@@ -161,7 +162,7 @@ def _two_outputs(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"forward=lambda model, batch: model\(batch\[0\]\)\[1\]"):
         salgp.calibrate(model, [(x, y)], method="platt")
     forward = {"forward": lambda model, batch: model(batch[0])[1]}
-    agrees(salgp.calibrate(model, [(x, y)], method="platt", **forward), model.body, x)
+    agrees(salgp.calibrate(model, [(x, y)], method="platt", reader=salgp.Reader(**forward)), model.body, x)
 
 
 @situation("dictionary batches with keys `image` and `label`, or `x` and `target`", "works")
@@ -171,12 +172,17 @@ def _keys(folder: Path) -> None:
         assert len(salgp.extract(Dictionary(), [batch])[1]) == len(y)
 
 
-@situation("batches `(x, y, id)`", "works with `labels_at=1`; without it, refused with that hint")
+@situation(
+    "batches `(x, y, id)`",
+    "works with `reader=salgp.Reader(labels_at=1)`; without it, refused with that hint",
+)
 def _triples(folder: Path) -> None:
     x, y = data()
     with pytest.raises(TypeError, match="labels_at=1"):
         salgp.extract(network(), [(x, y, torch.arange(len(y)))])
-    features, labels = salgp.extract(network(), [(x, y, torch.arange(len(y)))], labels_at=1)
+    features, labels = salgp.extract(
+        network(), [(x, y, torch.arange(len(y)))], reader=salgp.Reader(labels_at=1)
+    )
     assert torch.equal(labels, y)
     assert torch.equal(features.logits, network()(x).detach())
 
@@ -194,14 +200,14 @@ class Beside(nn.Module):
 
 @situation(
     "batches `((image, meta), y)`",
-    "refused with the way out: `forward=lambda model, batch: model(*batch[0])`",
+    "refused with the way out: `reader=salgp.Reader(forward=lambda model, batch: model(*batch[0]))`",
 )
 def _nested(folder: Path) -> None:
     x, y = data()
     batch, way_out = ((x, 0 * x[:, :3]), y), {"forward": lambda model, batch: model(*batch[0])}
     with pytest.raises(RuntimeError, match=r"forward=lambda model, batch: model\(\*batch\[0\]\)"):
         salgp.calibrate(Beside(), [batch])
-    classifier = salgp.calibrate(Beside(), [batch], **way_out)
+    classifier = salgp.calibrate(Beside(), [batch], reader=salgp.Reader(**way_out))
     assert torch.equal(classifier.predict([batch]).label, network()(x).argmax(1))
 
 
@@ -262,12 +268,12 @@ def _float_labels(folder: Path) -> None:
         salgp.calibrate_outputs(z, y + 0.5)
 
 
-@situation("a network that ends in a softmax or sigmoid, undeclared", "warns; say `output='probabilities'`")
+@situation("a network that ends in a softmax or sigmoid, undeclared", "refused; say `output='probabilities'`")
 def _undeclared(folder: Path) -> None:
     x, y = data()
-    with pytest.warns(CalibrationWarning, match="look like probabilities"):
+    with pytest.raises(ValueError, match="look like probabilities"):
         salgp.calibrate(network(3, nn.Softmax(1)), [(x, y)], method="platt")
-    with pytest.warns(CalibrationWarning, match="look like probabilities"):
+    with pytest.raises(ValueError, match="look like probabilities"):
         salgp.calibrate(nn.Sequential(nn.Linear(6, 1), nn.Sigmoid()), [(x, y % 2)], method="platt")
 
 
@@ -281,7 +287,10 @@ def _declared(folder: Path) -> None:
     torch.testing.assert_close(by_probs(x).confidence, by_logits(x).confidence, atol=1e-3, rtol=0)
 
 
-@situation("a segmentation network, one score per pixel", "refused: scores must be `(n, c)`")
+@situation(
+    "a segmentation network, one score per pixel",
+    "refused: scores must be `(n, c)`; `calibrate_outputs` calibrates pixels",
+)
 def _segmentation(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"\(n, c\)"):
         salgp.extract(nn.Conv2d(1, 3, 1), [(torch.zeros(4, 1, 5, 5), torch.zeros(4, dtype=torch.long))])
@@ -292,6 +301,33 @@ def _regression(folder: Path) -> None:
     x, _ = data()
     with pytest.raises((TypeError, ValueError), match="labels"):
         salgp.calibrate(nn.Linear(6, 1), [(x, torch.randn(len(x)))], method="platt")
+
+
+@situation("a regression network on targets 0 and 1", "refused: its border is at 0.5, that of log-odds at 0")
+def _regression_on_classes(folder: Path) -> None:
+    x, y = data(classes=2)
+    model = nn.Linear(6, 1)
+    design = torch.cat([x, torch.ones(len(x), 1)], dim=1)
+    weights = torch.linalg.lstsq(design, y[:, None].float()).solution
+    with torch.no_grad():
+        model.weight.copy_(weights[:6].T)
+        model.bias.copy_(weights[6])
+    with pytest.raises(ValueError, match="regression"):
+        salgp.calibrate(model, [(x, y)], method="platt")
+
+
+@situation("a network trained further after calibration, or another one", "refused: calibrate again")
+def _trained_further(folder: Path) -> None:
+    x, y = data()
+    model = network()
+    classifier = salgp.calibrate(model, [(x, y)], method="platt")
+    other = nn.Sequential(nn.Linear(6, 3))
+    with pytest.raises(ValueError, match="other weights"):
+        classifier.calibrator.predict(salgp.extract(other, [x])[0])
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.1)
+    with pytest.raises(ValueError, match="other weights"):
+        classifier(x)
 
 
 @situation("float16 or bfloat16 networks", "works, in single precision where it matters")
@@ -351,9 +387,9 @@ def _embeddings_alone(folder: Path) -> None:
         salgp.calibrate_outputs(z, y, layers={"x": x}, reference=(given, known))
         for given in ({"x": x}, right)
     )
-    usual, expected = (found.calibrator.evidence_.reference.typical for found in (alone, scored))
-    assert float(usual[0]) > 0
-    assert float(usual[0]) == pytest.approx(float(expected[0]), abs=0.3)
+    found, expected = (one.calibrator.reference_ for one in (alone, scored))
+    assert found.classes.tolist() == sorted(known[known >= 0].tolist())
+    assert torch.equal(found.points, expected.points)
 
 
 @situation(
@@ -561,7 +597,7 @@ def _extras(folder: Path) -> None:
     "a checkpoint that holds a whole pickled model", "refused: opening it could run code; save a state dict"
 )
 def _pickled(folder: Path) -> None:
-    from salgp.cli.weights import load_weights
+    from salgp.io.weights import load_weights
 
     torch.save(network(), folder / "whole.pt")
     with pytest.raises(ValueError, match="could run code"):
@@ -585,7 +621,7 @@ def _misspelt(folder: Path) -> None:
     with pytest.raises(KeyError, match="did you mean 'temperature'"):
         salgp.calibrate(network(), [(x, y)], method="temprature")
     with pytest.raises(KeyError, match="known layers"):
-        salgp.extract(network(), [(x, y)], layers=["conv1"])
+        salgp.extract(network(), [(x, y)], reader=salgp.Reader(layers=["conv1"]))
 
 
 @situation(
@@ -645,13 +681,13 @@ def saved(folder: Path, name: str, seed: int, network: str = "a") -> None:
 )
 def _shared(folder: Path) -> None:
     saved(folder, "cal", 0)
-    code, said = command("compare cal.safetensors --test cal.safetensors --methods platt", folder)
+    code, said = command("compare cal.safetensors --test cal.safetensors --method platt", folder)
     assert code == 0
     assert "120 of 120 samples of --test are in cal.safetensors too" in said
 
 
 @situation(
-    "perturbed copies in features that are evaluated, reported on or watched",
+    "augmented samples in features that are evaluated, reported on or watched",
     "noted: only the samples themselves count",
 )
 def _copies(folder: Path) -> None:
@@ -661,7 +697,7 @@ def _copies(folder: Path) -> None:
     twice = salgp.Features.concatenate([features, features])
     replace(twice, groups=groups).save(folder / "copies.safetensors", labels.repeat(2))
     assert command("fit cal.safetensors -m platt -o cal", folder)[0] == 0
-    assert "60 perturbed copies; they are left out" in command("evaluate cal copies.safetensors", folder)[1]
+    assert "60 augmented samples; they are left out" in command("evaluate cal copies.safetensors", folder)[1]
 
 
 @situation("features of another network", "refused by every command; `--any-network` takes them")
@@ -674,7 +710,7 @@ def _features_of_another(folder: Path) -> None:
         "evaluate cal other.safetensors",
         "report cal other.safetensors -o r.html",
         "fit cal.safetensors --reference other.safetensors -m platt -o again",
-        "compare cal.safetensors --test other.safetensors --methods platt",
+        "compare cal.safetensors --test other.safetensors --method platt",
     ):
         code, said = command(line, folder)
         assert code == 1

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -22,11 +25,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch import nn
 
+from salgp.io import FormatError
 from salgp.sklearn import CalibratedEstimator, CalibratedTorchClassifier
-from salgp.storage import FormatError
 
 SKIPPED = {
-    "check_estimators_pickle": "fitted calibrators are saved with safetensors and never pickled",
     "check_readonly_memmap_input": "the check pickles its data with joblib into a memory map",
     "check_classifiers_one_label_sample_weights": "no sample weights",
     "check_dict_unchanged": "the classifier is a module that settles its taps on first use",
@@ -124,9 +126,9 @@ def test_what_is_no_saved_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"another network: .* pass the same function"):
         CalibratedTorchClassifier.load(saved, normed)
     plain = CalibratedEstimator(GaussianNB().fit(X, y)).fit(X, y).save(tmp_path / "plain")
-    with pytest.raises(FileNotFoundError, match=r"no classifier\.json here"):
+    with pytest.raises(FileNotFoundError, match="not written by CalibratedTorchClassifier"):
         CalibratedTorchClassifier.load(plain)
-    (saved / "network.safetensors").write_bytes(b"")
+    (saved / "calibrator.safetensors").write_bytes(b"")
     with pytest.raises(FormatError):
         CalibratedTorchClassifier.load(saved)
 
@@ -169,12 +171,23 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         CalibratedEstimator(LogisticRegression().fit(X, y)).save(tmp_path / "other")
 
 
-def test_pickling_says_what_to_do_and_copies_still_work() -> None:
+def doubled(fitted: CalibratedEstimator, X: np.ndarray) -> np.ndarray:
+    return fitted.predict_proba(X)
+
+
+def test_fitted_models_survive_pickle_joblib_copies_and_process_pools(tmp_path: Path) -> None:
     X, y, new, truth = halves()
     fitted = CalibratedEstimator(LogisticRegression().fit(X, y)).fit(new, truth)
-    with pytest.raises(TypeError, match=r"CalibratedEstimator\.load\(folder, estimator\)"):
-        pickle.dumps(fitted)
-    np.testing.assert_array_equal(copy.deepcopy(fitted).predict_proba(new), fitted.predict_proba(new))
+    expected = fitted.predict_proba(new)
+    joblib.dump(fitted, tmp_path / "m.joblib")
+    for again in (
+        pickle.loads(pickle.dumps(fitted)),
+        joblib.load(tmp_path / "m.joblib"),
+        copy.deepcopy(fitted),
+    ):
+        np.testing.assert_array_equal(again.predict_proba(new), expected)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        np.testing.assert_array_equal(pool.submit(doubled, fitted, new).result(), expected)
     pickle.dumps(clone(fitted))  # unfitted, as searches send it to their workers
 
 
@@ -197,3 +210,11 @@ def test_a_network_in_place_of_its_factory_is_refused(wrong: object) -> None:
     with pytest.raises(TypeError, match=r"network must be a function .*salgp\.calibrate\(network, loader\)"):
         CalibratedTorchClassifier(wrong).fit(X, y)  # type: ignore[arg-type]
     CalibratedTorchClassifier(nn.Linear, method="temperature", epochs=2).fit(X, y)
+
+
+def test_a_regressor_is_no_classifier() -> None:
+    from sklearn.linear_model import LinearRegression
+
+    X, y = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    with pytest.raises(TypeError, match="LinearRegression is a regressor"):
+        CalibratedEstimator(LinearRegression().fit(X, y)).fit(X, y)

@@ -13,21 +13,22 @@ from typing import Any
 __version__ = "0.2.0"
 
 _WHERE = {
-    "CalibratedClassifier": "module",
+    "CalibratedClassifier": "classifier",
     "CalibratedOutputs": "outputs",
     "Features": "features",
-    "FormatError": "storage",
+    "FormatError": "io",
     "LayerEvidence": "calibrators.evidence.calibrator",
     "LayerTerms": "prediction",
-    "Monitor": "monitor.watching",
+    "Monitor": "monitor.monitor",
     "Prediction": "prediction",
-    "ResidualGP": "calibrators.layerwise.residual",
-    "SALGP": "calibrators.layerwise.salgp",
-    "calibrate": "module",
+    "Reader": "network.reader",
+    "ResidualGP": "calibrators.gp.residual",
+    "SALGP": "calibrators.gp.salgp",
+    "calibrate": "classifier",
     "calibrate_outputs": "outputs",
     "evaluate": "metrics",
     "extract": "network.extract",
-    "load": "module",
+    "load": "classifier",
     "load_features": "features",
 }
 _SUBMODULES = (
@@ -44,6 +45,7 @@ _SUBMODULES = (
     "sets",
     "sklearn",
     "store",
+    "text",
 )
 _WITH_EXTRA = ("lightning",)
 """Needs its extra as soon as it is loaded, so ``from salgp import *`` and ``dir`` leave it out."""

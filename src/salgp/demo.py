@@ -1,7 +1,7 @@
 """Two minutes that show what calibration buys: digits, a small network, and a day in the field.
 
 The network learns from 600 hand-drawn digits and is calibrated on 600 others. It is then tried on clean
-digits, and on photographs of them: turned, blurred, in shadow, noisy. Nobody rehearsed those.
+digits, and on photographs of them: turned, blurred, in shadow, noisy. They are in no augmentation.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, get
-from salgp.calibrators.layerwise.salgp import SALGP
+from salgp.calibrators.gp.salgp import SALGP
+from salgp.classifier import CalibratedClassifier, calibrate
 from salgp.demo_digits import Digits, draw_digits, photograph
 from salgp.features import Features
 from salgp.metrics import Comparison, compare
-from salgp.module import CalibratedClassifier, calibrate
 from salgp.prediction import Prediction
 from salgp.report import build
 from salgp.report.summary import layer_corrections
@@ -87,12 +87,12 @@ def run_demo(
     network = train_network(train, seed, lambda epoch: say(f"training, epoch {epoch} of {EPOCHS}"))
     classifier = calibrate(network, calibration.loader(), reference=train.loader(), seed=seed)
     say("calibrated")
-    rivals = _rivals(classifier.features(calibration.images), calibration.labels)
-    say("fitted the rivals")
+    baselines = _baselines(classifier.features(calibration.images), calibration.labels)
+    say("fitted the baselines")
     sets = {"clean": test, "photographed": photograph(test, seed)}
     predictions = {}
     for name, data in sets.items():
-        predictions[name] = _all_methods(classifier, rivals, data)
+        predictions[name] = _all_methods(classifier, baselines, data)
         say(f"predicted the {name} digits")
     scores = {name: compare(found, sets[name].labels) for name, found in predictions.items()}
     path = _report(Path(out), classifier, sets["photographed"], predictions["photographed"], force, seed)
@@ -174,7 +174,7 @@ def _acted(prediction: Prediction) -> str:
     return f"{int((prediction.confidence >= SURE).sum()):,}"
 
 
-def _rivals(features: Features, labels: Tensor) -> dict[str, Calibrator]:
+def _baselines(features: Features, labels: Tensor) -> dict[str, Calibrator]:
     return {
         TEMPERATURE: get("temperature").fit(features, labels),
         PAPER: SALGP.paper("ml", exact_limit=500, n_inducing=256).fit(features, labels),
@@ -182,12 +182,12 @@ def _rivals(features: Features, labels: Tensor) -> dict[str, Calibrator]:
 
 
 def _all_methods(
-    classifier: CalibratedClassifier, rivals: Mapping[str, Calibrator], data: Digits
+    classifier: CalibratedClassifier, baselines: Mapping[str, Calibrator], data: Digits
 ) -> dict[str, Prediction]:
     features = classifier.features(data.images)
     return {
         NETWORK: Prediction.from_probs(features, features.probs),
-        **{name: rival.predict(features) for name, rival in rivals.items()},
+        **{name: baseline.predict(features) for name, baseline in baselines.items()},
         OURS: classifier.calibrator.predict(features),
     }
 

@@ -1,7 +1,7 @@
 """Digits drawn with a pen, 28 by 28 pixels: data for the demo that need no download.
 
 Each digit is a few strokes. A hand draws them differently every time: slanted, bent, with another pen. A
-camera in the field adds what nobody rehearsed: a turned sheet, blur, shadow, noise.
+camera in the field adds what no augmentation has: a turned sheet, blur, shadow, noise.
 """
 
 from __future__ import annotations

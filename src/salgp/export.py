@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from salgp.calibrators import Calibrator
+from salgp.classifier import CalibratedClassifier
 from salgp.decide import Rule
 from salgp.extras import require
 from salgp.features import Features
-from salgp.marks import KINDS
-from salgp.module import CalibratedClassifier
-from salgp.storage import refuse_foreign, write_whole
+from salgp.file_signatures import KINDS
+from salgp.io import refuse_foreign, write_whole
 
 __all__ = ["TARGETS", "Example", "Target", "export_classifier", "export_head"]
 
@@ -184,7 +184,7 @@ class _Head(_Calibrated):
     def features(self, inputs: Sequence[Tensor]) -> Features:
         """Logits and layers, as they are given; a probability of 0 as the calibrator has learned it."""
         found = Features(inputs[0], dict(zip(self.calibrator.layer_widths_, inputs[1:], strict=True)))
-        return found if self.calibrator.zeros_ is None else self.calibrator.lifted(found)
+        return found if self.calibrator.zero_logits_ is None else self.calibrator.floor_zeros(found)
 
 
 class _Whole(_Calibrated):
@@ -207,7 +207,7 @@ class _Whole(_Calibrated):
         found = self.classifier.features(*given)
         calibrator = self.calibrator
         if self.classifier.taps.output != "logits":
-            found = calibrator.lifted(found)
+            found = calibrator.floor_zeros(found)
         return found.select(list(calibrator.layer_widths_)) if calibrator.needs_layers else found
 
 
@@ -317,6 +317,11 @@ def _lerp(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
     return a + weight * (b - a)
 
 
+def _clamp_min(x: Tensor, least: float) -> Tensor:
+    """ONNX clips at the largest number as well, which makes infinite distances finite."""
+    return torch.maximum(x, torch.full((), least, dtype=x.dtype, device=x.device))
+
+
 def _rows(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """Rows by their numbers: one operation, where any other kind of indexing takes several."""
     first = indices[0]
@@ -349,6 +354,7 @@ _WITHOUT_ONNX: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.softplus.default: _softplus,
     torch.ops.aten.searchsorted.Tensor: _searchsorted,
     torch.ops.aten.lerp.Tensor: _lerp,
+    torch.ops.aten.clamp_min.default: _clamp_min,
     torch.ops.aten.mean.dim: _image_mean,
     torch.ops.aten.index.Tensor: _rows,
     torch.ops.aten.scatter.value: _put_one,

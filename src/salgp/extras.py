@@ -16,7 +16,6 @@ EXTRAS = {
     "onnx": "onnx",
     "onnxruntime": "onnx",
     "onnxscript": "onnx",
-    "gpytorch": "deep",
     "PIL": "images",
     "transformers": "hf",
     "pandas": "pandas",

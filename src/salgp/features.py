@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.labels import as_labels
+from salgp.io import FormatError, check_kind, read_tensors, refuse_foreign, write_tensors
+from salgp.labels import as_labels, refuse_masked
 from salgp.logits import as_array, as_logits, at_least_single, largest
-from salgp.storage import FormatError, check_kind, read_tensors, refuse_foreign, write_tensors
 
 __all__ = ["Features", "load_features"]
 
@@ -41,6 +41,8 @@ class Features:
         families: ``(n,)`` integers; the family of perturbations that made the row, 0 for an original sample.
         strengths: ``(n,)`` how strong the perturbation was, as a share of the family's scale; 0 for an
             original. Rows of one family and strength are one *environment*.
+        network: fingerprint of the weights of the network they were read from, where known. Calibrators
+            refuse features of another network than they were fitted on.
 
     Example:
         >>> import torch
@@ -58,6 +60,7 @@ class Features:
     groups: Tensor | None = None
     families: Tensor | None = None
     strengths: Tensor | None = None
+    network: str | None = None
 
     @staticmethod
     def from_logits(logits: Any, layers: Mapping[str, Any] | None = None) -> Features:
@@ -167,7 +170,8 @@ class Features:
             what: x[index.to(x.device) if isinstance(index, Tensor) else index]
             for what, x in self.origin.items()
         }
-        return Features(self.logits[index], {k: x[index] for k, x in self.layers.items()}, **origin)
+        layers = {k: x[index] for k, x in self.layers.items()}
+        return Features(self.logits[index], layers, network=self.network, **origin)
 
     def select(self, names: Sequence[str]) -> Features:
         """Keep only the named layers, in the given order."""
@@ -183,7 +187,8 @@ class Features:
         """Move or cast every tensor, with the arguments of `torch.Tensor.to`."""
         logits = self.logits.to(*args, **kwargs)
         origin = {what: x.to(logits.device) for what, x in self.origin.items()}
-        return Features(logits, {k: x.to(*args, **kwargs) for k, x in self.layers.items()}, **origin)
+        layers = {k: x.to(*args, **kwargs) for k, x in self.layers.items()}
+        return Features(logits, layers, network=self.network, **origin)
 
     @staticmethod
     def concatenate(parts: Sequence[Features]) -> Features:
@@ -193,11 +198,14 @@ class Features:
         names = parts[0].layer_names
         if any(p.layer_names != names for p in parts):
             raise ValueError("cannot concatenate Features with different layers")
-        origin = (_joined([getattr(p, what) for p in parts]) for what in ORIGIN)
+        groups, families, strengths = (_joined([getattr(p, what) for p in parts]) for what in ORIGIN)
         return Features(
             torch.cat([p.logits for p in parts]),
             {k: torch.cat([p.layers[k] for p in parts]) for k in names},
-            *origin,
+            groups,
+            families,
+            strengths,
+            network=_one_network({p.network for p in parts}),
         )
 
     def save(
@@ -220,6 +228,7 @@ class Features:
             "format": FORMAT,
             "format_version": str(FORMAT_VERSION),
             "layers": json.dumps(self.layer_names),
+            **({} if self.network is None else {"network": self.network}),
         }
         return write_tensors(path, tensors, {**(metadata or {}), **header})
 
@@ -254,6 +263,7 @@ def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None
             tensors["logits"],
             {k: tensors[f"layers.{k}"] for k in names},
             **{what: tensors[what] for what in ORIGIN if what in tensors},
+            network=metadata.get("network"),
         )
         labels = tensors.get("labels")
         return features, None if labels is None else as_labels(labels, len(features))
@@ -277,6 +287,7 @@ def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], or
 
 
 def _as_tensor(x: Any, what: str, name: str | None = None) -> Tensor:
+    refuse_masked(x, what)
     tensor = x if type(x) is Tensor else torch.as_tensor(x)
     if tensor.requires_grad or torch.compiler.is_exporting():
         tensor = tensor.detach()  # outputs of an exported graph must not ask for gradients either
@@ -296,3 +307,10 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     """All parts one after another, or nothing where one is missing."""
     known = [x for x in parts if x is not None]
     return torch.cat(known) if len(known) == len(parts) else None
+
+
+def _one_network(found: set[str | None]) -> str | None:
+    """The network that all parts were read from, where all know it."""
+    if len(found - {None}) > 1:
+        raise ValueError("cannot concatenate Features of different networks")
+    return None if None in found else found.pop()

@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["as_labels"]
+__all__ = ["LABEL_KEYS", "as_labels", "pop_labels", "refuse_masked"]
+
+LABEL_KEYS = ("labels", "label", "targets", "target", "y")
+"""Names under which labels stand beside the inputs of a network."""
 
 
 def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
@@ -22,6 +25,7 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
         >>> as_labels([0.0, 1.0, 1.0], 3)
         tensor([0, 1, 1])
     """
+    refuse_masked(labels, "labels")
     try:
         y = labels if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels))
     except (TypeError, ValueError) as error:
@@ -49,6 +53,35 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
             f"0..{top - 1}, or -1 for an unknown class"
         )
     return y
+
+
+def pop_labels(arrays: dict[str, Any]) -> Any:
+    """Take the labels out of named arrays; None where there are none.
+
+    Example:
+        >>> arrays = {"x": [1.5, 2.5], "y": [0, 1]}
+        >>> pop_labels(arrays), arrays
+        ([0, 1], {'x': [1.5, 2.5]})
+    """
+    key = next((name for name in LABEL_KEYS if name in arrays), None)
+    return None if key is None else arrays.pop(key)
+
+
+def refuse_masked(values: Any, what: str) -> None:
+    """Refuse a NumPy array with masked entries: as a tensor it would lose its mask.
+
+    Example:
+        >>> refuse_masked(np.ma.masked_array([1, 2], [False, True]), "labels")
+        Traceback (most recent call last):
+        ...
+        ValueError: labels: 1 of 2 entries are masked; leave these rows out, or fill them: labels.filled(...)
+    """
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        n = int(np.ma.getmaskarray(values).sum())
+        raise ValueError(
+            f"{what}: {n:,} of {values.size:,} entries are masked; leave these rows out, or fill them: "
+            f"{what}.filled(...)"
+        )
 
 
 _KINDS = "for true and false pass labels.long(); real targets (regression) cannot be calibrated here"

@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from salgp.calibrators import Calibrator
+from salgp.classifier import CalibratedClassifier, calibrate
 from salgp.extras import require
-from salgp.module import CalibratedClassifier, calibrate
 
 require("lightning")
 import lightning.pytorch as pl  # noqa: E402  (after the question whether it is there)

@@ -6,25 +6,34 @@ caller is told.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.labels import refuse_masked
+
 __all__ = [
+    "FORWARD",
     "OUTPUTS",
     "ZERO",
     "as_array",
     "at_least_single",
     "as_logits",
     "check_finite",
+    "check_undeclared",
     "largest",
     "log_odds",
     "look_like_probabilities",
+    "named_fields",
     "non_finite_rows",
     "plain_array",
+    "raw_logits",
+    "shape_of",
     "tell_nothing",
 ]
 
@@ -34,7 +43,7 @@ OUTPUTS = ("logits", "probabilities", "log-probabilities")
 ZERO = -1000.5
 """Logit that stands for a probability of exactly 0, in every precision: below the logarithm of any positive
 number (-745), and nothing a network would give. Calibrators put a learned one in its place, see
-`salgp.calibrators.zeros`.
+`salgp.calibrators.zero_probabilities`.
 """
 
 TOLERANCE = 1e-2
@@ -61,6 +70,12 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
     """
     if output not in OUTPUTS:
         raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
+    if raw.is_floating_point() and raw.ndim in (3, 4, 5):
+        raise ValueError(
+            f"expected {output} of shape (n, c), one row for each sample, got {tuple(raw.shape)}: outputs "
+            f"with several positions (segmentation) are not supported; calibrate them by position: "
+            f"salgp.calibrate_outputs(scores.movedim(1, -1).flatten(0, -2), labels.flatten())"
+        )
     if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
         raise ValueError(
             f"expected {output} as floating-point numbers of shape (n, c) or, of a binary classifier, (n,) "
@@ -110,6 +125,7 @@ def as_array(x: Any) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x.detach()
+    refuse_masked(x, "array")
     array = np.asarray(x)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"expected numbers, got an array of {array.dtype}")
@@ -133,6 +149,45 @@ def look_like_probabilities(logits: Tensor) -> bool:
     totals = logits.double().sum(dim=1)
     one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all()) and bool((logits[:, 1] > 0).any())
     return one_column or bool(((totals - 1).abs() < TOLERANCE).all())
+
+
+def check_undeclared(logits: Tensor, labels: Tensor | None = None) -> None:
+    """Refuse scores that nobody called logits and that look like something else: probabilities, or the
+    outputs of a regression on targets 0 and 1.
+
+    Args:
+        logits: ``(n, c)``; of one output column ``z``, ``[0, z]``.
+        labels: ``(n,)`` true classes, where known.
+
+    Example:
+        >>> check_undeclared(torch.tensor([[0.2, 0.7, 0.1], [0.5, 0.3, 0.2]]))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: the outputs look like probabilities: say output='probabilities', or output='logits' ...
+    """
+    enough = logits.shape[1] > 2 or len(logits) >= 20  # a few small log-odds may all lie between 0 and 1
+    if enough and look_like_probabilities(logits):
+        raise ValueError(
+            "the outputs look like probabilities: say output='probabilities', or output='logits' if they are "
+            "scores before any softmax all the same"
+        )
+    if labels is not None and _looks_like_regression(logits, labels.to(logits.device)):
+        raise ValueError(
+            "the outputs look like a regression on targets 0 and 1, with the border between the classes at "
+            "0.5, but log-odds have it at 0; pass reader=salgp.Reader(forward=lambda model, batch: "
+            "model(batch[0]) - 0.5), or say output='logits' if they are log-odds all the same"
+        )
+
+
+def _looks_like_regression(logits: Tensor, labels: Tensor) -> bool:
+    """One column near 0 and 1 that tells the classes apart better at 0.5 than at 0, beyond chance."""
+    if logits.shape[1] != 2 or not bool((logits[:, 0] == 0).all()):
+        return False
+    z = logits[:, 1]
+    near = float(((z > -0.5) & (z < 1.5)).double().mean())
+    between = labels[(z > 0) & (z <= 0.5)]
+    zeros, ones = int((between == 0).sum()), int((between == 1).sum())
+    return near > 0.9 and zeros - ones > max(0.02 * len(z), 3 * math.sqrt(zeros + ones))
 
 
 def tell_nothing(logits: Tensor) -> bool:
@@ -217,3 +272,77 @@ def non_finite_rows(x: Tensor) -> Tensor:
     if math.isfinite(float(x.sum())):  # one pass, no copy; the sum of finite numbers may overflow
         return torch.empty(0, dtype=torch.int64, device=x.device)
     return (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0]
+
+
+FORWARD = "pass reader=salgp.Reader(forward=lambda model, batch: ...) to return the logits yourself"
+"""What to do where an output holds no class scores."""
+
+
+def raw_logits(output: Any) -> Tensor:
+    """Find the class scores in whatever a network returned.
+
+    A tensor is taken as it is; a mapping, dataclass or named tuple must have ``logits``. A plain tuple or
+    list must hold one floating-point tensor ``(n, c)`` or ``(n,)``. Where it holds several, as ``(features,
+    logits)`` does, nothing tells which are the scores: it is refused.
+
+    Example:
+        >>> raw_logits({"loss": torch.tensor(1.0), "logits": torch.zeros(2, 3)}).shape
+        torch.Size([2, 3])
+        >>> raw_logits((torch.tensor(1.0), torch.zeros(2, 3), torch.zeros(2, 7, 5))).shape
+        torch.Size([2, 3])
+    """
+    if isinstance(output, Tensor):
+        return output
+    fields = dict(named_fields(output))
+    if isinstance(fields.get("logits"), Tensor):
+        return fields["logits"]
+    if fields:
+        raise ValueError(
+            f"the network returned {type(output).__name__} without 'logits' (it has "
+            f"{', '.join(map(str, fields))}); {FORWARD}"
+        )
+    found = dict(_score_like(output)) if isinstance(output, tuple | list) else {}
+    if len(found) > 1:
+        raise ValueError(_which(type(output).__name__, found))
+    if not found:
+        raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
+    return next(iter(found.values()))
+
+
+def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of a mapping, dataclass or named tuple; nothing for any other value."""
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+    elif isinstance(value, tuple):
+        yield from zip(getattr(value, "_fields", ()), value, strict=False)
+
+
+def shape_of(x: Any) -> str:
+    """Shape and type in words; the samples are ``n``, since a few of them may have been taken.
+
+    Example:
+        >>> shape_of(torch.zeros(5, 3))
+        '(n, 3) of torch.float32'
+    """
+    if not isinstance(x, Tensor | np.ndarray):
+        return f"a {type(x).__name__}"
+    axes = ["n", *map(str, x.shape[1:])] if x.ndim else []
+    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''}) of {x.dtype}"
+
+
+def _score_like(output: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
+    """What could be class scores, ``(n, c)`` or of a binary network ``(n,)``, by position."""
+    for i, x in enumerate(output):
+        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2):
+            yield i, x
+
+
+def _which(kind: str, found: Mapping[int, Tensor]) -> str:
+    listed = " and ".join(f"[{i}] {shape_of(x)}" for i, x in found.items())
+    return (
+        f"the network returned a {kind} in which {len(found)} tensors could be the class scores, {listed}; "
+        f"say which, for batches (x, y): reader=salgp.Reader(forward=lambda model, batch: "
+        f"model(batch[0])[{max(found)}])"
+    )

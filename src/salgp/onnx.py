@@ -4,7 +4,7 @@ Networks of other frameworks often come as one ``.onnx`` file. `OnnxNetwork` run
 for hidden tensors besides the class scores, and passes each through a small module of its own. So `extract`,
 `calibrate` and the command line read them like any other layers, without being told which.
 
-The class scores are computed inside the graph; rehearsals disturb the inputs, not these layers.
+The class scores are computed inside the graph; augmentation perturbs the inputs, not these layers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.extras import require
+from salgp.logits import OUTPUTS
 from salgp.network.layers import thinned
 
 __all__ = ["OnnxNetwork"]
@@ -61,7 +62,9 @@ class OnnxNetwork(nn.Module):
         graph = _read(path)
         given = [x.name for x in graph.graph.output]
         if output is not None and output not in given:
-            raise ValueError(f"{path}: no output called {output!r}; it has {', '.join(given)}")
+            meaning = f"; what the scores are goes to salgp.calibrate(..., output={output!r})"
+            hint = meaning if output in OUTPUTS else ""
+            raise ValueError(f"{path}: no output called {output!r}; it has {', '.join(given)}{hint}")
         self._scores = output or given[0]
         names = _named(graph, layers, path) if layers is not None else _between_weights(graph)
         self.tensor_names = _by_module(names)

@@ -97,7 +97,8 @@ def calibrate_outputs(
         reference: embeddings (by the same names, or as `salgp.Features`) and labels of the training data, for
             methods that compare against it.
         method: a calibrator, its name, or None (also ``"auto"``): layer evidence where there are layers, else
-            temperature scaling.
+            stacked scaling, a cross-validated mixture of temperature and matrix scaling. Labels stay those of
+            the classifier; where another class has become more probable, `Prediction.flips` says so.
 
     Returns:
         The fitted calibrator, ready to predict on arrays.

@@ -74,8 +74,8 @@ class Prediction:
         probs: ``(n, c)`` class probabilities; rows sum to 1.
         confidence: ``(n,)`` calibrated probability that ``label`` is correct.
         std: ``(n,)`` standard deviation of the confidence, or None where the method has none.
-        lower: ``(n,)`` lower end of the 90 % interval of the confidence, inside [0, 1]: among many samples of
-            about the same confidence, the share that is right lies inside nine times of ten.
+        lower: ``(n,)`` lower end of the 90 % interval of the confidence, inside [0, 1]: the true accuracy of
+            samples of about the same confidence lies in the interval 90 % of the time.
         upper: ``(n,)`` upper end.
         layers: per-layer corrections where the method has them.
         novelty: ``(n,)`` larger means less like the data the calibrator has seen, where the method has it.
@@ -138,10 +138,6 @@ class Prediction:
     def to(self, device: torch.device | str) -> Prediction:
         """The same prediction with every tensor on ``device``."""
         return self._each(lambda x: x.to(device))
-
-    def copy(self) -> Prediction:
-        """The same prediction with tensors of its own."""
-        return self._each(torch.clone)
 
     def numpy(self) -> Mapping[str, np.ndarray]:
         """The per-sample arrays as NumPy, keyed by field name; absent ones are left out."""
@@ -243,45 +239,6 @@ class Prediction:
         """
         confidence, std, low, high = confidence_of(log_odds, variance)
         return Prediction.from_confidence(features, confidence, std, (low, high), **more)
-
-    @staticmethod
-    def of_one(
-        label: Tensor,
-        odds: np.ndarray,
-        log_odds: float,
-        variance: float,
-        *,
-        layers: LayerTerms | None = None,
-        novelty: float,
-        eps: float = 1e-6,
-    ) -> Prediction:
-        """`from_log_odds` for one sample in plain numbers, in a small part of the time.
-
-        Args:
-            label: ``(1,)``.
-            odds: ``(c,)`` by which the other classes share, whatever their sum.
-            log_odds: mean.
-            variance: of the log-odds.
-            layers: per-layer corrections.
-            novelty: how strange the sample is.
-            eps: distance kept from 0 and 1.
-
-        Example:
-            >>> one = Prediction.of_one(torch.tensor([0]), np.ones(3), 0.0, 1.0, novelty=0.0)
-            >>> one.probs
-            tensor([[0.5000, 0.2500, 0.2500]], dtype=torch.float64)
-        """
-        sd = math.sqrt(max(variance, 0.0))
-        points = (log_odds + step * sd for step in (0.0, -1.0, 1.0, -INTERVAL_SD, INTERVAL_SD))
-        confidence, below, above, low, high = map(_sigmoid, points)
-        inside = min(max(confidence, eps), 1 - eps)
-        probs = _spread_one(odds, int(label), inside)
-        numbers = (inside, (above - below) / 2, min(low, inside), max(high, inside), novelty)
-        one, std, lower, upper, strange = (torch.from_numpy(np.array([x])) for x in numbers)
-        clipped = torch.from_numpy(np.array([inside != confidence]))
-        return Prediction(
-            label, torch.from_numpy(probs[None]), one, std, lower, upper, layers, strange, clipped
-        )
 
     def checked(self) -> Prediction:
         """Itself; refused where a confidence or a class probability is none, before anybody acts on it.
@@ -431,37 +388,16 @@ def _shared(others: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool
     """`spread_confidence` by proportions ``(n, c)`` whose entries off the label add up to 1."""
     label, confidence = label[:, None], confidence[:, None]  # everything below is a column, (n, 1)
     tiny, left = torch.finfo(others.dtype).tiny, 1 - confidence
-    top, cap = left * others.amax(dim=1, keepdim=True), confidence * (1 - _STRICTLY)
-    usual = allow_flips or (not torch.compiler.is_exporting() and bool((top <= cap).all()))
-    if usual:
+    if allow_flips:
         found = others * left
     else:
+        top, cap = left * others.amax(dim=1, keepdim=True), confidence * (1 - _STRICTLY)
         even = left / max(others.shape[1] - 1, 1)
         keep = ((cap - even) / (top - even).clamp_min(tiny)).clamp_max(1)  # share of the proportions, 1 - w
         keep = torch.maximum(keep, 1 - cap / even.clamp_min(tiny))  # of both, the one that is not negative
         found = others * (keep * left) + (1 - keep) * even
     found = found.clamp_min(tiny)  # no class is impossible, so that every log-likelihood is finite
     return found.scatter(1, label, confidence)
-
-
-def _spread_one(odds: np.ndarray, label: int, confidence: float) -> np.ndarray:
-    """`spread_confidence` for one sample ``(c,)``."""
-    tiny = float(np.finfo(np.float64).tiny)
-    others = odds.astype(np.float64)  # a copy
-    others[label] = 0.0
-    rest, left = float(others.sum()), 1 - confidence
-    even, keep, scale = left / max(len(odds) - 1, 1), 0.0, 0.0
-    if rest > math.sqrt(tiny):
-        scale, cap = left / rest, confidence * (1 - _STRICTLY)
-        top = scale * float(others.max())
-        keep = 1.0 if top <= cap else max((cap - even) / max(top - even, tiny), 1 - cap / max(even, tiny))
-    shared: np.ndarray = np.maximum(others * (keep * scale) + (1 - keep) * even, tiny)
-    shared[label] = confidence
-    return shared
-
-
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def _others(features: Features, temperature: float, dtype: torch.dtype) -> Tensor:

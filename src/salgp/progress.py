@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from typing import Any, Protocol
 from salgp.extras import require
 
 __all__ = ["Advance", "progress_bar", "steps_in"]
+
+PAUSE = 10.0
+"""Seconds between two lines where there is no terminal."""
 
 
 class Advance(Protocol):
@@ -30,12 +34,14 @@ def progress_bar(
     patience: float = 1.0,
     console: Any = None,
 ) -> Iterator[Advance]:
-    """A bar with the time left, or without a total the time passed, on stderr.
+    """A bar with the time left, or without a total the time passed, on stderr; where there is no terminal, a
+    line now and then.
 
     Args:
         title: what is being done; printed as it is.
         total: number of steps, None where unknown.
-        wanted: True and False mean it; None shows it on a terminal and in notebooks.
+        wanted: True shows the bar and False nothing; None the bar on a terminal and in notebooks, and lines
+            elsewhere.
         done: steps that were done before.
         unit: of the steps, to show a rate; none is shown without.
         patience: seconds before it appears; none where it is ``wanted``.
@@ -48,7 +54,7 @@ def progress_bar(
     """
     bar = _rich_bar(wanted, total, console)
     if bar is None:
-        yield lambda steps=1, title=None: None
+        yield (lambda steps=1, title=None: None) if wanted is False else _Lines(title, total, done)
         return
     task = bar.add_task(title, total=total, completed=done, rate="")
     begin = time.monotonic()
@@ -67,6 +73,38 @@ def progress_bar(
         yield advance
     finally:
         bar.stop()
+
+
+class _Lines:
+    """Prints what is done, how far it is and how long it still takes, every `PAUSE` seconds at most."""
+
+    def __init__(self, title: str, total: float | None, done: float = 0) -> None:
+        self._title, self._total, self._done, self._before = title, total, done, done
+        self._begin = self._said = time.monotonic()
+
+    def __call__(self, steps: float = 1, title: str | None = None) -> None:
+        self._done += steps
+        self._title = title or self._title
+        now = time.monotonic()
+        if now - self._said >= PAUSE:
+            self._said = now
+            print(self._line(now - self._begin), file=sys.stderr, flush=True)
+
+    def _line(self, passed: float) -> str:
+        if self._total is None:
+            return f"{self._title}: {self._done:,.0f} after {_duration(passed)}"
+        left = passed * max(self._total - self._done, 0) / max(self._done - self._before, 1e-9)
+        return f"{self._title}: {self._done:,.0f} of {self._total:,.0f}, about {_duration(left)} left"
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in words.
+
+    Example:
+        >>> _duration(42), _duration(400)
+        ('42 s', '7 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def steps_in(loader: Any) -> int | None:

@@ -20,8 +20,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from operator import index
 from typing import Any
@@ -30,9 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.labels import as_labels
-from salgp.prediction import Prediction, checked, spread_confidence
-from salgp.storage import (
+from salgp.io import (
     FormatError,
     pack,
     read_tensors,
@@ -42,8 +41,10 @@ from salgp.storage import (
     unpack,
     write_tensors,
 )
+from salgp.labels import as_labels
+from salgp.prediction import Prediction, checked
 
-__all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets", "overtaking"]
+__all__ = ["AdaptiveCoverage", "PredictionSets", "fit_sets"]
 
 SCORES = ("lac", "aps", "raps")
 GROUPS = ("all", "class", "confidence", "novelty")
@@ -72,9 +73,9 @@ class PredictionSets:
     score: str
     coverage: float
     by: str
-    scores: Tensor
-    group: Tensor
-    edges: Tensor
+    scores: Tensor = field(repr=False)
+    group: Tensor = field(repr=False)
+    edges: Tensor = field(repr=False)
     n_groups: int
     penalty: float = 0.0
     rank: int = 0
@@ -217,30 +218,8 @@ def fit_sets(
     scores = torch.where(y < 0, math.inf, own)
     group = y if by == "class" else _groups(prediction, by, edges)
     n_groups = n_classes if by == "class" else len(edges) + 1
+    _check_enough(group, n_groups, coverage, by)
     return replace(blank, scores=scores, group=group, n_groups=n_groups)
-
-
-def overtaking(prediction: Prediction, softmax: Tensor) -> Prediction:
-    """The prediction with the rest of the mass shared as ``softmax`` has it, also where another class then
-    overtakes the label.
-
-    A prediction never gives another class more than its label, so that the two agree. A set has no label:
-    where the confidence is low it should know which other class is likely. This makes sets smaller wherever
-    the confidence recognises errors.
-
-    Args:
-        prediction: of any calibrator.
-        softmax: ``(n, c)`` probabilities of the same samples, for instance tempered ones.
-
-    Example:
-        >>> p = Prediction(torch.tensor([0]), torch.tensor([[0.4, 0.4, 0.2]]), torch.tensor([0.4]))
-        >>> overtaking(p, torch.tensor([[0.7, 0.25, 0.05]])).probs
-        tensor([[0.4000, 0.5000, 0.1000]])
-    """
-    probs = spread_confidence(
-        softmax.to(prediction.confidence), prediction.label, prediction.confidence, allow_flips=True
-    )
-    return replace(prediction, probs=probs)
 
 
 @dataclass(frozen=True)
@@ -339,6 +318,26 @@ def _check_loaded(sets: PredictionSets) -> None:
         raise FormatError(f"{sets.n_groups} groups with {len(sets.edges)} edges")
     if not 0 <= sets.penalty < math.inf or bool(((group < -1) | (group >= sets.n_groups)).any()):
         raise FormatError(f"groups beyond {sets.n_groups}, or a penalty of {sets.penalty}")
+
+
+def _check_enough(group: Tensor, n_groups: int, coverage: float, by: str) -> None:
+    """Too few samples make an infinite quantile: then every set holds every class."""
+    needed = math.ceil(coverage / (1 - coverage) - 1e-9)
+    short = [g for g in range(n_groups) if int((group == g).sum()) < needed]
+    if len(short) == n_groups:
+        most = max(int((group == g).sum()) for g in short)
+        each = "" if by == "all" else f" of one {by}"
+        raise ValueError(
+            f"sets of {coverage:.4g} coverage need at least {needed} labelled samples{each}, got {most}; "
+            f"give more, or ask for less coverage"
+        )
+    if short:
+        every = "every set holds these classes" if by == "class" else "their sets hold every class"
+        warnings.warn(
+            f"{len(short)} of {n_groups} groups by {by} have fewer than the {needed} labelled samples that "
+            f"{coverage:.4g} coverage needs (first: {by} {short[0]}): {every}",
+            stacklevel=3,
+        )
 
 
 def _quantile(scores: Tensor, coverage: float) -> Tensor:

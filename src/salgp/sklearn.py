@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_classifier, is_regressor
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import train_test_split
 from sklearn.utils.multiclass import check_classification_targets
@@ -22,12 +22,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, load_calibrator
-from salgp.calibrators.saving import save_folder
+from salgp.calibrators.loading import read_parts
+from salgp.calibrators.saving import FILE, save_calibrator
+from salgp.classifier import CalibratedClassifier, calibrate, load
 from salgp.features import Features
-from salgp.module import CalibratedClassifier, calibrate, load
+from salgp.io import reading
 from salgp.outputs import method_for
 from salgp.prediction import Prediction
-from salgp.storage import read_header, read_tensors, reading, write_header, write_tensors
 
 __all__ = ["CalibratedEstimator", "CalibratedTorchClassifier"]
 
@@ -113,21 +114,18 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the calibrator, the network's weights and the names of the classes; no code."""
         check_is_fitted(self)
-        return save_folder(folder, self._write)
-
-    def _write(self, folder: Path) -> None:
-        self.classifier_.write(folder)
-        learned = {name: torch.from_numpy(getattr(self, name)) for name in ("centre_", "scale_")}
-        weights = {f"weights.{name}": x for name, x in self.classifier_.model.state_dict().items()}
-        write_tensors(folder / "network.safetensors", {**learned, **weights}, {})
         names = getattr(self, "feature_names_in_", None)
-        header = {
+        estimator = {
             "classes": self.classes_.tolist(),
             "type": self.classes_.dtype.str,
             "feature_names": None if names is None else names.tolist(),
             "settings": {name: np.asarray(getattr(self, name)).item() for name in SETTINGS},
+            "centre": torch.from_numpy(self.centre_),
+            "scale": torch.from_numpy(self.scale_),
+            "weights": dict(self.classifier_.model.state_dict()),
         }
-        write_header(folder / "classifier.json", FORMAT, FORMAT_VERSION, header)
+        network = self.classifier_.network_header()
+        return save_calibrator(folder, self.classifier_.calibrator, network=network, estimator=estimator)
 
     @classmethod
     def load(
@@ -149,23 +147,20 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
             >>> bool((again.predict_proba(X) == model.predict_proba(X)).all())
             True
         """
-        path = Path(folder) / "classifier.json"
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{folder}: no classifier.json here; expected a folder written by "
-                f"CalibratedTorchClassifier.save"
-            )
-        header = read_header(path, FORMAT, FORMAT_VERSION)
-        tensors, _ = read_tensors(path.with_name("network.safetensors"))
+        path = Path(folder) / FILE
+        parts = read_parts(folder)
+        if "estimator" not in parts:
+            raise FileNotFoundError(f"{path} was not written by CalibratedTorchClassifier.save")
         with reading(path, "a whole classifier"):
-            found = cls(network, **header["settings"])
-            found.classes_ = np.array(header["classes"], dtype=header["type"])
-            found.centre_, found.scale_ = tensors.pop("centre_").numpy(), tensors.pop("scale_").numpy()
+            saved = parts["estimator"]
+            found = cls(network, **saved["settings"])
+            found.classes_ = np.array(saved["classes"], dtype=saved["type"])
+            found.centre_, found.scale_ = saved["centre"].numpy(), saved["scale"].numpy()
             found.n_features_in_ = len(found.centre_)
-            if header["feature_names"] is not None:
-                found.feature_names_in_ = np.array(header["feature_names"], dtype=object)
+            if saved["feature_names"] is not None:
+                found.feature_names_in_ = np.array(saved["feature_names"], dtype=object)
         model = found._made(found.n_features_in_)
-        _take_weights(model, {name.removeprefix("weights."): x for name, x in tensors.items()})
+        _take_weights(model, saved["weights"])
         found.classifier_ = load(folder, model.eval())
         found.method = clone(found.classifier_.calibrator)
         return found
@@ -233,6 +228,13 @@ def _checked_factory(network: Any) -> Callable[[int, int], nn.Module]:
 
 
 def _check_fitted(estimator: Any) -> None:
+    """Refuse what is no fitted classifier."""
+    if not is_classifier(estimator) and getattr(estimator, "classes_", None) is None:
+        kind = "a regressor" if is_regressor(estimator) else "no fitted classifier: it has no classes_"
+        raise TypeError(
+            f"{type(estimator).__name__} is {kind}; confidences are calibrated for classifiers, such as "
+            f"sklearn.linear_model.LogisticRegression"
+        )
     try:
         check_is_fitted(estimator)
     except NotFittedError:

@@ -16,14 +16,13 @@ import numpy as np
 import torch
 
 from salgp import Features
-from salgp.calibrators import get, names
+from salgp.calibrators import get
+from salgp.calibrators.registry import CLASSES
 
 FILE = Path(__file__).with_suffix(".npz")
 SETTINGS: dict[str, dict[str, Any]] = {
-    "deep-gp": {"steps": 15, "n_inducing": 12},
     "density-aware": {"k": 10},
     "latent-gp": {"n_inducing": 6},
-    "layer-evidence": {"guard": 0.9},  # with so few samples the gate would stay closed
 }
 
 
@@ -41,12 +40,12 @@ def world(n: int, seed: int, shift: float = 0.0) -> tuple[Features, torch.Tensor
 
 
 def problem() -> tuple[Features, torch.Tensor, tuple[Features, torch.Tensor], Features]:
-    """Calibration set with copies, labels, reference, and what to predict."""
+    """Calibration set with augmented samples, labels, reference, and what to predict."""
     clean, labels = world(120, 0)
-    copies = [Features(f.logits, f.layers) for f in (world(120, 0, 0.4)[0], world(120, 0, 0.8)[0])]
+    augmented = [Features(f.logits, f.layers) for f in (world(120, 0, 0.4)[0], world(120, 0, 0.8)[0])]
     parts = [
         Features(f.logits, f.layers, torch.arange(120), torch.full((120,), number))
-        for number, f in enumerate([clean, *copies])
+        for number, f in enumerate([clean, *augmented])
     ]
     return Features.concatenate(parts), labels.repeat(3), world(200, 1), world(60, 2, 0.3)[0]
 
@@ -55,7 +54,7 @@ def predictions(name: str) -> dict[str, np.ndarray]:
     """Confidence, standard deviation and layer terms of one calibrator."""
     features, labels, reference, new = problem()
     calibrator = get(name, **SETTINGS.get(name, {}))
-    if not calibrator.uses_copies:
+    if not calibrator.uses_augmented:
         features, labels = features[:120], labels[:120]
         features = Features(features.logits, features.layers)
     with warnings.catch_warnings():
@@ -74,7 +73,7 @@ def predictions(name: str) -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Write the file."""
-    chosen = sys.argv[1:] or list(names())
+    chosen = sys.argv[1:] or list(CLASSES)
     with np.load(FILE, allow_pickle=False) as kept:
         arrays = {key: kept[key] for key in kept.files if key.partition("/")[0] not in chosen}
     arrays |= {f"{name}/{key}": x for name in chosen for key, x in predictions(name).items()}

@@ -13,8 +13,9 @@ import torch
 import salgp
 from salgp import Features, Prediction
 from salgp.calibrators import Calibrator, get, names, register
+from salgp.calibrators.augmented import originals
 from salgp.calibrators.base import CalibrationWarning
-from salgp.calibrators.copies import originals
+from salgp.calibrators.registry import CLASSES
 
 
 def world(n: int = 200, c: int = 3, seed: int = 0) -> tuple[Features, torch.Tensor]:
@@ -267,7 +268,7 @@ def test_a_misspelt_name_gets_a_suggestion(typed: str, meant: str) -> None:
 
 
 def test_display_names_tell_the_methods_apart() -> None:
-    shown = [get(name).display_name for name in names()]
+    shown = [get(name).display_name for name in CLASSES]
     assert len(set(shown)) == len(shown)
     assert get("layer-evidence").display_name == "layer evidence"
     assert get("sal-gp").display_name == "layerwise GP (sum)"

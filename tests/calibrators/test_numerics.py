@@ -14,12 +14,12 @@ from strategies import features, predictions, problems
 from torch import Tensor
 
 from salgp import metrics
-from salgp.calibrators import Calibrator, get, names
+from salgp.calibrators import Calibrator, get
+from salgp.calibrators.registry import CLASSES
 from salgp.features import Features
 from salgp.prediction import Prediction
 
-SLOW = ("deep-gp",)
-METHODS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names()]
+METHODS = list(CLASSES)
 
 
 @cache
@@ -84,7 +84,7 @@ def test_any_problem_is_fitted_or_refused_in_a_sentence(name: str, problem: tupl
         check(method.predict(data), data.label)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name not in SLOW and get(name).needs_layers])
+@pytest.mark.parametrize("name", [name for name in CLASSES if get(name).needs_layers])
 def test_layers_without_columns_are_named_or_harmless(name: str) -> None:
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(60) % 3
@@ -132,7 +132,7 @@ def test_metrics_that_are_not_registered_are_numbers_too(found: tuple[Tensor, Te
     for name in ("ece", "mce", "adaptive_ece", "debiased_ece", "smooth_ece", "brier_correct", "aurc"):
         assert 0 <= float(getattr(metrics, name)(confidence, correct)) <= 1 + 1e-9, name
     assert 0 <= metrics.debiased_ece(confidence, correct, norm="l2") <= 1
-    assert 0 <= metrics.predictive_coverage(confidence, correct, confidence, confidence, draws=20) <= 1
+    assert 0 <= metrics.interval_coverage(confidence, correct, confidence, confidence) <= 1
     parts = metrics.brier_decomposition(confidence, correct)
     assert parts.brier == pytest.approx(metrics.brier_correct(confidence, correct), abs=1e-9)
     if bool((labels >= 0).any()):

@@ -84,7 +84,7 @@ def test_sampling_spread_is_that_of_a_share() -> None:
     a = float(p.confidence.mean())
     found = sampling_spread(p)
     assert found.at(0.3) == pytest.approx(math.sqrt(a * (1 - a) / 300))
-    assert found.home == pytest.approx(a)
+    assert found.confidence == pytest.approx(a)
     with pytest.raises(ValueError, match="got an empty one"):
         sampling_spread(p[:0])
 
@@ -97,7 +97,7 @@ def test_spread_recovers_how_far_environments_err() -> None:
         low = float(rng.uniform(0.1, 0.5))
         return batch(2000, seed, float(rng.normal() * (0.02 + 0.3 * (0.5 - low) / 2)), low)
 
-    spread = measure_spread([environment(seed) for seed in range(60)], home=0.75)
+    spread = measure_spread([environment(seed) for seed in range(60)], confidence=0.75)
     assert 0.005 < spread.base < 0.04
     assert 0.15 < spread.slope < 0.45
     hits = []
@@ -131,10 +131,10 @@ def test_left_out_families_give_the_spread_of_a_calibrator() -> None:
     copies = Features(3 * noisy, {"a": noisy}, torch.arange(150).repeat(3), torch.arange(450) // 150)
     spread = left_out_spread(LayerEvidence(), copies, y.repeat(3))
     assert spread.n_environments == 3  # two families, and the originals
-    assert 0.5 < spread.home < 1
+    assert 0.5 < spread.confidence < 1
     finer = left_out_spread(LayerEvidence(), copies, y.repeat(3), environments=torch.arange(450) % 2)
     assert finer.n_environments == 6
-    with pytest.raises(ValueError, match="rehearse them first"):
+    with pytest.raises(ValueError, match="no augmented samples"):
         left_out_spread(LayerEvidence(), Features(x), y)
 
 

@@ -9,26 +9,22 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.stats import chi2, norm
-from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
+from sklearn.base import BaseEstimator
 
-from salgp import Prediction
+from salgp import Features, Prediction
 from salgp.decide import Rule
 from salgp.estimate import (
-    ATC,
-    CBPE,
-    DifferenceOfConfidences,
-    ImportanceWeighting,
     Spread,
     accuracy,
     adapt,
     class_mix,
     error_above,
+    left_out_spread,
     measure_spread,
     per_class,
 )
 from salgp.estimate.accuracy import _halves, from_sums
-from salgp.estimate.mix import ClassMix
+from salgp.estimate.mix import ClassMix, _factors, _scaled
 
 
 def drawn(n: int, seed: int, sharp: float = 1.5, novelty: bool = False) -> tuple[Prediction, torch.Tensor]:
@@ -90,12 +86,12 @@ def test_measured_spread_is_the_likeliest_line_by_loops() -> None:
                 variance = (base + slope * distance) ** 2 + chance
                 loss += gap**2 / variance + math.log(variance)
             best = min(best, (loss, base, slope))
-    found = measure_spread(environments, home=0.8, level=0.7)
+    found = measure_spread(environments, confidence=0.8, level=0.7)
     assert (found.base, found.slope) == (pytest.approx(best[1]), pytest.approx(best[2]))
     ratios = sorted(abs(g) / math.sqrt((best[1] + best[2] * d) ** 2 + v) for g, d, v in rows)
     assert found.factor == pytest.approx(max(ratios[math.ceil(8 * 0.7) - 1], norm.ppf(0.85)))
-    assert (found.home, found.level, found.n_environments) == (0.8, 0.7, 7)
-    assert measure_spread(environments, home=0.8, level=0.99).factor >= norm.ppf(0.995) - 1e-12
+    assert (found.confidence, found.level, found.n_environments) == (0.8, 0.7, 7)
+    assert measure_spread(environments, confidence=0.8, level=0.99).factor >= norm.ppf(0.995) - 1e-12
 
 
 def test_halves_keep_copies_with_their_sample() -> None:
@@ -143,48 +139,6 @@ def test_a_class_that_does_not_occur_any_more() -> None:
     assert adapted.std is adapted.lower is adapted.upper is None
 
 
-def test_rivals_by_their_definitions() -> None:
-    p, y = drawn(400, 5, novelty=True)
-    new, _ = drawn(150, 6, sharp=1.0, novelty=True)
-    right = (p.label == y).numpy()
-    fall = p.confidence.mean() - new.confidence.mean()
-    assert DifferenceOfConfidences().fit(p, y).estimate(new) == pytest.approx(right.mean() - float(fall))
-    low = Prediction(p.label, p.probs, p.confidence * 0)
-    least = max(right.mean() - float(p.confidence.mean()), 0)
-    assert DifferenceOfConfidences().fit(p, y).estimate(low) == pytest.approx(least)
-    scores = np.sort(p.confidence.numpy())
-    threshold = scores[int((~right).sum())]
-    assert ATC().fit(p, y).estimate(new) == pytest.approx(np.mean(new.confidence.numpy() >= threshold))
-    assert ATC().fit(p, (p.label + 1) % 3).estimate(new) == 0.0
-    assert _cbpe(p, y, new) == pytest.approx(CBPE().fit(p, y).estimate(new))
-    assert _weighted(p, right, new) == pytest.approx(ImportanceWeighting().fit(p, y).estimate(new), rel=1e-4)
-
-
-def _cbpe(p: Prediction, y: torch.Tensor, new: Prediction) -> float:
-    columns = []
-    for k in range(3):
-        curve = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
-        columns.append(curve.fit(p.probs[:, k].numpy(), (y == k).numpy()).predict(new.probs[:, k].numpy()))
-    total = 0.0
-    for i, row in enumerate(np.stack(columns, 1)):
-        total += row[int(new.label[i])] / row.sum() if row.sum() > 0 else 1 / 3
-    return total / len(new)
-
-
-def _weighted(p: Prediction, right: np.ndarray, new: Prediction) -> float:
-    def columns(q: Prediction) -> np.ndarray:
-        assert q.novelty is not None
-        logs = np.log(np.maximum(q.probs.numpy(), 1e-6))
-        return np.column_stack([logs, q.confidence.numpy(), q.novelty.numpy()])
-
-    rows = np.concatenate([columns(p), columns(new)])
-    rows = (rows - rows.mean(0)) / rows.std(0)
-    where = np.repeat([0, 1], [len(p), len(new)])
-    judge = LogisticRegression(C=1.0, max_iter=5000, tol=1e-10).fit(rows, where)
-    weight = np.exp(rows[: len(p)] @ judge.coef_[0])
-    return float((weight * right).sum() / weight.sum())
-
-
 def test_a_measured_factor_is_stretched_at_other_levels() -> None:
     """Without a level of its own it belongs to 90 %."""
     p, _ = drawn(50, 0)
@@ -214,8 +168,8 @@ def test_a_mix_stays_between_nothing_and_everything_and_is_put_in_words() -> Non
     half = norm.ppf(0.95) * 0.05
     np.testing.assert_allclose(low, [0.98 - half, 0.0])
     np.testing.assert_allclose(high, [1.0, 0.02 + half])
-    assert "has not visibly moved (p = 0.011, 40 samples)" in str(mix)
-    assert "has moved" in str(ClassMix(mix.share, mix.std, source, 0.0099, 40, True))
+    assert "has not visibly changed (p = 0.011, 40 samples)" in str(mix)
+    assert "has changed" in str(ClassMix(mix.share, mix.std, source, 0.0099, 40, True))
 
 
 def test_a_certain_confidence_stays_certain_under_another_mix() -> None:
@@ -225,3 +179,38 @@ def test_a_certain_confidence_stays_certain_under_another_mix() -> None:
     assert float(adapted.confidence[0]) == 1.0
     assert float(adapted.upper[0]) == pytest.approx(1.0)
     assert float(adapted.lower[0]) == pytest.approx(0.9), "the confidence did not move, nor do its ends"
+
+
+def test_the_class_that_changed_most_is_named() -> None:
+    share, source = np.array([0.5, 0.3, 0.2]), np.array([0.45, 0.05, 0.5])
+    assert "most: class 2, from 50.0% to 20.0%" in str(ClassMix(share, 0 * share, source, 0.0, 40, True))
+
+
+def test_factors_settle_for_every_class() -> None:
+    """Class 0 is right from the first step on; the other two are not."""
+    probs = np.array([[1.0, 0.0, 0.0]] * 10 + [[0.0, 0.7, 0.3]] * 5 + [[0.0, 0.4, 0.6]] * 5)
+    source = np.array([0.5, 0.25, 0.25])
+    np.testing.assert_allclose(_scaled(probs, _factors(probs, source)).mean(0), source, atol=1e-8)
+
+
+class Remembering(BaseEstimator):
+    """Refuses to predict a sample, or a family of augmented samples, that it was fitted on."""
+
+    def fit(self, features: Features, labels: torch.Tensor, reference: object = None) -> Remembering:
+        self.seen_ = features.logits
+        return self
+
+    def predict(self, features: Features) -> Prediction:
+        same_sample = torch.isin(features.logits[:, 0].long(), self.seen_[:, 0].long())
+        same_family = torch.isin(features.logits[:, 1].long(), self.seen_[:, 1].long())
+        assert not same_sample.any()
+        assert not (same_family & (features.logits[:, 1] > 0)).any()
+        half = torch.full((len(features), 2), 0.5, dtype=torch.float64)
+        return Prediction(torch.zeros(len(features)).long(), half, half[:, 0])
+
+
+def test_families_and_samples_are_left_out_together() -> None:
+    sample, family = torch.arange(20).repeat(3), torch.arange(3).repeat_interleave(20)
+    features = Features(torch.stack([sample, family], 1).double(), groups=sample, families=family)
+    spread = left_out_spread(Remembering(), features, torch.zeros(60).long())
+    assert (spread.n_environments, spread.confidence) == (3, 0.5)

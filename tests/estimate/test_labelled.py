@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from salgp.calibrators import get
 from salgp.cli import main
 from salgp.estimate import Correction, accuracy, learn_correction
 from salgp.explanation import term_points
-from salgp.metrics import ece, predictive_coverage
+from salgp.metrics import ece, interval_coverage
 from salgp.prediction import LayerTerms
 
 
@@ -117,7 +118,7 @@ def test_error_bars_shrink_with_labels_and_still_hold() -> None:
         assert left.upper is not None
         right = (left.label == labels[30:]).numpy()
         ends = left.lower.numpy(), left.upper.numpy()
-        held.append(predictive_coverage(left.confidence.numpy(), right, *ends, draws=100))
+        held.append(interval_coverage(left.confidence.numpy(), right, *ends))
         widths.append(float((left.upper - left.lower).mean() / (prediction.upper - prediction.lower).mean()))  # type: ignore[operator]
     assert np.mean(widths) < 0.8
     assert np.mean(held) > 0.85
@@ -219,3 +220,27 @@ def test_apply_and_evaluate_take_field_labels(tmp_path: Path, capsys: pytest.Cap
         capsys.readouterr().err.split()
     )
     assert main(["apply", cal, new, "-o", out, "--force", "--field-labels", str(tmp_path / "none")]) == 1
+
+
+@pytest.mark.parametrize("n", [2, 40])
+def test_the_variance_that_labels_leave_by_the_formula(n: int) -> None:
+    """Plain NumPy, sample by sample: an interval narrower than the error bar, and one cut off at 1."""
+    _, labelled, y = made(n, 0.7, -0.5)
+    correction = learn_correction(labelled, y)
+    p = np.array([0.6, 0.9, 0.99])
+    std, low, high = np.array([0.2, 0.02, 0.005]), np.array([0.5, 0.6, 0.9]), np.array([0.7, 1.0, 1.0])
+    tensors = [torch.from_numpy(x) for x in (p, std, low, high)]
+    probs = torch.stack([tensors[0], 1 - tensors[0]], dim=1)
+    found = correction(Prediction(torch.zeros(3).long(), probs, *tensors))
+    for i in range(3):
+        logit = lambda x: math.log(max(x, 1e-300) / max(1 - x, 1e-7))
+        f = logit(p[i])
+        variance = std[i] / (p[i] * (1 - p[i]))
+        if high[i] < 1:
+            variance = min(variance, (logit(high[i]) - logit(low[i])) / (2 * 1.6448536269514722))
+        line = np.array([min(f, 5.0), 1.0])
+        learned = 1 / (line @ np.array(correction.covariance) @ line) - 1 / (0.1 * line[0] ** 2 + 0.5)
+        scaled = correction.slope**2 * variance**2
+        left = 0.2 * scaled + 0.8 / (1 / scaled + max(learned, 0.0))
+        ends = torch.logit(torch.stack([found.lower[i], found.upper[i]]))  # type: ignore[index]
+        assert float(ends[1] - ends[0]) == pytest.approx(2 * 1.6448536269514722 * math.sqrt(left), rel=1e-6)

@@ -44,18 +44,22 @@ WRITERS = {
     "apply cal f.safetensors -o": (".csv", True),
     "report cal f.safetensors -o": (".html", True),
     "export cal -o": (".pt2", True),
+    "decide cal f.safetensors -o": (".json", True),
+    "sets cal f.safetensors -o": (".safetensors", True),
     "score cal store -o": ("", False),
     "extract net.py:make data.npz -o": ("", False),
     "calibrate net.py:make --calibration data.npz -m temperature -o": ("", True),
     "monitor cal --reference f.safetensors --state": ("", False),
-    "monitor cal --reference f.safetensors --state watch --page": (".html", False),
+    "monitor cal --reference f.safetensors --state watch -o": (".html", False),
 }
 """Command -> suffix of its target, and whether it knows ``--force``."""
 READERS = (
     "info IN", "fit IN -m temperature -o out", "apply cal IN -o out.csv", "apply IN f.safetensors -o out.csv",
+    "decide cal IN -o out.json", "sets cal IN -o out.safetensors",
+    "apply cal f.safetensors --rule IN -o out.csv", "apply cal f.safetensors --sets IN -o out.csv",
     "evaluate cal IN", "evaluate IN f.safetensors", "report cal IN -o out.html", "export IN -o out.pt2",
     "export cal -o out.pt2 --rule IN", "score IN store -o out", "score cal IN -o out", "explain cal IN",
-    "monitor cal --reference IN --state out", "monitor cal IN --state IN", "compare IN --methods temperature",
+    "monitor cal --reference IN --state out", "monitor cal IN --state IN", "compare IN --method temperature",
     "calibrate net.py:make --calibration IN -m temperature -o out", "extract net.py:make IN -o out",
     "calibrate IN:make --calibration data.npz -o out", "extract net.py:make data.npz --weights IN -o out",
 )  # fmt: skip
@@ -227,7 +231,7 @@ def changed(before: dict[str, str], after: dict[str, str], code: Any, line: list
     """Files that were there and are other ones; files that a failure left."""
     replaced = line[-2:] == ["cal", "--force"] and line[0] == "fit"  # a calibrator by a calibrator
     lost = [path for path, content in before.items() if after.get(path) != content and not replaced]
-    begun = "--page" in line and line[-1].startswith("/proc")  # nobody can tell before it is tried
+    begun = line[0] == "monitor" and line[-1].startswith("/proc")  # nobody can tell before it is tried
     left = [path for path in after if path not in before and code != 0 and not begun]
     return [f"changed {path}" for path in lost] + [f"left {path}" for path in left]
 

@@ -28,7 +28,7 @@ import torch
 from mutators import mutate_bytes, mutate_json, mutate_tensors
 from sealing import sealed
 
-from salgp.storage import read_tensors, write_tensors
+from salgp.io.tensors import tensor_bytes, tensors_from
 
 __all__ = ["Mutants", "Target", "Tried"]
 
@@ -42,7 +42,7 @@ class Target:
         make: writes whole files into a folder and returns what the reader is given.
         read: the reader.
         files: names of the files that are mutated, within the folder.
-        edit: ``"bytes"``; ``"json"`` or ``"tensors"`` for edits that renew the checksums.
+        edit: ``"bytes"``; ``"json"``, ``"tensors"`` or ``"value"`` for edits that renew the checksums.
         checked: have the files checksums that cover everything?
         prefix: may a value be the beginning of the whole one (a log after a kill)?
         sentences: what the reader says about the caller's part, where no file is to blame.
@@ -117,13 +117,12 @@ class Mutants:
         if self.target.edit == "bytes":
             return {path: mutate_bytes(content, rng)}
         if self.target.edit == "json":
-            return sealed(path, mutate_json(json.loads(content), rng), self.whole)
+            return {path: sealed(mutate_json(json.loads(content), rng))}
         tensors, metadata = _tensors(path, content)
-        part = path.with_name("edited")
-        write_tensors(part, *mutate_tensors(tensors, metadata, rng))
-        edited = part.read_bytes()
-        part.unlink()
-        return sealed(path, edited, self.whole)
+        if self.target.edit == "value":
+            edited = json.dumps(mutate_json(json.loads(metadata["value"]), rng))
+            return {path: tensor_bytes(tensors, {**metadata, "value": edited})}
+        return {path: tensor_bytes(*mutate_tensors(tensors, metadata, rng))}
 
     def _put(self, files: dict[Path, bytes]) -> None:
         for path in self.changed - set(files):
@@ -153,11 +152,7 @@ class Mutants:
 
 @functools.lru_cache(maxsize=8)
 def _tensors(path: Path, content: bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    part = path.with_name("read")
-    part.write_bytes(content)
-    found = read_tensors(part)
-    part.unlink()
-    return found
+    return tensors_from(content)
 
 
 def summary(value: Any) -> Any:

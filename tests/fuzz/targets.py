@@ -7,7 +7,7 @@ from harness import Target
 
 __all__ = ["TARGETS"]
 
-CAL = ("cal/calibrator.json", "cal/calibrator.safetensors", "cal/contents.json")
+CAL = ("cal/calibrator.safetensors",)
 WATCH = tuple(f"watch/{name}" for name in ("monitor.json", "state.safetensors", "log.jsonl"))
 PARTS = tuple(f"store/part-{i:06d}.parquet" for i in range(3))
 METHODS = ("temperature", "histogram", "dirichlet", "latent-gp", "density-aware", "layer-evidence", "sal-gp")
@@ -16,29 +16,27 @@ TARGETS = (
     Target("calibrator", w.calibrator("density-aware"), w.predicted, CAL),
     *(
         Target(
-            f"calibrator-json-{name}",
+            f"calibrator-value-{name}",
             w.calibrator(name),
             w.predicted,
-            CAL[:1],
-            "json",
+            CAL,
+            "value",
             checked=False,
             sentences=("fitted on ",),  # of other features than these: the file is whole
         )
         for name in METHODS
     ),
     *(
-        Target(
-            f"calibrator-tensors-{name}", w.calibrator(name), w.predicted, CAL[1:2], "tensors", checked=False
-        )
+        Target(f"calibrator-tensors-{name}", w.calibrator(name), w.predicted, CAL, "tensors", checked=False)
         for name in METHODS[3:]
     ),
-    Target("module", w.make_module, w.read_module, ("cal/module.json", *CAL)),
+    Target("classifier", w.make_module, w.read_module, CAL),
     Target(
-        "module-json",
+        "classifier-value",
         w.make_module,
         w.read_module,
-        ("cal/module.json",),
-        "json",
+        CAL,
+        "value",
         checked=False,
         sentences=(
             "another network",
@@ -50,6 +48,7 @@ TARGETS = (
             "unknown pooling",
             "reads hidden layers",
             "is missing; fitted on",
+            "fitted on ",
         ),
     ),
     Target("rule", w.make_rule, w.read_rule, ("rule.json",)),
@@ -78,7 +77,6 @@ TARGETS = (
     Target("shard", w.make_parquet, w.read_table, PARTS[:1], checked=False),
     Target("parquet", w.make_parquet, w.read_any, PARTS[:1], checked=False),
     Target("records", w.make_records, w.read_records, ("records.jsonl",), prefix=True),
-    Target("origin", w.make_origin, w.read_origin, ("origin.json",)),
     Target("npz", w.make_npz, w.read_any, ("d.npz",), checked=False),
     Target("scores-csv", w.make_csv, w.read_scores, ("d.csv",), checked=False),
     Target("weights-pt", w.make_weights, w.read_weights, ("w.pt",), checked=False),

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from salgp.storage import write_header
-
 Make = Callable[[Path], Path]
 
 
@@ -57,7 +55,7 @@ def network() -> torch.nn.Module:
 
 
 def make_module(folder: Path) -> Path:
-    from salgp.module import calibrate
+    from salgp.classifier import calibrate
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -66,7 +64,7 @@ def make_module(folder: Path) -> Path:
 
 
 def read_module(folder: Path) -> Any:
-    from salgp.module import load
+    from salgp.classifier import load
 
     return load(folder, network())(some_features()[0].layers["a"]).probs  # type: ignore[operator]
 
@@ -93,9 +91,9 @@ def make_prediction(folder: Path) -> Path:
 
 
 def read_tensors(path: Path) -> Any:
-    from salgp import storage
+    from salgp import io
 
-    return storage.read_tensors(path)
+    return io.read_tensors(path)
 
 
 def make_store(folder: Path) -> Path:
@@ -115,17 +113,16 @@ def make_parquet(folder: Path) -> Path:
 
 
 def read_any(path: Path) -> Any:
-    from salgp.cli.arrays import read_arrays
+    from salgp.io.arrays import read_arrays
 
     return read_arrays(path)
 
 
 def read_table(path: Path) -> Any:
-    from salgp.store.columns import check_widths, from_table, read_table
+    from salgp.store.columns import from_table, read_table, schema_of
 
-    table = read_table(path, ["logits", "layers.a", "layers.b", "label"], 15)
-    check_widths(path, table, {"logits": 3, "layers.a": 3, "layers.b": 2})
-    return from_table(table, ["a", "b"])
+    schema = schema_of(3, {"a": 3, "b": 2}, "float32", ["label"])
+    return from_table(read_table(path, 15, schema), ["a", "b"])
 
 
 def make_records(folder: Path) -> Path:
@@ -158,9 +155,10 @@ def make_csv(folder: Path) -> Path:
 
 
 def read_scores(path: Path) -> Any:
-    from salgp.cli import scores
+    from salgp.io.class_scores import read_scores as read
 
-    return scores.read_scores(path)
+    found = read(path)
+    return [found.output, found.values, found.labels, found.layers, found.classes]
 
 
 def make_phoenix(folder: Path) -> Path:
@@ -270,7 +268,7 @@ def make_weights(folder: Path) -> Path:
 
 
 def read_weights(path: Path) -> Any:
-    from salgp.cli.weights import load_weights
+    from salgp.io.weights import load_weights
 
     fresh = copy.deepcopy(network())
     load_weights(fresh, path)
@@ -286,19 +284,6 @@ def make_described(folder: Path) -> Path:
 
 
 def read_described(folder: Path) -> Any:
-    from salgp.cli.describing import describe
+    from salgp.cli.info import describe
 
     return [describe(folder / name) for name in ("rule.json", "f.safetensors", "watch")]
-
-
-def make_origin(folder: Path) -> Path:
-    write_header(
-        folder / "origin.json", "salgp-origin", 1, {"network": "abc", "features": "f.safetensors", "n": 3}
-    )
-    return folder
-
-
-def read_origin(folder: Path) -> Any:
-    from salgp.cli import files
-
-    return files.read_origin(folder)

@@ -6,23 +6,11 @@ import pytest
 import torch
 from references import gpytorch
 
-from salgp.gp.covariance import (
-    ARD,
-    Constant,
-    Covariance,
-    Index,
-    Linear,
-    Product,
-    Rows,
-    Same,
-    Scale,
-    Stationary,
-    Sum,
-    gaps,
-    self_gaps,
-)
+from salgp.gp.covariance import ARD, Constant, Covariance, Index, Linear, Product, Same, Stationary, Sum
 from salgp.gp.fitting import Settings, fit_gaussian
-from salgp.gp.kernels import KERNELS, Decay, squared_distance, stationary
+from salgp.gp.kernels import KERNELS, squared_distance, stationary
+from salgp.gp.parameters import Scale
+from salgp.gp.rows import Rows, gaps, self_gaps
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(7, 3, generator=G, dtype=torch.float64)
@@ -253,23 +241,6 @@ def test_distances_whatever_the_layout_in_memory(n: int) -> None:
     repeated = torch.randn(2, 1, 3, generator=g, dtype=torch.float64).expand(2, n, 3)
     found = squared_distance(repeated, b).expand(2, n, 5)
     torch.testing.assert_close(found, torch.cdist(repeated, b).square())
-
-
-@pytest.mark.parametrize(("a", "b"), [(0.5, 0.0), (0.5, 0.2), (1.0, 0.1), (0.0, 0.0)])
-def test_any_polynomial_times_a_decay(a: float, b: float) -> None:
-    """``(1 + a t + b t^2) exp(-t)`` and its derivative by the log-lengthscale, by autograd."""
-    kernel = Decay(2.0, a=a, b=b)
-    r = torch.linspace(0.1, 4, 9, dtype=torch.float64)
-    log_length = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    t = (2.0 * r.square() * (-2 * log_length).exp()).sqrt()
-    expected = (1 + a * t + b * t * t) * torch.exp(-t)
-    value, slope = kernel.value(2.0 * r.square(), True)
-    torch.testing.assert_close(value, expected.detach())
-    each = [torch.autograd.grad(e, log_length, retain_graph=True)[0] for e in expected]
-    torch.testing.assert_close(slope, torch.stack(each))
-    total = torch.ones_like(r)
-    kernel.add_into(total, 2.0 * r.square(), torch.empty_like(r), 3.0)
-    torch.testing.assert_close(total, 1 + 3 * expected.detach())
 
 
 @pytest.mark.parametrize("name", list(KERNELS))

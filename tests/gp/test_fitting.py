@@ -13,24 +13,24 @@ import pytest
 import torch
 from references import gpytorch
 from scipy.optimize import minimize
-from scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal, norm
 from sklearn.linear_model import LogisticRegression
 
 from salgp.gp import fitting
-from salgp.gp.covariance import Parameter, Rows, Stationary
+from salgp.gp.covariance import Stationary
 from salgp.gp.fitting import (
     Fitted,
     Settings,
-    _gpytorch_start,
     _matters,
     _mean_parameters,
     _report,
-    _typical,
     fit_bernoulli,
     fit_gaussian,
 )
 from salgp.gp.likelihood import laplace_sites
 from salgp.gp.optimise import AtBoundWarning, Fit, NotConvergedWarning
+from salgp.gp.parameters import Parameter, Scale, _gpytorch_start, started, typical_square
+from salgp.gp.rows import Rows
 
 EXACT = Settings(inference="exact", objective="evidence")
 
@@ -237,10 +237,10 @@ def test_the_mean_starts_at_half_a_slope_and_stays_within_thirty() -> None:
 def test_the_scale_of_a_block_is_the_median_squared_distance() -> None:
     block = torch.randn(31, 3, generator=torch.Generator().manual_seed(0))
     pairs = [float((a - b).double().square().sum()) for i, a in enumerate(block) for b in block[:i]]
-    assert _typical(block) == pytest.approx(sorted(pairs)[(len(pairs) - 1) // 2], rel=1e-6)
+    assert typical_square(block) == pytest.approx(sorted(pairs)[(len(pairs) - 1) // 2], rel=1e-6)
     doubled = torch.cat([block, block])  # the distance of a row to its double does not count
-    assert _typical(doubled) == pytest.approx(_typical(block), rel=0.05)
-    assert _typical(torch.ones(4, 2)) == _typical(torch.ones(1, 2)) == 1.0
+    assert typical_square(doubled) == pytest.approx(typical_square(block), rel=0.05)
+    assert typical_square(torch.ones(4, 2)) == typical_square(torch.ones(1, 2)) == 1.0
 
 
 def test_what_is_told_of_a_fit() -> None:
@@ -319,4 +319,41 @@ def test_log_odds_start_with_a_variance_of_one(monkeypatch: pytest.MonkeyPatch) 
 def test_the_scale_of_many_rows_is_that_of_five_hundred_from_all_over() -> None:
     block = torch.randn(1300, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     some = block[[i * 1_000_003 % 1300 for i in range(500)]]
-    assert _typical(block) == pytest.approx(float(torch.pdist(some).square().median()))
+    assert typical_square(block) == pytest.approx(float(torch.pdist(some).square().median()))
+
+
+def test_a_dimension_scaled_prior_gives_the_largest_posterior_of_the_dense_model() -> None:
+    rows, y = made()
+    x = rows.blocks["x"].numpy()[:, 0]
+    distances = np.abs(x[:, None] - x[None])[np.triu_indices(len(x), 1)]
+    location = math.log(np.median(distances)) - 0.5 * math.log(2) + math.sqrt(2)
+
+    def negative(v: np.ndarray) -> float:
+        K = kernel(rows, math.exp(v[0]), math.exp(v[1])) + math.exp(v[2]) * np.eye(len(y))
+        evidence = float(multivariate_normal(np.zeros(len(y)), K).logpdf(y.numpy()))
+        return -evidence - float(norm(location, math.sqrt(3)).logpdf(v[0]))
+
+    best = minimize(negative, [-0.5, 0.0, -2.0], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9})
+    found = fit_gaussian(Stationary("x", "rbf"), rows, y, replace(EXACT, prior="dimension-scaled"))
+    theta = found.posterior.theta
+    ours = [float(theta["x.log_lengthscale"]), float(theta["x.log_variance"]), found.log_noise]
+    np.testing.assert_allclose(ours, best.x, atol=0.02)
+    plain = fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    assert found.log_evidence < plain.log_evidence
+    assert float(theta["x.log_lengthscale"]) > float(plain.posterior.theta["x.log_lengthscale"])
+
+
+@pytest.mark.parametrize("width", [20, 400])
+def test_the_prior_follows_the_dimension(width: int) -> None:
+    """On samples of unit variance its location is ``log sqrt(D) + sqrt(2)``."""
+    x = torch.randn(400, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scale = Scale({"x": typical_square(x)}, 1.0)
+    lengthscale, variance = started(Stationary("x").parameters(scale), prior="dimension-scaled")
+    assert variance.prior is None
+    assert lengthscale.prior == pytest.approx((0.5 * math.log(width) + math.sqrt(2), math.sqrt(3)), abs=0.1)
+
+
+def test_an_unknown_prior_is_refused() -> None:
+    rows, y = made(10)
+    with pytest.raises(ValueError, match="dimension-scaled"):
+        fit_gaussian(Stationary("x"), rows, y, replace(EXACT, prior="wide"))

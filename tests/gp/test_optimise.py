@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from salgp.gp import optimise
-from salgp.gp.covariance import Parameter
 from salgp.gp.linalg import NotPositiveDefiniteError
 from salgp.gp.optimise import NotConvergedWarning, maximise, tell_unless_settled
+from salgp.gp.parameters import Parameter
 
 Theta = Mapping[str, Tensor]
 

@@ -10,7 +10,7 @@ import torch
 from posteriors import joint
 from torch import Tensor
 
-from salgp.gp.covariance import Index, Rows, Stationary, gaps
+from salgp.gp.covariance import Index, Stationary
 from salgp.gp.regression import (
     condition_exact,
     condition_inducing,
@@ -19,6 +19,7 @@ from salgp.gp.regression import (
     inducing_rows,
     statistics,
 )
+from salgp.gp.rows import Rows, gaps
 
 G = torch.Generator().manual_seed(1)
 N = 18

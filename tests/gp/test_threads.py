@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from salgp.gp.covariance import Parameter, Rows, Stationary
+from salgp.gp.covariance import Stationary
 from salgp.gp.fitting import Settings, fit_gaussian
 from salgp.gp.optimise import maximise
+from salgp.gp.parameters import Parameter
+from salgp.gp.rows import Rows
 from salgp.gp.threads import SMALL, _scipy_blas, one_blas_thread, threads_for
 
 

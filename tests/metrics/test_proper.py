@@ -124,24 +124,6 @@ def test_one_kind_only(outcome: int) -> None:
     assert metrics.aurc(s, c) == pytest.approx(1 - outcome)
 
 
-def test_interval_coverage_by_bins() -> None:
-    rng = np.random.default_rng(0)
-    s = rng.random(6000)
-    c = rng.random(6000) < s
-    assert metrics.interval_coverage(s, c, np.clip(s - 0.08, 0, 1), np.clip(s + 0.08, 0, 1)) == 1.0
-    assert metrics.interval_coverage(s, c, np.clip(s - 1e-4, 0, 1), np.clip(s + 1e-4, 0, 1)) < 0.3
-    bins = metrics.interval_bins(s, c, np.clip(s - 0.02, 0, 1), np.clip(s + 0.02, 0, 1))
-    expected = bins.count[(bins.lower <= bins.accuracy) & (bins.accuracy <= bins.upper)].sum() / 6000
-    assert metrics.interval_coverage(s, c, np.clip(s - 0.02, 0, 1), np.clip(s + 0.02, 0, 1)) == pytest.approx(
-        expected
-    )
-
-
-def test_interval_touching_the_accuracy_covers_it() -> None:
-    ones = np.ones(7)
-    assert metrics.interval_coverage(ones, ones, np.full(7, 0.9), ones) == 1.0
-
-
 def test_interval_ends_must_be_in_order() -> None:
     with pytest.raises(ValueError, match=r"row 1 it is 0.5 > 0.4"):
         metrics.interval_width([0.1, 0.5], [0.2, 0.4])

@@ -14,7 +14,6 @@ from sealing import edit_header
 import salgp
 from salgp import Monitor
 from salgp.cli import main
-from salgp.cli.monitoring import _contents
 
 Run = Callable[..., tuple[int, str]]
 
@@ -82,16 +81,6 @@ def test_labelled_samples_under_another_name_are_not_counted_twice(run: Run) -> 
     assert [(record.n, record.labelled) for record in Monitor.open("watch").log] == [(200, 0), (0, 200)]
 
 
-def test_samples_counted_under_a_key_of_earlier_versions_are_known(run: Run) -> None:
-    from salgp.cli import files
-
-    loaded = files.read_features(Path("monday.safetensors"))
-    prediction = salgp.calibrators.load_calibrator("temperature").predict(loaded.features)
-    Monitor.open("watch").feed(prediction, key=f"monday.safetensors {_contents(loaded)[:8]}")
-    assert "was counted before, and is not" in run("monitor temperature monday.safetensors --state watch")[1]
-    assert len(Monitor.open("watch").log) == 1
-
-
 def test_late_labels_of_samples_never_fed_are_noted(run: Run) -> None:
     assert run("monitor temperature monday.safetensors --state watch")[0] == 0
     code, said = run("monitor temperature --late tuesday-labelled.safetensors --state watch")
@@ -100,4 +89,4 @@ def test_late_labels_of_samples_never_fed_are_noted(run: Run) -> None:
 
 
 def test_info_of_a_monitor_is_still_told(run: Run) -> None:
-    assert json.loads(run("info watch --json")[1])["samples from home"] == 200
+    assert json.loads(run("info watch --json")[1])["n reference"] == 200

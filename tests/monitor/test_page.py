@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ import torch
 import salgp
 from salgp import Monitor, Prediction
 from salgp.cli import main
-from salgp.monitor.page import render_page
+from salgp.monitor.page import render_page as _render_page
 from salgp.prediction import LayerTerms
 
 EVIL = "<script>alert(1)</script>"
@@ -41,6 +42,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         when = f"2026-05-{day + 1:02d}T00:00:00"
         monitor.feed(p, y if day % 5 == 0 else None, key=f"day {day} {EVIL}", time=when)
     return monitor.page(tmp_path_factory.mktemp("page") / "watch.html", title=f"Watch {EVIL}")
+
+
+def render_page(monitor: Monitor, title: str) -> str:
+    return _render_page(monitor.settings, monitor.status(), monitor.log, title)
 
 
 class Tags(HTMLParser):
@@ -81,27 +86,84 @@ def test_page_says_what_happened_and_only_of_the_last_weeks(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "Alarm: the inputs changed (this matters)" in text
     assert "20 batches shown" in text
-    raised = re.search(r'Alarm "shift" was raised at batch day (\d+)', text)
+    raised = re.search(r'Alarm "shift" was raised at day (\d+)', text)
     assert raised is not None
     assert 12 <= int(raised[1]) <= 15
     assert "long ago" not in text
-    assert "right of 200" in text
+    assert " of 200" in text
 
 
-def test_page_says_what_labels_take_for_granted(page: Path) -> None:
-    """Their alarm is rare where the calibrator is right, not where nothing changes."""
-    words = "right as often as their confidences say, to within the tolerance of 2 points"
-    assert words in " ".join(page.read_text(encoding="utf-8").split())
+def test_page_says_what_the_false_alarm_probability_assumes(page: Path) -> None:
+    """With labels, that the calibrator is right to within the tolerance."""
+    assert "while the calibration error is below 2 points" in page.read_text(encoding="utf-8")
     unlabelled = Monitor.start(batch(200, 0)[0])
     unlabelled.feed(batch(100, 1)[0])
     text = render_page(unlabelled, "t")
-    assert "chance of ever seeing an alarm here is at most 1 %, however often one looks.</p>" in text
-    assert "tolerance" not in text
+    assert "at most 1\N{NO-BREAK SPACE}% over the life of this monitor." in text
+
+
+def test_late_labels_have_their_dots_and_their_row() -> None:
+    monitor = Monitor.start(batch(500, 0)[0])
+    fed = [batch(200, 1 + day) for day in range(3)]
+    for day, (p, _) in enumerate(fed):
+        monitor.feed(p, key=f"day {day}", time=f"2026-05-{day + 1:02d}T10:00:00")
+    assert 'class="dot"' not in render_page(monitor, "t")
+    monitor.observe(*fed[1], key="day 1", time="2026-05-09T10:00:00")
+    monitor.observe(*fed[2], key="a delivery", time="2026-05-10T10:00:00")
+    text = render_page(monitor, "t")
+    assert text.count('class="dot"') == 2
+    for p, y in fed[1:]:
+        assert f"{int((p.label == y).sum())} of 200</td>" in text
+    assert 'scope="row">a delivery<' in text
+    assert text.count('scope="row">day 1<') == 1
+    assert "Measured accuracy" in text
+    assert "3 batches shown" in text
+    assert re.findall(r'tick below"[^>]*>([^<]*)<', text)[:4:3] == ["May 01", "May 10"]
+
+
+@pytest.mark.parametrize("name", ["\u202eevil", "\ud800", "\x1b[31m", "\u2066x"])
+def test_control_characters_and_lone_surrogates_are_replaced(tmp_path: Path, name: str) -> None:
+    monitor = Monitor.start(batch(500, 0)[0], class_names=["ok", name])
+    monitor.feed(batch(100, 1)[0], key=f"k{name}", time="2026-05-01")
+    text = monitor.page(tmp_path / "p.html", title=name).read_text(encoding="utf-8")
+    assert name[0] not in text
+    assert "\N{REPLACEMENT CHARACTER}" in text
+
+
+def test_lines_are_drawn_where_the_numbers_are() -> None:
+    """Pixels of the expected accuracy and of the evidence, and the marks beside them."""
+    monitor = Monitor.start(batch(500, 0)[0], window=3)
+    for day in range(2):
+        monitor.feed(batch(200, 1 + day, shifted=2.0 * day)[0], time=f"2026-05-0{day + 1}")
+    table, text = monitor.history(), render_page(monitor, "t")
+    lines = [
+        [tuple(map(float, pair.split(","))) for pair in points.split()]
+        for points in re.findall(r'<polyline points="([^"]*)" class="line"', text)
+    ]
+    low = math.floor(10 * table["lower"].min()) / 10
+    limit = math.log10(200)
+    high = max(limit + 1, min(float(table["shift_evidence"].max()), 3 * limit))
+    for day in range(2):
+        x = 66 + 484 * (day + 0.5) / 2
+        accuracy, evidence = (line[day] for line in lines)
+        assert accuracy == pytest.approx((x, 14 + 186 * (1 - table["accuracy"][day]) / (1 - low)), abs=0.06)
+        share = (high - min(table["shift_evidence"][day], high)) / (high + 3)
+        assert evidence == pytest.approx((x, 14 + 186 * share), abs=0.06)
+    marks = re.findall(r'text-anchor="end">(\N{MINUS SIGN}?\d+)</text>', text)
+    step = math.ceil((high + 3) / 6)
+    shown = [int(mark.replace("\N{MINUS SIGN}", "-")) for mark in marks]
+    assert shown == list(range(-3, math.floor(high) + 1, step))
+
+
+def test_a_large_shift_is_not_green() -> None:
+    monitor = Monitor.start(batch(500, 0)[0])
+    monitor.feed(batch(300, 1, shifted=2.0)[0])
+    text = render_page(monitor, "t")
+    assert "<meter" not in text
+    assert re.search(r'class="size large"[^>]*><i style="width:\d\d%"', text)
 
 
 def test_page_of_a_new_monitor() -> None:
-    from salgp.monitor.page import render_page
-
     text = render_page(Monitor.start(batch(100, 0)[0]), "New")
     assert "Ready: no new data yet" in text
     assert "nan" not in text
@@ -162,8 +224,8 @@ def test_marks_of_the_accuracy_are_round(correct: float, marks: list[str]) -> No
     monitor = Monitor.start(still)
     monitor.feed(still, time="2026-05-01T10:20:30+00:00")
     text = render_page(monitor, "title")
-    drawn = re.findall(r'text-anchor="end">([^<]* %)</text>', text)
-    assert drawn[: len(marks)] == marks
+    drawn = re.findall(r'text-anchor="end">([^<]*)\N{NO-BREAK SPACE}%</text>', text)
+    assert [f"{mark} %" for mark in drawn[: len(marks)]] == marks
     assert "2026-05-01 10:20 UTC" in text
     assert "T10:20" not in text
     assert "\N{MINUS SIGN}3</text>" in text
@@ -187,7 +249,7 @@ def test_command_starts_feeds_and_fails_on_alarm(tmp_path: Path, capsys: pytest.
     first = json.loads(capsys.readouterr().out)
     assert first["alarm"] == []
     assert first["batches"] == 1
-    assert first["measured"] is not None
+    assert first["labelled_samples"] == 400
     assert main(feed) == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 1
     bad = features_file(tmp_path / "bad.safetensors", 800, 3, noise=4.0)
@@ -198,7 +260,7 @@ def test_command_starts_feeds_and_fails_on_alarm(tmp_path: Path, capsys: pytest.
         str(bad),
         "--state",
         str(state),
-        "--page",
+        "-o",
         str(page),
         "--json",
         "--fail",
@@ -231,7 +293,7 @@ def test_command_takes_labels_that_come_later(tmp_path: Path, capsys: pytest.Cap
     assert main([*watch, "--late", str(labelled), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["batches"] == 1
-    assert found["measured"] == pytest.approx(float((features.label == y).double().mean()))
+    assert found["measured_accuracy"] == pytest.approx(float((features.label == y).double().mean()))
     other = shutil.copy(labelled, tmp_path / "monday-labelled.safetensors")
     assert main([*watch, "--late", str(other)]) == 0
     assert "labels of monday-labelled.safetensors were counted before" in told()
@@ -246,13 +308,13 @@ def test_command_writes_the_history_as_a_table(tmp_path: Path, capsys: pytest.Ca
     home = features_file(tmp_path / "home.safetensors", 500, 2)
     today = features_file(tmp_path / "today.safetensors", 400, 1)
     assert main(["fit", str(fitted), "-o", str(cal), "-m", "temperature"]) == 0
-    watch = ["monitor", str(cal), "--state", str(state), "--history"]
+    watch = ["monitor", str(cal), "--state", str(state), "-o"]
     table, sheet = tmp_path / "history.parquet", tmp_path / "history.csv"
     assert main([*watch, str(table), "--reference", str(home)]) == 0
     assert len(pd.read_parquet(table)) == 0
     capsys.readouterr()
     assert main([*watch, str(table), str(today), "--json"]) == 0  # its own file is replaced
-    assert json.loads(capsys.readouterr().out)["history"] == str(table)
+    assert str(table) in json.loads(capsys.readouterr().out)["out"]
     assert main([*watch, str(sheet)]) == 0
     for found in (pd.read_parquet(table), pd.read_csv(sheet)):
         assert found["n"].tolist() == [400]
@@ -262,5 +324,5 @@ def test_command_writes_the_history_as_a_table(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "mine.csv").write_text("years,of\nwork,1\n")
     assert main([*watch, str(tmp_path / "mine.csv")]) == 1
     assert "was not written by salgp" in " ".join(capsys.readouterr().err.split())
-    assert main([*watch, str(tmp_path / "history.txt")]) == 1
-    assert "expected a name that ends in .parquet or .csv" in " ".join(capsys.readouterr().err.split())
+    assert main([*watch, str(tmp_path / "history.txt")]) == 2
+    assert ".parquet" in " ".join(capsys.readouterr().err.split())

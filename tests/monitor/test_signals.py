@@ -65,8 +65,8 @@ def kept(folder: Path) -> tuple[bytes, list[Record]]:
     """Everything a monitor keeps but the times."""
     monitor = Monitor.open(folder)
     state = monitor._state
-    arrays = (state.wealth.counts, state.wealth.log_money, state.promise.log_money, state.home, state.recent)
-    return b"".join(x.tobytes() for x in arrays), [replace(record, time="") for record in monitor.log]
+    content = b"".join(x.tobytes() for x in records._arrays(state).values())
+    return content, [replace(record, time="", monitor="") for record in monitor.log]
 
 
 def test_a_monitor_stopped_at_any_moment_goes_on_as_if_unharmed(work: Path) -> None:

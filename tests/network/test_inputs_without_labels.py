@@ -55,7 +55,7 @@ UNLABELLED: dict[str, Any] = {
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("form", LABELLED)
 def test_a_batch_of_the_inputs_alone_has_no_labels(form: str, stored: bool, tmp_path: Path) -> None:
-    options = {"labels_at": "truth"} if form == "truth" else {}
+    options = {"reader": salgp.Reader(labels_at="truth")} if form == "truth" else {}
     classifier: Any = salgp.calibrate(Scaled(), [LABELLED[form]], **PLAIN, **options)
     if stored:
         classifier = salgp.load(classifier.save(tmp_path / "kept"), Scaled())
@@ -89,7 +89,7 @@ def test_labels_that_are_none_are_none() -> None:
 
 
 def test_a_classifier_of_an_earlier_version_reads_as_it_did(tmp_path: Path) -> None:
-    from salgp.network.keeping import reader_from, reader_header
+    from salgp.network.serialization import reader_from, reader_header
 
     reader = salgp.calibrate(Scaled(), [(X, GAIN, Y)], **PLAIN).taps
     header = json.loads(json.dumps(reader_header(reader)))
@@ -99,7 +99,7 @@ def test_a_classifier_of_an_earlier_version_reads_as_it_did(tmp_path: Path) -> N
 
 
 def test_kept_inputs_are_checked() -> None:
-    from salgp.network.keeping import reader_from, reader_header
+    from salgp.network.serialization import reader_from, reader_header
 
     header = reader_header(salgp.calibrate(Scaled(), [(X, GAIN, Y)], **PLAIN).taps)
     for wrong in ({"count": "2"}, {"names": [1]}, {"labels_at": 0.5}):

@@ -68,9 +68,14 @@ def test_padding_takes_no_part():
     assert torch.equal(pool(spoiled, "time-last", LAST, mask)[:2], torch.stack([x[0, 1], x[1, 4]]))
 
 
-def test_a_mask_of_another_shape_is_left_out():
+def test_a_mask_of_another_shape_is_refused():
     x = _random(2, 5, 3)
-    assert torch.equal(pool(x, "tokens-avg", LAST, torch.zeros(2, 4)), pool(x, "tokens-avg"))
+    for how in ("tokens-avg", "time-last", "time-max", "first-token", "auto"):
+        with pytest.raises(ValueError, match=r"mask has shape \(2, 4\)"):
+            pool(x, how, LAST, torch.ones(2, 4))
+    image = _random(2, 3, 4, 5)
+    assert torch.equal(pool(image, "auto", FIRST, torch.ones(2, 4)), pool(image, "auto", FIRST))
+    assert torch.equal(pool(x, "channel-max", LAST, torch.ones(2, 4)), pool(x, "channel-max"))
 
 
 @pytest.mark.parametrize("how", [h for h in POOLINGS if h != "none"])
@@ -126,6 +131,15 @@ def test_a_function():
     for wrong in (lambda t: t, lambda t: t[:1, 0], lambda t: 3, lambda t: t[:, 0].long()):
         with pytest.raises(ValueError, match=r"must return a floating-point tensor of shape \(2, d\)"):
             pool(x, wrong)
+
+
+def test_a_function_gets_the_mask_it_asks_for():
+    x, mask = _random(2, 3, 4), torch.tensor([[1, 0, 0], [1, 1, 0]])
+    seen = []
+    pool(x, lambda t, mask: seen.append(mask) or t[:, 0], LAST, mask)
+    pool(x, lambda t, mask: seen.append(mask) or t[:, 0], LAST)
+    assert torch.equal(seen[0], mask)
+    assert seen[1] is None
 
 
 def test_an_unknown_name():

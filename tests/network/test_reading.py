@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import salgp
-from salgp.network.reader import NetworkWarning, Reader
-from salgp.network.reading import Place, read_batches
-from salgp.network.rehearsal import rehearse
+from salgp.network.augment.augmentation import augment
+from salgp.network.flow import NetworkWarning
+from salgp.network.read import read_batches
+from salgp.network.reader import Reader
 from salgp.store import extract_to_store
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
@@ -66,10 +67,10 @@ EXPECTED = mlp()(X).detach()
     ],
 )
 def test_batches_of_every_form(batch: Any, options: dict[str, Any]) -> None:
-    features, labels = salgp.extract(Net(), [batch], **options)
+    features, labels = salgp.extract(Net(), [batch], reader=salgp.Reader(**options))
     torch.testing.assert_close(features.logits, EXPECTED)
     assert torch.equal(labels, Y)
-    copies, _ = salgp.extract(Net(), [batch], perturb=["noise"], **options)
+    copies, _ = salgp.extract(Net(), [batch], perturb=["noise"], reader=salgp.Reader(**options))
     assert len(copies) == 128
     assert not torch.allclose(copies.logits[64:], copies.logits[:64])
 
@@ -80,11 +81,11 @@ def test_what_is_not_clear_is_said() -> None:
     with pytest.raises(TypeError, match=r"forward=lambda model, batch: model\(batch\['image'\]\)"):
         salgp.extract(Net(), [{"image": X, "id": torch.arange(64), "label": Y}])
     with pytest.raises(KeyError, match="none of the batch's keys: x, y"):
-        salgp.extract(Net(), [{"x": X, "y": Y}], labels_at="truth")
+        salgp.extract(Net(), [{"x": X, "y": Y}], reader=salgp.Reader(labels_at="truth"))
     with pytest.raises(ValueError, match="must be one-hot"):
         salgp.extract(Net(), [(X, torch.ones(64, 3))])
     with pytest.raises(IndexError, match="labels_at=5"):
-        salgp.extract(Net(), [(X, Y)], labels_at=5)
+        salgp.extract(Net(), [(X, Y)], reader=salgp.Reader(labels_at=5))
     with pytest.raises(ValueError, match="labels_at="):
         salgp.calibrate(Net(), [{"x": X, "truth": Y}][:0] or [X], method="temperature")
 
@@ -115,10 +116,10 @@ def test_empty_batches_are_passed_over() -> None:
 
 
 def test_one_sample() -> None:
-    found = rehearse(mlp(), [(X[:1], Y[:1])], Reader())
+    found = augment(mlp(), [(X[:1], Y[:1])], Reader())
     assert bool(found.features.logits.isfinite().all())
     assert all(bool(x.isfinite().all()) for x in found.features.layers.values())
-    assert len(found.features) == 1 + len(found.rehearsal.families)
+    assert len(found.features) == 1 + len(found.augmentation.families)
 
 
 def test_binary_labels_as_numbers() -> None:
@@ -139,7 +140,9 @@ def test_forward_gets_the_same_form_at_prediction(form: str) -> None:
         x = given["x"] if form == "mapping" else given[0] if form == "tuple" else given[0]["x"]
         return 2 * network(x)
 
-    classifier = salgp.calibrate(model, [batch], method="density-aware", perturb=False, forward=forward)
+    classifier = salgp.calibrate(
+        model, [batch], method="density-aware", perturb=False, reader=salgp.Reader(forward=forward)
+    )
     new = X if form == "tuple" else {"x": X}
     expected = classifier.predict([batch]).confidence
     torch.testing.assert_close(classifier(new).confidence, expected)
@@ -157,7 +160,8 @@ def test_a_classifier_reads_as_it_was_calibrated(tmp_path: Any) -> None:
     model = networks.randomised(networks.sequential_cnn())
     x = torch.randn(64, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     y = labels_for(model, x)
-    options: dict[str, Any] = {"pooling": "spatial-max", "max_width": 5, "seed": 3}
+    reader = salgp.Reader(pooling="spatial-max", max_width=5)
+    options: dict[str, Any] = {"reader": reader, "seed": 3}
     classifier = salgp.calibrate(model, [(x, y)], method="density-aware", perturb=False, **options)
     features, labels = classifier.extract([(x[:30], y[:30]), (x[30:], y[30:])])
     assert torch.equal(labels, y)
@@ -165,7 +169,7 @@ def test_a_classifier_reads_as_it_was_calibrated(tmp_path: Any) -> None:
     torch.testing.assert_close(whole.confidence, classifier.calibrator.predict(features).confidence)
     torch.testing.assert_close(whole.confidence, classifier(x).confidence)
     names = list(classifier.calibrator.layer_widths_)
-    plain, _ = salgp.extract(model, [x], layers=names)
+    plain, _ = salgp.extract(model, [x], reader=salgp.Reader(layers=names))
     assert not torch.equal(features.layers[names[0]], plain.layers[names[0]][:, : features.widths[names[0]]])
     again = salgp.load(classifier.save(tmp_path), model)
     assert torch.equal(again.predict([x]).confidence, classifier.predict([x]).confidence)
@@ -197,24 +201,26 @@ def test_calibrate_shows_progress_where_asked(capsys: pytest.CaptureFixture[str]
     salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=["noise"], progress=True)
     shown = capsys.readouterr().err
     assert "reading the network" in shown
-    assert "rehearsing" in shown
+    assert "augmenting" in shown
     salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=["noise"])
     assert capsys.readouterr().err == ""
 
 
 def test_what_was_rehearsed_is_kept_and_saved(tmp_path: Any) -> None:
     classifier = salgp.calibrate(mlp(), [(X, Y)], method="perturbed-temperature", perturb=["noise", "gain"])
-    assert classifier.rehearsal.families == ("noise", "gain")
-    assert len(classifier.rehearsal.under[0]) == len(classifier.rehearsal.levels) == 8
-    assert salgp.load(classifier.save(tmp_path), mlp()).rehearsal == classifier.rehearsal
-    assert salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=False).rehearsal is None
+    assert classifier.augmentation.families == ("noise", "gain")
+    assert len(classifier.augmentation.under[0]) == len(classifier.augmentation.levels) == 8
+    assert salgp.load(classifier.save(tmp_path), mlp()).augmentation == classifier.augmentation
+    assert salgp.calibrate(mlp(), [(X, Y)], method="density-aware", perturb=False).augmentation is None
 
 
 def test_features_stay_on_the_device_where_asked() -> None:
-    (reading,) = read_batches(mlp(), [X], Reader(), Place(None, torch.float64, keep_on_device=True))
+    (reading,) = read_batches(mlp(), [X], Reader(dtype=torch.float64, keep_on_device=True))
     assert reading.features.logits.dtype == torch.float64
     assert {x.dtype for x in reading.features.layers.values()} == {torch.float64}
-    rehearsed_double, _ = salgp.extract(mlp(), [(X, Y)], perturb=["noise"], dtype=torch.float64)
+    rehearsed_double, _ = salgp.extract(
+        mlp(), [(X, Y)], perturb=["noise"], reader=salgp.Reader(dtype=torch.float64)
+    )
     assert rehearsed_double.logits.dtype == torch.float64
 
 
@@ -231,9 +237,14 @@ def test_calibrators_move() -> None:
 
 def test_a_network_in_double_precision_after_a_cached_projection() -> None:
     model = mlp()
-    classifier = salgp.calibrate(model, [(X, Y)], method="density-aware", perturb=False, max_width=4)
+    classifier = salgp.calibrate(
+        model, [(X, Y)], method="density-aware", perturb=False, reader=salgp.Reader(max_width=4)
+    )
     before = classifier(X).confidence
     model.double()
+    with pytest.raises(ValueError, match="precision"):
+        classifier(X)
+    classifier.calibrator.network_ = None
     torch.testing.assert_close(classifier(X).confidence.float(), before.float())
 
 
@@ -252,7 +263,7 @@ def test_padding_masks_and_nested_tensors() -> None:
     model = networks.randomised(Padded())
     y = torch.arange(60) % 3
     batch = {"attention_mask": mask, "x": x, "labels": y}
-    found = rehearse(model, [batch], Reader(), ["noise", "layer-noise"])
+    found = augment(model, [batch], Reader(), ["noise", "layer-noise"])
     assert found.features.layer_names == ("encoder.layers.0", "encoder.layers.1", "encoder.layers.2")
     for family in (1, 2):
         strong = (found.features.families == family) & (found.features.strengths > 0.5)
@@ -291,7 +302,7 @@ def test_a_recurrent_layer_is_read_as_it_is_used(uses: str, layers: int, expecte
     x = torch.randn(48, 9, 5, generator=torch.Generator().manual_seed(0))
     model = networks.randomised(Series(uses, layers))
     y = labels_for(model, x)
-    found = rehearse(model, [(x, y)], Reader(), ["layer-noise"])
+    found = augment(model, [(x, y)], Reader(), ["layer-noise"])
     features = found.features
     assert features.layer_names == expected  # and not the pooler
     last = features.layers[expected[-1]]
@@ -324,7 +335,9 @@ def test_a_network_that_refuses_its_inputs_says_what_it_was_given() -> None:
     says = r"does not accept inputs of shape \(n, 7\) of torch\.float32; its own error: mat1 and mat2"
     for layers in ("auto", []):
         with pytest.raises(RuntimeError, match=says) as caught:
-            salgp.extract(mlp(), [(torch.zeros(8, 7), torch.zeros(8).long())], layers=layers)
+            salgp.extract(
+                mlp(), [(torch.zeros(8, 7), torch.zeros(8).long())], reader=salgp.Reader(layers=layers)
+            )
         assert isinstance(caught.value.__cause__, RuntimeError)
     classifier = salgp.calibrate(mlp(), [(X, Y)], method="temperature")
     with pytest.raises(RuntimeError, match=says):
@@ -345,16 +358,14 @@ class Both(nn.Module):
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_inputs_inside_a_tuple_need_a_forward_function(kind: type) -> None:
     batch = (kind((X, X[:, :3])), Y)
-    says = r"of shape a (tuple|list); say how .*: forward=lambda model, batch: model\(\*batch\[0\]\); its own"
+    says = r"of shape a (tuple|list); .*forward=lambda model, batch: model\(\*batch\[0\]\)\); its own"
     with pytest.raises(RuntimeError, match=says):
         salgp.calibrate(Both(), [batch])
-    way_out = {"forward": lambda model, batch: model(*batch[0])}
-    classifier = salgp.calibrate(Both(), [batch], method="density-aware", perturb=False, **way_out)
+    way_out = salgp.Reader(forward=lambda model, batch: model(*batch[0]))
+    classifier = salgp.calibrate(Both(), [batch], method="density-aware", perturb=False, reader=way_out)
     torch.testing.assert_close(classifier.features(batch[0]).logits, EXPECTED + X[:, :3])
     torch.testing.assert_close(classifier(batch[0]).confidence, classifier.predict([batch]).confidence)
-    with pytest.raises(
-        RuntimeError, match=r"a dict; say how to call it: forward=lambda model, batch: \.\.\.;"
-    ):
+    with pytest.raises(RuntimeError, match=r"a dict; pass reader=salgp.Reader\(forward="):
         salgp.extract(Both(), [(X, {"meta": X[:, :3]}, Y)])
 
 
@@ -401,7 +412,7 @@ def test_a_loader_is_no_batch() -> None:
     classifier = salgp.calibrate(mlp(), [(X, Y)], method="temperature")
     dataset = TensorDataset(X, Y)
     for given in (DataLoader(dataset, batch_size=8), dataset, iter([X])):
-        with pytest.raises(TypeError, match=r"expected one batch, got a \w+; .* \.predict\(loader\)"):
+        with pytest.raises(TypeError, match=r"expected one batch, got a \w+ .* \.predict\(loader\)"):
             classifier(given)
     with pytest.raises(RuntimeError, match=r"a list; give .* classifier\(x\), or .*\.predict\(\[batch\]\)"):
         classifier([X, Y])
@@ -433,8 +444,8 @@ def test_errors_that_are_not_of_the_inputs_stay_what_they_are() -> None:
             raise torch.OutOfMemoryError("full")
 
     with pytest.raises(ValueError, match=r"^layer 'body': mine$"):
-        salgp.extract(mlp(), [X], pooling=pooling)
+        salgp.extract(mlp(), [X], reader=salgp.Reader(pooling=pooling))
     with pytest.raises(IndexError, match=r"^mine, too$"):
-        salgp.extract(mlp(), [X], forward=forward)
+        salgp.extract(mlp(), [X], reader=salgp.Reader(forward=forward))
     with pytest.raises(torch.OutOfMemoryError, match=r"^full$"):
         salgp.extract(Full(), [X])

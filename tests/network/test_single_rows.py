@@ -11,7 +11,7 @@ from torch import nn
 
 import salgp
 from salgp import CalibratedClassifier
-from salgp.network.keeping import reader_from, reader_header
+from salgp.network.serialization import reader_from, reader_header
 
 
 def two_classes(outputs: int = 2) -> tuple[CalibratedClassifier, torch.Tensor]:

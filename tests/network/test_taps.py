@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from salgp.network.frozen_copy import unwrap
 from salgp.network.layers import MAX_LAYERS, auto_layers, make_taps
 from salgp.network.pooling import Layout
-from salgp.network.taps import Probe, Tap, activation, hidden_state, unwrap
+from salgp.network.taps import Probe, Tap, activation, hidden_state
 from salgp.network.trace import Trace, trace
 
 IMAGES = torch.linspace(-1, 1, 2 * 256).reshape(2, 1, 16, 16)

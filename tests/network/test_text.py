@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import salgp
+from salgp.network.augment.augmentation import augment
+from salgp.network.augment.families import FAMILIES, KINDS
+from salgp.network.augment.inputs import first_tokens, perturbed_batch, real_tokens
 from salgp.network.batches import Batch
-from salgp.network.inputs import first_tokens, real_tokens
-from salgp.network.perturb import FAMILIES, KINDS
 from salgp.network.reader import Reader
-from salgp.network.rehearsal import rehearse
-from salgp.network.text import Coder, Tokens, coder_for
+from salgp.network.text import Tokens, checked_tokenizer
+from salgp.network.words import lose_words, misspell, rewrite, swap_words, unknown_words
 
 START, END, PAD = 1, 2, 0
-LETTERS = "abcdefghijklmnopqrstuvwxyz "
+LETTERS = "abcdefghijklmnopqrstuvwxyz \n"
 
 
 def texts(n: int = 48, width: int = 12) -> tuple[Tensor, Tensor]:
@@ -115,92 +117,190 @@ def test_the_mask_follows_the_tokens(named: bool, marks_padding: bool) -> None:
     assert torch.equal(real_tokens(Batch((ids[:1, :4], mask[:1, :4])), ids[:1, :4]), torch.ones(1, 4) > 0)
     seen: list[tuple[Tensor, Tensor]] = []
 
-    class Watching(Bag):
+    class Masked(Bag):
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
             counts = ~attention_mask.bool() if marks_padding else attention_mask.bool()
             seen.append((input_ids, counts))
             return super().forward(input_ids, counts)
 
-    found = rehearse(Watching(), [item], Reader(layers=("hidden",)), ["token-drop"])
-    assert found.rehearsal.families == ("token-drop",)
+    found = augment(Masked(), [item], Reader(layers=("hidden",)), ["token-drop"])
+    assert found.augmentation.families == ("token-drop",)
     assert len(found.features) == 2 * len(ids)
     for tokens, counts in seen:
         assert torch.equal(counts, tokens != PAD)
     assert any(int(counts.sum()) < int(real.sum()) for _, counts in seen)
 
 
-def coder() -> Coder:
-    """One token per letter, frame included."""
+class Letters:
+    """A tokenizer with one token per letter; as much of Hugging Face's interface as is needed."""
 
-    def decode(ids: Tensor) -> list[str]:
-        return ["".join(LETTERS[t - 3] for t in row if t > 2) for row in ids.tolist()]
+    all_special_ids = (PAD, START, END)
+    model_max_length = 60
 
-    def encode(lines: list[str], width: int) -> dict[str, Tensor]:
-        rows = [
-            [START, *(LETTERS.index(c) + 3 for c in line[: width - 2] if c in LETTERS), END] for line in lines
-        ]
-        ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
-        return {"input_ids": ids, "attention_mask": (ids != PAD).long(), "unused": ids}
+    def decode(self, ids: list[int]) -> str:
+        return "".join(LETTERS[t - 3] for t in ids if t > 2)
 
-    return Coder(decode, encode)
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return [LETTERS.index(c) + 3 for c in text if c in LETTERS]
 
 
-@pytest.mark.parametrize("name", [n for n in KINDS["text"] if FAMILIES[n].text])
-@pytest.mark.parametrize("named", [True, False])
-def test_texts_are_written_anew(name: str, named: bool) -> None:
-    lines = [f"set an alarm for {w} in the morning" for w in ("six", "seven", "eight", "nine")] * 10
-    made = coder().encode(lines, 48)
-    ids, mask, labels = made["input_ids"], made["attention_mask"], torch.arange(40) % 3
-    item: Any = {"input_ids": ids, "attention_mask": mask, "labels": labels} if named else (ids, mask, labels)
-    seen: list[Tensor] = []
+def framed(lines: list[str], width: int, before: str = "", after: str = "") -> dict[str, Tensor]:
+    """Start, template and line, end, padding."""
+    rows = [[START, *Letters().encode(before + line + after, False), END] for line in lines]
+    ids = torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+HOURS = ("six", "seven", "eight", "nine")
+LINES = [f"{verb} me at {hour} in the {verb}" for verb in ("set", "wake") for hour in HOURS] * 5
+LINES = [line if i % 2 else f"{line} now" for i, line in enumerate(LINES)]
+WORD_FAMILIES = [n for n in KINDS["text"] if FAMILIES[n].text]
+
+
+def seen_by(item: Any, name: str, tokenizer: Any = None) -> dict[str, Tensor]:
+    """The last augmented batch that a network is given."""
+    seen: list[dict[str, Tensor]] = []
 
     class Watching(Bag):
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            seen.append(input_ids)
-            assert torch.equal(attention_mask.bool(), input_ids != PAD)
+            seen.append({"input_ids": input_ids, "attention_mask": attention_mask})
             return super().forward(input_ids, attention_mask)
 
-    rehearse(Watching(), [item], Reader(layers=("hidden",)), [name], tokenizer=coder())
-    copy = seen[-1]
-    assert copy.shape == ids.shape
-    changed = (copy != ids).any(dim=1)
-    assert float(changed.double().mean()) > 0.2
-    words = {word for line in coder().decode(copy) for word in line.split()}
-    known = {word for line in lines for word in line.split()}
-    if name in ("words-dropped", "words-swapped"):
-        assert words <= known
-    else:
-        assert not words <= known
+    augment(Watching(), [item], Reader(layers=("hidden",)), [name], tokenizer=tokenizer)
+    return seen[-1]
+
+
+@pytest.mark.parametrize("name", WORD_FAMILIES)
+@pytest.mark.parametrize("named", [True, False])
+def test_texts_are_written_anew(name: str, named: bool) -> None:
+    made, labels = framed(LINES, 48), torch.arange(40) % 3
+    item: Any = {**made, "labels": labels} if named else (*made.values(), labels)
+    new = seen_by(item, name, Letters())
+    assert torch.equal(new["attention_mask"].bool(), new["input_ids"] != PAD)
+    lines = [Letters().decode(row) for row in new["input_ids"].tolist()]
+    assert not set(lines) & set(LINES)
+    words = {word for line in lines for word in line.split()}
+    known = {word for line in LINES for word in line.split()}
+    assert (words <= known) == (name in ("words-dropped", "words-swapped"))
+    assert all(row[0] == START for row in new["input_ids"].tolist())
+    assert all(END in row for row in new["input_ids"].tolist())
+
+
+@pytest.mark.parametrize("name", [*WORD_FAMILIES, "token-drop", "token-swap", "token-replace"])
+def test_a_template_around_the_text_stays(name: str) -> None:
+    """Nothing is cut off at the end, and the list of options stays as it was."""
+    before, after = "choose a b\n", "\nthe answer is"
+    made, labels = framed(LINES, 64, before, after), torch.arange(40) % 3
+    new = seen_by({**made, "labels": labels}, name, Letters())
+    for row, mask in zip(new["input_ids"].tolist(), new["attention_mask"].tolist(), strict=True):
+        assert sum(mask) <= 64
+        text = Letters().decode(row[: sum(mask)])
+        assert text.startswith(before)
+        assert text.endswith(after)
+
+
+def test_types_of_tokens_follow_their_words() -> None:
+    first, second = framed(LINES, 40), framed(LINES[::-1], 40)
+    rows, types = [], []
+    for a, b in zip(first["input_ids"].tolist(), second["input_ids"].tolist(), strict=True):
+        left, right = [t for t in a if t != PAD], [t for t in b[1:] if t != PAD]
+        rows.append([*left, *right, *[PAD] * (100 - len(left) - len(right))])
+        types.append([*[0] * len(left), *[1] * len(right), *[0] * (100 - len(left) - len(right))])
+    ids = torch.tensor(rows)
+    batch = Batch.of({"input_ids": ids, "attention_mask": ids != PAD, "token_type_ids": torch.tensor(types)})
+    g = torch.Generator().manual_seed(0)
+    new = perturbed_batch(batch, FAMILIES["words-dropped"], torch.full((40,), 0.8), g, Letters()).keywords
+    for row, kind in zip(new["input_ids"].tolist(), new["token_type_ids"].tolist(), strict=True):
+        assert row.count(END) == 2
+        at = row.index(END)
+        assert set(kind[: at + 1]) == {0}
+        assert set(kind[at + 1 : row.index(END, at + 1) + 1]) == {1}
+
+
+def test_a_real_end_token_that_is_also_padding_stays() -> None:
+    """Many language models fill up with the token that ends a turn."""
+    g = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 30, (40, 12), generator=g)
+    lengths = torch.arange(40) % 5 + 7
+    mask = (torch.arange(12)[None] < lengths[:, None]).long()
+    ids[:, 3] = END
+    ids = torch.where(mask.bool(), ids, END)
+    for name in ("token-drop", "token-swap", "token-replace"):
+        family = FAMILIES[name].on(Tokens.of([ids], [mask]))
+        batch = Batch.of({"input_ids": ids, "attention_mask": mask})
+        new = perturbed_batch(batch, family, torch.full((40,), 1.0), g, None).keywords
+        real = new["attention_mask"].bool()
+        assert bool(((new["input_ids"] == END) & real).any(dim=1).all())
+        assert bool((new["input_ids"][~real] == END).all())
+        assert (name == "token-drop") == (int(real.sum()) < int(mask.sum()))
+
+
+@pytest.mark.parametrize("strength", [0.01, 0.5, 2.0])
+@pytest.mark.parametrize("change", [misspell, lose_words, swap_words, unknown_words])
+def test_words_change_and_line_breaks_stay(change: Any, strength: float) -> None:
+    texts = ["Options: a, b\n\nWhat is it?\n", "one word more", "yes", "7", "a a a"] * 20
+    g = torch.Generator().manual_seed(0)
+    for old, new in zip(texts, rewrite(texts, change, torch.full((100,), strength), g), strict=True):
+        assert new != old
+        assert new.strip()
+        assert new.count("\n") == old.count("\n")
+        if change is swap_words and len(set(old.split())) > 1:
+            assert sorted(new.split()) == sorted(old.split())
+    assert rewrite(texts, change, torch.zeros(100), g) == texts
 
 
 def test_auto_uses_the_tokenizer_where_there_is_one() -> None:
     ids, mask = texts()
     labels = torch.arange(len(ids)) % 3
     loader = [{"input_ids": ids, "attention_mask": mask, "labels": labels}]
-    with_text = rehearse(Bag(), loader, Reader(), tokenizer=coder()).rehearsal
+    with_text = augment(Bag(), loader, Reader(), tokenizer=Letters()).augmentation
     assert with_text.families == KINDS["text"]
-    assert rehearse(Bag(), loader, Reader()).rehearsal.families == KINDS["tokens"]
-    features, _ = salgp.extract(Bag(), loader, perturb="auto", tokenizer=coder())
+    assert augment(Bag(), loader, Reader()).augmentation.families == KINDS["tokens"]
+    features, _ = salgp.extract(Bag(), loader, perturb="auto", tokenizer=Letters())
     assert len(features) == len(ids) * (1 + len(KINDS["text"]))
-    with pytest.raises(ValueError, match="changes the text: pass tokenizer="):
-        rehearse(Bag(), loader, Reader(), ["typos"])
+    with pytest.raises(ValueError, match="pass tokenizer="):
+        augment(Bag(), loader, Reader(), ["typos"])
     with pytest.raises(ValueError, match="needs tokens"):
-        rehearse(nn.Linear(4, 3), [(torch.zeros(8, 4), labels[:8])], Reader(()), ["token-drop"])
+        augment(nn.Linear(4, 3), [(torch.zeros(8, 4), labels[:8])], Reader(()), ["token-drop"])
     with pytest.raises(TypeError, match="Hugging Face tokenizer"):
-        coder_for("bert")
+        checked_tokenizer("bert")
 
 
-def test_a_hugging_face_tokenizer_is_taken_as_it_is() -> None:
-    class Like:
-        def __call__(self, lines: list[str], **options: Any) -> dict[str, Tensor]:
-            assert options["padding"] == "max_length"
-            return coder().encode(lines, options["max_length"])
-
-        def batch_decode(self, ids: Tensor, skip_special_tokens: bool) -> list[str]:
-            assert skip_special_tokens
-            return coder().decode(ids)
-
-    ids, _ = texts()
-    both = coder_for(Like())
-    assert both.decode(ids) == coder().decode(ids)
-    assert torch.equal(both.encode(["abc"], 6)["input_ids"], coder().encode(["abc"], 6)["input_ids"])
+def test_a_hugging_face_tokenizer_is_taken_as_it_is(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "ship",
+        "sails",
+        "plane",
+        "flies",
+        "far",
+        "fast",
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+    ]
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join([*words, *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")])
+    )
+    tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), model_max_length=16)
+    lines = ["the ship sails far", "the plane flies fast"] * 4
+    made = tokenizer(lines, padding=True, return_tensors="pt")
+    batch = Batch.of({**made, "labels": torch.arange(8) % 3})
+    g = torch.Generator().manual_seed(0)
+    for name in WORD_FAMILIES:
+        new = perturbed_batch(batch, FAMILIES[name], torch.ones(8), g, tokenizer).keywords
+        assert bool((new["input_ids"][:, 0] == tokenizer.cls_token_id).all())
+        assert bool((new["input_ids"] == tokenizer.sep_token_id).any(dim=1).all())
+        assert new["input_ids"].shape == new["attention_mask"].shape == new["token_type_ids"].shape
+        assert new["input_ids"].shape[1] <= 16
+        texts = tokenizer.batch_decode(new["input_ids"], skip_special_tokens=True)
+        assert all(a != b for a, b in zip(texts, lines, strict=True))

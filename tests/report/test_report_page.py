@@ -64,7 +64,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         method="SAL-GP",
         class_names=["cat", EVIL, "o'\"&"],
         images=np.random.default_rng(0).random((400, 1, 8, 8)),
-        others={f"rival {EVIL}": made(layered=False)[2]},
+        others={f"other {EVIL}": made(layered=False)[2]},
         slices={f"camera {EVIL}": [f"{k % 3} {EVIL}" for k in range(400)]},
         new_data=(new, moved),
         settings={"file": EVIL, "path": "</dd><img src=x onerror=alert(1)>"},
@@ -127,6 +127,27 @@ def test_everything_from_data_is_escaped(page: Path) -> None:
     assert not [attributes for tag, attributes in found.tags if tag == "img" and attributes.get("src") == "x"]
 
 
+@pytest.mark.parametrize("name", ["\u202eevil", "\ud800", "\x1b[31m", "\u2066x"])
+def test_control_characters_and_lone_surrogates_are_replaced(tmp_path: Path, name: str) -> None:
+    features, labels, prediction = made(60)
+    names = ["cat", name, "owl"]
+    path = build(tmp_path / "r.html", features, labels, prediction, title=name, class_names=names)
+    text = path.read_text(encoding="utf-8")
+    assert name[0] not in text
+    assert "\N{REPLACEMENT CHARACTER}" in text
+
+
+def test_bars_end_where_the_accuracy_is_before_and_after(page: Path) -> None:
+    """The top of every bar is the accuracy of its words; what was stated is a mark of its own."""
+    text = page.read_text(encoding="utf-8")
+    bars = re.findall(r'<rect x="[^"]+" y="([^"]+)"[^>]+class="right[^"]*"><title>([^<]*)</title>', text)
+    assert len(bars) > 10
+    for top, words in bars:
+        right = int(re.search(r"are right (\d+)", words)[1])  # type: ignore[index]
+        assert 12 + 216 * (1 - right / 100) == pytest.approx(float(top), abs=1.2)
+    assert len(re.findall('class="stated', text)) == len(bars)
+
+
 def test_page_is_accessible(page: Path) -> None:
     found = outline(page.read_text(encoding="utf-8"))
     assert all(attributes.get("alt") for tag, attributes in found.tags if tag == "img")
@@ -179,14 +200,14 @@ def test_every_method_has_a_reliability_diagram(page: Path) -> None:
     assert [w.split(":")[0] for w in words if w.startswith("Reliability")] == [
         "Reliability diagram, before",
         "Reliability diagram, after",
-        f"Reliability diagram, rival {EVIL}",
+        f"Reliability diagram, other {EVIL}",
     ]
 
 
 def test_verdict_comes_first(page: Path) -> None:
     text = page.read_text()
     assert re.search(
-        r'class="headline">The network is overconfident by \d+ points; after SAL-GP it is '
+        r'class="headline">The model is overconfident by \d+ points; after SAL-GP it is '
         r"right to within \d+ points?(, [a-z ]+)?\.<",
         text,
     )
@@ -211,7 +232,7 @@ def test_tiny_and_odd_data(labels: list[int]) -> None:
 
 def test_all_points_of_a_sample_are_shown_and_add_up(page: Path) -> None:
     text = page.read_text()
-    row = re.search(r'<td data-label="network" data-value="([^"]+)".*?</tr>', text, re.DOTALL)
+    row = re.search(r'<td data-label="model" data-value="([^"]+)".*?</tr>', text, re.DOTALL)
     assert row is not None
     after = float(re.search(r'data-label="corrected" data-value="([^"]+)"', row.group(0)).group(1))  # type: ignore[union-attr]
     found = re.findall(r'class="chip[^>]*>[^<]*: ([+\N{MINUS SIGN}][0-9.]+)</span>', row.group(0))
@@ -222,11 +243,11 @@ def test_all_points_of_a_sample_are_shown_and_add_up(page: Path) -> None:
 
 def test_methods_of_one_name_are_refused() -> None:
     features, labels, prediction = made(50)
-    for name in ("M", "network alone"):
+    for name in ("M", "model alone"):
         with pytest.raises(ValueError, match=f"two methods are called '{name}'"):
             render(features, labels, prediction, method="M", others={name: prediction})
-    with pytest.raises(ValueError, match="two methods are called 'network alone'"):
-        render(features, labels, prediction, method="network alone")
+    with pytest.raises(ValueError, match="two methods are called 'model alone'"):
+        render(features, labels, prediction, method="model alone")
     with pytest.raises(ValueError, match=r"slices\['camera'\] has 3 values for 50 samples"):
         render(features, labels, prediction, slices={"camera": [1, 2, 3]})
 
@@ -339,12 +360,12 @@ def test_browser_sorts_tables(browser: Any, page: Path) -> None:
     def rows() -> list[float]:
         return [
             float(c.get_attribute("data-value"))
-            for c in browser.find_elements("css selector", "#samples td[data-label=network]")
+            for c in browser.find_elements("css selector", "#samples td[data-label=model]")
         ]
 
-    for row in browser.find_elements("css selector", "#samples details td[data-label=network]"):
+    for row in browser.find_elements("css selector", "#samples details td[data-label=model]"):
         browser.execute_script("arguments[0].removeAttribute('data-label')", row)
-    button = browser.find_element("xpath", "//section[@id='samples']//th/button[text()='network']")
+    button = browser.find_element("xpath", "//section[@id='samples']//th/button[text()='model']")
     browser.execute_script("arguments[0].click()", button)
     up = rows()
     browser.execute_script("arguments[0].click()", button)

@@ -5,17 +5,15 @@ killed.
 from __future__ import annotations
 
 import time
-import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from salgp.calibrators.evidence.calibrator import LayerEvidence
-from salgp.calibrators.layerwise.salgp import SALGP
+from salgp.calibrators.gp.salgp import SALGP
 from salgp.features import Features
+from salgp.io.locks import LOCK
 from salgp.store.extraction import extract_to_store
-from salgp.store.fit import fit_store
 from salgp.store.scoring import score
 from salgp.store.store import FeatureStore, write_store
 
@@ -104,42 +102,13 @@ def extract_job(folder: str) -> None:
     extract_to_store(network(), loader(), f"{folder}/out", rows=20, perturb=jitter)
 
 
-def fit_job(folder: str) -> None:
-    """Fit to ``folder/store``; the calibrator goes to ``folder/out``."""
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fitted = fit_store(
-            small_calibrator("bernoulli"),
-            f"{folder}/store",
-            subset=150,
-            rounds=2,
-            work=f"{folder}/work",
-            workers=2,
-        )
-    fitted.save(f"{folder}/out")
-
-
-def evidence_job(folder: str) -> None:
-    """Fit the default to ``folder/calibration`` against ``folder/reference``."""
-    torch.set_num_threads(1)
-    fitted = fit_store(
-        LayerEvidence(size=8),
-        f"{folder}/calibration",
-        reference=f"{folder}/reference",
-        work=f"{folder}/work",
-        workers=2,
-    )
-    fitted.save(f"{folder}/out")
-
-
 def score_job(folder: str) -> None:
     """Score ``folder/store`` with ``folder/calibrator`` into ``folder/out``."""
     torch.set_num_threads(1)
     score(f"{folder}/store", f"{folder}/calibrator", f"{folder}/out", layers=True, workers=2)
 
 
-JOBS = {"extract": extract_job, "fit": fit_job, "evidence": evidence_job, "score": score_job}
+JOBS = {"extract": extract_job, "score": score_job}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -147,7 +116,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != LOCK
     }
 
 

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from scale_jobs import contents, samples, small_calibrator, small_store
+from scale_jobs import samples, small_calibrator, small_store
 
 from salgp import calibrators
-from salgp.calibrators.layerwise.observations import flat_rows, log_odds_design
-from salgp.calibrators.layerwise.residual import ResidualGP
-from salgp.calibrators.layerwise.salgp import SALGP
+from salgp.calibrators.gp.observations import flat_rows, log_odds_design
+from salgp.calibrators.gp.residual import ResidualGP
+from salgp.calibrators.gp.salgp import SALGP
 from salgp.features import Features
-from salgp.gp.covariance import gaps, self_gaps
 from salgp.gp.likelihood import bernoulli_sites, gaussian_sites
 from salgp.gp.regression import condition_inducing, inducing_log_evidence, statistics
-from salgp.store import stream as module
+from salgp.gp.rows import gaps, self_gaps
 from salgp.store.fit import fit_store
 from salgp.store.manifest import ChecksumError
 from salgp.store.sampling import subset_of
@@ -71,16 +70,13 @@ def assert_same(a: SALGP, b: SALGP, atol: float) -> None:
     torch.testing.assert_close(one.std, two.std, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("inducing", ["stream", "subset"])
 @pytest.mark.parametrize(
     ("covariance", "tempering"), [("sum", False), ("ml", True), ("additive", False), ("concat", False)]
 )
-def test_gaussian_equals_conditioning_in_memory(
-    tmp_path: Path, covariance: str, tempering: bool, inducing: str
-) -> None:
+def test_gaussian_equals_conditioning_in_memory(tmp_path: Path, covariance: str, tempering: bool) -> None:
     store = small_store(tmp_path)
     calibrator = small_calibrator(covariance=covariance).set_params(tempering=tempering)
-    fitted = fit_store(calibrator, store, subset=300, inducing=inducing)
+    fitted = fit_store(calibrator, store, subset=300)
     assert fitted is calibrator
     assert fitted.fitted_.summary.n == len(store) * (3 if covariance in ("ml", "additive") else 1)
     whole = in_memory(fitted, store, weight=1 / 3 if tempering else 1.0)
@@ -119,49 +115,6 @@ def test_all_rows_beat_the_subset(tmp_path: Path) -> None:
     assert error[0] < error[1]
 
 
-def test_streamed_inducing_rows_come_from_all_rows_and_explain_more(tmp_path: Path) -> None:
-    store = small_store(tmp_path)
-    streamed, chosen = (
-        fit_store(small_calibrator(), store, subset=100, inducing=kind).fitted_
-        for kind in ("stream", "subset")
-    )
-    rows = flat_rows(fit_store(small_calibrator(), store, subset=100).structure_, store.to_features()[0])
-
-    def largest_left(fitted: object) -> float:
-        p = fitted.posterior
-        K = p.covariance(p.theta, gaps(p.rows, p.rows, p.covariance))
-        Kuf = p.covariance(p.theta, gaps(p.rows, rows, p.covariance))
-        solved = torch.linalg.solve(K + 1e-9 * torch.eye(len(K)), Kuf)
-        return float((p.covariance(p.theta, self_gaps(rows, p.covariance)) - (Kuf * solved).sum(0)).max())
-
-    assert largest_left(streamed) < largest_left(chosen)
-
-
-def test_pieces_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = small_store(tmp_path / "s")
-    one = fit_store(small_calibrator(), store, subset=200, inducing="subset", workers=1)
-    monkeypatch.setattr(module, "MAX_PIECES", 2)
-    two = fit_store(small_calibrator(), store, subset=200, inducing="subset", workers=2)
-    features, _ = samples(200, seed=3)
-    torch.testing.assert_close(
-        one.predict(features).confidence, two.predict(features).confidence, rtol=0, atol=1e-9
-    )
-    torch.testing.assert_close(one.predict(features).std, two.predict(features).std, rtol=0, atol=1e-9)
-
-
-def test_working_folder_is_reused_and_guarded(tmp_path: Path) -> None:
-    store = small_store(tmp_path / "s")
-    fit_store(small_calibrator(), store, subset=200, work=tmp_path / "w").save(tmp_path / "a")
-    before = contents(tmp_path / "w")
-    fit_store(small_calibrator(), store, subset=200, work=tmp_path / "w").save(tmp_path / "b")
-    assert contents(tmp_path / "w") == before
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    with pytest.raises(ValueError, match="another job: likelihood differ"):
-        fit_store(small_calibrator("bernoulli"), store, subset=200, work=tmp_path / "w")
-    with pytest.raises(ValueError, match="another job: subset differ"):
-        fit_store(small_calibrator(), store, subset=300, work=tmp_path / "w")
-
-
 def test_loaded_fit_predicts_the_same(tmp_path: Path) -> None:
     fitted = fit_store(small_calibrator(), small_store(tmp_path / "s"), subset=200)
     features, _ = samples(50, seed=3)
@@ -186,8 +139,6 @@ def test_residual_gp_out_of_core(tmp_path: Path) -> None:
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     store = small_store(tmp_path)
-    with pytest.raises(ValueError, match="inducing must be one of"):
-        fit_store(small_calibrator(), store, inducing="random")
     with pytest.raises(ValueError, match="set inference="):
         fit_store(small_calibrator().set_params(inference="exact"), store)
     path = tmp_path / "part-000001.parquet"
@@ -214,3 +165,19 @@ def test_a_subset_keeps_every_sample_with_its_copies(tmp_path: Path) -> None:
     assert torch.equal(features.logits, clean.logits[features.groups])
     share = clean.correct(labels).double().mean()
     assert float(features.correct(y).double().mean()) == pytest.approx(float(share), abs=0.03)
+
+
+def test_workers_do_not_change_a_bit(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "s")
+    one, two = (fit_store(small_calibrator(), store, subset=200, workers=workers) for workers in (1, 3))
+    assert torch.equal(one.fitted_.posterior.alpha, two.fitted_.posterior.alpha)
+
+
+def test_inducing_rows_are_chosen_over_all_rows(tmp_path: Path) -> None:
+    """Some are rows of the store that are not in the subset."""
+    store = small_store(tmp_path)
+    fitted = fit_store(small_calibrator(), store, subset=100)
+    subset = flat_rows(fitted.structure_, subset_of(store, 100)[0])
+    chosen = next(iter(fitted.fitted_.posterior.rows.blocks.values()))
+    known = next(iter(subset.blocks.values()))
+    assert float(torch.cdist(chosen.double(), known.double()).min(dim=1).values.max()) > 0

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from scale_jobs import JOBS, contents, evidence_stores, samples, small_calibrator, small_store
+from scale_jobs import JOBS, contents, samples, small_calibrator, small_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")
 
-PRELOAD = ["pyarrow.parquet", "salgp.store.extraction", "salgp.store.fit", "salgp.store.scoring"]
+PRELOAD = ["pyarrow.parquet", "salgp.store.extraction", "salgp.store.scoring"]
 """Imported once, before processes fork: they then start in a moment."""
 
 KILLS = 20
@@ -25,7 +25,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the jobs read."""
     folder = tmp_path_factory.mktemp("kills")
     small_store(folder / "store", n=1000, rows=50)
-    evidence_stores(folder, n=200, rows=100)
     small_calibrator().set_params(max_steps=None).fit(*samples(200)).save(folder / "calibrator")
     return folder
 
@@ -50,7 +49,7 @@ def test_jobs_killed_twenty_times_continue(prepared: Path, tmp_path: Path, job: 
 
 def prepared_copy(prepared: Path, folder: Path) -> Path:
     folder.mkdir()
-    for name in ("store", "calibrator", "calibration", "reference"):
+    for name in ("store", "calibrator"):
         (folder / name).symlink_to(prepared / name)
     return folder
 

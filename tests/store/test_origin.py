@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import hashlib
 import itertools
 import warnings
 import weakref
@@ -14,15 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from scale_jobs import contents, samples, small_calibrator, small_store
+from scale_jobs import contents, samples, small_store
 from sealing import edit_header
 from torch import nn
 
 import salgp
 from salgp.features import Features
-from salgp.storage import FormatError, LockedError, locked
-from salgp.store import FeatureStore, extract_parts, extract_to_store, fit_store, write_store
-from salgp.store.manifest import Manifest, update_digest
+from salgp.io import FormatError, LockedError, locked
+from salgp.io.locks import LOCK
+from salgp.store import FeatureStore, extract_parts, extract_to_store, write_store
+from salgp.store.manifest import Manifest, content_digest
 from salgp.store.scoring import score
 
 
@@ -73,17 +73,17 @@ def test_the_same_call_changes_nothing_and_runs_the_network_on_the_first_batch_o
             "network, weights",
             lambda f: extract(f, nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))),
         ),
-        ("made from other data: the samples of part-000000", lambda f: extract(f, data=batches(8, 0))),
-        ("made from other data: the samples of part-000002", lambda f: extract(f, data=batches(8, 5))),
-        ("made from other data: .* end before", lambda f: extract(f, data=batches(4))),
-        ("made from other data: .* go on after", lambda f: extract(f, data=batches(10))),
+        ("made from other data", lambda f: extract(f, data=batches(8, 0))),
+        ("made from other data", lambda f: extract(f, data=batches(8, 5))),
+        ("made from other data", lambda f: extract(f, data=batches(4))),
+        ("made from other data", lambda f: extract(f, data=batches(10))),
         ("made from other data", lambda f: extract(f, data=batches(7))),
-        ("seed", lambda f: extract(f, seed=3)),
-        ("layers", lambda f: extract(f, layers=["0"])),
-        ("labels", lambda f: extract(f, data=[x for x, _ in batches()])),
-        ("labels_at", lambda f: extract(f, labels_at=1)),
-        ("pooling", lambda f: extract(f, pooling={"1": "flatten"})),
-        ("pooling_function", lambda f: extract(f, pooling=torch.abs)),
+        ("seed", lambda f: extract(f, reader=salgp.Reader(seed=3))),
+        ("layers", lambda f: extract(f, reader=salgp.Reader(["0"]))),
+        ("numbers", lambda f: extract(f, data=[x for x, _ in batches()])),
+        ("labels_at", lambda f: extract(f, reader=salgp.Reader(labels_at=1))),
+        ("pooling", lambda f: extract(f, reader=salgp.Reader(pooling={"1": "flatten"}))),
+        ("pooling_function", lambda f: extract(f, reader=salgp.Reader(pooling=torch.abs))),
         ("perturb", lambda f: extract(f, perturb=doubled)),
     ],
 )
@@ -103,10 +103,10 @@ def part(index: int, changed: int | None = None) -> list[Any]:
     ("why", "change"),
     [
         ("weights differ", {"make_model": lambda: network(1)}),
-        ("layers differ", {"layers": ["0"]}),
-        ("other data: the samples of part-000002", {"make_loader": functools.partial(part, changed=5)}),
-        ("data end before", {"n_parts": 2}),
-        ("data go on after", {"n_parts": 4}),
+        ("layers differ", {"reader": salgp.Reader(["0"])}),
+        ("other data", {"make_loader": functools.partial(part, changed=5)}),
+        ("other data", {"n_parts": 2}),
+        ("other data", {"n_parts": 4}),
         ("perturb differ", {"perturb": doubled}),
     ],
 )
@@ -149,20 +149,20 @@ def test_a_store_is_read_as_the_calibrator_was(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         classifier = salgp.calibrate(
-            network(), data, max_width=3, forward=lambda model, batch: 2 * model(batch[0])
+            network(),
+            data,
+            reader=salgp.Reader(max_width=3, forward=lambda model, batch: 2 * model(batch[0])),
         )
-    store = extract_to_store(classifier.model, data, tmp_path / "a", rows=10, taps=classifier.taps)
+    store = extract_to_store(classifier.model, data, tmp_path / "a", rows=10, reader=classifier.taps)
     expected, _ = classifier.extract(data)
     found, _ = store.to_features()
     assert torch.equal(found.logits, expected.logits)
     assert torch.equal(found.layers["1"], expected.layers["1"])
     before = {path.name: path.read_bytes() for path in store.folder.iterdir()}
-    extract_to_store(classifier.model, data, tmp_path / "a", rows=10, taps=classifier.taps)
+    extract_to_store(classifier.model, data, tmp_path / "a", rows=10, reader=classifier.taps)
     assert {path.name: path.read_bytes() for path in store.folder.iterdir()} == before
-    whole = extract_parts(lambda: classifier.model, lambda i: data, 1, tmp_path / "b", taps=classifier.taps)
+    whole = extract_parts(lambda: classifier.model, lambda i: data, 1, tmp_path / "b", reader=classifier.taps)
     assert torch.equal(whole.to_features()[0].logits, expected.logits)
-    with pytest.raises(ValueError, match="taps say all"):
-        extract_to_store(classifier.model, data, tmp_path / "c", taps=classifier.taps, output="probabilities")
 
 
 def test_copies_are_not_made_in_a_stream(tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_a_killed_run_continues_with_the_same_data_only(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             extract(tmp_path / name, data=dying())
         manifest = Manifest.read(tmp_path / name, "salgp-feature-store")
-        assert len(manifest.entries) < 3, "what was made after the list was saved is made again"
+        assert len(manifest.shards) < 3, "what was made after the list was saved is made again"
     extract(tmp_path / "a")
     assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == {
         p.name: p.read_bytes() for p in whole.folder.iterdir()
     }
-    if manifest.entries:
+    if manifest.shards:
         with pytest.raises(ValueError, match="other data"):
             extract(tmp_path / "b", data=batches(8, 1))
 
@@ -218,31 +218,30 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
         ("out", lambda: score(store.folder, saved, tmp_path / "out")),
         ("new", lambda: write_store([store.to_features()], tmp_path / "new")),
     ]:
-        with locked(tmp_path / folder), pytest.raises(LockedError, match="is being written by process"):
+        with locked(tmp_path / folder), pytest.raises(LockedError, match="is being written"):
             write()
         write()
-        assert not (tmp_path / folder / ".salgp.lock").exists()
 
 
 BAD: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
-    ("inside the folder", lambda m: m["shards"][0].update(file="../outside.parquet")),
-    ("inside the folder", lambda m: m["shards"][0].update(file="/etc/passwd")),
-    ("inside the folder", lambda m: m["shards"][0].update(file="")),
-    ("expected 1000000000000 rows, got 10", lambda m: m["shards"][0].update(rows=10**12)),
-    ("expected a shard", lambda m: m["shards"][0].update(rows="10")),
-    ("expected a shard", lambda m: m["shards"][0].update(rows=True)),
-    ("0 or more", lambda m: m["shards"][0].update(rows=-1)),
-    ("shards are missing", lambda m: m["shards"].pop(0)),
-    ("lists at least one shard", lambda m: m["shards"].clear()),
-    ("listed twice", lambda m: m["shards"].append(m["shards"][0])),
-    ("expected a shard", lambda m: m["shards"].__setitem__(0, [])),
-    ("expected lists of 7 numbers", lambda m: m["header"].update(n_classes=7)),
+    ("inside the folder", lambda m: m["shards"]["0"].update(file="../outside.parquet")),
+    ("inside the folder", lambda m: m["shards"]["0"].update(file="/etc/passwd")),
+    ("inside the folder", lambda m: m["shards"]["0"].update(file="")),
+    ("expected 1000000000000 rows, got 10", lambda m: m["shards"]["0"].update(rows=10**12)),
+    ("'rows' of Shard", lambda m: m["shards"]["0"].update(rows="10")),
+    ("'rows' of Shard", lambda m: m["shards"]["0"].update(rows=True)),
+    ("0 or more", lambda m: m["shards"]["0"].update(rows=-1)),
+    ("shards are missing", lambda m: m["shards"].pop("0")),
+    ("describes no features", lambda m: m["shards"].clear()),
+    ("0 or more", lambda m: m["shards"].update(x=m["shards"]["0"])),
+    ("fields of Shard", lambda m: m["shards"].update({"0": []})),
+    ("other columns", lambda m: m["header"].update(n_classes=7)),
     ("describes no features", lambda m: m["header"].update(n_classes="3")),
     ("describes no features", lambda m: m["header"].update(layers=[["0", "6"]])),
-    ("no column 'group'", lambda m: m["header"].update(groups=True)),
-    ("expected 'complete'", lambda m: m.update(complete="no")),
-    ("expected 'complete'", lambda m: m.update(shards={})),
-    ("expected 'complete'", lambda m: m.pop("header")),
+    ("other columns", lambda m: m["header"].update(numbers=["label", "group"])),
+    ("describes no features", lambda m: m["header"].update(numbers=["else"])),
+    ("expected 'header'", lambda m: m.update(shards=[])),
+    ("expected 'header'", lambda m: m.pop("header")),
 ]
 
 
@@ -270,11 +269,9 @@ JOBS: dict[str, Callable[[Path, Path], Any]] = {
     "extract": lambda given, out: extract(out),
     "parts": lambda given, out: extract_parts(network, part_loader, 2, out),
     "score": lambda given, out: score(given / "store", given / "cal", out, workers=1),
-    "fit": lambda given, out: fit_store(small_calibrator(), given / "store", work=out, subset=50),
 }
 MINE = (
     "part-000000.parquet",
-    "subset.safetensors",
     ".tmpnotes",
     ".film.mkv.part",
     "thesis.tex",
@@ -294,7 +291,9 @@ def test_a_folder_of_the_user_is_left_alone(tmp_path: Path, job: str) -> None:
         mine.write_text("mine")
         with pytest.raises(FileExistsError, match=f"holds '{name}', and no job of salgp; it is left alone"):
             JOBS[job](tmp_path, mine.parent)
-        assert [(path.name, path.read_text()) for path in mine.parent.iterdir()] == [(name, "mine")]
+        assert [(path.name, path.read_text()) for path in mine.parent.iterdir() if path.name != LOCK] == [
+            (name, "mine")
+        ]
     left = tmp_path / "killed" / ".manifest.json.0123456789ab.part"
     left.parent.mkdir()
     left.write_text("{")
@@ -305,17 +304,20 @@ def test_a_folder_of_the_user_is_left_alone(tmp_path: Path, job: str) -> None:
     assert (left.parent / ".film.mkv.part").read_text() == "mine"
 
 
-def test_parts_killed_before_their_manifest_go_on(tmp_path: Path) -> None:
+def test_parts_killed_before_they_were_listed_go_on(tmp_path: Path) -> None:
     whole = extract_parts(network, part_loader, 2, tmp_path / "whole").folder
     assert FeatureStore(whole).manifest.header["source"]["parts"] is True, "it goes on by parts only"
-    (tmp_path / "cut").mkdir()
+
+    def dying(part: int) -> list[Any]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract_parts(network, dying, 2, tmp_path / "cut")
     (tmp_path / "cut" / "part-000000.parquet").write_bytes((whole / "part-000000.parquet").read_bytes())
     assert contents(extract_parts(network, part_loader, 2, tmp_path / "cut").folder) == contents(whole)
 
 
 def test_batches_of_one_number_have_a_digest() -> None:
     """A number that stands for many has no stride."""
-    a, b = hashlib.sha256(), hashlib.sha256()
-    update_digest(a, torch.ones(()).expand(1))
-    update_digest(b, torch.ones(1))
-    assert a.hexdigest() == b.hexdigest()
+    assert content_digest(torch.ones(()).expand(1)) == content_digest(torch.ones(1))
+    assert content_digest(torch.ones(1)) != content_digest(torch.zeros(1))

@@ -12,12 +12,12 @@ from scale_jobs import contents, samples, small_calibrator, small_store
 
 from salgp import calibrators
 from salgp.calibrators import load_calibrator
-from salgp.calibrators.layerwise.residual import ResidualGP
+from salgp.calibrators.gp.residual import ResidualGP
 from salgp.features import Features
 from salgp.store import scoring
 from salgp.store.columns import read_table
 from salgp.store.manifest import ChecksumError
-from salgp.store.scoring import predictor, read_scores, score, score_shard
+from salgp.store.scoring import read_scores, score, score_shard
 from salgp.store.store import FeatureStore, write_store
 
 pytestmark = [
@@ -86,7 +86,7 @@ def test_missing_files_are_made_again(folder: Path, tmp_path: Path) -> None:
     whole = contents(tmp_path / "a")
     manifest = scoring.Manifest.read(tmp_path / "a", scoring.KIND)
     manifest.complete = False
-    del manifest.entries[2]
+    del manifest.shards[2]
     manifest.save()
     (tmp_path / "a/part-000002.parquet").unlink()
     with pytest.raises(ValueError, match="not finished"):
@@ -97,26 +97,10 @@ def test_missing_files_are_made_again(folder: Path, tmp_path: Path) -> None:
 
 def test_another_job_is_refused(folder: Path, tmp_path: Path) -> None:
     score(folder / "store", folder / "sum", tmp_path / "a")
-    with pytest.raises(ValueError, match="json, safetensors differ"):
+    with pytest.raises(ValueError, match="calibrator differ"):
         score(folder / "store", folder / "bernoulli", tmp_path / "a")
     with pytest.raises(ValueError, match="another job: layers"):
         score(folder / "store", folder / "sum", tmp_path / "a", layers=True)
-
-
-def test_precision_is_chosen_by_what_the_data_show(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert score(folder / "store", folder / "temperature", tmp_path / "t").precision == "double"
-    features, _ = samples(500, seed=4)
-    fitted = load_calibrator(folder / "sum")
-    single, double = (predictor(fitted, precision=p)(features) for p in ("single", "double"))
-    torch.testing.assert_close(double.confidence, fitted.predict(features).confidence, atol=1e-9, rtol=0)
-    error = float((single.confidence - double.confidence).abs().max())
-    assert 0 < error < 1e-3
-    monkeypatch.setattr(scoring, "TOLERANCE", 0.0)
-    assert score(folder / "store", folder / "sum", tmp_path / "d").precision == "double"
-    monkeypatch.setattr(scoring, "TOLERANCE", 1.0)
-    assert score(folder / "store", folder / "sum", tmp_path / "s").precision == "single"
 
 
 def test_damage_and_bad_arguments(folder: Path, tmp_path: Path) -> None:
@@ -127,8 +111,6 @@ def test_damage_and_bad_arguments(folder: Path, tmp_path: Path) -> None:
     path.write_bytes(damaged)
     with pytest.raises(ChecksumError, match="part-000003"):
         score(tmp_path / "store", folder / "sum", tmp_path / "out")
-    with pytest.raises(ValueError, match="precision must be"):
-        score(folder / "store", folder / "sum", tmp_path / "x", precision="half")
     with pytest.raises(ValueError, match="engine must be"):
         score(folder / "store", folder / "sum", tmp_path / "x", engine="slurm")
     with pytest.raises(FileNotFoundError):
@@ -147,7 +129,7 @@ def test_threads_are_given_back_and_progress_shows(
 @pytest.mark.parametrize(("name", "layers"), [("sum", True), ("sum", False), ("temperature", True)])
 def test_columns_of_a_scored_shard(folder: Path, tmp_path: Path, name: str, layers: bool) -> None:
     """Layers where they are asked for and where there are some, each under its name; nothing else."""
-    score(folder / "store", folder / name, tmp_path / "out", layers=layers, workers=1, precision="double")
+    score(folder / "store", folder / name, tmp_path / "out", layers=layers, workers=1)
     features, _ = FeatureStore(folder / "store").to_features()
     expected, found = load_calibrator(folder / name).predict(features), read_scores(tmp_path / "out")
     columns = {"label": expected.label, "confidence": expected.confidence}
@@ -212,13 +194,12 @@ def test_a_shard_in_windows_is_the_prediction_in_windows(tmp_path: Path, window:
         str(tmp_path / "out"),
         0,
         False,
-        "double",
         True,
         window,
     )
     index, (name, rows, _) = score_shard(*given)
     assert (index, rows) == (0, 400)
-    found = read_table(tmp_path / "out" / name, ["confidence"]).column("confidence").to_numpy()
+    found = read_table(tmp_path / "out" / name, 400).column("confidence").to_numpy()
     plain = load_calibrator(tmp_path / "cal")
     np.testing.assert_allclose(found, plain.predict(features, context=window).confidence, atol=1e-6)
     assert window == 400 or np.abs(found - plain.predict(features).confidence.numpy()).max() > 1e-3
@@ -234,4 +215,4 @@ def test_scores_are_compared_with_their_checksums_unless_told_otherwise(folder: 
 
 
 def test_the_rate_of_a_scoring_is_of_its_new_rows() -> None:
-    assert scoring.Scoring(Path("scores"), 900, 300, 1.5, "double").rate == 200.0
+    assert scoring.Scoring(Path("scores"), 900, 300, 1.5).rate == 200.0

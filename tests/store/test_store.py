@@ -5,7 +5,7 @@ is found.
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from scale_jobs import contents, jitter, loader, network, part_loader, samples, small_store
+from sealing import edit_header
 
 import salgp
 from salgp.features import Features
+from salgp.io import FormatError, files
 from salgp.network.extract import extract
-from salgp.storage import FormatError, files
-from salgp.store import columns, engines, stream
-from salgp.store import manifest as manifests
+from salgp.store import columns, engines
 from salgp.store.extraction import extract_parts, extract_to_store
-from salgp.store.manifest import ChecksumError, Entry, Manifest
+from salgp.store.manifest import ChecksumError, Manifest
 from salgp.store.sampling import stratified, subset_of
-from salgp.store.store import FeatureStore, header_of, shard_rows, write_shard, write_store
+from salgp.store.store import FeatureStore, shard_rows, write_store
 
 
 def same(a: Features, b: Features) -> bool:
@@ -61,50 +61,6 @@ def test_batches_have_8192_samples_unless_told_otherwise(tmp_path: Path) -> None
     assert [(len(f), y) for f, y in store.batches()] == [(8192, None), (1, None)]
 
 
-def test_a_list_is_on_disk_at_once_and_then_as_often_as_saving_is_cheap(tmp_path: Path) -> None:
-    manifest = Manifest(tmp_path, "example", {})
-    manifest.add(0, Entry("a", 1, ""))
-    assert list(Manifest.read(tmp_path, "example").entries) == [0], "the first at once"
-    assert 0 < manifest._pause < 20 * 60
-    manifest._pause = 1e6  # saving took long: at most one twentieth of the time goes into it
-    manifest.add(1, Entry("b", 1, ""))
-    assert list(Manifest.read(tmp_path, "example").entries) == [0]
-    manifest.finish()
-    found = Manifest.read(tmp_path, "example")
-    assert (list(found.entries), found.complete, found.rows) == ([0, 1], True, 2)
-
-
-def test_saving_a_list_takes_at_most_a_twentieth_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here a save takes half a second: the next is after ten more, not before."""
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(manifests, "write_header", lambda *given: now.__setitem__(0, now[0] + 0.5))
-    manifest = Manifest(tmp_path, "example", {})
-    saved = []
-    for i, moment in enumerate([100.0, 110.0, 110.4, 110.5, 111.0]):
-        now[0] = moment
-        manifest.add(i, Entry("a", 1, ""))
-        saved.append(now[0] > moment)
-    assert saved == [True, False, False, True, False]
-
-
-def test_a_shard_unlike_the_first_is_refused(tmp_path: Path) -> None:
-    features, labels = samples(40)
-    header = header_of(features, labels, "float32", {})
-    for other in (
-        (features.select(["layer1"]), labels),
-        (features, None),
-        (Features(features.logits[:, :3], features.layers), labels % 3),
-    ):
-        with pytest.raises(ValueError, match="shard 7 differs from the first one"):
-            write_shard(tmp_path, 7, *other, header)
-    assert list(tmp_path.iterdir()) == []
-    entry = write_shard(tmp_path, 7, features, labels, header)
-    assert (entry.file, entry.rows) == ("part-000007.parquet", 40)
-
-
 def test_a_shard_is_plain_parquet_in_one_row_group(tmp_path: Path) -> None:
     """Without dictionaries and statistics, which take room and say nothing about features."""
     store = small_store(tmp_path, n=50, rows=50)
@@ -130,7 +86,9 @@ def test_pieces_at_once(
     monkeypatch.setattr(engines, "ThreadPoolExecutor", listening)
     monkeypatch.setattr(engines.os, "cpu_count", lambda: cores)
     threads = torch.get_num_threads()
-    assert sorted(engines.run_local(pow, [(i, 2) for i in range(20)], workers)) == [i * i for i in range(20)]
+    assert sorted(engines.run(pow, [(i, 2) for i in range(20)], workers=workers)) == [
+        i * i for i in range(20)
+    ]
     assert counts == [expected]
     assert torch.get_num_threads() == threads
 
@@ -184,6 +142,7 @@ def test_a_missing_shard_and_other_folders_are_refused(tmp_path: Path) -> None:
         store.verify()
     with pytest.raises(FileNotFoundError, match=r"no manifest\.json"):
         FeatureStore(tmp_path)
+    (tmp_path / "b").mkdir()
     Manifest(tmp_path / "b", "other", {}).save()
     with pytest.raises(FormatError, match="other"):
         FeatureStore(tmp_path / "b")
@@ -193,7 +152,7 @@ def test_an_unfinished_store_is_continued_and_another_job_refused(tmp_path: Path
     whole = contents(small_store(tmp_path / "whole").folder)
     store = small_store(tmp_path / "cut")
     store.manifest.complete = False
-    del store.manifest.entries[3]
+    del store.manifest.shards[3]
     store.manifest.save()
     (tmp_path / "cut/part-000003.parquet").unlink()
     (tmp_path / "cut/.part-000003.parquet.0123456789ab.part").write_bytes(b"torn")
@@ -215,22 +174,6 @@ def test_shards_are_of_bounded_size() -> None:
     assert shard_rows(wide, "float16") == 256
 
 
-def test_stratified_is_proportional_and_does_not_depend_on_shards() -> None:
-    g = torch.Generator().manual_seed(0)
-    strata = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 1000, replacement=True, generator=g)
-    totals = torch.bincount(strata, minlength=3)
-    whole = stratified(strata, torch.zeros(3).long(), totals, 100, 0.3)
-    found, before = [], torch.zeros(3).long()
-    for start in range(0, 1000, 170):
-        part = strata[start : start + 170]
-        found.append(stratified(part, before, totals, 100, 0.3) + start)
-        before = before + torch.bincount(part, minlength=3)
-    assert torch.equal(torch.cat(found), whole)
-    assert len(whole) == 100
-    assert ((torch.bincount(strata[whole], minlength=3) - totals / 10).abs() <= 1).all()
-    assert len(stratified(strata, torch.zeros(3).long(), totals, 5000, 0.3)) == 1000
-
-
 @pytest.mark.parametrize(("n", "size", "offset"), [(50, 7, 0.0), (50, 7, 0.37), (50, 7, 0.99), (9, 20, 0.3)])
 def test_stratified_is_every_so_manieth_row_of_the_sorted_ones(n: int, size: int, offset: float) -> None:
     """Position p is the first at or after (j + offset) steps, for some whole number j."""
@@ -239,8 +182,7 @@ def test_stratified_is_every_so_manieth_row_of_the_sorted_ones(n: int, size: int
     places = {math.ceil((j + offset) * step) for j in range(-1, n + 1)}
     ordered = sorted(range(n), key=lambda i: (int(strata[i]), i))
     expected = sorted(ordered[p] for p in places if 0 <= p < n)
-    totals = torch.bincount(strata, minlength=4)
-    assert stratified(strata, torch.zeros(4).long(), totals, size, offset).tolist() == expected
+    assert stratified(strata, size, offset).tolist() == expected
     assert len(expected) in (min(n, size), min(n, size) + 1)
 
 
@@ -314,15 +256,13 @@ def test_what_a_table_becomes_in_memory_is_known_before(
     features = Features(torch.zeros(1000, 3), {"a": torch.zeros(1000, 50)})
     store = write_store([(features, torch.zeros(1000).long())], tmp_path / "s", dtype=dtype)
     path = store.folder / "part-000000.parquet"
-    table = columns.read_table(path)
-    label = table.schema.field("label").type.bit_width // 8
-    needed = 1000 * (3 * 4 + 50 * (4 if dtype == "float32" else 2) + label)
+    needed = 1000 * (3 * 4 + 50 * (4 if dtype == "float32" else 2) + 4)
     monkeypatch.setattr(files, "RATIO", 0)
     monkeypatch.setattr(files, "LARGE", needed)
-    assert columns.read_table(path).num_rows == 1000
+    assert columns.read_table(path, 1000, store.schema).num_rows == 1000
     monkeypatch.setattr(files, "LARGE", needed - 1)
     with pytest.raises(FormatError, match=f"that say they become {needed:,}"):
-        columns.read_table(path)
+        columns.read_table(path, 1000, store.schema)
 
 
 def test_a_subset_where_shards_lack_classes_is_that_of_one_shard(tmp_path: Path) -> None:
@@ -354,14 +294,6 @@ def test_the_smallest_subset_is_one_sample_with_its_copies(tmp_path: Path) -> No
     assert features.groups.tolist() == [int(features.groups[0])] * 3
 
 
-def test_pieces_are_single_shards_until_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MAX_PIECES", 4)
-    assert stream._ranges(3) == [(0, 1), (1, 2), (2, 3)]
-    assert stream._ranges(4) == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert stream._ranges(5) == [(0, 2), (2, 4), (4, 5)]
-    assert stream._ranges(0) == []
-
-
 def test_a_column_in_pieces_is_one_matrix() -> None:
     pa = pytest.importorskip("pyarrow")
     kind = pa.list_(pa.float32(), 2)
@@ -371,12 +303,6 @@ def test_a_column_in_pieces_is_one_matrix() -> None:
         assert torch.equal(columns._matrix(column), expected)
 
 
-def test_the_memory_of_a_row_is_that_of_its_types() -> None:
-    pa = pytest.importorskip("pyarrow")
-    types = {"a": pa.list_(pa.float32(), 10), "b": pa.int64(), "c": pa.float16(), "d": pa.string()}
-    assert columns._row_bytes(pa.schema(types)) == 10 * 4 + 8 + 2 + 8
-
-
 @pytest.mark.parametrize("offset", [0.0, 0.25, 0.9])
 def test_a_sample_takes_every_step_th_row_from_its_start(offset: float) -> None:
     strata = torch.tensor([1, 0, 1, 0, 0, 1, 0, 0, 1, 0])
@@ -384,5 +310,38 @@ def test_a_sample_takes_every_step_th_row_from_its_start(offset: float) -> None:
     step = 10 / 4
     starts = [math.ceil((k + offset) * step) for k in range(-1, 4)]  # the first row at or after each step
     expected = sorted(order[i] for i in starts if 0 <= i < 10)
-    found = stratified(strata, torch.zeros(2).long(), torch.tensor([6, 4]), 4, offset)
+    found = stratified(strata, 4, offset)
     assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.append_column("extra", table.column("label")),
+        lambda table: table.drop_columns(["label"]),
+        lambda table: table.set_column(1, "label", table.column("label").cast("float64")),
+        lambda table: table.rename_columns(["logits", "label", "a", "b", "c"]),
+    ],
+)
+def test_a_shard_with_changed_columns_is_refused(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    """Also where its checksum was not compared."""
+    store = small_store(tmp_path)
+    path = tmp_path / "part-000001.parquet"
+    pq.write_table(change(pq.read_table(path)), path)
+    with pytest.raises(FormatError, match="other columns"):
+        store.shard(1, verify=False)
+
+
+@pytest.mark.parametrize("value", [3, None, [], {"a": 1}, True])
+def test_a_checksum_of_the_wrong_type_is_a_format_error(tmp_path: Path, value: Any) -> None:
+    small_store(tmp_path)
+    edit_header(tmp_path / "manifest.json", lambda m: (m["shards"]["0"].update(sha256=value), m)[1])
+    with pytest.raises(FormatError, match="sha256"):
+        FeatureStore(tmp_path)
+
+
+def test_a_stream_whose_columns_change_is_refused(tmp_path: Path) -> None:
+    features, labels = samples(40)
+    narrow = Features(features.logits, {"layer0": features.layers["layer0"]})
+    with pytest.raises(ValueError, match="differ"):
+        write_store([(features, labels), (narrow, labels)], tmp_path / "a", rows=40)

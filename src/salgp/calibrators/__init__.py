@@ -8,18 +8,22 @@ group ``salgp.calibrators``; it then saves and loads like the others.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from salgp.calibrators.base import Calibrator
-from salgp.calibrators.loading import load_calibrator
-from salgp.calibrators.registry import get, names, register
-from salgp.methods import CLASSES
+from salgp.calibrators.registry import CLASSES, get, names, register
+
+if TYPE_CHECKING:
+    from salgp.calibrators.base import Calibrator
+    from salgp.calibrators.loading import load_calibrator
 
 __all__ = ["Calibrator", "get", "load_calibrator", "names", "register"]
 
+_PATHS = ("base.Calibrator", "loading.load_calibrator", *CLASSES.values())
+
 
 def __getattr__(attribute: str) -> Any:
-    for path in CLASSES.values():
-        if path.endswith(f".{attribute}"):
-            return getattr(importlib.import_module(f"salgp.calibrators.{path.rpartition('.')[0]}"), attribute)
+    for path in _PATHS:
+        module, _, name = path.rpartition(".")
+        if name == attribute:
+            return getattr(importlib.import_module(f"salgp.calibrators.{module}"), name)
     raise AttributeError(f"module 'salgp.calibrators' has no attribute {attribute!r}")

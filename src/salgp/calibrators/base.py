@@ -10,18 +10,21 @@ plus every attribute that ends in ``_``.
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
+from salgp.calibrators.augmented import originals
 from salgp.calibrators.checks import (
     CalibrationWarning,
     bounded_logits,
@@ -29,17 +32,20 @@ from salgp.calibrators.checks import (
     check_reference,
     warn_of_data,
 )
-from salgp.calibrators.copies import originals
-from salgp.calibrators.saving import save_folder, write_calibrator
+from salgp.calibrators.label_checks import refuse_signs
+from salgp.calibrators.saving import FORMAT_VERSION, KIND, calibrator_value, save_calibrator
 from salgp.calibrators.temperature import rest_temperature
-from salgp.calibrators.zeros import learn_zeros, lift_zeros
+from salgp.calibrators.zero_probabilities import floor_zeros, learn_zero_logits
 from salgp.explanation import explain_line
 from salgp.features import Features
+from salgp.io import pack, unpack, value_bytes, value_from
 from salgp.labels import as_labels
 from salgp.prediction import Prediction
-from salgp.storage import pack, unpack
 
-__all__ = ["CalibrationWarning", "Calibrator", "check_features", "chunks"]
+__all__ = ["CalibrationWarning", "Calibrator", "check_features", "chunks", "one_at_a_time"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Calibrator(BaseEstimator, ABC):
@@ -48,8 +54,9 @@ class Calibrator(BaseEstimator, ABC):
     Attributes:
         n_classes_: number of classes seen in `fit`; `predict` refuses others.
         layer_widths_: feature widths seen in `fit`; `predict` refuses others.
-        zeros_: ``(c,)`` logits in place of a probability of exactly 0, see `salgp.calibrators.zeros`; None
-            where no calibration sample had one.
+        zero_logits_: ``(c,)`` logits in place of a probability of exactly 0 (see
+            `salgp.calibrators.zero_probabilities`), None where no calibration sample had one.
+        network_: fingerprint of the network whose features it was fitted on; None accepts those of any.
     """
 
     name: ClassVar[str]
@@ -58,8 +65,8 @@ class Calibrator(BaseEstimator, ABC):
     """Does the method read hidden layers, or the logits only?"""
     uses_reference: ClassVar[bool] = False
     """Does the method, as it is by default, compare samples with the network's training data?"""
-    uses_copies: ClassVar[bool] = False
-    """Does the method learn from perturbed copies of the calibration samples (`Features.groups`)?"""
+    uses_augmented: ClassVar[bool] = False
+    """Does the method learn from augmented calibration samples (`Features.groups`)?"""
     takes_context: ClassVar[bool] = False
     """May samples be judged by what others seen beside them show?"""
     gives_confidence_only: ClassVar[bool] = False
@@ -67,11 +74,12 @@ class Calibrator(BaseEstimator, ABC):
     learns ``rest_temperature_``, by which `Prediction.from_confidence` shares what is left among them.
     """
 
-    lifts_zeros: ClassVar[bool] = True
+    floors_zeros: ClassVar[bool] = True
     """Is a probability of exactly 0 replaced by the smallest that the classifier can tell?"""
     suits_few_values: ClassVar[bool] = False
     """Does the method suit classifiers that tell few values apart, so that `fit` need not name another?"""
-    zeros_: Tensor | None = None
+    zero_logits_: Tensor | None = None
+    network_: str | None = None
 
     @property
     def display_name(self) -> str:
@@ -92,6 +100,7 @@ class Calibrator(BaseEstimator, ABC):
         check_features(features, self.needs_layers)
         features = bounded_logits(features)
         y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
+        refuse_signs(y, features.n_classes)
         rows, _ = originals(features)
         if len(rows) < 2:
             raise ValueError("only one calibration sample: at least 2 are needed, a few hundred are sensible")
@@ -99,18 +108,21 @@ class Calibrator(BaseEstimator, ABC):
             known = check_reference(reference[0], features, self.needs_layers)
             seen = as_labels(reference[1], len(known), features.n_classes).to(features.logits.device)
             reference = (known, seen)
+            _check_network(known, features.network, "the reference was read from", "the calibration samples")
         plain = features if len(rows) == len(features) else Features(features.logits[rows])
         compared = reference if self.needs_layers else None
-        warn_of_data(plain, y[rows], compared, zeros=self.lifts_zeros and not self.suits_few_values)
+        warn_of_data(plain, y[rows], compared, zeros=self.floors_zeros and not self.suits_few_values)
         fresh = type(self)(**self.get_params(deep=False))  # a fit that fails leaves the old one as it was
-        fresh._learn_zeros(plain)
-        plain, features = fresh.lifted(plain), fresh.lifted(features)
+        fresh._learn_zero_logits(plain)
+        plain, features = fresh.floor_zeros(plain), fresh.floor_zeros(features)
         if reference is not None:
-            reference = (fresh.lifted(reference[0]), reference[1])
+            reference = (fresh.floor_zeros(reference[0]), reference[1])
         with torch.no_grad():
             if self.gives_confidence_only:
                 fresh.rest_temperature_ = rest_temperature(plain.logits, y[rows])
             fresh._fit(features, y, reference)
+        if features.network is not None:
+            fresh.network_ = features.network
         fresh.n_classes_ = features.n_classes
         fresh.layer_widths_ = features.widths if self.needs_layers else {}
         self.__dict__ = fresh.__dict__
@@ -155,10 +167,11 @@ class Calibrator(BaseEstimator, ABC):
         """
         self._check_fitted()
         check_features(features, self.needs_layers, allow_empty)
+        _check_network(features, self.network_, "these features were read from", "this calibrator")
         features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
-        features = self.lifted(features)
+        features = self.floor_zeros(features)
         if not self.needs_layers:
             return features
         missing = [k for k in self.layer_widths_ if k not in features.layers]
@@ -177,16 +190,16 @@ class Calibrator(BaseEstimator, ABC):
             )
         return features
 
-    def _learn_zeros(self, features: Features) -> None:
+    def _learn_zero_logits(self, features: Features) -> None:
         """Keep what takes the place of probabilities of 0, where there are any."""
-        self.__dict__.pop("zeros_", None)
-        zeros = learn_zeros(features.logits) if self.lifts_zeros else None
+        self.__dict__.pop("zero_logits_", None)
+        zeros = learn_zero_logits(features.logits) if self.floors_zeros else None
         if zeros is not None:
-            self.zeros_ = zeros
+            self.zero_logits_ = zeros
 
-    def lifted(self, features: Features) -> Features:
+    def floor_zeros(self, features: Features) -> Features:
         """The features with the learned logits in place of probabilities of 0, as `predict` sees them."""
-        return lift_zeros(features, self.zeros_) if self.lifts_zeros else features
+        return floor_zeros(features, self.zero_logits_) if self.floors_zeros else features
 
     @abstractmethod
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
@@ -227,18 +240,7 @@ class Calibrator(BaseEstimator, ABC):
         """Fit to more rows than memory holds, or None where the method has no such way (the default).
 
         Args:
-            source: what a feature store offers: passes over its shards, a sample of its rows, a place to keep
-                what is done already.
-        """
-        return None
-
-    def predictor(self, layers: bool, precision: str) -> Callable[[Features], Prediction] | None:
-        """A function that predicts many samples faster than `predict`, or None where there is none (the
-        default).
-
-        Args:
-            layers: are the terms of the layers wanted?
-            precision: ``"single"`` or ``"double"``.
+            source: what a feature store offers (`salgp.calibrators.row_source.Source`).
         """
         return None
 
@@ -258,15 +260,14 @@ class Calibrator(BaseEstimator, ABC):
         return same
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write ``calibrator.json`` and ``calibrator.safetensors`` with their checksums, whole or not at all.
+        """Write ``calibrator.safetensors`` into a folder, whole or not at all; other files there stay.
 
-        A calibrator that is there already is replaced at once; a folder with anything else in it is refused.
-        Only a rule that was saved beside the old calibrator (`salgp.decide.Rule.save`) is no hindrance. It
-        stays if the new calibrator is the old one byte for byte. Otherwise it is removed with the old one:
-        it promises nothing about other confidences. A `salgp.storage.RemovedWarning` says so.
+        A calibrator that is there already is replaced at once, and no other file. Where a rule was saved
+        beside it (`salgp.decide.Rule.save`), nothing is written: a rule promises nothing about other
+        confidences.
         """
         self._check_fitted()
-        return save_folder(folder, lambda part: write_calibrator(self, part))
+        return save_calibrator(folder, self)
 
     def _check_fitted(self) -> None:
         if "n_classes_" not in vars(self):
@@ -274,12 +275,28 @@ class Calibrator(BaseEstimator, ABC):
                 f"this {type(self).__name__} is not fitted; call fit(features, labels) first"
             )
 
-    def __getstate__(self) -> Any:
-        raise TypeError(
-            f"{type(self).__name__} is never pickled; use save(folder) and salgp.load(folder), or for a "
-            f"CalibratedEstimator its own save(folder) and CalibratedEstimator.load(folder, estimator); "
-            f"likewise CalibratedTorchClassifier.load(folder)"
-        )
+    def __getstate__(self) -> dict[str, bytes]:
+        """The bytes that `save` writes, so that pickles, joblib and process pools carry what a file does."""
+        return {"safetensors": value_bytes(KIND, FORMAT_VERSION, calibrator_value(self))}
+
+    def __setstate__(self, state: dict[str, bytes]) -> None:
+        found = value_from(state["safetensors"], KIND, FORMAT_VERSION)
+        type(self).__init__(self, **found["config"])
+        self.__dict__.update(found["state"])
+
+
+def one_at_a_time(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of methods that read what was learned and then replace it: threads take turns."""
+
+    @functools.wraps(method)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _CHANGING:
+            return method(*args, **kwargs)
+
+    return alone
+
+
+_CHANGING = threading.RLock()
 
 
 def chunks(features: Features, size: int) -> list[Features]:
@@ -306,3 +323,12 @@ def _place(i: Any, n: int) -> int:
     if not -n <= number < n:
         raise IndexError(f"there is no sample {number}: the features have {n:,}, counted from 0")
     return number % n
+
+
+def _check_network(features: Features, expected: str | None, what: str, other: str) -> None:
+    """Refuse features of another network, or of one that was trained further, where both are known."""
+    if None not in (expected, features.network) and features.network != expected:
+        raise ValueError(
+            f"{what} a network with other weights or precision than {other}: was it trained further? "
+            f"Calibrate again; to use it all the same, set calibrator.network_ = None"
+        )

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.calibrators.alignment import misaligned, misaligned_reference
-from salgp.calibrators.copies import originals
+from salgp.calibrators.augmented import originals
+from salgp.calibrators.label_checks import misaligned, misaligned_reference
 from salgp.features import Features
 from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, plain_array
 
@@ -38,8 +38,14 @@ FEW_SAMPLES = 50
 PER_CLASS = 10
 """With this many samples for each class on average, a class without any is worth a warning."""
 
+MISSING = 1.5
+"""With fewer samples, more than half of the classes and this many times what chance leaves out are."""
+
 LARGEST_LOGIT = 1e18
 """Logits of larger size are shifted and cut: their squares would overflow in single precision."""
+
+LARGEST_FEATURE = 1e75
+"""Largest number a layer may hold: squared distances between larger ones overflow in double precision."""
 
 FEW_ROWS = 64
 """Samples up to which all numbers are looked at together."""
@@ -91,6 +97,8 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
             "this method reads hidden layers, but the features have none; extract them with "
             "salgp.extract(model, loader), or take a method that reads the scores only, such as temperature"
         )
+    for name, x in features.layers.items() if with_layers else ():
+        _refuse_huge(name, x)
     values = [features.logits, *(features.layers.values() if with_layers else ())]
     if len(features) <= FEW_ROWS and _all_finite(values):
         return
@@ -188,7 +196,9 @@ def _no_errors(features: Features, labels: Tensor) -> str | None:
 def _missing_classes(features: Features, labels: Tensor) -> str | None:
     count = torch.bincount(labels[labels >= 0], minlength=features.n_classes)
     missing = (count == 0).nonzero()[:, 0].tolist()
-    if not missing or int(count.sum()) < PER_CLASS * features.n_classes:
+    n, c = int(count.sum()), features.n_classes
+    by_chance = c * (1 - 1 / c) ** n  # so many of c equally frequent classes are missing among n samples
+    if not missing or (n < PER_CLASS * c and len(missing) <= max(c / 2, MISSING * by_chance)):
         return None
     names = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
     return (
@@ -257,6 +267,17 @@ def _largest_size(z: Tensor) -> float:
     if len(z) <= FEW_ROWS and plain_array(z):
         return float(np.abs(z.numpy()).max())
     return max(abs(float(end)) for end in torch.aminmax(z))  # one pass, no copy
+
+
+def _refuse_huge(name: str, x: Tensor) -> None:
+    if x.dtype != torch.float64 or not x.numel():  # single precision ends long before
+        return
+    largest = float(x.abs().amax())
+    if LARGEST_FEATURE < largest < math.inf:
+        raise ValueError(
+            f"layer {name!r} holds numbers of size {largest:.0e}, whose distances overflow; expected at most "
+            f"{LARGEST_FEATURE:.0e}: scale the layer, or look for what has diverged in the network"
+        )
 
 
 def _refuse_non_finite(what: str, x: Tensor, features: Features) -> None:

@@ -1,12 +1,13 @@
 """A saved calibrator read back, and checked.
 
-Checksums tell that the bytes are those that were written (`salgp.storage.folders`). Here it is checked that
-the values make sense: the numbers of classes and features can be held, a temperature is positive, and
-two made-up samples get probabilities.
+The file's checksum tells that the bytes are those that were written. Here it is checked that the values make
+sense: the numbers of classes and features can be held, a temperature is positive, and two made-up samples get
+probabilities.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import warnings
@@ -15,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.registry import get
-from salgp.calibrators.saving import FORMAT_VERSION, KIND
+from salgp.calibrators.saving import FILE, FORMAT_VERSION, KIND
 from salgp.features import Features
-from salgp.storage import FormatError, check_kind, read_folder, read_json, read_tensors, reading, unpack
+from salgp.io import FormatError, read_metadata, read_value, reading
 
-__all__ = ["load_calibrator", "read_calibrator"]
+__all__ = ["calibrator_from", "load_calibrator", "load_parts", "read_parts"]
 
 LARGEST = 10_000_000
 """Most classes and features per sample that a file may announce."""
@@ -42,36 +42,42 @@ def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
         >>> bool((saved.predict(f).probs == loaded.predict(f).probs).all())
         True
     """
-    if not (Path(folder) / "calibrator.json").is_file():
-        raise FileNotFoundError(
-            f"{folder}: no calibrator.json here; expected a folder written by Calibrator.save"
-        )
-    return read_folder(folder, KIND, read_calibrator)
+    return load_parts(folder)[0]
 
 
-def read_calibrator(folder: Path) -> Calibrator:
-    """The calibrator that `write_calibrator` put into a folder whose checksums were compared."""
-    path = folder / "calibrator.json"
-    header = read_json(path)
-    if not isinstance(header, dict):
-        raise FormatError(f"{path}: expected a JSON object of {KIND!r}, got a {type(header).__name__}")
-    check_kind(path, header, KIND, FORMAT_VERSION)
-    tensors, _ = read_tensors(folder / "calibrator.safetensors")
-    with reading(path, "a whole calibrator"):
-        calibrator = _build(header, tensors)
+def load_parts(folder: str | os.PathLike[str]) -> tuple[Calibrator, dict[str, Any]]:
+    """The calibrator in a folder, and what was saved with it, both of one version of the file."""
+    found = read_parts(folder)
+    with reading(Path(folder) / FILE, "a whole calibrator"):
+        calibrator = calibrator_from(found)
         _check_values(calibrator)
-    return calibrator
+    return calibrator, found
 
 
-def _build(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Calibrator:
-    missing = [key for key in ("calibrator", "config", "state") if key not in header]
+def read_parts(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What is in the file of a calibrator, by name, not made into one yet."""
+    path = Path(folder) / FILE
+    if not path.exists():
+        raise FileNotFoundError(f"{folder}: no {FILE} here; expected a folder written by Calibrator.save")
+    with reading(path, "a whole calibrator"):
+        named = dict(json.loads(read_metadata(path)["value"])["$dict"][:1])
+        get(named["calibrator"])  # its modules register the types of what it learned
+    found = read_value(path, KIND, FORMAT_VERSION)
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: expected the parts of a calibrator, got a {type(found).__name__}")
+    return found
+
+
+def calibrator_from(value: Mapping[str, Any]) -> Calibrator:
+    """Inverse of `salgp.calibrators.saving.calibrator_value`."""
+    missing = [key for key in ("calibrator", "config", "state") if key not in value]
     if missing:
         raise FormatError(f"no {missing[0]!r}")
-    calibrator = get(header["calibrator"], **unpack(header["config"], tensors))
-    for key, value in unpack(header["state"], tensors).items():
+    calibrator = get(value["calibrator"], **value["config"])
+    for key, learned in value["state"].items():
         if not key.endswith("_") or key.startswith("_"):
             raise FormatError(f"{key[:80]!r} is no learned attribute")
-        setattr(calibrator, key, value)
+        setattr(calibrator, key, learned)
     return calibrator
 
 
@@ -85,7 +91,7 @@ def _check_values(calibrator: Calibrator) -> None:
     temperature = vars(calibrator).get("temperature_", 1.0)
     if not 0.0 < float(temperature) < math.inf:
         raise FormatError(f"a temperature of {temperature}, expected a positive number")
-    zeros = calibrator.zeros_
+    zeros = calibrator.zero_logits_
     if zeros is not None and (zeros.shape != (c,) or not bool(torch.isfinite(zeros).all())):
         raise FormatError(f"logits of zeros of shape {tuple(zeros.shape)}, expected {c} finite numbers")
     numbers = torch.Generator().manual_seed(0)

@@ -1,24 +1,56 @@
-"""Calibrators by name: ours, those that other packages register, and those their entry points name."""
+"""Calibrators by name: ours, those that other packages register, and those their entry points name.
+
+Nothing heavy is imported with this module: the command line checks and completes names before PyTorch is
+loaded.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sklearn.base import clone
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-from salgp.calibrators.base import Calibrator
-from salgp.methods import CLASSES, entry_points
+    from salgp.calibrators.base import Calibrator
 
-__all__ = ["DEFAULT", "get", "method_for", "names", "register"]
+__all__ = ["CLASSES", "DEFAULT", "GROUP", "entry_points", "get", "method_for", "names", "register"]
+
+GROUP = "salgp.calibrators"
+"""Entry points of this group name calibrators of other packages."""
+
+CLASSES = {
+    "uncalibrated": "scaling.temperature.Uncalibrated",
+    "temperature": "scaling.temperature.TemperatureScaling",
+    "perturbed-temperature": "scaling.temperature.PerturbedTemperatureScaling",
+    "ensemble-temperature": "scaling.temperature.EnsembleTemperatureScaling",
+    "stacked": "scaling.stacked.StackedScaling",
+    "adaptive-ensemble": "scaling.adaptive_ensemble.AdaptiveCalibratorEnsemble",
+    "vector": "scaling.multiclass.VectorScaling",
+    "matrix": "scaling.multiclass.MatrixScaling",
+    "dirichlet": "scaling.multiclass.DirichletCalibration",
+    "platt": "scaling.sigmoid.PlattScaling",
+    "beta": "scaling.sigmoid.BetaCalibration",
+    "isotonic": "scaling.isotonic.IsotonicRegression",
+    "histogram": "scaling.binning.HistogramBinning",
+    "bbq": "scaling.bbq.BBQ",
+    "latent-gp": "gp.latent_gp.GPCalibration",
+    "density-aware": "density.density_aware.DensityAwareCalibration",
+    "trust-score": "density.trust_score.TrustScore",
+    "deep-knn": "density.trust_score.DeepKNN",
+    "residual-gp": "gp.residual.ResidualGP",
+    "layer-evidence": "evidence.calibrator.LayerEvidence",
+    "sal-gp": "gp.salgp.SALGP",
+}
+"""Short name -> module.Class inside `salgp.calibrators`; modules are imported on first use."""
 
 DEFAULT = (None, "auto")
 """What leaves the choice of a method to us."""
 _REGISTERED: dict[str, type[Calibrator]] = {}
 """Calibrators of other packages, by name."""
 
-C = TypeVar("C", bound=type[Calibrator])
+C = TypeVar("C", bound="type[Calibrator]")
 
 
 def get(name: str, **arguments: Any) -> Calibrator:
@@ -40,13 +72,17 @@ def method_for(method: Calibrator | str | None, has_layers: bool = True) -> Cali
 
     Example:
         >>> method_for("auto", has_layers=False)
-        TemperatureScaling()
+        StackedScaling()
     """
+    from sklearn.base import clone
+
+    from salgp.calibrators.base import Calibrator
+
     if isinstance(method, Calibrator):
         copy: Calibrator = clone(method)
         return copy
     if method in DEFAULT:
-        return get("layer-evidence" if has_layers else "temperature")
+        return get("layer-evidence" if has_layers else "stacked")
     if isinstance(method, str):
         return get(method)
     raise TypeError(f"method must be a Calibrator, its name, or None, got {type(method).__name__}")
@@ -76,6 +112,7 @@ def register(cls: C) -> C:
 
     Example:
         >>> from salgp import Prediction
+        >>> from salgp.calibrators import Calibrator
         >>> class Half(Calibrator):
         ...     "Half of the network's confidence."
         ...
@@ -89,6 +126,8 @@ def register(cls: C) -> C:
         >>> get(register(Half).name)
         Half()
     """
+    from salgp.calibrators.base import Calibrator
+
     if not (isinstance(cls, type) and issubclass(cls, Calibrator)):
         raise TypeError(f"expected a class derived from salgp.calibrators.Calibrator, got {cls!r}")
     name = getattr(cls, "name", None)
@@ -100,6 +139,18 @@ def register(cls: C) -> C:
         raise ValueError(f"there is a calibrator called {name!r} already; choose another name")
     _REGISTERED[name] = cls
     return cls
+
+
+def entry_points() -> dict[str, EntryPoint]:
+    """Calibrators that other installed packages announce, by name.
+
+    Example:
+        >>> "temperature" in entry_points()  # one of our own
+        False
+    """
+    from importlib import metadata  # takes longer than the rest of a help text
+
+    return {point.name: point for point in metadata.entry_points(group=GROUP)}
 
 
 def _known() -> list[str]:

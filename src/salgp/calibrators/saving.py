@@ -1,27 +1,34 @@
-"""A fitted calibrator as two files: its arguments and learned values as JSON, its arrays as safetensors.
+"""A fitted calibrator as one safetensors file: its arguments, what it learned, and what belongs to it.
 
-`salgp.calibrators.loading` reads them back. A rule (`salgp.decide.Rule`) may be kept beside them. It promises
-something of the confidences it was chosen on, so it stays only where the same calibrator is saved again, byte
-for byte; a new calibrator takes the place of both, and a warning says so.
+One file is replaced at once, so a reader gets the old calibrator or the new one with everything that belongs
+to it. `salgp.calibrators.loading` reads it back.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
+from salgp.file_signatures import is_of_kind
+from salgp.io import refuse_foreign, value_bytes, write_value
+from salgp.io.files import refuse_link
 
-from salgp.storage import check_replaceable, pack, write_folder, write_json, write_tensors
-
-__all__ = ["FORMAT_VERSION", "KIND", "check_place", "save_folder", "write_calibrator"]
+__all__ = [
+    "FILE",
+    "FORMAT_VERSION",
+    "KIND",
+    "calibrator_digest",
+    "calibrator_value",
+    "check_place",
+    "save_calibrator",
+]
 
 KIND = "salgp-calibrator"
-FORMAT_VERSION = 4
-GUESTS = ("salgp-rule",)
-"""Kinds of files that may be put beside a calibrator, and belong to it."""
+FORMAT_VERSION = 5
+FILE = "calibrator.safetensors"
+"""Name of the file inside the folder that `Calibrator.save` is given."""
 
 
 class Fitted(Protocol):
@@ -35,26 +42,43 @@ class Fitted(Protocol):
         """Arguments of the constructor."""
 
 
-def save_folder(folder: str | os.PathLike[str], write: Callable[[Path], object]) -> Path:
-    """Let ``write`` fill the folder of a calibrator, whole or not at all."""
-    return write_folder(folder, write, KIND, GUESTS)
+def save_calibrator(folder: str | os.PathLike[str], calibrator: Fitted, **parts: Any) -> Path:
+    """Write a calibrator into a folder, over an older one where there is one.
+
+    Args:
+        folder: created where missing; other files in it are left alone.
+        calibrator: fitted.
+        parts: what belongs to it, such as the description of its network; nested values and tensors.
+
+    Returns:
+        The folder.
+    """
+    where = Path(folder)
+    check_place(where)
+    write_value(where / FILE, KIND, FORMAT_VERSION, {**calibrator_value(calibrator), **parts})
+    return where
 
 
 def check_place(folder: Path) -> None:
-    """Refuse a place where `save_folder` would not put a calibrator."""
-    check_replaceable(folder, KIND, GUESTS)
+    """Refuse a place where `save_calibrator` would overwrite something else, or leave a rule beside a
+    calibrator that it was not chosen for.
+    """
+    refuse_link(folder)
+    refuse_foreign(folder / FILE, "calibrator")
+    rules = [path for path in sorted(folder.glob("*.json")) if path.is_file() and is_of_kind(path, "rule")]
+    if rules and (folder / FILE).is_file():
+        raise FileExistsError(
+            f"{rules[0]} was chosen for the calibrator that would be replaced; move it away, and choose the "
+            f"rule again for the new one"
+        )
 
 
-def write_calibrator(calibrator: Fitted, folder: Path) -> None:
-    """Put the two files of a fitted calibrator into a folder that is being written."""
-    tensors: dict[str, Tensor] = {}
+def calibrator_value(calibrator: Fitted) -> dict[str, Any]:
+    """Name, arguments and learned attributes."""
     learned = {k: v for k, v in vars(calibrator).items() if k.endswith("_") and not k.startswith("_")}
-    header = {
-        "format": KIND,
-        "format_version": FORMAT_VERSION,
-        "calibrator": calibrator.name,
-        "state": pack(learned, tensors),
-        "config": pack(calibrator.get_params(deep=False), tensors, "config"),
-    }
-    write_tensors(folder / "calibrator.safetensors", tensors, {"format": KIND})
-    write_json(folder / "calibrator.json", header)
+    return {"calibrator": calibrator.name, "config": calibrator.get_params(deep=False), "state": learned}
+
+
+def calibrator_digest(calibrator: Fitted) -> str:
+    """SHA-256 of its arguments and of what it learned; the same for the same calibrator loaded again."""
+    return hashlib.sha256(value_bytes(KIND, FORMAT_VERSION, calibrator_value(calibrator))).hexdigest()

@@ -1,8 +1,8 @@
-"""The one temperature of the largest likelihood, and the softmax it scales.
+"""The temperature of the largest likelihood, and the softmax it scales.
 
-In the inverse temperature ``b = 1 / T`` the negative log-likelihood of ``softmax(b z)`` is convex, with slope
-``E_p[z] - z_y`` and curvature ``Var_p[z]`` per sample, so a safeguarded Newton iteration finds the one
-optimum from any start and cannot leave the bounds.
+With the inverse temperature ``b = 1 / T`` the negative log-likelihood of ``softmax(b z)`` is convex: its
+slope, the sum of ``E_p[z] - z_y`` over samples, crosses zero once. The root is bracketed and found by Brent's
+method in ``log T``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ __all__ = [
     "BOUNDS",
     "best_temperature",
     "careful_temperature",
-    "gradient_steps",
     "rest_temperature",
     "row_chunks",
     "tempered_softmax",
@@ -31,10 +30,6 @@ BOUNDS = (0.01, 20.0)
 """Smallest and largest temperature looked for, unless told otherwise."""
 FLAT = 0.05
 """Below this temperature the likelihood hardly changes any more: there is no optimum."""
-NEWTON = 30
-"""Newton steps before the search only halves; ordinary data take fewer than ten."""
-LARGE = 2**24
-"""Logits from which on a temperature needs no prior."""
 
 
 def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:
@@ -56,7 +51,6 @@ def best_temperature(
     logits: Tensor,
     labels: Tensor,
     bounds: tuple[float, float] = BOUNDS,
-    init: float = 1.0,
     *,
     weights: Tensor | None = None,
     warn: bool = True,
@@ -67,7 +61,6 @@ def best_temperature(
         logits: ``(n, c)``.
         labels: ``(n,)`` true classes; -1 is left out.
         bounds: smallest and largest temperature.
-        init: temperature to start from.
         weights: ``(n,)`` weight of each sample.
         warn: tell when the temperature stopped at a bound.
 
@@ -80,28 +73,16 @@ def best_temperature(
     low, high = bounds
     if not 0 < low < high:
         raise ValueError(f"bounds must be 0 < smallest < largest temperature, got {tuple(bounds)}")
-    if not init > 0:
-        raise ValueError(f"init must be a positive temperature, got {init}")
     if not bool((labels >= 0).any()):
-        warnings.warn(
-            "no calibration sample has a known class: the temperature stays 1",
-            CalibrationWarning,
-            stacklevel=4,
-        )
+        _warn("no calibration sample has a known class: the temperature stays 1")
         return 1.0, False
-    inverse, end = _increasing_root(lambda b: _slope(logits, labels, b, weights), 1 / high, 1 / low, 1 / init)
-    if end and warn:
-        why = (
-            "every calibration sample is correct"
-            if inverse >= 1 / low
-            else "the confidences tell nothing about which samples are correct"
-        )
-        warnings.warn(
-            f"the temperature stopped at its bound {1 / inverse:g} ({why}?); calibrate on held-out data",
-            CalibrationWarning,
-            stacklevel=4,
-        )
-    return 1 / inverse, end
+    temperature, at_bound = _root(lambda u: _slope(logits, labels, u, weights), low, high)
+    if at_bound and warn:
+        correct = "every calibration sample is correct"
+        useless = "the confidences tell nothing about which samples are correct"
+        why = correct if temperature == low else useless
+        _warn(f"the temperature stopped at its bound {temperature:g} ({why}?); calibrate on held-out data")
+    return temperature, at_bound
 
 
 def rest_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -131,50 +112,10 @@ def careful_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> 
         >>> round(careful_temperature(z, torch.tensor([0, 0, 0, 0])), 1)
         0.8
     """
-    from scipy.optimize import minimize_scalar
-
-    known = labels >= 0
-    if not bool(known.any()):
+    if not bool((labels >= 0).any()):
         return 1.0
-    if logits.numel() > LARGE:  # the prior no longer shows
-        return best_temperature(logits, labels, warn=False)[0]
-    z, y = logits[known].double(), labels[known]
-
-    def loss(u: float) -> float:
-        fit = torch.nn.functional.cross_entropy(z * math.exp(-u), y, reduction="sum")
-        return float(fit) + 0.5 * (min(u, 0.0) / spread) ** 2
-
-    return math.exp(minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded").x)
-
-
-def gradient_steps(
-    logits: Tensor, labels: Tensor, bounds: tuple[float, float], init: float, steps: int, lr: float
-) -> float:
-    """Plain gradient descent on the mean negative log-likelihood as a function of ``T``, as many published
-    scripts do.
-
-    Args:
-        logits: ``(n, c)``.
-        labels: ``(n,)`` true classes; -1 is left out.
-        bounds: smallest and largest temperature; a step beyond ends on the bound.
-        init: temperature to start from.
-        steps: number of steps.
-        lr: length of a step.
-
-    Returns:
-        The temperature after the last step, at the optimum or not.
-
-    Example:
-        >>> z, labels = torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 1])
-        >>> round(gradient_steps(z, labels, BOUNDS, init=1.0, steps=50, lr=0.01), 2)  # the optimum is 1.82
-        1.11
-    """
-    n = max(int((labels >= 0).sum()), 1)
-    t = init
-    for _ in range(steps):
-        slope = _slope(logits, labels, 1 / t, None)[0] / n  # d NLL / d (1/T); d (1/T) / dT = -1 / T^2
-        t = min(max(t + lr * slope / t**2, bounds[0]), bounds[1])
-    return t
+    slope = lambda u: _slope(logits, labels, u, None) + min(u, 0.0) / spread**2  # noqa: E731
+    return _root(slope, *BOUNDS)[0]
 
 
 def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
@@ -188,48 +129,31 @@ def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
     return (slice(i, i + step) for i in range(0, n, step))
 
 
-def _slope(logits: Tensor, labels: Tensor, inverse: float, weights: Tensor | None) -> tuple[float, float]:
-    """First and second derivative of the negative log-likelihood in the inverse temperature."""
-    total = torch.zeros(2, dtype=torch.float64, device=logits.device)
+def _slope(logits: Tensor, labels: Tensor, log_temperature: float, weights: Tensor | None) -> float:
+    """Derivative of the negative log-likelihood in ``log T``."""
+    inverse, total = math.exp(-log_temperature), 0.0
     for rows in row_chunks(len(logits), logits.shape[1], elements=2**17):  # small enough to stay in cache
         z, y = at_least_single(logits[rows]), labels[rows]
         z = z - z.amax(dim=1, keepdim=True)
-        pz = torch.softmax(z * inverse, dim=1).mul_(z)
-        mean = pz.sum(dim=1)
-        slope = mean - z.gather(1, y.clamp_min(0)[:, None])[:, 0]
-        curvature = torch.linalg.vecdot(pz, z) - mean**2
+        mean = torch.linalg.vecdot(torch.softmax(z * inverse, dim=1), z)
+        each = z.gather(1, y.clamp_min(0)[:, None])[:, 0] - mean
         weight = (y >= 0).double() if weights is None else weights[rows] * (y >= 0)
-        total += (torch.stack([slope, curvature]).double() * weight).sum(dim=1)
-    first, second = total.tolist()
-    return first, second
+        total += float(torch.dot(each.double(), weight.double()))
+    return inverse * total
 
 
-def _increasing_root(
-    slope: Callable[[float], tuple[float, float]], low: float, high: float, start: float
-) -> tuple[float, bool]:
-    """Root of an increasing function in [low, high]; the second value says that an end was returned for want
-    of a root.
+def _root(slope: Callable[[float], float], low: float, high: float) -> tuple[float, bool]:
+    """``T`` in ``[low, high]`` where ``slope(log T)`` turns positive; true with an end where it does not."""
+    from scipy.optimize import brentq
 
-    Newton steps, as long as they are few and each leads to a new place inside the bracket. Otherwise the end
-    on that side is tried, and then the bracket halved (on a log scale), which always comes to an end.
-    """
-    x, below, above, tried = min(max(start, low), high), low, high, set[float]()
-    while True:
-        g, h = slope(x)
-        tried.add(x)
-        if (x <= low and g >= 0) or (x >= high and g <= 0):
-            return x, True
-        if g == 0:
-            return x, False
-        below, above, end = (below, x, low) if g > 0 else (x, above, high)
-        new = min(max(x - g / h, low), high) if h > 0 and len(tried) <= NEWTON else math.nan
-        if below <= new <= above and new not in tried:
-            if abs(new - x) <= 1e-4 * x:  # convergence is quadratic: the new one is good to about 1e-8
-                return new, False
-            x = new
-        elif end not in tried:
-            x = end
-        elif above / below > 1 + 1e-8:
-            x = math.sqrt(below * above)
-        else:
-            return x, False
+    if slope(0.0) == 0.0:  # as where all logits are equal
+        return 1.0, False
+    if slope(math.log(low)) >= 0.0:
+        return low, True
+    if slope(math.log(high)) <= 0.0:
+        return high, True
+    return math.exp(brentq(slope, math.log(low), math.log(high), xtol=1e-12)), False
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, CalibrationWarning, stacklevel=5)

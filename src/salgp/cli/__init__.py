@@ -1,13 +1,15 @@
-"""The ``salgp`` command: from a network and its data to confidences that can be trusted, without a line of
-Python.
+"""The ``salgp`` command: calibrated confidences for a network and its data, without a line of Python.
 
-Heavy parts of the library are imported by the commands that need them, so that ``salgp --help`` is quick.
+Every command is a thin call of the Python API, in a module of its own. Heavy parts of the library are
+imported by the commands that need them, so that ``salgp --help`` is quick. Other packages add commands: an
+entry point of the group ``salgp.commands`` names a function that takes the `typer.Typer` and adds some.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 
 try:
     import typer
@@ -15,30 +17,36 @@ except ModuleNotFoundError as error:  # pragma: no cover
     raise SystemExit('salgp: the command line needs typer and rich; pip install "salgp[cli]"') from error
 
 from salgp.cli import (
-    applying,
-    comparing,
-    demonstrating,
-    describing,
-    exporting,
-    extracting,
-    fitting,
-    monitoring,
-    reporting,
-    scoring,
-    studying,
-    whole,
+    apply,
+    calibrate,
+    compare,
+    decide,
+    demo,
+    export,
+    extract,
+    fit,
+    info,
+    monitor,
+    report,
+    score,
+    sets,
 )
-from salgp.cli.shell import INTERRUPTED, USAGE, Commands, complain
+from salgp.cli.console import FAILURE, INTERRUPTED, USAGE, complain, sentence
 
-__all__ = ["app", "main"]
+__all__ = ["add_plugins", "app", "main"]
+
+COMMANDS = (calibrate, extract, fit, apply, compare, report, decide, sets, score, demo, monitor, export, info)
+GROUP = "salgp.commands"
+"""Entry points of this group name commands of other packages."""
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""Whatever follows the name of a command that cannot be loaded."""
 
 app = typer.Typer(
     name="salgp",
-    cls=Commands,
-    help="Confidences that can be trusted, an error bar on each, and the layer that caused each correction.",
+    help="Calibrated confidences for trained classifiers, with error bars and the layers behind each change.",
     epilog="Start with:  salgp demo",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -51,18 +59,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         salgp 0.2.0
         0
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    unreadable = [text for text in given if not _is_text(text)]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    unreadable = [text for text in words if not _is_text(text)]
     if unreadable:
         return complain(f"{unreadable[0]!r} is not text in UTF-8; rename the file, or mend the line", USAGE)
     try:
-        code = app(args=given, prog_name="salgp", standalone_mode=False)
+        code = app(args=words or ["--help"], prog_name="salgp", standalone_mode=False)
     except KeyboardInterrupt:
         return complain("stopped", INTERRUPTED)
     except _CLICK_ERROR as error:
-        code = int(error.exit_code)  # type: ignore[attr-defined]
-        return complain(_usage(error), code) if given else code  # without arguments, the help has been shown
-    return int(code or 0) if given else USAGE  # older versions of click show the help and give 0
+        return complain(_usage(error), int(error.exit_code))  # type: ignore[attr-defined]
+    return int(code or 0) if words else USAGE
+
+
+def add_plugins(app: typer.Typer) -> None:
+    """Add the commands of other packages; one that cannot be loaded says so when it is called."""
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()(app)
+        except Exception as error:  # whatever another package does wrong must not stop our own commands
+            why = f"the command {point.name} of {point.value} cannot be loaded: {sentence(error)}"
+            app.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)(_refused(why))
+
+
+def _refused(why: str) -> Callable[[], None]:
+    def refuse() -> None:
+        raise typer.Exit(complain(why, FAILURE))
+
+    return refuse
 
 
 def _is_text(text: str) -> bool:
@@ -102,18 +126,6 @@ def _usage(error: Exception) -> str:
     return f"{message.rstrip('.')}; see {where} --help"
 
 
-for _part in (
-    whole,
-    extracting,
-    fitting,
-    applying,
-    comparing,
-    reporting,
-    scoring,
-    demonstrating,
-    monitoring,
-    exporting,
-    describing,
-    studying,
-):
-    _part.register(app)
+for _command in COMMANDS:
+    _command.register(app)
+add_plugins(app)

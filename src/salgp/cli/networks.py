@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from salgp.cli.shell import UsageError, did_you_mean
-from salgp.cli.weights import load_weights
+from salgp.cli.console import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["HUGGING_FACE", "has_own_weights", "import_object", "open_network"]
+__all__ = ["HUGGING_FACE", "has_own_weights", "import_object", "open_network", "open_tokenizer"]
 
 HUGGING_FACE = "hf:"
 ONNX = ".onnx"
@@ -33,13 +32,24 @@ def open_network(spec: str, weights: Path | None = None) -> nn.Module:
     if spec.startswith(HUGGING_FACE):
         return _hugging_face(Path(spec.removeprefix(HUGGING_FACE))).eval()
     if spec.endswith(ONNX):
-        from salgp.onnx import OnnxNetwork
-
-        return OnnxNetwork(spec).eval()
+        return _onnx(spec).eval()
     model = _made_by_user(spec)
     if weights is not None:
+        from salgp.io.weights import load_weights
+
         load_weights(model, weights)
     return model.eval()
+
+
+def open_tokenizer(spec: str) -> Any:
+    """The tokenizer in the folder of a Hugging Face model, or None where there is none."""
+    import transformers
+
+    folder = Path(spec.removeprefix(HUGGING_FACE))
+    if not any(folder.glob("tokenizer*")) and not (folder / "vocab.txt").is_file():
+        return None
+    options: Any = {"local_files_only": True, "trust_remote_code": False}
+    return transformers.AutoTokenizer.from_pretrained(folder, **options)
 
 
 def has_own_weights(spec: str) -> bool:
@@ -133,6 +143,16 @@ def _in_folder(folder: Path, run: Any) -> Any:
         return run()
     finally:
         sys.path.remove(str(folder))
+
+
+def _onnx(path: str) -> nn.Module:
+    from salgp.io import reading
+    from salgp.io.files import open_regular
+    from salgp.onnx import OnnxNetwork
+
+    open_regular(path).close()
+    with reading(path, "an ONNX graph that onnxruntime accepts"):
+        return OnnxNetwork(path)
 
 
 def _hugging_face(folder: Path) -> nn.Module:

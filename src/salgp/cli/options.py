@@ -10,52 +10,75 @@ from typing import Annotated
 
 import typer
 
-from salgp.methods import CLASSES, entry_points
+from salgp.calibrators.registry import CLASSES, entry_points
+from salgp.cli.console import UsageError, did_you_mean
 
 __all__ = [
     "AnyNetwork",
     "BatchSize",
-    "Cal",
     "CalibrationData",
+    "CalibratorFolder",
     "Classes",
     "Compared",
+    "Context",
     "Data",
     "Device",
     "Engine",
-    "Feats",
+    "Error",
+    "FeaturesFile",
     "FieldLabels",
     "Folder",
     "Force",
     "Gray",
-    "ImageMean",
     "ImageSize",
-    "ImageStd",
-    "InContext",
     "InputNames",
     "Layers",
-    "MaxWidth",
     "Method",
     "Model",
+    "Normalize",
     "Out",
     "Output",
     "Perturbed",
     "Pooling",
     "Prepare",
-    "RayAddress",
+    "Probs",
     "Reference",
+    "RuleFile",
     "Scale",
     "Seed",
     "TestData",
     "TrainingData",
     "Weights",
     "Workers",
+    "check_method",
     "known_methods",
+    "split_names",
 ]
 
 
 def known_methods() -> list[str]:
     """Names of all calibrators, for completion and messages."""
     return [*CLASSES, *entry_points()]
+
+
+def check_method(*methods: str | None) -> None:
+    """Refuse names that no calibrator has, and suggest the nearest."""
+    known = known_methods()
+    for name in methods:
+        if name is not None and name not in (*known, "auto"):
+            raise UsageError(
+                f"no calibrator called {name!r}; {did_you_mean(name, known)}known: {', '.join(known)}"
+            )
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Comma-separated names; None stays None.
+
+    Example:
+        >>> split_names("a, b")
+        ['a', 'b']
+    """
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 Model = Annotated[
@@ -72,6 +95,19 @@ Data = Annotated[
         help=".npz, .safetensors, .parquet, .csv, or a folder of images or Parquet shards.",
     ),
 ]
+FeaturesFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FEATURES",
+        help="Features: .safetensors, a folder of Parquet shards, or class scores (.npz, .csv, .parquet).",
+    ),
+]
+CalibratorFolder = Annotated[Path, typer.Argument(metavar="CAL", help="Folder of a fitted calibrator.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result is written.")]
+Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of everything that is written.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing result.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+
 Weights = Annotated[
     Path | None,
     typer.Option(
@@ -86,7 +122,7 @@ Pooling = Annotated[
     typer.Option("--pooling", help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten."),
 ]
 Output = Annotated[
-    str,
+    str | None,
     typer.Option("--output", help="What the network returns: logits, probabilities or log-probabilities."),
 ]
 InputNames = Annotated[
@@ -115,31 +151,30 @@ ImageSize = Annotated[
     str | None, typer.Option("--image-size", help="Size images are brought to: HEIGHT or HEIGHT,WIDTH.")
 ]
 Gray = Annotated[bool, typer.Option("--gray", help="Read images as gray.")]
-ImageMean = Annotated[str | None, typer.Option("--image-mean", help="Mean of each channel, taken off.")]
-ImageStd = Annotated[
-    str | None, typer.Option("--image-std", help="Standard deviation of each channel, divided by.")
-]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Samples per batch.")]
-MaxWidth = Annotated[
-    int | None, typer.Option("--max-width", min=1, help="Project wider layers to this width.")
-]
-Device = Annotated[str | None, typer.Option("--device", help="Device to run on, e.g. cuda.")]
-
-
-Feats = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FEATURES",
-        help="Features: .safetensors, a folder of Parquet shards, or class scores (.npz, .csv, .parquet).",
+Normalize = Annotated[
+    str | None,
+    typer.Option(
+        "--normalize",
+        metavar="MEAN:STD",
+        help="Standardise images in [0, 1], per channel: imagenet, or e.g. 0.5,0.5,0.5:0.2,0.2,0.2.",
     ),
 ]
-Cal = Annotated[Path, typer.Argument(metavar="CAL", help="Folder of a fitted calibrator.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result is written.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing result.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Samples per batch.")]
+Device = Annotated[str | None, typer.Option("--device", help="Device to run on, e.g. cuda.")]
+Perturbed = Annotated[
+    bool, typer.Option("--perturb", help="Add augmented samples: calibration data for use under shift.")
+]
+
+Probs = Annotated[
+    str | None,
+    typer.Option(
+        "--probs", metavar="A,B,...", help="Columns of a table that hold the classes' probabilities."
+    ),
+]
 AnyNetwork = Annotated[
     bool, typer.Option("--any-network", help="Accept features known to come from another network.")
 ]
-InContext = Annotated[
+Context = Annotated[
     str | None,
     typer.Option(
         "--context",
@@ -161,7 +196,6 @@ Reference = Annotated[
         "--reference", help="Features of the network's training data, for methods that compare against it."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Method = Annotated[
     str | None,
     typer.Option(
@@ -169,25 +203,34 @@ Method = Annotated[
         "-m",
         autocompletion=known_methods,
         help="Calibrator; `salgp info` lists them. auto, the default: layer evidence where there are layers, "
-        "else temperature scaling.",
+        "else the best scaling by cross-validation.",
     ),
 ]
-Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of everything that is written.")]
 CalibrationData = Annotated[
-    Path, typer.Option(help="Labelled data the network was not trained on; a few hundred samples.")
+    Path,
+    typer.Option("--calibration", help="Labelled data the network was not trained on; some hundred samples."),
 ]
 TrainingData = Annotated[
-    Path | None, typer.Option(help="The network's training data, to compare new samples with.")
+    Path | None, typer.Option("--train", help="The network's training data, to compare new samples with.")
 ]
 TestData = Annotated[
-    Path | None, typer.Option(help="Labelled data to check the result on, for the table and the report.")
+    Path | None,
+    typer.Option("--test", help="Labelled data to check the result on, for the table and the report."),
 ]
-Compared = Annotated[str, typer.Option(help="Methods to compare with, separated by commas; empty for none.")]
-Perturbed = Annotated[
-    bool, typer.Option(help="Add perturbed copies of the samples: calibration data for use under shift.")
+Compared = Annotated[
+    str, typer.Option("--compare", help="Methods to compare with, separated by commas; empty for none.")
 ]
-Engine = Annotated[str, typer.Option(help="local or ray.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Pieces of work at a time. Default: one per core.")]
-RayAddress = Annotated[
-    str | None, typer.Option(help="Of a running Ray cluster, e.g. auto. Default: start Ray here.")
+Error = Annotated[
+    float | None,
+    typer.Option("--error", help="Largest acceptable share of wrong answers, e.g. 0.05."),
+]
+RuleFile = Annotated[
+    Path | None, typer.Option("--rule", help="Rule of `salgp decide`: also say for each answer, act or ask.")
+]
+Engine = Annotated[
+    str,
+    typer.Option("--engine", help="local; ray, started here; or the address of a running Ray cluster."),
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Pieces of work at a time. Default: one per core.")
 ]

@@ -1,4 +1,4 @@
-"""A rule: act where the confidence exceeds a threshold, ask elsewhere; its promise, its file, its graph."""
+"""A rule: act where the confidence exceeds a threshold, ask elsewhere; its guarantee, file and graph."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
+from salgp.io import FormatError, from_json, read_header, refuse_foreign, write_header
 from salgp.prediction import Prediction, checked
-from salgp.storage import FormatError, from_json, read_header, refuse_foreign, write_header
 
 __all__ = ["ALWAYS", "NEVER", "Rule", "RuleModule"]
 
@@ -105,8 +105,8 @@ class Rule:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator. Another
-        calibrator that is saved there removes it (`salgp.calibrators.Calibrator.save`).
+        """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator; no other
+        calibrator is then saved there (`salgp.calibrators.Calibrator.save`).
 
         A rule that is there already is replaced; any other file is left alone with a `FileExistsError`.
         """

@@ -1,9 +1,7 @@
-"""How well does it do today, where there are no labels, or only a few?
+"""Accuracy of unlabelled data, and confidences corrected by a few labels or for another class mix.
 
-Rooms: `accuracy` (what calibrated confidences say of a batch, with an interval), `labelled` (confidences
-corrected by a few labels), `mix` (which classes the batch holds, and confidences corrected for it), `rivals`
-(published estimators behind one interface). All take a `salgp.Prediction`, so that every calibrator can be
-judged by how well it knows its own accuracy.
+`accuracy` (expected accuracy of a batch, with an interval), `labelled` (confidences corrected by a few
+labels), `mix` (the class mix of a batch, and confidences corrected for it). All take a `salgp.Prediction`.
 """
 
 from __future__ import annotations
@@ -20,25 +18,11 @@ from salgp.estimate.accuracy import (
 )
 from salgp.estimate.labelled import Correction, learn_correction
 from salgp.estimate.mix import ClassMix, adapt, class_mix
-from salgp.estimate.rivals import (
-    ATC,
-    CBPE,
-    AverageConfidence,
-    DifferenceOfConfidences,
-    Estimator,
-    ImportanceWeighting,
-)
 
 __all__ = [
-    "ATC",
-    "CBPE",
-    "AverageConfidence",
     "ClassMix",
     "Correction",
-    "DifferenceOfConfidences",
     "Estimate",
-    "Estimator",
-    "ImportanceWeighting",
     "Spread",
     "accuracy",
     "adapt",

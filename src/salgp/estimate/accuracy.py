@@ -4,10 +4,10 @@ A confidence is the probability of being right, so the expected accuracy of a ba
 Two things make the truth differ. *Chance*: ``n`` answers with confidences ``c_i`` are right a random number
 of times, with variance ``sum c_i (1 - c_i)``; it fades with ``n``. *Calibration*: under shift all confidences
 err together; no number of samples helps. `Spread` measures the second on environments whose labels are known
-and which the calibrator has not seen, for instance the families of rehearsed copies left out in turn. It
-grows with the distance from home:
+and which the calibrator has not seen, for instance the families of augmented samples left out in turn. It
+grows with the distance from the calibration data:
 
-    sd = base + slope * |mean confidence at home - mean confidence now|.
+    sd = base + slope * |mean confidence on calibration data - mean confidence now|.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Spread:
     """How far mean confidence and accuracy differ where the calibrator has not been.
 
     Args:
-        base: standard deviation at home.
-        slope: what is added per point of distance from home.
-        home: mean confidence at home.
+        base: standard deviation on calibration data.
+        slope: what is added per point of distance from there.
+        confidence: mean confidence on calibration data.
         factor: half-width of the interval of ``level`` in standard deviations, as the environments had it.
         level: of the interval ``factor`` belongs to.
         n_environments: how many were measured.
@@ -90,14 +90,14 @@ class Spread:
 
     base: float
     slope: float
-    home: float
+    confidence: float
     factor: float = INTERVAL_SD
     level: float = 0.9
     n_environments: int = 0
 
     def at(self, mean_confidence: float) -> float:
         """Standard deviation of accuracy around the mean confidence there."""
-        return self.base + self.slope * abs(self.home - mean_confidence)
+        return self.base + self.slope * abs(self.confidence - mean_confidence)
 
 
 def accuracy(prediction: Prediction, spread: Spread | float | None = None, level: float = 0.9) -> Estimate:
@@ -105,10 +105,10 @@ def accuracy(prediction: Prediction, spread: Spread | float | None = None, level
 
     Args:
         prediction: of the batch.
-        spread: what calibration does not know: measured (`measure_spread`), at home (`sampling_spread`), a
-            standard deviation, or by default the mean of the calibrator's own error bars. For a calibrator
-            without error bars, such as temperature scaling, the default interval holds the chance of the
-            batch only, as if the calibrator had been fitted on endless samples: give it a spread.
+        spread: systematic error of the confidences: measured (`measure_spread`), of sampling
+            (`sampling_spread`), a standard deviation, or by default the mean of the calibrator's own error
+            bars. For a calibrator without error bars, such as temperature scaling, the default interval
+            holds the chance of the batch only: give it a spread.
         level: of the interval.
 
     Returns:
@@ -153,7 +153,9 @@ def per_class(
     return {k: _mean(prediction[prediction.label == k], spread, level) for k in range(n_classes)}
 
 
-def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, level: float = 0.9) -> Spread:
+def measure_spread(
+    environments: Iterable[tuple[Prediction, Any]], confidence: float, level: float = 0.9
+) -> Spread:
     """Measure what calibration does not know on labelled environments it was not fitted on.
 
     The line ``base + slope * distance`` is the likeliest one for normal gaps whose sampling noise is known;
@@ -161,7 +163,7 @@ def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, 
 
     Args:
         environments: predictions and labels, one pair each; a dozen or more.
-        home: mean confidence where the calibrator was fitted.
+        confidence: mean confidence on the calibration data.
         level: of the intervals the spread is for.
 
     Example:
@@ -170,7 +172,7 @@ def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, 
         ...         torch.zeros(1000, dtype=torch.long), torch.full((1000, 2), 0.5), torch.full((1000,), 0.8)
         ...     )
         ...     return p, (torch.arange(1000) >= 1000 * share).long()
-        >>> spread = measure_spread([at(0.7), at(0.75), at(0.85), at(0.9)], home=0.8)
+        >>> spread = measure_spread([at(0.7), at(0.75), at(0.85), at(0.9)], confidence=0.8)
         >>> 0.05 < spread.at(0.8) < 0.11
         True
     """
@@ -178,7 +180,7 @@ def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, 
     if not rows:
         raise ValueError("a spread is measured on labelled environments, got none")
     gap, mean, chance = np.array(rows, dtype=np.float64).T
-    distance = np.abs(home - mean)
+    distance = np.abs(confidence - mean)
     sd = _BASES[:, None, None] + _SLOPES[None, :, None] * distance  # (bases, slopes, environments)
     variance = sd**2 + chance
     loss = (gap**2 / variance + np.log(variance)).sum(-1)
@@ -186,18 +188,18 @@ def measure_spread(environments: Iterable[tuple[Prediction, Any]], home: float, 
     ratio = np.sort(np.abs(gap) / np.sqrt(variance[i, j]))
     k = min(math.ceil((len(ratio) + 1) * level), len(ratio))
     factor = max(float(ratio[k - 1]), _normal(level))
-    return Spread(float(_BASES[i]), float(_SLOPES[j]), home, factor, level, len(ratio))
+    return Spread(float(_BASES[i]), float(_SLOPES[j]), confidence, factor, level, len(ratio))
 
 
-def sampling_spread(home: Prediction) -> Spread:
-    """What a calibrator without error bars does not know at home, because it was fitted on few samples.
+def sampling_spread(calibration: Prediction) -> Spread:
+    """The sampling error on calibration data of a calibrator without error bars.
 
     Fitting matches the mean confidence ``a`` to the accuracy of ``n`` calibration samples, which is off by
     ``sqrt(a (1 - a) / n)``; a new batch inherits that. It says nothing of other places: `left_out_spread`
     does.
 
     Args:
-        home: prediction of the samples that the calibrator was fitted on.
+        calibration: prediction of the samples that the calibrator was fitted on.
 
     Example:
         >>> s = torch.full((400,), 0.8)
@@ -205,10 +207,10 @@ def sampling_spread(home: Prediction) -> Spread:
         >>> round(sampling_spread(p).base, 3)
         0.02
     """
-    n = len(checked(home))
+    n = len(checked(calibration))
     if not n:
         raise ValueError("expected the prediction of the calibration samples, got an empty one")
-    mean = float(home.confidence.detach().double().mean())
+    mean = float(calibration.confidence.detach().double().mean())
     return Spread(math.sqrt(max(mean * (1 - mean), 0.0) / n), 0.0, mean)
 
 
@@ -220,15 +222,14 @@ def left_out_spread(
     environments: Tensor | None = None,
     level: float = 0.9,
 ) -> Spread:
-    """`measure_spread` on the families of rehearsed copies, each predicted by a fit that has seen neither the
-    family nor the samples.
+    """`measure_spread` on families of augmented samples, each predicted by a fit that has not seen them.
 
-    Half of the samples and one family are left out at a time. Copies of samples that the fit has seen would
-    make calibration look better than it is, above all the weak ones.
+    Half of the samples and one family are left out at a time. Augmented samples whose originals the fit has
+    seen would make calibration look better than it is, above all the weak ones.
 
     Args:
         calibrator: its settings are used; it is not changed.
-        features: originals and copies, with ``groups`` and ``families``.
+        features: originals and augmented samples, with ``groups`` and ``families``.
         labels: ``(n,)`` true classes.
         reference: features and labels of the network's training set.
         environments: ``(n,)`` numbers that divide a family further; by default ``features.strengths``.
@@ -243,11 +244,11 @@ def left_out_spread(
         >>> rows, family = torch.arange(200).repeat(2), torch.arange(2).repeat_interleave(200)
         >>> features = Features(torch.cat([z, noisy]), groups=rows, families=family)
         >>> spread = left_out_spread(get("temperature"), features, y.repeat(2))
-        >>> spread.n_environments, spread.at(spread.home) < spread.at(spread.home - 0.3)
+        >>> spread.n_environments, spread.at(spread.confidence) < spread.at(spread.confidence - 0.3)
         (2, True)
     """
     if features.families is None or features.groups is None:
-        raise ValueError('these features have no copies; rehearse them first: extract(..., perturb="auto")')
+        raise ValueError('these features have no augmented samples; extract them with perturb="auto"')
     y = as_labels(labels, len(features), features.n_classes)
     family, half = features.families.cpu(), _halves(features.groups.cpu())
     given = features.strengths if environments is None else environments
@@ -263,12 +264,13 @@ def left_out_spread(
                     pair = (fitted.predict(_plain(features[rows])), y[rows])
                     found.setdefault((number, piece), []).append(pair)
     pairs = {key: _joined(sides) for key, sides in found.items()}
-    home = [prediction for (number, _), (prediction, _) in pairs.items() if number == 0]
-    return measure_spread(pairs.values(), float(Prediction.concatenate(home).confidence.mean()), level)
+    originals = [prediction for (number, _), (prediction, _) in pairs.items() if number == 0]
+    mean = float(Prediction.concatenate(originals).confidence.mean())
+    return measure_spread(pairs.values(), mean, level)
 
 
 def _halves(groups: Tensor) -> Tensor:
-    """0 or 1 for every row, the same for a sample and its copies; every second sample."""
+    """0 or 1 for every row, the same for a sample and its augmented ones; every second sample."""
     return groups.unique(return_inverse=True)[1] % 2
 
 
@@ -294,7 +296,7 @@ def from_sums(
 
 
 def _plain(features: Features) -> Features:
-    """Without the columns that say which rows are copies: new samples have none."""
+    """Without the columns that say which rows are augmented: new samples have none."""
     return Features(features.logits, features.layers)
 
 

@@ -1,6 +1,6 @@
 """A few labels from where the network is used now, and confidences corrected by them.
 
-Unlabelled samples show how far data have moved, not how well the network does there. A few labels do. Every
+Unlabelled samples show how far data have shifted, not how well the network does there. A few labels do. Every
 confidence moves on one line in its log-odds ``f``,
 
     f' = (1 + a) f + b,     a ~ N(0, 0.1),     b ~ N(0, 0.5),
@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from salgp.gp.logistic import logistic, logistic_covariance
+from salgp.io import from_json
 from salgp.labels import as_labels
 from salgp.logits import log_odds
 from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction, checked, confidence_of, spread_confidence
-from salgp.storage import from_json
 
 __all__ = ["Correction", "learn_correction"]
 
@@ -97,8 +97,8 @@ class Correction:
         left = ((line @ torch.tensor(self.covariance).to(line)) * line).sum(dim=1)
         before = line.square() @ torch.tensor(PRIOR).to(line)
         learned = (1 / left.clamp_min(1e-12) - 1 / before).clamp_min(0.0)
-        moved = self.slope**2 * variance
-        return OWN * moved + (1 - OWN) / (1 / moved.clamp_min(1e-12) + learned)
+        scaled = self.slope**2 * variance
+        return OWN * scaled + (1 - OWN) / (1 / scaled.clamp_min(1e-12) + learned)
 
     def __str__(self) -> str:
         shown = float(

@@ -1,13 +1,13 @@
 """Which classes a batch holds, without labels, and confidences corrected for it.
 
-Where only the class mix moved, ``p(y | x)`` becomes ``p(y | x) w_y`` up to a factor, ``w`` = new mix / old
-mix. The new mix is the likeliest one, found by expectation maximisation on calibrated probabilities (Saerens,
-Latinne and Decaestecker 2002). Where the samples themselves moved this is wrong, and nothing in an unlabelled
-batch says so: a correction is asked for by name and never applied silently.
+Under label shift, where only the class mix changes, ``p(y | x)`` becomes ``p(y | x) w_y`` up to a factor,
+``w`` = new mix / old mix. The new mix is the likeliest one, found by expectation maximisation on calibrated
+probabilities (Saerens, Latinne and Decaestecker 2002). Where the samples themselves shifted this is wrong,
+and nothing in an unlabelled batch says so: a correction is asked for by name and never applied silently.
 
 The old mix was counted on a finite number of samples, too, and so was the factor of each class that brings
 its mean probability there to its share. Both errors are part of the deviation of a share (delta method) and
-of the test: without them every mix "has moved" as soon as the batch is large enough.
+of the test: without them every mix "has changed" as soon as the batch is large enough.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClassMix:
         share: ``(c,)`` estimated shares; they sum to 1.
         std: ``(c,)`` their standard deviation.
         source: ``(c,)`` shares that the calibrator was fitted for.
-        p_value: of "the mix is still the source's"; small means it moved.
+        p_value: of "the mix is still the source's"; small means it changed.
         n: samples.
         converged: did the search settle?
     """
@@ -55,7 +55,7 @@ class ClassMix:
         return np.clip(self.share - half, 0, 1), np.clip(self.share + half, 0, 1)
 
     def __str__(self) -> str:
-        verdict = "has moved" if self.p_value < 0.01 else "has not visibly moved"
+        verdict = "has changed" if self.p_value < 0.01 else "has not visibly changed"
         largest = int(np.argmax(np.abs(self.share - self.source)))
         return (
             f"The class mix {verdict} (p = {self.p_value:.2g}, {self.n:,} samples); most: class {largest}, "
@@ -68,13 +68,13 @@ def class_mix(
     source_mix: ArrayLike,
     max_steps: int = 500,
     tolerance: float = 1e-7,
-    home: Prediction | None = None,
+    calibration: Prediction | None = None,
     n_source: int | None = None,
 ) -> ClassMix:
     """Estimate the class mix of an unlabelled batch.
 
     The estimate takes the class probabilities at their word, class by class. Those of a calibrated
-    *confidence* need not be right for each class: then a mix "moves" that did not. With ``home``, the
+    *confidence* need not be right for each class: then a mix "moves" that did not. With ``calibration``, the
     prediction of the calibration samples, every class is first scaled by one factor, so that its mean
     probability there is its share.
 
@@ -83,13 +83,13 @@ def class_mix(
         source_mix: ``(c,)`` shares of the true classes among the calibration samples, all above 0.
         max_steps: of the search.
         tolerance: largest change of a share at which it stops.
-        home: prediction, by the same calibrator, of the calibration samples or others of that mix. The mix is
-            taken as counted on them.
-        n_source: where there is no ``home``, the number of samples that the mix was counted on. With neither
+        calibration: prediction, by the same calibrator, of the calibration samples or others of that mix.
+            The mix is taken as counted on them.
+        n_source: without ``calibration``, the number of samples that the mix was counted on. With neither
             the mix is taken as known exactly, which is right for a mix by design only.
 
     Returns:
-        Shares, their uncertainty, and a test of "nothing moved". Both contain what the batch does not know,
+        Shares, their uncertainty, and a test of "nothing changed". Both contain what the batch does not know,
         and what the samples do not know that the source mix was counted on.
 
     Example:
@@ -102,17 +102,17 @@ def class_mix(
     source = _shares(source_mix, probs.shape[1])
     if not len(probs):
         raise ValueError("the class mix of an empty batch is unknown")
-    _check_n_source(n_source, home)
-    at_home = None
-    if home is not None:
-        given = _array(home)
+    _check_n_source(n_source, calibration)
+    at_source = None
+    if calibration is not None:
+        given = _array(calibration)
         factors = _factors(given, source)
-        at_home, probs = _scaled(given, factors), _scaled(probs, factors)
+        at_source, probs = _scaled(given, factors), _scaled(probs, factors)
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
     share, converged = _likeliest(ratio, source, max_steps, tolerance)
     freedom = max(len(source) - 1, 1)
-    p_value = float(chdtrc(freedom, _evidence(probs, share, source, at_home, n_source)))
-    variance = _batch_variance(ratio, share) + _source_variance(ratio, share, source, at_home, n_source)
+    p_value = float(chdtrc(freedom, _evidence(probs, share, source, at_source, n_source)))
+    variance = _batch_variance(ratio, share) + _source_variance(ratio, share, source, at_source, n_source)
     return ClassMix(share, np.sqrt(variance.clip(0)), source, p_value, len(probs), converged)
 
 
@@ -134,17 +134,18 @@ def _evidence(
     probs: FloatArray,
     share: FloatArray,
     source: FloatArray,
-    home: FloatArray | None,
+    calibration: FloatArray | None,
     n_source: int | None,
 ) -> float:
     """Chi-square with ``c - 1`` degrees of freedom where the mix did not move.
 
     A mix known exactly: the ratio of likelihoods. Otherwise the score test: mean probabilities of the batch
-    against those at home, with the variance of both. Errors of the factors cancel in that difference.
+    against those of the calibration samples, with the variance of both. Errors of the factors cancel in that
+    difference.
     """
-    if home is not None:
-        together = np.concatenate([probs, home])
-        variance = _scatter(together - together.mean(0)) * (1 / len(probs) + 1 / len(home))
+    if calibration is not None:
+        together = np.concatenate([probs, calibration])
+        variance = _scatter(together - together.mean(0)) * (1 / len(probs) + 1 / len(calibration))
     elif n_source is not None:
         likely = (probs.sum(0) + n_source * source) / (len(probs) + n_source)
         variance = _scatter(probs - source) / len(probs) + _multinomial(likely) / n_source
@@ -164,13 +165,13 @@ def _source_variance(
     ratio: FloatArray,
     share: FloatArray,
     source: FloatArray,
-    home: FloatArray | None,
+    calibration: FloatArray | None,
     n_source: int | None,
 ) -> FloatArray:
     """``(c,)`` from the samples that source mix and factors come from, by the delta method.
 
     With ``I`` the information of one sample, ``K`` its inverse where the sum stays 1, ``s`` the shares and
-    ``u`` the factors divided by the source mix, ``ds = K (1 - I diag s) d log u``. A count at home is the sum
+    ``u`` the factors divided by the source mix, ``ds = K (1 - I diag s) d log u``. A count there is the sum
     of the mean probability and of what chance adds to it. Only the second moves the factors, by the inverse
     of its covariance ``V``.
     """
@@ -178,12 +179,12 @@ def _source_variance(
     inverse = _inverse(information)
     change = inverse - inverse @ information * share  # d share / d log u
     per_count = change / source
-    if home is not None:
-        chance = np.diag(home.mean(0)) - _scatter(home)
-        certain = _scatter(home - home.mean(0))
+    if calibration is not None:
+        chance = np.diag(calibration.mean(0)) - _scatter(calibration)
+        certain = _scatter(calibration - calibration.mean(0))
         per_chance = change @ _inverse(chance) - per_count
         parts = per_chance @ chance @ per_chance.T + per_count @ certain @ per_count.T
-        return np.diag(parts) / len(home)
+        return np.diag(parts) / len(calibration)
     if n_source is not None:
         return np.diag(per_count @ _multinomial(source) @ per_count.T) / n_source
     return np.zeros_like(share)
@@ -211,13 +212,13 @@ def _multinomial(source: FloatArray) -> FloatArray:
     return np.diag(source) - np.outer(source, source)
 
 
-def _factors(home: np.ndarray, source: np.ndarray, steps: int = 500) -> np.ndarray:
-    """One factor per class ``(c,)`` that brings the mean probability at home to the class's share."""
-    if home.shape[1:] != source.shape or not len(home):
-        raise ValueError(f"home has probabilities {home.shape}, the mix {len(source)} classes")
+def _factors(calibration: np.ndarray, source: np.ndarray, steps: int = 500) -> np.ndarray:
+    """One factor per class ``(c,)`` that brings the mean probability there to the class's share."""
+    if calibration.shape[1:] != source.shape or not len(calibration):
+        raise ValueError(f"calibration has probabilities {calibration.shape}, the mix {len(source)} classes")
     factors = np.ones_like(source)
     for _ in range(steps):
-        change = source / _scaled(home, factors).mean(0)
+        change = source / _scaled(calibration, factors).mean(0)
         factors *= change
         if np.abs(change - 1).max() < 1e-9:
             break
@@ -276,11 +277,13 @@ def _array(prediction: Prediction) -> FloatArray:
     return found
 
 
-def _check_n_source(n_source: int | None, home: Prediction | None) -> None:
+def _check_n_source(n_source: int | None, calibration: Prediction | None) -> None:
     if n_source is None:
         return
-    if home is not None:
-        raise ValueError("home says how many samples the source mix was counted on; leave out n_source")
+    if calibration is not None:
+        raise ValueError(
+            "calibration says how many samples the source mix was counted on; leave out n_source"
+        )
     if n_source < 1:
         raise ValueError(f"n_source is the number of samples of the source mix, at least 1, got {n_source}")
 

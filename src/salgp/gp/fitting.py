@@ -8,17 +8,17 @@ conditional variance) beyond that; which one was used is part of the result.
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from salgp.gp.covariance import Covariance, Gaps, Parameter, Rows, Scale, gaps, self_gaps
+from salgp.gp.covariance import Covariance
 from salgp.gp.leave_out import exact_leave_out_density, inducing_leave_out_density
 from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites, laplace_sites
 from salgp.gp.optimise import AtBoundWarning, Fit, NotConvergedWarning, maximise, restarted
+from salgp.gp.parameters import Parameter, Scale, started, typical_square
 from salgp.gp.regression import (
     Posterior,
     Statistics,
@@ -29,8 +29,9 @@ from salgp.gp.regression import (
     inducing_rows,
     statistics,
 )
+from salgp.gp.rows import Gaps, Rows, gaps, self_gaps
 from salgp.gp.threads import threads_for
-from salgp.storage import storable
+from salgp.io import storable
 
 __all__ = ["EXACT_LIMIT", "Fitted", "Settings", "fit_bernoulli", "fit_gaussian"]
 
@@ -41,16 +42,6 @@ EXACT_LIMIT = 1200
 LEAVE_OUT_TOLERANCE = 3e-5
 """Relative change at which a search by leave-one-out density stops: the density is flat around its optimum,
 and less than this is lost.
-"""
-
-GPYTORCH_START = 0.6931471805599453
-"""Where GPyTorch starts every positive parameter: ``softplus(0) = log 2``."""
-GPYTORCH_NOISE = 1e-4
-"""Smallest noise variance of GPyTorch's Gaussian likelihood."""
-
-STRIDE = 1_000_003
-"""A prime: multiples of it, modulo the number of rows, pick rows of all layers alike (an even stride would
-pick one layer's).
 """
 
 
@@ -73,6 +64,7 @@ class Settings:
     start: str = "data"
     fixed: Mapping[str, float] = field(default_factory=dict)
     approximation: str = "bound"
+    prior: str | None = None
 
     def exact(self, n_rows: int) -> bool:
         """Is the exact matrix affordable, or asked for?"""
@@ -147,6 +139,10 @@ class _Problem:
     full: Gaps
     small: Gaps | None
     own: Gaps
+    parameters: Sequence[Parameter] = ()
+
+    def log_prior(self, theta: Mapping[str, Tensor]) -> Tensor | float:
+        return sum(p.log_prior(theta[p.name]) for p in self.parameters)
 
     def log_evidence(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Tensor:
         if self.small is None:
@@ -213,11 +209,12 @@ def _fit_gaussian(
         sites = gaussian_sites(y, theta["log_noise"], weight)
         return problem.leave_out_density(theta, sites.target, sites.noise, settings.repeats)
 
-    if settings.leaves_out():
-        fit = _search(density, parameters, settings, LEAVE_OUT_TOLERANCE)
+    def posterior(theta: Mapping[str, Tensor]) -> Tensor:
+        return (density if settings.leaves_out() else evidence)(theta) + problem.log_prior(theta)
+
+    fit = _search(posterior, parameters, settings, LEAVE_OUT_TOLERANCE if settings.leaves_out() else 1e-6)
+    if settings.leaves_out() or settings.prior:
         fit = replace(fit, value=float(evidence(fit.theta)))
-    else:
-        fit = _search(evidence, parameters, settings)
     _report(fit)
     theta = dict(fit.theta)
     sites = gaussian_sites(y, theta["log_noise"], weight)
@@ -339,6 +336,7 @@ def _round(
         return (
             problem.log_evidence(theta, sites.target - _mean(theta, seen.design), sites.noise)
             + sites.constant
+            + problem.log_prior(theta)
         )
 
     return _search(
@@ -350,13 +348,16 @@ def _prepare(
     covariance: Covariance, rows: Rows, variance: float, settings: Settings, more: Sequence[Parameter]
 ) -> tuple[_Problem, list[Parameter]]:
     """Rows and distances of a fit, and all its parameters: those of the covariance, and ``more``."""
-    scale = Scale({name: _typical(rows.blocks[name]) for name, _ in covariance.reads()}, variance)
+    scale = Scale({name: typical_square(rows.blocks[name]) for name, _ in covariance.reads()}, variance)
     some = next(iter(rows.blocks.values()))
-    parameters = _with_starts([*covariance.parameters(scale), *more], settings)
-    parameters = [_on(p, some.device) for p in parameters]
+    parameters = started(
+        [*covariance.parameters(scale), *more], settings.start, settings.prior, settings.fixed
+    )
+    parameters = [replace(p, start=p.start.to(some.device)) for p in parameters]
     own = self_gaps(rows, covariance)
     if settings.exact(len(rows)):
-        return _Problem(covariance, rows, None, gaps(rows, rows, covariance), None, own), parameters
+        compared = gaps(rows, rows, covariance)
+        return _Problem(covariance, rows, None, compared, None, own, parameters), parameters
     start = {p.name: p.start for p in parameters}
     inducing = rows[inducing_rows(covariance, start, rows, settings.n_inducing)]
     return _Problem(
@@ -366,6 +367,7 @@ def _prepare(
         gaps(inducing, rows, covariance),
         gaps(inducing, inducing, covariance),
         own,
+        parameters,
     ), parameters
 
 
@@ -385,37 +387,6 @@ def _search(
         restarts=settings.restarts,
         seed=settings.seed,
     )
-
-
-def _with_starts(parameters: list[Parameter], settings: Settings) -> list[Parameter]:
-    """The parameters with the starting points and fixed values that were asked for."""
-    doubled = [name for name, count in Counter(p.name for p in parameters).items() if count > 1]
-    if doubled:
-        raise ValueError(
-            f"two terms of the covariance have a parameter called {doubled[0]!r}; give one of them "
-            f"another name, e.g. Stationary('x', 'rbf', name='slow')"
-        )
-    unknown = set(settings.fixed) - {p.name for p in parameters}
-    if unknown:
-        known = ", ".join(p.name for p in parameters)
-        raise ValueError(f"cannot fix {sorted(unknown)[0]!r}; the hyperparameters are {known}")
-    if settings.start not in ("data", "gpytorch"):
-        raise ValueError(f"start must be 'data' or 'gpytorch', got {settings.start!r}")
-    started = [_gpytorch_start(p) for p in parameters] if settings.start == "gpytorch" else parameters
-    return [_fixed(p, settings.fixed[p.name]) if p.name in settings.fixed else p for p in started]
-
-
-def _gpytorch_start(p: Parameter) -> Parameter:
-    """Started where GPyTorch starts a positive parameter, with room to move; others as they are."""
-    if "log_" not in p.name:
-        return p
-    start = float(torch.tensor(GPYTORCH_START).log())
-    lower = float(torch.tensor(GPYTORCH_NOISE).log()) if p.name == "log_noise" else min(p.lower, start - 20.0)
-    return Parameter(p.name, torch.full_like(p.start, start), lower, max(p.upper, start + 20.0))
-
-
-def _fixed(p: Parameter, value: float) -> Parameter:
-    return Parameter(p.name, torch.full_like(p.start, value), value, value)
 
 
 def _report(fit: Fit) -> None:
@@ -465,16 +436,6 @@ def _finish(
     )
 
 
-def _typical(block: Tensor, most: int = 500) -> float:
-    """Median squared distance between rows; the scale of a block. Rows are chosen by a stride that visits
-    every layer.
-    """
-    some = block[torch.arange(min(len(block), most), device=block.device) * STRIDE % len(block)].double()
-    squared = torch.pdist(some).square()
-    positive = squared[squared > 1e-12 * float(squared.max())] if len(squared) else squared
-    return float(positive.median()) if len(positive) else 1.0
-
-
 def _mean_parameters(design: Tensor) -> list[Parameter]:
     bias = Parameter("mean.bias", design.new_zeros(()), -30.0, 30.0)
     return [bias, Parameter("mean.slopes", design.new_full((design.shape[1] - 1,), 0.5), 0.0, 30.0)]
@@ -482,7 +443,3 @@ def _mean_parameters(design: Tensor) -> list[Parameter]:
 
 def _mean(theta: Mapping[str, Tensor], design: Tensor) -> Tensor:
     return design[:, 0] * theta["mean.bias"] + design[:, 1:] @ theta["mean.slopes"]
-
-
-def _on(parameter: Parameter, device: torch.device) -> Parameter:
-    return replace(parameter, start=parameter.start.to(device))

@@ -1,128 +1,68 @@
 """Base kernels on fixed squared distances, with closed-form gradients in their lengthscale and variance.
 
-With ``r`` = distance / lengthscale, ``v`` = variance and ``t^2 = c r^2``:
+A kernel is a function of ``r^2``, ``r`` = distance / lengthscale. It returns its value at unit variance, and
+a function that returns the derivative of the value by the log-lengthscale, ``-r dk/dr``:
 
-| name | formula | c |
-|---|---|---|
-| rbf | ``v exp(-t^2)`` | 1/2 |
-| matern12 | ``v exp(-t)`` | 1 |
-| matern32 | ``v (1 + t) exp(-t)`` | 3 |
-| matern52 | ``v (1 + t + t^2/3) exp(-t)`` | 5 |
+| name | formula |
+|---|---|
+| rbf | ``exp(-r^2 / 2)`` |
+| matern12 | ``exp(-r)`` |
+| matern32 | ``(1 + t) exp(-t)``, ``t = sqrt(3) r`` |
+| matern52 | ``(1 + t + t^2/3) exp(-t)``, ``t = sqrt(5) r`` |
 
-All four are a polynomial times a decay (`Decay`), so each is one line of `KERNELS`. Another kernel is a
-subclass of `Kernel` put into that table under its name: fitting, prediction, scoring and export read it there
-and nowhere else.
+Another kernel is one more such function, put into `KERNELS` under its name: fitting, prediction, scoring and
+export read it there and nowhere else.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["KERNELS", "Decay", "Kernel", "distances_to", "squared_distance", "stationary"]
+__all__ = ["KERNELS", "Kernel", "distances_to", "squared_distance", "stationary"]
 
-Values = tuple[Tensor, Tensor | None]
-
-
-class Kernel(ABC):
-    """A stationary kernel of unit variance, as a function of ``c r^2``."""
-
-    c: float = 1.0
-    """Factor that `value` and `add_into` expect on ``r^2``; folded into the distances where that is free."""
-
-    @abstractmethod
-    def value(self, square: Tensor, slope: bool) -> Values:
-        """Value and, if asked for, derivative by the log-lengthscale, from ``square = c r^2``, which may be
-        overwritten.
-        """
-
-    def add_into(self, total: Tensor, square: Tensor, spare: Tensor, variance: float) -> None:
-        """Add ``variance`` times the value to ``total``; ``square`` and ``spare`` (same shape) are
-        overwritten.
-        """
-        total.add_(self.value(square, False)[0], alpha=variance)
+Kernel = Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]
+"""``r^2`` -> value, and a function of no arguments that gives the derivative by the log-lengthscale."""
 
 
-@dataclass(frozen=True)
-class Decay(Kernel):
-    """``p(t) exp(-t)`` with ``p(t) = 1 + a t + b t^2``, or ``exp(-t^2)`` where ``squared``.
-
-    The derivative by the log-lengthscale is ``-t d/dt``: ``t (p - p') exp(-t)``, or ``2 t^2 exp(-t^2)``.
-
-    Example:
-        >>> Decay(3.0, a=1.0).value(torch.zeros(1), slope=True)
-        (tensor([1.]), tensor([0.]))
-    """
-
-    c: float
-    a: float = 0.0
-    b: float = 0.0
-    squared: bool = False
-
-    def value(self, square: Tensor, slope: bool) -> Values:
-        if self.squared:
-            decay = square.neg().exp_()
-            return decay, square.mul(2.0).mul_(decay) if slope else None
-        if square.requires_grad:  # gradients by the inputs: nothing may be overwritten
-            t = square.sqrt()
-            return (1.0 + self.a * t + self.b * square) * torch.exp(-t), None
-        t = _apply(np.sqrt, torch.sqrt, square, square)
-        decay = t.neg()
-        _apply(np.exp, torch.exp, decay, decay)
-        by_lengthscale = self._less_own_slope(t).mul_(t).mul_(decay) if slope else None
-        return self._polynomial(t).mul_(decay) if self.a else decay, by_lengthscale
-
-    def add_into(self, total: Tensor, square: Tensor, spare: Tensor, variance: float) -> None:
-        if self.squared:
-            total.add_(square.neg_().exp_(), alpha=variance)
-            return
-        t = _apply(np.sqrt, torch.sqrt, square, square)
-        if not self.a:
-            total.add_(_apply(np.exp, torch.exp, t.neg_(), t), alpha=variance)
-            return
-        _apply(np.exp, torch.exp, t, spare)
-        total.addcdiv_(self._polynomial(t), spare, value=variance)
-
-    def _polynomial(self, t: Tensor) -> Tensor:
-        """``p = 1 + a t + b t^2``, written over ``t``; for ``a`` other than 0."""
-        if self.b:
-            t.addcmul_(t, t, value=self.b / self.a)
-        if self.a != 1.0:
-            t.mul_(self.a)
-        return t.add_(1.0)
-
-    def _less_own_slope(self, t: Tensor) -> Tensor:
-        """``p - p' = (1 - a) + (a - 2 b) t + b t^2``."""
-        rising = t * (self.a - 2.0 * self.b)
-        if self.b:
-            rising.addcmul_(t, t, value=self.b)
-        return rising if self.a == 1.0 else rising.add_(1.0 - self.a)
+def rbf(square: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """``exp(-r^2 / 2)``."""
+    value = torch.exp(-0.5 * square)
+    return value, lambda: square * value
 
 
-def _apply(fast: np.ufunc, usual: Callable[..., Tensor], x: Tensor, out: Tensor) -> Tensor:
-    """A function of all entries, written into ``out``. On a processor NumPy's root and exponential take half
-    to two thirds of the time of PyTorch's.
-    """
-    if type(x) is not Tensor or not x.is_cpu or torch.compiler.is_compiling():
-        return usual(x, out=out)
-    with np.errstate(over="ignore"):  # an infinite exponential divides: the value is 0
-        fast(x.numpy(), out=out.numpy())
-    return out
+def matern12(square: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """``exp(-r)``."""
+    r = torch.sqrt(square)
+    value = torch.exp(-r)
+    return value, lambda: r * value
+
+
+def matern32(square: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """``(1 + t) exp(-t)``, ``t = sqrt(3) r``."""
+    t = torch.sqrt(3.0 * square)
+    decay = torch.exp(-t)
+    return (1.0 + t) * decay, lambda: t * t * decay
+
+
+def matern52(square: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """``(1 + t + t^2/3) exp(-t)``, ``t = sqrt(5) r``."""
+    t = torch.sqrt(5.0 * square)
+    decay = torch.exp(-t)
+    third = t * t / 3.0
+    return (1.0 + t + third) * decay, lambda: third * (1.0 + t) * decay
 
 
 KERNELS: dict[str, Kernel] = {
-    "rbf": Decay(0.5, squared=True),
-    "matern12": Decay(1.0),
-    "matern32": Decay(3.0, a=1.0),
-    "matern52": Decay(5.0, a=1.0, b=1.0 / 3.0),
+    "rbf": rbf,
+    "matern12": matern12,
+    "matern32": matern32,
+    "matern52": matern52,
 }
-"""Base kernels by name; the one place where a kernel is written."""
+"""Base kernels by name; the one place where a kernel is looked up."""
 
 
 def stationary(
@@ -130,22 +70,19 @@ def stationary(
 ) -> Tensor:
     """``variance * kernel`` on fixed squared distances; differentiable in the logarithms of lengthscale and
     variance only.
+
+    Example:
+        >>> zero = torch.zeros(())
+        >>> stationary("matern12", torch.tensor([0.0, 4.0]), zero, zero)
+        tensor([1.0000, 0.1353])
     """
     if torch.is_grad_enabled() and (
         log_lengthscale.requires_grad or (log_variance is not None and log_variance.requires_grad)
     ):
         value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
         return value
-    value = KERNELS[kernel].value(_scaled(kernel, squared, log_lengthscale), False)[0]
-    if log_variance is None:
-        return value
-    variance = log_variance.exp()
-    return value * variance if value.requires_grad else value.mul_(variance)
-
-
-def _scaled(kernel: str, squared: Tensor, log_lengthscale: Tensor) -> Tensor:
-    """``c r^2``."""
-    return squared * ((-2.0 * log_lengthscale).exp() * KERNELS[kernel].c)
+    value, _ = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
+    return value if log_variance is None else value * log_variance.exp()
 
 
 class _OnFixedDistances(torch.autograd.Function):
@@ -155,12 +92,10 @@ class _OnFixedDistances(torch.autograd.Function):
     def forward(
         ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None
     ) -> Tensor:
-        value, slope = KERNELS[kernel].value(_scaled(kernel, squared, log_lengthscale), True)
-        assert slope is not None
-        if log_variance is not None:
-            value.mul_(log_variance.exp())
-            slope.mul_(log_variance.exp())
-        ctx.save_for_backward(value, slope)
+        value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
+        scale = 1.0 if log_variance is None else log_variance.exp()
+        value, by_lengthscale = value * scale, slope() * scale
+        ctx.save_for_backward(value, by_lengthscale)
         ctx.shapes = log_lengthscale.shape, None if log_variance is None else log_variance.shape
         return value
 

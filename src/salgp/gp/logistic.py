@@ -1,4 +1,4 @@
-"""Logistic regression with a normal prior, the one all rooms share, and what it leaves uncertain."""
+"""Logistic regression with a normal prior, and the covariance of its weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from salgp.gp.linalg import cholesky, inverse_positive, solve_positive
 __all__ = ["logistic", "logistic_covariance"]
 
 
-def logistic(X: Tensor, y: Tensor, weight: Tensor, prior: Tensor, offset: Tensor | None = None) -> Tensor:
+def logistic(
+    X: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    prior: Tensor,
+    offset: Tensor | None = None,
+    start: Tensor | None = None,
+) -> Tensor:
     """Weights ``(p,)`` of the largest posterior of a logistic regression, by Newton's steps.
 
     Args:
@@ -19,13 +26,14 @@ def logistic(X: Tensor, y: Tensor, weight: Tensor, prior: Tensor, offset: Tensor
         weight: ``(n,)`` of the rows.
         prior: ``(p,)`` precision of the weights around 0.
         offset: ``(n,)`` added to the log-odds.
+        start: ``(p,)`` weights to begin with; by default 0.
 
     Example:
         >>> X, y = torch.ones(4, 1).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()
         >>> logistic(X, y, torch.ones(4).double(), torch.zeros(1).double()).exp()  # odds 3 : 1
         tensor([3.0000], dtype=torch.float64)
     """
-    w = torch.zeros_like(prior)
+    w = torch.zeros_like(prior) if start is None else start
     base = torch.zeros_like(y) if offset is None else offset
     for _ in range(50):
         p = torch.sigmoid(X @ w + base)

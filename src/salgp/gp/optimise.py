@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.gp.covariance import Parameter
 from salgp.gp.linalg import NotPositiveDefiniteError
+from salgp.gp.parameters import Parameter
 from salgp.gp.threads import one_blas_thread
 
 __all__ = [

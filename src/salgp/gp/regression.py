@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.gp.covariance import Covariance, Rows, gaps, gaps_to, self_gaps
+from salgp.gp.covariance import Covariance
 from salgp.gp.linalg import (
     cholesky,
     inverse_positive,
@@ -32,7 +32,8 @@ from salgp.gp.linalg import (
     solve_lower,
     spectral_root,
 )
-from salgp.storage import storable
+from salgp.gp.rows import Rows, gaps, gaps_to, self_gaps
+from salgp.io import storable
 
 __all__ = [
     "INDUCING_JITTER",

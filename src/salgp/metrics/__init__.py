@@ -18,13 +18,7 @@ from salgp.metrics.binned import (
     reliability_bins,
 )
 from salgp.metrics.exact import accuracy_band
-from salgp.metrics.interval import (
-    IntervalBins,
-    interval_bins,
-    interval_coverage,
-    interval_width,
-    predictive_coverage,
-)
+from salgp.metrics.interval import interval_coverage, interval_width
 from salgp.metrics.metric import Metric, Statistic, metric
 from salgp.metrics.proper import (
     BrierDecomposition,
@@ -47,7 +41,6 @@ __all__ = [
     "BrierDecomposition",
     "Comparison",
     "Interval",
-    "IntervalBins",
     "Metric",
     "ReliabilityBins",
     "RiskCoverage",
@@ -69,7 +62,6 @@ __all__ = [
     "ece",
     "evaluate",
     "fpr95",
-    "interval_bins",
     "interval_coverage",
     "interval_width",
     "mce",
@@ -79,7 +71,6 @@ __all__ = [
     "nll",
     "nll_correct",
     "ood_auroc",
-    "predictive_coverage",
     "register",
     "reliability_bins",
     "risk_coverage",

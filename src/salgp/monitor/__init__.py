@@ -1,14 +1,14 @@
-"""When to stop trusting it: watch a stream of predictions without labels, with few, or with late ones.
+"""Monitor a stream of predictions without labels, with few, or with late ones.
 
-Rooms: `martingale` (evidence that may be looked at any time), `channels` (what is watched), `records` (what
-is kept, and where), `watching` (the `Monitor`), `judging` (from what is kept to what it says), `status` (what
-it says), `page` (the same as one HTML page), `history` (the log as a table).
+`martingale` (evidence valid at any time), `features` (what is monitored), `records` (what is kept, and
+where), `monitor` (the `Monitor`), `rules` (from what is kept to a status), `status` (what it says), `page`
+(the same as one HTML page), `export` (table, dictionary, Prometheus).
 """
 
 from __future__ import annotations
 
+from salgp.monitor.monitor import Monitor
 from salgp.monitor.records import Record
-from salgp.monitor.status import ClassMove, Move, Status
-from salgp.monitor.watching import Monitor
+from salgp.monitor.status import ClassShift, FeatureShift, Status
 
-__all__ = ["ClassMove", "Monitor", "Move", "Record", "Status"]
+__all__ = ["ClassShift", "FeatureShift", "Monitor", "Record", "Status"]

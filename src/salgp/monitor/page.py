@@ -1,8 +1,4 @@
-"""The last weeks of a monitor as one HTML page: no other file, no request, everything escaped.
-
-Drawings are SVG made of numbers only; every word that comes from data goes through the template, which
-escapes it.
-"""
+"""The last weeks of a monitor as one HTML page: no other file, no request, everything escaped."""
 
 from __future__ import annotations
 
@@ -12,38 +8,29 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Protocol
 
-from salgp.extras import require
-from salgp.monitor.records import Record
-from salgp.storage import refuse_foreign, write_whole
+from jinja2 import Environment
+from markupsafe import Markup
+
+from salgp.estimate.accuracy import Estimate
+from salgp.io import refuse_foreign, write_whole
+from salgp.monitor.records import Record, Settings
+from salgp.monitor.rules import expected, measured, with_late_labels
+from salgp.monitor.status import Status
+from salgp.svg import Canvas, Frame, without_control_characters
 
 __all__ = ["render_page", "write_page"]
 
 WEEKS = 8
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 860, 220, 46, 26
+_SIZE, _BOX = (560, 236), (66, 14, 484, 186)
 
 
-class Watched(Protocol):
-    """What the page needs of a monitor."""
-
-    settings: Any
-
-    @property
-    def log(self) -> Sequence[Record]:
-        """All that was recorded."""
-
-    def status(self) -> Any:
-        """Where things stand."""
-
-    def estimate_of(self, record: Record) -> Any:
-        """The accuracy to expect of a batch."""
-
-
-def write_page(path: str | os.PathLike[str], monitor: Watched, title: str) -> Path:
+def write_page(
+    path: str | os.PathLike[str], settings: Settings, status: Status, log: Sequence[Record], title: str
+) -> Path:
     """Write `render_page` to a file; refused where something else than such a page is there."""
     refuse_foreign(path, "monitor page")
-    text = render_page(monitor, title)
+    text = render_page(settings, status, log, title)
 
     def write(part: Path) -> None:
         part.write_text(text, encoding="utf-8")
@@ -51,45 +38,46 @@ def write_page(path: str | os.PathLike[str], monitor: Watched, title: str) -> Pa
     return write_whole(path, write)
 
 
-def render_page(monitor: Watched, title: str) -> str:
+def render_page(settings: Settings, status: Status, log: Sequence[Record], title: str) -> str:
     """The page as a string of HTML."""
-    require("jinja2")
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-    status = monitor.status()
-    recent = _recent(monitor.log)
+    recent = _recent(with_late_labels(log))
     limit = math.log10(2 / status.false_alarm)
-    fed = [record for record in recent if record.n]
+    names = settings.class_names or range(settings.n_classes)
+    rows = [_row(settings, record) for record in recent]
     environment = Environment(autoescape=True)
     environment.filters.update(minute=_minute, figure=_figure)
-    template = environment.from_string(
-        files("salgp.monitor").joinpath("page.html").read_text(encoding="utf-8")
-    )
-    return template.render(
+    template = files("salgp.monitor").joinpath("page.html").read_text(encoding="utf-8")
+    page = environment.from_string(template).render(
         title=title,
         status=status,
-        settings=monitor.settings,
+        settings=settings,
         tone="poor" if status.alarm and status.matters else "fair" if status.alarm else "good",
-        classes=[(_name(monitor, move.label), move) for move in status.classes[:10]],
-        moves=[(move, round(100 * abs(move.effect))) for move in status.moves],
-        accuracy=Markup(_accuracy(monitor, fed)),
-        money=Markup(_money(recent, limit)),
+        classes=[(str(names[shift.label]), shift) for shift in status.classes[:10]],
+        accuracy=_accuracy(settings, rows),
+        evidence=_evidence(recent, limit),
         limit=limit,
-        alarms=_alarms(monitor.log),
-        rows=[(record, monitor.estimate_of(record)) for record in reversed(fed[-14:])],
+        alarms=_first_alarms(log),
+        rows=rows[:-15:-1],
+        labelled=any(record.labelled for record in log),
+        n_shown=sum(record.n > 0 for record in recent),
         first=recent[0].time if recent else "",
         last=recent[-1].time if recent else "",
-        n_shown=len(fed),
-        labelled=any(record.labelled for record in monitor.log),
     )
+    return without_control_characters(page.replace(" %", "\N{NO-BREAK SPACE}%"))
+
+
+Row = tuple[Record, Estimate | None, Estimate | None]
+"""A record with its expected and its measured accuracy, where it has them."""
+
+
+def _row(settings: Settings, record: Record) -> Row:
+    found = expected(settings, [record]) if record.n else None
+    return record, found, measured([record], settings.level)
 
 
 def _recent(log: Sequence[Record]) -> list[Record]:
-    if not log:
-        return []
-    newest = _when(log[-1])
-    return [record for record in log if newest - _when(record) <= timedelta(weeks=WEEKS)]
+    newest = max((_when(record) for record in log), default=None)
+    return [record for record in log if newest and newest - _when(record) <= timedelta(weeks=WEEKS)]
 
 
 def _when(record: Record) -> datetime:
@@ -97,7 +85,7 @@ def _when(record: Record) -> datetime:
 
 
 def _minute(time: str) -> str:
-    """A time for people.
+    """A time for display.
 
     Example:
         >>> _minute("2026-11-18T04:09:44+00:00"), _minute("2026-11-18T04:09:44")
@@ -111,8 +99,8 @@ def _figure(value: float, form: str) -> str:
     return format(value, form).replace("-", "\N{MINUS SIGN}")
 
 
-def _alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
-    """The batch at which each alarm was raised."""
+def _first_alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
+    """The record at which each alarm was raised."""
     raised: dict[str, Record] = {}
     for record in log:
         for name in record.alarm:
@@ -120,75 +108,61 @@ def _alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
     return list(raised.items())
 
 
-def _name(monitor: Watched, label: int) -> str:
-    names = monitor.settings.class_names
-    return str(label) if names is None else names[label]
+def _accuracy(settings: Settings, rows: Sequence[Row]) -> Markup:
+    """Expected accuracy of every batch with its interval, measured accuracy as dots, the reference dashed."""
+    ends = [found.lower for row in rows for found in row[1:] if found is not None]
+    low = math.floor(10 * min([*ends, settings.reference])) / 10
+    step = next(step for step in (0.05, 0.1, 0.2) if 1 - low <= 5 * step + 1e-9)
+    canvas, frame = _chart(
+        [record for record, *_ in rows], "Expected and measured accuracy of every batch", 1.0, low
+    )
+    marks = [1 - k * step for k in range(int((1 - low) / step + 1e-9) + 1)]
+    frame.y_axis((mark, f"{100 * mark:.0f} %") for mark in marks)
+    drawn = [(_place(i, len(rows)), found) for i, (_, found, _) in enumerate(rows) if found is not None]
+    band = [*((x, e.upper) for x, e in drawn), *((x, e.lower) for x, e in reversed(drawn))]
+    canvas.add("polygon", points=frame.points(band), css="band")
+    frame.across(settings.reference, "reference")
+    canvas.add("polyline", points=frame.points((x, e.value) for x, e in drawn), css="line")
+    for i, (record, found, labels) in enumerate(rows):
+        x = frame.x(_place(i, len(rows)))
+        words = f"{record.name}, {_minute(record.time)}: expected {found}, measured {labels or 'nothing'}"
+        if found is not None:
+            canvas.circle(x, frame.y(found.value), 3, "expected", words)
+        if labels is not None:
+            canvas.circle(x, frame.y(labels.value), 4.5, "dot", words)
+    return canvas.markup()
 
 
-def _accuracy(monitor: Watched, fed: Sequence[Record]) -> str:
-    """Expected accuracy of every batch with its interval, measured accuracy as dots, home as a line."""
-    found = [monitor.estimate_of(record) for record in fed]
-    measured = {i: record.right / record.labelled for i, record in enumerate(fed) if record.labelled}
-    lowest = min([*(e.lower for e in found), *measured.values(), monitor.settings.home])
-    low, high = math.floor(10 * lowest) / 10, 1.0
-
-    def at(i: int, value: float) -> str:
-        return _point(i, value, len(found), low, high)
-
-    upper = [at(i, estimate.upper) for i, estimate in enumerate(found)]
-    lower = [at(i, estimate.lower) for i, estimate in enumerate(found)]
-    band = [*upper, *reversed(lower)]
-    line = [at(i, estimate.value) for i, estimate in enumerate(found)]
-    dots = [at(i, share) for i, share in measured.items()]
-    home = _y(monitor.settings.home, low, high)
-    step = next(step for step in (0.05, 0.1, 0.2) if high - low <= 5 * step + 1e-9)
-    marks = [high - k * step for k in range(int((high - low) / step + 1e-9) + 1)]
-    inside = [
-        *_grid(marks, low, high, lambda v: f"{100 * v:.0f} %"),
-        f'<polygon class="band" points="{" ".join(band)}"/>',
-        f'<line class="home" x1="{_LEFT}" x2="{_WIDTH}" y1="{home:.1f}" y2="{home:.1f}"/>',
-        f'<polyline class="line" points="{" ".join(line)}"/>',
-        *(f'<circle class="dot" r="3.5" cx="{x}" cy="{y}"/>' for x, y in (p.split(",") for p in dots)),
-    ]
-    return _svg(inside, "Expected accuracy of every batch, with its interval")
+def _evidence(recent: Sequence[Record], limit: float) -> Markup:
+    """Evidence for both alarms, and the limit at which they are raised."""
+    series = {
+        "line": [record.shift / math.log(10) for record in recent],
+        "second": [record.accuracy / math.log(10) for record in recent],
+    }
+    most = max((value for values in series.values() for value in values), default=0.0)
+    low, high = -3.0, max(limit + 1, min(most, 3 * limit))
+    canvas, frame = _chart(recent, "Evidence for each alarm, as powers of ten", high, low)
+    step = math.ceil((high - low) / 6)
+    frame.y_axis((mark, _figure(mark, "d")) for mark in range(-3, math.floor(high) + 1, step))
+    frame.across(limit, "limit")
+    for css, values in series.items():
+        points = ((_place(i, len(values)), value) for i, value in enumerate(values))
+        canvas.add("polyline", points=frame.points(points), css=css)
+    return canvas.markup()
 
 
-def _money(recent: Sequence[Record], limit: float) -> str:
-    """Evidence against "nothing changed" and "as right as promised", and where an alarm is raised."""
-    ten = math.log(10)
-    series = {"line": [r.shift / ten for r in recent], "second": [r.promise / ten for r in recent]}
-    low = -3.0
-    high = max([limit + 1, *(min(v, 3 * limit) for values in series.values() for v in values)])
-    where = _y(limit, low, high)
-    inside = [
-        *_grid(range(math.ceil(low), math.floor(high) + 1), low, high, lambda v: _figure(v, ".0f")),
-        f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH}" y1="{where:.1f}" y2="{where:.1f}"/>',
-    ]
-    for name, values in series.items():
-        points = [_point(i, min(max(v, low), high), len(values), low, high) for i, v in enumerate(values)]
-        inside.append(f'<polyline class="{name}" points="{" ".join(points)}"/>')
-    return _svg(inside, "Evidence of a change, as powers of ten")
+def _chart(records: Sequence[Record], description: str, high: float, low: float) -> tuple[Canvas, Frame]:
+    """A canvas with the dates of some records below."""
+    canvas = Canvas(*_SIZE, description)
+    frame = Frame(canvas, _BOX, high, low)
+    n = len(records)
+    days = {_when(record).date() for record in records}
+    form = "%b %d" if len(days) > 1 else "%H:%M"
+    shown = sorted({round(k * (n - 1) / 3) for k in range(4)}) if n else []
+    frame.x_axis((_place(i, n), _when(records[i]).strftime(form)) for i in shown)
+    return canvas, frame
 
 
-def _grid(values: Any, low: float, high: float, text: Any) -> list[str]:
-    marks = []
-    for value in values:
-        y = _y(value, low, high)
-        marks.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        marks.append(
-            f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text(value)}</text>'
-        )
-    return marks
-
-
-def _point(i: int, value: float, n: int, low: float, high: float) -> str:
-    x = _LEFT + (_WIDTH - _LEFT - 10) * (i + 0.5) / max(n, 1)
-    return f"{x:.1f},{_y(value, low, high):.1f}"
-
-
-def _y(value: float, low: float, high: float) -> float:
-    return 10 + (_HEIGHT - _BOTTOM - 10) * (high - value) / max(high - low, 1e-9)
-
-
-def _svg(inside: Sequence[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(inside)}</svg>'
+def _place(i: int, n: int) -> float:
+    """Share of the width at which record ``i`` of ``n`` is drawn."""
+    return (i + 0.5) / max(n, 1)

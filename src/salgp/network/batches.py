@@ -14,13 +14,22 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
-from salgp.labels import as_labels
-from salgp.network.scores import shape_of
+from salgp.labels import LABEL_KEYS, as_labels, refuse_masked
+from salgp.logits import shape_of
 
-__all__ = ["LABEL_KEYS", "Batch", "KnownInputs", "LabelsAt", "class_labels"]
+__all__ = [
+    "Batch",
+    "KnownInputs",
+    "LabelsAt",
+    "are_texts",
+    "class_labels",
+    "first_rows",
+    "in_pieces",
+    "rebatched",
+]
 
-LABEL_KEYS = ("labels", "label", "targets", "target", "y")
-"""Keys of a mapping, and names in a file, that hold the labels: the first of them that is there."""
+ROWS, BYTES = 256, 16_000_000
+"""Batches are joined up to so many samples, unless their inputs are larger than so many bytes."""
 
 LabelsAt = str | int | None
 """Where a batch has its labels: key of a mapping or position in a tuple; None for the usual places."""
@@ -107,7 +116,7 @@ class Batch:
         item = _as_tensors(item)
         if isinstance(item, Mapping):
             return _from_mapping(item, labels_at, known)
-        if not isinstance(item, tuple | list) or isinstance(item, PackedSequence):
+        if not isinstance(item, tuple | list) or isinstance(item, PackedSequence) or are_texts(item):
             return Batch((item,))
         return _from_tuple(tuple(item), labels_at, known)
 
@@ -131,15 +140,31 @@ class Batch:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             both = {**inputs[0], **keywords}
             return Batch.of(both, labels_at if labels_at in both else None, known)
-        named = _named_in_a_call(keywords, network, known)
+        named = _named_in_a_call(keywords, network, known) if keywords else {}
         form = "mapping" if named and not inputs else "single" if len(inputs) == 1 else "tuple"
         return Batch(tuple(map(_as_tensors, inputs)), named, form=form)
 
-    @property
-    def mask(self) -> Tensor | None:
-        """The ``attention_mask`` ``(N, T)``, where the batch has one."""
-        mask = self.keywords.get("attention_mask")
-        return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    def mask(self, network: nn.Module | None = None) -> Tensor | None:
+        """The ``attention_mask`` ``(N, T)`` of its tokens, by name or by the place at which the network takes
+        it; None where there is none. The part of it that stands for a key-value cache is left out.
+
+        Example:
+            >>> ids, mask = (
+            ...     torch.ones(2, 3, dtype=torch.long),
+            ...     torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
+            ... )
+            >>> Batch(keywords={"input_ids": ids, "attention_mask": mask}).mask()
+            tensor([[1, 1, 0],
+                    [1, 1, 1]])
+        """
+        several = network is not None and len(self.inputs) > 1
+        names = (_parameters_of(network)[0] or ()) if network is not None and several else ()
+        named = {**dict(zip(names, self.inputs, strict=False)), **self.keywords}
+        mask, ids = named.get("attention_mask"), named.get("input_ids")
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            return None
+        cached = isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] < mask.shape[1]
+        return mask[:, -ids.shape[1] :] if cached and ids is not None else mask
 
     @property
     def is_empty(self) -> bool:
@@ -166,7 +191,7 @@ class Batch:
 
         Example:
             >>> Batch(((torch.zeros(2, 3), torch.zeros(2, 1)),), form="tuple").hint_for(nn.Linear(3, 1))
-            '; say how to call it, for batches ((a, b), y): forward=lambda model, batch: model(*batch[0])'
+            '; for batches ((a, b), y): reader=salgp.Reader(forward=lambda model, batch: model(*batch[0]))'
             >>> Batch.of((torch.zeros(2, 3), torch.zeros(2, 1))).hint_for(nn.Bilinear(3, 1, 2))
             "; the last was taken for labels: if it is an input, name them, {'input1': ..., 'input2': ...}"
         """
@@ -178,8 +203,8 @@ class Batch:
         if nested and self.form == "single":  # the argument of a call; no loader makes this form
             return "; give the inputs by themselves, classifier(x), or the whole batch to .predict([batch])"
         way = "model(*batch[0])" if nested else "..."
-        of = ", for batches ((a, b), y)" if nested else ""
-        return f"; say how to call it{of}: forward=lambda model, batch: {way}"
+        of = "for batches ((a, b), y): " if nested else "pass "
+        return f"; {of}reader=salgp.Reader(forward=lambda model, batch: {way})"
 
     def _missing(self, required: Sequence[str]) -> str:
         if self.form != "tuple" or self.labels is None or len(self.inputs) >= len(required):
@@ -216,7 +241,8 @@ class Batch:
         if len(self.inputs) > most:
             raise TypeError(
                 f"the batch has {len(self.inputs)} inputs besides its labels, but the network takes "
-                f"{most}; if the labels are not last, as in (x, y, id), say where they are: labels_at=1"
+                f"{most}; if the labels are not last, as in (x, y, id), say where they are: "
+                f"reader=salgp.Reader(labels_at=1)"
             )
         unknown = [] if taken is None else [key for key in self.keywords if key not in taken]
         if not unknown:
@@ -226,9 +252,9 @@ class Batch:
         first = next(iter(self.keywords))
         raise TypeError(
             f"the batch has {', '.join(map(repr, self.keywords))}, but the network's forward takes "
-            f"{', '.join(taken or ()) or 'no names'}; say how to call it: "
-            f"forward=lambda model, batch: model(batch[{first!r}]); if one of them holds the labels, say so: "
-            f"labels_at={unknown[-1]!r}"
+            f"{', '.join(taken or ()) or 'no names'}; pass "
+            f"reader=salgp.Reader(forward=lambda model, batch: model(batch[{first!r}])), or if one of them "
+            f"holds the labels, reader=salgp.Reader(labels_at={unknown[-1]!r})"
         )
 
     def to(self, device: torch.device, dtype: torch.dtype | None) -> Batch:
@@ -238,19 +264,24 @@ class Batch:
             return self
         return replace(self, inputs=inputs, keywords=_sent(dict(self.keywords), device, dtype))
 
-    def head(self, rows: int) -> Batch:
-        """The first samples, where it is plain which axis counts them; else the whole batch."""
+    def take(self, rows: slice | Tensor) -> Batch:
+        """Some samples, where it is plain which axis counts them; else the whole batch.
+
+        Example:
+            >>> Batch((torch.arange(4.0),), labels=torch.arange(4)).take(torch.tensor([0, 3])).labels
+            tensor([0, 3])
+        """
         try:
             n = len(self.labels)
         except TypeError:
             return self
         parts = (*self.inputs, *self.keywords.values(), *self.extra)
-        plain = all(isinstance(x, Tensor | np.ndarray) and x.ndim and len(x) == n for x in parts)
-        if not plain or n <= rows:
+        plain = all(are_texts(x) or (isinstance(x, Tensor | np.ndarray) and x.ndim > 0) for x in parts)
+        if not plain or any(len(x) != n for x in parts):
             return self
-        keywords = {key: x[:rows] for key, x in self.keywords.items()}
-        inputs, extra = (tuple(x[:rows] for x in xs) for xs in (self.inputs, self.extra))
-        return replace(self, inputs=inputs, keywords=keywords, labels=self.labels[:rows], extra=extra)
+        keywords = {key: _taken(x, rows) for key, x in self.keywords.items()}
+        inputs, extra = (tuple(_taken(x, rows) for x in xs) for xs in (self.inputs, self.extra))
+        return replace(self, inputs=inputs, keywords=keywords, labels=_taken(self.labels, rows), extra=extra)
 
     def with_input(self, where: str | int, new: Any) -> Batch:
         """The same batch with one input replaced: a position, or the name of a keyword."""
@@ -259,8 +290,37 @@ class Batch:
         return replace(self, inputs=(*self.inputs[:where], new, *self.inputs[where + 1 :]))
 
 
-def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
-    """Labels ``(n,)`` as class numbers, from class numbers (also 0. and 1. as floats) or one-hot rows.
+def are_texts(item: Any) -> bool:
+    """Is it a list of raw texts, one for each sample?"""
+    return isinstance(item, tuple | list) and len(item) > 0 and all(isinstance(x, str) for x in item)
+
+
+def in_pieces(loader: Any, rows: int = 32) -> Any:
+    """A list of batches with large batches of raw texts cut into smaller ones; any other loader as it is.
+
+    Example:
+        >>> in_pieces([(["a", "b", "c"], [0, 1, 0])], rows=2)
+        [(['a', 'b'], [0, 1]), (['c'], [0])]
+    """
+    if not isinstance(loader, list | tuple):
+        return loader
+    return [piece for item in loader for piece in _pieces(item, rows)]
+
+
+def _pieces(item: Any, rows: int) -> Iterator[Any]:
+    if are_texts(item):
+        yield from (item[i : i + rows] for i in range(0, len(item), rows))
+        return
+    alike = isinstance(item, tuple | list) and len(item) > 1 and are_texts(item[0])
+    if not alike or any(not hasattr(part, "__len__") or len(part) != len(item[0]) for part in item):
+        yield item
+        return
+    for i in range(0, len(item[0]), rows):
+        yield tuple(part[i : i + rows] for part in item)
+
+
+def class_labels(labels: Any, n: int, n_classes: int, classes: Sequence[str] | None = None) -> Tensor:
+    """Labels ``(n,)`` as class numbers, from class numbers (also 0. and 1. as floats), one-hot rows or names.
 
     Data of other classes than the network's may be read and predicted; who learns from labels or judges by
     them asks whether the network knows them.
@@ -270,11 +330,34 @@ def class_labels(labels: Any, n: int, n_classes: int) -> Tensor:
         tensor([1, 0])
         >>> class_labels(torch.tensor([0.0, 1.0]), 2, 2)
         tensor([0, 1])
+        >>> class_labels(["eel", "cat"], 2, 3, classes=["cat", "dog", "eel"])
+        tensor([2, 0])
     """
+    if classes is not None and len(classes) != n_classes:
+        raise ValueError(f"classes names {len(classes)} classes, but the network has {n_classes}")
     y = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    if isinstance(y, np.ndarray) and y.ndim == 1 and all(isinstance(name, str) for name in y.tolist()):
+        return as_labels(_numbers(y.tolist(), classes), n)
     if y.ndim == 2 and y.shape == (n, n_classes):
         return as_labels(_from_one_hot(torch.as_tensor(y)), n)
     return as_labels(labels, n)
+
+
+def _numbers(names: list[str], classes: Sequence[str] | None) -> list[int]:
+    """Class numbers of class names."""
+    if classes is None:
+        raise TypeError(
+            f"labels are names, such as {names[0]!r}; pass classes=[...], the names in the order of the "
+            f"network's outputs"
+        )
+    numbers = {name: k for k, name in enumerate(classes)}
+    unknown = [name for name in names if name not in numbers]
+    if unknown:
+        raise ValueError(
+            f"label {unknown[0]!r} is none of the classes {', '.join(classes)}; samples of a class that the "
+            f"network does not know have the label -1"
+        )
+    return [numbers[name] for name in names]
 
 
 def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt, known: KnownInputs | None) -> Batch:
@@ -307,7 +390,7 @@ def _named_in_a_call(
     the network takes it and had its labels elsewhere; not ``labels``, which Hugging Face's networks take for
     their loss.
     """
-    key = _label_key(keywords, None, known) if keywords else None
+    key = _label_key(keywords, None, known)
     if known is not None and key not in ("labels", known.labels_at):
         taken = _parameters_of(network)[0]
         key = None if taken is None or key in taken else key
@@ -360,10 +443,11 @@ def _required(network: nn.Module) -> list[str]:
 
 def _refuse_loaders(inputs: tuple[Any, ...]) -> None:
     for x in inputs:
-        if isinstance(x, DataLoader | Dataset | Iterator):
+        several = isinstance(x, list) and len(x) > 0 and isinstance(x[0], Mapping | tuple)
+        if several or isinstance(x, DataLoader | Dataset | Iterator):
             raise TypeError(
-                f"expected one batch, got a {type(x).__name__}; for all that a loader yields there is "
-                f".predict(loader)"
+                f"expected one batch, got a {type(x).__name__} of several; for all that a loader yields "
+                f"there is .predict(loader)"
             )
 
 
@@ -380,6 +464,7 @@ def _from_one_hot(y: Tensor) -> Tensor:
 def _as_tensors(value: Any) -> Any:
     """NumPy arrays of numbers as tensors, also inside a tuple or mapping."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        refuse_masked(value, "inputs")
         return torch.as_tensor(value)
     if type(value) in (tuple, list):
         return type(value)(map(_as_tensors, value))
@@ -403,3 +488,60 @@ def _sent(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
         parts = [_sent(v, device, dtype) for v in value]
         return tuple(parts) if getattr(value, "_fields", None) is None else type(value)(*parts)
     return value
+
+
+def first_rows(batches: Sequence[Batch], rows: int) -> Iterator[Batch]:
+    """The first batches with so many samples together; the last of them is cut where that is possible."""
+    for batch in batches:
+        if rows <= 0:
+            return
+        part = batch.take(slice(rows))
+        rows -= len(part.labels)
+        yield part
+
+
+def rebatched(batches: Sequence[Batch]) -> Iterator[Batch]:
+    """Neighbouring batches joined into larger ones, where they consist of plain tensors of one shape."""
+    waiting: list[Batch] = []
+    for batch in batches:
+        if waiting and not _join_well([*waiting, batch]):
+            yield _joined(waiting)
+            waiting = []
+        waiting.append(batch)
+    yield _joined(waiting)
+
+
+def _members(batch: Batch) -> list[Any]:
+    return [*batch.inputs, *batch.keywords.values(), *batch.extra, batch.labels]
+
+
+def _join_well(batches: Sequence[Batch]) -> bool:
+    columns = list(zip(*(_members(batch) for batch in batches), strict=False))
+    same_keys = len({(tuple(b.keywords), len(b.inputs), len(b.extra), b.form) for b in batches}) == 1
+    n = [len(batch.labels) for batch in batches]
+    plain = same_keys and all(
+        isinstance(x, Tensor) and x.ndim > 0 and len(x) == n[i] and x.shape[1:] == xs[0].shape[1:]
+        for xs in columns
+        for i, x in enumerate(xs)
+    )
+    return plain and sum(n) <= ROWS and sum(x.nbytes for xs in columns for x in xs) <= BYTES
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    return replace(
+        first,
+        inputs=tuple(torch.cat(xs) for xs in zip(*(b.inputs for b in batches), strict=True)),
+        keywords={key: torch.cat([b.keywords[key] for b in batches]) for key in first.keywords},
+        labels=torch.cat([b.labels for b in batches]),
+        extra=tuple(torch.cat(xs) for xs in zip(*(b.extra for b in batches), strict=True)),
+    )
+
+
+def _taken(x: Any, rows: slice | Tensor) -> Any:
+    """Rows of an array, or members of a list of texts or labels."""
+    if isinstance(x, Tensor | np.ndarray):
+        return x[rows]
+    return [x[i] for i in torch.arange(len(x))[rows].tolist()]

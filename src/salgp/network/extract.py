@@ -1,12 +1,16 @@
-"""From a network and a loader to `Features` and labels.
+"""From a network and a loader to `Features` and labels, with augmented samples and reference.
 
-The network is never changed (`salgp.network.view`), and batches are pooled while they pass through, so memory
-holds pooled features only. For more samples than memory holds there is `salgp.store.extract_to_store`.
+The network is never changed (`salgp.network.frozen_copy`), and batches are pooled while they pass through,
+so memory holds pooled features only. For more samples than memory holds there is
+`salgp.store.extract_to_store`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,39 +18,44 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from salgp.features import Features
-from salgp.network.batches import Batch, LabelsAt
-from salgp.network.inputs import first_input
-from salgp.network.layers import Layers, Poolings
-from salgp.network.perturb import Family
-from salgp.network.reader import Forward, Reader
-from salgp.network.reading import Place, Prepare, collect, read_batches
-from salgp.network.rehearsal import rehearse
+from salgp.logits import check_finite
+from salgp.network.augment.augmentation import Augmentation, augment, augment_readings
+from salgp.network.augment.families import Family
+from salgp.network.augment.inputs import first_input
+from salgp.network.batches import Batch
+from salgp.network.read import Prepare, Reading, collect, read_batches
+from salgp.network.reader import Reader
+from salgp.progress import steps_in
 
-__all__ = ["Copies", "Perturb", "extract", "perturbed"]
+__all__ = [
+    "CalibrationData",
+    "Families",
+    "Perturb",
+    "extract",
+    "perturbed",
+    "read_calibration_data",
+    "reader_for",
+]
+
+READING_SHARE = 0.85
+"""Of a budget; the rest is for the fit."""
 
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 """``perturb(inputs, generator) -> inputs``, applied to the first floating-point input of each batch."""
-Copies = str | Sequence[str | Family]
-"""Which perturbed copies to add to the originals: see `salgp.network.perturb.families_for`."""
+Families = str | Sequence[str | Family]
+"""Which augmented samples to add to the originals: see `salgp.network.augment.families.families_for`."""
 
 
 def extract(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    layers: Layers = "auto",
-    pooling: Poolings = "auto",
-    output: str = "logits",
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    keep_on_device: bool = False,
-    max_width: int | None = None,
-    perturb: Perturb | Copies | None = None,
+    reader: Reader | None = None,
+    output: str | None = None,
+    perturb: Perturb | Families | None = None,
+    tokenizer: Any = None,
     seed: int = 0,
     progress: bool | None = None,
-    forward: Forward | None = None,
-    labels_at: LabelsAt = None,
-    tokenizer: Any = None,
 ) -> tuple[Features, Tensor | None]:
     """Logits and pooled layer features of everything a loader yields.
 
@@ -55,31 +64,19 @@ def extract(
         loader: yields ``(x, y)``, ``(x1, x2, ..., y)``, ``x`` alone, or mappings with keyword arguments (and
             ``labels``, ``label``, ``targets``, ``target`` or ``y``). Labels are class numbers or one-hot
             rows.
-        layers: ``"auto"`` for block boundaries (at most 12), or names, globs (``"layer*"``) and positions
-            among the automatic layers (``-1``), one or several; empty for the logits only.
-        pooling: one of `salgp.network.pooling.POOLINGS`, a function, or a mapping from layer name or glob to
-            those.
-        output: what the network returns: ``"logits"``, ``"probabilities"`` or ``"log-probabilities"``. It is
-            not guessed. A binary network with one output column ``z`` gets the logits ``[0, z]``.
-        device: where batches are sent; by default to the network, which itself is never moved. Floating-point
-            inputs are cast to the type of the network's parameters, so that half-precision networks take any
-            loader.
-        dtype: of the features; by default the network's own, and single precision for half precision.
-        keep_on_device: leave the features where the network is, instead of bringing them to the CPU.
-        max_width: wider layers are projected to this width by a random Gaussian matrix fixed by ``seed`` and
-            layer name.
-        perturb: ``"auto"``, or families of perturbations (`salgp.network.perturb.families_for`): labelled
-            originals are followed by perturbed copies that share their original's group. A function
+        reader: how to read the network: layers, pooling, how it is called, where labels are, devices.
+        output: what the network returns: ``"logits"`` (the default), ``"probabilities"`` or
+            ``"log-probabilities"``.
+        perturb: ``"auto"``, or families of perturbations (`salgp.network.augment.families.families_for`):
+            labelled originals are followed by augmented samples that share their original's group. A function
             ``perturb(inputs, generator) -> inputs`` instead replaces the first floating-point input of each
             batch.
-        seed: of ``perturb`` and the projections.
-        progress: show a progress bar (needs ``rich``); None for "on a terminal and in notebooks".
-        forward: ``forward(model, batch) -> output`` for networks that are not simply called with the inputs,
-            or that return several tensors; it gets the batch as the loader made it, on the network's device.
-        labels_at: where a batch has its labels, if not at its end: a position, such as 1 for ``(x, y, id)``,
-            or a key.
-        tokenizer: of a network that reads text, a Hugging Face one or a `salgp.network.text.Coder`; copies of
-            texts then have typing errors, lost, swapped and unknown words.
+        tokenizer: of a network that reads text, a Hugging Face one (or an object with its ``encode``,
+            ``decode`` and ``all_special_ids``); augmented texts then have typing errors, lost, swapped and
+            unknown words.
+        seed: of ``perturb`` and of projections.
+        progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal and in notebooks,
+            and elsewhere a line now and then.
 
     Returns:
         Features, and labels ``(n,)`` or None where the loader has none.
@@ -91,14 +88,28 @@ def extract(
         >>> len(features), features.widths, labels
         (3, {'1': 8}, tensor([0, 1, 2]))
     """
-    reader = Reader(layers, pooling, output, max_width, seed, forward, labels_at)
-    place = Place(device, dtype, keep_on_device)
+    reader = reader_for(reader, output, seed)
     if perturb is not None and not callable(perturb):
         options: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
-        found = rehearse(model, loader, reader, perturb, place, **options)
+        found = augment(model, loader, reader, perturb, **options)
         return found.features, found.labels
     prepare = perturbed(perturb, seed)
-    return collect(read_batches(model, loader, reader, place, prepare=prepare, progress=progress))[1:]
+    return collect(read_batches(model, loader, reader, prepare=prepare, progress=progress))[1:]
+
+
+def reader_for(reader: Reader | None, output: str | None, seed: int) -> Reader:
+    """The reader, or the default one, with the output and seed of a call.
+
+    Example:
+        >>> reader_for(Reader(layers=-1), "probabilities", 3).output
+        'probabilities'
+    """
+    if reader is not None and not isinstance(reader, Reader):
+        raise TypeError(f"reader must be a salgp.Reader, got {type(reader).__name__}")
+    reader = reader or Reader()
+    if output is not None and reader.output not in (None, output):
+        raise ValueError(f"output is {output!r}, but that of the reader {reader.output!r}")
+    return replace(reader, output=output or reader.output, seed=seed if seed != 0 else reader.seed)
 
 
 def perturbed(perturb: Perturb | None, seed: int) -> Prepare | None:
@@ -120,3 +131,129 @@ def perturbed(perturb: Perturb | None, seed: int) -> Prepare | None:
         return batch.with_input(where, new), None
 
     return prepare
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationData:
+    """What a calibrator is fitted on.
+
+    Args:
+        reader: resolved by the first batch.
+        features: of the calibration data, with augmented samples where there are some.
+        labels: of all of them.
+        reference: features and labels of the training data, or None.
+        augmentation: how the augmented samples were made, or None.
+    """
+
+    reader: Reader
+    features: Features
+    labels: Tensor
+    reference: tuple[Features, Tensor] | None = None
+    augmentation: Augmentation | None = None
+
+
+def read_calibration_data(
+    model: nn.Module,
+    loader: Iterable[Any],
+    reader: Reader,
+    perturb: Perturb | Families | None = None,
+    *,
+    reference: Iterable[Any] | None = None,
+    tokenizer: Any = None,
+    needs_layers: bool = False,
+    budget: float | None = None,
+    progress: bool | None = None,
+) -> CalibrationData:
+    """Read calibration data, augmented samples and reference with the same taps.
+
+    Args:
+        model: the classifier.
+        loader: labelled calibration data.
+        reader: how to read the network; its seed is also that of the augmented samples.
+        perturb: see `extract`.
+        reference: labelled training data.
+        tokenizer: see `extract`.
+        needs_layers: are the augmented samples for a method that reads layers? Then none are made where no
+            layer of the network can be read.
+        budget: seconds to spend on all this; see `salgp.calibrate`.
+        progress: see `extract`.
+
+    Example:
+        >>> x, y = torch.randn(8, 3), torch.arange(8) % 3
+        >>> read_calibration_data(nn.Sequential(nn.Flatten()), [(x, y)], Reader(layers=())).features
+        Features(8 samples, 3 classes, no layers)
+    """
+    begin = time.monotonic()
+    augments = perturb is not None and not callable(perturb)
+    prepare = None if augments else perturbed(perturb, reader.seed)  # type: ignore[arg-type]
+    readings = read_batches(model, loader, reader, prepare=prepare, progress=progress)
+    originals = tuple(readings) if augments else ()  # else no batch is kept
+    reader, features, labels = _labelled(originals or readings)
+    clock = None if budget is None else _Clock(budget, begin, len(features))
+    augmentation: Augmentation | None = None
+    if augments and not (needs_layers and not features.layers):
+        passes = (
+            None if clock is None else clock.passes() - min(_rows(reference, originals), clock.passes() // 2)
+        )
+        how: Any = {"seed": reader.seed, "progress": progress, "tokenizer": tokenizer, "passes": passes}
+        found = augment_readings(model, originals, perturb, **how)  # type: ignore[arg-type]
+        features, labels, augmentation = found.features, found.labels, found.augmentation
+    known = None
+    if reference is not None:
+        step = 1 if clock is None else -(-_rows(reference, originals) // max(clock.passes(), 1)) or 1
+        some = reference if step == 1 else _EveryFew(reference, step)
+        title = "reading the reference"
+        known = _labelled(read_batches(model, some, reader, progress=progress, title=title))[1:]
+        check_finite(known[0].logits, "the class scores of the reference hold")
+    return CalibrationData(reader, features, labels, known, augmentation)
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """How many forward passes a budget of seconds still allows, by the time the calibration samples took."""
+
+    budget: float
+    begin: float
+    samples: int
+    per_pass: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise ValueError(f"budget must be a positive number of seconds, got {self.budget}")
+        object.__setattr__(self, "per_pass", (time.monotonic() - self.begin) / self.samples)
+
+    def passes(self) -> int:
+        left = READING_SHARE * self.budget - (time.monotonic() - self.begin)
+        return max(0, int(left / self.per_pass))
+
+
+class _EveryFew:
+    """Every so many batches of a loader."""
+
+    def __init__(self, loader: Iterable[Any], step: int) -> None:
+        self._loader, self._step = loader, step
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._loader, 0, None, self._step)
+
+    def __len__(self) -> int:
+        steps = steps_in(self._loader)
+        if steps is None:
+            raise TypeError("the loader does not know its length")
+        return -(-steps // self._step)
+
+
+def _rows(loader: Iterable[Any] | None, like: Sequence[Reading]) -> int:
+    """Samples of a loader, if its batches are as large as those read already; 0 where it cannot tell."""
+    steps = None if loader is None else steps_in(loader)
+    return (steps or 0) * (len(like[0].features) if like else 1)
+
+
+def _labelled(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor]:
+    reader, features, labels = collect(readings)
+    if labels is None:
+        raise ValueError(
+            "calibration needs labels, but the loader yields inputs only; yield (x, y) or a "
+            "mapping with 'labels', or say where they are: reader=salgp.Reader(labels_at=...)"
+        )
+    return reader, features, labels

@@ -8,6 +8,7 @@ its own and is used as it is.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-__all__ = ["POOLINGS", "Layout", "Pooling", "image_average", "pool"]
+__all__ = ["POOLINGS", "Layout", "Pooling", "pool"]
 
-Pooling = str | Callable[[Tensor], Tensor]
-"""A name out of `POOLINGS`, or a function from the batch-first output to ``(N, d)``."""
+Pooling = str | Callable[..., Tensor]
+"""A name out of `POOLINGS`, or a function from the batch-first output to ``(N, d)``. A function with a
+parameter ``mask`` also gets the mask ``(N, P)``, true where a position is real; None where there is none.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ def pool(
         x: ``(N, ...)`` output of a layer.
         how: one of `POOLINGS`, or a function that gives ``(N, d)``.
         layout: how to read the axes; by default ``(N, T, D)`` for three axes, ``(N, C, ...)`` for more.
-        mask: ``(N, P)`` true where a position is real and not padding; left out where its shape does not fit.
+        mask: ``(N, P)`` true where a position is real and not padding. It concerns sequences, ``(N, P, D)``;
+            one of another shape is refused.
 
     Example:
         >>> image = torch.arange(16.0).reshape(1, 2, 2, 4)  # (N, C, H, W)
@@ -77,7 +81,8 @@ def pool(
         torch.Size([2, 5])
     """
     if not isinstance(how, str):
-        return _widened(_checked(how(x), x.shape[0]))
+        pooled = how(x, mask=mask) if _takes_mask(how) else how(x)
+        return _widened(_checked(pooled, x.shape[0]))
     if how not in POOLINGS:
         raise ValueError(f"unknown pooling {how!r}; choose one of {', '.join(POOLINGS)}, or pass a function")
     layout = layout or Layout()
@@ -92,31 +97,36 @@ def pool(
         return _widened(x.flatten(1))
     if how == "auto":
         how = "time-max" if layout.recurrent else "spatial-avg"
-    if mask is None and how in _OVER_POSITIONS:
-        axis = layout.channel_axis(x)
-        return _widened(_OVER_POSITIONS[how](x, [i for i in range(1, x.ndim) if i != axis]))
-    positions = (
-        x.movedim(layout.channel_axis(x), -1).flatten(1, -2) if x.ndim > 3 else _positions_last(x, layout)
-    )  # (N, P, D)
-    fits = mask is not None and mask.shape == positions.shape[:2]
-    return _widened(_REDUCE[how](positions, mask.bool() if mask is not None and fits else None))
+    if mask is None or x.ndim > 3 or how.startswith("channel-"):
+        return _widened(_without_mask(x, how, layout))
+    positions = x if layout.channel_axis(x) == 2 else x.transpose(1, 2)  # (N, P, D)
+    return _widened(_REDUCE[how](positions, _fitting(mask, positions)))
 
 
-def image_average(x: Tensor, layout: Layout) -> Tensor | None:
-    """What `pool` makes of images ``(N, C, H, W)`` in single precision by their mean, in few steps: beside a
-    network that runs on one sample every step counts. None for anything else.
-
-    Example:
-        >>> image_average(torch.arange(16.0).reshape(1, 2, 2, 4), Layout("first", 2))
-        tensor([[ 3.5000, 11.5000]])
-    """
-    if x.ndim != 4 or x.dtype != torch.float32 or x.is_nested or layout.width != x.shape[1]:
-        return None
-    return _mean_over(x, [2, 3]) if torch.compiler.is_exporting() else x.mean((2, 3))
+def _without_mask(x: Tensor, how: str, layout: Layout) -> Tensor:
+    """Pooled over all positions: a mask of tokens says nothing about pixels."""
+    axis = layout.channel_axis(x)
+    if how in _OVER_POSITIONS:
+        return _OVER_POSITIONS[how](x, [i for i in range(1, x.ndim) if i != axis])
+    return _REDUCE[how](x.movedim(axis, -1).flatten(1, -2), None)
 
 
-def _positions_last(x: Tensor, layout: Layout) -> Tensor:
-    return x if layout.channel_axis(x) == 2 else x.transpose(1, 2)
+def _fitting(mask: Tensor, positions: Tensor) -> Tensor:
+    """The mask as truth values; refused where it is not one value per position."""
+    if mask.shape != positions.shape[:2]:
+        raise ValueError(
+            f"the attention mask has shape {tuple(mask.shape)}, but the layer gives {positions.shape[1]} "
+            f"positions for {positions.shape[0]} samples, so nothing tells padding from tokens; leave the "
+            f"layer out, or pool it by a function: pooling={{layer: lambda x, mask: ...}}"
+        )
+    return mask.bool()
+
+
+def _takes_mask(how: Callable[..., Tensor]) -> bool:
+    try:
+        return "mask" in inspect.signature(how).parameters
+    except (TypeError, ValueError):  # functions written in C do not say what they take
+        return False
 
 
 def _channel_max(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,12 +1,12 @@
 """Taps on a network: hooks that pool a layer's output on the spot.
 
-A `Tap` says where features are taken and how. A `Probe` hangs the hooks of several taps on a private copy of
-the network (`salgp.network.view`), once; each pass then fills a mapping with pooled features only, so no
+A `Tap` says where features are taken and how. A `Probe` hangs the hooks of several taps on a frozen copy of
+the network (`salgp.network.frozen_copy`); each pass then fills a mapping with pooled features only, so no
 activation outlives its layer. A module that runs several times in one pass gives ``name``, ``name@2``, ... .
 A recurrent module ``gru`` gives its output sequence as ``gru`` and the final hidden state of each depth (both
 directions side by side) as ``gru.0``, ``gru.1``, ... .
 
-A rehearsal disturbs a layer where it is read: `Tap.replaced` changes in an output exactly what `Tap.read`
+Augmentation perturbs a layer where it is read: `Tap.replaced` changes in an output exactly what `Tap.read`
 reads from it.
 """
 
@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from salgp.network.pooling import Layout, Pooling, image_average, pool
-from salgp.network.scores import named_fields
+from salgp.logits import named_fields
+from salgp.network.pooling import Layout, Pooling, pool
 
-__all__ = ["Change", "Probe", "Tap", "TapError", "activation", "hidden_state", "unwrap"]
+__all__ = ["Change", "Probe", "Tap", "TapError", "activation", "hidden_state"]
 
 Change = Callable[[int, Tensor], Tensor]
-"""``change(j, x) -> x``: the batch-first output ``x`` of tap number ``j``, disturbed."""
+"""``change(j, x) -> x``: the batch-first output ``x`` of tap number ``j``, perturbed."""
 
 
 class TapError(ValueError):
@@ -49,7 +49,7 @@ class Tap:
             sequence.
         pooling: how the output becomes a vector.
         layout: how its axes are read.
-        leads: do the logits depend on it? A rehearsal disturbs only layers that lead to the logits.
+        leads: do the logits depend on it? Augmentation perturbs only layers that lead to the logits.
     """
 
     name: str
@@ -64,10 +64,6 @@ class Tap:
         """Pooled features ``(N, d)`` out of what the module returned."""
         if self.depth is not None:
             return hidden_state(output, module, self.depth).clone()
-        if self._averages and mask is None and type(output) is Tensor:
-            quick = image_average(output, self.layout)
-            if quick is not None:
-                return quick
         x, own_mask = activation(output)
         if x is None:
             raise TapError(
@@ -81,18 +77,9 @@ class Tap:
             raise
         except (ValueError, TypeError, IndexError, RuntimeError) as error:  # also of the user's own pooling
             raise TapError(f"layer {self.name!r}: {error}") from error
-        shared = (
-            torch.compiler.is_exporting()
-            or x.untyped_storage().data_ptr() == pooled.untyped_storage().data_ptr()
-        )
-        return pooled.clone() if shared else pooled  # the network may yet overwrite its output in place
-
-    @functools.cached_property
-    def _averages(self) -> bool:
-        """Is it the mean over positions of an output whose samples come first?"""
-        averages = self.pooling in ("spatial-avg", "tokens-avg")
-        usual = self.pooling == "auto" and not self.layout.recurrent
-        return (averages or usual) and self.layout.batch_axis == 0
+        if torch.compiler.is_exporting() or _share_memory(x, pooled):
+            return pooled.clone()  # the network may yet overwrite its output in place
+        return pooled
 
     def replaced(self, output: Any, module: nn.Module, change: Callable[[Tensor], Tensor]) -> Any:
         """What the module returned, with that part changed which `read` reads; ``change`` is batch first."""
@@ -128,9 +115,8 @@ class Probe:
         self._calls: dict[str, int] = {}
         self._mask: Tensor | None = None
         self._change: Change | None = None
-        quick = _calls_every_module(network)
         for name in dict.fromkeys(tap.module for tap in taps):
-            _attach(network.get_submodule(name), self._hook(name), quick)
+            network.get_submodule(name).register_forward_hook(self._hook(name))
 
     @contextmanager
     def reading(
@@ -140,7 +126,7 @@ class Probe:
 
         Args:
             mask: ``(N, T)`` true at real positions, for the poolings over tokens.
-            change: disturbs tapped outputs before they are read and passed on.
+            change: perturbs tapped outputs before they are read and passed on.
         """
         self._found, self._mask, self._change = {}, mask, change
         self._calls.clear()
@@ -149,14 +135,14 @@ class Probe:
         finally:
             self._found = self._mask = self._change = None
 
-    def _hook(self, name: str) -> Callable[[nn.Module, Any], Any]:
-        """Looks at what a module returned, and gives it back, perhaps changed."""
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], Any]:
+        """Reads what a module returned, and gives it back, perhaps changed."""
         by_call: dict[int, list[tuple[int, Tap]]] = {}
         for j, tap in enumerate(self._taps):
             if tap.module == name:
                 by_call.setdefault(tap.call, []).append((j, tap))
 
-        def hook(module: nn.Module, output: Any) -> Any:
+        def hook(module: nn.Module, _: Any, output: Any) -> Any:
             if self._found is None:
                 return output
             call = self._calls[name] = self._calls.get(name, 0) + 1
@@ -169,30 +155,6 @@ class Probe:
             return output
 
         return hook
-
-
-def _calls_every_module(network: nn.Module) -> bool:
-    """Does no module look for hooks before it calls another? Those of transformers do, and without hooks they
-    take a short cut around their parts. While a graph is traced, hooks are what the tracer knows.
-    """
-    looking = nn.TransformerEncoder | nn.TransformerEncoderLayer | nn.MultiheadAttention
-    others = looking | torch.jit.ScriptModule
-    return not torch.compiler.is_exporting() and not any(isinstance(m, others) for m in network.modules())
-
-
-def _attach(module: nn.Module, look: Callable[[nn.Module, Any], Any], quick: bool) -> None:
-    """Let ``look`` see what the module returns. Around its forward function that costs half of what a hook
-    costs; behind hooks of the user it must be one too.
-    """
-    if not quick or module._forward_hooks or "forward" in vars(module):
-        module.register_forward_hook(lambda m, _, output: look(m, output))
-        return
-    forward = module.forward
-
-    def watched(*inputs: Any, **keywords: Any) -> Any:
-        return look(module, forward(*inputs, **keywords))
-
-    vars(module)["forward"] = watched
 
 
 def activation(output: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -209,7 +171,9 @@ def activation(output: Any) -> tuple[Tensor | None, Tensor | None]:
         padded, lengths = pad_packed_sequence(output, batch_first=True)
         return padded, _mask(lengths.to(padded.device), padded.shape[1])
     if isinstance(output, Tensor):
-        return _dense(output)
+        if output.is_nested:
+            return _padded(output)
+        return (output if output.is_floating_point() else None), None
     fields = dict(named_fields(output))
     parts = list(fields.values()) if fields else list(output) if isinstance(output, tuple | list) else []
     for part in [fields.get("last_hidden_state"), *parts]:
@@ -235,21 +199,6 @@ def hidden_state(output: Any, module: nn.Module, depth: int) -> Tensor:
     own = state[depth * directions : (depth + 1) * directions]
     pooled: Tensor = own.transpose(0, 1).flatten(1)
     return pool(pooled)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The network inside ``DataParallel``, ``DistributedDataParallel`` and ``torch.compile`` wrappers.
-
-    Example:
-        >>> type(unwrap(nn.DataParallel(nn.Linear(2, 2)))).__name__
-        'Linear'
-    """
-    while (
-        isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        or "_orig_mod" in model._modules
-    ):
-        model = model.get_submodule("_orig_mod" if "_orig_mod" in model._modules else "module")
-    return model
 
 
 def _with_activation(
@@ -314,11 +263,10 @@ def _with_state(output: Any, module: nn.Module, depth: int, change: Callable[[Te
     return output[0], (new, *output[1][1:]) if lstm else new
 
 
-def _dense(x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _padded(x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """A nested tensor of sequences as one, with its mask."""
     if not x.is_floating_point():
         return None, None
-    if not x.is_nested:
-        return x, None
     lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
     padded = x.to_padded_tensor(0.0)
     return padded, _mask(lengths, padded.shape[1])
@@ -326,3 +274,7 @@ def _dense(x: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 def _mask(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
+
+
+def _share_memory(x: Tensor, y: Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()

@@ -1,38 +1,38 @@
-"""Perturbations of texts: of the tokens a network is given, and of the words behind them.
+"""Perturbations of the tokens a network is given, and of the words behind them.
 
-Tokens are dropped, swapped and replaced inside the attention mask; tokens that mark the beginning, the end or
-padding stay. What they are is seen from the data: a token at which nearly all texts begin or end, and the one
-that stands where the mask is 0. With the network's tokenizer the text itself is disturbed as people and
-keyboards do it: typing errors, lost, swapped and unknown words; then it is made into tokens again.
+Tokens are dropped, swapped and replaced. What belongs to the frame of a text stays: padding, special tokens,
+and the tokens with which all texts of the data set begin and end, as those of a prompt do. With the network's
+tokenizer the words are perturbed (`salgp.network.words`) and made into tokens again.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from salgp.network.words import Change, changed, lose_words
+
 __all__ = [
-    "Coder",
+    "Retokenized",
     "Tokens",
-    "coder_for",
+    "checked_tokenizer",
     "drop",
-    "lose_words",
-    "misspell",
+    "real_or_guessed",
     "replace",
-    "rewrite",
+    "retokenize",
     "swap",
-    "swap_words",
-    "unknown_words",
 ]
 
-KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 NEARLY_ALL = 0.95
+UNLIMITED = 1_000_000
+"""Tokenizers without a length limit name a number beyond this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,23 +44,29 @@ class Tokens:
         words: ordinary tokens that occur.
         padding: token that stands for nothing; None where there is none.
         left: does padding stand on the left?
+        head: tokens with which all texts begin.
+        tail: tokens with which all texts end.
 
     Example:
         >>> ids = torch.tensor([[101, 7, 8, 102], [101, 9, 102, 0]])
         >>> found = Tokens.of([ids], [ids != 0])
         >>> sorted(found.special.tolist()), found.words.tolist(), found.padding
         ([0, 101, 102], [7, 8, 9], 0)
+        >>> found.head, found.tail
+        (1, 1)
     """
 
     special: Tensor
     words: Tensor
     padding: int | None
     left: bool = False
+    head: int = 0
+    tail: int = 0
 
     @staticmethod
     def of(ids: Sequence[Tensor], masks: Sequence[Tensor | None]) -> Tokens:
         """Look at all texts of a data set: tokens ``(n, T)`` and masks, 1 where a token is real."""
-        pairs = [(x.cpu(), _real(x.cpu(), mask)) for x, mask in zip(ids, masks, strict=True)]
+        pairs = [(x.cpu(), real_or_guessed(x.cpu(), mask)) for x, mask in zip(ids, masks, strict=True)]
         hidden = torch.cat([x[~real] for x, real in pairs])
         padding = int(hidden.mode().values) if len(hidden) else None
         texts = [x[i][real[i]] for x, real in pairs for i in range(len(x)) if bool(real[i].any())]
@@ -70,145 +76,170 @@ class Tokens:
         marks = torch.tensor(sorted(special), dtype=every.dtype)
         words = every[~torch.isin(every, marks)]
         left = any(bool((~real[:, 0] & real[:, -1]).any()) for _, real in pairs)
-        return Tokens(marks, words, padding, left)
+        return Tokens(marks, words, padding, left, *_frame([text.tolist() for text in texts]))
 
-    def ordinary(self, ids: Tensor) -> Tensor:
+    def ordinary(self, ids: Tensor, real: Tensor) -> Tensor:
         """True where a token may be touched, ``(n, T)``."""
-        return ~torch.isin(ids, self.special.to(ids.device))
+        place = real.cumsum(dim=1)
+        inside = (place > self.head) & (place <= real.sum(dim=1, keepdim=True) - self.tail)
+        return real & inside & ~torch.isin(ids, self.special.to(ids.device))
 
 
-def drop(ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens) -> Tensor:
+def drop(
+    ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens, real: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Tokens lost, up to six in ten per unit of strength; the others close up, and padding fills the rest.
 
     Where no token stands for nothing, a lost token becomes that of its neighbour. A text never loses all.
-    """
-    lost = _chosen(ids, strength, generator, tokens)
-    stays = ~lost if tokens.padding is None else ~lost & (ids != tokens.padding)
-    lost &= stays.any(dim=1, keepdim=True)
-    if tokens.padding is None:
-        return torch.where(lost, ids.roll(1, dims=1), ids)
-    new = torch.where(lost, tokens.padding, ids)
-    empty = (new == tokens.padding).to(torch.uint8)
-    order = (1 - empty if tokens.left else empty).argsort(dim=1, stable=True)
-    return new.gather(1, order)
-
-
-def swap(ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens) -> Tensor:
-    """Neighbouring tokens change places."""
-    first = _chosen(ids, strength, generator, tokens)
-    first[:, -1:] = False
-    first[:, :-1] &= tokens.ordinary(ids)[:, 1:]
-    first[:, 1:] &= ~first[:, :-1].clone()  # nobody moves twice
-    second = first.roll(1, dims=1)
-    return torch.where(first, ids.roll(-1, dims=1), torch.where(second, ids.roll(1, dims=1), ids))
-
-
-def replace(ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens) -> Tensor:
-    """Tokens replaced by others that occur in the data."""
-    if len(tokens.words) == 0:
-        return ids
-    draw = torch.randint(len(tokens.words), ids.shape, generator=generator, device=generator.device)
-    other = tokens.words[draw.cpu()].to(ids)
-    return torch.where(_chosen(ids, strength, generator, tokens), other, ids)
-
-
-@dataclass(frozen=True)
-class Coder:
-    """How a network's texts become tokens, and back.
 
     Args:
-        decode: tokens ``(n, T)`` to texts.
-        encode: texts and a width ``T`` to tensors by name, ``input_ids`` among them.
+        ids: tokens ``(n, T)``.
+        strength: of each text ``(n,)``.
+        generator: of the random numbers.
+        tokens: what the tokens of the data set are like.
+        real: ``(n, T)`` true where a token is real; None guesses it from ``ids``.
+
+    Returns:
+        The tokens, and where they are real.
     """
+    real = real_or_guessed(ids, real)
+    lost = _chosen(ids, strength, generator, tokens, real)
+    lost &= (real & ~lost).any(dim=1, keepdim=True)
+    if tokens.padding is None:
+        return torch.where(lost, ids.roll(1, dims=1), ids), real
+    left = real & ~lost
+    empty = (~left).to(torch.uint8)
+    order = (1 - empty if tokens.left else empty).argsort(dim=1, stable=True)
+    new = torch.where(lost, tokens.padding, ids)
+    return new.gather(1, order), left.gather(1, order)
 
-    decode: Callable[[Tensor], list[str]]
-    encode: Callable[[list[str], int], dict[str, Tensor]]
+
+def swap(
+    ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens, real: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Neighbouring tokens change places; arguments and result as those of `drop`."""
+    real = real_or_guessed(ids, real)
+    pairs = tokens.ordinary(ids, real)
+    pairs[:, :-1] &= pairs[:, 1:].clone()
+    pairs[:, -1:] = False
+    first = _chosen(ids, strength, generator, tokens, real, among=pairs)
+    for i in range(1, ids.shape[1]):  # nobody moves twice
+        first[:, i] &= ~first[:, i - 1]
+    second = first.roll(1, dims=1)
+    return torch.where(first, ids.roll(-1, dims=1), torch.where(second, ids.roll(1, dims=1), ids)), real
 
 
-def coder_for(tokenizer: Any) -> Coder:
-    """A `Coder` as it is, or that of a Hugging Face tokenizer."""
-    if isinstance(tokenizer, Coder):
-        return tokenizer
-    if not callable(tokenizer) or getattr(tokenizer, "batch_decode", None) is None:
+def replace(
+    ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens, real: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tokens replaced by others that occur in the data; arguments and result as those of `drop`."""
+    real = real_or_guessed(ids, real)
+    if len(tokens.words) < 2:
+        return ids, real
+    draw = torch.randint(len(tokens.words), ids.shape, generator=generator, device=generator.device).cpu()
+    drawn, following = (tokens.words[(draw + k) % len(tokens.words)].to(ids) for k in (0, 1))
+    other = torch.where(drawn == ids, following, drawn)
+    return torch.where(_chosen(ids, strength, generator, tokens, real), other, ids), real
+
+
+def checked_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer, where it has what `retokenize` needs: Hugging Face's have."""
+    missing = [name for name in ("encode", "decode", "all_special_ids") if not hasattr(tokenizer, name)]
+    if missing:
         raise TypeError(
-            f"tokenizer must be a Hugging Face tokenizer or a salgp.network.text.Coder(decode, encode), got "
-            f"{type(tokenizer).__name__}"
+            f"tokenizer must be a Hugging Face tokenizer, or have encode(text, add_special_tokens=False), "
+            f"decode(ids) and all_special_ids as one has; {type(tokenizer).__name__} has no {missing[0]}"
         )
-
-    def encode(texts: list[str], width: int) -> dict[str, Tensor]:
-        found = tokenizer(texts, padding="max_length", truncation=True, max_length=width, return_tensors="pt")
-        return dict(found)
-
-    return Coder(lambda ids: list(tokenizer.batch_decode(ids, skip_special_tokens=True)), encode)
+    return tokenizer
 
 
-def rewrite(
-    texts: Sequence[str],
-    change: Callable[[str, float, random.Random], str],
-    strength: Tensor,
-    generator: torch.Generator,
-) -> list[str]:
-    """Every text changed with its own strength; an empty result is not taken."""
-    seeds = torch.randint(1 << 31, (len(texts),), generator=generator, device=generator.device).tolist()
-    rows = zip(texts, strength.tolist(), seeds, strict=True)
-    return [change(text, s, random.Random(seed)) or text for text, s, seed in rows]
+@dataclass(frozen=True, eq=False)
+class Retokenized:
+    """Texts made into tokens again.
 
-
-def misspell(text: str, strength: float, chance: random.Random) -> str:
-    """Typing errors, up to one letter in five per unit of strength: another key, a letter lost, doubled or
-    too early.
-
-    Example:
-        >>> misspell("hello", 0.0, random.Random(0)), len(misspell("hello" * 9, 2.0, random.Random(0))) > 20
-        ('hello', True)
+    Args:
+        ids: tokens ``(n, T)``.
+        real: ``(n, T)`` true where a token is real.
+        origin: ``(n, T)`` place of the token that each of them comes from, for types of tokens and the like.
     """
-    letters = list(text)
-    for i in range(len(letters) - 1, -1, -1):
-        if letters[i].isalpha() and chance.random() < 0.2 * strength:
-            letters[i : i + 2] = _slip(letters[i : i + 2], chance)
-    return "".join(letters)
+
+    ids: Tensor
+    real: Tensor
+    origin: Tensor
 
 
-def lose_words(text: str, strength: float, chance: random.Random) -> str:
-    """Words lost, up to six in ten per unit of strength."""
-    return " ".join(word for word in text.split() if chance.random() >= 0.6 * strength)
+def retokenize(
+    ids: Tensor,
+    real: Tensor,
+    tokens: Tokens,
+    tokenizer: Any,
+    change: Change,
+    strength: Tensor,
+    seeds: list[int],
+) -> Retokenized:
+    """The words behind tokens ``(n, T)`` changed; frame and special tokens stay, and nothing is cut off.
+
+    A text that would be longer than the tokenizer's limit (than ``T``, where it has none) is changed less.
+    """
+    own = int(getattr(tokenizer, "model_max_length", UNLIMITED))
+    limit = max(ids.shape[1], own) if own < UNLIMITED else ids.shape[1]
+    special = {*tokens.special.tolist(), *tokenizer.all_special_ids}
+    rows: list[list[tuple[int, int]]] = []
+    for row, mask, s, seed in zip(ids.tolist(), real.tolist(), strength.tolist(), seeds, strict=True):
+        text = [
+            (token, place) for place, (token, is_real) in enumerate(zip(row, mask, strict=True)) if is_real
+        ]
+        rows.append(_within(text, tokens, special, tokenizer, change, s, seed, limit))
+    return _padded(rows, ids, tokens, tokenizer)
 
 
-def swap_words(text: str, strength: float, chance: random.Random) -> str:
-    """Neighbouring words change places."""
-    words = text.split()
-    for i in range(len(words) - 1):
-        if chance.random() < 0.6 * strength:
-            words[i], words[i + 1] = words[i + 1], words[i]
-    return " ".join(words)
+def _within(
+    text: list[tuple[int, int]],
+    tokens: Tokens,
+    special: set[int],
+    tokenizer: Any,
+    change: Change,
+    strength: float,
+    seed: int,
+    limit: int,
+) -> list[tuple[int, int]]:
+    """A text, tokens with their places, changed so that it stays within the limit."""
+    end = len(text) - tokens.tail
+    head, middle, tail = text[: tokens.head], text[tokens.head : end], text[end:]
+    tries = [(change, strength / 2**k) for k in range(4)] + [(lose_words, strength)]
+    for how, s in tries:
+        new: list[tuple[int, int]] = []
+        for is_special, run in groupby(middle, key=lambda pair: pair[0] in special):
+            part = list(run)
+            new += part if is_special else _run(part, tokenizer, how, s, random.Random(seed))
+        if len(head) + len(new) + len(tail) <= limit:
+            break
+    return [*head, *new[: limit - len(head) - len(tail)], *tail]
 
 
-def unknown_words(text: str, strength: float, chance: random.Random) -> str:
-    """Words replaced by letters nobody has seen together."""
-    letters = "".join(KEYBOARD)
-
-    def strange(word: str) -> str:
-        return "".join(chance.choice(letters) for _ in word)
-
-    return " ".join(strange(word) if chance.random() < 0.6 * strength else word for word in text.split())
-
-
-def _slip(pair: list[str], chance: random.Random) -> list[str]:
-    letter, rest = pair[0], pair[1:]
-    kind = chance.randrange(4)
-    if kind == 0:
-        return [_neighbour(letter, chance), *rest]
-    if kind == 1:
-        return rest
-    return [letter, letter, *rest] if kind == 2 else [*rest, letter]
+def _run(
+    part: list[tuple[int, int]], tokenizer: Any, change: Change, strength: float, chance: random.Random
+) -> list[tuple[int, int]]:
+    if strength <= 0:
+        return part
+    text = tokenizer.decode([token for token, _ in part])
+    new = tokenizer.encode(changed(text, change, strength, chance), add_special_tokens=False)
+    return [(token, part[0][1]) for token in new]
 
 
-def _neighbour(letter: str, chance: random.Random) -> str:
-    for row in KEYBOARD:
-        at = row.find(letter.lower())
-        if at >= 0:
-            return row[max(0, min(len(row) - 1, at + chance.choice((-1, 1))))]
-    return letter
+def _padded(rows: list[list[tuple[int, int]]], ids: Tensor, tokens: Tokens, tokenizer: Any) -> Retokenized:
+    width = max([ids.shape[1], *map(len, rows)])
+    padding = tokens.padding if tokens.padding is not None else getattr(tokenizer, "pad_token_id", None) or 0
+    found = torch.tensor(
+        [_filled(row, width, (padding, 0), tokens.left) for row in rows], dtype=ids.dtype, device=ids.device
+    )  # (n, T, 2)
+    real = torch.tensor([_filled([1] * len(row), width, 0, tokens.left) for row in rows], device=ids.device)
+    return Retokenized(found[..., 0], real.bool(), found[..., 1].long())
+
+
+def _filled(row: list[Any], width: int, value: Any, left: bool) -> list[Any]:
+    rest = [value] * (width - len(row))
+    return [*rest, *row] if left else [*row, *rest]
 
 
 def _common(texts: Sequence[Tensor], at: int) -> int | None:
@@ -218,10 +249,24 @@ def _common(texts: Sequence[Tensor], at: int) -> int | None:
     return token if found and count >= NEARLY_ALL * len(texts) else None
 
 
-def _real(ids: Tensor, mask: Tensor | None) -> Tensor:
+def _frame(texts: list[list[int]]) -> tuple[int, int]:
+    """How many tokens all texts have in common at their beginning and at their end."""
+    if len(texts) < 2 or all(text == texts[0] for text in texts):
+        return 0, 0
+    shortest = min(map(len, texts))
+    head = _alike([text[:shortest] for text in texts])
+    return head, _alike([text[::-1][: shortest - head] for text in texts])
+
+
+def _alike(texts: list[list[int]]) -> int:
+    columns = zip(*texts, strict=True)
+    return next((k for k, column in enumerate(columns) if len(set(column)) > 1), len(texts[0]))
+
+
+def real_or_guessed(ids: Tensor, mask: Tensor | None) -> Tensor:
     """True where a token is real; without a mask, what is repeated to the end of a row is padding."""
     if mask is not None:
-        return mask.cpu().bool()
+        return mask.bool()
     last = ids[:, -1:]
     run = (ids == last).flip(1).long().cumprod(dim=1).flip(1).bool()  # the run at the end of each row
     long = run.sum(dim=1) > 1
@@ -232,6 +277,17 @@ def _real(ids: Tensor, mask: Tensor | None) -> Tensor:
     return ~(run & (last == padding))
 
 
-def _chosen(ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens) -> Tensor:
+def _chosen(
+    ids: Tensor,
+    strength: Tensor,
+    generator: torch.Generator,
+    tokens: Tokens,
+    real: Tensor,
+    among: Tensor | None = None,
+) -> Tensor:
+    """Tokens to be changed: each by chance, and at least one of a text whose strength is not 0."""
     draw = torch.rand(ids.shape, generator=generator, device=generator.device).to(ids.device)
-    return (draw < (0.6 * strength[:, None].to(ids.device)).clamp(max=0.9)) & tokens.ordinary(ids)
+    draw = draw.masked_fill(~(tokens.ordinary(ids, real) if among is None else among), 2.0)
+    share = (0.6 * strength[:, None].to(ids.device)).clamp(max=0.9)
+    first = draw == draw.amin(dim=1, keepdim=True)
+    return (draw < 2.0) & (share > 0) & ((draw < share) | first)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from salgp.logits import raw_logits
+from salgp.network.frozen_copy import FrozenCopy
 from salgp.network.pooling import Layout
-from salgp.network.scores import raw_logits
 from salgp.network.taps import Tap, activation
-from salgp.network.view import View
 
 __all__ = ["Call", "Trace", "ancestors", "numbered", "trace"]
 
@@ -85,7 +85,7 @@ def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
     """Write down which modules a forward pass calls, in order.
 
     Args:
-        model: the network; a frozen view of it runs.
+        model: the network; a frozen copy of it runs.
         run: makes one forward pass of the network it is given and returns its output.
 
     Example:
@@ -94,9 +94,9 @@ def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
         ['0', '1', '2', '']
     """
     seen: list[_Run] = []
-    view = View(model, lambda network: _record(network, seen))
+    frozen = FrozenCopy(model, lambda network: _record(network, seen))
     with torch.no_grad():
-        logits = raw_logits(run(view.network))
+        logits = raw_logits(run(frozen.network))
     names = tuple(name for name, _ in model.named_modules() if name)
     return Trace(tuple(_calls(seen, logits)), len(logits), logits.numel(), names, logits.clone())
 

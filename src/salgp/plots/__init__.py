@@ -8,7 +8,6 @@ from __future__ import annotations
 from salgp.plots.comparison import confusion_counts, confusion_matrix, method_comparison, risk_coverage_curves
 from salgp.plots.correction import LayerShares, coregionalisation, layer_profile, layer_shares, residual_fit
 from salgp.plots.display import ReliabilityDisplay, RiskCoverageDisplay
-from salgp.plots.lightcurves import flux_density, flux_distributions, light_curves
 from salgp.plots.reliability import reliability_diagram
 
 __all__ = [
@@ -18,11 +17,8 @@ __all__ = [
     "confusion_counts",
     "confusion_matrix",
     "coregionalisation",
-    "flux_density",
-    "flux_distributions",
     "layer_profile",
     "layer_shares",
-    "light_curves",
     "method_comparison",
     "reliability_diagram",
     "residual_fit",

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from salgp import __version__
 from salgp.features import Features
+from salgp.io import write_whole
 from salgp.labels import as_labels
 from salgp.metrics import METRICS, Scores, evaluate
 from salgp.prediction import Prediction
 from salgp.report import figures
-from salgp.report.keeping import ASSURANCE, Keep, acceptable_levels, chosen_level, least_promise
 from salgp.report.page import page
+from salgp.report.selective import ASSURANCE, OperatingPoint, acceptable_levels, chosen_level, least_promise
 from salgp.report.shift import shift
 from salgp.report.slices import confusions
 from salgp.report.slices import slices as slices_of
@@ -33,9 +34,8 @@ from salgp.report.summary import (
     scored,
     term_shares,
 )
+from salgp.report.text import GLOSSARY, verdict
 from salgp.report.thumbnails import data_uri
-from salgp.report.words import GLOSSARY, verdict
-from salgp.storage import write_whole
 
 __all__ = ["build", "render"]
 
@@ -88,8 +88,8 @@ def render(
     labels: Any,
     prediction: Prediction,
     *,
-    method: str = "calibrated",
-    title: str = "Can this network be trusted?",
+    method: str = "calibration",
+    title: str = "Can this model be trusted?",
     class_names: Sequence[str] | None = None,
     images: Any = None,
     others: Mapping[str, Prediction] | None = None,
@@ -103,7 +103,7 @@ def render(
 
     Args:
         features: what was predicted on.
-        labels: ``(n,)`` true classes; -1 for a class the network does not know.
+        labels: ``(n,)`` true classes; -1 for a class the model does not know.
         prediction: of the calibrator.
         method: name of the calibrator, for the reader.
         title: heading of the page.
@@ -113,8 +113,8 @@ def render(
         others: predictions of other methods on the same samples, for a table; all names must differ.
         new_data: unlabelled features and their prediction, for the section on new data.
         settings: listed at the end.
-        acceptable_error: share of wrong answers that may remain, taken as it is; by default about half of the
-            network's, or the smallest above that can be promised.
+        acceptable_error: share of wrong answers that may remain; by default the smallest at which at least
+            four fifths of the answers can be used.
         slices: name to ``(n,)`` values: parts of the data to look at one by one, such as the camera.
         n_shown: how many of the most corrected samples are listed.
 
@@ -133,10 +133,10 @@ def render(
     y = as_labels(labels, len(features), features.n_classes).cpu()
     _check(features, prediction, images, class_names, slices)
     everyone = _everyone(features, prediction, method, others)
-    before, after = scored(everyone[NETWORK], y), scored(prediction, y)
+    before, after = scored(everyone[MODEL], y), scored(prediction, y)
     changes = metric_changes(before, after, y)
     levels = acceptable_levels(before, after, y, acceptable_error)
-    keep = chosen_level(levels, acceptable_error, after.accuracy)
+    point = chosen_level(levels, acceptable_error, len(y))
     names = _Names(class_names)
     known = features, prediction
     return page(
@@ -146,13 +146,13 @@ def render(
             "changes": changes,
             "samples": _sample_rows(features, y, prediction, images, names, n_shown),
             "others": _scores(everyone, y) if others else {},
-            "rivals": _rivals(others, y),
-            "shift": None if new_data is None else shift(known, new_data, keep, after.accuracy),
+            "diagrams": _diagrams(others, y),
+            "shift": None if new_data is None else shift(known, new_data, point, after.accuracy),
             "settings": dict(settings or {}),
-            **_first_words(before, after, method, levels, keep, changes),
+            **_first_words(before, after, method, levels, point, changes),
             **_sizes(features, y),
             **_constants(),
-            **slider(before, after, levels, keep),
+            **slider(before, after, levels, point),
             **_pictures(features, before, after, prediction),
             **_parts(before, after, y, names, slices),
         }
@@ -163,18 +163,17 @@ def _first_words(
     before: Scored,
     after: Scored,
     method: str,
-    levels: Sequence[Keep],
-    keep: Keep,
+    levels: Sequence[OperatingPoint],
+    point: OperatingPoint,
     changes: Sequence[Change],
 ) -> dict[str, Any]:
     """The verdict, and what it is about."""
-    change = next(c.verdict for c in changes if c.key == "ece")
-    least = least_promise(levels, keep)
+    least = least_promise(levels, point)
     return {
         "before": before,
         "after": after,
-        "verdict": verdict(before, after, method, keep, change, least),
-        "keep": keep,
+        "verdict": verdict(before, after, method, point, changes, least),
+        "point": point,
         "off": abs(before.stated - before.accuracy) >= 0.01,
     }
 
@@ -197,8 +196,8 @@ def _constants() -> dict[str, Any]:
     }
 
 
-NETWORK = "network alone"
-"""What the network's own confidence is called beside other methods."""
+MODEL = "model alone"
+"""What the model's own confidence is called beside other methods."""
 
 
 @dataclass(frozen=True)
@@ -241,14 +240,14 @@ def _check(
 def _everyone(
     features: Features, prediction: Prediction, method: str, others: Mapping[str, Prediction] | None
 ) -> dict[str, Prediction]:
-    """All methods by name, the network first and ours last."""
-    taken = [name for name in (NETWORK, method) if name in (others or {})]
-    if method == NETWORK:
-        taken.append(NETWORK)
+    """All methods by name, the model itself first and ours last."""
+    taken = [name for name in (MODEL, method) if name in (others or {})]
+    if method == MODEL:
+        taken.append(MODEL)
     if taken:
         raise ValueError(f"two methods are called {taken[0]!r}; give every method a name of its own")
-    network = Prediction.from_probs(features, features.probs)
-    return {NETWORK: network, **(others or {}), method: prediction}
+    own = Prediction.from_probs(features, features.probs)
+    return {MODEL: own, **(others or {}), method: prediction}
 
 
 def _pictures(features: Features, before: Scored, after: Scored, prediction: Prediction) -> dict[str, Any]:
@@ -300,7 +299,7 @@ def _scores(everyone: Mapping[str, Prediction], labels: Tensor) -> dict[str, Sco
     return {name: evaluate(prediction, labels) for name, prediction in everyone.items()}
 
 
-def _rivals(others: Mapping[str, Prediction] | None, labels: Tensor) -> list[tuple[str, float, Any]]:
+def _diagrams(others: Mapping[str, Prediction] | None, labels: Tensor) -> list[tuple[str, float, Any]]:
     """Name, mean gap and reliability diagram of each other method."""
     sides = {name: scored(prediction, labels) for name, prediction in (others or {}).items()}
     return [(name, one.ece, figures.reliability(one, name)) for name, one in sides.items()]

@@ -12,9 +12,10 @@ from importlib.resources import files
 from typing import Any
 
 from salgp.extras import require
-from salgp.report.words import share
+from salgp.report.text import share
+from salgp.svg import without_control_characters
 
-__all__ = ["page", "percent", "unbroken"]
+__all__ = ["page", "percent"]
 
 
 def page(context: Mapping[str, Any]) -> str:
@@ -32,30 +33,25 @@ def page(context: Mapping[str, Any]) -> str:
     )
     environment.filters.update(
         percent=percent,
-        unbroken=unbroken,
         signed=_signed,
-        share=lambda x: unbroken(share(x)),
+        share=share,
         number=_number,
     )
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
-    return environment.from_string(template).render(
+    text = environment.from_string(template).render(
         css=Markup(css), js=Markup(js), script_hash=digest, **context
     )
+    return without_control_characters(text.replace(" %", "\N{NO-BREAK SPACE}%"))
 
 
 def percent(x: float, digits: int = 0) -> str:
     """A share in per cent.
 
     Example:
-        >>> percent(0.125, 1).replace("\\N{NO-BREAK SPACE}", " ")
+        >>> percent(0.125, 1)
         '12.5 %'
     """
-    return unbroken(f"{100 * x:.{digits}f} %")
-
-
-def unbroken(text: str) -> str:
-    """Keep a number and its per cent sign on one line."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return f"{100 * x:.{digits}f} %"
 
 
 def _signed(x: float) -> str:

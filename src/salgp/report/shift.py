@@ -1,4 +1,4 @@
-"""What unlabelled data from elsewhere tell: how sure the network is there, and what to expect of it."""
+"""What unlabelled data from elsewhere tell: how sure the model is there, and what to expect of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from salgp.estimate import Estimate, accuracy
 from salgp.features import Features
 from salgp.prediction import Prediction
-from salgp.report.keeping import Keep
+from salgp.report.selective import OperatingPoint
 from salgp.report.summary import term_shares
 
 __all__ = ["LayerNotice", "Shift", "shift"]
@@ -32,7 +32,7 @@ class Shift:
         n: new samples.
         sentence: what it means.
         tone: ``good``, ``fair`` or ``poor``.
-        network: mean network confidence on known and new data.
+        model: its own mean confidence on known and new data.
         calibrated: mean calibrated confidence on known and new data.
         expected: accuracy to expect of the new data, with its interval.
         std: mean standard deviation of the confidence on both, or None.
@@ -44,7 +44,7 @@ class Shift:
     n: int
     sentence: str
     tone: str
-    network: tuple[float, float]
+    model: tuple[float, float]
     calibrated: tuple[float, float]
     expected: Estimate
     std: tuple[float, float] | None
@@ -56,7 +56,7 @@ class Shift:
 def shift(
     known: tuple[Features, Prediction],
     new: tuple[Features, Prediction],
-    keep: Keep,
+    point: OperatingPoint,
     measured: float | None = None,
 ) -> Shift:
     """Compare predictions on known and on new data; no labels of the new data are needed.
@@ -64,14 +64,14 @@ def shift(
     Args:
         known: the labelled data.
         new: the unlabelled ones.
-        keep: the threshold chosen on the labelled data.
+        point: the threshold chosen on the labelled data.
         measured: accuracy on the labelled data; where the estimate is off there, the sentence says so.
     """
     before = _mean(known[0].confidence), _mean(new[0].confidence)
     after = _mean(known[1].confidence), _mean(new[1].confidence)
     drop = after[0] - after[1]
     tone = "good" if drop < 0.03 else "fair" if drop < 0.1 else "poor"
-    human = 1.0 if keep.threshold is None else float((new[1].confidence <= keep.threshold).double().mean())
+    human = 1.0 if point.threshold is None else float((new[1].confidence <= point.threshold).double().mean())
     expected = accuracy(new[1])
     stds = [p.std for _, p in (known, new)]
     std = None if stds[0] is None or stds[1] is None else (_mean(stds[0]), _mean(stds[1]))
@@ -100,8 +100,8 @@ def _sentence(
     instead = _off(after[0], measured) or f", instead of {round(100 * after[0])}"
     if drop < 0:
         return f"The new data look easier: {expect}{instead}."
-    unmoved = before[1] > before[0] - 0.5 * drop
-    still = f"the network still says {100 * before[1]:.0f} %, but " if unmoved else ""
+    unnoticed = before[1] > before[0] - 0.5 * drop
+    still = f"the model still says {100 * before[1]:.0f} %, but " if unnoticed else ""
     return f"The new data differ: {still}{expect}{instead}."
 
 

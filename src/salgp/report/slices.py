@@ -35,7 +35,7 @@ class Slice:
         value: the part.
         n: its samples.
         accuracy: share of right answers, with the ends of its 90 % interval.
-        before: mean network confidence.
+        before: mean confidence of the model.
         after: mean calibrated confidence.
         verdict: ``overconfident``, ``underconfident``, ``right`` or ``too few to say``.
     """
@@ -77,7 +77,7 @@ def slices(before: Scored, after: Scored, columns: Mapping[str, Sequence[Any]]) 
     """Every part of every column, the most samples first; judged together.
 
     Args:
-        before: the network's own confidence.
+        before: the model's own confidence.
         after: the calibrated one.
         columns: name to ``(n,)`` values.
     """

@@ -1,4 +1,4 @@
-"""The slider: how many wrong answers are acceptable, and what every choice means for people and machine."""
+"""The slider: how many wrong answers are acceptable, and what every choice means."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from salgp.report import figures
-from salgp.report.keeping import ASSURANCE, Keep, least_promise, nice_step
-from salgp.report.page import percent, unbroken
+from salgp.report.page import percent
+from salgp.report.selective import ASSURANCE, OperatingPoint, least_promise, nice_step
 from salgp.report.summary import Scored
-from salgp.report.words import no_promise, share
+from salgp.report.text import no_promise, share
 
 __all__ = ["slider"]
 
 
-def slider(before: Scored, after: Scored, levels: Sequence[Keep], keep: Keep) -> dict[str, Any]:
+def slider(
+    before: Scored, after: Scored, levels: Sequence[OperatingPoint], point: OperatingPoint
+) -> dict[str, Any]:
     """The curve of errors over coverage, and what tiles and sentences say at each level."""
     n, top = len(after.correct), levels[-1].error
-    figure, frame = figures.risk_coverage(before, after, keep, _error_ticks(before, after, top))
+    figure, frame = figures.risk_coverage(before, after, point, _error_ticks(before, after, top))
     points = [
         {
-            "error": unbroken(share(k.error)),
-            "advice": unbroken(_advice(k, least_promise(levels, k))),
+            "error": share(k.error),
+            "advice": _advice(k, least_promise(levels, k)),
             "before": f"{k.before:,}",
             "after": f"{k.after:,}",
             "human": f"{n - k.after:,}",
@@ -39,25 +41,25 @@ def slider(before: Scored, after: Scored, levels: Sequence[Keep], keep: Keep) ->
     return {
         "risk_figure": figure,
         "points": points,
-        "position": list(levels).index(keep),
-        "steps": [k for i, k in enumerate(levels) if i % every == 0 or k == keep],
+        "position": list(levels).index(point),
+        "steps": [k for i, k in enumerate(levels) if i % every == 0 or k == point],
     }
 
 
-def _advice(keep: Keep, least: float | None) -> str:
+def _advice(point: OperatingPoint, least: float | None) -> str:
     """What the tile says below the number of answers that go to a human."""
-    if keep.threshold is None:
-        return f"They {no_promise(keep, least)}."
+    if point.threshold is None:
+        return f"They {no_promise(point, least)}."
     return (
-        f"Answers used without asking: {_limit(keep)}. At most {share(keep.error)} of them are wrong, with "
+        f"Answers used without asking: {_limit(point)}. At most {share(point.error)} of them are wrong, with "
         f"{percent(ASSURANCE)} assurance."
     )
 
 
-def _limit(keep: Keep) -> str:
-    if keep.threshold is None:
+def _limit(point: OperatingPoint) -> str:
+    if point.threshold is None:
         return "no limit is good enough"
-    return "any confidence" if keep.everything else f"above {percent(keep.threshold, 1)}"
+    return "any confidence" if point.everything else f"above {percent(point.threshold, 1)}"
 
 
 def _error_ticks(before: Scored, after: Scored, top: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""The numbers behind the report: all computed by `salgp.metrics`, chosen for a reader who never heard of
+"""The numbers behind the report: all computed by `salgp.metrics`, chosen for a reader new to
 calibration.
 """
 
@@ -39,7 +39,7 @@ LEVEL = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Confidences with the truth beside them: the network's own, or calibrated ones.
+    """Confidences with the truth beside them: the model's own, or calibrated ones.
 
     Args:
         prediction: its prediction.
@@ -108,8 +108,8 @@ class Corrected:
     Args:
         row: its position in the data.
         predicted: class.
-        true: class, -1 if unknown to the network.
-        before: network confidence.
+        true: class, -1 if unknown to the model.
+        before: the model's confidence.
         after: calibrated confidence.
         std: its standard deviation or None.
         lower: end of the interval or None.

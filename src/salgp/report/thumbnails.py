@@ -1,15 +1,16 @@
-"""Thumbnails as PNG inside the page, without an image library."""
+"""Thumbnails as PNG inside the page."""
 
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from typing import Any
 
 import numpy as np
 
-__all__ = ["data_uri", "encode_png", "to_pixels"]
+from salgp.extras import require
+
+__all__ = ["data_uri", "to_pixels"]
 
 SIDE = 96
 """Longest side of a thumbnail in pixels."""
@@ -26,7 +27,12 @@ def data_uri(image: Any) -> str:
         >>> data_uri(np.zeros((2, 2)))[:22]
         'data:image/png;base64,'
     """
-    return "data:image/png;base64," + base64.b64encode(encode_png(to_pixels(image))).decode("ascii")
+    require("PIL")
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(to_pixels(image)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def to_pixels(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -44,23 +50,6 @@ def to_pixels(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     step = max(-(-max(x.shape[:2]) // SIDE), 1)
     x = x[::step, ::step]
     return x if x.dtype == np.uint8 else _stretched(x.astype(np.float64))
-
-
-def encode_png(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Bytes of a PNG file: signature, header, one compressed block of unfiltered lines, end."""
-    height, width = pixels.shape[:2]
-    lines = b"".join(b"\x00" + row.tobytes() for row in np.ascontiguousarray(pixels))
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + _chunk(b"IHDR", header)
-        + _chunk(b"IDAT", zlib.compress(lines, 9))
-        + _chunk(b"IEND", b"")
-    )
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def _stretched(x: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -3,7 +3,7 @@ Ray.
 
 `FeatureStore` is the sibling of `salgp.Features` for data that does not fit into memory. `extract_to_store`
 and `write_store` make one, `fit_store` fits any calibrator to it, `score` applies a saved calibrator to it.
-All of them continue where they stopped when called again after a kill, and leave the same bytes.
+Writing and scoring continue with the missing shards when called again after a kill.
 """
 
 from __future__ import annotations

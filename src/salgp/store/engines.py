@@ -1,41 +1,58 @@
-"""Run the same function on many pieces of work: on this machine's cores, or on Ray.
+"""Run the same function on many pieces of work: on threads of this process, or by Ray Data on a cluster.
 
-A piece of work reads files and writes files, each whole or not at all, and its result depends on nothing but
-its arguments. So it may run anywhere, in any order, and again. Every piece computes on one thread: the number
-of workers then never changes a bit of the result.
+A piece depends on nothing but its arguments, so it may run anywhere, in any order, and again: Ray repeats the
+pieces of a killed worker. Every piece computes on one thread, so that the number of workers changes no bit.
+With an address the pieces go to that cluster, whose workers must see the same paths; without one a small Ray
+is started on this machine and shut down again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["ENGINES", "run", "run_local"]
+from salgp.extras import require
+from salgp.io import ChecksumError, FormatError, value_bytes, value_from
+
+__all__ = ["ENGINES", "run"]
 
 ENGINES = ("local", "ray")
+OBJECT_STORE = 96 * 2**20
+"""Bytes of shared memory of a Ray started here; the data stays in files."""
+RESULT = ("salgp-result", 1)
+_ERRORS = (ChecksumError, FormatError, FileNotFoundError, PermissionError, ValueError, TypeError)
+KNOWN = {error.__name__: error for error in _ERRORS}
+"""Errors of the work that reach the caller as they are."""
 
 
 def run(
     function: Callable[..., Any],
-    pieces: Iterable[tuple[Any, ...]],
+    pieces: Sequence[tuple[Any, ...]],
     *,
     engine: str = "local",
     workers: int | None = None,
     ray_address: str | None = None,
+    num_gpus: float = 0,
+    keep: bool = False,
 ) -> Iterator[Any]:
     """Yield ``function(*piece)`` of every piece, in the order in which they finish.
 
     Args:
-        function: importable by name, so that a worker on another machine finds it.
-        pieces: arguments of each call; plain values, since they may travel.
+        function: its results are values that `salgp.io.pack` takes.
+        pieces: arguments of each call.
         engine: ``local`` (threads) or ``ray``.
         workers: how many at once; by default one per core (local, or a local Ray), all the cluster has (Ray).
         ray_address: of a running cluster, such as ``auto`` or ``ray://host:10001``; by default Ray is started
             here.
+        num_gpus: of each piece on Ray.
+        keep: keep ``function``, with what it made for itself, in the process of each worker on Ray.
 
     Example:
         >>> sorted(run(pow, [(2, 3), (2, 5)]))
@@ -44,32 +61,106 @@ def run(
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     if engine == "local":
-        return run_local(function, pieces, workers)
-    from salgp.store.ray_engine import run_ray
+        return _run_local(function, pieces, workers or os.cpu_count() or 1)
+    require("ray")
+    return _run_ray(function, pieces, workers, ray_address, num_gpus, keep)
 
-    return run_ray(function, pieces, workers, ray_address)
 
-
-def run_local(
-    function: Callable[..., Any], pieces: Iterable[tuple[Any, ...]], workers: int | None = None
-) -> Iterator[Any]:
-    """Run pieces on threads of this process; the numerical work releases Python's lock."""
-    count = workers or os.cpu_count() or 1
+def _run_local(function: Callable[..., Any], pieces: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
     before = torch.get_num_threads()
-    todo = iter(pieces)
-    pool = ThreadPoolExecutor(
-        count, thread_name_prefix="salgp", initializer=torch.set_num_threads, initargs=(1,)
-    )
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        running: set[Future[Any]] = set()
-        while True:
-            while len(running) < count and (piece := next(todo, None)) is not None:
-                running.add(pool.submit(function, *piece))
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+        for done in as_completed([pool.submit(function, *piece) for piece in pieces]):
+            yield done.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(before)
+
+
+def _run_ray(
+    function: Callable[..., Any],
+    pieces: Sequence[tuple[Any, ...]],
+    workers: int | None,
+    address: str | None,
+    num_gpus: float,
+    keep: bool,
+) -> Iterator[Any]:
+    if not pieces:
+        return
+    with _ray_session(workers, address) as ray:
+        import ray.data as data
+
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        data.DataContext.get_current().enable_progress_bars = False
+        has = ray.cluster_resources()
+        slots = int(has.get("GPU", 0) / num_gpus if num_gpus else has.get("CPU", 1))
+        most = max(1, min(workers or slots, len(pieces)))
+        numbers = data.from_items([{"piece": i} for i in range(len(pieces))], override_num_blocks=len(pieces))
+        given = (function, list(pieces))
+        how = (
+            {
+                "fn": Worker,
+                "fn_constructor_args": given,
+                "compute": data.ActorPoolStrategy(min_size=1, max_size=most),
+            }
+            if keep
+            else {"fn": work, "fn_args": given, "compute": data.TaskPoolStrategy(most)}
+        )
+        for row in numbers.map_batches(**how, batch_size=1, num_cpus=1, num_gpus=num_gpus).iter_rows():
+            yield _result(*value_from(row["result"], *RESULT))
+
+
+class Worker:
+    """Does pieces of work one after the other in a process of its own."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        """See `work`."""
+        return work(batch, *self.given)
+
+
+def work(
+    batch: dict[str, Any], function: Callable[..., Any], pieces: list[tuple[Any, ...]]
+) -> dict[str, list[bytes]]:
+    """Results of the pieces whose numbers are in the batch, or what was wrong with them."""
+    torch.set_num_threads(1)
+    found = []
+    for piece in batch["piece"]:
+        try:
+            value = ("", function(*pieces[int(piece)]))
+        except tuple(KNOWN.values()) as error:
+            value = (next(name for name, kind in KNOWN.items() if isinstance(error, kind)), str(error))
+        found.append(value_bytes(*RESULT, value))
+    return {"result": found}
+
+
+def _result(failed: str, value: Any) -> Any:
+    """The result of a piece; its error is raised here, since Ray Data keeps only the text of errors."""
+    if failed:
+        raise KNOWN[failed](value)
+    return value
+
+
+@contextmanager
+def _ray_session(workers: int | None, address: str | None) -> Iterator[Any]:
+    """Ray: the session already open, the cluster at ``address``, or a new one; closes what it opened."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own deprecation and resource warnings are not the user's
+        import ray
+
+        if ray.is_initialized():
+            yield ray
+            return
+        local = {
+            "num_cpus": workers or os.cpu_count() or 1,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE,
+        }
+        try:
+            quiet = {"log_to_driver": False, "logging_level": "error"}
+            ray.init(address=address or "local", **quiet, **({} if address else local))
+            yield ray
+        finally:
+            ray.shutdown()

@@ -2,26 +2,26 @@
 
 How a method is fitted out of core is its own affair (`Calibrator.fit_stream`); here it gets the store as a
 source of rows. Methods without such a way that read the logits only are fitted on all rows in memory, others
-on a stratified sample of the store that keeps the copies of a sample together.
+on a stratified sample of the store that keeps the augmented samples of a sample together.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
 from salgp.features import Features
-from salgp.storage import locked
+from salgp.progress import progress_bar
+from salgp.store.engines import run
+from salgp.store.sampling import subset_of
 from salgp.store.store import FeatureStore
-from salgp.store.stream import StoreSource
 
-__all__ = ["INDUCING", "fit_store"]
-
-INDUCING = ("stream", "subset")
+__all__ = ["StoreSource", "fit_store", "sum_shard"]
 
 
 def fit_store(
@@ -29,10 +29,7 @@ def fit_store(
     store: str | os.PathLike[str] | FeatureStore,
     *,
     reference: str | os.PathLike[str] | FeatureStore | None = None,
-    work: str | os.PathLike[str] | None = None,
     subset: int = 4000,
-    inducing: str = "stream",
-    rounds: int = 20,
     engine: str = "local",
     workers: int | None = None,
     ray_address: str | None = None,
@@ -40,21 +37,17 @@ def fit_store(
     verify: bool = True,
     progress: bool = False,
 ) -> Calibrator:
-    """Fit a calibrator to every row of a store; the same call continues a killed fit.
+    """Fit a calibrator to every row of a store.
 
     `LayerEvidence` with a ``reference``, `SALGP` and `ResidualGP` are fitted out of core. Calibrators that
     read the logits only are fitted on all rows in memory (a million rows of ten logits are 40 MB). Others
-    that read layers are fitted on a stratified subset in which no sample is parted from its copies.
+    that read layers are fitted on a stratified subset in which no sample is parted from its augmented ones.
 
     Args:
         calibrator: to be fitted; the ``n_inducing`` of a Gaussian process is its number of inducing rows.
         store: labelled features.
         reference: labelled features of the network's training set, for methods that compare against it.
-        work: folder for intermediate results, reachable from all workers; by default a temporary one, and
-            then a killed fit begins anew.
         subset: rows of the subset.
-        inducing: where inducing rows are chosen: over the ``stream`` of all rows, or from the ``subset``.
-        rounds: most passes of a Bernoulli likelihood.
         engine: ``local`` or ``ray``.
         workers: pieces of work at once; by default one per core.
         ray_address: of a running Ray cluster; by default Ray is started on this machine.
@@ -66,7 +59,7 @@ def fit_store(
         The fitted calibrator itself.
 
     Example:
-        >>> import torch
+        >>> import tempfile, torch
         >>> from salgp import SALGP
         >>> from salgp.store.store import write_store
         >>> g = torch.Generator().manual_seed(0)
@@ -77,21 +70,82 @@ def fit_store(
         >>> fitted.inference, fitted.summary.n
         ('inducing', 300)
     """
-    if inducing not in INDUCING:
-        raise ValueError(f"inducing must be one of {', '.join(INDUCING)}, got {inducing!r}")
     rows = _labelled(store)
     known = None if reference is None else _labelled(reference)
     if known is not None and known.widths != rows.widths:
         raise ValueError(f"reference layers {known.widths} differ from the calibration layers {rows.widths}")
     how = {"engine": engine, "workers": workers, "ray_address": ray_address}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary if work is None else work)
-        source = StoreSource(rows, known, folder, how, subset, inducing, rounds, seed, verify, progress)
-        config = {name: repr(value) for name, value in calibrator.get_params().items()}
-        with locked(folder):
-            source.claim({"calibrator": calibrator.name, "config": config})
-            fitted = calibrator.fit_stream(source)
-            return fitted if fitted is not None else _fit_in_memory(calibrator, source)
+    source = StoreSource(rows, known, how, subset, seed, verify, progress)
+    fitted = calibrator.fit_stream(source)
+    return fitted if fitted is not None else _fit_in_memory(calibrator, source)
+
+
+@dataclass(frozen=True)
+class StoreSource:
+    """The rows of a store, as `salgp.calibrators.row_source.Source` asks for them.
+
+    Args:
+        store: calibration data.
+        reference: training data, or None.
+        how: options of `salgp.store.engines.run`.
+        subset_rows: rows of a subset in memory.
+        seed: of the subset.
+        verify: compare the checksum of every shard in the first pass.
+        progress: show rate and time left.
+        checked: folders whose checksums were compared.
+    """
+
+    store: FeatureStore
+    reference: FeatureStore | None
+    how: Mapping[str, Any]
+    subset_rows: int
+    seed: int
+    verify: bool
+    progress: bool
+    checked: set[str] = field(default_factory=set)
+
+    @property
+    def rows(self) -> int:
+        """Number of calibration rows."""
+        return len(self.store)
+
+    @property
+    def has_reference(self) -> bool:
+        """Is there a store of the training set?"""
+        return self.reference is not None
+
+    def subset(self) -> tuple[Features, Tensor]:
+        """A stratified sample with whole groups."""
+        return subset_of(self.store, self.subset_rows, self.seed)
+
+    def over_rows(
+        self, name: str, function: Callable[..., Any], state: Any, *, reference: bool = False
+    ) -> Any:
+        """Add up ``function`` over all shards, in their order, which fixes every bit of the result."""
+        store = self.reference if reference else self.store
+        if store is None:
+            raise ValueError("this source has no reference: give a store of the network's training set")
+        folder = str(store.folder)
+        verify = self.verify and folder not in self.checked
+        pieces = [(function, state, folder, index, verify) for index in range(store.n_shards)]
+        total, waiting, following = None, dict[int, Any](), 0
+        with progress_bar(name, len(store), self.progress, unit="rows") as advance:
+            for index, found in run(sum_shard, pieces, **self.how):
+                waiting[index] = found
+                while following in waiting:
+                    part = waiting.pop(following)
+                    total = part if total is None else total + part
+                    following += 1
+                advance(store.rows[index])
+        self.checked.add(folder)
+        return total
+
+
+def sum_shard(
+    function: Callable[..., Any], state: Any, store: str, index: int, verify: bool
+) -> tuple[int, Any]:
+    """What one shard adds to a pass, and its number."""
+    return index, function(state, *FeatureStore(store).shard(index, verify=verify), index)
 
 
 def _labelled(store: str | os.PathLike[str] | FeatureStore) -> FeatureStore:
@@ -103,12 +157,6 @@ def _labelled(store: str | os.PathLike[str] | FeatureStore) -> FeatureStore:
 
 def _fit_in_memory(calibrator: Calibrator, source: StoreSource) -> Calibrator:
     if not calibrator.needs_layers:
-        return calibrator.fit(*_whole(source.store.to_features(layers=())))
-    known = None if source.reference is None else _whole(source.reference.to_features())
+        return calibrator.fit(*source.store.to_features(layers=()))
+    known = None if source.reference is None else source.reference.to_features()
     return calibrator.fit(*source.subset(), reference=known)
-
-
-def _whole(found: tuple[Features, Tensor | None]) -> tuple[Features, Tensor]:
-    features, labels = found
-    assert labels is not None
-    return features, labels

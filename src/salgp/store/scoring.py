@@ -1,11 +1,7 @@
 """Batch scoring: a feature store in, a folder of Parquet files with calibrated confidences out.
 
-Each shard of the store becomes one file of the same name, written whole; the manifest lists it with its
-checksum. A killed run continued with the same call makes the missing files only and leaves the same bytes as
-a run that was never interrupted, on threads or on Ray, whatever the number of workers.
-
-A calibrator may have a way to predict many samples faster than its `predict` (`Calibrator.predictor`); it is
-taken in single precision where a probe of the data shows that it agrees with double precision.
+Each shard of the store becomes one file of the same name; the manifest lists it with its checksum. A killed
+run continued with the same call makes the missing files only, on threads or on Ray.
 """
 
 from __future__ import annotations
@@ -24,25 +20,21 @@ import numpy as np
 from torch import Tensor
 
 from salgp.calibrators import Calibrator, load_calibrator
-from salgp.calibrators.evidence.environment import Context
+from salgp.calibrators.evidence.windows import Context
+from salgp.calibrators.saving import FILE
 from salgp.features import Features
+from salgp.io import digest, locked, write_whole
 from salgp.logits import check_finite
 from salgp.prediction import Prediction
 from salgp.progress import progress_bar
-from salgp.storage import digest, locked
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run
-from salgp.store.manifest import Entry, Manifest, claim, sweep, write_durably
+from salgp.store.manifest import Manifest, Shard
 from salgp.store.store import FeatureStore
 
-__all__ = ["PRECISIONS", "Scoring", "predictor", "read_scores", "score", "score_shard", "shard_context"]
+__all__ = ["Scoring", "read_scores", "score", "score_shard", "shard_context"]
 
 KIND = "salgp-scores"
-PRECISIONS = ("auto", "double", "single")
-TOLERANCE = 1e-5
-"""Largest difference of confidence or its standard deviation for which single precision is taken."""
-PROBE = 1024
-"""Samples on which the precisions are compared."""
 BATCH = 8192
 """Samples whose confidences are computed together."""
 
@@ -56,14 +48,12 @@ class Scoring:
         rows: samples scored in all.
         new_rows: samples scored by this run; the others were there already.
         seconds: wall-clock time of this run.
-        precision: ``double`` or ``single``.
     """
 
     folder: Path
     rows: int
     new_rows: int
     seconds: float
-    precision: str
 
     @property
     def rate(self) -> float:
@@ -81,7 +71,6 @@ def score(
     ray_address: str | None = None,
     layers: bool = False,
     context: int | str | None = None,
-    precision: str = "auto",
     verify: bool = True,
     progress: bool = False,
 ) -> Scoring:
@@ -102,8 +91,6 @@ def score(
         context: samples that were met together, for calibrators that take it: ``"all"`` of the store, in one
             pass more, or windows of so many consecutive ones; a window ends with its shard. None judges each
             sample by itself.
-        precision: of the fast path: ``double``, ``single``, or ``auto`` by comparing both on the first
-            samples.
         verify: compare the checksum of every shard that is read.
         progress: show rate and time left (needs ``rich``).
 
@@ -122,28 +109,29 @@ def score(
         (50, ['confidence', 'label'])
     """
     start = time.perf_counter()
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     source, folder = FeatureStore(store), Path(out)
     _check_context(context, Path(calibrator))
+    header = {
+        "store": source.identity(),
+        "calibrator": digest(Path(calibrator) / FILE),
+        "layers": layers,
+        "context": context,
+    }
     place: Any = {"engine": engine, "workers": workers, "ray_address": ray_address}
     with locked(folder):
-        claim(folder)
-        manifest = _open(folder, source, Path(calibrator), layers, precision, verify, context)
-        chosen, before = str(manifest.header["precision"]), manifest.rows
-        left = [i for i in range(source.n_shards) if i not in manifest.entries]
+        manifest = Manifest.open(folder, KIND, header)
+        before = manifest.rows
+        left = [i for i in range(source.n_shards) if i not in manifest.shards]
         known: Any = context
         if context == "all" and left:
             known = _whole_context(source, str(calibrator), verify, place)
-        pieces = [(str(store), str(calibrator), str(out), i, layers, chosen, verify, known) for i in left]
+        pieces = [(str(store), str(calibrator), str(out), i, layers, verify, known) for i in left]
         with progress_bar("scoring", len(source), progress, done=before, unit="rows") as advance:
-            for index, entry in run(score_shard, pieces, **place):
-                manifest.add(index, Entry(*entry))
-                advance(entry[1])
-        sweep(folder)
-        if not manifest.complete:
-            manifest.finish()
-    return Scoring(folder, manifest.rows, manifest.rows - before, time.perf_counter() - start, chosen)
+            for index, shard in run(score_shard, pieces, **place):
+                manifest.add(index, Shard(*shard))
+                advance(manifest.shards[index].rows)
+        manifest.finish()
+    return Scoring(folder, manifest.rows, manifest.rows - before, time.perf_counter() - start)
 
 
 def score_shard(
@@ -152,29 +140,21 @@ def score_shard(
     out: str,
     index: int,
     layers: bool,
-    precision: str,
     verify: bool,
-    context: int | dict[str, Any] | None = None,
+    context: int | Context | None = None,
 ) -> tuple[int, tuple[str, int, str]]:
-    """Score one shard and write its file; returns its index and the fields of its manifest entry."""
-    predict = _predictor_of(calibrator, layers, precision)
-    source = FeatureStore(store)
-    features, _ = source.shard(index, source.layer_names if predict.needs_layers else (), verify)
-    size = BATCH
-    function = predict.function
-    if isinstance(context, int):
-        size = context * max(1, BATCH // context)  # no window is cut in two
-        function = functools.partial(predict.calibrator.predict, context=context)
-    elif context is not None:
-        function = functools.partial(predict.calibrator.predict, context=Context.from_dict(context))
-    with _naming_rows(source, index, features):
-        parts = [_table(function(features[i : i + size]), layers) for i in range(0, len(features), size)]
+    """Score one shard and write its file; returns its index and its entry in the manifest."""
     import pyarrow as pa
 
+    loaded, source = _loaded(calibrator), FeatureStore(store)
+    features, _ = source.shard(index, source.layer_names if loaded.needs_layers else (), verify)
+    predict, size = _predictor(loaded, context)
+    with _naming_rows(source, index, features):
+        parts = [_table(predict(features[i : i + size]), layers) for i in range(0, len(features), size)]
     table = pa.concat_tables(parts).combine_chunks()
-    name = f"part-{index:06d}.parquet"
-    checksum = write_durably(Path(out) / name, lambda part: write_table(table, part))
-    return index, (name, len(features), checksum)
+    path = Path(out) / f"part-{index:06d}.parquet"
+    write_whole(path, lambda part: write_table(table, part))
+    return index, (path.name, len(features), digest(path))
 
 
 @contextmanager
@@ -213,50 +193,33 @@ def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str
             f"same arguments, it continues"
         )
     tables = []
-    for index in sorted(manifest.entries):
+    for _, shard in sorted(manifest.shards.items()):
         if verify:
-            manifest.entries[index].check(Path(folder))
-        tables.append(read_table(Path(folder) / manifest.entries[index].file, None))
-    return {
-        name: np.concatenate([t.column(name).to_numpy() for t in tables]) for name in tables[0].column_names
-    }
+            shard.check(Path(folder))
+        tables.append(read_table(Path(folder) / shard.file, shard.rows))
+    names = tables[0].column_names
+    return {name: np.concatenate([t.column(name).to_numpy() for t in tables]) for name in names}
 
 
-def predictor(
-    calibrator: Calibrator, layers: bool = False, precision: str = "double"
-) -> Callable[[Features], Prediction]:
-    """The fastest function that predicts like ``calibrator``.
-
-    Args:
-        calibrator: fitted.
-        layers: give layer terms too.
-        precision: ``double`` or ``single``, where the calibrator has a fast path.
-    """
-    return calibrator.predictor(layers, precision) or calibrator.predict
-
-
-@dataclass(frozen=True)
-class _Predictor:
-    function: Callable[[Features], Prediction]
-    needs_layers: bool
-    calibrator: Calibrator
-
-
-def _predictor_of(calibrator: str, layers: bool, precision: str) -> _Predictor:
-    contents = tuple(_checksums(Path(calibrator)).values())
-    return _cached_predictor(calibrator, contents, layers, precision)
-
-
-def _checksums(calibrator: Path) -> dict[str, str]:
-    """Of both files: what a method learned may be in either."""
-    return {name: digest(calibrator / f"calibrator.{name}") for name in ("json", "safetensors")}
+def _loaded(calibrator: str) -> Calibrator:
+    return _cached(calibrator, digest(Path(calibrator) / FILE))
 
 
 @functools.lru_cache(maxsize=2)
-def _cached_predictor(calibrator: str, contents: tuple[str, ...], layers: bool, precision: str) -> _Predictor:
+def _cached(calibrator: str, contents: str) -> Calibrator:
     """Loaded once per process; other contents make a changed calibrator another one."""
-    loaded = load_calibrator(calibrator)
-    return _Predictor(predictor(loaded, layers, precision), loaded.needs_layers, loaded)
+    return load_calibrator(calibrator)
+
+
+def _predictor(
+    calibrator: Calibrator, context: int | Context | None
+) -> tuple[Callable[[Features], Prediction], int]:
+    """How samples are predicted, and how many at once."""
+    if context is None:
+        return calibrator.predict, BATCH
+    # no window of consecutive samples is cut in two
+    size = context * max(1, BATCH // context) if isinstance(context, int) else BATCH
+    return functools.partial(calibrator.predict, context=context), size
 
 
 def _check_context(context: int | str | None, calibrator: Path) -> None:
@@ -271,61 +234,20 @@ def _check_context(context: int | str | None, calibrator: Path) -> None:
         raise ValueError(f"{loaded.display_name} judges each sample by itself: it takes no context")
 
 
-def _whole_context(
-    source: FeatureStore, calibrator: str, verify: bool, place: dict[str, Any]
-) -> dict[str, Any]:
+def _whole_context(source: FeatureStore, calibrator: str, verify: bool, place: dict[str, Any]) -> Context:
     """What all samples of a store tell together; shards are added in their order, whoever read them."""
     pieces = [(str(source.folder), calibrator, i, verify) for i in range(source.n_shards)]
     found = dict(run(shard_context, pieces, **place))
-    parts = [Context.from_dict(found[i]) for i in sorted(found)]
-    return functools.reduce(operator.add, parts).as_dict()
+    return functools.reduce(operator.add, [found[i] for i in sorted(found)])
 
 
-def shard_context(store: str, calibrator: str, index: int, verify: bool) -> tuple[int, dict[str, Any]]:
+def shard_context(store: str, calibrator: str, index: int, verify: bool) -> tuple[int, Context]:
     """What one shard tells of the environment, and its index."""
-    predict = _predictor_of(calibrator, False, "double")
-    source = FeatureStore(store)
+    loaded, source = _loaded(calibrator), FeatureStore(store)
     features, _ = source.shard(index, verify=verify)
-    whole: Any = predict.calibrator
     with _naming_rows(source, index, features):
-        parts = [whole.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
-    return index, functools.reduce(operator.add, parts).as_dict()
-
-
-def _open(
-    folder: Path,
-    source: FeatureStore,
-    calibrator: Path,
-    layers: bool,
-    precision: str,
-    verify: bool,
-    context: int | str | None,
-) -> Manifest:
-    """Begin or continue the job; the precision chosen once stays."""
-    header = {
-        "store": source.identity(),
-        "calibrator": _checksums(calibrator),
-        "layers": layers,
-        "asked_precision": precision,
-    } | ({} if context is None else {"context": context})
-    if (folder / "manifest.json").is_file():
-        header["precision"] = Manifest.read(folder, KIND).header.get("precision")
-    else:
-        header["precision"] = (
-            _choose(source, load_calibrator(calibrator), verify) if precision == "auto" else precision
-        )
-    return Manifest.open(folder, KIND, header)
-
-
-def _choose(source: FeatureStore, calibrator: Calibrator, verify: bool) -> str:
-    """Is single precision within `TOLERANCE` of double on the first samples?"""
-    if calibrator.predictor(False, "single") is None or source.n_shards == 0:
-        return "double"
-    probe = source.shard(0, verify=verify)[0][:PROBE]
-    single, double = (predictor(calibrator, False, p)(probe) for p in ("single", "double"))
-    pairs = [(single.confidence, double.confidence), (single.std, double.std)]
-    worst = max(float((a - b).abs().max()) for a, b in pairs if a is not None and b is not None)
-    return "single" if worst <= TOLERANCE else "double"
+        parts = [loaded.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
+    return index, functools.reduce(operator.add, parts)
 
 
 def _table(prediction: Prediction, layers: bool) -> Any:

@@ -1,16 +1,14 @@
 """`FeatureStore`: features of any number of samples on disk, the out-of-core sibling of `salgp.Features`.
 
-A folder of Parquet shards with the columns ``logits``, optional ``label`` and ``group``, and
-``layers.<name>``, plus a manifest with the SHA-256 of each. It is written in a stream, continued after a kill
-where it stopped, and read shard by shard, so that memory depends on the size of a shard and not on the number
-of samples.
+A folder of Parquet shards with the columns ``logits``, ``layers.<name>`` and, where known, ``label``,
+``group``, ``family`` and ``strength``, plus a manifest with the SHA-256 of each shard. It is written in a
+stream, continued after a kill, and read shard by shard, so that memory does not grow with the samples.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,25 +17,17 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features
+from salgp.io import FormatError, digest, locked, write_whole
 from salgp.labels import as_labels
-from salgp.storage import FormatError, digest, locked
-from salgp.store.columns import (
-    DTYPES,
-    WHOLE,
-    check_widths,
-    column_names,
-    from_table,
-    read_table,
-    to_table,
-    write_table,
-)
-from salgp.store.manifest import Entry, Manifest, claim, update_digest, write_durably
+from salgp.store.columns import DTYPES, NUMBERS, from_table, read_table, schema_of, to_table, write_table
+from salgp.store.manifest import Manifest, Shard, content_digest
 
-__all__ = ["FeatureStore", "KIND", "header_of", "open_manifest", "shard_rows", "write_shard", "write_store"]
+__all__ = ["FeatureStore", "KIND", "header_of", "shard_rows", "write_shard", "write_store"]
 
 KIND = "salgp-feature-store"
 SHARD_BYTES = 96 * 2**20
 """Uncompressed size of a shard; what one worker holds in memory."""
+Part = tuple[Features, Tensor | None]
 
 
 class FeatureStore:
@@ -45,7 +35,6 @@ class FeatureStore:
 
     Args:
         folder: written by `write_store` or `extract_to_store`.
-        incomplete: accept a store whose writer has not finished.
 
     Example:
         >>> import tempfile
@@ -56,27 +45,34 @@ class FeatureStore:
         ([2, 2, 1], tensor([0, 1, 0, 1, 0]))
     """
 
-    def __init__(self, folder: str | os.PathLike[str], incomplete: bool = False) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(folder, KIND)
-        if not (self.manifest.complete or incomplete):
+        if not self.manifest.complete:
             raise ValueError(
                 f"{folder} is not finished ({self.manifest.rows} rows so far); run the command "
                 f"that writes it again, it continues"
             )
-        if not (self.manifest.entries or incomplete):
-            raise FormatError(f"{self.folder / 'manifest.json'}: a finished store lists at least one shard")
         header = self.manifest.header
-        _check_header(self.folder, header)
+        if not self.manifest.shards or not _describes_features(header):
+            raise FormatError(f"{folder}: the manifest describes no features, but {str(header)[:120]}")
         self.n_classes: int = header["n_classes"]
         self.widths: dict[str, int] = dict(header["layers"])
-        self.has_labels: bool = header["labels"]
-        self.has_groups: bool = header["groups"]
-        self.has_families: bool = header.get("families", False)
-        self.has_strengths: bool = header.get("strengths", False)
+        self.numbers: tuple[str, ...] = tuple(header["numbers"])
+        self.schema = schema_of(self.n_classes, self.widths, header["dtype"], self.numbers)
 
     def __len__(self) -> int:
         return self.manifest.rows
+
+    @property
+    def has_labels(self) -> bool:
+        """Are the true classes known?"""
+        return "label" in self.numbers
+
+    @property
+    def has_groups(self) -> bool:
+        """Are there augmented samples?"""
+        return "group" in self.numbers
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -85,21 +81,19 @@ class FeatureStore:
 
     @property
     def n_shards(self) -> int:
-        """Number of finished shards."""
-        return len(self.manifest.entries)
+        """Number of shards."""
+        return len(self.manifest.shards)
 
     @property
     def rows(self) -> list[int]:
         """Samples in each shard."""
-        return [self.manifest.entries[i].rows for i in range(self.n_shards)]
+        return [self.manifest.shards[i].rows for i in range(self.n_shards)]
 
     def identity(self) -> str:
         """SHA-256 of the manifest: changes with any byte of any shard."""
         return digest(self.folder / "manifest.json")
 
-    def shard(
-        self, index: int, layers: Sequence[str] | None = None, verify: bool = True
-    ) -> tuple[Features, Tensor | None]:
+    def shard(self, index: int, layers: Sequence[str] | None = None, verify: bool = True) -> Part:
         """Features and labels of one shard.
 
         Args:
@@ -107,48 +101,38 @@ class FeatureStore:
             layers: the ones to read; None for all, empty for the logits only.
             verify: compare the shard's checksum first.
         """
-        entry = self.manifest.entries[index]
+        shard = self.manifest.shards[index]
         if verify:
-            entry.check(self.folder)
+            shard.check(self.folder)
         names = self.layer_names if layers is None else tuple(layers)
         unknown = [name for name in names if name not in self.widths]
         if unknown:
-            raise KeyError(
-                f"no layer named {unknown[0]!r} in {self.folder}; it has "
-                f"{', '.join(self.layer_names) or 'none'}"
-            )
-        there = (self.has_labels, self.has_groups, self.has_families, self.has_strengths)
-        columns = column_names(names, [name for name, has in zip(WHOLE, there, strict=True) if has])
-        table = read_table(self.folder / entry.file, columns, entry.rows)
-        widths = {"logits": self.n_classes, **{f"layers.{name}": self.widths[name] for name in names}}
-        check_widths(self.folder / entry.file, table, widths)
-        return from_table(table, names)
+            known = ", ".join(self.layer_names) or "none"
+            raise KeyError(f"no layer named {unknown[0]!r} in {self.folder}; it has {known}")
+        columns = ["logits", *self.numbers, *(f"layers.{name}" for name in names)]
+        return from_table(read_table(self.folder / shard.file, shard.rows, self.schema, columns), names)
 
     def batches(
         self, size: int = 8192, layers: Sequence[str] | None = None, verify: bool = True
-    ) -> Iterator[tuple[Features, Tensor | None]]:
-        """Features and labels of at most ``size`` samples at a time, in order; a batch never spans two
-        shards.
-        """
+    ) -> Iterator[Part]:
+        """Features and labels of at most ``size`` samples at a time, in order; none spans two shards."""
         for index in range(self.n_shards):
             features, labels = self.shard(index, layers, verify)
             for i in range(0, len(features), size):
                 yield features[i : i + size], None if labels is None else labels[i : i + size]
 
-    def to_features(self, layers: Sequence[str] | None = None) -> tuple[Features, Tensor | None]:
+    def to_features(self, layers: Sequence[str] | None = None) -> Part:
         """Everything in memory."""
-        parts = list(self.batches(1 << 30, layers))
-        labels = [y for _, y in parts if y is not None]
-        return Features.concatenate([f for f, _ in parts]), torch.cat(labels) if labels else None
+        return _join([self.shard(index, layers) for index in range(self.n_shards)])
 
     def verify(self) -> None:
         """Compare the checksum of every shard; the first damaged one is named in the error."""
-        for index in range(self.n_shards):
-            self.manifest.entries[index].check(self.folder)
+        for shard in self.manifest.shards.values():
+            shard.check(self.folder)
 
 
 def write_store(
-    parts: Iterable[tuple[Features, Tensor | None]],
+    parts: Iterable[Part],
     folder: str | os.PathLike[str],
     *,
     dtype: str = "float32",
@@ -175,65 +159,42 @@ def write_store(
         (7, 2)
     """
     with locked(folder):
-        manifest, count = None, 0
+        manifest, count = Manifest.open(folder, KIND), 0
         for count, (features, labels) in enumerate(_regroup(parts, rows, dtype), 1):
-            if manifest is None:
-                manifest = open_manifest(folder, features, labels, dtype, {})
-            _keep_shard(manifest, count - 1, features, labels)
-        if manifest is None:
+            manifest.describe(header_of(features, labels, dtype))
+            data = content_digest(features.logits, features.layers, features.origin, labels)
+            if not manifest.is_done(count - 1, data):
+                shard = write_shard(manifest.folder, count - 1, features, labels, dtype)
+                manifest.add(count - 1, replace(shard, data=data))
+        if not count:
             raise ValueError("nothing to store: the stream of features is empty")
-        manifest.check_end(count)
-        manifest.finish()
+        manifest.finish(count)
     return FeatureStore(folder)
 
 
-def open_manifest(
-    folder: str | os.PathLike[str],
-    features: Features,
-    labels: Tensor | None,
-    dtype: str,
-    source: dict[str, object],
-) -> Manifest:
-    """Begin or continue a store of such features in a locked folder; ``source`` says where they come from."""
-    claim(folder)
-    return Manifest.open(folder, KIND, header_of(features, labels, dtype, source))
-
-
 def header_of(
-    features: Features, labels: Tensor | None, dtype: str, source: dict[str, object]
-) -> dict[str, object]:
-    """What a store of features like these says about itself."""
+    features: Features, labels: Tensor | None, dtype: str, source: Mapping[str, object] | None = None
+) -> dict[str, Any]:
+    """What a store of features like these says about itself; ``source`` says where they come from."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    given = (labels, features.groups, features.families, features.strengths)
     return {
         "n_classes": features.n_classes,
         "layers": [[k, d] for k, d in features.widths.items()],
-        "labels": labels is not None,
-        "groups": features.groups is not None,
-        **{what: True for what in ("families", "strengths") if what in features.origin},
+        "numbers": [name for name, x in zip(NUMBERS, given, strict=True) if x is not None],
         "dtype": dtype,
-        "source": source,
+        "source": dict(source or {}),
     }
 
 
-def write_shard(
-    folder: Path, index: int, features: Features, labels: Tensor | None, header: dict[str, object]
-) -> Entry:
-    """Write one shard; its bytes depend on nothing but the arguments."""
-    found = [[k, d] for k, d in features.widths.items()]
-    if (
-        found != header["layers"]
-        or features.n_classes != header["n_classes"]
-        or (labels is not None) != header["labels"]
-    ):
-        raise ValueError(
-            f"shard {index} differs from the first one: expected {header}, got layers {found}, "
-            f"{features.n_classes} classes, {labels=}"
-        )
+def write_shard(folder: Path, index: int, features: Features, labels: Tensor | None, dtype: str) -> Shard:
+    """Write one shard, for the manifest to list."""
     labels = None if labels is None else as_labels(labels, len(features), features.n_classes)
-    table = to_table(features, labels, str(header["dtype"]))
-    name = f"part-{index:06d}.parquet"
-    return Entry(name, len(features), write_durably(folder / name, lambda part: write_table(table, part)))
+    table = to_table(features, labels, dtype)
+    path = folder / f"part-{index:06d}.parquet"
+    write_whole(path, lambda part: write_table(table, part))
+    return Shard(path.name, len(features), digest(path))
 
 
 def shard_rows(features: Features, dtype: str) -> int:
@@ -242,37 +203,21 @@ def shard_rows(features: Features, dtype: str) -> int:
     return 1 << max(SHARD_BYTES // size, 1).bit_length() - 1
 
 
-def _check_header(folder: Path, header: dict[str, Any]) -> None:
-    """Refuse a manifest that does not describe features."""
-    flags = [header.get("labels"), header.get("groups")]
-    flags += [header.get(key, False) for key in ("families", "strengths")]
-    layers = header.get("layers")
-    fine = type(header.get("n_classes")) is int and all(isinstance(flag, bool) for flag in flags)
-    if not fine or not isinstance(layers, list) or not all(_is_layer(layer) for layer in layers):
-        raise FormatError(f"{folder}: the manifest describes no features, but {str(header)[:120]}")
+def _describes_features(header: Mapping[str, Any]) -> bool:
+    layers, numbers = header.get("layers"), header.get("numbers")
+    return (
+        type(header.get("n_classes")) is int
+        and header.get("dtype") in DTYPES
+        and isinstance(layers, list)
+        and all(isinstance(layer, list) and [type(x) for x in layer] == [str, int] for layer in layers)
+        and isinstance(numbers, list)
+        and all(isinstance(name, str) and name in NUMBERS for name in numbers)
+    )
 
 
-def _is_layer(value: Any) -> bool:
-    return isinstance(value, list) and [type(part) for part in value] == [str, int]
-
-
-def _keep_shard(manifest: Manifest, index: int, features: Features, labels: Tensor | None) -> None:
-    """Write one shard, or make sure that the finished one was made from the same samples."""
-    data = hashlib.sha256()
-    update_digest(data, [features.logits, features.layers, features.origin, labels])
-    if index in manifest.entries:
-        manifest.entries[index].check_data(manifest.folder, data.hexdigest())
-        return
-    manifest.check_more()
-    entry = write_shard(manifest.folder, index, features, labels, manifest.header)
-    manifest.add(index, replace(entry, data=data.hexdigest()))
-
-
-def _regroup(
-    parts: Iterable[tuple[Features, Tensor | None]], rows: int | None, dtype: str
-) -> Iterator[tuple[Features, Tensor | None]]:
+def _regroup(parts: Iterable[Part], rows: int | None, dtype: str) -> Iterator[Part]:
     """The same samples in groups of ``rows``."""
-    held: list[tuple[Features, Tensor | None]] = []
+    held: list[Part] = []
     for features, labels in parts:
         rows = rows or shard_rows(features, dtype)
         held.append((features, labels))
@@ -280,13 +225,11 @@ def _regroup(
             whole, y = _join(held)
             yield whole[:rows], None if y is None else y[:rows]
             held = [(whole[rows:], None if y is None else y[rows:])]
-    if held and (len(held) > 1 or len(held[0][0])):
-        rest = _join(held)
-        if len(rest[0]):
-            yield rest
+    if sum(len(f) for f, _ in held):
+        yield _join(held)
 
 
-def _join(held: Sequence[tuple[Features, Tensor | None]]) -> tuple[Features, Tensor | None]:
+def _join(held: Sequence[Part]) -> Part:
     known = [y for _, y in held if y is not None]
     if known and len(known) < len(held):
         raise ValueError(f"only {len(known)} of {len(held)} batches have labels; give all or none")

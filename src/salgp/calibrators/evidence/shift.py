@@ -68,7 +68,7 @@ def shift_report(
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    together = None if calibrator.evidence_.environment is None else "all"
+    together = None if calibrator.mixture_.window is None else "all"
     prediction = calibrator.predict(features, context=together)
     here, there = calibrator.novelty_.cpu(), calibrator.standard_novelty(features).cpu()
     rise = there.mean(dim=0) - here.mean(dim=0)

@@ -2,8 +2,9 @@
 
 1. One pass over the reference sums what its spaces need (per layer the mean and the products of the
    unit-length features) and draws so many samples of each class as its points are made from.
-2. One pass over the calibration data computes the evidence, two numbers per layer and row. These, the logits
-   and where each row came from are all that a fit needs of them, and fit into memory for millions of rows.
+2. One pass over the calibration data computes the evidence, a few numbers per layer and row. These, the
+logits
+   and where each row came from are all that a fit needs, and fit into memory for millions of rows.
 
 Every row gets a random number that depends on nothing but its part of the data and its place there; of each
 class those with the smallest are drawn. So the parts may be passed over in any grouping, anywhere.
@@ -12,24 +13,25 @@ class those with the smallest are drawn. So the parts may be passed over in any 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from salgp.calibrators.evidence.condense import PER_CLUSTER
-from salgp.calibrators.evidence.reference import (
+from salgp.calibrators.evidence.layer_spaces import (
+    SAMPLES_PER_POINT,
     Evidence,
     LayerSpace,
     Reference,
-    condensed_reference,
     layer_evidence,
     points_per_class,
-    white_space,
+    reference_points,
+    unit_length,
+    whitened_space,
 )
-from salgp.calibrators.source import Source
+from salgp.calibrators.row_source import Source
 from salgp.features import Features
-from salgp.storage import storable
+from salgp.io import storable
 
 __all__ = ["EvidenceRows", "stream_evidence"]
 
@@ -58,7 +60,8 @@ class SampleRows:
     def features(self) -> Features:
         """The samples as features."""
         layers = {n.removeprefix("layers."): x for n, x in self.values.items() if n.startswith("layers.")}
-        origin = {n: self.values[n] for n in ("groups", "families", "strengths") if n in self.values}
+        known = ("groups", "families", "strengths")
+        origin: dict[str, Any] = {n: self.values[n] for n in known if n in self.values}
         return Features(self.values["logits"], layers, **origin)
 
 
@@ -83,7 +86,7 @@ class Moments:
         mean = self.total / n
         covariance = (self.outer_products - n * torch.outer(mean, mean)) / max(n - 1, 1)
         values, vectors = torch.linalg.eigh(covariance)
-        return white_space(mean, values.flip(0).clamp_min(0), vectors.flip(1), width)
+        return whitened_space(mean, values.flip(0).clamp_min(0), vectors.flip(1), width)
 
 
 @storable
@@ -115,21 +118,17 @@ class DrawSettings:
     """How many reference samples are drawn.
 
     Args:
-        form: of the reference.
-        size: its points per class; None for the usual number.
+        size: points per class; None for the usual number.
         seed: of the draw.
     """
 
-    form: str
     size: int | None
     seed: int
 
     def per_class(self, n_classes: int) -> int:
-        """Most samples of a class: all for a full reference, else many per point, and not too many in all."""
-        if self.form == "full":
-            return 2**62
+        """Most samples of a class: many per point, and not too many in all."""
         size = points_per_class(self.size, n_classes)
-        return max(size, min(PER_CLUSTER * size, DRAWN_ROWS // n_classes))
+        return max(size, min(SAMPLES_PER_POINT * size, DRAWN_ROWS // n_classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,18 +150,21 @@ class EvidenceRows:
     widths: dict[str, int]
 
 
-def stream_evidence(
-    source: Source, *, k: int, width: int, form: str, size: int | None, precision: str, seed: int
-) -> EvidenceRows:
+def stream_evidence(source: Source, *, width: int, size: int | None, seed: int) -> EvidenceRows:
     """Condense a source's reference, and compare all its rows with it; the options are those of
-    `salgp.calibrators.evidence.reference.make_reference`.
+    `salgp.calibrators.evidence.layer_spaces.make_reference`.
     """
-    reference = source.kept("reference", lambda: _condense(source, k, width, form, size, precision, seed))
+    found: ReferenceSums = source.over_rows(
+        "reference-sums", sum_reference, DrawSettings(size, seed), reference=True
+    )
+    spaces = {name: m.space(found.n, width) for name, m in found.moments.items()}
+    drawn = found.drawn
+    reference = reference_points(spaces, drawn.features(), drawn.values["label"], size=size, seed=seed)
     rows: SampleRows = source.over_rows("evidence", compare_rows, reference)
     seen = dict(rows.values)
     labels = seen.pop("label")
     evidence = Evidence(*(seen.pop(f.name) for f in fields(Evidence)))
-    widths = {name: len(space.centre) for name, space in reference.layers.items()}
+    widths = {name: len(space.directions) for name, space in reference.spaces.items()}
     seen |= {f"layers.{name}": evidence.novelty.new_zeros(len(labels), 0) for name in widths}
     return EvidenceRows(SampleRows(seen).features(), labels, evidence, reference, widths)
 
@@ -171,7 +173,7 @@ def sum_reference(state: DrawSettings, features: Features, labels: Tensor, numbe
     """Moments of every layer, and the samples drawn from this part."""
     moments = {}
     for name, x in features.layers.items():
-        unit = normalize(x.double(), dim=1)
+        unit = unit_length(x.double())[0]
         moments[name] = Moments(unit.sum(dim=0), unit.T @ unit)
     generator = torch.Generator().manual_seed((state.seed << 32) + number)
     rows = {"logits": features.logits, "label": labels, "key": torch.rand(len(labels), generator=generator)}
@@ -203,23 +205,3 @@ def first_of_class(rows: SampleRows, per_class: int) -> SampleRows:
     sizes = label[order].unique_consecutive(return_counts=True)[1]
     start = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     return rows.take(order[torch.arange(len(order)) - start < per_class].sort().values)
-
-
-def _condense(
-    source: Source, k: int, width: int, form: str, size: int | None, precision: str, seed: int
-) -> Reference:
-    found: ReferenceSums = source.over_rows(
-        "reference-sums", sum_reference, DrawSettings(form, size, seed), reference=True
-    )
-    spaces = {name: m.space(found.n, width) for name, m in found.moments.items()}
-    drawn = found.drawn
-    return condensed_reference(
-        spaces,
-        drawn.features(),
-        drawn.values["label"],
-        k=k,
-        form=form,
-        size=size,
-        precision=precision,
-        seed=seed,
-    )

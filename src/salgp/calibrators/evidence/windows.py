@@ -1,77 +1,152 @@
-"""Which samples share a window: all of them, runs of consecutive ones, or those of one environment.
+"""What a window of samples met together tells of a shift.
 
-A window must be a random sample of its environment. One that was sorted by confidence looks like a shift that
-is none, so rows in such an order are refused.
+The formulas are in `salgp.calibrators.evidence.mixture`; which samples share a window is said by
+`salgp.calibrators.grouping`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["window_numbers"]
+from salgp.io import storable
 
-SORTED = 0.9
-"""Rows whose confidence is correlated this much with the confidence of the row before are sorted."""
+__all__ = ["Context", "WindowModel", "compressed", "over_prediction", "window_sums"]
+
+SHRINK = 16.0
+"""Window means count from 4 standard errors on: ``u^3 / (u^2 + 16 / n)``."""
 
 
-def window_numbers(context: Any, t: Tensor) -> Tensor:
-    """Number of the window of each of ``n`` samples.
+@storable
+@dataclass(frozen=True, eq=False)
+class WindowModel:
+    """How the shift weight follows from a window of samples.
 
     Args:
-        context: ``"all"``, the size of a window of consecutive samples, or ``(n,)`` integers or names.
-        t: ``(n,)`` log-odds of the network's confidence, to see whether the rows are sorted by it.
+        centre: ``(C, 2)`` mean of both statistics over calibration samples of each predicted class.
+        scale: ``(2,)`` their standard deviation.
+        weights: ``(2,)``, ``w``.
+        shares: ``(C,)`` of the predicted classes among the calibration samples, ``pi``.
+        over_prediction: weight ``v``.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    weights: Tensor
+    shares: Tensor
+    over_prediction: float
+
+    def parts(self, statistics: Tensor, label: Tensor) -> Tensor:
+        """What each sample adds to the sums of its window, ``(n, 2 + C)``: statistics and a class count."""
+        u = (statistics - self.centre.to(statistics)[label]) / self.scale.to(statistics)
+        counts = torch.arange(len(self.shares), device=label.device) == label[:, None]
+        return torch.cat([u, counts.to(u)], dim=1)
+
+    def shift(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Shift weight ``k`` and over-prediction ``r_class``, ``(n,)`` each, of samples in the windows
+        ``window (n,)``, which have these sums ``(w, 2 + C)``.
+        """
+        m, r = self.describe(sums, window, label)
+        return (m @ self.weights.to(m)).clamp(0.0, 1.0), r
+
+    def describe(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        """Compressed statistics ``m (n, 2)`` of each sample's window, and ``r_class (n,)``."""
+        n = sums[:, 2:].sum(dim=1)
+        m = compressed(sums[:, :2] / n[:, None], n)
+        count = sums[window, 2 + label]
+        return m[window], over_prediction(count, n[window], self.shares.to(n)[label])
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What unlabelled samples met together tell of their environment: sums, so that more can be added.
+
+    Args:
+        total: ``(2 + C,)`` sums over the samples: of two statistics, and how often each class was predicted.
 
     Example:
-        >>> window_numbers(2, torch.tensor([0.1, 0.7, 0.2]))
-        tensor([0, 0, 1])
-        >>> window_numbers(["north", "south", "north"], torch.tensor([0.1, 0.7, 0.2]))
-        tensor([0, 1, 0])
+        >>> a = Context(torch.tensor([1.0, 2.0, 3.0, 1.0]))  # four samples, three of them of the first class
+        >>> (a + a).count, a.mean
+        (8, tensor([0.2500, 0.5000]))
     """
-    n = len(t)
-    if isinstance(context, str):
-        if context != "all":
+
+    total: Tensor
+
+    def __add__(self, other: Context) -> Context:
+        return Context(self.total + other.total)
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return round(float(self.total[2:].sum()))
+
+    @property
+    def mean(self) -> Tensor:
+        """``(2,)`` of the two statistics."""
+        return self.total[:2] / max(self.count, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for a file or a message."""
+        score, confidence, *classes = self.total.tolist()
+        return {"score": score, "confidence": confidence, "classes": [round(x) for x in classes]}
+
+    @staticmethod
+    def from_dict(numbers: Mapping[str, Any]) -> Context:
+        """The context that `as_dict` gave; raises `ValueError` for anything else."""
+        try:
+            found = [numbers["score"], numbers["confidence"], *numbers["classes"]]
+            total = torch.tensor(found, dtype=torch.float64)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"context must be 'all', a window size, environments or a Context; got {context!r}"
-            )
-        return torch.zeros(n, dtype=torch.long, device=t.device)
-    if isinstance(context, bool | float | np.bool_ | np.floating):
-        raise TypeError(f"a window size must be a whole number of samples, got {context!r}")
-    if isinstance(context, int | np.integer):
-        if context < 1:
-            raise ValueError(f"a window must hold at least 1 sample, got {context}")
-        _refuse_sorted(t)
-        return torch.arange(n, device=t.device) // int(context)
-    given = _plain(np.asarray(context.cpu() if isinstance(context, Tensor) else context))
-    if given.shape != (n,) or given.dtype.kind not in "biuUS":
-        raise ValueError(
-            f"environments must be one whole number or name per sample, ({n},); got {given.dtype} of shape "
-            f"{given.shape}"
-        )
-    number = np.unique(given, return_inverse=True)[1] if given.dtype.kind in "US" else given
-    return torch.as_tensor(number.astype(np.int64)).to(t.device)
+                f"a context has the numbers 'score' and 'confidence' and the list 'classes'; got "
+                f"{numbers!r:.100}"
+            ) from error
+        if total.ndim != 1 or not bool(total.isfinite().all()) or bool((total[2:] < 0).any()):
+            raise ValueError(f"a context holds finite sums, and counts from 0 on; got {numbers!r:.100}")
+        return Context(total)
 
 
-def _plain(given: np.ndarray) -> np.ndarray:
-    """Names or whole numbers that came as objects, as a column of a table does, as what they are."""
-    if given.dtype.kind not in "OT":
-        return given
-    values = given.ravel().tolist()
-    for kind in (str, int | np.integer):
-        if values and all(isinstance(x, kind) for x in values):
-            return np.array(values).reshape(given.shape)
-    return given
+def window_sums(parts: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums ``(w, 2 + C)`` over the samples of each window, and the window ``(n,)`` of each sample.
+
+    Args:
+        parts: ``(n, 2 + C)`` of the samples.
+        number: ``(n,)`` any number of its window.
+
+    Example:
+        >>> window_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([7, 9, 7]))
+        (tensor([[5.],
+                [2.]]), tensor([0, 1, 0]))
+    """
+    found, window = number.unique(return_inverse=True)
+    return parts.new_zeros(len(found), parts.shape[1]).index_add_(0, window, parts), window
 
 
-def _refuse_sorted(t: Tensor) -> None:
-    if len(t) < 50 or float(t.std()) < 1e-9:
-        return
-    x = t - t.mean()
-    if float((x[1:] * x[:-1]).sum() / x.square().sum()) > SORTED:
-        raise ValueError(
-            "the samples are sorted by confidence, so consecutive ones are no random sample of their "
-            "environment; shuffle them, or pass the environment of each sample"
-        )
+def compressed(u: Tensor, n: Tensor) -> Tensor:
+    """Window means ``u (w, q)`` of ``n (w,)`` samples, shrunk for their own noise and on a log scale.
+
+    Example:
+        >>> compressed(torch.tensor([[1.0], [1.0]]), torch.tensor([1.0, 50.0]))
+        tensor([[0.0572],
+                [0.5639]])
+    """
+    shrunk = u.pow(3) / (u.square() + SHRINK / n[:, None])
+    return shrunk.sign() * torch.log1p(shrunk.abs())
+
+
+def over_prediction(count: Tensor, n: Tensor, share: Tensor) -> Tensor:
+    """How much more often than usual a class of this usual ``share`` is predicted, ``count`` times out of
+    ``n``.
+
+    Example:
+        >>> over_prediction(torch.tensor([1.0, 40.0]), torch.tensor([1.0, 50.0]), torch.tensor([0.1, 0.1]))
+        tensor([0.0000, 1.0998])
+    """
+    expected = 1 + (n - 1) * share
+    r = torch.log(count.clamp_min(1.0) / expected).clamp_min(0.0)
+    return r.pow(3) / (r.square() + SHRINK / expected)

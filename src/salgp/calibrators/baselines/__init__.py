@@ -1,1 +1,0 @@
-"""The rivals: every published method, behind the contract of `salgp.calibrators.base`."""

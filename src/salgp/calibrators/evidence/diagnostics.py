@@ -1,0 +1,220 @@
+"""What a fit can promise: measured on samples and families of augmentations that it has not seen.
+
+The model is fitted again four times, from the temperature on: each time without a quarter of the families and
+with one half of the calibration samples. The other half, as it came and under the families left out, is then
+scored beside the network's own confidence and temperature scaling. So what is reported comes from a fit to
+half of the data: new data of the same kind should do no worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salgp.calibrators.augmented import originals
+from salgp.calibrators.evidence.cross_fitting import confidence_rank
+from salgp.calibrators.evidence.layer_spaces import Evidence
+from salgp.calibrators.evidence.mixture import Mixture, Scales, log_odds_of, samples_of
+from salgp.calibrators.evidence.windows import window_sums
+from salgp.features import Features
+from salgp.metrics import auroc, debiased_ece, nll_correct
+
+__all__ = ["Check", "HeldOut", "check_fit", "held_out", "shift_variance", "verdict"]
+
+Learn = Callable[[Features, Tensor, Evidence], tuple[Scales, Mixture]]
+"""``learn(features, labels, evidence)`` fits the model."""
+Check = dict[str, dict[str, dict[str, float]]]
+"""Situation -> method -> score -> value."""
+
+FITS = 4
+WINDOW = 50
+"""Samples per window of augmented samples."""
+LARGEST_VARIANCE = 4.0
+"""Beyond this variance of the log-odds an interval says nothing anyway."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Samples of one family, or calibration samples as they came, scored by a fit that has not seen them.
+
+    Args:
+        family: of augmentations; 0 for calibration samples.
+        correct: ``(n,)`` 0 or 1.
+        network: ``(n,)`` log-odds of the network.
+        temperature: ``(n,)`` by temperature scaling.
+        single: ``(n,)`` by the model, each sample by itself.
+        context: ``(n,)`` by the model, in windows.
+        shift_weight: ``(n,)`` in windows.
+    """
+
+    family: int
+    correct: Tensor
+    network: Tensor
+    temperature: Tensor
+    single: Tensor
+    context: Tensor
+    shift_weight: Tensor
+
+
+def held_out(features: Features, labels: Tensor, evidence: Evidence, learn: Learn) -> list[HeldOut]:
+    """Every part of the data, scored by a fit to others."""
+    first, original = originals(features)
+    part = (confidence_rank(features[first]) % 2)[original]
+    family = _families(features)
+    known = sorted(set(family.tolist()) - {0})
+    found = []
+    for i in range(FITS if known else 2):
+        left_out = torch.tensor(known[i::FITS], dtype=family.dtype, device=family.device)
+        away = torch.isin(family, left_out)
+        train = ((part != i % 2) & ~away).nonzero()[:, 0]
+        scales, model = learn(features[train], labels[train], evidence[train])
+        for k in [0, *left_out.tolist()]:
+            rows = ((part == i % 2) & (family == k)).nonzero()[:, 0]
+            if len(rows):
+                found.append(_scored(k, features[rows], labels[rows], evidence[rows], scales, model))
+    return found
+
+
+def check_fit(parts: Sequence[HeldOut], name: str) -> Check:
+    """Scores in domain, and under families left out, by each sample itself and in windows.
+
+    Of the families it is the mean of their scores: taken together, too much confidence on one would make up
+    for too little on another. ``low`` and ``high`` are the ECE of the family that is done best and worst, but
+    for a tenth of them on either side.
+    """
+    inside = [part for part in parts if part.family == 0]
+    shifted = [part for part in parts if part.family]
+    table = {"in domain": _compared(inside, name, context=False)}
+    if shifted:
+        table["left-out families"] = _compared(shifted, name, context=False)
+        table["left-out families, in context"] = _compared(shifted, name, context=True)
+    return table
+
+
+def shift_variance(parts: Sequence[HeldOut]) -> float:
+    """Variance of the log-odds on a family that was not seen, per squared shift weight."""
+    shifted = [part for part in parts if part.family]
+    if not shifted:
+        return 0.0
+    missed = [_missed(part.context, part.correct) for part in shifted]
+    weight = [float(part.shift_weight.square().mean()) for part in shifted]
+    return min(sum(x * x for x in missed) / max(sum(weight), 0.1 * len(weight)), LARGEST_VARIANCE)
+
+
+def verdict(
+    check: Check,
+    layer_weight: float,
+    name: str,
+    *,
+    errors: int,
+    votes: tuple[float, float] | None = None,
+    warning: str | None = None,
+) -> str:
+    """What the fit found, in a few sentences.
+
+    Args:
+        check: from `check_fit`.
+        layer_weight: of the layers in domain.
+        name: of our method.
+        errors: how many calibration samples are classified wrongly.
+        votes: accuracy of the network, and of the nearest class in its layers alone.
+        warning: why the labels may not be those of the samples; then nothing else is worth saying.
+    """
+    if warning is not None:
+        return f"Not to be relied on: {warning}"
+    inside = check["in domain"]
+    if layer_weight == 0:
+        text = "In domain the layers add nothing certain, so temperature scaling is used there"
+    else:
+        text = (
+            f"In domain the layers help: negative log-likelihood {inside[name]['nll']:.3f} on samples left "
+            f"out, temperature scaling {inside['temperature']['nll']:.3f}"
+        )
+    text += f" ({errors} error{'' if errors == 1 else 's'} among the calibration samples)."
+    if votes is not None and votes[1] > votes[0] + 0.02:
+        text += (
+            f" The nearest class in the layers is right on {votes[1]:.0%}, the network on {votes[0]:.0%}: "
+            f"consider replacing its last layer."
+        )
+    if "left-out families" not in check:
+        return f"{text} Without augmented samples nothing is known about shift."
+    alone, together = check["left-out families"], check["left-out families, in context"]
+    return (
+        f"{text} Under augmentations left out of the fit the calibration error is {alone[name]['ece']:.3f} "
+        f"({alone[name]['low']:.3f} to {alone[name]['high']:.3f}) by single samples and "
+        f"{together[name]['ece']:.3f} ({together[name]['low']:.3f} to {together[name]['high']:.3f}) with a "
+        f"context, temperature scaling's {alone['temperature']['ece']:.3f}."
+    )
+
+
+def _families(features: Features) -> Tensor:
+    if features.families is not None:
+        return features.families.to(features.logits.device)
+    first, _ = originals(features)
+    return torch.ones_like(features.label).index_fill(0, first, 0)
+
+
+def _scored(
+    family: int, features: Features, labels: Tensor, evidence: Evidence, scales: Scales, model: Mixture
+) -> HeldOut:
+    samples = samples_of(features, evidence, scales)
+    single = model(samples)
+    context = single
+    if model.window is not None:
+        context = model(samples, window_sums(model.parts(samples), _window_numbers(features)))
+    correct = features.correct(labels).double()
+    network = log_odds_of(features.logits, features.label)
+    return HeldOut(family, correct, network, samples.t, single.mean, context.mean, context.shift_weight)
+
+
+def _window_numbers(features: Features) -> Tensor:
+    """Number of the window of each row: runs of `WINDOW` rows of equal strength."""
+    n, device = len(features), features.logits.device
+    strength = torch.zeros(n, device=device) if features.strengths is None else features.strengths.to(device)
+    level = strength.unique(return_inverse=True)[1]
+    order = level.argsort(stable=True)
+    sizes = torch.bincount(level)
+    place = torch.empty_like(level)
+    place[order] = torch.arange(n, device=device) - (sizes.cumsum(0) - sizes)[level[order]]
+    return level * n + place // WINDOW
+
+
+def _compared(parts: Sequence[HeldOut], name: str, context: bool) -> dict[str, dict[str, float]]:
+    ours = "context" if context else "single"
+    methods = {"uncalibrated": "network", "temperature": "temperature", name: ours}
+    return {
+        method: _mean([_scores(getattr(part, field), part.correct) for part in parts])
+        for method, field in methods.items()
+    }
+
+
+def _mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean of each score over the parts that have it, and the range of the ECE."""
+    columns = {key: torch.tensor([one[key] for one in scores], dtype=torch.float64) for key in scores[0]}
+    low, high = columns["ece"].quantile(torch.tensor([0.1, 0.9], dtype=torch.float64)).tolist()
+    return {**{key: float(column.nanmean()) for key, column in columns.items()}, "low": low, "high": high}
+
+
+def _scores(f: Tensor, correct: Tensor) -> dict[str, float]:
+    confidence = torch.sigmoid(f)
+    mixed = 0 < float(correct.mean()) < 1
+    return {
+        "ece": debiased_ece(confidence, correct),
+        "nll": nll_correct(confidence, correct),
+        "auroc": auroc(f, correct) if mixed else math.nan,
+    }
+
+
+def _missed(f: Tensor, correct: Tensor) -> float:
+    """Constant that makes the mean confidence right; half a sample on either side keeps it finite."""
+    wanted = (float(correct.sum()) + 0.5) / (len(correct) + 1)
+    delta = 0.0
+    for _ in range(30):
+        p = torch.sigmoid(f + delta)
+        slope = float((p * (1 - p)).mean())
+        delta += max(-1.0, min(1.0, (wanted - float(p.mean())) / max(slope, 1e-6)))
+    return delta

@@ -1,0 +1,327 @@
+"""Distance of a sample to every class, in a whitened space of its own for each layer.
+
+Features of a layer are scaled to unit length (the direction carries the meaning, the length mostly brightness
+and contrast), then centred and whitened along at most ``width`` principal directions of the training set.
+Each class is represented by at most ``size`` points: its training samples, or the centres of k-means clusters
+where it has more. With ``d_lc`` the distance at layer ``l`` to the nearest point of class ``c`` and ``y`` the
+predicted class,
+
+    agreement  A_l = log min_{c != y} d_lc - log d_ly,        novelty  N_l = log min_c d_lc.
+
+One matrix product per layer gives all distances, for one sample as for many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from salgp.features import Features
+from salgp.io import storable
+from salgp.logits import at_least_single
+
+__all__ = [
+    "COORDINATES",
+    "Evidence",
+    "LayerSpace",
+    "Reference",
+    "LARGEST",
+    "SAMPLES_PER_POINT",
+    "WIDTH",
+    "class_distances",
+    "coordinates",
+    "evidence_at_once",
+    "layer_evidence",
+    "make_reference",
+    "points_per_class",
+    "principal_directions",
+    "reference_points",
+    "unit_length",
+    "whitened_space",
+]
+
+WIDTH = 64
+"""Largest number of principal directions per layer."""
+POINTS = 200
+"""Points per class and layer."""
+MOST_POINTS = 10_000
+"""Points per layer in all: classes get fewer points where there are more than 50 of them."""
+COORDINATES = 16
+"""Leading whitened coordinates per layer that the shift score reads."""
+LARGEST = 6.0
+"""Bound of the agreement, which a sample that is itself a reference point would make infinite, and of the
+inputs of the shift score, in standard deviations.
+"""
+SAMPLES_PER_POINT = 50
+"""Most samples per cluster that k-means is given: more do not move the centres."""
+ENTRIES = 2_000_000
+"""Distances computed at once, so that they stay in the processor's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the layers say about ``n`` predictions.
+
+    Args:
+        agreement: ``(n, L)``; infinite where a class needed for it has no reference points.
+        novelty: ``(n, L)``; large where the layer is far from all reference points, 0 where there are none.
+        coordinates: ``(n, q L)`` leading whitened coordinates of every layer.
+        norm: ``(n,)`` log length of the last layer's features.
+    """
+
+    agreement: Tensor
+    novelty: Tensor
+    coordinates: Tensor
+    norm: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Evidence:
+        return Evidence(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class LayerSpace:
+    """Whitened space of one layer.
+
+    Args:
+        centre: ``(q,)`` mean of the unit-length reference features, in the space.
+        directions: ``(d, q)`` principal directions, each divided by its standard deviation.
+    """
+
+    centre: Tensor
+    directions: Tensor
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Coordinates ``(n, q)`` of features ``(n, d)``, and their log lengths ``(n,)``."""
+        unit, log_length = unit_length(at_least_single(x))
+        return unit.to(self.directions) @ self.directions - self.centre, log_length
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Reference points of every layer and class.
+
+    Args:
+        spaces: name of the layer -> its space.
+        points: ``(L, m, q)`` in half precision, narrow layers filled up with zeros.
+        classes: ``(m,)`` class of each point, ascending.
+        n_classes: the network knows.
+    """
+
+    spaces: dict[str, LayerSpace]
+    points: Tensor
+    classes: Tensor
+    n_classes: int
+
+    @cached_property
+    def columns(self) -> tuple[Tensor, Tensor]:
+        """Points as columns ``(L, q, C P)`` and their squared lengths ``(L, 1, C P)``, every class filled up
+        to ``P`` points by ones at an infinite distance.
+        """
+        count = torch.bincount(self.classes, minlength=self.n_classes)
+        P = max(int(count.max()), 1)
+        start = count.cumsum(0) - count
+        place = self.classes * P + torch.arange(len(self.classes), device=count.device) - start[self.classes]
+        L, _, q = self.points.shape
+        points = self.points.float()
+        grid = points.new_zeros(L, self.n_classes * P, q).index_copy_(1, place, points)
+        squares = points.new_full((L, self.n_classes * P), torch.inf)
+        squares.index_copy_(1, place, points.square().sum(dim=2))
+        return grid.mT.contiguous(), squares[:, None, :].contiguous()
+
+    def to(self, device: torch.device) -> Reference:
+        """The same reference on another device."""
+        if self.points.device == device:
+            return self
+        spaces = {
+            name: LayerSpace(s.centre.to(device), s.directions.to(device)) for name, s in self.spaces.items()
+        }
+        return replace(self, spaces=spaces, points=self.points.to(device), classes=self.classes.to(device))
+
+
+def make_reference(
+    features: Features, labels: Tensor, *, width: int = WIDTH, size: int | None = None, seed: int = 0
+) -> Reference:
+    """Whitened spaces and class points of all layers.
+
+    Args:
+        features: of the reference samples, usually the network's training set.
+        labels: ``(m,)`` their true classes; samples of unknown class (-1) are left out.
+        width: largest number of principal directions per layer.
+        size: points per class and layer; by default 200, fewer where there are more than 50 classes.
+        seed: of the clustering.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.1, 1.0], [0.0, 1.0]])
+        >>> make_reference(Features(x, {"a": x}), torch.tensor([0, 0, 1, 1])).points.shape
+        torch.Size([1, 4, 2])
+    """
+    spaces = {}
+    for name, x in features.layers.items():
+        unit = unit_length(x.double())[0]
+        spaces[name] = whitened_space(*principal_directions(unit), width)
+    return reference_points(spaces, features, labels, size=size, seed=seed)
+
+
+def reference_points(
+    spaces: Mapping[str, LayerSpace],
+    features: Features,
+    labels: Tensor,
+    *,
+    size: int | None = None,
+    seed: int = 0,
+) -> Reference:
+    """The points of every class in spaces that are known already; see `make_reference`."""
+    most = points_per_class(size, features.n_classes)
+    labels = labels.to(features.logits.device)
+    known = (labels >= 0).nonzero()[:, 0]
+    order = known[labels[known].argsort(stable=True)]
+    sizes = torch.bincount(labels[order], minlength=features.n_classes).tolist()
+    layers = []
+    for name, space in spaces.items():
+        x = space.project(features.layers[name][order])[0]
+        layers.append(torch.cat([_representatives(part, most, seed) for part in x.split(sizes)]))
+    kept = torch.tensor([min(n, most) for n in sizes], device=labels.device)
+    classes = torch.arange(features.n_classes, device=labels.device).repeat_interleave(kept)
+    q = max((x.shape[1] for x in layers), default=1)
+    points = torch.stack([_filled(x, q) for x in layers]) if layers else labels.new_zeros(0, len(classes), q)
+    return Reference(dict(spaces), points.half().contiguous(), classes, features.n_classes)
+
+
+def points_per_class(size: int | None, n_classes: int) -> int:
+    """Points that stand for each class.
+
+    Example:
+        >>> points_per_class(None, 10), points_per_class(None, 1000), points_per_class(7, 1000)
+        (200, 10, 7)
+    """
+    if size is not None and size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    return max(1, min(POINTS, MOST_POINTS // max(n_classes, 1))) if size is None else size
+
+
+def layer_evidence(reference: Reference, features: Features) -> Evidence:
+    """Agreement and novelty of every layer.
+
+    Args:
+        reference: what to compare with.
+        features: ``n`` samples with the reference's layers.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.1, 1.0], [0.0, 1.0]])
+        >>> reference = make_reference(Features(x, {"a": x}), torch.tensor([0, 0, 1, 1]))
+        >>> like_0 = torch.tensor([[9.0, 1.0], [9.0, 1.0]])
+        >>> found = layer_evidence(reference, Features(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), {"a": like_0}))
+        >>> (found.agreement > 0).flatten()  # both look like class 0; the second is predicted as class 1
+        tensor([ True, False])
+    """
+    step = max(1, ENTRIES // max(reference.columns[1].numel(), 1))
+    if len(features) <= step:
+        return evidence_at_once(reference, features)
+    parts = [evidence_at_once(reference, features[i : i + step]) for i in range(0, len(features), step)]
+    return Evidence(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Evidence)))
+
+
+def evidence_at_once(reference: Reference, features: Features) -> Evidence:
+    """The same, with the distances of all samples in memory."""
+    x, norm = coordinates(reference, features)
+    own, other = (side.double() for side in _sides(class_distances(reference, x), features.label))
+    agreement = (other - own).clamp(-LARGEST, LARGEST)
+    agreement = torch.where(own.isinf() | other.isinf(), torch.inf, agreement)
+    novelty = torch.minimum(own, other)
+    novelty = torch.where(novelty.isinf(), 0.0, novelty)
+    leading = [
+        x[i, :, : min(space.directions.shape[1], COORDINATES)]
+        for i, space in enumerate(reference.spaces.values())
+    ]
+    return Evidence(agreement, novelty, torch.cat(leading, dim=1).double(), norm)
+
+
+def class_distances(reference: Reference, x: Tensor) -> Tensor:
+    """Distance ``(L, n, C)`` from coordinates ``x (L, n, q)`` to the nearest point of every class; infinite
+    where a class has none.
+    """
+    columns, squares = reference.columns
+    scores = torch.baddbmm(squares, x, columns, alpha=-2)
+    least = scores.unflatten(2, (reference.n_classes, -1)).amin(dim=3)
+    return (least + x.square().sum(dim=2, keepdim=True)).clamp_min(1e-8).sqrt()
+
+
+def unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows ``(n, d)`` divided by their length, and the logs ``(n,)`` of their lengths; no number is too
+    large.
+
+    Example:
+        >>> unit_length(torch.tensor([[3e300, 4e300]], dtype=torch.float64))[0]
+        tensor([[0.6000, 0.8000]], dtype=torch.float64)
+    """
+    largest = x.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    x = x / largest
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
+    return x / length, (length.log() + largest.log())[:, 0]
+
+
+def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: int) -> LayerSpace:
+    """The space with this mean ``(d,)`` and variances along principal directions ``(d, r)``, largest first.
+
+    Directions whose variance is below a millionth of the largest are left out; a thousandth of it is added to
+    the others, so that noise is not blown up.
+    """
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    variance = variance[:width]
+    kept = max(int((variance > 1e-6 * variance[0].clamp_min(1e-30)).sum()), 1)
+    scale = (variance + 1e-3 * variance[0]).clamp_min(1e-30).rsqrt()[:kept]
+    white = (directions[:, :kept] * scale).float()
+    return LayerSpace((centre.to(white) @ white).contiguous(), white.contiguous())
+
+
+def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tensor]:
+    """Coordinates ``(L, n, q)`` of all layers, and the log length ``(n,)`` of the last layer's features."""
+    found = [space.project(features.layers[name]) for name, space in reference.spaces.items()]
+    q = reference.points.shape[2]
+    return torch.stack([_filled(x, q) for x, _ in found]), found[-1][1].double()
+
+
+def _sides(distance: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """Log distances ``(n, L)`` to the predicted class and to the nearest other one."""
+    here = label[None, :, None].expand(len(distance), -1, 1)
+    own = distance.gather(2, here)[:, :, 0]
+    other = distance.scatter(2, here, torch.inf).amin(dim=2)
+    return own.log().T, other.log().T
+
+
+def _filled(x: Tensor, q: int) -> Tensor:
+    """Filled up with zeros to width ``q``."""
+    return x if x.shape[1] == q else pad(x, (0, q - x.shape[1]))
+
+
+def principal_directions(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean ``(d,)`` of samples ``(n, d)``, variances along their principal directions, and these."""
+    centre = x.mean(dim=0)
+    centred = x - centre
+    if x.shape[1] > len(x):
+        _, S, Vh = torch.linalg.svd(centred, full_matrices=False)
+        return centre, S.square() / max(len(x) - 1, 1), Vh.T
+    values, vectors = torch.linalg.eigh(centred.T @ centred / max(len(x) - 1, 1))
+    return centre, values.flip(0).clamp_min(0), vectors.flip(1)
+
+
+def _representatives(x: Tensor, size: int, seed: int) -> Tensor:
+    """At most ``size`` points for the samples ``(n, q)`` of one class."""
+    if len(x) <= size:
+        return x
+    from sklearn.cluster import KMeans
+
+    generator = torch.Generator().manual_seed(seed)
+    some = x[torch.randperm(len(x), generator=generator)[: SAMPLES_PER_POINT * size].to(x.device)]
+    found = KMeans(size, init="random", n_init=1, max_iter=25, random_state=seed)
+    found.fit(np.ascontiguousarray(some.float().cpu().numpy()))
+    return torch.from_numpy(found.cluster_centers_).to(x)

@@ -1,0 +1,307 @@
+"""The model of layer evidence: two experts, and one shift weight that mixes them.
+
+    f_in     monotone regression on the calibration samples (`salgp.calibrators.evidence.monotone`), mixed
+             with the tempered log-odds ``t`` by a layer weight that leaving samples out must justify
+    f_shift  the same regression on the augmented samples
+    k        shift weight in [0, 1], from a window of ``n >= 1`` samples
+
+    f(x | window) = f_in + k (f_shift - f_in) - k v r_class
+
+Two statistics of each sample tell a shifted window from a difficult sample: the shift score (logistic
+regression "augmented or original?" on the whitened coordinates of every layer) and the confidence of
+``f_shift``. Each is counted from its mean over the calibration samples of the same predicted class, in
+standard deviations. With ``u`` their mean over the window,
+
+    u' = u^3 / (u^2 + 16 / n),      m = sign(u') log(1 + |u'|),      k = w . m  kept within [0, 1].
+
+``r_class`` is the over-prediction of the sample's class in its window: with ``n_c`` of ``n`` samples
+predicted as class ``c``, whose share among the calibration samples is ``pi_c``, and ``e_c = 1 + (n - 1)
+pi_c``,
+
+    r = max(0, log(n_c / e_c)),      r_class = r^3 / (r^2 + 16 / e_c).
+
+It is 0 for a single sample, which is a window of one. ``w`` and ``v`` are learned on windows of 1, 10 and 50
+samples of one family and strength of augmentation, and of calibration samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from salgp.calibrators.evidence.layer_spaces import LARGEST, Evidence
+from salgp.calibrators.evidence.monotone import MonotoneLogistic, design
+from salgp.calibrators.evidence.windows import WindowModel
+from salgp.features import Features
+from salgp.io import storable
+
+__all__ = [
+    "LogOdds",
+    "Mixture",
+    "Samples",
+    "Scales",
+    "ShiftScore",
+    "log_odds_of",
+    "samples_of",
+    "scales_of",
+    "score_inputs",
+]
+
+LARGEST_LOG_ODDS = 20.0
+"""Log-odds of the network are kept within this bound, where double precision still tells them apart."""
+TOLERATED = 2.0
+"""Features may be so many times as long as the longest of a calibration sample before confidence fades."""
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """Location and scale of what is known of a sample, on the calibration samples.
+
+    Args:
+        temperature: of the network's confidence.
+        agreement: ``(2, L)`` median and standard deviation of the agreement.
+        novelty: ``(2, L)`` median and robust standard deviation of the novelty.
+        energy: ``(2,)`` median and robust standard deviation of the energy.
+        largest_norm: ``()`` largest log length of the last layer's features.
+    """
+
+    temperature: float
+    agreement: Tensor
+    novelty: Tensor
+    energy: Tensor
+    largest_norm: Tensor
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """``n`` samples as the model sees them.
+
+    Args:
+        t: ``(n,)`` tempered log-odds of the network.
+        agreement: ``(n, L)`` standardised.
+        novelty: ``(n, L)`` standardised.
+        coordinates: ``(n, q L)`` leading whitened coordinates of every layer.
+        norm_excess: ``(n,)`` by how many times the last layer's features are longer than tolerated, at least
+            1.
+        energy: ``(n,)`` standardised.
+        label: ``(n,)`` predicted class.
+    """
+
+    t: Tensor
+    agreement: Tensor
+    novelty: Tensor
+    coordinates: Tensor
+    norm_excess: Tensor
+    energy: Tensor
+    label: Tensor
+
+    @cached_property
+    def design(self) -> Tensor:
+        """Columns ``(n, L + 3)`` of the monotone regression."""
+        return design(self.t, self.agreement, self.novelty[:, -1])
+
+    @property
+    def ood_score(self) -> Tensor:
+        """One number ``(n,)`` that is large for unknown classes and under shift: energy, mean disagreement
+        and the largest novelty, each as far as it is above its median, ``h(z) = log(1 + max(z, 0))``.
+        """
+        a, N = self.agreement.mean(dim=1), self.novelty.amax(dim=1)
+        parts = torch.stack([self.energy, -a, N]).clamp_min(0.0).log1p()
+        return parts[0] + parts[1] + parts[2] / 3 + self.norm_excess.log()
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def __getitem__(self, rows: Tensor) -> Samples:
+        return Samples(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class ShiftScore:
+    """Logistic regression "augmented or original?".
+
+    Args:
+        centre: ``(p,)`` mean of its inputs over the calibration samples.
+        scale: ``(p,)`` their standard deviation.
+        weights: ``(1 + p,)`` of a constant and of the standardised inputs.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    weights: Tensor
+
+    def inputs(self, samples: Samples) -> Tensor:
+        """Coordinates, their squares, and the agreement of every layer, standardised ``(n, p)``."""
+        x = score_inputs(samples)
+        return ((x - self.centre.to(x)) / self.scale.to(x)).clamp(-LARGEST, LARGEST)
+
+    def __call__(self, samples: Samples) -> Tensor:
+        """Log-odds ``(n,)`` of being augmented."""
+        x = self.inputs(samples)
+        return x @ self.weights[1:].to(x) + self.weights[0].to(x)
+
+
+@dataclass(frozen=True, eq=False)
+class LogOdds:
+    """Log-odds of being correct, and what they are made of.
+
+    Args:
+        mean: ``(n,)``.
+        variance: ``(n,)``.
+        shift_weight: ``(n,)``, ``k``.
+        terms: ``(n, 1 + L)`` part of the predicted class and of each layer, from its usual value.
+        term_variance: ``(n, 1 + L)``.
+        context: ``(n,)`` part of the over-prediction.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    shift_weight: Tensor
+    terms: Tensor
+    term_variance: Tensor
+    context: Tensor
+
+
+@storable
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Everything that turns samples into log-odds of being correct.
+
+    Args:
+        in_domain: monotone regression on the calibration samples.
+        layer_weight: its weight beside plain temperature scaling, from 0 to 1.
+        plain: ``(2, 2)`` covariance of a constant and a slope of ``t`` around temperature scaling.
+        usual: ``(p,)`` mean columns of the calibration samples, from which terms are counted.
+        shift: monotone regression on the augmented samples; None where there were none.
+        score: tells augmented from original samples; None likewise.
+        window: gives the shift weight; None likewise.
+        shift_variance: of the log-odds of ``shift`` on a family of augmentations it has not seen.
+    """
+
+    in_domain: MonotoneLogistic
+    layer_weight: float
+    plain: Tensor
+    usual: Tensor
+    shift: MonotoneLogistic | None = None
+    score: ShiftScore | None = None
+    window: WindowModel | None = None
+    shift_variance: float = 0.0
+
+    def inside(self, samples: Samples) -> Tensor:
+        """``f_in``, ``(n,)``."""
+        f = self.in_domain.to(samples.t).log_odds(samples.design, samples.label)
+        return torch.lerp(samples.t, f, self.layer_weight)
+
+    def shifted(self, samples: Samples) -> Tensor:
+        """``f_shift``, ``(n,)``."""
+        assert self.shift is not None
+        return self.shift.to(samples.t).log_odds(samples.design, samples.label)
+
+    def parts(self, samples: Samples) -> Tensor:
+        """What each sample adds to the sums of its window, ``(n, 2 + C)``."""
+        if self.window is None or self.score is None:
+            raise ValueError(
+                "this calibrator was fitted without augmented samples, so a context tells it nothing; "
+                "fit it on extract(..., perturb='auto'), or predict without a context"
+            )
+        statistics = torch.stack([self.score(samples), self.shifted(samples)], dim=1)
+        return self.window.parts(torch.sigmoid(statistics), samples.label)
+
+    def __call__(self, samples: Samples, windows: tuple[Tensor, Tensor] | None = None) -> LogOdds:
+        """Log-odds of samples.
+
+        Args:
+            samples: ``n`` of them.
+            windows: sums ``(w, 2 + C)`` and the window ``(n,)`` of each sample; by default each is a window.
+        """
+        X, label, b = samples.design, samples.label, self.layer_weight
+        inside = self.in_domain.to(X)
+        ones = torch.stack([torch.ones_like(samples.t), samples.t], dim=1)
+        plain = ((ones @ self.plain.to(X)) * ones).sum(dim=1)
+        mean, variance = self.inside(samples), (1 - b) ** 2 * plain + b**2 * inside.variance(X, label)
+        terms, spread = (b * x for x in _terms(inside, X, label, self.usual))
+        k, context = torch.zeros_like(mean), torch.zeros_like(mean)
+        if self.shift is not None and self.window is not None:
+            own = (self.parts(samples), torch.arange(label.shape[0], device=label.device))
+            k, r = self.window.shift(*(own if windows is None else windows), label)
+            shift = self.shift.to(X)
+            context = -k * self.window.over_prediction * r
+            mean = torch.lerp(mean, shift.log_odds(X, label), k) + context
+            there = shift.variance(X, label) + self.shift_variance
+            variance = (1 - k).square() * variance + k.square() * there
+            more, wider = _terms(shift, X, label, self.usual)
+            terms, spread = torch.lerp(terms, more, k[:, None]), torch.lerp(spread, wider, k[:, None])
+        chance = -math.log(max(len(inside.offsets) - 1, 1))
+        mean = chance + (mean - chance) / samples.norm_excess
+        return LogOdds(mean, variance, k, terms, spread.square(), context)
+
+
+def _terms(model: MonotoneLogistic, X: Tensor, label: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
+    """Part ``(n, 1 + L)`` of the predicted class and of each layer in the log-odds, and its standard
+    deviation; the novelty belongs to the last layer.
+    """
+    away, (deviation, own) = X - usual.to(X), model.deviations
+    pairs = ((model.offsets, away * model.weights), (own, away.abs() * deviation))
+    mean, spread = (
+        torch.cat([offset[label][:, None], part[:, 2:-2], part[:, -2:].sum(dim=1, keepdim=True)], dim=1)
+        for offset, part in pairs
+    )
+    return mean, spread
+
+
+def score_inputs(samples: Samples) -> Tensor:
+    """What the shift score reads: coordinates, their squares, and the agreement of every layer."""
+    x = samples.coordinates
+    return torch.cat([x, x.square(), samples.agreement], dim=1)
+
+
+def log_odds_of(logits: Tensor, label: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-odds ``log s / (1 - s)`` of the tempered confidence, ``(n,)``, without cancellation.
+
+    Example:
+        >>> log_odds_of(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor([2.], dtype=torch.float64)
+    """
+    z = logits.double() / temperature
+    others = z.scatter(1, label[:, None], -torch.inf).logsumexp(dim=1)
+    return (z.amax(dim=1) - others).clamp_max(LARGEST_LOG_ODDS)
+
+
+def scales_of(features: Features, evidence: Evidence, temperature: float) -> Scales:
+    """Scales of the calibration samples."""
+    A = evidence.agreement
+    median = A.masked_fill(A.isinf(), torch.nan).nanquantile(0.5, dim=0).nan_to_num(0.0)
+    spread = torch.where(A.isinf(), median, A).std(dim=0, correction=0).clamp_min(1e-6)
+    energy = _robust(_energy(features.logits, temperature)[:, None])[:, 0]
+    return Scales(
+        temperature, torch.stack([median, spread]), _robust(evidence.novelty), energy, evidence.norm.amax()
+    )
+
+
+def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Samples:
+    """The samples in units of the calibration samples."""
+    median, spread = scales.agreement.to(evidence.agreement)
+    A = (torch.where(evidence.agreement.isinf(), median, evidence.agreement) - median) / spread
+    N = (evidence.novelty - scales.novelty[0].to(A)) / scales.novelty[1].to(A)
+    energy = (_energy(features.logits, scales.temperature) - scales.energy[0].to(A)) / scales.energy[1].to(A)
+    excess = (evidence.norm - scales.largest_norm.to(A) - math.log(TOLERATED)).clamp(0.0, 700.0).exp()
+    t = log_odds_of(features.logits, features.label, scales.temperature)
+    return Samples(t, A, N, evidence.coordinates, excess, energy, features.label)
+
+
+def _energy(logits: Tensor, temperature: float) -> Tensor:
+    """Low where some class is likely, high where the network knows none, ``(n,)``."""
+    return -(logits.double() / temperature).logsumexp(dim=1)
+
+
+def _robust(x: Tensor) -> Tensor:
+    """Median and median absolute deviation, as a standard deviation, of the columns of ``x``, ``(2, p)``."""
+    median = x.quantile(0.5, dim=0)
+    return torch.stack([median, (1.4826 * (x - median).abs().quantile(0.5, dim=0)).clamp_min(1e-6)])

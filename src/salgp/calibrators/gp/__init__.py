@@ -1,0 +1,1 @@
+"""Calibrators that are Gaussian processes: one file each."""

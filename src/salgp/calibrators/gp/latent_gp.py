@@ -1,0 +1,263 @@
+"""One latent function for every logit: Gaussian process calibration after Wenger et al.
+
+A function ``g`` with a Gaussian process prior, mean ``g(z) = z``, is applied to each logit, ``p =
+softmax(g(z))``. With inducing points ``u`` and whitened values ``v ~ N(0, I)`` it is ``g(z) = z + a(z) . v``,
+``a(z) = Luu^-1 k(u, z)``. The posterior ``q(v) = N(m, S)`` maximises the evidence lower bound with the
+expected log-likelihood expanded to second order around ``m``: then ``m`` is the optimum of a concave function
+of few variables (Newton), ``S = (I + H)^-1`` with the curvature ``H`` there, and the bound chooses amplitude
+and length-scale. Cost is linear in samples and classes. Reference: Wenger, Kjellstrom and Triebel,
+Non-parametric calibration for classification, AISTATS 2020.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from salgp.calibrators.base import CalibrationWarning, Calibrator
+from salgp.calibrators.temperature import best_temperature, row_chunks
+from salgp.features import Features
+from salgp.gp.linalg import cholesky, inverse_positive, log_determinant, lower_inverse, solve_positive
+from salgp.prediction import INTERVAL_SD, Prediction
+
+__all__ = ["GPCalibration"]
+
+AMPLITUDES = (0.3, 1.0, 3.0, 10.0)
+"""Prior standard deviations of ``g(z) - z`` that the bound chooses from, in logits; smaller ones would claim
+more than few samples can show.
+"""
+LENGTHSCALES = (0.2, 0.5, 1.0)
+"""Length-scales it chooses from, as shares of the range of the inducing points."""
+LEAST_JITTER = 1e-6
+"""Smallest jitter of the inducing points' covariance: they are close together on a line."""
+SCALES = (0.1, 10.0)
+"""Temperatures that the amplitudes suit: the prior is in logits, so the method is not scale-free."""
+SEARCH_ELEMENTS = 2**18
+"""Logits (samples times classes) used to choose them; the posterior itself always uses all."""
+
+
+class GPCalibration(Calibrator):
+    """A Gaussian process on single logits, shared by all classes, with a softmax likelihood.
+
+    The predicted probabilities and the standard deviation of the confidence average over the posterior of
+    ``g`` (with the ``2 m`` points of a cubature rule, so nothing is random). ``g`` need not be monotone:
+    where another class overtakes the label, `Prediction.flips` says so.
+
+    Args:
+        n_inducing: number of inducing points, evenly spaced over the range of the logits.
+
+    Attributes:
+        inducing_: ``(m,)`` inducing logits.
+        amplitude_: prior standard deviation of ``g(z) - z``.
+        lengthscale_: of the kernel, in logits.
+        mean_: ``(m,)`` posterior mean of the whitened values.
+        cov_: ``(m, m)`` their posterior covariance.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> z = 3 * torch.randn(400, 3, generator=generator)
+        >>> labels = torch.multinomial(torch.softmax(z / 3, 1), 1, generator=generator)[:, 0]
+        >>> p = GPCalibration().fit(Features(z), labels).predict(Features(z))
+        >>> bool(p.confidence.mean() < Features(z).confidence.mean() - 0.1)  # it was overconfident
+        True
+    """
+
+    name: ClassVar[str] = "latent-gp"
+
+    def __init__(self, n_inducing: int = 10) -> None:
+        self.n_inducing = n_inducing
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        known = labels >= 0
+        z, y = features.logits[known], labels[known]
+        if len(z) == 0:
+            warnings.warn(
+                "no calibration sample has a known class: the posterior is the prior",
+                CalibrationWarning,
+                stacklevel=3,
+            )
+        _warn_of_scale(z, y)
+        u = _inducing_points(features.logits, self.n_inducing)
+        basis = _choose_basis(*_spread_subset(z, y), u)
+        found = _posterior(z, y, basis)
+        self.inducing_, self.amplitude_, self.lengthscale_ = u.cpu(), basis.amplitude, basis.lengthscale
+        self.mean_, self.cov_ = found.mean.cpu(), found.cov.cpu()
+
+    def _predict(self, features: Features) -> Prediction:
+        device = features.logits.device
+        basis = _basis(self.inducing_, self.amplitude_, self.lengthscale_).to(device)
+        points = _cubature(self.mean_, self.cov_).to(device)
+        probs = torch.zeros_like(
+            features.logits, dtype=torch.promote_types(features.logits.dtype, torch.float32)
+        )
+        spread = probs.new_zeros(len(features))
+        for rows in row_chunks(len(features), features.n_classes * self.n_inducing):
+            probs[rows], spread[rows] = _mean_and_std(
+                features.logits[rows].double(), features.label[rows], basis, points
+            )
+        mean = Prediction.from_probs(features, probs.clamp_(min=torch.finfo(probs.dtype).tiny))
+        half = INTERVAL_SD * spread
+        return replace(
+            mean,
+            std=spread,
+            lower=(mean.confidence - half).clamp(0, 1),
+            upper=(mean.confidence + half).clamp(0, 1),
+        )
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """``a(z) = Luu^-1 k(u, z)`` with a squared exponential kernel."""
+
+    inducing: Tensor
+    amplitude: float
+    lengthscale: float
+    whiten: Tensor  # (m, m) Luu^-1
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Basis functions at every entry of ``z``, shape ``(*z.shape, m)``."""
+        return _kernel(z, self.inducing, self.amplitude, self.lengthscale) @ self.whiten.T
+
+    def to(self, device: torch.device) -> _Basis:
+        """The same basis on another device."""
+        return replace(self, inducing=self.inducing.to(device), whiten=self.whiten.to(device))
+
+
+def _basis(inducing: Tensor, amplitude: float, lengthscale: float) -> _Basis:
+    Kuu = _kernel(inducing, inducing, amplitude, lengthscale)
+    return _Basis(inducing, amplitude, lengthscale, lower_inverse(cholesky(Kuu, start=LEAST_JITTER)))
+
+
+def _kernel(z: Tensor, inducing: Tensor, amplitude: float, lengthscale: float) -> Tensor:
+    return ((z[..., None] - inducing) / lengthscale).square_().mul_(-0.5).exp_().mul_(amplitude**2)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Logits, labels and basis functions in chunks; few rows keep their basis functions through all
+    iterations.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    basis: _Basis
+    kept: Tensor | None
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for rows in row_chunks(len(self.logits), self.logits.shape[1] * len(self.basis.inducing)):
+            z = self.logits[rows].double()
+            yield z, self.labels[rows][:, None], self.basis(z) if self.kept is None else self.kept[rows]
+
+
+@dataclass(frozen=True)
+class _Posterior:
+    mean: Tensor
+    cov: Tensor
+    bound: float
+
+
+def _inducing_points(logits: Tensor, m: int) -> Tensor:
+    """Evenly spaced from the usual smallest logit of a sample to nearly the largest of all."""
+    if m < 2:
+        raise ValueError(f"n_inducing must be at least 2, got {m}")
+    low = float(logits.amin(dim=1).double().median())
+    top = logits.amax(dim=1).double().sort().values
+    high = float(top[int(0.99 * (len(top) - 1))])
+    return torch.linspace(low, max(high, low + 1e-3), m, dtype=torch.float64, device=logits.device)
+
+
+def _spread_subset(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows evenly spread over the order of their largest logit, few enough for the search."""
+    most = max(SEARCH_ELEMENTS // logits.shape[1], 50)
+    if len(logits) <= most:
+        return logits, labels
+    order = logits.amax(dim=1).argsort(stable=True)
+    rows = order[torch.linspace(0, len(order) - 1, most, device=order.device).long()]
+    return logits[rows], labels[rows]
+
+
+def _choose_basis(logits: Tensor, labels: Tensor, u: Tensor) -> _Basis:
+    """Amplitude and length-scale of the largest evidence bound."""
+    width = float(u[-1] - u[0])
+    tried = [_basis(u, amplitude, share * width) for amplitude in AMPLITUDES for share in LENGTHSCALES]
+    return max(tried, key=lambda basis: _posterior(logits, labels, basis).bound)
+
+
+def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
+    """Newton iterations to the mean; covariance and evidence bound there."""
+    few = logits.numel() <= SEARCH_ELEMENTS
+    rows = _Rows(logits, labels, basis, basis(logits.double()) if few else None)
+    v = torch.zeros_like(basis.inducing)
+    value, gradient, curvature, slack = _objective(rows, v)
+    for _ in range(50):
+        step = solve_positive(curvature, gradient)
+        if float(gradient @ step) < 1e-8 * (1 + abs(value)):
+            break
+        for halving in range(30):
+            new = _objective(rows, v + step * 0.5**halving)
+            if new[0] >= value:
+                break
+        v = v + step * 0.5**halving
+        value, gradient, curvature, slack = new
+    L = cholesky(curvature)
+    bound = value - slack - 0.5 * float(log_determinant(L))
+    return _Posterior(v, inverse_positive(L), bound)
+
+
+def _objective(rows: _Rows, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
+    """Log-likelihood plus log-prior at ``v``, its gradient, its negative Hessian, and the bound's loss to
+    residual variance.
+    """
+    m = len(v)
+    value, slack = -0.5 * float(v @ v), 0.0
+    gradient, curvature = -v, torch.eye(m, dtype=v.dtype, device=v.device)
+    for z, y, A in rows:  # (b, c), (b, 1), (b, c, m)
+        log_p = torch.log_softmax(z + A @ v, dim=1)
+        p = log_p.exp()
+        mean = torch.einsum("bk,bkm->bm", p, A)
+        true = A.gather(1, y[:, :, None].expand(-1, 1, m))[:, 0]
+        value += float(log_p.gather(1, y).sum())
+        gradient = gradient + (true - mean).sum(dim=0)
+        flat = A.reshape(-1, m)
+        curvature += flat.T @ (flat * p.reshape(-1, 1)) - mean.T @ mean
+        left = (rows.basis.amplitude**2 - A.square().sum(dim=2)).clamp_min(
+            0
+        )  # variance that the inducing points do not explain
+        slack += 0.5 * float((p * (1 - p) * left).sum())
+    return value, gradient, curvature, slack
+
+
+def _cubature(mean: Tensor, cov: Tensor) -> Tensor:
+    """``(2 m, m)`` equally weighted points with the given mean and covariance."""
+    L = cholesky(cov) * math.sqrt(len(mean))
+    return torch.cat([mean + L.T, mean - L.T])
+
+
+def _mean_and_std(z: Tensor, label: Tensor, basis: _Basis, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of ``softmax(g(z))`` over the points, and the standard deviation of the label's entry."""
+    A = basis(z)
+    total, confidences = torch.zeros_like(z), []
+    for v in points:
+        p = torch.softmax(z + A @ v, dim=1)
+        total += p
+        confidences.append(p.gather(1, label[:, None])[:, 0])
+    return total / len(points), torch.stack(confidences).std(dim=0, correction=0)
+
+
+def _warn_of_scale(z: Tensor, y: Tensor) -> None:
+    temperature, at_bound = best_temperature(z, y, warn=False) if len(y) else (1.0, False)
+    without_errors = at_bound and temperature < 1
+    if without_errors or SCALES[0] <= temperature <= SCALES[1]:
+        return
+    warnings.warn(
+        f"these logits have a temperature of {temperature:.2g}: the prior of latent-gp suits "
+        f"{SCALES[0]:g} to {SCALES[1]:g}; divide the logits by their temperature first",
+        CalibrationWarning,
+        stacklevel=5,
+    )

@@ -1,0 +1,386 @@
+"""SAL-GP: Gaussian processes on the pooled features of every layer, with structured kernels.
+
+The paper regresses the softmax residual ``r = correct - s`` on the layers (``likelihood="gaussian"``); the
+calibrated confidence is ``s + mean`` with the posterior variance. ``likelihood="bernoulli"`` models the
+log-odds of being correct instead, ``f = a + b logit(s) + g``, so that no clipping is needed.
+
+Global and layer predictions: see `salgp.calibrators.gp.correction`. In ``sum`` the layer terms add up
+to the whole correction exactly, each with its own variance.
+
+``inputs="evidence"`` puts the Gaussian processes on what the layers say of a prediction
+(`salgp.calibrators.gp.inputs`: agreement and novelty, two numbers per layer) instead of on their
+features; with a Bernoulli likelihood the mean is then ``a + b f``, ``f`` the monotone log-odds of layer
+evidence, and the processes take what is not monotone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from salgp.calibrators.active_learning import spread_choice
+from salgp.calibrators.base import Calibrator, one_at_a_time
+from salgp.calibrators.gp.correction import chunk_size, to_prediction
+from salgp.calibrators.gp.inputs import learn_evidence
+from salgp.calibrators.gp.observations import observe
+from salgp.calibrators.gp.streaming import fit_rows, take_learned
+from salgp.calibrators.gp.structures import Structure, structure
+from salgp.calibrators.row_source import Source
+from salgp.features import Features
+from salgp.gp.covariance import Index, Product, Sum
+from salgp.gp.fitting import EXACT_LIMIT, Fitted, Settings, fit_bernoulli, fit_gaussian
+from salgp.gp.likelihood import Sites
+from salgp.gp.rows import Rows
+from salgp.gp.updating import extend, new_sites, retract
+from salgp.labels import as_labels
+from salgp.prediction import Prediction
+
+__all__ = ["PAPER", "RECIPES", "SALGP", "fit_structure"]
+
+PAPER: dict[str, dict[str, Any]] = {
+    "ml": {"covariance": "ml"},
+    "hl": {"covariance": "hl", "restarts": 2},
+    "additive": {"covariance": "additive"},
+    "icm": {"covariance": "icm", "rank": 1},
+    "reduced-icm": {"covariance": "icm", "rank": 0},
+    "lcm": {"covariance": "lcm", "rank": 1, "n_latent": 2},
+    "class-agnostic-global": {"covariance": "global"},
+    "class-agnostic-layer-wise": {"covariance": "hl", "restarts": 2},
+    "class-specific-global": {"covariance": "class"},
+    "class-specific-layer-wise": {"covariance": "nested", "groups": ("layer", "layer/class")},
+}
+"""The paper's covariances by its own names."""
+
+PAPER_INDUCING = 512
+"""Inducing rows of the paper's models where exact inference does not fit; fewer are another model."""
+
+PUBLISHED = (
+    "covariance",
+    "rank",
+    "n_latent",
+    "groups",
+    "likelihood",
+    "kernel",
+    "tempering",
+    "inputs",
+    "objective",
+    "shared_offset",
+    "class_offset",
+    "fixed",
+    "prior",
+)
+"""Arguments that make a model the paper's."""
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "converged": {"optimizer": "lbfgs"},
+    "adam-mstar": {
+        "optimizer": "adam-softplus",
+        "max_steps": 2000,
+        "learning_rate": 5e-3,
+        "start": "gpytorch",
+    },
+    "adam-plasticc": {
+        "optimizer": "adam-softplus",
+        "max_steps": 2500,
+        "learning_rate": 2e-3,
+        "start": "gpytorch",
+    },
+}
+"""How the hyperparameters are searched for: to convergence, or by the paper's recipe for its data sets."""
+
+
+class SALGP(Calibrator):
+    """Layerwise Gaussian process calibration (SAL-GP): the paper's structured kernels and ours.
+
+    Args:
+        covariance: ``sum`` (ours), ``ml``, ``hl`` (the paper's), ``additive``, ``icm``, ``lcm``, ``nested``,
+            ``global``, ``class``, ``concat``.
+        likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness. The weights of the
+            Bernoulli mean count as known, so that its error bars are too narrow where the kernels add little.
+        kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``, ``linear``.
+        inference: ``exact``, ``inducing``, or ``auto`` by the number of rows.
+        n_inducing: number of inducing rows. Stacked covariances on wide raw features may need 512 or more to
+            match exact inference; the study's approximation table says how far off fewer are.
+        rank: of ``B = W W' + diag(v)``; 0 is the paper's ``a 11' + diag(b)``. By default 0 in ``ml``, 1 in
+            ``icm`` and ``lcm``.
+        n_latent: number of terms of ``lcm``.
+        groups: group levels of ``nested``: ``layer``, ``class``, ``layer/class``.
+        tempering: weigh each of a sample's ``L`` stacked rows by ``1/L``, since they repeat one observation;
+            without it the variance is too small by about that factor.
+        optimizer: ``lbfgs``, ``adam``, or ``adam-softplus``, whose steps are those of GPyTorch.
+        max_steps: of the optimiser.
+        learning_rate: of Adam.
+        restarts: further optimisations from random starting points; the best evidence wins.
+        seed: of the restarts.
+        inputs: ``features`` of each layer (the paper), or their ``evidence``; perturbed copies then count for
+            the GP as much as originals.
+        objective: learn hyperparameters by ``evidence`` (the paper), by ``leave-one-out`` density of each
+            sample given the others, or ``auto``: leave-one-out where a Gaussian likelihood sees each sample's
+            residual once per layer, which the evidence takes for so many independent observations.
+        shared_offset: does the global prediction of ``ml`` keep the offset ``a`` that all layers share? The
+            paper calls it global; without it, only ``k(f, f') + k(s, s')`` is left.
+        class_offset: add an offset for each predicted class (an index kernel over it).
+        exact_limit: rows up to which ``inference="auto"`` is exact.
+        start: where the search begins: at scales of the ``data``, or where ``gpytorch`` begins.
+        fixed: hyperparameters that are not learned, name -> value; names as in ``fitted_.posterior.theta``.
+        approximation: of the Bernoulli likelihood: Jaakkola and Jordan's ``bound``, or ``laplace``.
+        prior: of the lengthscales: None for bounds alone, or ``dimension-scaled``: log-normal with location
+            ``log sqrt(D) + sqrt(2)`` and scale ``sqrt(3)`` in units of the data's standard deviation, for
+            layers of hundreds of dimensions; hyperparameters are then those of the largest posterior.
+
+    Attributes:
+        fitted_: the conditioned GP.
+        structure_: covariance and row layout.
+        evidence_: where ``inputs="evidence"``, the reference and the monotone model below the GP.
+
+    Example:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(120, 3, generator=g)
+        >>> labels = (x + torch.randn(120, 3, generator=g)).argmax(dim=1)
+        >>> features = Features(3 * x, {"a": x})
+        >>> prediction = SALGP(likelihood="bernoulli").fit(features, labels).predict(features)
+        >>> prediction.confidence.shape, prediction.layers.names
+        (torch.Size([120]), ('a', 'confidence'))
+    """
+
+    name: ClassVar[str] = "sal-gp"
+    gives_confidence_only: ClassVar[bool] = True
+    needs_layers: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        covariance: str = "sum",
+        likelihood: str = "gaussian",
+        kernel: str = "matern52",
+        inference: str = "auto",
+        n_inducing: int = 256,
+        rank: int | None = None,
+        n_latent: int = 2,
+        groups: Sequence[str] = ("layer",),
+        tempering: bool = False,
+        optimizer: str = "lbfgs",
+        max_steps: int | None = None,
+        learning_rate: float = 5e-3,
+        restarts: int = 0,
+        seed: int = 0,
+        inputs: str = "features",
+        objective: str = "auto",
+        shared_offset: bool = True,
+        class_offset: bool = False,
+        exact_limit: int = EXACT_LIMIT,
+        start: str = "data",
+        fixed: Mapping[str, float] | None = None,
+        approximation: str = "bound",
+        prior: str | None = None,
+    ) -> None:
+        self.covariance = covariance
+        self.likelihood = likelihood
+        self.kernel = kernel
+        self.inference = inference
+        self.n_inducing = n_inducing
+        self.rank = rank
+        self.n_latent = n_latent
+        self.groups = groups
+        self.tempering = tempering
+        self.optimizer = optimizer
+        self.max_steps = max_steps
+        self.learning_rate = learning_rate
+        self.restarts = restarts
+        self.seed = seed
+        self.inputs = inputs
+        self.objective = objective
+        self.shared_offset = shared_offset
+        self.class_offset = class_offset
+        self.exact_limit = exact_limit
+        self.start = start
+        self.fixed = fixed
+        self.approximation = approximation
+        self.prior = prior
+
+    @classmethod
+    def paper(cls, model: str = "ml", recipe: str = "converged", **changes: Any) -> SALGP:
+        """SAL-GP with every setting of the paper: residuals, Matern 5/2 on features as they are,
+        hyperparameters of the largest evidence, no tempering, the shared offset kept, exact where it fits and
+        512 inducing rows otherwise.
+
+        Extract the features with ``pooling="channel-avg"`` or ``"channel-max"``, the paper's two.
+
+        Args:
+            model: one of `PAPER`: ``ml``, ``hl``, ``additive``, ``icm``, ``reduced-icm``, ``lcm``, or one of
+                the four architectures, ``class-agnostic-global`` to ``class-specific-layer-wise``.
+            recipe: ``converged`` (L-BFGS to the optimum), or the paper's ``adam-mstar`` (2,000 steps of 5e-3)
+                and ``adam-plasticc`` (2,500 of 2e-3) from GPyTorch's starting points.
+            changes: other arguments of `SALGP`.
+
+        Example:
+            >>> SALGP.paper("ml").objective, SALGP.paper("reduced-icm", n_inducing=800).rank
+            ('evidence', 0)
+        """
+        if model not in PAPER:
+            raise ValueError(f"the paper has no model {model!r}; choose from {', '.join(PAPER)}")
+        if recipe not in RECIPES:
+            raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+        fixed = {"objective": "evidence", "n_inducing": PAPER_INDUCING, "exact_limit": 3000}
+        return cls(**{**fixed, **PAPER[model], **RECIPES[recipe], **changes})
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        if self.inputs not in ("features", "evidence"):
+            raise ValueError(f"inputs must be 'features' or 'evidence', got {self.inputs!r}")
+        self.evidence_, design = None, None
+        seen, plain = features, self._on_linear_evidence()
+        if self.inputs == "evidence":
+            self.evidence_, X = learn_evidence(features, labels, reference, plain, self.seed)
+            seen, design = self.evidence_.view_of(features, X)
+        self.structure_ = self._structure(seen)
+        prior_mean = {"mean.bias": 1.0} if plain and self.likelihood == "bernoulli" else {}
+        settings = self._settings(prior_mean)
+        self.fitted_ = fit_structure(
+            self.structure_, seen, labels, self.likelihood, settings, self.tempering, design
+        )
+
+    def _on_linear_evidence(self) -> bool:
+        """Is it the model of layer evidence itself, without constraints? With a Bernoulli likelihood the
+        tempered log-odds are then the prior mean.
+        """
+        return self.inputs == "evidence" and self.kernel == "linear"
+
+    def _structure(self, seen: Features) -> Structure:
+        return structure(
+            self.covariance,
+            seen.widths,
+            seen.n_classes,
+            kernel=self.kernel,
+            rank=self.rank,
+            n_latent=self.n_latent,
+            groups=tuple(self.groups),
+            shared_offset=self.shared_offset,
+            class_offset=self.class_offset,
+            confidence=not self._on_linear_evidence(),
+        )
+
+    def _settings(self, fixed: Mapping[str, float]) -> Settings:
+        return Settings(
+            inference=self.inference,
+            n_inducing=self.n_inducing,
+            optimizer=self.optimizer,
+            max_steps=self.max_steps,
+            learning_rate=self.learning_rate,
+            restarts=self.restarts,
+            seed=self.seed,
+            objective=self.objective,
+            exact_limit=self.exact_limit,
+            start=self.start,
+            fixed={**fixed, **(self.fixed or {})},
+            approximation=self.approximation,
+            prior=self.prior,
+        )
+
+    def _predict(self, features: Features) -> Prediction:
+        return to_prediction(self.structure_, self.fitted_, *self._seen(features), self.rest_temperature_)
+
+    def _seen(self, features: Features) -> tuple[Features, Tensor | None]:
+        """What the GP sees of the samples, and the columns of its parametric mean (None: the usual ones)."""
+        return (features, None) if self.evidence_ is None else self.evidence_.view(features)
+
+    def _chunk(self) -> int:
+        return chunk_size(self.structure_, self.fitted_)
+
+    def fit_stream(self, source: Source) -> Self | None:
+        """Fit to all rows of a source; None for ``inputs="evidence"``, which needs them in memory."""
+        if self.inputs == "evidence":
+            return None
+        return take_learned(self, fit_rows(self, source))
+
+    @property
+    def display_name(self) -> str:
+        """``SAL-GP (paper, ml)`` where every setting is that of `paper`, ``layerwise GP (sum)`` otherwise."""
+        family = "SAL-GP (paper, {})" if self._as_published() else "layerwise GP ({})"
+        return family.format(self.covariance)
+
+    def _as_published(self) -> bool:
+        """Is it one of the paper's models, learned as there? How the search went is left open."""
+        mine = {**self.get_params(), "groups": tuple(self.groups)}
+        published = (SALGP.paper(model).get_params() for model in PAPER)
+        return self.n_inducing >= PAPER_INDUCING and any(
+            all(mine[name] == paper[name] for name in PUBLISHED) for paper in published
+        )
+
+    @one_at_a_time
+    def update(self, features: Features, labels: Any) -> Self:
+        """Add labelled samples without learning the hyperparameters again; the same as conditioning on all
+        from scratch.
+        """
+        rows, sites = self._observed(features, labels)
+        self.fitted_ = extend(self.fitted_, rows, sites)
+        return self
+
+    @one_at_a_time
+    def forget(self, features: Features, labels: Any) -> Self:
+        """Take back samples that were fitted on or added (with a Gaussian likelihood, whose sites do not
+        depend on the rest).
+        """
+        self._check_fitted()
+        if self.likelihood != "gaussian":
+            raise ValueError(
+                "forget needs likelihood='gaussian': Bernoulli sites depend on every sample; "
+                "fit again on what is to be kept"
+            )
+        rows, sites = self._observed(features, labels)
+        self.fitted_ = retract(self.fitted_, rows, sites)
+        return self
+
+    def suggest(self, features: Features, k: int) -> Tensor:
+        """Indices of the ``k`` unlabelled samples whose labels would teach most: uncertain, and unlike each
+        other.
+        """
+        std = self.predict(features).std
+        assert std is not None
+        return spread_choice(features, std, k)
+
+    def _observed(self, features: Features, labels: Any) -> tuple[Rows, Sites]:
+        """New samples as the GP sees them, on the device of what it knows."""
+        features = self.check_input(features, allow_empty=False).to(self.fitted_.posterior.alpha.device)
+        y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
+        with torch.no_grad():
+            seen, design = self._seen(features)
+            new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
+            offset = new.offset(self.fitted_.mean_weights)
+            return new.rows, new_sites(self.fitted_, new.rows, new.target, offset, new.weight)
+
+    @property
+    def coregionalisation_(self) -> Tensor | None:
+        """The learned layer matrix ``B`` (of the first latent process), where the covariance has one."""
+        covariance = self.structure_.covariance
+        terms = covariance.terms if isinstance(covariance, Sum) else (covariance,)
+        parts = [f for t in terms for f in (t.factors if isinstance(t, Product) else (t,))]
+        index = [part for part in parts if isinstance(part, Index)]
+        return index[0].matrix(self.fitted_.posterior.theta) if index else None
+
+
+def fit_structure(
+    structure: Structure,
+    features: Features,
+    labels: Tensor,
+    likelihood: str,
+    settings: Settings,
+    tempering: bool = False,
+    design: Tensor | None = None,
+) -> Fitted:
+    """Fit a structure's GP to the residuals (Gaussian) or to correctness (Bernoulli, with ``design`` the
+    columns of its mean).
+    """
+    seen = observe(structure, features, labels, likelihood, tempering, design)
+    rows = seen.rows.map(lambda x: x.clone(memory_format=torch.contiguous_format))
+    objective = "evidence" if tempering and settings.objective == "auto" else settings.objective
+    settings = replace(settings, repeats=structure.repeats, objective=objective)
+    if likelihood == "gaussian":
+        return fit_gaussian(structure.covariance, rows, seen.target, settings, seen.weight)
+    if settings.objective == "leave-one-out":
+        raise ValueError(
+            "objective='leave-one-out' needs likelihood='gaussian'; a Bernoulli likelihood learns by evidence"
+        )
+    return fit_bernoulli(structure.covariance, rows, seen.target, seen.design, settings, seen.weight)

@@ -1,1 +1,0 @@
-"""SAL-GP: Gaussian processes on the pooled features of every layer, with the paper's structured kernels."""

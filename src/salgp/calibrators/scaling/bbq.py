@@ -1,0 +1,245 @@
+"""Bayesian binning into quantiles: the average over all equal-frequency binnings, weighted by their evidence.
+
+Binning ``M`` has ``B`` bins of equally many samples; bin ``b`` holds ``n_b`` samples, ``m_b`` of them
+correct, and has a Beta(``alpha_b``, ``beta_b``) prior on its share of correct ones. The evidence of a binning
+is
+
+    p(D | M) = prod_b B(m_b + alpha_b, n_b - m_b + beta_b) / B(alpha_b, beta_b),
+
+its prediction ``(m_b + alpha_b) / (n_b + alpha_b + beta_b)``; binnings from ``n^(1/3) / 10`` to ``10
+n^(1/3)`` bins are averaged with weights proportional to the evidence. In the original ``alpha_b = (2 / B)
+centre_b`` and ``beta_b = (2 / B) (1 - centre_b)``. Reference: Naeini, Cooper and Hauskrecht, AAAI 2015.
+
+netcal's class of the same name is another method by default: bins of equal width, weights by the Bayesian
+information criterion, and only the best binnings up to an elbow of their scores. The two agree where the data
+decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salgp.calibrators.base import Calibrator
+from salgp.calibrators.scaling.toplabel import from_top_label, top_label
+from salgp.features import Features
+from salgp.gp.optimise import tell_unless_settled
+from salgp.prediction import Prediction
+
+__all__ = ["BBQ"]
+
+STRENGTH = 2.0
+"""Equivalent sample size of the original prior, shared by all bins of a binning."""
+
+
+class BBQ(Calibrator):
+    """Bayesian average over equal-frequency binnings of the top-label confidence.
+
+    Args:
+        alpha: prior pseudo-count of correct samples in every bin; None (with ``beta`` None) is the original
+            prior.
+        beta: prior pseudo-count of wrong samples in every bin.
+        select: how ``alpha`` and ``beta`` are chosen: ``"fixed"`` as given; ``"cross-validation"`` over
+            ``grid`` by ``criterion``; ``"empirical-bayes"`` by the largest evidence of the calibration set.
+        criterion: ``"nll"``, ``"ece"`` or ``"mce"`` of the held-out folds (``"cross-validation"`` only).
+        grid: values tried for each of the two (``"cross-validation"`` only).
+        folds: number of folds (``"cross-validation"`` only).
+
+    Attributes:
+        alpha_: pseudo-count in use, or None for the original prior.
+        beta_: pseudo-count in use, or None.
+        n_bins_: ``(models,)`` number of bins of each binning.
+        weights_: ``(models,)`` their posterior weights.
+
+    Example:
+        >>> f = Features(torch.tensor([[3.0, 0.0]]).repeat(98, 1))
+        >>> bbq = BBQ(alpha=1.0, beta=1.0).fit(f, [0] * 68 + [1] * 30)
+        >>> bbq.predict(f[:1]).confidence  # all binnings agree: (68 + 1) / (98 + 2)
+        tensor([0.6900])
+    """
+
+    name: ClassVar[str] = "bbq"
+    gives_confidence_only: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        alpha: float | None = None,
+        beta: float | None = None,
+        select: Literal["fixed", "cross-validation", "empirical-bayes"] = "fixed",
+        criterion: Literal["nll", "ece", "mce"] = "nll",
+        grid: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0),
+        folds: int = 5,
+    ) -> None:
+        self.alpha = alpha
+        self.beta = beta
+        self.select = select
+        self.criterion = criterion
+        self.grid = grid
+        self.folds = folds
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        top = top_label(features)
+        score, hit = _sorted(top.confidence.cpu().double().numpy(), (top.label == labels).cpu().numpy())
+        prior = self._choose_prior(score, hit)
+        found = _average(_binnings(score, hit), prior)
+        self.alpha_: float | None = prior[0] if prior else None
+        self.beta_: float | None = prior[1] if prior else None
+        self.n_bins_, self.weights_ = torch.tensor(found.n_bins), torch.tensor(found.weights)
+        self.steps_at_, self.steps_ = torch.tensor(found.at), torch.tensor(found.value)
+
+    def _choose_prior(self, score: np.ndarray, hit: np.ndarray) -> tuple[float, float] | None:
+        if self.select == "cross-validation":
+            return _cross_validated(
+                score, hit, self.grid, min(self.folds, len(score)), _criterion(self.criterion)
+            )
+        if self.select == "empirical-bayes":
+            return _empirical_bayes(_binnings(score, hit))
+        if self.select != "fixed":
+            raise ValueError(
+                f"select must be 'fixed', 'cross-validation' or 'empirical-bayes', got {self.select!r}"
+            )
+        if self.alpha is None and self.beta is None:
+            return None
+        if self.alpha is None or self.beta is None or min(self.alpha, self.beta) <= 0:
+            raise ValueError(
+                f"alpha and beta must both be positive, or both None; got {self.alpha} and {self.beta}"
+            )
+        return self.alpha, self.beta
+
+    def _predict(self, features: Features) -> Prediction:
+        score = top_label(features).confidence.double()
+        at, value = self.steps_at_.to(score.device), self.steps_.to(score.device)
+        confidence = value[torch.searchsorted(at, score, right=True) - 1]
+        return from_top_label(features, confidence, self.rest_temperature_)
+
+
+@dataclass(frozen=True)
+class _Binnings:
+    """All binnings, their bins one after the other: model number, edges, samples and hits of each bin."""
+
+    model: np.ndarray
+    n_bins: np.ndarray  # (models,)
+    left: np.ndarray
+    right: np.ndarray
+    size: np.ndarray
+    hits: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Average:
+    """The averaged step function: ``value[i]`` from ``at[i]`` on; and the weight of each binning."""
+
+    n_bins: np.ndarray
+    weights: np.ndarray
+    at: np.ndarray
+    value: np.ndarray
+
+    def __call__(self, score: np.ndarray) -> np.ndarray:
+        return self.value[np.searchsorted(self.at, score, side="right") - 1]
+
+
+def _sorted(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = np.lexsort((hit, score))
+    return score[order], hit[order].astype(np.float64)
+
+
+def _binnings(score: np.ndarray, hit: np.ndarray) -> _Binnings:
+    """Every equal-frequency binning of sorted scores; edges lie midway between the samples they part."""
+    n = len(score)
+    root = n ** (1 / 3)
+    fewest = max(1, int(root / 10))
+    most = max(1, min(n, int(np.ceil(10 * root))))
+    n_bins = np.arange(fewest, most + 1)
+    cuts = [np.rint(np.arange(1, b) * n / b).astype(int) for b in n_bins]
+    edges = [np.concatenate([[0.0], (score[k - 1] + score[k]) / 2, [1.0]]) for k in cuts]
+    left = np.concatenate([edge[:-1] for edge in edges])
+    right = np.concatenate([edge[1:] for edge in edges])
+    model = np.repeat(np.arange(len(n_bins)), n_bins)
+    total = np.concatenate([[0.0], np.cumsum(hit)])
+    last = np.append(model[1:] != model[:-1], True)
+    low = np.where(left > 0, np.searchsorted(score, left), 0)
+    high = np.where(last, n, np.searchsorted(score, right))
+    return _Binnings(model, n_bins, left, right, high - low, total[high] - total[low])
+
+
+def _pseudo_counts(bins: _Binnings, prior: tuple[float, float] | None) -> tuple[np.ndarray, np.ndarray]:
+    """``alpha_b`` and ``beta_b`` of each bin."""
+    if prior is not None:
+        return np.full(len(bins.left), prior[0]), np.full(len(bins.left), prior[1])
+    strength = STRENGTH / bins.n_bins[bins.model]
+    centre = (bins.left + bins.right) / 2
+    return strength * centre, strength * (1 - centre)
+
+
+def _log_evidence(bins: _Binnings, prior: tuple[float, float] | None) -> np.ndarray:
+    """``log p(D | M)`` of each binning, ``(models,)``."""
+    from scipy.special import betaln
+
+    a, b = (np.maximum(x, 1e-12) for x in _pseudo_counts(bins, prior))
+    return np.bincount(bins.model, betaln(bins.hits + a, bins.size - bins.hits + b) - betaln(a, b))
+
+
+def _average(bins: _Binnings, prior: tuple[float, float] | None) -> _Average:
+    """Sum the step functions of all binnings: each bin adds its weighted jump at its left edge."""
+    from scipy.special import softmax
+
+    weights = softmax(_log_evidence(bins, prior))
+    a, b = _pseudo_counts(bins, prior)
+    value = (bins.hits + a) / np.maximum(bins.size + a + b, 1e-300)
+    first = np.append(True, bins.model[1:] != bins.model[:-1])
+    jump = weights[bins.model] * np.where(first, value, value - np.roll(value, 1))
+    order = np.lexsort((~first, bins.left))
+    return _Average(bins.n_bins, weights, bins.left[order], np.clip(np.cumsum(jump[order]), 0, 1))
+
+
+def _empirical_bayes(bins: _Binnings) -> tuple[float, float]:
+    """``alpha`` and ``beta`` of the largest evidence averaged over the binnings."""
+    from scipy.optimize import minimize
+    from scipy.special import logsumexp
+
+    def loss(log_prior: np.ndarray) -> float:
+        return -float(
+            logsumexp(_log_evidence(bins, (float(np.exp(log_prior[0])), float(np.exp(log_prior[1])))))
+        )
+
+    found = minimize(loss, np.zeros(2), method="L-BFGS-B", bounds=[(np.log(1e-2), np.log(1e3))] * 2)
+    tell_unless_settled(found, "the search for the prior")
+    return float(np.exp(found.x[0])), float(np.exp(found.x[1]))
+
+
+def _cross_validated(
+    score: np.ndarray,
+    hit: np.ndarray,
+    grid: tuple[float, ...],
+    folds: int,
+    loss: Callable[[np.ndarray, np.ndarray], float],
+) -> tuple[float, float]:
+    """The pair of the smallest held-out loss; every ``folds``-th sample in order of confidence
+    makes a fold.
+    """
+    if folds < 2:
+        return 1.0, 1.0
+    fold = np.arange(len(score)) % folds
+    training = [_binnings(score[fold != k], hit[fold != k]) for k in range(folds)]
+
+    def held_out(prior: tuple[float, float]) -> float:
+        predicted = np.empty_like(score)
+        for k, bins in enumerate(training):
+            predicted[fold == k] = _average(bins, prior)(score[fold == k])
+        return loss(predicted, hit)
+
+    return min(((a, b) for a in grid for b in grid), key=held_out)
+
+
+def _criterion(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
+    from salgp.metrics import ece, mce, nll_correct
+
+    known: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {"nll": nll_correct, "ece": ece, "mce": mce}
+    if name not in known:
+        raise ValueError(f"criterion must be one of {', '.join(known)}, got {name!r}")
+    return known[name]

@@ -1,0 +1,123 @@
+"""``salgp compare``: every calibrator on the same data, scored on the same held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from salgp.cli import files, options
+from salgp.cli.console import Console, command, sentence
+from salgp.cli.fit import fitting_rows
+from salgp.cli.preflight import check_inputs
+from salgp.cli.tables import score_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from salgp.features import Features
+    from salgp.prediction import Prediction
+
+__all__ = ["register"]
+
+SORTED_BY = "nll_correct"
+HeldOut = Annotated[
+    Path | None, typer.Option("--test", help="Labelled features to score on. Default: half of FEATURES.")
+]
+Methods = Annotated[
+    str | None, typer.Option("--method", "-m", help="Methods, separated by commas. Default: all.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    some = "salgp compare scores.csv --method temperature,beta,vector"
+    command(app, "compare", "salgp compare calibration.safetensors --test test.safetensors", some)(compare)
+
+
+def compare(
+    console: Console,
+    features: options.FeaturesFile,
+    test: HeldOut = None,
+    method: Methods = None,
+    reference: options.Reference = None,
+    probs: options.Probs = None,
+    seed: options.Seed = 0,
+    any_network: options.AnyNetwork = False,
+) -> None:
+    """Fit calibrators on the same data and score all of them on the same held-out data."""
+    methods = options.split_names(method) or options.known_methods()
+    options.check_method(*methods)
+    check_inputs(features, test, reference)
+    columns = options.split_names(probs)
+    loaded, labels = files.read_labelled(features, columns)
+    if test is None:
+        (data, y), (held_out, truth) = _halves(loaded.features, labels, seed)
+    else:
+        data, y = loaded.features, labels
+        tested = files.original_samples(console, files.read_labelled(test, columns)[0])
+        files.check_same_network(loaded, tested, any_network)
+        files.note_shared(console, ("--test", tested.features), {features.name: data})
+        held_out, truth = files.of_network(tested.features, any_network), files.labels_of(tested)
+    known = files.read_reference(console, reference, loaded, data, any_network)
+    predictions, failed = _fit_all(console, methods, (data, y), held_out, known)
+    if not predictions:
+        name, why = next(iter(failed.items()))
+        raise ValueError(f"no method could be fitted; the first one, {name}, said: {why}")
+    from salgp.metrics import compare as compare_predictions
+
+    comparison = compare_predictions(predictions, truth).best_first(SORTED_BY)
+    for name, reason in failed.items():
+        console.say(f"note: {name} was left out: {reason}")
+    rows = "" if data.groups is None else " rows (augmented samples included)"
+    title = f"fitted on {len(data):,}{rows}, scored on {len(held_out):,} samples; best first by {SORTED_BY}"
+    console.finish(
+        {"scores": comparison.as_dict(), "left_out": failed, "n_fit": len(data), "n_test": len(held_out)},
+        score_table(comparison, title),
+    )
+
+
+def _halves(features: Features, labels: Tensor, seed: int) -> Any:
+    """Two pairs of features and labels; augmented samples stay on the side of their original, and none is
+    scored.
+    """
+    import torch
+
+    from salgp.calibrators.augmented import originals
+
+    first, original = originals(features)
+    if len(first) < 2:
+        raise ValueError(f"{len(first)} samples are too few to split; give the data to score on with --test")
+    order = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))
+    n_fit = len(first) // 2
+    fitted = torch.isin(original, order[:n_fit])
+    rows = first[order[n_fit:].sort().values]
+    return (features[fitted], labels[fitted]), (features[rows], labels[rows])
+
+
+def _fit_all(
+    console: Console,
+    methods: Sequence[str],
+    data: tuple[Features, Tensor],
+    held_out: Features,
+    reference: Any,
+) -> tuple[dict[str, Prediction], dict[str, str]]:
+    """Predictions of the methods that could be fitted, and the reasons of the others."""
+    from salgp.calibrators import get
+
+    predictions: dict[str, Prediction] = {}
+    failed: dict[str, str] = {}
+    with console.progress("comparing", total=len(methods)) as advance:
+        for name in methods:
+            advance(0, f"fitting {name}")
+            try:
+                calibrator = get(name)
+                with console.warnings_as_notes(f"{name}: "):
+                    calibrator.fit(*fitting_rows(calibrator, *data), reference=reference)
+                    predictions[name] = calibrator.predict(held_out)
+            except (ValueError, TypeError, RuntimeError, ImportError) as error:
+                failed[name] = sentence(error)
+            advance()
+    return predictions, failed

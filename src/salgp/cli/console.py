@@ -1,0 +1,243 @@
+"""How every command speaks: results to stdout, everything else to stderr, one sentence for a mistake.
+
+`command` turns a plain function into a command with the options all commands share. What it raises becomes
+one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 130, as shells expect.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import shlex
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import rich.console
+import typer
+from rich.text import Text
+
+from salgp.extras import EXTRAS, hint
+from salgp.progress import Advance, progress_bar
+
+__all__ = [
+    "FAILURE",
+    "INTERRUPTED",
+    "USAGE",
+    "Console",
+    "UsageError",
+    "command",
+    "complain",
+    "did_you_mean",
+    "pasteable",
+    "sentence",
+    "visible",
+]
+
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class UsageError(ValueError):
+    """The command line itself is wrong: an unknown method, an impossible combination of options."""
+
+
+class Terminal(rich.console.Console):
+    """Prints names of classes, files and layers as they are: no markup, no emoji, no control characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every string that is printed, alone or in a table, comes through here."""
+        return super().render_str(visible(text), **options)
+
+
+def visible(text: str) -> str:
+    """The text with its control characters spelt out.
+
+    Example:
+        >>> visible("red\\x1b[31m")
+        'red\\\\x1b[31m'
+    """
+    return "".join(
+        c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def pasteable(*words: object) -> str:
+    """A command to paste into a shell, every word quoted where it must be.
+
+    Example:
+        >>> pasteable("salgp", "info", "TEST.$(touch x)")
+        "salgp info 'TEST.$(touch x)'"
+    """
+    return shlex.join(map(str, words))
+
+
+@dataclass(frozen=True)
+class Console:
+    """What a command uses to speak.
+
+    Args:
+        json: print the result as one JSON object.
+        quiet: print nothing but the result of ``--json``.
+        debug: let errors show their traceback.
+
+    Example:
+        >>> Console(json=True).finish({"n": 3})
+        {"n": 3}
+    """
+
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    def finish(self, value: Mapping[str, Any], *shown: Any) -> None:
+        """End with a result: ``value`` for machines, or ``shown`` for people."""
+        if self.json:
+            print(json.dumps(_plain(value), allow_nan=False))
+        elif not self.quiet:
+            for part in shown:
+                Terminal(soft_wrap=isinstance(part, str)).print(part)
+
+    def say(self, text: str) -> None:
+        """Tell on stderr what is going on."""
+        if not self.quiet and not self.json:
+            Terminal(stderr=True).print(text, soft_wrap=True)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Is a terminal there, and are messages wanted?"""
+        return Terminal(stderr=True).is_terminal and not (self.quiet or self.json)
+
+    @contextmanager
+    def warnings_as_notes(self, about: str = "") -> Iterator[None]:
+        """Show the library's own warnings as a line each; those of others only with ``--debug``."""
+
+        def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+            if category.__module__.startswith("salgp") or self.debug:
+                self.say(f"note: {about}{' '.join(str(message).split())}")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.showwarning = show
+            yield
+
+    @contextmanager
+    def progress(self, description: str, total: float | None = None) -> Iterator[Advance]:
+        """A progress bar with the time left (without a total, the time passed); yields ``advance``."""
+        wanted = None if self.shows_progress else False
+        console = Terminal(stderr=True)
+        with progress_bar(visible(description), total, wanted, patience=0, console=console) as bar:
+
+            def advance(steps: float = 1, title: str | None = None) -> None:
+                bar(steps, None if title is None else visible(title))
+
+            yield advance
+
+
+def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
+    """Register ``function(console, ...)`` as a command with ``--json``, ``--quiet`` and ``--debug``."""
+
+    def decorate(function: F) -> F:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own = inspect.signature(function, eval_str=True).parameters
+        taken = [p.replace(kind=keyword) for key, p in own.items() if key != "console"]
+        taken += [inspect.Parameter(key, keyword, default=False, annotation=x) for key, x in _COMMON.items()]
+
+        def run(**arguments: Any) -> None:
+            console = Console(*(arguments.pop(key) for key in _COMMON))
+            raise typer.Exit(_exit_code(console, function, arguments))
+
+        run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in taken}
+        told = (inspect.getdoc(function) or "").split("\n\n")
+        app.command(
+            name,
+            help="\n\n".join(" ".join(part.split()) for part in told),
+            short_help=" ".join(told[0].split()),
+            epilog="\n\n".join(f"Example:  {example}" for example in examples),
+        )(run)
+        return function
+
+    return decorate
+
+
+def _exit_code(console: Console, function: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
+    """Run a command; give its exit code, having complained where that is not 0."""
+    try:
+        with console.warnings_as_notes():
+            function(console, **arguments)
+    except typer.Exit as error:
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return complain("stopped; nothing was left half-written", INTERRUPTED)
+    except Exception as error:
+        if console.debug:
+            raise
+        return complain(sentence(error), USAGE if isinstance(error, UsageError) else FAILURE)
+    return 0
+
+
+def complain(text: str, code: int) -> int:
+    """Print one line on stderr and return the exit code."""
+    Terminal(stderr=True).print(Text.assemble(("salgp:", "bold red"), f" {visible(text)}"), soft_wrap=True)
+    return code
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint to put into a message, or nothing where no known name is close.
+
+    Example:
+        >>> did_you_mean("temprature", ["temperature", "platt"])
+        "did you mean 'temperature'? "
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def sentence(error: BaseException) -> str:
+    """One line that says what went wrong.
+
+    Example:
+        >>> sentence(KeyError("no calibrator called 'x'"))
+        "no calibrator called 'x'"
+        >>> sentence(OSError(28, "No space left on device", "out.json"))
+        'out.json: No space left on device'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    elif isinstance(error, KeyError) and error.args:
+        text = str(error.args[0])
+    elif isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        text = hint(error.name)
+    else:
+        text = str(error)
+    text = " ".join(text.split())
+    if text and isinstance(error, _EXPECTED):
+        return text
+    return f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
+
+
+_EXPECTED = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, MemoryError)
+_COMMON: dict[str, Any] = {
+    "json": Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")],
+    "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
+}
+
+
+def _plain(value: Any) -> Any:
+    """JSON-ready: numbers without a value become null."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,222 @@
+"""``salgp info``: what is in a file or folder, whatever command wrote it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from salgp.cli import files
+from salgp.cli.console import Console, command, pasteable
+
+__all__ = ["describe", "register"]
+
+ANY_VERSION = 10**9
+"""What is only shown may be of any version."""
+MOST = 20
+"""Entries of a list that are shown."""
+WEIGHTS = "weights; give them to extract or calibrate with --weights"
+OTHERS = {
+    ".html": "a page; open it in a browser",
+    ".onnx": "a graph; salgp extract takes one as MODEL, onnxruntime runs what salgp export wrote",
+    ".pt2": "an exported program; torch.export.load opens it",
+    ".pt": WEIGHTS,
+    ".pth": WEIGHTS,
+    ".ckpt": WEIGHTS,
+    ".py": "code; name a network in it as FILE.py:FUNCTION",
+}
+"""Files that other programs show better, and what to do with them."""
+AnyPath = Annotated[Path | None, typer.Argument(help="Any file or folder of salgp. None: list the methods.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file to ``app``."""
+    command(app, "info", "salgp info calibration.safetensors")(info)
+
+
+def info(console: Console, path: AnyPath = None) -> None:
+    """Say what is in a file or folder that salgp wrote or reads; without one, list the methods."""
+    if path is None:
+        from salgp.calibrators import names
+
+        table = Table("method", "what it is")
+        for name, what in names().items():
+            table.add_row(name, what)
+        console.finish({"methods": names()}, table)
+        return
+    if not path.exists():
+        raise FileNotFoundError(f"no such file or folder: {path}")
+    found = describe(path)
+    table = Table(show_header=False)
+    for key, value in found.items():
+        if value is not None:
+            widths = key.endswith("layers") and isinstance(value, Mapping)
+            shown = [f"{name} ({width})" for name, width in value.items()] if widths else value
+            table.add_row(key, _text(shown))
+    console.finish(found, table)
+
+
+def _text(value: Any) -> str:
+    """A value for people.
+
+    Example:
+        >>> _text({"conv": 12, "fc": 8}), _text([0.25, 1 / 3]), _text(True), _text({})
+        ('conv 12, fc 8', '0.25, 0.3333', 'yes', 'none')
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(part)}" for key, part in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        more = f", ... ({len(value)} in all)" if len(value) > MOST else ""
+        return (", ".join(map(_text, value[:MOST])) or "none") + more
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What a file or folder is, and what is in it."""
+    if path.is_dir():
+        return _folder(path)
+    kind = files.kind_of(path)
+    if kind == "features":
+        return _features(path)
+    if path.suffix in (".npz", ".csv", ".parquet"):
+        return _table(path)
+    if path.suffix == ".json":
+        return _values(path)
+    if path.suffix in OTHERS:
+        raise ValueError(f"{path}: {OTHERS[path.suffix]}")
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"{path}: unknown kind of file; info reads .safetensors, .npz, .csv, .json, Parquet and every "
+            f"folder that salgp writes"
+        )
+    from salgp.io import read_tensors
+
+    tensors, metadata = read_tensors(path)
+    return {"kind": kind, **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}, **metadata}
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    """Told apart by the file that each kind of folder has."""
+    known: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "calibrator.safetensors": _calibrator,
+        "manifest.json": _shards,
+        "monitor.json": _monitor,
+        "records.jsonl": _study,
+        "report.html": lambda found: {"kind": "report", "open": str(found / "report.html")},
+    }
+    for name, describe_folder in known.items():
+        if (path / name).is_file():
+            return describe_folder(path)
+    if any(path.glob("*.parquet")):
+        return _features(path)
+    raise ValueError(f"{path}: a folder that salgp did not write, and without Parquet shards")
+
+
+def _calibrator(path: Path) -> dict[str, Any]:
+    from salgp.calibrators.loading import load_parts
+
+    fitted, parts = load_parts(path)
+    return {
+        "kind": "calibrator",
+        "method": fitted.name,
+        "classes": fitted.n_classes_,
+        "layers": fitted.layer_widths_,
+        "with network": "network" in parts,
+        "settings": fitted.get_params(deep=False),
+        **parts.get("origin", {}),
+        "files": ", ".join(sorted(found.name for found in path.iterdir() if found.name[0] != ".")),
+    }
+
+
+def _features(path: Path) -> dict[str, Any]:
+    from salgp.calibrators.augmented import without_augmented
+
+    loaded = files.read_features(path)
+    f, rows = without_augmented(loaded.features)
+    accuracy = None if loaded.labels is None else float(f.correct(loaded.labels[rows]).double().mean())
+    return {
+        "kind": "features",
+        "samples": len(f),
+        "classes": f.n_classes,
+        "layers": f.widths,
+        "labelled": loaded.labels is not None,
+        "augmented samples": len(loaded.features) - len(f),
+        "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None,
+        "accuracy": accuracy,
+        "output": loaded.metadata.get("output"),
+        "network": loaded.metadata.get("network"),
+        "class names": loaded.classes,
+    }
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """Arrays by name: class scores that a calibrator takes, predictions, or any others."""
+    from salgp.io.arrays import read_arrays
+
+    arrays = read_arrays(path)
+    if "network_confidence" in arrays:
+        kind = "prediction"
+    elif any(name.partition(".")[0] in ("logits", "probs") for name in arrays):
+        kind = "class scores"
+    else:
+        kind = "table" if all(x.ndim == 1 for x in arrays.values()) else "arrays"
+    rows = max((len(x) for x in arrays.values() if x.ndim), default=0)
+    return {"kind": kind, "rows": rows, **{name: f"{x.shape} {x.dtype}" for name, x in arrays.items()}}
+
+
+def _shards(path: Path) -> dict[str, Any]:
+    """A folder with a list of its shards: a feature store, or scores."""
+    from salgp.io import FormatError, read_json
+
+    listed = read_json(path / "manifest.json")
+    if not isinstance(listed, dict):
+        raise FormatError(
+            f"{path / 'manifest.json'}: expected a JSON object that lists shards, got a "
+            f"{type(listed).__name__}; salgp did not write it"
+        )
+    kind = str(listed.get("kind") or listed.get("format") or "")
+    if "store" in kind:
+        return _features(path)
+    shards = listed.get("shards", [])
+    return {
+        "kind": {"salgp-scores": "scores"}.get(kind, kind or "shards"),
+        "samples": sum(int(shard.get("rows", 0)) for shard in shards if isinstance(shard, dict)),
+        "shards": len(shards),
+        "complete": bool(listed.get("complete", True)),
+    }
+
+
+def _monitor(path: Path) -> dict[str, Any]:
+    from salgp.io import read_header, read_lines
+
+    batches = len(read_lines(path / "log.jsonl"))
+    settings = read_header(path / "monitor.json", "salgp-monitor", ANY_VERSION)
+    return {"kind": "monitor", "batches": batches} | {
+        name.replace("_", " "): value for name, value in settings.items() if name != "sha256"
+    }
+
+
+def _study(path: Path) -> dict[str, Any]:
+    from salgp.io import read_lines
+
+    found = read_lines(path / "records.jsonl")
+    return {"kind": "study", "records": len(found), "next": pasteable("salgp", "study", "table", path)}
+
+
+def _values(path: Path) -> dict[str, Any]:
+    from salgp.io import read_header, read_json
+
+    listed = read_json(path)
+    kind = str(listed.get("format")) if isinstance(listed, dict) else ""
+    if not kind.startswith("salgp-"):
+        raise ValueError(f"{path}: a JSON file that salgp did not write")
+    if "sha256" not in listed:
+        raise ValueError(f"{path}: part of a folder that salgp wrote; look at {path.parent}")
+    found = {"kind": kind, **read_header(path, kind, ANY_VERSION)}
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}

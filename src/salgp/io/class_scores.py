@@ -1,0 +1,166 @@
+"""Class scores of any framework from a file: ``.npz``, ``.csv``, Parquet.
+
+The name of an array says what it is: ``logits`` or ``probs`` (one of the two), ``labels``, and
+``layers.<name>`` for embeddings. A table has one column per class and per embedding entry: ``probs.cat``,
+``probs.dog``, ``layers.embedding.0``. What stands behind the dot of a class column is the name of the class.
+Columns of other names are named by the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from salgp.io.arrays import NUMBERS, Arrays, read_arrays
+from salgp.labels import pop_labels
+
+__all__ = ["ClassScores", "read_scores"]
+
+OUTPUTS = {"logits": "logits", "probs": "probabilities", "probabilities": "probabilities"}
+"""Name of the arrays -> what the numbers are, as in `salgp.logits.OUTPUTS`."""
+LAYER = "layers."
+WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
+"""How a column is called by a whole number, also by programs that write all numbers with a point."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassScores:
+    """What a file of class scores holds.
+
+    Args:
+        output: ``"logits"`` or ``"probabilities"``.
+        values: ``(n, c)`` class scores.
+        labels: ``(n,)`` class numbers, or None.
+        layers: embeddings by name.
+        classes: names of the classes, where columns have them.
+        unused: columns that are none of these.
+    """
+
+    output: str
+    values: NDArray[Any]
+    labels: NDArray[Any] | None = None
+    layers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    classes: list[str] | None = None
+    unused: list[str] = field(default_factory=list)
+
+
+def read_scores(path: str | os.PathLike[str], probs: Sequence[str] | None = None) -> ClassScores:
+    """Class scores, labels and embeddings of a file.
+
+    Args:
+        path: the file, or a folder of Parquet files.
+        probs: columns that hold the probabilities, one per class and called by it; by default those called
+            ``probs.CLASS`` or ``logits.CLASS``.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "x.csv").write_text("ant,bee,label\\n0.9,0.1,ant\\n0.2,0.8,bee\\n")
+        ...     scores = read_scores(folder + "/x.csv", probs=["ant", "bee"])
+        >>> scores.values.tolist(), scores.labels
+        ([[0.9, 0.1], [0.2, 0.8]], array([0, 1]))
+    """
+    path = Path(path)
+    arrays = read_arrays(path)
+    labels = pop_labels(arrays)
+    if probs is not None:
+        arrays = _called_probs(arrays, probs, path)
+    output, values, classes = _class_scores(arrays, path)
+    layers, unused = _layers(arrays)
+    numbers = None if labels is None else _numbers(labels, classes, path)
+    return ClassScores(output, values, numbers, layers, classes, unused)
+
+
+def _called_probs(arrays: Arrays, probs: Sequence[str], path: Path) -> Arrays:
+    """The arrays, with the named columns called ``probs.NAME`` and in the order of the names."""
+    missing = [name for name in probs if name not in arrays]
+    if missing:
+        raise KeyError(f"{path}: no column named {missing[0]!r}; it has {', '.join(arrays)}")
+    named = {f"probs.{name}": arrays[name] for name in probs}
+    return named | {name: x for name, x in arrays.items() if name not in probs}
+
+
+def _class_scores(arrays: Arrays, path: Path) -> tuple[str, NDArray[Any], list[str] | None]:
+    """Take logits or probabilities out of the arrays, with the class names where columns have them."""
+    kinds = [
+        kind for kind in OUTPUTS if kind in arrays or any(name.startswith(f"{kind}.") for name in arrays)
+    ]
+    if len(kinds) != 1:
+        found = ", ".join(arrays) or "nothing"
+        what = "no class scores" if not kinds else f"both {' and '.join(kinds)}"
+        raise ValueError(
+            f"{path}: {what} here (it has {found}); name them 'logits' (before any softmax) or 'probs', or "
+            f"one column per class: logits.CLASS or probs.CLASS; or name the columns of probabilities with "
+            f"--probs A,B,..."
+        )
+    kind = kinds[0]
+    if kind in arrays:
+        return OUTPUTS[kind], arrays.pop(kind), None
+    names = [name.partition(".")[2] for name in arrays if name.startswith(f"{kind}.")]
+    if all(name.isdecimal() for name in names):
+        names.sort(key=int)
+    columns = [arrays.pop(f"{kind}.{name}") for name in names]
+    if any(x.ndim != 1 or x.dtype.kind not in NUMBERS for x in columns):
+        raise TypeError(f"{path}: the columns {kind}.CLASS must hold one number per row")
+    values = np.stack([x.astype(np.float64) for x in columns], axis=1)
+    numbered = names == [str(k) for k in range(len(names))]
+    return OUTPUTS[kind], values, None if numbered else names
+
+
+def _layers(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Embeddings by name, whole or from numbered columns; and what else there is."""
+    layers: dict[str, NDArray[Any]] = {}
+    parts: dict[str, dict[int, NDArray[Any]]] = {}
+    rest = []
+    for name, x in arrays.items():
+        numbered = re.fullmatch(r"layers\.(.+)\.(\d+)", name)
+        if name.startswith(LAYER) and x.ndim == 2:
+            layers[name.removeprefix(LAYER)] = x
+        elif numbered and x.ndim == 1:
+            parts.setdefault(numbered[1], {})[int(numbered[2])] = x
+        else:
+            rest.append(name)
+    for name, columns in parts.items():
+        layers[name] = np.stack([columns[k].astype(np.float32) for k in sorted(columns)], axis=1)
+    return layers, rest
+
+
+def _numbers(labels: NDArray[Any], classes: list[str] | None, path: Path) -> NDArray[Any]:
+    """Class numbers; labels that are names, or numbers that columns are called by, are looked up there."""
+    if labels.dtype.kind in "OSU":
+        if classes is None:
+            raise TypeError(
+                f"{path}: the labels are names ({labels[0]}, ...), the class scores are only numbered; name "
+                f"the columns probs.CLASS or logits.CLASS, or store the labels as class numbers"
+            )
+        return _looked_up(map(str, labels.tolist()), {name: k for k, name in enumerate(classes)}, path)
+    called = [int(name.partition(".")[0]) for name in classes or () if WHOLE.fullmatch(name)]
+    whole = labels.dtype.kind in "iuf" and labels.ndim == 1 and bool((labels == np.round(labels)).all())
+    if not called or not whole:
+        return labels
+    if len(set(called)) < len(classes or ()):
+        raise ValueError(
+            f"{path}: the labels are numbers, and of the class columns {', '.join(classes or ())} only some "
+            f"are called by a number of their own; name the columns alike, or write the labels as these names"
+        )
+    places = {-1: -1} | {number: place for place, number in enumerate(called)}
+    return _looked_up(map(int, labels.tolist()), places, path)
+
+
+def _looked_up(labels: Any, places: Mapping[Any, int], path: Path) -> NDArray[Any]:
+    found = list(labels)
+    unknown = sorted(set(found) - set(places))
+    if unknown:
+        known = [str(name) for name, place in places.items() if place >= 0]
+        raise ValueError(
+            f"{path}: label {unknown[0]!r} is none of the classes {', '.join(known)}; a class the "
+            f"classifier does not know is written as number -1"
+        )
+    return np.array([places[label] for label in found], dtype=np.int64)

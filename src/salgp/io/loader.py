@@ -1,0 +1,246 @@
+"""The user's data from a file or folder, as batches for `salgp.calibrate` and `salgp.extract`.
+
+Arrays come from ``.npz``, ``.safetensors``, Parquet or ``.csv``: ``labels`` (or ``label``, ``target``, ``y``)
+are the labels, the rest are inputs. One input is passed to the network as it is; of several the caller says
+which, or they are passed by name. Columns of a table are stacked by a pattern such as ``f*``. An image folder
+has one sub-folder per class, or images only where there are no labels.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from salgp.io.arrays import NUMBERS, Arrays, matching, read_arrays, stacked
+from salgp.io.images import SUFFIXES, ImageOptions, Pictures, image_files, read_image
+from salgp.labels import as_labels, pop_labels
+
+__all__ = ["FileLoader", "open_data"]
+
+Prepare = Callable[[Arrays], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FileLoader:
+    """Batches of inputs with labels; iterate as a loader.
+
+    Args:
+        n: samples.
+        batch_size: samples per batch.
+        take: rows ``start..stop`` as one positional input, a tuple of them, or a mapping by name.
+        labels: ``(n,)`` or None.
+        classes: class names or None.
+        tokenizer: that made the inputs from a ``text`` column, or None.
+        columns: of the table that were stacked by a pattern, in their order.
+        numbered: were the classes numbered by the names of their sub-folders?
+    """
+
+    n: int
+    batch_size: int
+    take: Callable[[slice], Any]
+    labels: Tensor | None = None
+    classes: list[str] | None = None
+    tokenizer: Any = None
+    columns: tuple[str, ...] = ()
+    numbered: bool = False
+
+    def __len__(self) -> int:
+        return -(-self.n // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, self.n, self.batch_size):
+            rows = slice(start, min(start + self.batch_size, self.n))
+            inputs = self.take(rows)
+            y = None if self.labels is None else self.labels[rows]
+            if isinstance(inputs, Mapping):
+                yield inputs if y is None else {**inputs, "labels": y}
+            elif y is not None:
+                yield (*inputs, y)
+            else:
+                yield inputs if len(inputs) > 1 else inputs[0]
+
+    @property
+    def pictures(self) -> Pictures | None:
+        """The samples as pictures, where there is one input of shape ``(n, 1 or 3, height, width)``."""
+        first = self.take(slice(0, 1))
+        shape: Sequence[int] = first[0].shape if isinstance(first, tuple) and len(first) == 1 else ()
+        return Pictures(self.n, self.take) if len(shape) == 4 and shape[1] in (1, 3) else None
+
+
+def open_data(
+    path: str | os.PathLike[str],
+    *,
+    batch_size: int = 64,
+    inputs: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    images: ImageOptions | None = None,
+    scale: float | None = None,
+    by_name: bool = False,
+    tokenizer: Any = None,
+    labels: bool = True,
+    prepare: Prepare | None = None,
+) -> FileLoader:
+    """Data of any of the formats above.
+
+    Args:
+        path: file or folder.
+        batch_size: samples per batch.
+        inputs: names of the arrays to pass, in order; by default the only one. A name with ``*`` stacks the
+            columns of a table that match it.
+        classes: class names, where the labels are strings or folders; their order gives the class numbers.
+        images: how to read an image folder.
+        scale: numbers are multiplied by it, e.g. 1/255 for bytes.
+        by_name: pass inputs by name (Hugging Face).
+        tokenizer: of transformers, for a ``text`` column.
+        labels: read the labels, where there are some.
+        prepare: the user's own preprocessing: the named arrays without labels -> one array, or named arrays.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(folder + "/x.npz", x=np.zeros((3, 2), np.float32), y=[0, 1, 1])
+        ...     [(x.shape, y) for x, y in open_data(folder + "/x.npz", batch_size=2)]
+        [(torch.Size([2, 2]), tensor([0, 1])), (torch.Size([1, 2]), tensor([1]))]
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no such file or folder: {path}")
+    if path.is_dir() and not any(path.glob("*.parquet")):
+        return _image_folder(path, batch_size, classes, images or ImageOptions())
+    arrays = read_arrays(path)
+    stored = pop_labels(arrays)
+    y, names = (None, None) if stored is None or not labels else _labels(stored, classes, path)
+    if prepare is not None:
+        arrays = _prepared(arrays, prepare)
+    tokenizer = None if "text" not in arrays else tokenizer
+    if tokenizer is not None:
+        texts = arrays["text"].tolist()
+        arrays = dict(tokenizer(texts, padding=True, truncation=True, return_tensors="np"))
+    tensors, columns = _inputs(arrays, path, inputs, by_name, scale)
+    n = _same_length({**tensors, **({} if y is None else {"labels": y})}, path)
+
+    def take(rows: slice) -> Any:
+        taken = {name: x[rows] for name, x in tensors.items()}
+        return taken if by_name else tuple(taken.values())
+
+    return FileLoader(n, batch_size, take, y, names, tokenizer, columns)
+
+
+def _inputs(
+    arrays: Arrays, path: Path, inputs: Sequence[str] | None, by_name: bool, scale: float | None
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The network's inputs by name, and the columns that were stacked for them."""
+    if not arrays:
+        raise ValueError(f"{path}: no inputs here, only labels")
+    patterns = [name for name in inputs or () if "*" in name or "?" in name]
+    columns = tuple(column for pattern in patterns for column in matching(arrays, pattern))
+    arrays = arrays | {name: stacked(arrays, name) for name in patterns}
+    unknown = [name for name in inputs or () if name not in arrays]
+    if unknown:
+        raise KeyError(f"{path}: no array named {unknown[0]!r}; it has {', '.join(arrays)}")
+    if inputs is None and len(arrays) > 1 and not by_name:
+        raise ValueError(_which_inputs(arrays, path))
+    return {name: _numbers(arrays[name], name, path, scale) for name in inputs or arrays}, columns
+
+
+def _which_inputs(arrays: Arrays, path: Path) -> str:
+    if any(x.ndim != 1 for x in arrays.values()):
+        return (
+            f"{path}: several arrays could be the input ({', '.join(arrays)}); choose with --inputs, in the "
+            f"order of the network's arguments"
+        )
+    table = f"{path}: a table with the columns {', '.join(list(arrays)[:20])}"
+    texts = [name for name, x in arrays.items() if x.dtype.kind not in NUMBERS]
+    if texts:
+        return (
+            f"{table}; {texts[0]!r} holds text, so turn them into numbers with a function of yours: "
+            f"--prepare FILE.py:NAME"
+        )
+    return f"{table}; say which of them are the network's input with --inputs and a pattern: --inputs '*'"
+
+
+def _same_length(tensors: Mapping[str, Tensor], path: Path) -> int:
+    first, n = next((name, len(x)) for name, x in tensors.items())
+    for name, x in tensors.items():
+        if len(x) != n:
+            raise ValueError(
+                f"{path}: {name!r} has {len(x)} rows, {first!r} has {n}; they must describe the same samples"
+            )
+    return n
+
+
+def _prepared(arrays: Arrays, prepare: Prepare) -> Arrays:
+    try:
+        inspect.signature(prepare).bind(arrays)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(prepare).parameters) or "nothing"
+        raise TypeError(
+            f"--prepare: the function takes {takes}; it must take one argument, the dictionary of columns by "
+            f"name, e.g. def prepare(columns): return columns['age'] / 100"
+        ) from error
+    found = prepare(arrays)
+    if isinstance(found, Mapping):
+        return {str(name): np.asarray(x) for name, x in found.items()}
+    return {"prepared": np.asarray(found)}
+
+
+def _numbers(x: NDArray[Any], name: str, path: Path, scale: float | None) -> Tensor:
+    if x.dtype.kind not in NUMBERS:
+        raise TypeError(f"{path}: {name!r} holds {x.dtype}, not numbers")
+    tensor = torch.as_tensor(x)
+    if tensor.dtype == torch.uint8 and scale is None:
+        raise TypeError(
+            f"{path}: {name!r} holds bytes; say what they mean with --scale, e.g. --scale 0.00392157 for "
+            f"0..255 -> 0..1"
+        )
+    return tensor if scale is None else tensor.float() * scale
+
+
+def _labels(x: NDArray[Any], classes: Sequence[str] | None, path: Path) -> tuple[Tensor, list[str] | None]:
+    names = None if classes is None else list(classes)
+    if x.dtype.kind in "OSU":
+        found = sorted({str(value) for value in x.tolist()})
+        if names is None:
+            raise TypeError(
+                f"{path}: the labels are names ({', '.join(found[:3])}, ...), not class numbers; give the "
+                f"order of the classes with --classes A,B,..."
+            )
+        unknown = [value for value in found if value not in names]
+        if unknown:
+            raise ValueError(f"{path}: label {unknown[0]!r} is not among --classes {','.join(names)}")
+        x = np.asarray([names.index(str(value)) for value in x.tolist()], dtype=np.int64)
+    return as_labels(x, len(x), None if names is None else len(names)), names
+
+
+def _image_folder(
+    folder: Path, batch_size: int, classes: Sequence[str] | None, options: ImageOptions
+) -> FileLoader:
+    folders = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    names = list(classes) if classes is not None else folders
+    unknown = [name for name in folders if name not in names]
+    if unknown:
+        raise ValueError(f"{folder}: sub-folder {unknown[0]!r} is not among --classes {','.join(names)}")
+    paths = [path for name in folders for path in image_files(folder / name)]
+    paths = paths if folders else image_files(folder)
+    if not paths:
+        raise ValueError(
+            f"{folder}: no images here; expected one sub-folder per class, or image files "
+            f"({', '.join(SUFFIXES)})"
+        )
+    numbers = [names.index(path.relative_to(folder).parts[0]) for path in paths] if folders else None
+
+    def take(rows: slice) -> tuple[Tensor]:
+        return (torch.stack([read_image(path, options) for path in paths[rows]]),)
+
+    labels = None if numbers is None else torch.tensor(numbers)
+    loader = FileLoader(len(paths), batch_size, take, labels, names or None)
+    return replace(loader, numbered=classes is None)

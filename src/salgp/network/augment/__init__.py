@@ -1,0 +1,1 @@
+"""Augmented samples: calibration data perturbed in many ways, so that shift is met before it happens."""

@@ -1,0 +1,106 @@
+"""How many answers can be used without asking: a limit on the confidence with a guarantee.
+
+Limits are chosen by `salgp.decide`: with the stated assurance, at most the acceptable share of the answers
+above the limit is wrong, also among answers that were not used to choose it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from salgp.decide import ALWAYS, choose_threshold
+from salgp.report.summary import Scored
+
+__all__ = [
+    "ASSURANCE",
+    "OperatingPoint",
+    "acceptable_levels",
+    "chosen_level",
+    "least_promise",
+    "nice_step",
+]
+
+ASSURANCE = 0.95
+"""Probability that a limit keeps its promise."""
+
+N_LEVELS = 60
+"""Positions of the slider, about."""
+
+USED = 0.8
+"""Share of the answers that the default limit uses at least."""
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """How many predictions can be kept so that, with `ASSURANCE`, at most ``error`` of them are wrong.
+
+    Args:
+        error: acceptable share of wrong ones among the kept.
+        before: number kept by the model's own confidence.
+        after: number kept by the calibrated confidence.
+        threshold: calibrated confidence above which predictions are kept; None where none are.
+        wrong: wrong ones among those kept by the calibrated confidence.
+    """
+
+    error: float
+    before: int
+    after: int
+    threshold: float | None
+    wrong: int = 0
+
+    @property
+    def everything(self) -> bool:
+        """Does the limit keep every answer there could be?"""
+        return self.threshold is not None and self.threshold <= ALWAYS
+
+
+def acceptable_levels(
+    before: Scored, after: Scored, labels: Tensor, wanted: float | None = None
+) -> list[OperatingPoint]:
+    """What is kept at acceptable errors up to where every answer can be, in round steps; and at ``wanted``,
+    exactly.
+    """
+    if wanted is not None and not 0 < wanted < 1:
+        raise ValueError(f"the acceptable share of wrong answers must be above 0 and below 1, got {wanted}")
+    n, error_rate = len(labels), 1 - after.accuracy
+    chance = 3 * math.sqrt(error_rate * (1 - error_rate) / n) + 4 / n
+    top = min(max(error_rate + chance, 1e-3), 0.95)
+    step = nice_step(top / N_LEVELS)
+    levels = {round(k * step, 12) for k in range(1, math.ceil(top / step - 1e-9) + 1)}
+    levels |= set() if wanted is None else {wanted}
+    return [_operating_point(before, after, labels, error) for error in sorted(levels) if error < 1]
+
+
+def chosen_level(levels: Sequence[OperatingPoint], wanted: float | None, n: int) -> OperatingPoint:
+    """The level of the error that was asked for, whatever it keeps; by default the smallest acceptable error
+    at which at least `USED` of the ``n`` answers can be used.
+    """
+    if wanted is not None:
+        return min(levels, key=lambda point: abs(point.error - wanted))
+    return next((point for point in levels if point.after >= USED * n), levels[-1])
+
+
+def least_promise(levels: Sequence[OperatingPoint], point: OperatingPoint) -> float | None:
+    """The smallest error above that of ``point`` at which some answers can be used; None where none can."""
+    return next((level.error for level in levels if level.error > point.error and level.after), None)
+
+
+def nice_step(least: float) -> float:
+    """The smallest of 1, 2 or 5 times a power of ten that is not below ``least``.
+
+    Example:
+        >>> nice_step(0.0031)
+        0.005
+    """
+    power = 10.0 ** math.floor(math.log10(least))
+    return round(min(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9)), 12)
+
+
+def _operating_point(before: Scored, after: Scored, labels: Tensor, error: float) -> OperatingPoint:
+    own, rule = (choose_threshold(side.prediction, labels, error, ASSURANCE) for side in (before, after))
+    limit = rule.threshold[0] if rule.reachable else None
+    return OperatingPoint(error, own.kept, rule.kept, limit, rule.wrong)

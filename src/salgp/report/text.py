@@ -1,0 +1,181 @@
+"""The report in words: its first sentences, and the glossary.
+
+"Better" is said only where the paired bootstrap agrees, so that no sentence contradicts a figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from salgp.metrics import METRICS
+from salgp.report.selective import ASSURANCE, OperatingPoint
+from salgp.report.summary import Change, Scored
+
+__all__ = ["GLOSSARY", "Verdict", "no_promise", "share", "verdict"]
+
+SMALL = 0.015
+"""A confidence error below this needs no correction."""
+
+FEWEST = 50
+"""Samples below which no verdict is given without a caveat."""
+
+NEARLY_ALL = 0.9
+"""Where more than this share goes to a human, the model is of little use."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The report in sentences."""
+
+    headline: str
+    action: str
+    tone: str
+
+
+def verdict(
+    before: Scored,
+    after: Scored,
+    method: str,
+    point: OperatingPoint,
+    changes: Sequence[Change],
+    least: float | None = None,
+) -> Verdict:
+    """Say what is wrong, what the correction achieves, and what to do.
+
+    Args:
+        before: the model's own confidence.
+        after: the calibrated one.
+        method: name of the calibrator.
+        point: the limit chosen.
+        changes: of all metrics; that of the confidence error comes first, the others beside it.
+        least: the smallest acceptable error that can be promised, where that of ``point`` cannot.
+    """
+    n = len(after.confidence)
+    said = f"{_diagnosis(before)}; {_result(before, after, method, changes)}."
+    if n < FEWEST:
+        samples = "one labelled prediction" if n == 1 else f"{n} labelled predictions"
+        said = f"Only {samples}: too few to judge. {said}"
+    action = _action(point, n, after.accuracy, least)
+    return Verdict(said, action, _tone(before, after, point, changes))
+
+
+def share(error: float) -> str:
+    """An acceptable share of wrong answers, with as many digits as it was given.
+
+    Example:
+        >>> share(0.05), share(0.125), share(0.0004)
+        ('5 %', '12.5 %', '0.04 %')
+    """
+    return f"{100 * error:.3g} %"
+
+
+def no_promise(point: OperatingPoint, least: float | None) -> str:
+    """What the labelled answers do not allow, so that all go to a human, and what they do."""
+    instead = "" if least is None else f"; the least that can be promised here is about {share(least)}"
+    return f"allow no promise of at most {share(point.error)} wrong answers{instead}"
+
+
+def _tone(before: Scored, after: Scored, point: OperatingPoint, changes: Sequence[Change]) -> str:
+    n, change = len(after.confidence), _of_ece(changes)
+    if n - point.after > NEARLY_ALL * n or change == "worse":
+        return "poor"
+    if n < FEWEST:
+        return "fair"
+    much = change == "better" and after.ece < 0.5 * before.ece
+    only_better = change != "better" and bool(_others(changes, "better")) and not _others(changes, "worse")
+    return "good" if after.ece < SMALL or much or only_better else "fair"
+
+
+def _of_ece(changes: Sequence[Change]) -> str:
+    return next((c.verdict for c in changes if c.key == "ece"), "unchanged")
+
+
+def _others(changes: Sequence[Change], kind: str) -> str:
+    """Headings of the other metrics with this verdict."""
+    return ", ".join(
+        METRICS[c.key].heading or c.name for c in changes if c.key != "ece" and c.verdict == kind
+    )
+
+
+def _points(x: float) -> str:
+    whole = max(round(100 * abs(x)), 1)
+    return f"{whole} point" + ("s" if whole != 1 else "")
+
+
+def _within(x: float) -> str:
+    whole = max(math.ceil(100 * x - 0.05), 1)
+    return f"{whole} point" + ("s" if whole != 1 else "")
+
+
+def _diagnosis(before: Scored) -> str:
+    gap = before.stated - before.accuracy
+    if before.ece < SMALL:
+        return f"The model's confidence is already right to within {_within(before.ece)}"
+    if abs(gap) < 0.5 * before.ece:
+        sides = "too high in places and too low in others"
+        return f"The model's confidence is off by {_points(before.ece)}, {sides}"
+    return f"The model is {'overconfident' if gap > 0 else 'underconfident'} by {_points(before.ece)}"
+
+
+def _result(before: Scored, after: Scored, method: str, changes: Sequence[Change]) -> str:
+    better, worse, change = _others(changes, "better"), _others(changes, "worse"), _of_ece(changes)
+    if change == "worse":
+        return f"{method} makes it worse here: it is then off by {_points(after.ece)}"
+    if change == "better":
+        still = f", but {worse} gets worse" if worse else ""
+        return f"after {method} it is right to within {_within(after.ece)}{_side(after)}{still}"
+    found = ", but " if better and worse else ""
+    found = f"{f'improves {better}' if better else ''}{found}{f'worsens {worse}' if worse else ''}"
+    if before.ece < SMALL and after.ece < SMALL:
+        return f"after {method} it still is{f', and {method} {found}' if found else ''}"
+    if found:
+        return f"{method} {found}, with no clear change of the confidence error ({_points(after.ece)})"
+    return f"{method} makes no clear difference here: it is then off by {_points(after.ece)}"
+
+
+def _side(after: Scored) -> str:
+    """Nothing where what is left goes both ways."""
+    gap = after.stated - after.accuracy
+    if after.ece < SMALL or abs(gap) < 0.5 * after.ece:
+        return ""
+    return ", still too sure" if gap > 0 else ", on the careful side"
+
+
+def _action(point: OperatingPoint, n: int, accuracy: float, least: float | None) -> str:
+    human, allowed = n - point.after, f"at most {share(point.error)}"
+    sure = f"with {100 * ASSURANCE:.0f} % assurance"
+    if human == n:
+        return f"All should go to a human: these {n:,} labelled answers {no_promise(point, least)}."
+    if human == 0 and accuracy == 1:
+        return f"All {n:,} predictions are right; {sure}, {allowed} of such answers are wrong."
+    if human == 0:
+        return f"Used without asking, {allowed} of the answers are wrong, {sure}."
+    return f"Send {human:,} of {n:,} predictions to a human; of the others, {allowed} are wrong, {sure}."
+
+
+GLOSSARY = {
+    "Confidence": "How sure the model says it is of its answer: of 100 answers given with 90 % confidence, "
+    "90 should be right.",
+    "Calibration": "Changing the confidences, never the answers, until they say how often the answers are "
+    "right.",
+    "Point": "One per cent of confidence. From 80 % to 75 % is five points less.",
+    "Confidence error (ECE)": "Mean gap between the confidence and how often it is right, over groups of "
+    "answers of similar confidence.",
+    "Interval": "Where the true figure of a group of answers lies in 90 of 100 cases; it says nothing of a "
+    "single answer.",
+    "Assurance": "In 95 of 100 cases in which a limit is chosen like this, its promise holds on new answers "
+    "of the same kind.",
+    "Limit": "Answers with a higher confidence are used, the others go to a human.",
+    "Layer": "A stage of a neural network, from its inputs to its answer.",
+    "Predicted class": "Some answers are right less often than others at the same confidence; this is the "
+    "part of the correction that depends on the answer alone.",
+    "Context": "A group of unlabelled samples taken together, which shows whether the data shifted.",
+    "Bootstrap": "Redrawing the data at random many times, to see how much a figure depends on luck.",
+    "Novelty": "How unlike the training data a sample looks to the layers of the model.",
+    "Negative log-likelihood (NLL, NLLc)": "Small where right answers were given with high "
+    "confidence, large where wrong ones were.",
+    "Slice": "A part of the data, such as all samples of one camera.",
+}
+"""Every word of the page that needs one."""

@@ -1,0 +1,147 @@
+"""Figures as inline SVG for the HTML pages: they follow the page's colours in the dark, and print well.
+
+Needs `markupsafe`, which comes with the extra ``salgp[report]``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from markupsafe import Markup, escape
+
+__all__ = ["Canvas", "Frame", "without_control_characters"]
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
+
+
+def without_control_characters(page: str) -> str:
+    """Text with every control character, bidirectional override and lone surrogate made visible as U+FFFD.
+
+    HTML escaping leaves them as they are: they could reverse what a reader sees, or not be encoded at all.
+
+    Example:
+        >>> without_control_characters("cat\\u202egod") == "cat\\ufffdgod"
+        True
+    """
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", page)
+
+
+class Canvas:
+    """Collects SVG elements; all text is escaped.
+
+    Example:
+        >>> canvas = Canvas(10, 10, "a <dot>")
+        >>> canvas.add("circle", cx=5, cy=5, r=2)
+        >>> "&lt;dot&gt;" in canvas.markup()
+        True
+    """
+
+    def __init__(self, width: float, height: float, description: str, css: str = "") -> None:
+        self._head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="{}">').format(
+            width, height, description, css
+        )
+        self._parts: list[Markup] = []
+
+    def add(self, tag: str, content: str | None = None, **attributes: object) -> None:
+        """One element; ``css`` is its class, underscores in names are hyphens, numbers are rounded."""
+        names = {"css": "class"}
+        pairs = [
+            Markup(' {}="{}"').format(names.get(k, k.replace("_", "-")), _round(v))
+            for k, v in attributes.items()
+            if v is not None
+        ]
+        body = Markup("") if content is None else escape(content)
+        self._parts.append(
+            Markup("<{tag}{attributes}>{body}</{tag}>").format(
+                tag=Markup(tag), attributes=Markup("").join(pairs), body=body
+            )
+        )
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, css: str, **more: Any) -> None:
+        """A straight line."""
+        self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, css=css, **more)
+
+    def rect(
+        self, x: float, y: float, width: float, height: float, css: str, title: str | None = None
+    ) -> None:
+        """A rectangle, with a text shown when the pointer rests on it."""
+        self.add("rect", _title(title), x=x, y=y, width=max(width, 0), height=max(height, 0), css=css)
+
+    def circle(self, x: float, y: float, r: float, css: str, title: str | None = None, **more: Any) -> None:
+        """A dot, with a text shown when the pointer rests on it."""
+        self.add("circle", _title(title), cx=x, cy=y, r=r, css=css, **more)
+
+    def text(
+        self, x: float, y: float, content: str, css: str = "tick", anchor: str = "middle", **more: Any
+    ) -> None:
+        """A line of text."""
+        self.add("text", content, x=x, y=y, css=css, text_anchor=anchor, **more)
+
+    def markup(self) -> Markup:
+        """The whole figure."""
+        return Markup("").join([self._head, *self._parts, Markup("</svg>")])
+
+
+class Frame:
+    """Axes: from data to pixels.
+
+    Args:
+        canvas: to draw on.
+        box: left, upper, width and height in pixels.
+        high: value at the upper edge.
+        low: value at the lower edge.
+    """
+
+    def __init__(
+        self, canvas: Canvas, box: tuple[float, float, float, float], high: float = 1.0, low: float = 0.0
+    ) -> None:
+        self.canvas, (self.left, self.upper, self.width, self.height) = canvas, box
+        self.high, self.low = high, low
+
+    def x(self, share: float) -> float:
+        """Pixel of a share of the width."""
+        return self.left + share * self.width
+
+    def y(self, value: float) -> float:
+        """Pixel of a value, kept inside the frame."""
+        inside = min(max(value, self.low), self.high)
+        return self.upper + self.height * (self.high - inside) / max(self.high - self.low, 1e-9)
+
+    def points(self, pairs: Iterable[tuple[float, float]]) -> str:
+        """Pixels of pairs of share and value, as the attribute ``points`` wants them."""
+        return " ".join(f"{self.x(share):.1f},{self.y(value):.1f}" for share, value in pairs)
+
+    def across(self, value: float, css: str, **more: Any) -> None:
+        """A line across the frame at a value."""
+        y = self.y(value)
+        self.canvas.line(self.left, y, self.left + self.width, y, css, **more)
+
+    def y_axis(self, ticks: Iterable[tuple[float, str]], label: str | None = None) -> None:
+        """Grid lines with their texts, and the name of the axis."""
+        for value, text in ticks:
+            self.across(value, "grid")
+            self.canvas.text(self.left - 6, self.y(value) + 4, text, anchor="end")
+        middle = self.upper + self.height / 2
+        if label is not None:
+            self.canvas.text(14, middle, label, "axis side", transform=f"rotate(-90 14 {middle:.0f})")
+
+    def x_axis(self, ticks: Iterable[tuple[float, str]], label: str | None = None) -> None:
+        """Texts at shares of the width, and the name of the axis."""
+        for share, text in ticks:
+            anchor = "start" if share < 0.1 else "end" if share > 0.9 else "middle"
+            self.canvas.text(self.x(share), self.upper + self.height + 20, text, "tick below", anchor)
+        if label is not None:
+            middle = self.left + self.width / 2
+            self.canvas.text(middle, self.upper + self.height + 40, label, "axis below")
+
+
+def _title(text: str | None) -> Markup | None:
+    return Markup("<title>{}</title>").format(text) if text else None
+
+
+def _round(value: object) -> object:
+    return f"{value:.1f}".rstrip("0").rstrip(".") if isinstance(value, float) else value

@@ -1,0 +1,250 @@
+"""Two experts, the shift weight of a window, over-prediction, contexts, and features that are too long."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from blobs import fitted, world
+
+from salgp.calibrators.evidence.layer_spaces import layer_evidence
+from salgp.calibrators.evidence.mixture import TOLERATED, log_odds_of
+from salgp.calibrators.evidence.windows import Context, compressed, over_prediction, window_sums
+from salgp.features import Features
+
+
+def by_hand(u: float, n: int) -> float:
+    shrunk = u**3 / (u**2 + 16 / n)
+    return math.copysign(math.log(1 + abs(shrunk)), shrunk)
+
+
+def test_compressed_by_hand() -> None:
+    u, n = torch.tensor([[0.5, -2.0], [3.0, 0.1]]).double(), torch.tensor([1.0, 50.0]).double()
+    expected = [[by_hand(float(x), int(m)) for x in row] for row, m in zip(u, n, strict=True)]
+    np.testing.assert_allclose(compressed(u, n).numpy(), expected, atol=1e-12)
+    assert abs(by_hand(0.5, 1)) < 0.01  # one sample half a standard deviation away tells nothing
+    assert by_hand(0.5, 10_000) == pytest.approx(math.log(1.5), abs=0.01)
+
+
+def test_over_prediction_by_hand() -> None:
+    cases = [(1, 1, 0.1), (40, 50, 0.1), (5, 50, 0.1), (0, 10, 0.3), (10, 10, 0.5)]
+    columns = torch.tensor(cases, dtype=torch.float64).T
+    found = over_prediction(*columns)
+    for value, (count, n, share) in zip(found.tolist(), cases, strict=True):
+        usual = 1 + (n - 1) * share
+        r = max(0.0, math.log(max(count, 1) / usual))
+        assert value == pytest.approx(r**3 / (r**2 + 16 / usual), abs=1e-12)
+    assert found[0] == 0  # a single sample is not predicted too often
+    assert found[2] == 0  # nor is a class as often as usual
+
+
+def test_a_window_of_one_is_a_single_sample() -> None:
+    calibrator, (features, _) = fitted(), world(40, 3, 1.0)
+    alone, one = calibrator.predict(features), calibrator.predict(features, context=list(range(40)))
+    torch.testing.assert_close(one.confidence, alone.confidence, rtol=0, atol=1e-9)
+    first = calibrator.predict(features[[7]], context=1)
+    torch.testing.assert_close(first.confidence, alone.confidence[7:8], rtol=0, atol=1e-6)
+
+
+def test_the_confidence_is_the_formula_of_the_docstring() -> None:
+    calibrator, (features, _) = fitted(), world(60, 3, 0.7)
+    mixture, samples = calibrator.mixture_, calibrator._samples(features)
+    assert mixture.shift is not None
+    assert mixture.window is not None
+    assert mixture.score is not None
+    window, label = mixture.window, samples.label
+    f_in = (1 - mixture.layer_weight) * samples.t + mixture.layer_weight * (
+        samples.design @ mixture.in_domain.weights + mixture.in_domain.offsets[label]
+    )
+    f_shift = samples.design @ mixture.shift.weights + mixture.shift.offsets[label]
+    s = torch.stack([torch.sigmoid(mixture.score(samples)), torch.sigmoid(f_shift)], dim=1)
+    u = ((s - window.centre[label]) / window.scale).mean(dim=0)
+    k = sum(float(w) * by_hand(float(x), 60) for w, x in zip(window.weights, u, strict=True))
+    assert 0 < k < 1
+    f = f_in + k * (f_shift - f_in)
+    for i, c in enumerate(label.tolist()):
+        count = torch.tensor([float((label == c).sum())])
+        r = float(over_prediction(count, torch.tensor([60.0]), window.shares[c : c + 1]))
+        f[i] -= k * window.over_prediction * r
+    found = calibrator.predict(features, context="all").confidence
+    torch.testing.assert_close(found, torch.sigmoid(f), rtol=0, atol=1e-7)
+
+
+def test_no_shift_weight_where_a_window_looks_like_calibration() -> None:
+    calibrator, mixture = fitted(), fitted().mixture_
+    assert mixture.window is not None
+    mean = {}
+    for noise in (0.0, 1.5):
+        samples = calibrator._samples(world(500, 3, noise)[0])
+        sums = window_sums(mixture.parts(samples), torch.arange(500) // 50)
+        k = mixture(samples, sums).shift_weight
+        mean[noise] = float(k.mean())
+        assert bool(((k >= 0) & (k <= 1)).all())
+    assert mean[0.0] < 0.05
+    assert mean[1.5] > 0.5
+    usual = torch.zeros(1, 5).double()
+    usual[0, 2:] = 50 * mixture.window.shares  # statistics at their mean, classes as often as usual
+    k, r = mixture.window.shift(usual, torch.zeros(3).long(), torch.arange(3))
+    assert k.tolist() == [0, 0, 0]
+    torch.testing.assert_close(r, torch.zeros(3).double(), atol=1e-3, rtol=0)
+
+
+def test_terms_add_up_to_the_change_of_log_odds() -> None:
+    calibrator = fitted(layer_weight=0.5)
+    for factor in (1.0, 50.0):
+        features = longer(world(40, 3, 1.0)[0], factor)
+        before = log_odds_of(features.logits, features.label)
+        for context in (None, "all"):
+            p = calibrator.predict(features, context)
+            assert p.layers is not None
+            after = torch.logit(p.confidence)
+            kept = after.abs() < 13  # confidences end at a millionth
+            terms = p.layers.mean.sum(dim=1)
+            torch.testing.assert_close(terms[kept], (after - before)[kept], atol=1e-6, rtol=1e-6)
+            assert float(kept.double().mean()) > 0.9
+
+
+# --- a column in other units
+
+
+def longer(features: Features, factor: float) -> Features:
+    """What a column in other units does to a network without normalisation: everything grows."""
+    return Features(factor * features.logits, {name: factor * x for name, x in features.layers.items()})
+
+
+@pytest.mark.parametrize("layer_weight", [0.0, 1.0])
+@pytest.mark.parametrize("context", [None, "all"])
+def test_a_table_in_other_units_gets_chance(layer_weight: float, context: str | None) -> None:
+    """One column times 10,000: the linear network is as sure as can be, and its confidence is chance."""
+    calibrator, (home, _) = fitted(layer_weight=layer_weight), world(200, 3)
+    x = home.layers["one"].clone()
+    x[:, 0] *= 10_000
+    moved = Features(6.0 * x[:, :3], {"one": x, "two": torch.cat([x, x[:, :3].square()], dim=1)})
+    near, far = calibrator.predict(home, context), calibrator.predict(moved, context)
+    assert float(near.confidence.mean()) > 0.7
+    off = (far.confidence - 1 / 3).abs()
+    assert float(off.median()) < 1e-3
+    assert float(off.max()) < 0.1  # a sample whose column is near 0 is not that far away
+    assert far.novelty is not None
+    assert near.novelty is not None
+    assert float((far.novelty - near.novelty).median()) > 5
+
+
+def test_log_odds_are_divided_by_the_norm_excess() -> None:
+    calibrator, (home, _) = fitted(), world(50, 4)
+    moved = Features(home.logits, longer(home, 30.0).layers)
+    norm = layer_evidence(calibrator.reference_, moved).norm
+    excess = (norm.exp() / (TOLERATED * calibrator.scales_.largest_norm.exp())).clamp_min(1.0)
+    assert bool((excess > 1.5).any())
+    samples = replace(calibrator._samples(moved), norm_excess=torch.ones(50).double())
+    free, chance = calibrator.mixture_(samples).mean, -math.log(2)
+    expected = torch.sigmoid(chance + (free - chance) / excess)
+    torch.testing.assert_close(calibrator.predict(moved).confidence, expected)
+
+
+def test_up_to_twice_the_longest_nothing_changes() -> None:
+    calibrator = fitted()
+    samples = calibrator._samples(longer(world(250, 1)[0], 1.99))
+    assert bool((samples.norm_excess == 1).all())
+    assert bool((calibrator._samples(longer(world(250, 1)[0], 2.5)).norm_excess > 1).any())
+
+
+# --- contexts
+
+
+def test_contexts_add_up() -> None:
+    calibrator, (features, _) = fitted(), world(90, 3, 1.0)
+    parts = [calibrator.context(features[i : i + 30]) for i in (0, 30, 60)]
+    whole = calibrator.context(features)
+    together = parts[0] + parts[1] + parts[2]
+    torch.testing.assert_close(together.total, whole.total, atol=1e-4, rtol=1e-6)
+    assert together.count == 90
+    p = calibrator.predict(features, context=whole)
+    torch.testing.assert_close(
+        p.confidence, calibrator.predict(features, "all").confidence, atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        p.confidence, calibrator.predict(features, features).confidence, atol=1e-6, rtol=0
+    )
+
+
+def test_environments_are_windows_of_their_own() -> None:
+    calibrator = fitted()
+    near, far = world(50, 3)[0], world(50, 4, 1.5)[0]
+    both = Features.concatenate([near, far])
+    found = calibrator.predict(both, context=["yard"] * 50 + ["street"] * 50).confidence
+    expected = torch.cat([calibrator.predict(f, "all").confidence for f in (near, far)])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_a_context_as_plain_numbers_and_back() -> None:
+    context = fitted().context(world(40, 3)[0])
+    numbers = context.as_dict()
+    assert set(numbers) == {"score", "confidence", "classes"}
+    assert sum(numbers["classes"]) == 40
+    torch.testing.assert_close(Context.from_dict(numbers).total, context.total)
+
+
+def test_an_empty_context_tells_nothing() -> None:
+    calibrator, (features, _) = fitted(), world(30, 3, 1.0)
+    empty = calibrator.predict(features, context=Context(torch.zeros(5).double()))
+    torch.testing.assert_close(empty.confidence, calibrator.predict(features).confidence, rtol=0, atol=1e-9)
+
+
+def test_a_context_of_another_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="5 sums"):
+        fitted().predict(world(30, 3)[0], context=Context(torch.zeros(12).double()))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        {"score": 0.0, "confidence": None, "classes": [1]},
+        {"score": 0.0, "confidence": 0.0, "classes": 3},
+        {"score": 0.0, "confidence": 0.0, "classes": [[1]]},
+        {"score": 0.0, "confidence": 0.0, "classes": ["one"]},
+        {"score": 0.0, "confidence": 0.0, "classes": [4, -1]},
+        {"score": math.nan, "confidence": 0.0, "classes": [4, 1]},
+    ],
+)
+def test_numbers_that_are_no_context_are_refused(numbers: Any) -> None:
+    with pytest.raises(ValueError, match="context"):
+        Context.from_dict(numbers)
+
+
+def test_without_over_prediction_the_mix_of_classes_does_not_matter() -> None:
+    shifted = world(400, 3, 1.5)[0]
+    alike = shifted[shifted.label.argsort(stable=True)[:60]]
+    mean = {}
+    for wanted in (True, False):
+        calibrator = fitted(over_prediction=wanted)
+        assert calibrator.mixture_.window is not None
+        assert (calibrator.mixture_.window.over_prediction > 0) == wanted
+        mean[wanted] = float(calibrator.predict(alike, context="all").confidence.mean())
+    assert mean[True] < mean[False]
+
+
+def test_variance_in_domain_without_layers_is_that_of_a_ridge_logistic_regression() -> None:
+    calibrator, (features, _) = fitted(layer_weight=0.0), world(30, 5)
+    rows = calibrator.training_rows_
+    t = rows.samples.t[rows.original].numpy()
+    p, H = 1 / (1 + np.exp(-t)), 4.0 * np.eye(2)
+    for ti, pi in zip(t, p, strict=True):
+        H += pi * (1 - pi) * np.outer([1, ti], [1, ti])
+    samples = calibrator._samples(features)
+    x = np.stack([np.ones(30), samples.t.numpy()], axis=1)
+    expected = np.einsum("ni,ij,nj->n", x, np.linalg.inv(H), x)
+    alone = replace(calibrator.mixture_, shift=None, score=None, window=None)
+    np.testing.assert_allclose(alone(samples).variance.numpy(), expected, rtol=1e-8)
+
+
+def test_an_unseen_family_widens_the_interval_by_the_squared_shift_weight() -> None:
+    calibrator, samples = fitted(), fitted()._samples(world(40, 3, 1.5)[0])
+    mixture = calibrator.mixture_
+    none, some = (replace(mixture, shift_variance=v)(samples) for v in (0.0, 0.7))
+    torch.testing.assert_close(some.variance - none.variance, 0.7 * none.shift_weight.square())

@@ -1,0 +1,66 @@
+"""Files of the user as named arrays: lists of a Parquet file are matrices, or are refused with their row."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import salgp
+from salgp.io.arrays import read_arrays
+
+LISTS = {
+    "lists": ([[1.5, 2], [3, 4]], pa.list_(pa.float64()), np.float32),
+    "lists as they are stored": ([[1.5, 2], [3, 4]], pa.list_(pa.float32()), np.float32),
+    "long lists": ([[1, 2], [3, 4]], pa.large_list(pa.uint8()), np.int64),
+    "lists of fixed length": ([[1.5, None], [3, 4]], pa.list_(pa.float32(), 2), np.float32),
+    "lists of lists": ([[[1], [2]], [[3], [4]]], pa.list_(pa.list_(pa.uint8())), np.float32),
+    "empty lists": ([[], []], pa.list_(pa.float32()), np.float32),
+    "no rows": ([], pa.list_(pa.float32()), np.float32),
+    "truth values": ([[True], [False]], pa.list_(pa.bool_()), np.float32),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_lists_of_a_parquet_file_become_matrices(tmp_path: Path, case: str) -> None:
+    rows, kind, dtype = LISTS[case]
+    pq.write_table(pa.table({"x": pa.array(rows, kind)}), tmp_path / "x.parquet")
+    found = read_arrays(tmp_path / "x.parquet")["x"]
+    expected = np.array(rows, dtype=dtype)
+    assert found.flags.writeable
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
+def test_lists_are_read_without_an_object_for_every_number(tmp_path: Path) -> None:
+    flat = pa.array(np.zeros(2_000_000, np.float32))
+    column = pa.ListArray.from_arrays(pa.array(range(0, 2_000_001, 1000), pa.int32()), flat)
+    pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet")
+    read_arrays(tmp_path / "x.parquet")  # what is imported does not count
+    tracemalloc.start()
+    read_arrays(tmp_path / "x.parquet")
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken < 3 * flat.nbytes
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "why"),
+    [
+        ([[1.0], None], pa.list_(pa.float32()), "column 'x' has nothing in row 1"),
+        ([None, [1.0]], pa.list_(pa.float32(), 1), "column 'x' has nothing in row 0"),
+        ([[1, 2], [3, None]], pa.list_(pa.int64()), "column 'x' has nothing in row 1"),
+        ([[[1.0]], [[2.0]], [None]], pa.list_(pa.list_(pa.float32())), "column 'x' has nothing in row 2"),
+        ([[1.0], [1.0, 2.0]], pa.list_(pa.float32()), "column 'x' have different lengths (1 to 2)"),
+    ],
+)
+def test_lists_that_make_no_matrix_are_refused(tmp_path: Path, rows: Any, kind: Any, why: str) -> None:
+    pq.write_table(pa.table({"x": pa.array(rows, kind)}), tmp_path / "x.parquet")
+    with pytest.raises(salgp.FormatError, match=re.escape(why)) as refused:
+        read_arrays(tmp_path / "x.parquet")
+    assert str(refused.value).count("x.parquet") == 1
