@@ -106,34 +106,6 @@ def confusion_matrix() -> Any:
     return plots.confusion_matrix(labels, predicted, ["2S1", "BMP2", "BRDM2", "T62", "T72", "ZSU23"])
 
 
-def supernova(peak: float, height: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Time, band, flux and flux error of a rise and a slower fall, seen in four bands."""
-    rng = np.random.default_rng(seed)
-    time, band = np.sort(rng.uniform(0, 120, 100)), rng.integers(4, size=100)
-    shape = np.exp((time - peak) / -(20 + 8 * band)) / (1 + np.exp((peak - time) / 4))
-    error = rng.uniform(2, 6, 100)
-    return time, band, height * (0.5 + 0.3 * band) * shape * 2 + error * rng.normal(size=100), error
-
-
-def light_curves() -> Any:
-    return plots.light_curves(
-        {"Ia": supernova(40, 90, 0), "II": supernova(60, 40, 1), "Ibc": supernova(30, 60, 2)}, "griz"
-    )
-
-
-def flux_distributions() -> Any:
-    rng = np.random.default_rng(0)
-    band = rng.integers(6, size=12_000)
-    flux = rng.standard_t(2.5, 12_000) * (5 + 4 * band) + rng.exponential(10 + 10 * band)
-    return plots.flux_distributions(flux, band, "ugrizy")
-
-
-def flux_error_distributions() -> Any:
-    rng = np.random.default_rng(1)
-    band = rng.integers(4, size=8000)
-    return plots.flux_distributions(rng.lognormal(1 + 0.2 * band, 0.6), band, "griz", "flux error")
-
-
 PLOTS: dict[str, Callable[[], Any]] = {
     "reliability": reliability,
     "reliability_band": reliability_band,
@@ -144,9 +116,6 @@ PLOTS: dict[str, Callable[[], Any]] = {
     "method_comparison": method_comparison,
     "risk_coverage": risk_coverage,
     "confusion_matrix": confusion_matrix,
-    "light_curves": light_curves,
-    "flux_distributions": flux_distributions,
-    "flux_error_distributions": flux_error_distributions,
 }
 
 
