@@ -1,4 +1,4 @@
-"""What a confidence is good for: rules, sets, estimates and alarms, each against its rivals.
+"""What a confidence is good for: rules, sets, estimates and alarms, each against its baselines.
 
 Every part writes its own section of the result file; the others stay as they are.
 

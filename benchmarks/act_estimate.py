@@ -9,13 +9,7 @@ from pathlib import Path
 import numpy as np
 from act_data import MOST, Suite, clean, plain, read_suite, suite_sets
 
-from salgp.estimate import (
-    ATC,
-    CBPE,
-    AverageConfidence,
-    DifferenceOfConfidences,
-    ImportanceWeighting,
-)
+from salgp_study.estimators import BASELINES
 
 LINE = ",\n"
 POINTS = Path(__file__).parent / "results" / "act-estimates.json"
@@ -24,14 +18,6 @@ WINDOW = 50
 NORMAL = 1.645
 FAILED = 0.15
 """An estimate that is off by more is named."""
-RIVALS = {
-    "average confidence": AverageConfidence(),
-    "ATC, confidence": ATC("confidence"),
-    "ATC, entropy": ATC("entropy"),
-    "difference of confidences": DifferenceOfConfidences(),
-    "CBPE": CBPE(),
-    "importance weighting": ImportanceWeighting(),
-}
 
 
 def section(data: Path, cache: Path, quick: bool) -> str:
@@ -44,7 +30,7 @@ def section(data: Path, cache: Path, quick: bool) -> str:
     methods = sorted(rows[0]["estimates"], key=_order)
     lines = [
         f"Absolute error of the estimated accuracy, mean / largest over the shifted sets of "
-        f"{len(found)} networks of the suite (seed 0), without labels. Rivals read temperature-scaled "
+        f"{len(found)} networks of the suite (seed 0), without labels. Baselines read temperature-scaled "
         f"predictions of up to {MOST:,} samples of each set and learn from the calibration samples. Ours is "
         f"the mean confidence of layer evidence, one sample at a time or in windows of {WINDOW} "
         f'("context"), as the suite scored it (`python -m salgp_study.suite score`). *Chance*: the mean '
@@ -82,43 +68,47 @@ def _records(cache: Path, name: str) -> dict[tuple[str, int], dict]:
 
 
 def _rows(cache: Path, name: str, kept: list[dict]) -> list[dict]:
-    """One row per shifted set; rivals are taken from an earlier run where it has them."""
+    """One row per shifted set; baselines are taken from an earlier run where it has all of them."""
     records = _records(cache, name)
-    known = {row["shift"]: row for row in kept if row["set"] == name}
+    known = {
+        row["shift"]: row
+        for row in kept
+        if row["set"] == name and BASELINES.keys() <= row["estimates"].keys()
+    }
     shifts = sorted({shift for shift, _ in records})
     if not known.keys() >= set(shifts):
-        known = {**_rivals(read_suite(cache, name)), **known}
+        known = {**_baselines(read_suite(cache, name)), **known}
     rows = [_joined(known[shift], records, shift) for shift in shifts if shift in known]
     print(name, len(rows), flush=True)
     return rows
 
 
-def _rivals(suite: Suite) -> dict[str, dict]:
-    home, labels = clean(*suite.calibration)
+def _baselines(suite: Suite) -> dict[str, dict]:
+    calibration, labels = clean(*suite.calibration)
     temperature = suite.temperature()
-    fitted = {key: rival.fit(temperature.predict(home), labels) for key, rival in RIVALS.items()}
+    source = temperature.predict(calibration)
     rows = {}
     for shift, (features, y) in suite.shifted.items():
         batch = temperature.predict(plain(features[:MOST]))
-        estimates = {key: round(rival.estimate(batch), 5) for key, rival in fitted.items()}
+        estimates = {name: round(one(source, labels, batch), 5) for name, one in BASELINES.items()}
         truth = float((batch.label == y[:MOST]).double().mean())
         rows[shift] = {"set": suite.name, "shift": shift, "truth": round(truth, 5), "estimates": estimates}
     return rows
 
 
 def _joined(row: dict, records: dict[tuple[str, int], dict], shift: str) -> dict:
-    """A row of rivals with ours beside it; ours saw all samples, whose accuracy is ``truth_all``."""
+    """A row of baselines with ours beside it; ours saw all samples, whose accuracy is ``truth_all``."""
     alone, together = records[shift, 0], records[shift, WINDOW]
     s, n = together["confidence"], together["n"]
     half = math.hypot(together["width"] / 2, NORMAL * math.sqrt(s * (1 - s) / n))
-    rivals = {key: value for key, value in row["estimates"].items() if key in RIVALS}
+    baselines = {key: value for key, value in row["estimates"].items() if key in BASELINES}
     return {
         "set": row["set"],
         "shift": shift,
         "n": int(n),
         "truth": row["truth"],
         "truth_all": together["accuracy"],
-        "estimates": {**rivals, "layer evidence": alone["confidence"], OURS: s},
+        "estimates": {**baselines, "layer evidence": alone["confidence"], OURS: s},
         "holds": abs(s - together["accuracy"]) <= half,
     }
 
@@ -130,9 +120,9 @@ def _error(row: dict, method: str) -> float:
 
 def _ratio(rows: list[dict], methods: list[str]) -> str:
     mean = {method: float(np.mean([_error(row, method) for row in rows])) for method in methods}
-    rivals = {method: value for method, value in mean.items() if not method.startswith("layer")}
-    best = min(rivals, key=rivals.__getitem__)
-    return f"Ours with context: {mean[OURS] / rivals[best]:.2f} of the best rival's error ({best})."
+    others = {method: value for method, value in mean.items() if not method.startswith("layer")}
+    best = min(others, key=others.__getitem__)
+    return f"Ours with context: {mean[OURS] / others[best]:.2f} of the best baseline's error ({best})."
 
 
 def _by_network(found: dict[str, list[dict]]) -> str:

@@ -16,7 +16,7 @@ from salgp import Features, Prediction
 from salgp.calibrators import get
 from salgp.calibrators.base import CalibrationWarning
 from salgp.estimate import learn_correction
-from salgp.metrics import ece, predictive_coverage
+from salgp.metrics import ece, interval_coverage
 
 COUNTS = (0, 5, 10, 20, 50, 100)
 DRAWS, LEFT, WINDOW = 3, 100, 50
@@ -116,7 +116,7 @@ def score(prediction: Prediction, y: Tensor) -> tuple[float, float]:
         return ece(prediction.confidence.double().numpy(), right), float("nan")
     ends = prediction.lower.double().numpy(), prediction.upper.double().numpy()
     s = prediction.confidence.double().numpy()
-    return ece(s, right), float(predictive_coverage(s, right, *ends))
+    return ece(s, right), float(interval_coverage(s, right, *ends))
 
 
 def table(points: list[Point], kind: str, methods: tuple[str, ...]) -> list[str]:

@@ -14,8 +14,8 @@ from act_data import Suite, plain, read_suite
 from scipy.stats import ks_2samp, wasserstein_distance
 
 from salgp import Features, Monitor, Prediction
-from salgp.monitor.channels import channel_cells
-from salgp.monitor.martingale import Promise, Wealth
+from salgp.monitor.features import feature_cells
+from salgp.monitor.martingale import AccuracyMartingale, ConformalMartingale
 from salgp.prediction import LayerTerms
 
 SET = "cifar10-resnet20-0"
@@ -29,11 +29,11 @@ def alarms(data: Path, cache: Path, quick: bool) -> str:
     suite = read_suite(cache, SET)
     prediction = suite.evidence().predict(plain(suite.test[0]))
     weeks, lives, long = (200, 4, 5) if quick else (10_000, 40, 100)
-    values, s = channel_cells(prediction), prediction.confidence.double().numpy()
+    values, s = feature_cells(prediction), prediction.confidence.double().numpy()
     right = (prediction.label == suite.test[1]).numpy()
     one = [_life(values, s, right, 7, seed) for seed in range(weeks)]
     many = [_life(values, s, right, 7 * long, 10**6 + seed) for seed in range(lives)]
-    rivals = _rival_weeks(suite, 20 if quick else 100)
+    baselines = _baseline_weeks(suite, 20 if quick else 100)
     lines = [
         f"No shift at all: daily batches of {BATCH}, and a reference of 1,000, drawn with replacement from "
         f"the in-domain samples of {SET}; one answer in ten gets its label. Share of monitors that ever "
@@ -44,8 +44,8 @@ def alarms(data: Path, cache: Path, quick: bool) -> str:
         f"| {weeks:,} lives of one week | " + " | ".join(_share(one, rate) for rate in RATES) + " |",
         f"| {lives:,} lives of {long:,} weeks | " + " | ".join(_share(many, rate) for rate in RATES) + " |",
         "",
-        "Rivals at their defaults, share of quiet weeks (7 batches) with at least one alarm: "
-        + "; ".join(f"{name} {share:.0%}" for name, share in rivals.items())
+        "Baselines at their defaults, share of quiet weeks (7 batches) with at least one alarm: "
+        + "; ".join(f"{name} {share:.0%}" for name, share in baselines.items())
         + ".",
     ]
     return "\n".join(lines)
@@ -55,7 +55,7 @@ def delay(data: Path, cache: Path, quick: bool) -> str:
     suite = read_suite(cache, SET)
     model = suite.evidence()
     repeats, most = (3, 10) if quick else (30, 40)
-    names = ["salgp.Monitor (1 % ever)", *RIVALS]
+    names = ["salgp.Monitor (1 % ever)", *BASELINES]
     lines = [
         f"{SET}: reference of {REFERENCE:,} unseen in-domain samples, ten quiet batches of {BATCH}, then "
         f"shifted ones. Median number of shifted batches until the alarm ({repeats} runs; more than {most}: "
@@ -93,7 +93,7 @@ def speed(data: Path, cache: Path, quick: bool) -> str:
             monitor.feed(batch, key=str(k))
         wall, used = time.perf_counter() - began, time.process_time() - processor
     return (
-        f"{n:,} samples in batches of {size:,}, 10 classes, 7 channels, state kept on disk, one thread: "
+        f"{n:,} samples in batches of {size:,}, 10 classes, 7 features, state kept on disk, one thread: "
         f"{used:.1f} s of processor time, {wall:.1f} s by the clock: **{60 * n / wall / 1e6:.1f} million "
         f"samples a minute** by the clock, {60 * n / used / 1e6:.1f} million of processor time, on one core."
     )
@@ -102,16 +102,19 @@ def speed(data: Path, cache: Path, quick: bool) -> str:
 def _life(
     values: np.ndarray, s: np.ndarray, right: np.ndarray, batches: int, seed: int
 ) -> tuple[float, float]:
-    """Largest evidence of a shift and of broken promises over a life; reference and stream are drawn "
+    """Largest evidence of a shift and of too many errors over a life; reference and stream are drawn "
     "alike."""
     rng = np.random.default_rng(seed)
-    wealth, promise = Wealth.start(values[rng.integers(0, len(s), 1000)]), Promise.start()
+    shift, accuracy = (
+        ConformalMartingale.start(values[rng.integers(0, len(s), 1000)]),
+        AccuracyMartingale.start(),
+    )
     for _ in range(batches):
         rows = rng.integers(0, len(s), BATCH)
-        wealth = wealth.bet(values[rows], rng)
+        shift = shift.bet(values[rows], rng)
         some = rows[: BATCH // 10]
-        promise = promise.bet(s[some], right[some], 0.02)
-    return wealth.peak, promise.peak
+        accuracy = accuracy.bet(s[some], right[some], 0.02)
+    return shift.peak, accuracy.peak
 
 
 def _share(peaks: list[tuple[float, float]], rate: float) -> str:
@@ -132,7 +135,7 @@ def _delays(model: object, home: Features, away: Features, most: int, seed: int)
     monitor = Monitor.start(model.predict(plain(reference)), false_alarm=0.01, seed=seed)
     looks: dict[str, Callable[[Features], bool]] = {
         "salgp.Monitor (1 % ever)": lambda batch: bool(monitor.feed(model.predict(batch)).alarm),
-        **{name: make(reference, rng) for name, make in RIVALS.items()},
+        **{name: make(reference, rng) for name, make in BASELINES.items()},
     }
     return {name: _first(look, batches) for name, look in looks.items()}
 
@@ -155,15 +158,15 @@ def _median(values: list[float], most: int) -> str:
     return text if early == 0 else f"{text} (early {early:.0%})"
 
 
-def _rival_weeks(suite: Suite, weeks: int) -> dict[str, float]:
+def _baseline_weeks(suite: Suite, weeks: int) -> dict[str, float]:
     home = plain(suite.test[0])
-    found: dict[str, list[bool]] = {name: [] for name in RIVALS}
+    found: dict[str, list[bool]] = {name: [] for name in BASELINES}
     for seed in range(weeks):
         rng = np.random.default_rng(seed)
         order = torch.from_numpy(rng.permutation(len(home)))
         reference = home[order[:REFERENCE]]
         batches = [home[order[REFERENCE + k * BATCH :][:BATCH]] for k in range(7)]
-        for name, make in RIVALS.items():
+        for name, make in BASELINES.items():
             if name.startswith("MMD") and seed >= 60:
                 continue
             look = make(reference, rng)
@@ -208,7 +211,7 @@ def _evidently(reference: Features, rng: np.random.Generator) -> Callable[[Featu
     return look
 
 
-RIVALS = {
+BASELINES = {
     "KS, confidence": _ks,
     "KS, corrected": _ks_corrected,
     "MMD, last layer": _mmd,

@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from history import record_page
 from sklearn.calibration import _SigmoidCalibration, _TemperatureScaling
 from sklearn.isotonic import IsotonicRegression
 from threadpoolctl import threadpool_limits
@@ -76,6 +77,7 @@ def main() -> None:
                 print(lines[-1], flush=True)
     if args.write:
         args.write.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        record_page("baselines", "\n".join(lines))
 
 
 def header(n: int, c: int, repeat: int) -> list[str]:

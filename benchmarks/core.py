@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from history import record_page
 from torch import Tensor
 
 from salgp.features import Features
@@ -69,6 +70,7 @@ def main() -> None:
     print(page)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(page + "\n", encoding="utf-8")
+    record_page("core", page)
 
 
 @contextlib.contextmanager
@@ -416,8 +418,8 @@ def mean_log_density(residual: Tensor, mean: Tensor, variance: Tensor) -> float:
 
 def fit(covariance: str, n: int, inference: str = "auto", repeats: int = 3) -> dict[str, Any]:
     """Median time of a whole fit, and the held-out log density of its last one."""
-    from salgp.calibrators.layerwise.correction import predict_corrections
-    from salgp.calibrators.layerwise.salgp import SALGP
+    from salgp.calibrators.gp.correction import predict_corrections
+    from salgp.calibrators.gp.salgp import SALGP
 
     features, labels = sample(n, 0)
     times, method = [], SALGP(covariance, inference=inference)
@@ -444,7 +446,7 @@ def fit(covariance: str, n: int, inference: str = "auto", repeats: int = 3) -> d
 
 def predict(covariance: str, n: int, new: int) -> dict[str, Any]:
     """Median time of predicting ``new`` samples with all layer terms and variances."""
-    from salgp.calibrators.layerwise.salgp import SALGP
+    from salgp.calibrators.gp.salgp import SALGP
 
     method, fresh = SALGP(covariance).fit(*sample(n, 0)), sample(new, 1)[0]
     return {"seconds": median_time(lambda: method.predict(fresh), 5)}
@@ -452,8 +454,8 @@ def predict(covariance: str, n: int, new: int) -> dict[str, Any]:
 
 def module(method: str, batch: int = 64, size: int = 128, repeats: int = 7) -> dict[str, Any]:
     """Median forward time of a bare and of a calibrated ResNet-18, taken in turns."""
-    from salgp.calibrators.layerwise.salgp import SALGP
-    from salgp.module import calibrate
+    from salgp.calibrators.gp.salgp import SALGP
+    from salgp.classifier import calibrate
     from salgp_study.backbones import ResNet18
 
     warnings.simplefilter("ignore")
@@ -573,7 +575,7 @@ def gpytorch_predict(n: int, new: int, fast: bool) -> dict[str, Any]:
 
 def clocks(what: str) -> dict[str, Any]:
     """A fit at n = 500 by both clocks: ours, or 2,000 times a step of the faster of GPyTorch's two ways."""
-    from salgp.calibrators.layerwise.salgp import SALGP
+    from salgp.calibrators.gp.salgp import SALGP
 
     if what != "gpytorch":
         features, labels = sample(500, 0)

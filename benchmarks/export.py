@@ -29,6 +29,7 @@ from typing import Any
 
 import onnxruntime
 import torch
+from history import record_page
 from torch import Tensor, nn
 
 import salgp
@@ -102,6 +103,7 @@ def main() -> None:
     print(text)
     if arguments.write:
         arguments.write.write_text(text, encoding="utf-8")
+        record_page("export", text)
 
 
 def head_table(classes: int, m: int, repeat: int) -> str:
@@ -195,7 +197,7 @@ def case_table(case: Case, arguments: argparse.Namespace) -> str:
     batches = arguments.batches
     network = build_backbone(case.backbone, n_classes=10, **case.arguments).eval()
     images = torch.randn(64, 1, case.size, case.size)
-    reader = Reader().settled(network, Batch((images[:2],)))
+    reader = Reader().resolved(network, Batch((images[:2],)))
     seen = reader.read(network, Batch((images,)))
     rows, notes = {}, []
     with tempfile.TemporaryDirectory() as folder:
@@ -250,9 +252,9 @@ def fitted(seen: salgp.Features, arguments: argparse.Namespace) -> dict[str, Any
     }
     found: dict[str, Any] = {name: makers[name]() for name in arguments.methods}
     if "layer evidence" in found:
-        model = found["layer evidence"].evidence_
-        if model.shift is None or model.gate is None or model.inside.trust == 0:
-            raise RuntimeError(f"the fit trusts no layer ({model.inside.trust}): draw other features")
+        model = found["layer evidence"].mixture_
+        if model.shift is None or model.layer_weight == 0:
+            raise RuntimeError("the layers got no weight in the fit: draw other features")
     return found
 
 

@@ -22,6 +22,7 @@ from statistics import median
 import numpy as np
 import torch
 import torchmetrics
+from history import record_page
 from threadpoolctl import threadpool_limits
 from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
@@ -47,6 +48,7 @@ def main() -> None:
     print(text)
     if arguments.write:
         arguments.write.write_text(text, encoding="utf-8")
+        record_page("metrics", text)
 
 
 def table(rows: list[str], n_resamples: int, n_classes: int, repeat: int) -> str:

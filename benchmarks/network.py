@@ -1,8 +1,8 @@
 """What reading a network costs, against the bare network in the same run.
 
 Two networks with random weights: ResNet-18 on images of 128 x 128 and a small convolutional network on 32 x
-32. *Reading* is a frozen view of the network with taps on all automatic layers, pooled. *Rehearsal* is given
-in forward passes over the calibration set: how often the bare network could have seen it in that time.
+32. *Reading* is a frozen copy of the network with taps on all automatic layers, pooled. *Augmentation* is
+given in forward passes over the calibration set: how often the bare network could have seen it in that time.
 Everything runs on one thread; processor time is counted, contenders take turns, and the median of
 ``--repeat`` rounds is given, so that other work on the machine meets all of them alike.
 
@@ -22,12 +22,13 @@ from statistics import median
 from typing import Any
 
 import torch
+from history import record_page
 from torch import Tensor, nn
 
+from salgp.network.augment.augmentation import TRIALS, augment
+from salgp.network.augment.families import KINDS
 from salgp.network.batches import Batch
-from salgp.network.perturb import KINDS
 from salgp.network.reader import Reader
-from salgp.network.rehearsal import TRIALS, rehearse
 from salgp_study.backbones import build_backbone
 
 CASES = [
@@ -57,6 +58,7 @@ def main() -> None:
     else:
         head = "# Reading a network\n\n`python benchmarks/network.py`: processor time of one thread.\n\n"
         options.write.write_text(head + text, encoding="utf-8")
+        record_page("network", text)
 
 
 def _reading(repeat: int) -> list[str]:
@@ -68,7 +70,7 @@ def _reading(repeat: int) -> list[str]:
         model, images = make().eval(), torch.randn(max(BATCHES), 1, size, size)
         for n in BATCHES:
             batch = Batch((images[:n],))
-            reader = Reader().settled(model, batch)
+            reader = Reader().resolved(model, batch)
             runs = [_bare(model, images[:n]), _read(reader, model, batch), _lend(reader, model)]
             bare, read, lend = _milliseconds(runs, repeat if n == 1 else max(3, repeat // 3))
             lines.append(f"| {title} | {n} | {bare:.2f} | {read:.2f} | {read / bare:.2f} | {lend:.3f} |")
@@ -132,7 +134,7 @@ def _rehearsing() -> list[str]:
         loader = [(x[i : i + 64], y[i : i + 64]) for i in range(0, n, 64)]
         bare = _milliseconds([lambda: [_bare(model, x)() for x, _ in loader]], 3)[0]  # noqa: B023
         start = time.process_time()
-        rehearse(model, loader, Reader(), progress=False)
+        augment(model, loader, Reader(), progress=False)
         took = 1000 * (time.process_time() - start)
         needed = 1 + len(KINDS["images"]) * (1 + min(TRIALS, n) / n)
         lines.append(f"| {title} | {n} | {needed:.1f} | {took / bare:.1f} |")

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from history import record_page
 from torch import Tensor
 
 from salgp.calibrators.evidence.calibrator import LayerEvidence
@@ -75,6 +76,7 @@ def main() -> None:
         print(parts[-1], flush=True)
     if arguments.write:
         arguments.write.write_text("\n".join(parts), encoding="utf-8")
+        record_page("reference", "\n".join(parts))
 
 
 HEADING = """# Forms of the reference, measured by `python benchmarks/reference.py`

@@ -48,13 +48,12 @@ for line in (
     "extract network.py:make test.npz --weights network.safetensors -o test.safetensors --force",
     "fit calibration.safetensors --reference train.safetensors --method layer-evidence -o calibrator --force",
     "evaluate calibrator test.safetensors",
-    "explain calibrator test.safetensors --top 3",
+    "explain calibrator test.safetensors",
     "compare calibration.safetensors --test test.safetensors --reference train.safetensors "
-    "--methods uncalibrated,temperature,layer-evidence",
+    "--method uncalibrated,temperature,layer-evidence",
     "report calibrator test.safetensors --images test.npz -o report.html --force",
     "apply calibrator test.safetensors -o predictions.csv --force",
-    "export calibrator --model network.py:make --weights network.safetensors --data test.npz "
-    "-o whole.onnx --force",
+    "export calibrator network.py:make test.npz --weights network.safetensors -o whole.onnx --force",
 ):
     print(f"$ salgp {line}")
     if main(line.split()) != 0:

@@ -33,7 +33,7 @@ def train() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 def night(classifier: salgp.CalibratedClassifier, images: torch.Tensor, day: str) -> int:
     """What cron runs: one day's images in, exit code out."""
-    store = extract_to_store(classifier.model, [(images,)], FOLDER / day, taps=classifier.taps)
+    store = extract_to_store(classifier.model, [(images,)], FOLDER / day, reader=classifier.taps)
     features, _ = store.to_features()
     monitor = salgp.Monitor.open(FOLDER / "watch")
     status = monitor.feed(classifier.calibrator.predict(features), key=day)

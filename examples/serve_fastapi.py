@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import torch
 from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 from sklearn.datasets import load_digits
@@ -85,6 +86,12 @@ def predict(images: Images) -> dict[str, list]:
     }
 
 
+@app.get("/metrics", response_class=PlainTextResponse)
+def metrics() -> str:
+    """For Prometheus: accuracy, evidence, alarms and shifted features as numbers."""
+    return service.monitor.prometheus()
+
+
 @app.get("/health")
 def health() -> dict[str, object]:
     """For the dashboard: what the monitor says."""
@@ -104,3 +111,4 @@ if __name__ == "__main__":
     client.post("/predict", json={"pixels": (samples[200:400] + 0.6 * noise).tolist()})
     print(client.get("/health").json()["says"])
     assert client.get("/health").json()["alarm"] == ["shift"]
+    assert 'salgp_alarm{kind="shift"} 1' in client.get("/metrics").text.splitlines()

@@ -45,12 +45,12 @@ for name, data in {"clean": test, "photographed": field}.items():
 # %% [markdown]
 # ## 3. Calibrate
 #
-# One call. It reads every layer, rehearses shifts with disturbed copies of the calibration samples, and learns when to believe the
+# One call. It reads every layer, augments the calibration samples, and learns when to believe the
 # network. Labels stay the network's own.
 
 # %%
 classifier = salgp.calibrate(model, calibration.loader(), reference=train.loader())
-print(classifier.rehearsal)
+print(classifier.augmentation)
 
 # %%
 truth = field.labels

@@ -1,6 +1,6 @@
 """Software bill of materials of the environment: every installed package, its version, licence and needs.
 
-Read from the packages' own metadata, without a network: ``python benchmarks/sbom.py out/sbom.json`` writes a
+Read from the packages' own metadata, without a network: ``python tools/sbom.py out/sbom.json`` writes a
 CycloneDX 1.5 document and prints a table of licences.
 """
 

@@ -1,4 +1,4 @@
-"""Does every file compile under this Python? ``python -W error benchmarks/compiles.py src tests`` also counts
+"""Does every file compile under this Python? ``python -W error tools/compiles.py src tests`` also counts
 warnings of the compiler as errors, such as escapes that a later version refuses.
 """
 

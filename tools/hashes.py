@@ -1,7 +1,7 @@
 """Requirements with the SHA-256 of every file, from pip's own report of what it would install.
 
 ``pip install --dry-run --ignore-installed --report out/report.json -c constraints.txt ".[dev]"`` resolves
-without installing; ``python benchmarks/hashes.py out/report.json out/requirements-hashed.txt`` writes the
+without installing; ``python tools/hashes.py out/report.json out/requirements-hashed.txt`` writes the
 result down for ``pip install --require-hashes -r out/requirements-hashed.txt``. The hashes are those of one
 platform's files, so the list is made where it is used and is not kept in the repository.
 """
