@@ -76,8 +76,8 @@ def test_logits_are_those_of_the_first_tokens_at_the_last_position(kind: str) ->
             whole = TEMPLATE.replace("{labels}", "money, food, travel").replace("{text}", text) + " "
             ids = torch.tensor([tokenizer(whole)["input_ids"]])
             expected = model(ids).logits[0, -1, [CHARACTERS.index(label[0]) for label in LABELS]]
-            torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(prompt(texts[1])[0], found[1], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(row, expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(prompt(texts[1])[0], found[1], atol=2e-4, rtol=1e-4)
         assert len(prompt._prefix.ids) > 30
         model.get_output_embeddings().weight.mul_(2)
         model.get_input_embeddings().weight.mul_(3)
@@ -97,7 +97,7 @@ def test_layers_are_read_at_the_last_token() -> None:
             ids = torch.tensor([tokenizer(whole)["input_ids"]])
             states = model(ids, output_hidden_states=True).hidden_states
         for name, state in zip(features.layer_names[:2], states[1:3], strict=True):
-            torch.testing.assert_close(features.layers[name][i], state[0, -1], atol=1e-5, rtol=1e-3)
+            torch.testing.assert_close(features.layers[name][i], state[0, -1], atol=2e-4, rtol=1e-3)
 
 
 def test_augmented_samples_change_the_text_and_nothing_else() -> None:
@@ -136,7 +136,7 @@ def test_calibrate_report_decide_monitor_and_load(tmp_path: Path) -> None:
     monitor.feed(prediction)
     classifier.save(tmp_path / "saved")
     again = salgp.load(tmp_path / "saved", task())
-    torch.testing.assert_close(again(test[0][:5]).confidence, prediction.confidence[:5], atol=1e-5, rtol=0)
+    torch.testing.assert_close(again(test[0][:5]).confidence, prediction.confidence[:5], atol=2e-4, rtol=0)
     other = Prompt(language_model(), characters(), labels=LABELS, template="sentence: {text}?")
     with pytest.raises(ValueError, match="another network"):
         salgp.load(tmp_path / "saved", other)

@@ -60,6 +60,10 @@ inputs of the shift score, in standard deviations.
 """
 SAMPLES_PER_POINT = 50
 """Most samples per cluster that k-means is given: more do not move the centres."""
+NEAREST = 0.03
+"""Least distance to a point: less is the rounding of points in half precision."""
+NO_VARIANCE = 1e-12
+"""Largest variance of unit-length features that is only rounding."""
 ENTRIES = 2_000_000
 """Distances computed at once, so that they stay in the processor's cache."""
 
@@ -251,7 +255,7 @@ def class_distances(reference: Reference, x: Tensor) -> Tensor:
     columns, squares = reference.columns
     scores = torch.baddbmm(squares, x, columns, alpha=-2)
     least = scores.unflatten(2, (reference.n_classes, -1)).amin(dim=3)
-    return (least + x.square().sum(dim=2, keepdim=True)).clamp_min(1e-8).sqrt()
+    return (least + x.square().sum(dim=2, keepdim=True)).clamp_min(NEAREST**2).sqrt()
 
 
 def unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -277,8 +281,9 @@ def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: 
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")
     variance = variance[:width]
-    kept = max(int((variance > 1e-6 * variance[0].clamp_min(1e-30)).sum()), 1)
-    scale = (variance + 1e-3 * variance[0]).clamp_min(1e-30).rsqrt()[:kept]
+    largest = variance[0].clamp_min(NO_VARIANCE)
+    kept = max(int((variance > 1e-6 * largest).sum()), 1)
+    scale = (variance[:kept] + 1e-3 * largest).rsqrt()
     white = (directions[:, :kept] * scale).float()
     return LayerSpace((centre.to(white) @ white).contiguous(), white.contiguous())
 
