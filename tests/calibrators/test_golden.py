@@ -13,7 +13,7 @@ CLOSE = {
     "matrix": 1e-6,
     "dirichlet": 1e-6,
     "perturbed-temperature": 1e-8,
-    "layer-evidence": 1e-6,
+    "layer-evidence": 1e-4,
 }
 """How close results are whose search ends a little elsewhere on another processor; all others to 1e-9."""
 

@@ -48,7 +48,7 @@ def evidence(c: Any, z: np.ndarray, layers: list[np.ndarray]) -> dict[str, np.nd
         classes = c.reference_.classes.numpy()
         d = np.stack([D[:, classes == k].min(axis=1) for k in range(C)], axis=1)
         own, other = d[rows, y], np.where(np.arange(C) == y[:, None], np.inf, d).min(axis=1)
-        A.append(np.clip(np.log(other) - np.log(own), -6, 6))
+        A.append(np.log(other) - np.log(own))
         N.append(np.log(d.min(axis=1)))
         places.append(p[:, :16])
     (a0, a1), (n0, n1) = c.scales_.agreement.numpy(), c.scales_.novelty.numpy()
@@ -81,12 +81,12 @@ def confidence(c: Any, z: np.ndarray, layers: list[np.ndarray], window: np.ndarr
     for number in np.unique(window):
         here = np.flatnonzero(window == number)
         n, u = len(here), s[here].mean(axis=0)
-        shrunk = u**3 / (u**2 + 16 / n)
+        shrunk = u**3 / (u**2 + 4 / n)
         k = np.clip(m.window.weights.numpy() @ (np.sign(shrunk) * np.log1p(np.abs(shrunk))), 0, 1)
         for i in here:
             expected = 1 + (n - 1) * float(m.window.shares[y[i]])
             r = max(0.0, np.log((y[here] == y[i]).sum() / expected))
-            over = r**3 / (r**2 + 16 / expected)
+            over = r**3 / (r**2 + 4 / expected)
             f[i] = f_in[i] + k * (f_shift[i] - f_in[i]) - k * m.window.over_prediction * over
     chance = -np.log(z.shape[1] - 1)
     return sigmoid(chance + (f - chance) / e["excess"])

@@ -11,7 +11,7 @@ from trained import accuracy
 
 from salgp_study.suite.case import Case
 from salgp_study.suite.sets import SETS
-from salgp_study.suite.sets.cifar import CifarResNet20
+from salgp_study.suite.sets.cifar import CifarResNet
 
 DATA = Path(os.environ.get("SALGP_DATA", "absent"))
 needs_data = pytest.mark.skipif(not (DATA / "cifar10.npz").is_file(), reason="SALGP_DATA has no cifar10.npz")
@@ -39,9 +39,9 @@ def test_seeds_draw_other_samples(tmp_path: Path) -> None:
 
 
 def test_resnet20_has_the_published_names() -> None:
-    names = {name for name, _ in CifarResNet20().named_parameters()}
+    names = {name for name, _ in CifarResNet(20).named_parameters()}
     assert {"conv1.weight", "bn1.weight", "layer3.2.bn2.bias", "linear.weight"} <= names
-    assert sum(p.numel() for p in CifarResNet20().parameters()) == 269_722
+    assert sum(p.numel() for p in CifarResNet(20).parameters()) == 269_722
 
 
 @pytest.mark.data

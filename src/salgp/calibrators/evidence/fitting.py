@@ -34,7 +34,7 @@ FEWEST_ERRORS = 10
 SCORE_RIDGE = 20.0
 """Prior precision of the weights of the shift score, on inputs of unit variance."""
 AUGMENTED_SHARE = 0.1
-"""Share of augmented samples that the shift score expects."""
+"""Share of augmented samples in the weight of rows, for the expert in domain and for the shift score."""
 SCORE_ROWS = 6000
 """Most rows that the shift score is fitted to: more do not move its weights."""
 FOLDS = 3
@@ -142,16 +142,15 @@ def fit_mixture(
 
 
 def fit_in_domain(rows: TrainingRows, n_classes: int, class_sd: float, layer_weight: float | None) -> Mixture:
-    """The expert in domain, fitted to the calibration samples as they came."""
-    rows = rows[rows.original.nonzero()[:, 0]]
-    X, t, label, correct = rows.samples.design, rows.samples.t, rows.samples.label, rows.correct
-    one, group = torch.ones_like(t), torch.arange(len(t), device=t.device)
-    found = fit_monotone(X, label, correct, one, n_classes, class_sd)
+    """The expert in domain, fitted to the calibration samples, with a little weight of augmented ones."""
+    X, t, label, first = rows.samples.design, rows.samples.t, rows.samples.label, rows.original
+    weight = _weights(first, AUGMENTED_SHARE)
+    found = fit_monotone(X, label, rows.correct, weight, n_classes, class_sd)
     if layer_weight is None:
-        f, _ = leave_group_out(X, label, correct, one, found, group)
-        layer_weight = choose_layer_weight(t, f, correct)
-    plain = _plain_covariance(torch.stack([one, t], dim=1))
-    return Mixture(found, layer_weight, plain, X.mean(dim=0))
+        f, _ = leave_group_out(X, label, rows.correct, weight, found, rows.group)
+        layer_weight = choose_layer_weight(t[first], f[first], rows.correct[first])
+    plain = _plain_covariance(torch.stack([torch.ones_like(t[first]), t[first]], dim=1))
+    return Mixture(found, layer_weight, plain, X[first].mean(dim=0))
 
 
 def fit_shift(inside: Mixture, rows: TrainingRows, n_classes: int, class_sd: float, seed: int) -> Mixture:
@@ -290,10 +289,11 @@ def _folds(rows: TrainingRows) -> Tensor:
 
 
 def _drawn_rows(rows: TrainingRows, seed: int) -> Tensor:
-    """Rows in runs of 50 of one family and strength; calibration samples count as one such family."""
+    """Rows in runs of 50 of one family and strength, and as many runs of calibration samples."""
     generator = torch.Generator().manual_seed(seed)
+    original, *augmented = _environments(rows)
     drawn = []
-    for members in _environments(rows):
+    for members in [*[original] * max(len(augmented), 1), *augmented]:
         for _ in range(DRAWS):
             drawn.append(members[_draw(len(members), max(SIZES), generator).to(members.device)])
     return torch.cat(drawn)
@@ -325,3 +325,10 @@ def _window_weights(X: Tensor, correct: Tensor, offset: Tensor) -> Tensor:
     scale = X.square().mean(dim=0).sqrt().clamp_min(1e-6)
     prior = X.new_full((X.shape[1],), 1e-6 * len(X))
     return logistic(X / scale, correct, torch.ones_like(correct), prior, offset) / scale
+
+
+def _weights(original: Tensor, share: float) -> Tensor:
+    """Weights ``(n,)`` with which augmented samples have this share of the total; originals weigh 1."""
+    n = original.sum().double()
+    each = share / (1 - share) * n / (len(original) - n).clamp_min(1)
+    return torch.where(original, 1.0, each)

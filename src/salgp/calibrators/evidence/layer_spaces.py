@@ -54,14 +54,12 @@ MOST_POINTS = 10_000
 """Points per layer in all: classes get fewer points where there are more than 50 of them."""
 COORDINATES = 16
 """Leading whitened coordinates per layer that the shift score reads."""
-LARGEST = 6.0
-"""Bound of the agreement, which a sample that is itself a reference point would make infinite, and of the
-inputs of the shift score, in standard deviations.
-"""
 SAMPLES_PER_POINT = 50
 """Most samples per cluster that k-means is given: more do not move the centres."""
+LARGEST = 6.0
+"""Bound of the inputs of the shift score, in standard deviations, and of differences of log distances."""
 NEAREST = 0.03
-"""Least distance to a point: less is the rounding of points in half precision."""
+"""Least distance to a point: less is the rounding of points in half precision. It bounds the agreement."""
 NO_VARIANCE = 1e-12
 """Largest variance of unit-length features that is only rounding."""
 ENTRIES = 2_000_000
@@ -237,8 +235,7 @@ def evidence_at_once(reference: Reference, features: Features) -> Evidence:
     """The same, with the distances of all samples in memory."""
     x, norm = coordinates(reference, features)
     own, other = (side.double() for side in _sides(class_distances(reference, x), features.label))
-    agreement = (other - own).clamp(-LARGEST, LARGEST)
-    agreement = torch.where(own.isinf() | other.isinf(), torch.inf, agreement)
+    agreement = torch.where(own.isinf() | other.isinf(), torch.inf, other - own)
     novelty = torch.minimum(own, other)
     novelty = torch.where(novelty.isinf(), 0.0, novelty)
     leading = [

@@ -12,13 +12,13 @@ regression "augmented or original?" on the whitened coordinates of every layer) 
 ``f_shift``. Each is counted from its mean over the calibration samples of the same predicted class, in
 standard deviations. With ``u`` their mean over the window,
 
-    u' = u^3 / (u^2 + 16 / n),      m = sign(u') log(1 + |u'|),      k = w . m  kept within [0, 1].
+    u' = u^3 / (u^2 + 4 / n),      m = sign(u') log(1 + |u'|),      k = w . m  kept within [0, 1].
 
 ``r_class`` is the over-prediction of the sample's class in its window: with ``n_c`` of ``n`` samples
 predicted as class ``c``, whose share among the calibration samples is ``pi_c``, and ``e_c = 1 + (n - 1)
 pi_c``,
 
-    r = max(0, log(n_c / e_c)),      r_class = r^3 / (r^2 + 16 / e_c).
+    r = max(0, log(n_c / e_c)),      r_class = r^3 / (r^2 + 4 / e_c).
 
 It is 0 for a single sample, which is a window of one. ``w`` and ``v`` are learned on windows of 1, 10 and 50
 samples of one family and strength of augmentation, and of calibration samples.

@@ -17,8 +17,8 @@ from salgp.io import storable
 
 __all__ = ["Context", "WindowModel", "compressed", "over_prediction", "window_sums"]
 
-SHRINK = 16.0
-"""Window means count from 4 standard errors on: ``u^3 / (u^2 + 16 / n)``."""
+SHRINK = 4.0
+"""Window means count from 2 standard errors on: ``u^3 / (u^2 + 4 / n)``."""
 
 
 @storable
@@ -132,8 +132,8 @@ def compressed(u: Tensor, n: Tensor) -> Tensor:
 
     Example:
         >>> compressed(torch.tensor([[1.0], [1.0]]), torch.tensor([1.0, 50.0]))
-        tensor([[0.0572],
-                [0.5639]])
+        tensor([[0.1823],
+                [0.6554]])
     """
     shrunk = u.pow(3) / (u.square() + SHRINK / n[:, None])
     return shrunk.sign() * torch.log1p(shrunk.abs())
@@ -145,7 +145,7 @@ def over_prediction(count: Tensor, n: Tensor, share: Tensor) -> Tensor:
 
     Example:
         >>> over_prediction(torch.tensor([1.0, 40.0]), torch.tensor([1.0, 50.0]), torch.tensor([0.1, 0.1]))
-        tensor([0.0000, 1.0998])
+        tensor([0.0000, 1.6150])
     """
     expected = 1 + (n - 1) * share
     r = torch.log(count.clamp_min(1.0) / expected).clamp_min(0.0)

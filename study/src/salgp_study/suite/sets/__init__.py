@@ -13,7 +13,7 @@ from salgp_study.suite.case import Case
 from salgp_study.suite.sets.cifar import cifar10
 from salgp_study.suite.sets.sky_and_radar import objects, radar, supernovae
 from salgp_study.suite.sets.small import digits, table, tabular_digits, weak_digits
-from salgp_study.suite.sets.text import clinc150
+from salgp_study.suite.sets.text import banking77, clinc150
 
 __all__ = ["SETS", "Build"]
 
@@ -30,7 +30,9 @@ SETS: dict[str, Build] = {
     "tabular-wine": table("wine", (70, 50)),
     "mstar-convnet": radar("mstar-convnet", "mstar-convnet"),
     "spcc-rnn": supernovae,
-    "cifar10-resnet20": cifar10,
+    "cifar10-resnet32": cifar10(32),
+    "banking77-minilm": banking77,
+    "cifar10-resnet20": cifar10(20),
     "clinc150-minilm": clinc150,
     "mstar-aconvnet": radar("mstar-aconvnet", "mstar-aconvnet"),
     "plasticc-table": objects,

@@ -1,12 +1,14 @@
-"""CIFAR-10 with the public ResNet-20 (91.73 % on the test images).
+"""CIFAR-10 with public ResNets (ResNet-20: 91.73 % on the test images).
 
-The network was trained on all 50,000 training images, so calibration samples are taken from the test images:
-1,000 by seed from the first 8,500 of a fixed order. The other 9,000 test in domain; the last 1,500 of the
-order are corrupted, and are the same for every seed. The reference is 5,000 training images.
+The networks were trained on all 50,000 training images, so calibration samples are taken from the test
+images: 1,000 by seed from the first 8,500 of a fixed order. The other 9,000 test in domain; the last 1,500 of
+the order are corrupted, and are the same for every seed. The reference is 5,000 training images.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from salgp_study.sources import data_folder
 from salgp_study.suite.case import Case, TestSet
 from salgp_study.suite.images import corrupted_sets
 
-__all__ = ["CifarResNet20", "cifar10"]
+__all__ = ["CifarResNet", "cifar10"]
 
 N_CALIBRATION, N_REFERENCE, N_CORRUPTED = 1_000, 5_000, 1_500
 MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
@@ -44,21 +46,22 @@ class _Block(nn.Module):
         return torch.relu(y + short)
 
 
-class CifarResNet20(nn.Module):
-    """The ResNet-20 of He et al. for 32 x 32 images: three stages of three blocks, 16-32-64 channels.
+class CifarResNet(nn.Module):
+    """The ResNets of He et al. for 32 x 32 images: three stages of ``(depth - 2) / 6`` blocks, 16-32-64
+    channels.
 
     Example:
-        >>> CifarResNet20()(torch.zeros(2, 3, 32, 32)).shape
+        >>> CifarResNet(20)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
 
-    def __init__(self, n_classes: int = 10) -> None:
+    def __init__(self, depth: int, n_classes: int = 10) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = _stage(16, 16, 1)
-        self.layer2 = _stage(16, 32, 2)
-        self.layer3 = _stage(32, 64, 2)
+        self.layer1 = _stage(16, 16, 1, (depth - 2) // 6)
+        self.layer2 = _stage(16, 32, 2, (depth - 2) // 6)
+        self.layer3 = _stage(32, 64, 2, (depth - 2) // 6)
         self.linear = nn.Linear(64, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,8 +72,12 @@ class CifarResNet20(nn.Module):
         return logits
 
 
-def cifar10(seed: int, data: Path | None, cache: Path) -> Case:
-    """CIFAR-10, public ResNet-20; a seed is a draw of the calibration images."""
+def cifar10(depth: int) -> Callable[[int, Path | None, Path], Case]:
+    """CIFAR-10 with the public ResNet of this depth; a seed is a draw of the calibration images."""
+    return partial(_cifar10, depth)
+
+
+def _cifar10(depth: int, seed: int, data: Path | None, cache: Path) -> Case:
     folder = data_folder(data)
     with np.load(folder / "cifar10.npz", allow_pickle=False) as file:
         test, y_test, train, y_train = (file[k] for k in ("x_test", "y_test", "x_train", "y_train"))
@@ -84,9 +91,9 @@ def cifar10(seed: int, data: Path | None, cache: Path) -> Case:
 
     clean, labels = _pixels(test[kept.numpy()]), _labels(y_test[kept.numpy()])
     return Case(
-        "cifar10-resnet20",
+        f"cifar10-resnet{depth}",
         seed,
-        _public_network(folder),
+        _public_network(folder, depth),
         TensorDataset(_normalised(_pixels(train[:N_REFERENCE])), _labels(y_train[:N_REFERENCE])),
         samples(chosen),
         (TestSet("test", "in", lambda: samples(others)), *corrupted_sets(clean, labels, _normalised)),
@@ -94,15 +101,16 @@ def cifar10(seed: int, data: Path | None, cache: Path) -> Case:
     )
 
 
-def _public_network(folder: Path) -> nn.Module:
-    network = CifarResNet20()
-    tensors, _ = read_tensors(folder / "cifar10_resnet20.safetensors")
+def _public_network(folder: Path, depth: int) -> nn.Module:
+    network = CifarResNet(depth)
+    tensors, _ = read_tensors(folder / f"cifar10_resnet{depth}.safetensors")
     network.load_state_dict(tensors, strict=False)
     return network.eval()
 
 
-def _stage(n_in: int, n_out: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(_Block(n_in, n_out, stride), _Block(n_out, n_out, 1), _Block(n_out, n_out, 1))
+def _stage(n_in: int, n_out: int, stride: int, n_blocks: int) -> nn.Sequential:
+    more = [_Block(n_out, n_out, 1) for _ in range(n_blocks - 1)]
+    return nn.Sequential(_Block(n_in, n_out, stride), *more)
 
 
 def _pixels(images: np.ndarray) -> Tensor:

