@@ -4,8 +4,8 @@
 
 reads ``study/records/study.jsonl.gz`` and writes ``study/results/tables/*.md`` and
 ``docs/results/reproduction.md``, from the root of the repository; ``--add`` puts the new records of a study
-folder into the archive first, ``--instead`` in place of all records of a preset. A test compares the page with
-the records.
+folder into the archive first, ``--instead`` in place of all records of a preset. A test compares the page
+with the records.
 """
 
 from __future__ import annotations
@@ -147,11 +147,13 @@ def _counts_table(groups: Collection[Sequence[Record]]) -> Table:
             rows.append((_bold(name), *cells, *against))
     heads = [f"{how}{what}" for how in ("Exact: ", "512 rows: ") for what in ("below raw", "change")]
     note = (
-        "On how many networks the ECE at the near test set is lower, to four digits, and the mean over networks "
-        "of its relative change. Methods without inducing rows have the first columns only."
+        "On how many networks the ECE at the near test set is lower, to four digits, and the mean over "
+        "networks of its relative change. Methods without inducing rows have the first columns only."
     )
     last = [f"{how}below temperature" for how in ("Exact: ", "512 rows: ")]
-    return Table("counts", "Networks on which the ECE is lower", (note,), ("Method", *heads, *last), tuple(rows))
+    return Table(
+        "counts", "Networks on which the ECE is lower", (note,), ("Method", *heads, *last), tuple(rows)
+    )
 
 
 def _pairs(groups: Collection[Sequence[Record]], name: str, other: str) -> list[tuple[float, float]]:
