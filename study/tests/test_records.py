@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from salgp_study.methods import methods_of
+from salgp_study.claims import NEAR
+from salgp_study.methods import APPROXIMATE, methods_of
 from salgp_study.presets import PRESETS
 from salgp_study.reproduction import PAGE, RECORDS, TABLES, add_records, page
 from salgp_study.store import read_archive
@@ -16,38 +18,62 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 3000
 """Rows up to which the paper's models are declared exact."""
 GAUSSIAN = ("sal-gp", "residual-gp")
+NETWORKS = (
+    *(("mstar-soc", seed) for seed in (0, 1, 2)),
+    ("mstar-soc-aconvnet", 0),
+    ("mstar-soc-resnet18", 0),
+    ("mstar-convnet", 0),
+    ("spcc-rnn", 0),
+)
+"""Study and seed of the networks of the set exact."""
 
 
 @pytest.fixture(scope="module")
-def records() -> list[dict[str, object]]:
+def records() -> list[dict[str, Any]]:
     return read_archive(ROOT / RECORDS)
 
 
-def test_every_gaussian_process_says_its_inference(records: list[dict[str, object]]) -> None:
-    mine = [r for r in records if r["config"]["calibrator"] in GAUSSIAN]  # type: ignore[index]
+def test_every_gaussian_process_says_its_inference(records: list[dict[str, Any]]) -> None:
+    mine = [r for r in records if r["config"]["calibrator"] in GAUSSIAN]
     assert len(mine) > 1000
     for r in mine:
         assert r["inference"] in ("exact", "inducing")
         assert isinstance(r["at_bounds"], list)
-        assert r["n_rows"] > 0  # type: ignore[operator]
+        assert r["n_rows"] > 0
 
 
-def test_rows_that_fit_are_exact_unless_their_name_says_otherwise(records: list[dict[str, object]]) -> None:
+def test_rows_that_fit_are_exact_unless_their_name_says_otherwise(records: list[dict[str, Any]]) -> None:
     for r in records:
-        if "inference" in r and r["n_rows"] <= LIMIT and "inducing" not in r["method"]:  # type: ignore[operator]
+        if "inference" in r and r["n_rows"] <= LIMIT and "inducing" not in r["method"]:
             assert r["inference"] == "exact", r["method"]
 
 
-def test_exact_and_approximate_rows_of_a_network_stand_beside_each_other(
-    records: list[dict[str, object]],
+def test_the_set_exact_is_exact(records: list[dict[str, Any]]) -> None:
+    """All verdicts follow from it: no row of its claims may be an approximation that its name hides."""
+    mine = [r for r in records if r["preset"] == "exact" and r["config"]["calibrator"] in GAUSSIAN]
+    for r in mine:
+        assert r["n_rows"] <= LIMIT
+        assert r["inference"] == ("inducing" if r["method"].endswith(APPROXIMATE) else "exact"), r["method"]
+
+
+def test_exact_and_approximate_rows_of_seven_networks_stand_beside_each_other(
+    records: list[dict[str, Any]],
 ) -> None:
     found = {(r["study"], r["seed"], r["method"]) for r in records if r["preset"] == "exact"}
-    networks = {(study, seed) for study, seed, method in found if method == "SAL-GP (ML) G"}
-    assert networks
-    for network in networks:
+    assert {(study, seed) for study, seed, _ in found} == set(NETWORKS)
+    for network in NETWORKS:
         for name in ("SAL-GP (ML) G", "SAL-GP (HL) G"):
             assert (*network, name) in found
-            assert (*network, f"{name}, 512 inducing rows") in found
+            assert (*network, name + APPROXIMATE) in found
+
+
+def test_rows_of_a_network_come_from_one_training(records: list[dict[str, Any]]) -> None:
+    trained: dict[tuple[str, int], set[tuple[str, float]]] = {}
+    for r in records:
+        if r["preset"] == "exact" and r["test"] in NEAR:
+            network = trained.setdefault((r["study"], r["seed"]), set())
+            network.add((r["cache"]["train"], r["accuracy"]))
+    assert all(len(found) == 1 for found in trained.values())
 
 
 @pytest.mark.parametrize("preset", ["cpu", "paper", "exact"])
@@ -59,11 +85,11 @@ def test_no_preset_approximates_what_can_be_exact(preset: str) -> None:
             assert method.arguments["exact_limit"] == LIMIT
 
 
-def test_the_page_is_made_from_the_records(records: list[dict[str, object]]) -> None:
+def test_the_page_is_made_from_the_records(records: list[dict[str, Any]]) -> None:
     assert (ROOT / PAGE).read_text(encoding="utf-8") == page(records)
 
 
-def test_the_tables_are_made_from_the_records(records: list[dict[str, object]]) -> None:
+def test_the_tables_are_made_from_the_records(records: list[dict[str, Any]]) -> None:
     made = {f"{table.name}.md": table.markdown() for table in build_tables(records)}
     kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / TABLES).glob("*.md")}
     assert kept == made
@@ -74,3 +100,10 @@ def test_only_new_records_are_added(tmp_path: Path) -> None:
     assert add_records([{"key": "a"}, {"key": "b"}], archive) == 2
     assert add_records([{"key": "b"}, {"key": "c"}], archive) == 1
     assert [r["key"] for r in read_archive(archive)] == ["a", "b", "c"]
+
+
+def test_new_records_may_replace_those_of_a_preset(tmp_path: Path) -> None:
+    archive = tmp_path / "records.jsonl.gz"
+    add_records([{"key": "a", "preset": "exact"}, {"key": "b", "preset": "paper"}], archive)
+    assert add_records([{"key": "c", "preset": "exact"}], archive, instead="exact") == 1
+    assert [r["key"] for r in read_archive(archive)] == ["b", "c"]

@@ -34,6 +34,7 @@ __all__ = [
     "compare",
     "holm",
     "longest_trained",
+    "lower",
     "sign_flip_p",
     "stability_table",
 ]
@@ -104,7 +105,7 @@ class Comparison:
 
     Args:
         n: networks compared.
-        wins: of them with the difference the claim says.
+        wins: of them with the difference the claim says, as far as four digits show.
         mean: difference, negative where the claim holds.
         relative: the same as a share of the other method's mean score.
         p: of the sign-flip test.
@@ -153,9 +154,19 @@ def compare(
     if not both:
         return None
     values = [better[network] - other[network] for network in both]
+    wins = sum(lower(better[network], other[network]) for network in both)
     mean, base = statistics.fmean(values), statistics.fmean(other[network] for network in both)
-    wins = sum(d < 0 for d in values)
     return Comparison(len(values), wins, mean, mean / base if base else 0.0, sign_flip_p(values))
+
+
+def lower(score: float, other: float) -> bool:
+    """Is a score lower than another, as far as the four digits of the tables show?
+
+    Example:
+        >>> lower(0.12341, 0.12344), lower(0.1233, 0.1234)
+        (False, True)
+    """
+    return round(score, 4) < round(other, 4)
 
 
 def claims_table(records: Sequence[Record]) -> list[Table]:

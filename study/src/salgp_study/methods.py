@@ -47,6 +47,8 @@ INDUCING = 512
 """Inducing rows of the approximate rows that stand beside exact ones."""
 APPROXIMATE = f", {INDUCING} inducing rows"
 """What the name of such a row ends with."""
+RESTARTS = 2
+"""Further starting points of ML and HL: from one alone, ML ended far below the largest evidence."""
 _STACKED = {"SAL-GP (ML)": "ml", "SAL-GP (HL)": "hl"}
 
 
@@ -195,8 +197,11 @@ def _paper(
     per_layer: bool = False,
     **more: Any,
 ) -> Method:
-    """A model of the paper: every argument comes from `salgp.SALGP.paper`."""
-    arguments = SALGP.paper(model, **{**gp, **more}).get_params()
+    """A model of the paper: every argument comes from `salgp.SALGP.paper`. ML and HL, and models of ours in
+    their place, are searched from three starting points, save by the paper's own recipe, which has one.
+    """
+    searched = {"restarts": RESTARTS} if model in _STACKED.values() and "recipe" not in gp else {}
+    arguments = SALGP.paper(model, **{**searched, **gp, **more}).get_params()
     return Method(name, "sal-gp", arguments, layers, True, per_layer)
 
 

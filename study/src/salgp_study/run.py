@@ -75,7 +75,7 @@ def run_study(
 
     Args:
         name: one of `list_studies`, or ``"all"`` for every study whose data are at hand.
-        preset: ``smoke``, ``cpu`` or ``paper``.
+        preset: ``smoke``, ``cpu``, ``paper`` or ``exact``.
         seeds: each trains its own network on its own split.
         out: folder of the records and the cache.
         data: folder of the real data; by default ``SALGP_DATA``.

@@ -152,6 +152,20 @@ def test_paper_is_the_dense_computation(model: str) -> None:
     np.testing.assert_allclose(p.layers.std.numpy() ** 2, layer_variance, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("model", FORMULAS)
+def test_inducing_rows_at_every_row_are_the_dense_computation(model: str) -> None:
+    calibrator = fit(model, inference="inducing", n_inducing=L * len(FEATURES))
+    assert calibrator.fitted_.inference == "inducing"
+    mean, variance, layer_mean, _ = dense(model, calibrator)
+    p = calibrator.predict(NEW)
+    assert p.std is not None
+    assert p.layers is not None
+    s = NEW.confidence.double().numpy()
+    np.testing.assert_allclose(p.confidence.numpy(), np.clip(s + mean, 1e-6, 1 - 1e-6), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(p.std.numpy() ** 2, variance, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(p.layers.mean.numpy(), layer_mean, rtol=0, atol=1e-5)
+
+
 def test_evidence_of_the_paper_is_the_log_marginal_likelihood() -> None:
     calibrator = fit("ml")
     train = stacked(FEATURES)
