@@ -63,8 +63,6 @@ __all__ = [
     "KIND",
     "Source",
     "calibrator_digest",
-    "calibrator_value",
-    "check_features",
     "check_place",
     "chunks",
     "one_at_a_time",

@@ -46,7 +46,6 @@ from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, plain_a
 
 __all__ = [
     "CalibrationWarning",
-    "FEW_SAMPLES",
     "SHARED",
     "bounded_logits",
     "check_features",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from salgp.calibrators.base import Calibrator
 
-__all__ = ["CLASSES", "DEFAULT", "GROUP", "entry_points", "get", "method_for", "names", "register"]
+__all__ = ["CLASSES", "DEFAULT", "entry_points", "get", "method_for", "names", "register"]
 
 GROUP = "salgp.calibrators"
 """Entry points of this group name calibrators of other packages."""

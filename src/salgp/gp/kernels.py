@@ -34,9 +34,7 @@ from salgp.io import storable
 __all__ = [
     "Gaps",
     "KERNELS",
-    "Kernel",
     "Rows",
-    "distances_to",
     "gaps",
     "gaps_to",
     "is_within",

@@ -6,7 +6,7 @@ bounded by a Gaussian in the log-odds ``f`` whose precision depends on ``xi = sq
 regression of `salgp.gp.regression`; updating ``xi`` never lowers the bound, so there is no step size to tune.
 Laplace's approximation (`laplace_sites`) expands the same likelihood around its mode instead.
 
-Leave-one-out predictive density in closed form, for observations that stand in several rows.
+The leave-one-out predictive density has a closed form.
 
 Rows come in consecutive groups of equal size, all seen together or not at all: in the stacked models a group
 is a sample, whose residual is repeated once per layer. The log density of each row given all *other groups*
@@ -18,7 +18,7 @@ With ``Q = (K + N)^-1`` the rows of group ``g`` given the others are ``N(y_g - Q
 posterior and ``H = (D' D)_gg``, the mean is ``y_g - (1 - H)^-1 (y_g - mean_g)`` and the covariance ``N_g^1/2
 H (1 - H)^-1 N_g^1/2`` plus noise and what the inducing rows leave unexplained.
 
-Logistic regression with a normal prior, and the covariance of its weights.
+`logistic` is a logistic regression with a normal prior on its weights.
 """
 
 from __future__ import annotations

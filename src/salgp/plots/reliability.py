@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BLUE",
     "CYCLE",
-    "GREY",
     "RED",
     "annotate_cells",
     "draw_reliability",
-    "draw_shares",
     "new_axes",
     "new_figure",
     "reliability_diagram",

@@ -41,8 +41,6 @@ from salgp.gp.kernels import Rows
 from salgp.io import storable
 
 __all__ = [
-    "LIKELIHOODS",
-    "Observations",
     "STACKED",
     "STRUCTURES",
     "Structure",

@@ -44,7 +44,6 @@ __all__ = [
     "PerturbedTemperatureScaling",
     "TemperatureScaling",
     "Uncalibrated",
-    "best_temperature",
     "ensemble_softmax",
     "mixture_weights",
 ]

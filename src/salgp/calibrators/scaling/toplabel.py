@@ -36,7 +36,6 @@ from salgp.prediction import Prediction
 __all__ = [
     "HistogramBinning",
     "IsotonicRegression",
-    "TopLabel",
     "from_top_label",
     "interpolate",
     "monotone_fit",
