@@ -14,8 +14,7 @@ from act_data import Suite, plain, read_suite
 from scipy.stats import ks_2samp, wasserstein_distance
 
 from salgp import Features, Monitor, Prediction
-from salgp.monitor.features import feature_cells
-from salgp.monitor.martingale import AccuracyMartingale, ConformalMartingale
+from salgp.monitor.martingale import AccuracyMartingale, ConformalMartingale, feature_cells
 from salgp.prediction import LayerTerms
 
 SET = "cifar10-resnet20-0"

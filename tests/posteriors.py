@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from salgp.gp.kernels import Rows, gaps
 from salgp.gp.regression import Posterior
-from salgp.gp.rows import Rows, gaps
 
 __all__ = ["joint"]
 

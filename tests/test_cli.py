@@ -160,7 +160,7 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("salgp.calibrators.saving.write_value", stop)
+    monkeypatch.setattr("salgp.calibrators.base.write_value", stop)
 
 
 def _bug(monkeypatch: pytest.MonkeyPatch) -> None:

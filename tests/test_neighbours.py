@@ -10,8 +10,13 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 
 from salgp import Features, neighbours
-from salgp.calibrators.density.density_aware import DensityAwareCalibration, _fit_weights, _squared_error
-from salgp.calibrators.density.trust_score import DeepKNN, TrustScore
+from salgp.calibrators.density import (
+    DeepKNN,
+    DensityAwareCalibration,
+    TrustScore,
+    _fit_weights,
+    _squared_error,
+)
 from salgp.metrics import auroc, nll
 from salgp.neighbours import class_distances, nearest
 

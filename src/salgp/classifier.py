@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, get
+from salgp.calibrators.base import FILE, save_calibrator
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.calibrators.loading import load_parts
 from salgp.calibrators.registry import DEFAULT, method_for
-from salgp.calibrators.saving import FILE, save_calibrator
 from salgp.features import Features
 from salgp.io import FormatError, check_kind, plain_number, reading
 from salgp.logits import named_fields

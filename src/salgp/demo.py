@@ -26,7 +26,7 @@ from salgp.prediction import Prediction
 from salgp.report import build
 from salgp.report.summary import layer_corrections
 
-__all__ = ["STEPS", "DemoResult", "in_plain_words", "run_demo", "train_network"]
+__all__ = ["STEPS", "DemoResult", "run_demo", "train_network"]
 
 EPOCHS = 20
 STEPS = EPOCHS + 6

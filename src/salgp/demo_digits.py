@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-__all__ = ["SIDE", "Digits", "draw_digits", "photograph"]
+__all__ = ["Digits", "draw_digits", "photograph"]
 
 SIDE = 28
 """Pixels of an edge."""

@@ -33,7 +33,7 @@ from salgp.features import Features
 from salgp.file_signatures import KINDS
 from salgp.io import refuse_foreign, write_whole
 
-__all__ = ["TARGETS", "Example", "Target", "export_classifier", "export_head"]
+__all__ = ["TARGETS", "Example", "export_classifier", "export_head"]
 
 Example = Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
 """One batch as a network takes it, its only input, its inputs in order or by name; or as loaders make it."""

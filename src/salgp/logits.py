@@ -43,7 +43,7 @@ OUTPUTS = ("logits", "probabilities", "log-probabilities")
 ZERO = -1000.5
 """Logit that stands for a probability of exactly 0, in every precision: below the logarithm of any positive
 number (-745), and nothing a network would give. Calibrators put a learned one in its place, see
-`salgp.calibrators.zero_probabilities`.
+`salgp.calibrators.checks`.
 """
 
 TOLERANCE = 1e-2

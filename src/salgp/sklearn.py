@@ -22,8 +22,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, load_calibrator
+from salgp.calibrators.base import FILE, save_calibrator
 from salgp.calibrators.loading import read_parts
-from salgp.calibrators.saving import FILE, save_calibrator
 from salgp.classifier import CalibratedClassifier, calibrate, load
 from salgp.features import Features
 from salgp.io import reading

@@ -13,9 +13,9 @@ import torch
 import salgp
 from salgp import Features, Prediction
 from salgp.calibrators import Calibrator, get, names, register
-from salgp.calibrators.augmented import originals
 from salgp.calibrators.base import CalibrationWarning
 from salgp.calibrators.registry import CLASSES
+from salgp.calibrators.rows import originals
 
 
 def world(n: int = 200, c: int = 3, seed: int = 0) -> tuple[Features, torch.Tensor]:

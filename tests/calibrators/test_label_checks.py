@@ -10,8 +10,7 @@ import torch
 
 from salgp import Features
 from salgp.calibrators import get
-from salgp.calibrators.checks import CalibrationWarning
-from salgp.calibrators.label_checks import _hits, misaligned, misaligned_reference
+from salgp.calibrators.checks import CalibrationWarning, _hits, misaligned, misaligned_reference
 
 GUESS = "no more than if their labels were shuffled"
 NONE = "no calibration sample is classified correctly"

@@ -18,9 +18,8 @@ from sklearn.tree import DecisionTreeClassifier
 import salgp
 from salgp import Features
 from salgp.calibrators import get
-from salgp.calibrators.checks import CalibrationWarning
+from salgp.calibrators.checks import SINGLE, CalibrationWarning, floor_zeros, learn_zero_logits
 from salgp.calibrators.gp.streaming import GPState, propose
-from salgp.calibrators.zero_probabilities import SINGLE, floor_zeros, learn_zero_logits
 from salgp.export import export_classifier, export_head
 from salgp.logits import ZERO, as_logits
 from salgp.metrics import ece

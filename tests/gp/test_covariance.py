@@ -8,9 +8,8 @@ from references import gpytorch
 
 from salgp.gp.covariance import ARD, Constant, Covariance, Index, Linear, Product, Same, Stationary, Sum
 from salgp.gp.fitting import Settings, fit_gaussian
-from salgp.gp.kernels import KERNELS, squared_distance, stationary
-from salgp.gp.parameters import Scale
-from salgp.gp.rows import Rows, gaps, self_gaps
+from salgp.gp.kernels import KERNELS, Rows, gaps, self_gaps, squared_distance, stationary
+from salgp.gp.optimise import Scale
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(7, 3, generator=G, dtype=torch.float64)

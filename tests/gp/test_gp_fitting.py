@@ -27,10 +27,18 @@ from salgp.gp.fitting import (
     fit_bernoulli,
     fit_gaussian,
 )
+from salgp.gp.kernels import Rows
 from salgp.gp.likelihood import laplace_sites
-from salgp.gp.optimise import AtBoundWarning, Fit, NotConvergedWarning
-from salgp.gp.parameters import Parameter, Scale, _gpytorch_start, started, typical_square
-from salgp.gp.rows import Rows
+from salgp.gp.optimise import (
+    AtBoundWarning,
+    Fit,
+    NotConvergedWarning,
+    Parameter,
+    Scale,
+    _gpytorch_start,
+    started,
+    typical_square,
+)
 
 EXACT = Settings(inference="exact", objective="evidence")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from salgp.calibrators.gp.salgp import SALGP
 from salgp.features import Features
 from salgp.gp.covariance import Stationary
-from salgp.gp.leave_out import exact_leave_out_density, inducing_leave_out_density
+from salgp.gp.kernels import Rows, gaps, self_gaps
+from salgp.gp.likelihood import exact_leave_out_density, inducing_leave_out_density
 from salgp.gp.regression import condition_exact, condition_inducing, statistics
-from salgp.gp.rows import Rows, gaps, self_gaps
 
 N, SIZE = 24, 3
 COVARIANCE = Stationary("x", "matern52")

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from salgp.gp import optimise
 from salgp.gp.linalg import NotPositiveDefiniteError
-from salgp.gp.optimise import NotConvergedWarning, maximise, tell_unless_settled
-from salgp.gp.parameters import Parameter
+from salgp.gp.optimise import NotConvergedWarning, Parameter, maximise, tell_unless_settled
 
 Theta = Mapping[str, Tensor]
 

@@ -11,6 +11,7 @@ from posteriors import joint
 from torch import Tensor
 
 from salgp.gp.covariance import Index, Stationary
+from salgp.gp.kernels import Rows, gaps
 from salgp.gp.regression import (
     condition_exact,
     condition_inducing,
@@ -19,7 +20,6 @@ from salgp.gp.regression import (
     inducing_rows,
     statistics,
 )
-from salgp.gp.rows import Rows, gaps
 
 G = torch.Generator().manual_seed(1)
 N = 18

@@ -10,10 +10,9 @@ import torch
 
 from salgp.gp.covariance import Stationary
 from salgp.gp.fitting import Settings, fit_gaussian
-from salgp.gp.optimise import maximise
-from salgp.gp.parameters import Parameter
-from salgp.gp.rows import Rows
-from salgp.gp.threads import SMALL, _scipy_blas, one_blas_thread, threads_for
+from salgp.gp.kernels import Rows
+from salgp.gp.linalg import SMALL, _scipy_blas, one_blas_thread, threads_for
+from salgp.gp.optimise import Parameter, maximise
 
 
 @pytest.fixture

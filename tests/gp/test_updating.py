@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from salgp.calibrators.active_learning import spread_choice
 from salgp.calibrators.gp.salgp import SALGP
 from salgp.calibrators.gp.structures import rows_of
+from salgp.calibrators.rows import spread_choice
 from salgp.features import Features
 from salgp.gp.regression import condition_exact
 

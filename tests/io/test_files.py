@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from salgp.gp.covariance import Index, Stationary
-from salgp.gp.rows import Rows
+from salgp.gp.kernels import Rows
 from salgp.io import (
     ChecksumError,
     FormatError,

@@ -17,6 +17,7 @@ from salgp import Features, Prediction
 from salgp.decide import choose_threshold
 from salgp.prediction import LayerTerms
 from salgp.report import render
+from salgp.report.page import data_uri, to_pixels
 from salgp.report.selective import (
     ASSURANCE,
     OperatingPoint,
@@ -25,8 +26,7 @@ from salgp.report.selective import (
     least_promise,
     nice_step,
 )
-from salgp.report.shift import shift
-from salgp.report.slices import confusions, holm, slices
+from salgp.report.slices import confusions, holm, shift, slices
 from salgp.report.summary import (
     Change,
     Scored,
@@ -37,7 +37,6 @@ from salgp.report.summary import (
     term_shares,
 )
 from salgp.report.text import verdict
-from salgp.report.thumbnails import data_uri, to_pixels
 
 
 def made(

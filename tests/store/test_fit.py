@@ -13,13 +13,13 @@ import torch
 from scale_jobs import samples, small_calibrator, small_store
 
 from salgp import calibrators
-from salgp.calibrators.gp.observations import flat_rows, log_odds_design
 from salgp.calibrators.gp.residual import ResidualGP
 from salgp.calibrators.gp.salgp import SALGP
+from salgp.calibrators.gp.structures import flat_rows, log_odds_design
 from salgp.features import Features
+from salgp.gp.kernels import gaps, self_gaps
 from salgp.gp.likelihood import bernoulli_sites, gaussian_sites
 from salgp.gp.regression import condition_inducing, inducing_log_evidence, statistics
-from salgp.gp.rows import gaps, self_gaps
 from salgp.store.fit import fit_store
 from salgp.store.manifest import ChecksumError
 from salgp.store.sampling import subset_of

@@ -5,44 +5,69 @@ A calibrator is a scikit-learn style estimator: the constructor stores its argum
 ends in ``_``, `sklearn.base.clone` works. Input is checked here, once, so that every method below may assume
 clean tensors. A leaf implements `_fit` and `_predict` and nothing else; a saved calibrator is its arguments
 plus every attribute that ends in ``_``.
+
+A fitted calibrator as one safetensors file: its arguments, what it learned, and what belongs to it.
+
+One file is replaced at once, so a reader gets the old calibrator or the new one with everything that belongs
+to it. `salgp.calibrators.loading` reads it back.
+
+Rows that do not fit into memory, as `Calibrator.fit_stream` asks for them; feature stores answer it.
+
+A method is fitted out of core by a sample of the rows in memory and by passes over all rows, each of which
+adds up what the rows say.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import operator
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from salgp.calibrators.augmented import originals
 from salgp.calibrators.checks import (
     CalibrationWarning,
     bounded_logits,
     check_features,
     check_reference,
+    floor_zeros,
+    learn_zero_logits,
+    refuse_signs,
     warn_of_data,
 )
-from salgp.calibrators.label_checks import refuse_signs
-from salgp.calibrators.saving import FORMAT_VERSION, KIND, calibrator_value, save_calibrator
+from salgp.calibrators.rows import originals
 from salgp.calibrators.temperature import rest_temperature
-from salgp.calibrators.zero_probabilities import floor_zeros, learn_zero_logits
 from salgp.explanation import explain_line
 from salgp.features import Features
-from salgp.io import pack, unpack, value_bytes, value_from
+from salgp.file_signatures import is_of_kind
+from salgp.io import pack, refuse_foreign, unpack, value_bytes, value_from, write_value
+from salgp.io.files import refuse_link
 from salgp.labels import as_labels
 from salgp.prediction import Prediction
 
-__all__ = ["CalibrationWarning", "Calibrator", "check_features", "chunks", "one_at_a_time"]
+__all__ = [
+    "CalibrationWarning",
+    "Calibrator",
+    "FILE",
+    "FORMAT_VERSION",
+    "KIND",
+    "Source",
+    "calibrator_digest",
+    "check_place",
+    "chunks",
+    "one_at_a_time",
+    "save_calibrator",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,7 +80,7 @@ class Calibrator(BaseEstimator, ABC):
         n_classes_: number of classes seen in `fit`; `predict` refuses others.
         layer_widths_: feature widths seen in `fit`; `predict` refuses others.
         zero_logits_: ``(c,)`` logits in place of a probability of exactly 0 (see
-            `salgp.calibrators.zero_probabilities`), None where no calibration sample had one.
+            `salgp.calibrators.checks`), None where no calibration sample had one.
         network_: fingerprint of the network whose features it was fitted on; None accepts those of any.
     """
 
@@ -240,7 +265,7 @@ class Calibrator(BaseEstimator, ABC):
         """Fit to more rows than memory holds, or None where the method has no such way (the default).
 
         Args:
-            source: what a feature store offers (`salgp.calibrators.row_source.Source`).
+            source: what a feature store offers (`salgp.calibrators.base.Source`).
         """
         return None
 
@@ -332,3 +357,91 @@ def _check_network(features: Features, expected: str | None, what: str, other: s
             f"{what} a network with other weights or precision than {other}: was it trained further? "
             f"Calibrate again; to use it all the same, set calibrator.network_ = None"
         )
+
+
+KIND = "salgp-calibrator"
+FORMAT_VERSION = 5
+FILE = "calibrator.safetensors"
+"""Name of the file inside the folder that `Calibrator.save` is given."""
+
+
+class Fitted(Protocol):
+    """What is needed of a calibrator to write it down."""
+
+    @property
+    def name(self) -> str:
+        """Short name."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Arguments of the constructor."""
+
+
+def save_calibrator(folder: str | os.PathLike[str], calibrator: Fitted, **parts: Any) -> Path:
+    """Write a calibrator into a folder, over an older one where there is one.
+
+    Args:
+        folder: created where missing; other files in it are left alone.
+        calibrator: fitted.
+        parts: what belongs to it, such as the description of its network; nested values and tensors.
+
+    Returns:
+        The folder.
+    """
+    where = Path(folder)
+    check_place(where)
+    write_value(where / FILE, KIND, FORMAT_VERSION, {**calibrator_value(calibrator), **parts})
+    return where
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a place where `save_calibrator` would overwrite something else, or leave a rule beside a
+    calibrator that it was not chosen for.
+    """
+    refuse_link(folder)
+    refuse_foreign(folder / FILE, "calibrator")
+    rules = [path for path in sorted(folder.glob("*.json")) if path.is_file() and is_of_kind(path, "rule")]
+    if rules and (folder / FILE).is_file():
+        raise FileExistsError(
+            f"{rules[0]} was chosen for the calibrator that would be replaced; move it away, and choose the "
+            f"rule again for the new one"
+        )
+
+
+def calibrator_value(calibrator: Fitted) -> dict[str, Any]:
+    """Name, arguments and learned attributes."""
+    learned = {k: v for k, v in vars(calibrator).items() if k.endswith("_") and not k.startswith("_")}
+    return {"calibrator": calibrator.name, "config": calibrator.get_params(deep=False), "state": learned}
+
+
+def calibrator_digest(calibrator: Fitted) -> str:
+    """SHA-256 of its arguments and of what it learned; the same for the same calibrator loaded again."""
+    return hashlib.sha256(value_bytes(KIND, FORMAT_VERSION, calibrator_value(calibrator))).hexdigest()
+
+
+class Source(Protocol):
+    """Labelled rows of any number."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Is there a second set of rows, of the network's training set?"""
+
+    def subset(self) -> tuple[Features, Tensor]:
+        """A stratified sample in memory, with all augmented samples of every sample in it."""
+
+    def over_rows(
+        self, name: str, function: Callable[..., Any], state: Any, *, reference: bool = False
+    ) -> Any:
+        """The sum (by ``+``, in the order of the rows) of ``function(state, features, labels, number)`` over
+        numbered parts of all rows.
+
+        Args:
+            name: of the pass, for its progress bar.
+            function: of a module, found by name wherever it runs; its results and ``state`` are values that
+                `salgp.io.pack` takes.
+            state: given to each call.
+            reference: go over the rows of the training set instead.
+        """

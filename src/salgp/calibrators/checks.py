@@ -4,30 +4,57 @@
 what makes a fit worth little though it succeeds: too few samples, no errors, labels of other samples, missing
 classes, probabilities given as logits or of exactly 0, rows that are also in the reference. Both are called
 by `Calibrator.fit`, so that every method warns alike.
+
+Do labels belong to the samples beside them? Labels of other samples, or of classes in another order, do
+not, and no calibration survives them.
+
+They are told by comparing the network with itself: how often would it be right if the labels were shuffled?
+With predicted classes counted ``a_k`` and true ones ``b_k``, the number of hits under a random order of the
+``n`` labels has mean ``S / n`` and variance ``(S - sum a b^2 / n - sum a^2 b / n + (S / n)^2) / (n - 1)``
+with ``S = sum a b``. A weak network is a little better than that, or does not claim to be much better.
+
+Probabilities of exactly 0: what a calibrator takes in their place.
+
+A forest of 20 trees gives no class a probability between 0 and .05, five neighbours none between 0 and .2, a
+file of three digits none below .001, a sigmoid in single precision none above ``1 - 6e-8`` but 1. Their 0
+says "less than I can tell", not "never". Its logarithm has no finite value, and any very negative one would
+let a single sample whose true class got a 0 decide the whole fit.
+
+So the calibration samples tell how small a probability the classifier can give, the smallest positive one,
+and all zeros of a sample together count at most as much: a class of probability 0 gets
+
+    log(r_k / c),   r_k = min(smallest p_k, max(smallest p, 2^-24)),
+
+with the smallest positive ``p`` of the class ``k`` and of all classes. Positive probabilities stay as they
+are, however small. The values do not depend on the type of the numbers, and are kept for `predict`. Where no
+calibration sample had a zero, ``r_k = 2^-24``.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.calibrators.augmented import originals
-from salgp.calibrators.label_checks import misaligned, misaligned_reference
+from salgp.calibrators.rows import originals
 from salgp.features import Features
-from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, plain_array
+from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, plain_array, tell_nothing
 
 __all__ = [
-    "FEW_SAMPLES",
-    "SHARED",
     "CalibrationWarning",
+    "SHARED",
     "bounded_logits",
     "check_features",
     "check_reference",
+    "floor_zeros",
+    "learn_zero_logits",
+    "misaligned",
+    "misaligned_reference",
+    "refuse_signs",
     "rows_in",
     "warn_of_data",
 ]
@@ -51,7 +78,7 @@ FEW_ROWS = 64
 """Samples up to which all numbers are looked at together."""
 
 LOOKED_AT = 1000
-"""Rows looked at to tell probabilities from logits."""
+"""Rows looked at to tell probabilities from logits, and about how many to read the mean confidence from."""
 
 ZEROS = 0.05
 """Share of samples whose true class has a probability of exactly 0 that is worth a warning."""
@@ -293,3 +320,159 @@ def _refuse_non_finite(what: str, x: Tensor, features: Features) -> None:
         f"{what} holds NaN or infinity in {where} ({len(samples)} rows in all{copies}); clean the data "
         f"or the network first"
     )
+
+
+CLAIMED = 0.1
+"""By how much the confidences must exceed the accuracy before labels at the level of a guess are doubted."""
+SURE = 5.0
+"""Standard deviations that are no accident."""
+ENOUGH = 50
+"""Fewer samples cannot tell a network at the level of a guess from a weak one."""
+NEVER = 1e-4
+"""Chance of no hit at all by shuffled labels below which none is suspicious."""
+
+
+def refuse_signs(labels: Tensor, n_classes: int) -> None:
+    """Refuse labels -1 and 1 of two classes: -1 is a class the network does not know, class 0 is 0.
+
+    Example:
+        >>> refuse_signs(torch.tensor([-1, 1, 1, -1]), 2)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: labels are -1 and 1; two classes are numbered 0 and 1 ...
+    """
+    counts = [int((labels == value).sum()) for value in (-1, 0, 1)]
+    if n_classes == 2 and counts[1] == 0 and min(counts[0], counts[2]) >= 2:
+        raise ValueError(
+            "labels are -1 and 1; two classes are numbered 0 and 1 (-1 is an unknown class): pass "
+            "(labels + 1) // 2"
+        )
+
+
+@dataclass(frozen=True)
+class _Hits:
+    """Correct samples ``hits`` of ``n``, and mean and standard deviation of their number under shuffled
+    labels.
+    """
+
+    n: int
+    hits: int
+    mean: float
+    sd: float
+
+    @property
+    def skill(self) -> float:
+        """Accuracy beyond that of shuffled labels."""
+        return (self.hits - self.mean) / self.n
+
+
+def misaligned(features: Features, labels: Tensor) -> str | None:
+    """A sentence where the labels cannot be those of the samples.
+
+    Args:
+        features: ``n`` original samples.
+        labels: ``(n,)`` their classes; -1 is left out.
+
+    Example:
+        >>> z = 5 * torch.nn.functional.one_hot(torch.arange(90) % 3).float()
+        >>> misaligned(Features(z), (torch.arange(90) + 1) % 3)[:41]
+        'no calibration sample is classified corre'
+    """
+    known = labels >= 0
+    if not bool(known.any()):
+        return (
+            "no calibration sample has a known class: all labels are -1; number the classes from 0, in the "
+            "order of the network's outputs"
+        )
+    found = _hits(features, labels)
+    ask = "are the labels in the order of the network's classes, and aligned with the samples?"
+    if found.hits == 0 and (1 - found.mean / found.n) ** found.n < NEVER:
+        return f"no calibration sample is classified correctly: {ask}"
+    if found.n < ENOUGH or found.sd == 0 or found.hits > found.mean + 2 * found.sd:
+        return None
+    accuracy = found.hits / found.n
+    s = features[known.nonzero()[:: 1 + found.n // LOOKED_AT, 0]].confidence.double()
+    claimed, sd = float(s.mean()), float((s * (1 - s)).mean() / found.n) ** 0.5
+    if claimed < accuracy + max(CLAIMED, SURE * sd):
+        return None
+    return (
+        f"the network is right on {accuracy:.0%} of the calibration samples, no more than if their labels "
+        f"were shuffled ({found.mean / found.n:.0%}), and claims {claimed:.0%}: {ask}"
+    )
+
+
+def misaligned_reference(
+    calibration: tuple[Features, Tensor], reference: tuple[Features, Tensor]
+) -> str | None:
+    """A sentence where the network is far worse on the reference than on the calibration samples, though it
+    was trained on it; references without class scores are not judged.
+    """
+    if tell_nothing(reference[0].logits):
+        return None
+    here, there = _hits(*calibration), _hits(*reference)
+    if min(here.n, there.n) == 0 or there.skill > here.skill / 2:
+        return None
+    accuracy = here.hits / here.n
+    doubt = SURE * (accuracy * (1 - accuracy) * (1 / here.n + 1 / there.n)) ** 0.5
+    if there.hits / there.n > accuracy - max(doubt, CLAIMED):
+        return None
+    return (
+        f"the network is right on {there.hits / there.n:.0%} of the reference samples, and on {accuracy:.0%} "
+        f"of the calibration samples, though it was trained on the reference: are the labels of the "
+        f"reference in the order of the network's classes, and aligned with its samples?"
+    )
+
+
+def _hits(features: Features, labels: Tensor) -> _Hits:
+    known = labels >= 0
+    true, predicted = labels[known], features.label[known]
+    n, c = len(true), features.n_classes
+    b, a = (torch.bincount(x, minlength=c).double() for x in (true, predicted))
+    both = float((a * b).sum())
+    rest = both - float((a * b * (a + b)).sum()) / max(n, 1) + (both / max(n, 1)) ** 2
+    variance = max(rest, 0.0) / max(n - 1, 1)
+    return _Hits(n, int((true == predicted).sum()), both / max(n, 1), variance**0.5)
+
+
+SINGLE = -24 * math.log(2)
+"""Logarithm of half the step of single precision below 1: a class whose own probabilities are never small
+is not taken to be resolved more finely."""
+
+
+def learn_zero_logits(logits: Tensor) -> Tensor | None:
+    """Logits ``(c,)`` in place of a probability of 0, class by class; None where there is no such.
+
+    Args:
+        logits: ``(n, c)`` of the calibration samples; logarithms of probabilities where there are zeros.
+
+    Example:
+        >>> learn_zero_logits(torch.tensor([[0.8, 0.2], [1.0, 0.0]]).log().clamp_min(ZERO)).exp()
+        tensor([0.1000, 0.1000], dtype=torch.float64)
+    """
+    if not _has_zeros(logits):
+        return None
+    own = logits.where(logits != ZERO, torch.inf).amin(dim=0).double()
+    return torch.minimum(own, own.amin().clamp_min(SINGLE)) - math.log(logits.shape[1])
+
+
+def floor_zeros(features: Features, zeros: Tensor | None) -> Features:
+    """The same features, with what `learn_zero_logits` found in place of `ZERO`.
+
+    Example:
+        >>> f = Features(torch.tensor([[0.0, ZERO]]))
+        >>> floor_zeros(f, torch.tensor([-3.0, -2.0])).logits
+        tensor([[ 0., -2.]])
+    """
+    z = features.logits
+    exporting = torch.compiler.is_exporting()  # a graph looks at every sample, and at logarithms of others
+    if not exporting and not _has_zeros(z):
+        return features
+    zero = (z == ZERO) | (z == -torch.inf) if exporting else z == ZERO
+    small = SINGLE - math.log(features.n_classes) if zeros is None else zeros.to(z)
+    return replace(features, logits=torch.where(zero, small, z))
+
+
+def _has_zeros(z: Tensor) -> bool:
+    if not z.numel():
+        return False
+    return float(z.numpy().min() if plain_array(z) else z.amin()) <= ZERO and bool((z == ZERO).any())

@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
-from salgp.calibrators.base import Calibrator
+from salgp.calibrators.base import FILE, FORMAT_VERSION, KIND, Calibrator
 from salgp.calibrators.registry import get
-from salgp.calibrators.saving import FILE, FORMAT_VERSION, KIND
 from salgp.features import Features
 from salgp.io import FormatError, read_metadata, read_value, reading
 
-__all__ = ["calibrator_from", "load_calibrator", "load_parts", "read_parts"]
+__all__ = ["load_calibrator", "load_parts", "read_parts"]
 
 LARGEST = 10_000_000
 """Most classes and features per sample that a file may announce."""
@@ -69,7 +68,7 @@ def read_parts(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def calibrator_from(value: Mapping[str, Any]) -> Calibrator:
-    """Inverse of `salgp.calibrators.saving.calibrator_value`."""
+    """Inverse of `salgp.calibrators.base.calibrator_value`."""
     missing = [key for key in ("calibrator", "config", "state") if key not in value]
     if missing:
         raise FormatError(f"no {missing[0]!r}")

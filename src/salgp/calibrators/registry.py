@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from salgp.calibrators.base import Calibrator
 
-__all__ = ["CLASSES", "DEFAULT", "GROUP", "entry_points", "get", "method_for", "names", "register"]
+__all__ = ["CLASSES", "DEFAULT", "entry_points", "get", "method_for", "names", "register"]
 
 GROUP = "salgp.calibrators"
 """Entry points of this group name calibrators of other packages."""
@@ -25,20 +25,20 @@ CLASSES = {
     "temperature": "scaling.temperature.TemperatureScaling",
     "perturbed-temperature": "scaling.temperature.PerturbedTemperatureScaling",
     "ensemble-temperature": "scaling.temperature.EnsembleTemperatureScaling",
-    "stacked": "scaling.stacked.StackedScaling",
-    "adaptive-ensemble": "scaling.adaptive_ensemble.AdaptiveCalibratorEnsemble",
+    "stacked": "scaling.multiclass.StackedScaling",
+    "adaptive-ensemble": "scaling.temperature.AdaptiveCalibratorEnsemble",
     "vector": "scaling.multiclass.VectorScaling",
     "matrix": "scaling.multiclass.MatrixScaling",
     "dirichlet": "scaling.multiclass.DirichletCalibration",
     "platt": "scaling.sigmoid.PlattScaling",
     "beta": "scaling.sigmoid.BetaCalibration",
-    "isotonic": "scaling.isotonic.IsotonicRegression",
-    "histogram": "scaling.binning.HistogramBinning",
+    "isotonic": "scaling.toplabel.IsotonicRegression",
+    "histogram": "scaling.toplabel.HistogramBinning",
     "bbq": "scaling.bbq.BBQ",
     "latent-gp": "gp.latent_gp.GPCalibration",
-    "density-aware": "density.density_aware.DensityAwareCalibration",
-    "trust-score": "density.trust_score.TrustScore",
-    "deep-knn": "density.trust_score.DeepKNN",
+    "density-aware": "density.DensityAwareCalibration",
+    "trust-score": "density.TrustScore",
+    "deep-knn": "density.DeepKNN",
     "residual-gp": "gp.residual.ResidualGP",
     "layer-evidence": "evidence.calibrator.LayerEvidence",
     "sal-gp": "gp.salgp.SALGP",

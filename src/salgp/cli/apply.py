@@ -131,7 +131,7 @@ def explain(
 
 def _note_augmented(console: Console, loaded: files.FeatureFile) -> None:
     """Say that some rows are no samples of their own."""
-    from salgp.calibrators.augmented import originals
+    from salgp.calibrators.rows import originals
 
     n, rows = len(loaded.features), len(originals(loaded.features)[0])
     if n > rows:

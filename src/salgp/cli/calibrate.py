@@ -128,7 +128,7 @@ def _check_folder(out: Path, force: bool, *inputs: Path | None) -> None:
     if (out / "manifest.json").is_file():
         raise FileExistsError(f"{out} holds shards; it is left alone: choose another folder")
     if (out / CALIBRATOR).exists():
-        from salgp.calibrators.saving import check_place
+        from salgp.calibrators.base import check_place
 
         check_place(out)
     for name, kind in WRITTEN.items():
@@ -162,7 +162,7 @@ def _write(
     out: Path,
 ) -> None:
     """The calibrator with where it came from, and the test features as `salgp extract` would write them."""
-    from salgp.calibrators.saving import save_calibrator
+    from salgp.calibrators.base import save_calibrator
 
     metadata = metadata_of(classifier.model, classifier.taps, data.classes)
     origin = files.origin_of("the calibration data", data.n, metadata, data.classes)

@@ -85,7 +85,7 @@ def _halves(features: Features, labels: Tensor, seed: int) -> Any:
     """
     import torch
 
-    from salgp.calibrators.augmented import originals
+    from salgp.calibrators.rows import originals
 
     first, original = originals(features)
     if len(first) < 2:

@@ -194,7 +194,7 @@ def note_guessing(console: Console, features: Features, labels: Tensor | None) -
     """The network's accuracy on the samples themselves; with a note where it is no better than a guess, which
     is what forgotten weights and wrong preprocessing look like.
     """
-    from salgp.calibrators.augmented import originals
+    from salgp.calibrators.rows import originals
 
     if labels is None or not len(features):
         return None

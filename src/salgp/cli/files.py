@@ -162,7 +162,7 @@ def labels_of(loaded: FeatureFile) -> Tensor:
 
 def original_samples(console: Console, loaded: FeatureFile) -> FeatureFile:
     """The samples themselves; augmented ones, which are there to be fitted on, are left out."""
-    from salgp.calibrators.augmented import without_augmented
+    from salgp.calibrators.rows import without_augmented
 
     plain, rows = without_augmented(loaded.features)
     augmented = len(loaded.features) - len(plain)
@@ -199,8 +199,8 @@ def note_shared(console: Console, test: tuple[str, Features], others: Mapping[st
         test: name and features of the test data.
         others: features it is fitted on, by the names of their options.
     """
-    from salgp.calibrators.augmented import originals
     from salgp.calibrators.checks import SHARED, rows_in
+    from salgp.calibrators.rows import originals
 
     name, tested = test
     for other, known in others.items():
@@ -281,7 +281,7 @@ def save_calibrator(folder: Path, calibrator: Calibrator, source: FeatureFile, n
         n: rows it was fitted on.
         force: replace an existing folder.
     """
-    from salgp.calibrators import saving
+    from salgp.calibrators.base import save_calibrator
     from salgp.io import check_kind
     from salgp.network.serialization import FORMAT, FORMAT_VERSION
 
@@ -293,7 +293,7 @@ def save_calibrator(folder: Path, calibrator: Calibrator, source: FeatureFile, n
         network["taps"] = [tap for tap in network.get("taps") or () if tap["name"] in needed]
         parts["network"] = network
     check_target(folder, force)
-    saving.save_calibrator(folder, calibrator, **parts)
+    save_calibrator(folder, calibrator, **parts)
 
 
 def write_metadata(folder: Path, metadata: Mapping[str, str]) -> Path:

@@ -112,14 +112,14 @@ def _finish(console: Console, calibrator: Calibrator, out: Path, n: int, shown: 
 def _check_place(folder: Path) -> None:
     """Refuse, before any work is done, to put a calibrator where something else is."""
     if folder.exists():
-        from salgp.calibrators.saving import check_place
+        from salgp.calibrators.base import check_place
 
         check_place(folder)
 
 
 def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
     """What a method learns from: augmented samples only where it uses them, else the original samples."""
-    from salgp.calibrators.augmented import without_augmented
+    from salgp.calibrators.rows import without_augmented
 
     if calibrator.uses_augmented or features.groups is None:
         return features, labels
@@ -145,7 +145,7 @@ def notes_on(calibrator: Calibrator, loaded: files.FeatureFile, data: Features, 
 
 
 def _counted(features: Features) -> str:
-    from salgp.calibrators.augmented import originals
+    from salgp.calibrators.rows import originals
 
     n = len(originals(features)[0])
     augmented = f" and {len(features) - n:,} augmented ones" if len(features) > n else ""

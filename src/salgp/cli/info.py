@@ -135,7 +135,7 @@ def _calibrator(path: Path) -> dict[str, Any]:
 
 
 def _features(path: Path) -> dict[str, Any]:
-    from salgp.calibrators.augmented import without_augmented
+    from salgp.calibrators.rows import without_augmented
 
     loaded = files.read_features(path)
     f, rows = without_augmented(loaded.features)

@@ -111,7 +111,7 @@ def _opened(
     false_alarm: float,
     tolerance: float,
 ) -> Monitor:
-    from salgp.calibrators.saving import calibrator_digest
+    from salgp.calibrators.base import calibrator_digest
     from salgp.monitor import Monitor
 
     begun = (state / "monitor.json").exists()

@@ -1,6 +1,6 @@
 """Covariances as formulas on distances and groups; composition by ``+`` and ``*``.
 
-A covariance is a formula on the `salgp.gp.rows.Gaps` between two sets of rows and on its parameters
+A covariance is a formula on the `salgp.gp.kernels.Gaps` between two sets of rows and on its parameters
 ``theta``. Which rows share a layer is data: group ``-1`` belongs to no group, so a row with layer ``-1``
 keeps only the terms that are shared by all layers. That is the paper's global prediction.
 """
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salgp.gp.kernels import KERNELS, squared_distance, stationary
-from salgp.gp.parameters import Parameter, Scale
-from salgp.gp.rows import Gaps, is_within
+from salgp.gp.kernels import KERNELS, Gaps, is_within, squared_distance, stationary
+from salgp.gp.optimise import Parameter, Scale
 from salgp.io import storable
 
 __all__ = [

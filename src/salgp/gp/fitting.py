@@ -15,10 +15,27 @@ import torch
 from torch import Tensor
 
 from salgp.gp.covariance import Covariance
-from salgp.gp.leave_out import exact_leave_out_density, inducing_leave_out_density
-from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites, laplace_sites
-from salgp.gp.optimise import AtBoundWarning, Fit, NotConvergedWarning, maximise, restarted
-from salgp.gp.parameters import Parameter, Scale, started, typical_square
+from salgp.gp.kernels import Gaps, Rows, gaps, self_gaps
+from salgp.gp.likelihood import (
+    Sites,
+    bernoulli_sites,
+    exact_leave_out_density,
+    gaussian_sites,
+    inducing_leave_out_density,
+    laplace_sites,
+)
+from salgp.gp.linalg import threads_for
+from salgp.gp.optimise import (
+    AtBoundWarning,
+    Fit,
+    NotConvergedWarning,
+    Parameter,
+    Scale,
+    maximise,
+    restarted,
+    started,
+    typical_square,
+)
 from salgp.gp.regression import (
     Posterior,
     Statistics,
@@ -29,8 +46,6 @@ from salgp.gp.regression import (
     inducing_rows,
     statistics,
 )
-from salgp.gp.rows import Gaps, Rows, gaps, self_gaps
-from salgp.gp.threads import threads_for
 from salgp.io import storable
 
 __all__ = ["EXACT_LIMIT", "Fitted", "Settings", "fit_bernoulli", "fit_gaussian"]

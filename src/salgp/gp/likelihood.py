@@ -5,6 +5,20 @@ bounded by a Gaussian in the log-odds ``f`` whose precision depends on ``xi = sq
 2000; the same bound as mean-field Polya-Gamma augmentation). For fixed ``xi`` everything is the weighted
 regression of `salgp.gp.regression`; updating ``xi`` never lowers the bound, so there is no step size to tune.
 Laplace's approximation (`laplace_sites`) expands the same likelihood around its mode instead.
+
+The leave-one-out predictive density has a closed form.
+
+Rows come in consecutive groups of equal size, all seen together or not at all: in the stacked models a group
+is a sample, whose residual is repeated once per layer. The log density of each row given all *other groups*
+is a fair objective for the hyperparameters there. The evidence is not: it counts a repeated observation as so
+many, and is largest where the noise vanishes.
+
+With ``Q = (K + N)^-1`` the rows of group ``g`` given the others are ``N(y_g - Q_gg^-1 (Q y)_g, Q_gg^-1)``
+(the grouped form of Rasmussen & Williams 2006, eq. 5.12). With inducing rows, ``D' D`` the hat matrix of the
+posterior and ``H = (D' D)_gg``, the mean is ``y_g - (1 - H)^-1 (y_g - mean_g)`` and the covariance ``N_g^1/2
+H (1 - H)^-1 N_g^1/2`` plus noise and what the inducing rows leave unexplained.
+
+`logistic` is a logistic regression with a normal prior on its weights.
 """
 
 from __future__ import annotations
@@ -17,7 +31,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Sites", "bernoulli_sites", "gaussian_sites", "laplace_sites", "sigmoid_moments"]
+from salgp.gp.linalg import cholesky, inverse_positive, solve_lower, solve_positive
+from salgp.gp.regression import INDUCING_JITTER, LOG_2PI
+
+__all__ = [
+    "Sites",
+    "bernoulli_sites",
+    "exact_leave_out_density",
+    "gaussian_sites",
+    "inducing_leave_out_density",
+    "laplace_sites",
+    "logistic",
+    "logistic_covariance",
+    "sigmoid_moments",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,3 +128,117 @@ def sigmoid_moments(mean: Tensor, variance: Tensor, points: int = 32) -> tuple[T
 def _hermite(points: int) -> tuple[np.ndarray, np.ndarray]:
     nodes, weights = np.polynomial.hermite_e.hermegauss(points)
     return nodes, weights / weights.sum()
+
+
+def exact_leave_out_density(K: Tensor, y: Tensor, noise: Tensor, size: int = 1) -> Tensor:
+    """Sum over rows of ``log p(y_i | all other groups)``, by the full matrix.
+
+    Args:
+        K: ``(n, n)`` prior covariance.
+        y: ``(n,)`` observations.
+        noise: ``(n,)`` their noise variances.
+        size: rows of a group.
+
+    Example:
+        >>> y = torch.ones(2, dtype=torch.float64)
+        >>> float(
+        ...     exact_leave_out_density(0 * y.diag(), 0 * y, y / (2 * torch.pi))
+        ... ) == 0.0  # two normals of height one
+        True
+    """
+    Q = inverse_positive(cholesky(K + noise.diag()))
+    blocks = Q.reshape(len(y) // size, size, len(y) // size, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    covariance = torch.linalg.inv(blocks)
+    off = (covariance @ (Q @ y).reshape(-1, size, 1))[..., 0]
+    return _log_density(off, covariance.diagonal(dim1=-2, dim2=-1))
+
+
+def inducing_leave_out_density(
+    Kuu: Tensor, Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor, size: int = 1
+) -> Tensor:
+    """The same with inducing rows.
+
+    Args:
+        Kuu: ``(m, m)`` covariance of the inducing rows.
+        Kuf: ``(m, n)`` with all rows.
+        prior: ``(n,)`` prior variances.
+        y: ``(n,)`` observations.
+        noise: ``(n,)`` their noise variances.
+        size: rows of a group.
+    """
+    explained = solve_lower(cholesky(Kuu, start=INDUCING_JITTER), Kuf)
+    C = explained / noise.sqrt()
+    D = solve_lower(cholesky(C @ C.T + torch.eye(len(C), dtype=C.dtype, device=C.device)), C)
+    root = noise.sqrt().reshape(-1, size)
+    standard = (y / noise.sqrt()).reshape(-1, size)
+    G = D.T.reshape(-1, size, len(D))
+    H = G @ G.mT
+    gap = standard - ((D @ standard.reshape(-1)) @ D).reshape(-1, size)
+    solved = torch.linalg.solve(
+        torch.eye(size, dtype=H.dtype, device=H.device) - H, torch.cat([gap[..., None], H], dim=-1)
+    )
+    left = (prior - explained.square().sum(dim=0)).clamp_min(0.0).reshape(-1, size)
+    variance = root.square() * (1.0 + solved[..., 1:].diagonal(dim1=-2, dim2=-1)) + left
+    return _log_density(root * solved[..., 0], variance)
+
+
+def _log_density(off: Tensor, variance: Tensor) -> Tensor:
+    return -0.5 * (LOG_2PI + variance.log() + off.square() / variance).sum()
+
+
+def logistic(
+    X: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    prior: Tensor,
+    offset: Tensor | None = None,
+    start: Tensor | None = None,
+) -> Tensor:
+    """Weights ``(p,)`` of the largest posterior of a logistic regression, by Newton's steps.
+
+    Args:
+        X: ``(n, p)`` inputs.
+        y: ``(n,)`` 0 or 1.
+        weight: ``(n,)`` of the rows.
+        prior: ``(p,)`` precision of the weights around 0.
+        offset: ``(n,)`` added to the log-odds.
+        start: ``(p,)`` weights to begin with; by default 0.
+
+    Example:
+        >>> X, y = torch.ones(4, 1).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()
+        >>> logistic(X, y, torch.ones(4).double(), torch.zeros(1).double()).exp()  # odds 3 : 1
+        tensor([3.0000], dtype=torch.float64)
+    """
+    w = torch.zeros_like(prior) if start is None else start
+    base = torch.zeros_like(y) if offset is None else offset
+    for _ in range(50):
+        p = torch.sigmoid(X @ w + base)
+        slope = X.T @ (weight * (p - y)) + prior * w
+        curvature = _curvature(X, p, weight, prior)
+        step = solve_positive(curvature, slope)
+        reach = float((X @ step).abs().max().clamp_min(1e-9))
+        w = w - min(1.0, 5.0 / reach) * step
+        if float(step.abs().max()) < 1e-9:
+            break
+    return w
+
+
+def logistic_covariance(X: Tensor, weight: Tensor, prior: Tensor, log_odds: Tensor) -> Tensor:
+    """Covariance ``(p, p)`` of the weights where the fit says ``log_odds (n,)``, by Laplace's approximation.
+
+    Args:
+        X: ``(n, p)`` inputs.
+        weight: ``(n,)`` of the rows.
+        prior: ``(p,)`` precision of the weights around 0.
+        log_odds: ``(n,)`` of the fit.
+
+    Example:
+        >>> one = torch.ones(16, 1).double()
+        >>> logistic_covariance(one, one[:, 0], torch.zeros(1).double(), 0 * one[:, 0])  # 16 fair coins
+        tensor([[0.2500]], dtype=torch.float64)
+    """
+    return inverse_positive(cholesky(_curvature(X, torch.sigmoid(log_odds), weight, prior)))
+
+
+def _curvature(X: Tensor, p: Tensor, weight: Tensor, prior: Tensor) -> Tensor:
+    return X.T @ ((weight * p * (1 - p))[:, None] * X) + prior.diag()

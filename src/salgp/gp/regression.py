@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from salgp.gp.covariance import Covariance
+from salgp.gp.kernels import Rows, gaps, gaps_to, self_gaps
 from salgp.gp.linalg import (
     cholesky,
     inverse_positive,
@@ -32,7 +33,6 @@ from salgp.gp.linalg import (
     solve_lower,
     spectral_root,
 )
-from salgp.gp.rows import Rows, gaps, gaps_to, self_gaps
 from salgp.io import storable
 
 __all__ = [

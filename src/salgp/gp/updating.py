@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from salgp.gp.fitting import Fitted
+from salgp.gp.kernels import Rows, gaps, self_gaps
 from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites
 from salgp.gp.regression import Statistics, condition_exact, condition_inducing, statistics
-from salgp.gp.rows import Rows, gaps, self_gaps
 
 __all__ = ["extend", "new_sites", "retract"]
 

@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from salgp.monitor.monitor import Monitor
 from salgp.monitor.records import Record
-from salgp.monitor.status import ClassShift, FeatureShift, Status
+from salgp.monitor.rules import ClassShift, FeatureShift, Status
 
 __all__ = ["ClassShift", "FeatureShift", "Monitor", "Record", "Status"]

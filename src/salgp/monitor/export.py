@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from salgp.estimate.accuracy import Estimate
 from salgp.monitor.records import Record, Settings
-from salgp.monitor.rules import expected
-from salgp.monitor.status import Status
+from salgp.monitor.rules import Status, expected
 
 __all__ = ["history", "metrics", "prometheus"]
 

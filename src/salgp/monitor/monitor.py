@@ -19,10 +19,9 @@ from salgp.extras import require
 from salgp.io import locked, readable
 from salgp.labels import as_labels
 from salgp.monitor import export, records
-from salgp.monitor.features import band_counts, band_of_cells, feature_cells, feature_names
+from salgp.monitor.martingale import band_counts, band_of_cells, feature_cells, feature_names
 from salgp.monitor.records import Record, Settings, State
-from salgp.monitor.rules import alarms, status_of
-from salgp.monitor.status import Status
+from salgp.monitor.rules import Status, alarms, status_of
 from salgp.prediction import Prediction, checked
 from salgp.tables import as_frame
 

@@ -15,8 +15,7 @@ from markupsafe import Markup
 from salgp.estimate.accuracy import Estimate
 from salgp.io import refuse_foreign, write_whole
 from salgp.monitor.records import Record, Settings
-from salgp.monitor.rules import expected, measured, with_late_labels
-from salgp.monitor.status import Status
+from salgp.monitor.rules import Status, expected, measured, with_late_labels
 from salgp.svg import Canvas, Frame, without_control_characters
 
 __all__ = ["render_page", "write_page"]

@@ -30,8 +30,7 @@ from salgp.io import (
     write_header,
     write_tensors,
 )
-from salgp.monitor.features import BANDS
-from salgp.monitor.martingale import AccuracyMartingale, ConformalMartingale
+from salgp.monitor.martingale import BANDS, AccuracyMartingale, ConformalMartingale
 
 __all__ = ["Record", "Settings", "State", "create", "last_number", "read", "read_settings", "write"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from salgp.metrics import Interval, RiskCoverage
 from salgp.metrics.checks import ArrayLike, IntArray, as_numbers
-from salgp.plots.style import CYCLE, annotate_cells, new_axes
+from salgp.plots.reliability import CYCLE, annotate_cells, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

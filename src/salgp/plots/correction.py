@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from salgp.metrics.checks import ArrayLike, FloatArray, as_numbers
-from salgp.plots.style import BLUE, CYCLE, RED, annotate_cells, new_axes
+from salgp.plots.reliability import BLUE, CYCLE, RED, annotate_cells, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

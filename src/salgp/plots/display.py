@@ -20,8 +20,7 @@ from salgp.metrics import (
 )
 from salgp.metrics.checks import ArrayLike
 from salgp.plots.comparison import risk_coverage_curves
-from salgp.plots.reliability import draw_reliability
-from salgp.plots.style import new_axes
+from salgp.plots.reliability import draw_reliability, new_axes
 from salgp.prediction import Prediction
 
 if TYPE_CHECKING:

@@ -19,12 +19,11 @@ from salgp.labels import as_labels
 from salgp.metrics import METRICS, Scores, evaluate
 from salgp.prediction import Prediction
 from salgp.report import figures
-from salgp.report.page import page
+from salgp.report.figures import slider
+from salgp.report.page import data_uri, page
 from salgp.report.selective import ASSURANCE, OperatingPoint, acceptable_levels, chosen_level, least_promise
-from salgp.report.shift import shift
-from salgp.report.slices import confusions
+from salgp.report.slices import confusions, shift
 from salgp.report.slices import slices as slices_of
-from salgp.report.slider import slider
 from salgp.report.summary import (
     Change,
     Corrected,
@@ -35,7 +34,6 @@ from salgp.report.summary import (
     term_shares,
 )
 from salgp.report.text import GLOSSARY, verdict
-from salgp.report.thumbnails import data_uri
 
 __all__ = ["build", "render"]
 

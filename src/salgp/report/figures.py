@@ -1,18 +1,26 @@
-"""Figures of the report as small inline SVG, which follow the page's colours and say what they show."""
+"""Figures of the report as small inline SVG, which follow the page's colours and say what they show.
+
+The slider: how many wrong answers are acceptable, and what every choice means.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from salgp.metrics import ReliabilityBins, accuracy_band, reliability_bins
-from salgp.report.selective import OperatingPoint
+from salgp.report import figures
+from salgp.report.page import percent
+from salgp.report.selective import ASSURANCE, OperatingPoint, least_promise, nice_step
 from salgp.report.summary import LayerShare, Scored
+from salgp.report.text import no_promise, share
 from salgp.svg import Canvas, Frame
 
-__all__ = ["interval_bar", "layer_profile", "reliability", "risk_coverage"]
+__all__ = ["interval_bar", "layer_profile", "reliability", "slider"]
 
 N_BINS = 10
 
@@ -62,35 +70,35 @@ def risk_coverage(
 
 def layer_profile(shares: Sequence[LayerShare]) -> Markup:
     """One bar per term: mean correction downwards (left) and upwards (right), in points."""
-    largest = max((share.size for share in shares), default=0.0) or 1.0
+    largest = max((term.size for term in shares), default=0.0) or 1.0
     words = (
         "Mean correction by term: "
-        + ", ".join(f"{share.name} {100 * share.size:.1f}" for share in shares)
+        + ", ".join(f"{term.name} {100 * term.size:.1f}" for term in shares)
         + " points."
     )
-    names = [_short(share.name) for share in shares]
+    names = [_short(term.name) for term in shares]
     left = 20 + 10 * max(map(len, names), default=0)
     canvas = Canvas(left + 390, 30 * len(shares) + 8, words, "plot wide")
-    for i, (name, share) in enumerate(zip(names, shares, strict=True)):
+    for i, (name, term) in enumerate(zip(names, shares, strict=True)):
         y, scale = 30 * i + 4, 310 / largest
         canvas.text(left - 10, y + 18, name, "layer", "end")
         canvas.rect(
             left,
             y + 3,
-            share.lowers * scale,
+            term.lowers * scale,
             20,
             "lowers",
-            f"{share.name}: lowers by {100 * share.lowers:.1f} points on average",
+            f"{term.name}: lowers by {100 * term.lowers:.1f} points on average",
         )
         canvas.rect(
-            left + share.lowers * scale,
+            left + term.lowers * scale,
             y + 3,
-            share.raises * scale,
+            term.raises * scale,
             20,
             "raises",
-            f"{share.name}: raises by {100 * share.raises:.1f} points on average",
+            f"{term.name}: raises by {100 * term.raises:.1f} points on average",
         )
-        canvas.text(left + 6 + share.size * scale, y + 18, f"{100 * share.size:.1f}", "tick", "start")
+        canvas.text(left + 6 + term.size * scale, y + 18, f"{100 * term.size:.1f}", "tick", "start")
     return canvas.markup()
 
 
@@ -151,3 +159,58 @@ def _percent_axes(frame: Frame, x_label: str, y_label: str, ticks: Sequence[floa
 
 def _short(name: str, length: int = 23) -> str:
     return name if len(name) <= length else "…" + name[1 - length :]
+
+
+def slider(
+    before: Scored, after: Scored, levels: Sequence[OperatingPoint], point: OperatingPoint
+) -> dict[str, Any]:
+    """The curve of errors over coverage, and what tiles and sentences say at each level."""
+    n, top = len(after.correct), levels[-1].error
+    figure, frame = figures.risk_coverage(before, after, point, _error_ticks(before, after, top))
+    points = [
+        {
+            "error": share(k.error),
+            "advice": _advice(k, least_promise(levels, k)),
+            "before": f"{k.before:,}",
+            "after": f"{k.after:,}",
+            "human": f"{n - k.after:,}",
+            "share": round(100 * (n - k.after) / n, 1),
+            "threshold": _limit(k),
+            "wrong": f"{k.wrong:,}",
+            "xb": round(frame.x(k.before / n), 1),
+            "xa": round(frame.x(k.after / n), 1),
+            "y": round(frame.y(k.error), 1),
+        }
+        for k in levels
+    ]
+    every = max(len(levels) // 8, 1)
+    return {
+        "risk_figure": figure,
+        "points": points,
+        "position": list(levels).index(point),
+        "steps": [k for i, k in enumerate(levels) if i % every == 0 or k == point],
+    }
+
+
+def _advice(point: OperatingPoint, least: float | None) -> str:
+    """What the tile says below the number of answers that go to a human."""
+    if point.threshold is None:
+        return f"They {no_promise(point, least)}."
+    return (
+        f"Answers used without asking: {_limit(point)}. At most {share(point.error)} of them are wrong, with "
+        f"{percent(ASSURANCE)} assurance."
+    )
+
+
+def _limit(point: OperatingPoint) -> str:
+    if point.threshold is None:
+        return "no limit is good enough"
+    return "any confidence" if point.everything else f"above {percent(point.threshold, 1)}"
+
+
+def _error_ticks(before: Scored, after: Scored, top: float) -> list[float]:
+    """Round steps that hold the error rate and a little of what the curves do above it."""
+    settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
+    needed = min(max(*settled, top), 1.5 * top)
+    step = nice_step(needed / 5)
+    return [k * step for k in range(math.ceil(needed / step - 1e-9) + 1)]

@@ -82,7 +82,7 @@ def fit_store(
 
 @dataclass(frozen=True)
 class StoreSource:
-    """The rows of a store, as `salgp.calibrators.row_source.Source` asks for them.
+    """The rows of a store, as `salgp.calibrators.base.Source` asks for them.
 
     Args:
         store: calibration data.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from salgp.calibrators.augmented import originals
+from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.store.store import FeatureStore
 

@@ -20,8 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from salgp.calibrators import Calibrator, load_calibrator
+from salgp.calibrators.base import FILE
 from salgp.calibrators.evidence.windows import Context
-from salgp.calibrators.saving import FILE
 from salgp.features import Features
 from salgp.io import digest, locked, write_whole
 from salgp.logits import check_finite

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from salgp.io import write_whole
 from salgp.plots import confusion_matrix, reliability_diagram, residual_fit
-from salgp.plots.style import new_figure
+from salgp.plots.reliability import new_figure
 from salgp.prediction import Prediction
 from salgp_study.drawings import (
     draw_architectures,

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.calibrators import get
-from salgp.calibrators.augmented import originals
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.layer_spaces import Evidence, layer_evidence
 from salgp.calibrators.evidence.shift import _permutation_p, shift_report
+from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.network.augment.augmentation import augment
 from salgp.network.reader import Reader

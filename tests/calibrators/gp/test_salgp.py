@@ -20,15 +20,14 @@ from torch import Tensor
 
 import salgp
 from salgp.calibrators.gp.correction import predict_corrections
-from salgp.calibrators.gp.observations import log_odds_design
 from salgp.calibrators.gp.salgp import SALGP, fit_structure
-from salgp.calibrators.gp.structures import rows_of, structure
+from salgp.calibrators.gp.structures import log_odds_design, rows_of, structure
 from salgp.calibrators.loading import read_parts
 from salgp.features import Features
 from salgp.gp.fitting import Settings
+from salgp.gp.kernels import gaps
 from salgp.gp.optimise import NotConvergedWarning
 from salgp.gp.regression import condition_exact
-from salgp.gp.rows import gaps
 from salgp.metrics import nll_correct
 
 COVARIANCES = ["sum", "ml", "hl", "additive", "icm", "lcm", "nested", "concat"]
@@ -372,7 +371,7 @@ def test_layer_matrix_is_positive() -> None:
 
 def test_starting_scales_see_every_layer() -> None:
     """500 samples of 5 layers are 2500 rows; an even stride of 5 would look at the first layer only."""
-    from salgp.gp.parameters import typical_square
+    from salgp.gp.optimise import typical_square
 
     block = torch.arange(2500, dtype=torch.float64)[:, None] % 5
     assert typical_square(block) > 0.5

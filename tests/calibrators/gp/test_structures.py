@@ -15,7 +15,8 @@ from samples import sample
 from salgp.calibrators.gp.structures import STACKED, STRUCTURES, Structure, rows_of, structure
 from salgp.features import Features
 from salgp.gp.covariance import Covariance, Index, Product, Same, Stationary, Sum
-from salgp.gp.parameters import Scale
+from salgp.gp.kernels import Rows, gaps
+from salgp.gp.optimise import Scale
 from salgp.gp.regression import (
     Statistics,
     condition_exact,
@@ -24,7 +25,6 @@ from salgp.gp.regression import (
     inducing_log_evidence,
     statistics,
 )
-from salgp.gp.rows import Rows, gaps
 
 NOISE = 0.05
 CASES = [
@@ -122,7 +122,7 @@ def test_inducing_with_all_rows_is_exact(name: str, options: dict[str, object]) 
 def test_is_positive_semi_definite_symmetric_and_diagonal_agrees(
     name: str, options: dict[str, object]
 ) -> None:
-    from salgp.gp.rows import self_gaps
+    from salgp.gp.kernels import self_gaps
 
     made, _, rows, _ = build(name, options, 10)
     theta = perturbed_start(made, scale_of(made.covariance), size=1.0)

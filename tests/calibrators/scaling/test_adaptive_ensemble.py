@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from salgp import Features
-from salgp.calibrators.scaling.adaptive_ensemble import AdaptiveCalibratorEnsemble
+from salgp.calibrators.scaling.temperature import AdaptiveCalibratorEnsemble
 from salgp.calibrators.temperature import best_temperature
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from salgp import Features
-from salgp.calibrators.scaling.binning import HistogramBinning
+from salgp.calibrators.scaling.toplabel import HistogramBinning
 
 
 def drawn(n: int = 500, c: int = 4, seed: int = 0) -> tuple[Features, torch.Tensor]:

@@ -8,7 +8,7 @@ import sklearn.isotonic
 import torch
 
 from salgp import Features
-from salgp.calibrators.scaling.isotonic import IsotonicRegression, interpolate, monotone_fit
+from salgp.calibrators.scaling.toplabel import IsotonicRegression, interpolate, monotone_fit
 
 
 def drawn(n: int = 500, c: int = 3, seed: int = 0) -> tuple[Features, torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 
 from salgp import Features
 from salgp.calibrators import get
-from salgp.calibrators.scaling.stacked import StackedScaling, _identity
+from salgp.calibrators.scaling.multiclass import StackedScaling, _identity
 from salgp.metrics import nll
 
 pytestmark = pytest.mark.filterwarnings("ignore::salgp.calibrators.base.CalibrationWarning")

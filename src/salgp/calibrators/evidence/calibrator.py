@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from salgp.calibrators.active_learning import spread_choice
-from salgp.calibrators.augmented import originals
-from salgp.calibrators.base import Calibrator, chunks, one_at_a_time
+from salgp.calibrators.base import Calibrator, Source, chunks, one_at_a_time
+from salgp.calibrators.checks import misaligned
 from salgp.calibrators.evidence.class_probabilities import class_log_distances, fit_classes, rows_at_once
 from salgp.calibrators.evidence.cross_fitting import (
     MANY,
@@ -46,12 +45,10 @@ from salgp.calibrators.evidence.mixture import (
 )
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import Context, window_sums
-from salgp.calibrators.grouping import window_numbers
-from salgp.calibrators.label_checks import misaligned
-from salgp.calibrators.row_source import Source
+from salgp.calibrators.rows import originals, spread_choice, window_numbers
 from salgp.calibrators.temperature import careful_temperature
 from salgp.features import Features
-from salgp.gp.threads import threads_for
+from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
 from salgp.prediction import LayerTerms, Prediction, spread_confidence
 

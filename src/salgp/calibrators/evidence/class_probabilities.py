@@ -24,8 +24,8 @@ from salgp.calibrators.evidence.layer_spaces import (
     coordinates,
 )
 from salgp.features import Features
+from salgp.gp.linalg import one_blas_thread
 from salgp.gp.optimise import tell_unless_settled
-from salgp.gp.threads import one_blas_thread
 from salgp.io import storable
 
 __all__ = ["ClassModel", "class_log_distances", "fit_classes", "rows_at_once"]

@@ -16,7 +16,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from salgp.calibrators.augmented import originals
 from salgp.calibrators.evidence.layer_spaces import (
     Evidence,
     Reference,
@@ -25,6 +24,7 @@ from salgp.calibrators.evidence.layer_spaces import (
     principal_directions,
     unit_length,
 )
+from salgp.calibrators.rows import originals
 from salgp.features import Features
 
 __all__ = ["MANY", "confidence_rank", "cross_fitted_evidence", "fold_references", "split_reference"]

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salgp.calibrators.augmented import originals
 from salgp.calibrators.evidence.cross_fitting import confidence_rank
 from salgp.calibrators.evidence.layer_spaces import Evidence
 from salgp.calibrators.evidence.mixture import Mixture, Scales, log_odds_of, samples_of
 from salgp.calibrators.evidence.windows import window_sums
+from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.metrics import auroc, debiased_ece, nll_correct
 

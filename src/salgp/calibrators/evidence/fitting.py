@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.calibrators.augmented import is_augmented, originals
 from salgp.calibrators.evidence.mixture import Mixture, Samples, ShiftScore, score_inputs
 from salgp.calibrators.evidence.monotone import fit_monotone, leave_group_out
 from salgp.calibrators.evidence.windows import WindowModel, window_sums
+from salgp.calibrators.rows import is_augmented, originals
 from salgp.features import Features
+from salgp.gp.likelihood import logistic
 from salgp.gp.linalg import cholesky, inverse_positive
-from salgp.gp.logistic import logistic
 from salgp.io import storable
 
 __all__ = [

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.gp.linalg import cholesky, inverse_positive
+from salgp.gp.linalg import cholesky, inverse_positive, one_blas_thread
 from salgp.gp.optimise import tell_unless_settled
-from salgp.gp.threads import one_blas_thread
 from salgp.io import storable
 
 __all__ = ["MonotoneLogistic", "design", "fit_monotone", "leave_group_out"]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salgp.calibrators.base import Source
 from salgp.calibrators.evidence.layer_spaces import (
     SAMPLES_PER_POINT,
     Evidence,
@@ -29,7 +30,6 @@ from salgp.calibrators.evidence.layer_spaces import (
     unit_length,
     whitened_space,
 )
-from salgp.calibrators.row_source import Source
 from salgp.features import Features
 from salgp.io import storable
 

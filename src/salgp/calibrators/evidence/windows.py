@@ -1,7 +1,7 @@
 """What a window of samples met together tells of a shift.
 
 The formulas are in `salgp.calibrators.evidence.mixture`; which samples share a window is said by
-`salgp.calibrators.grouping`.
+`salgp.calibrators.rows`.
 """
 
 from __future__ import annotations

@@ -12,17 +12,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from salgp.calibrators.gp.observations import log_odds_design
-from salgp.calibrators.gp.structures import Structure, rows_of
+from salgp.calibrators.gp.structures import Structure, log_odds_design, rows_of
 from salgp.features import Features
 from salgp.gp.covariance import Covariance
 from salgp.gp.fitting import Fitted
+from salgp.gp.kernels import Gaps, Rows, gaps, pairs_of, self_gaps
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.regression import Posterior, remaining
-from salgp.gp.rows import Gaps, Rows, gaps, pairs_of, self_gaps
 from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction
 
-__all__ = ["chunk_size", "corrected", "predict_corrections", "to_prediction"]
+__all__ = ["chunk_size", "predict_corrections", "to_prediction"]
 
 CHUNK_ENTRIES = 1_000_000
 """Covariance entries computed at once during prediction: small enough for the cache, whatever the number of

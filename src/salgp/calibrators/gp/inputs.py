@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from salgp.calibrators.augmented import originals
 from salgp.calibrators.evidence.cross_fitting import cross_fitted_evidence
 from salgp.calibrators.evidence.fitting import fit_in_domain, training_rows
 from salgp.calibrators.evidence.layer_spaces import WIDTH, Reference, layer_evidence, make_reference
 from salgp.calibrators.evidence.mixture import Scales, samples_of, scales_of
 from salgp.calibrators.evidence.monotone import MonotoneLogistic
+from salgp.calibrators.rows import originals
 from salgp.calibrators.temperature import best_temperature
 from salgp.features import Features
 from salgp.io import storable

@@ -12,12 +12,11 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator
+from salgp.calibrators.base import Calibrator, Source
 from salgp.calibrators.gp.correction import chunk_size, to_prediction
 from salgp.calibrators.gp.salgp import RECIPES, fit_structure
 from salgp.calibrators.gp.streaming import fit_rows, take_learned
 from salgp.calibrators.gp.structures import structure
-from salgp.calibrators.row_source import Source
 from salgp.features import Features
 from salgp.gp.fitting import EXACT_LIMIT, Settings
 from salgp.prediction import Prediction

@@ -22,19 +22,17 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from salgp.calibrators.active_learning import spread_choice
-from salgp.calibrators.base import Calibrator, one_at_a_time
+from salgp.calibrators.base import Calibrator, Source, one_at_a_time
 from salgp.calibrators.gp.correction import chunk_size, to_prediction
 from salgp.calibrators.gp.inputs import learn_evidence
-from salgp.calibrators.gp.observations import observe
 from salgp.calibrators.gp.streaming import fit_rows, take_learned
-from salgp.calibrators.gp.structures import Structure, structure
-from salgp.calibrators.row_source import Source
+from salgp.calibrators.gp.structures import Structure, observe, structure
+from salgp.calibrators.rows import spread_choice
 from salgp.features import Features
 from salgp.gp.covariance import Index, Product, Sum
 from salgp.gp.fitting import EXACT_LIMIT, Fitted, Settings, fit_bernoulli, fit_gaussian
+from salgp.gp.kernels import Rows
 from salgp.gp.likelihood import Sites
-from salgp.gp.rows import Rows
 from salgp.gp.updating import extend, new_sites, retract
 from salgp.labels import as_labels
 from salgp.prediction import Prediction

@@ -18,13 +18,12 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from salgp.calibrators.checks import bounded_logits
-from salgp.calibrators.gp.observations import flat_rows, observe
-from salgp.calibrators.gp.structures import Structure
-from salgp.calibrators.row_source import Source
-from salgp.calibrators.zero_probabilities import floor_zeros
+from salgp.calibrators.base import Source
+from salgp.calibrators.checks import bounded_logits, floor_zeros
+from salgp.calibrators.gp.structures import Structure, flat_rows, observe
 from salgp.features import Features
 from salgp.gp.fitting import Fitted
+from salgp.gp.kernels import Rows, gaps
 from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites
 from salgp.gp.linalg import cholesky, lower_inverse
 from salgp.gp.regression import (
@@ -36,7 +35,6 @@ from salgp.gp.regression import (
     inducing_rows,
     statistics,
 )
-from salgp.gp.rows import Rows, gaps
 from salgp.io import storable
 
 __all__ = ["fit_rows", "take_learned"]
