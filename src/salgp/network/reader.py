@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from salgp.features import Features
 from salgp.logits import FORWARD, OUTPUTS, as_logits, raw_logits
 from salgp.network.batches import Batch, KnownInputs, LabelsAt
-from salgp.network.flow import Flow
 from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, unwrap
 from salgp.network.layers import Layers, Poolings, make_taps
 from salgp.network.taps import Change, Probe, Tap, TapError
-from salgp.network.trace import trace
+from salgp.network.trace import Flow, trace
 
 __all__ = ["Forward", "Reader", "projection"]
 
@@ -43,7 +42,7 @@ class Reader:
     Args:
         layers: ``"auto"`` for block boundaries (at most 12), or names, globs (``"layer*"``) and positions
             among the automatic layers (``-1``), one or several; empty for the logits only.
-        pooling: one of `salgp.network.pooling.POOLINGS`, a function, or a mapping from layer name or glob to
+        pooling: one of `salgp.network.taps.POOLINGS`, a function, or a mapping from layer name or glob to
             those.
         output: what the network returns: ``"logits"``, ``"probabilities"`` or ``"log-probabilities"``. None
             means logits, and numbers that look like something else are refused. A binary network with one

@@ -11,9 +11,8 @@ from torch import nn
 from salgp.network.batches import KnownInputs
 from salgp.network.frozen_copy import fingerprint
 from salgp.network.layers import Poolings, pooling_for
-from salgp.network.pooling import Layout
 from salgp.network.reader import Forward, Reader
-from salgp.network.taps import Tap
+from salgp.network.taps import Layout, Tap
 
 __all__ = [
     "FORMAT",
