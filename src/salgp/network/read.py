@@ -92,7 +92,8 @@ def read_batches(
                 reader = reader.resolved(model, changed)
                 features = reader.read(model, changed, change)
             labels = _labels(batch, features, reader) if with_labels else None
-            reading = Reading(reader, batch, reader.placed(features), labels)
+            place = features.logits.device if reader.keep_on_device else "cpu"
+            reading = Reading(reader, batch, features.to(place, reader.dtype), labels)
             first = first or reading
             _check_alike(first, reading, index)
             yield reading
