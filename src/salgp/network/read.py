@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from salgp.features import Features
+from salgp.labels import class_labels
 from salgp.logits import check_undeclared
-from salgp.network.batches import Batch, class_labels, in_pieces
+from salgp.network.batches import Batch, in_pieces
 from salgp.network.frozen_copy import unwrap
 from salgp.network.reader import Reader
 from salgp.network.taps import Change
