@@ -20,8 +20,7 @@ from salgp.cli import calibrate, main
 from salgp.logits import check_finite
 from salgp.network.augment.augmentation import augment
 from salgp.network.extract import read_calibration_data
-from salgp.network.reader import Reader
-from salgp.network.serialization import FORMAT_VERSION
+from salgp.network.reader import FORMAT_VERSION, Reader
 from salgp.store import extract_to_store, score, write_store
 
 Run = Callable[[str], tuple[int, str, str]]

@@ -33,8 +33,15 @@ from salgp.network.extract import Families, Perturb, read_calibration_data, read
 from salgp.network.frozen_copy import Fingerprint, check_network, unwrap
 from salgp.network.layers import Poolings
 from salgp.network.read import collect, read_batches
-from salgp.network.reader import Forward, Reader
-from salgp.network.serialization import FORMAT, FORMAT_VERSION, LostFunctionError, module_header, reader_from
+from salgp.network.reader import (
+    FORMAT,
+    FORMAT_VERSION,
+    Forward,
+    LostFunctionError,
+    Reader,
+    module_header,
+    reader_from,
+)
 from salgp.prediction import Prediction
 
 __all__ = ["CalibratedClassifier", "calibrate", "load", "with_fallback"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["LABEL_KEYS", "as_labels", "pop_labels", "refuse_masked"]
+__all__ = ["LABEL_KEYS", "as_labels", "class_labels", "pop_labels", "refuse_masked"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Names under which labels stand beside the inputs of a network."""
@@ -55,6 +56,30 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
     return y
 
 
+def class_labels(labels: Any, n: int, n_classes: int, classes: Sequence[str] | None = None) -> Tensor:
+    """Labels ``(n,)`` as class numbers, from class numbers (also 0. and 1. as floats), one-hot rows or names.
+
+    Data of other classes than the network's may be read and predicted; who learns from labels or judges by
+    them asks whether the network knows them.
+
+    Example:
+        >>> class_labels(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), 2, 3)
+        tensor([1, 0])
+        >>> class_labels(torch.tensor([0.0, 1.0]), 2, 2)
+        tensor([0, 1])
+        >>> class_labels(["eel", "cat"], 2, 3, classes=["cat", "dog", "eel"])
+        tensor([2, 0])
+    """
+    if classes is not None and len(classes) != n_classes:
+        raise ValueError(f"classes names {len(classes)} classes, but the network has {n_classes}")
+    y = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    if isinstance(y, np.ndarray) and y.ndim == 1 and all(isinstance(name, str) for name in y.tolist()):
+        return as_labels(_numbers(y.tolist(), classes), n)
+    if y.ndim == 2 and y.shape == (n, n_classes):
+        return as_labels(_from_one_hot(torch.as_tensor(y)), n)
+    return as_labels(labels, n)
+
+
 def pop_labels(arrays: dict[str, Any]) -> Any:
     """Take the labels out of named arrays; None where there are none.
 
@@ -82,6 +107,33 @@ def refuse_masked(values: Any, what: str) -> None:
             f"{what}: {n:,} of {values.size:,} entries are masked; leave these rows out, or fill them: "
             f"{what}.filled(...)"
         )
+
+
+def _numbers(names: list[str], classes: Sequence[str] | None) -> list[int]:
+    """Class numbers of class names."""
+    if classes is None:
+        raise TypeError(
+            f"labels are names, such as {names[0]!r}; pass classes=[...], the names in the order of the "
+            f"network's outputs"
+        )
+    numbers = {name: k for k, name in enumerate(classes)}
+    unknown = [name for name in names if name not in numbers]
+    if unknown:
+        raise ValueError(
+            f"label {unknown[0]!r} is none of the classes {', '.join(classes)}; samples of a class that the "
+            f"network does not know have the label -1"
+        )
+    return [numbers[name] for name in names]
+
+
+def _from_one_hot(y: Tensor) -> Tensor:
+    if not bool(((y == 0) | (y == 1)).all()) or not bool((y.sum(dim=1) == 1).all()):
+        raise ValueError(
+            f"labels of shape {tuple(y.shape)} must be one-hot, a single 1 in each row; for several "
+            f"(multi-label) or "
+            f"uncertain classes per sample calibrate one class at a time"
+        )
+    return y.argmax(dim=1)
 
 
 _KINDS = "for true and false pass labels.long(); real targets (regression) cannot be calibrated here"

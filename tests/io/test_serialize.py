@@ -9,8 +9,7 @@ import pytest
 
 from salgp.io import FormatError
 from salgp.io.serialize import pack, storable, unpack
-from salgp.network.reader import Reader
-from salgp.network.serialization import reader_from, reader_header
+from salgp.network.reader import Reader, reader_from, reader_header
 
 
 @storable

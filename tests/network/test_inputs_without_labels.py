@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +87,8 @@ def test_labels_that_are_none_are_none() -> None:
     assert len(classifier.predict([{"x": X, "labels": None}])) == 60
 
 
-def test_a_classifier_of_an_earlier_version_reads_as_it_did(tmp_path: Path) -> None:
-    from salgp.network.serialization import reader_from, reader_header
-
-    reader = salgp.calibrate(Scaled(), [(X, GAIN, Y)], **PLAIN).taps
-    header = json.loads(json.dumps(reader_header(reader)))
-    assert reader_from(header, None, None).batch_of((X, GAIN)).labels is None
-    del header["inputs"]
-    assert reader_from(header, None, None).batch_of((X, GAIN)).labels is GAIN
-
-
 def test_kept_inputs_are_checked() -> None:
-    from salgp.network.serialization import reader_from, reader_header
+    from salgp.network.reader import reader_from, reader_header
 
     header = reader_header(salgp.calibrate(Scaled(), [(X, GAIN, Y)], **PLAIN).taps)
     for wrong in ({"count": "2"}, {"names": [1]}, {"labels_at": 0.5}):

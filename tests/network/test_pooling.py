@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from salgp.network.pooling import POOLINGS, Layout, pool
+from salgp.network.taps import POOLINGS, Layout, pool
 
 FIRST, LAST = Layout("first"), Layout("last")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 
 import salgp
 from salgp import CalibratedClassifier
-from salgp.network.serialization import reader_from, reader_header
 
 
 def two_classes(outputs: int = 2) -> tuple[CalibratedClassifier, torch.Tensor]:
@@ -31,13 +29,6 @@ def test_a_row_of_a_network_of_two_classes_is_not_two_samples(tmp_path: Path) ->
         with pytest.raises(ValueError, match="needs a batch axis"):
             c.predict(list(x))
         assert len(c(x[:1])) == 1
-
-
-def test_files_that_do_not_know_the_shape_are_read_as_before() -> None:
-    classifier, _ = two_classes()
-    header = json.loads(json.dumps(reader_header(classifier.taps)))
-    assert header.pop("columns") == 2
-    assert reader_from(header, None, None).columns is None
 
 
 def test_a_network_of_one_output_keeps_its_single_log_odds() -> None:

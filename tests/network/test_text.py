@@ -11,12 +11,18 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.network.augment.augmentation import augment
-from salgp.network.augment.families import FAMILIES, KINDS
-from salgp.network.augment.inputs import first_tokens, perturbed_batch, real_tokens
+from salgp.network.augment.families import FAMILIES, KINDS, first_tokens, perturbed_batch, real_tokens
+from salgp.network.augment.text import (
+    Tokens,
+    checked_tokenizer,
+    lose_words,
+    misspell,
+    rewrite,
+    swap_words,
+    unknown_words,
+)
 from salgp.network.batches import Batch
 from salgp.network.reader import Reader
-from salgp.network.text import Tokens, checked_tokenizer
-from salgp.network.words import lose_words, misspell, rewrite, swap_words, unknown_words
 
 START, END, PAD = 1, 2, 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz \n"

@@ -225,7 +225,7 @@ def layer_names(text: str) -> Any:
 def metadata_of(network: nn.Module, reader: Reader, classes: list[str] | None) -> dict[str, str]:
     """What a features file says of its network: enough to put network and calibrator together again."""
     import salgp
-    from salgp.network.serialization import FORMAT, FORMAT_VERSION, module_header
+    from salgp.network.reader import FORMAT, FORMAT_VERSION, module_header
 
     header = module_header(network, reader)
     kept = {

@@ -283,7 +283,7 @@ def save_calibrator(folder: Path, calibrator: Calibrator, source: FeatureFile, n
     """
     from salgp.calibrators.base import save_calibrator
     from salgp.io import check_kind
-    from salgp.network.serialization import FORMAT, FORMAT_VERSION
+    from salgp.network.reader import FORMAT, FORMAT_VERSION
 
     parts: dict[str, Any] = {"origin": source.origin | {"n": n}}
     if "module" in source.metadata:

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
-from salgp.labels import LABEL_KEYS, as_labels, refuse_masked
+from salgp.labels import LABEL_KEYS, refuse_masked
 from salgp.logits import shape_of
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "KnownInputs",
     "LabelsAt",
     "are_texts",
-    "class_labels",
     "first_rows",
     "in_pieces",
     "rebatched",
@@ -65,7 +64,7 @@ class KnownInputs:
         if batch.keywords:
             names = tuple(name for name in batch.keywords if isinstance(name, str))
             return KnownInputs(len(names), names, batch.labels_at)
-        taken = None if called_otherwise else _parameters_of(network)[0]
+        taken = None if called_otherwise else _parameters_of(network).names
         count = len(batch.inputs)
         return KnownInputs(count, (taken or ())[:count], batch.labels_at)
 
@@ -113,7 +112,7 @@ class Batch:
                 "the loader gave a DataLoader in place of a batch; to join several, make one of all their "
                 "data: DataLoader(torch.utils.data.ConcatDataset([...]))"
             )
-        item = _as_tensors(item)
+        item = _tensors(item)
         if isinstance(item, Mapping):
             return _from_mapping(item, labels_at, known)
         if not isinstance(item, tuple | list) or isinstance(item, PackedSequence) or are_texts(item):
@@ -136,35 +135,36 @@ class Batch:
             >>> sorted(Batch.given(({"input": x, "truth": [0, 1]},), {}, network, "truth").keywords)
             ['input']
         """
-        _refuse_loaders(inputs)
+        for x in inputs:
+            several = isinstance(x, list) and len(x) > 0 and isinstance(x[0], Mapping | tuple)
+            if several or isinstance(x, DataLoader | Dataset | Iterator):
+                raise TypeError(
+                    f"expected one batch, got a {type(x).__name__} of several; for all that a loader yields "
+                    f"there is .predict(loader)"
+                )
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             both = {**inputs[0], **keywords}
             return Batch.of(both, labels_at if labels_at in both else None, known)
         named = _named_in_a_call(keywords, network, known) if keywords else {}
         form = "mapping" if named and not inputs else "single" if len(inputs) == 1 else "tuple"
-        return Batch(tuple(map(_as_tensors, inputs)), named, form=form)
+        return Batch(tuple(map(_tensors, inputs)), named, form=form)
 
     def mask(self, network: nn.Module | None = None) -> Tensor | None:
         """The ``attention_mask`` ``(N, T)`` of its tokens, by name or by the place at which the network takes
         it; None where there is none. The part of it that stands for a key-value cache is left out.
 
         Example:
-            >>> ids, mask = (
-            ...     torch.ones(2, 3, dtype=torch.long),
-            ...     torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
-            ... )
-            >>> Batch(keywords={"input_ids": ids, "attention_mask": mask}).mask()
-            tensor([[1, 1, 0],
-                    [1, 1, 1]])
+            >>> Batch(keywords={"attention_mask": torch.tensor([[1, 1, 0]])}).mask()
+            tensor([[1, 1, 0]])
         """
-        several = network is not None and len(self.inputs) > 1
-        names = (_parameters_of(network)[0] or ()) if network is not None and several else ()
-        named = {**dict(zip(names, self.inputs, strict=False)), **self.keywords}
+        named = dict(self.keywords)
+        if network is not None and len(self.inputs) > 1:
+            names = _parameters_of(network).names or ()
+            named = {**dict(zip(names, self.inputs, strict=False)), **named}
         mask, ids = named.get("attention_mask"), named.get("input_ids")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             return None
-        cached = isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] < mask.shape[1]
-        return mask[:, -ids.shape[1] :] if cached and ids is not None else mask
+        return mask[:, -ids.shape[1] :] if isinstance(ids, Tensor) and ids.ndim == 2 else mask
 
     @property
     def is_empty(self) -> bool:
@@ -198,19 +198,17 @@ class Batch:
         plain = Tensor | np.ndarray | PackedSequence
         other = [x for x in (*self.inputs, *self.keywords.values()) if not isinstance(x, plain)]
         if not other:
-            return self._missing(_required(network))
+            required = _parameters_of(network).required
+            if self.form != "tuple" or self.labels is None or len(self.inputs) >= len(required):
+                return ""
+            named = ", ".join(f"{name!r}: ..." for name in required)
+            return f"; the last was taken for labels: if it is an input, name them, {{{named}}}"
         nested = len(self.inputs) == 1 and isinstance(other[0], tuple | list)
         if nested and self.form == "single":  # the argument of a call; no loader makes this form
             return "; give the inputs by themselves, classifier(x), or the whole batch to .predict([batch])"
         way = "model(*batch[0])" if nested else "..."
         of = "for batches ((a, b), y): " if nested else "pass "
         return f"; {of}reader=salgp.Reader(forward=lambda model, batch: {way})"
-
-    def _missing(self, required: Sequence[str]) -> str:
-        if self.form != "tuple" or self.labels is None or len(self.inputs) >= len(required):
-            return ""
-        named = ", ".join(f"{name!r}: ..." for name in required)
-        return f"; the last was taken for labels: if it is an input, name them, {{{named}}}"
 
     @property
     def as_made(self) -> Any:
@@ -231,13 +229,13 @@ class Batch:
             >>> Batch((torch.zeros(2, 3), torch.zeros(2))).fits(nn.Linear(3, 4))
             False
         """
-        return len(self.inputs) <= _parameters_of(network)[1]
+        return len(self.inputs) <= _parameters_of(network).most
 
     def arguments(self, network: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments for a network, after a look at what it takes."""
         if not self.keywords and len(self.inputs) < 2:
             return self.inputs, {}
-        taken, most = _parameters_of(network)
+        taken, most, _ = _parameters_of(network)
         if len(self.inputs) > most:
             raise TypeError(
                 f"the batch has {len(self.inputs)} inputs besides its labels, but the network takes "
@@ -259,10 +257,8 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype | None) -> Batch:
         """Inputs as tensors on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
-        inputs = _sent(self.inputs, device, dtype)
-        if not self.keywords and all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
-            return self
-        return replace(self, inputs=inputs, keywords=_sent(dict(self.keywords), device, dtype))
+        keywords = _tensors(self.keywords, device, dtype)
+        return replace(self, inputs=_tensors(self.inputs, device, dtype), keywords=keywords)
 
     def take(self, rows: slice | Tensor) -> Batch:
         """Some samples, where it is plain which axis counts them; else the whole batch.
@@ -275,13 +271,19 @@ class Batch:
             n = len(self.labels)
         except TypeError:
             return self
-        parts = (*self.inputs, *self.keywords.values(), *self.extra)
-        plain = all(are_texts(x) or (isinstance(x, Tensor | np.ndarray) and x.ndim > 0) for x in parts)
+        parts = self._members()
+        plain = all(are_texts(x) or (isinstance(x, Tensor | np.ndarray) and x.ndim > 0) for x in parts[:-1])
         if not plain or any(len(x) != n for x in parts):
             return self
-        keywords = {key: _taken(x, rows) for key, x in self.keywords.items()}
-        inputs, extra = (tuple(_taken(x, rows) for x in xs) for xs in (self.inputs, self.extra))
-        return replace(self, inputs=inputs, keywords=keywords, labels=_taken(self.labels, rows), extra=extra)
+        return self._with_members([_taken(x, rows) for x in parts])
+
+    def _members(self) -> list[Any]:
+        return [*self.inputs, *self.keywords.values(), *self.extra, self.labels]
+
+    def _with_members(self, new: Sequence[Any]) -> Batch:
+        i, j = len(self.inputs), len(self.inputs) + len(self.keywords)
+        keywords = dict(zip(self.keywords, new[i:j], strict=True))
+        return replace(self, inputs=tuple(new[:i]), keywords=keywords, extra=tuple(new[j:-1]), labels=new[-1])
 
     def with_input(self, where: str | int, new: Any) -> Batch:
         """The same batch with one input replaced: a position, or the name of a keyword."""
@@ -304,60 +306,18 @@ def in_pieces(loader: Any, rows: int = 32) -> Any:
     """
     if not isinstance(loader, list | tuple):
         return loader
-    return [piece for item in loader for piece in _pieces(item, rows)]
-
-
-def _pieces(item: Any, rows: int) -> Iterator[Any]:
-    if are_texts(item):
-        yield from (item[i : i + rows] for i in range(0, len(item), rows))
-        return
-    alike = isinstance(item, tuple | list) and len(item) > 1 and are_texts(item[0])
-    if not alike or any(not hasattr(part, "__len__") or len(part) != len(item[0]) for part in item):
-        yield item
-        return
-    for i in range(0, len(item[0]), rows):
-        yield tuple(part[i : i + rows] for part in item)
-
-
-def class_labels(labels: Any, n: int, n_classes: int, classes: Sequence[str] | None = None) -> Tensor:
-    """Labels ``(n,)`` as class numbers, from class numbers (also 0. and 1. as floats), one-hot rows or names.
-
-    Data of other classes than the network's may be read and predicted; who learns from labels or judges by
-    them asks whether the network knows them.
-
-    Example:
-        >>> class_labels(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), 2, 3)
-        tensor([1, 0])
-        >>> class_labels(torch.tensor([0.0, 1.0]), 2, 2)
-        tensor([0, 1])
-        >>> class_labels(["eel", "cat"], 2, 3, classes=["cat", "dog", "eel"])
-        tensor([2, 0])
-    """
-    if classes is not None and len(classes) != n_classes:
-        raise ValueError(f"classes names {len(classes)} classes, but the network has {n_classes}")
-    y = labels if isinstance(labels, Tensor) else np.asarray(labels)
-    if isinstance(y, np.ndarray) and y.ndim == 1 and all(isinstance(name, str) for name in y.tolist()):
-        return as_labels(_numbers(y.tolist(), classes), n)
-    if y.ndim == 2 and y.shape == (n, n_classes):
-        return as_labels(_from_one_hot(torch.as_tensor(y)), n)
-    return as_labels(labels, n)
-
-
-def _numbers(names: list[str], classes: Sequence[str] | None) -> list[int]:
-    """Class numbers of class names."""
-    if classes is None:
-        raise TypeError(
-            f"labels are names, such as {names[0]!r}; pass classes=[...], the names in the order of the "
-            f"network's outputs"
-        )
-    numbers = {name: k for k, name in enumerate(classes)}
-    unknown = [name for name in names if name not in numbers]
-    if unknown:
-        raise ValueError(
-            f"label {unknown[0]!r} is none of the classes {', '.join(classes)}; samples of a class that the "
-            f"network does not know have the label -1"
-        )
-    return [numbers[name] for name in names]
+    pieces: list[Any] = []
+    for item in loader:
+        if are_texts(item):
+            pieces += [item[i : i + rows] for i in range(0, len(item), rows)]
+            continue
+        texts = item[0] if isinstance(item, tuple | list) and item and are_texts(item[0]) else []
+        if texts and all(hasattr(part, "__len__") and len(part) == len(texts) for part in item):
+            starts = range(0, len(texts), rows)
+            pieces += [tuple(part[i : i + rows] for part in item) for i in starts]
+        else:
+            pieces.append(item)
+    return pieces
 
 
 def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt, known: KnownInputs | None) -> Batch:
@@ -392,9 +352,9 @@ def _named_in_a_call(
     """
     key = _label_key(keywords, None, known)
     if known is not None and key not in ("labels", known.labels_at):
-        taken = _parameters_of(network)[0]
+        taken = _parameters_of(network).names
         key = None if taken is None or key in taken else key
-    return {name: _as_tensors(x) for name, x in keywords.items() if name != key}
+    return {name: _tensors(x) for name, x in keywords.items() if name != key}
 
 
 def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: KnownInputs | None) -> Batch:
@@ -416,77 +376,43 @@ def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: KnownInputs |
     return Batch(inputs, {}, labels, "tuple", at, extra)
 
 
-def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
-    """Names the network's forward takes (None: any), and how many inputs by position."""
+class _Parameters(NamedTuple):
+    """What a network's forward takes: names (None: any), how many by position, and which it must have."""
+
+    names: tuple[str, ...] | None
+    most: float
+    required: tuple[str, ...]
+
+
+def _parameters_of(network: nn.Module) -> _Parameters:
     try:
         parameters = inspect.signature(network.forward).parameters.values()
     except (TypeError, ValueError):
-        return None, math.inf
+        return _Parameters(None, math.inf, ())
+    positional, either, several, _, any_name = inspect._ParameterKind
     kinds = [p.kind for p in parameters]
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    most = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else sum(k in placed for k in kinds)
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return None, most
-    return tuple(p.name for p in parameters if p.kind in named), most
+    most = math.inf if several in kinds else sum(kind in (positional, either) for kind in kinds)
+    names = tuple(p.name for p in parameters if p.kind not in (positional, several, any_name))
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (several, any_name)]
+    return _Parameters(None if any_name in kinds else names, most, tuple(needed))
 
 
-def _required(network: nn.Module) -> list[str]:
-    """Names of the inputs that the network cannot do without."""
-    try:
-        parameters = inspect.signature(network.forward).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
-
-
-def _refuse_loaders(inputs: tuple[Any, ...]) -> None:
-    for x in inputs:
-        several = isinstance(x, list) and len(x) > 0 and isinstance(x[0], Mapping | tuple)
-        if several or isinstance(x, DataLoader | Dataset | Iterator):
-            raise TypeError(
-                f"expected one batch, got a {type(x).__name__} of several; for all that a loader yields "
-                f"there is .predict(loader)"
-            )
-
-
-def _from_one_hot(y: Tensor) -> Tensor:
-    if not bool(((y == 0) | (y == 1)).all()) or not bool((y.sum(dim=1) == 1).all()):
-        raise ValueError(
-            f"labels of shape {tuple(y.shape)} must be one-hot, a single 1 in each row; for several "
-            f"(multi-label) or "
-            f"uncertain classes per sample calibrate one class at a time"
-        )
-    return y.argmax(dim=1)
-
-
-def _as_tensors(value: Any) -> Any:
-    """NumPy arrays of numbers as tensors, also inside a tuple or mapping."""
+def _tensors(value: Any, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Any:
+    """NumPy arrays of numbers as tensors, also inside a tuple or mapping; all of them on ``device``, and the
+    floating-point ones as ``dtype``; None leaves them as they are.
+    """
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         refuse_masked(value, "inputs")
-        return torch.as_tensor(value)
-    if type(value) in (tuple, list):
-        return type(value)(map(_as_tensors, value))
-    if isinstance(value, Mapping):
-        return {key: _as_tensors(x) for key, x in value.items()}
-    return value
-
-
-def _sent(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+        value = torch.as_tensor(value)
     if isinstance(value, Tensor):
-        return value.to(
-            device=device, dtype=dtype if dtype is not None and value.is_floating_point() else value.dtype
-        )
+        return value.to(device, dtype if value.is_floating_point() else None)
     if isinstance(value, PackedSequence):
-        return value._replace(data=_sent(value.data, device, dtype))
+        return value._replace(data=_tensors(value.data, device, dtype))
     if isinstance(value, Mapping):
-        return {k: _sent(v, device, dtype) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_sent(v, device, dtype) for v in value]
-    if isinstance(value, tuple):
-        parts = [_sent(v, device, dtype) for v in value]
-        return tuple(parts) if getattr(value, "_fields", None) is None else type(value)(*parts)
+        return {key: _tensors(x, device, dtype) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_tensors(x, device, dtype) for x in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 
@@ -511,33 +437,25 @@ def rebatched(batches: Sequence[Batch]) -> Iterator[Batch]:
     yield _joined(waiting)
 
 
-def _members(batch: Batch) -> list[Any]:
-    return [*batch.inputs, *batch.keywords.values(), *batch.extra, batch.labels]
-
-
 def _join_well(batches: Sequence[Batch]) -> bool:
-    columns = list(zip(*(_members(batch) for batch in batches), strict=False))
-    same_keys = len({(tuple(b.keywords), len(b.inputs), len(b.extra), b.form) for b in batches}) == 1
-    n = [len(batch.labels) for batch in batches]
-    plain = same_keys and all(
-        isinstance(x, Tensor) and x.ndim > 0 and len(x) == n[i] and x.shape[1:] == xs[0].shape[1:]
-        for xs in columns
-        for i, x in enumerate(xs)
-    )
-    return plain and sum(n) <= ROWS and sum(x.nbytes for xs in columns for x in xs) <= BYTES
+    if len({(tuple(b.keywords), len(b.inputs), len(b.extra), b.form) for b in batches}) > 1:
+        return False
+    first, rows, size = batches[0]._members(), 0, 0
+    for batch in batches:
+        n = len(batch.labels)
+        for x, like in zip(batch._members(), first, strict=True):
+            if not isinstance(x, Tensor) or x.ndim == 0 or len(x) != n or x.shape[1:] != like.shape[1:]:
+                return False
+            size += x.nbytes
+        rows += n
+    return rows <= ROWS and size <= BYTES
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    first = batches[0]
-    return replace(
-        first,
-        inputs=tuple(torch.cat(xs) for xs in zip(*(b.inputs for b in batches), strict=True)),
-        keywords={key: torch.cat([b.keywords[key] for b in batches]) for key in first.keywords},
-        labels=torch.cat([b.labels for b in batches]),
-        extra=tuple(torch.cat(xs) for xs in zip(*(b.extra for b in batches), strict=True)),
-    )
+    joined = [torch.cat(xs) for xs in zip(*(batch._members() for batch in batches), strict=True)]
+    return batches[0]._with_members(joined)
 
 
 def _taken(x: Any, rows: slice | Tensor) -> Any:

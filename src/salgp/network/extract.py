@@ -20,8 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from salgp.features import Features
 from salgp.logits import check_finite
 from salgp.network.augment.augmentation import Augmentation, augment, augment_readings
-from salgp.network.augment.families import Family
-from salgp.network.augment.inputs import first_input
+from salgp.network.augment.families import Family, first_input
 from salgp.network.batches import Batch
 from salgp.network.read import Prepare, Reading, collect, read_batches
 from salgp.network.reader import Reader

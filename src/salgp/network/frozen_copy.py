@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from operator import is_
 from types import MethodType
 from typing import Any
@@ -109,42 +108,38 @@ class FrozenCopy:
     """
 
     def __init__(self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None) -> None:
-        tables = [table for m in model.modules() for table in (vars(m), *_tables(m))]
-        self._tables = [table for table in tables if table]
-        self._sizes = list(map(len, tables))
-        self._all_tables = tables
-        self._entries = [x for table in self._tables for x in table.values()]
+        self._model = model
+        self._tables = [table for module in model.modules() for table in _tables(module)]
+        self._entries = [list(table.values()) for table in self._tables]
         scripted = any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
         self._versioned = [*model.parameters()] if scripted else []  # TorchScript copies its weights
         self._versions = [p._version for p in self._versioned]
         # while a graph is traced, its buffers are stand-ins that must stay the network's own
-        self._shared = [] if torch.compiler.is_exporting() else [x.detach() for x in model.buffers()]
-        self._own = [x.clone() for x in self._shared]
-        self._model, self._sources = model, [*model.parameters(), *model.buffers()]
+        shared = [] if torch.compiler.is_exporting() else [*model.buffers()]
+        own = {id(x): x.detach().clone() for x in shared}
+        self._buffers = [(own[id(x)], x.detach()) for x in shared]
+        self._parameters = [*model.parameters()]
+        self._tensors = [*self._parameters, *model.buffers()]
         self._hashed: tuple[list[Any], str] | None = None
-        own = {id(x): y for x, y in zip(model.buffers(), self._own, strict=False)}
         self.network = frozen_copy(model, own)
-        named = [(m._buffers, k, x) for m in self.network.modules() for k, x in m._buffers.items()]
-        self._places = [] if torch.compiler.is_exporting() else named
-        self._parameters = list(self.network.parameters())
-        self._weights: list[Tensor] = [*self._parameters, *self.network.buffers()]
+        named = [(m._buffers, name, x) for m in self.network.modules() for name, x in m._buffers.items()]
+        self._places = named if shared else []
         self.probe = prepare(self.network)
 
     def placement(self, device: torch.device | str | None = None) -> tuple[torch.device, torch.dtype | None]:
         """Device given or else the network's, and the one floating-point type of its parameters (None where
         they differ).
         """
-        home = self._weights[0].device if self._weights else torch.device("cpu")
+        home = self._tensors[0].device if self._tensors else torch.device("cpu")
         dtypes = {p.dtype for p in self._parameters if p.dtype.is_floating_point}
         return home if device is None else torch.device(device), dtypes.pop() if len(dtypes) == 1 else None
 
     @property
     def is_current(self) -> bool:
         """Is every module, parameter, buffer, hook and setting of the network still the same object?"""
-        return (
-            list(map(len, self._all_tables)) == self._sizes
-            and all(map(is_, chain.from_iterable(map(dict.values, self._tables)), self._entries))
-            and self._versions == [p._version for p in self._versioned]
+        return self._versions == [p._version for p in self._versioned] and all(
+            len(table) == len(entries) and all(map(is_, table.values(), entries))
+            for table, entries in zip(self._tables, self._entries, strict=True)
         )
 
     @property
@@ -154,7 +149,7 @@ class FrozenCopy:
         """
         if torch.compiler.is_exporting():
             return None
-        now = [(0 if x.is_inference() else x._version, x.data_ptr()) for x in self._sources]
+        now = [(0 if x.is_inference() else x._version, x.data_ptr()) for x in self._tensors]
         if self._hashed is None or self._hashed[0] != now:
             self._hashed = now, fingerprint(self._model).weights
         return self._hashed[1]
@@ -163,8 +158,8 @@ class FrozenCopy:
         """Fill the private buffers from the network's, and put those back that a pass replaced."""
         for table, name, own in self._places:
             table[name] = own
-        if self._own:
-            torch._foreach_copy_(self._own, self._shared)
+        for own, shared in self._buffers:
+            own.copy_(shared)
 
 
 class FrozenCopies:
@@ -196,8 +191,9 @@ class FrozenCopies:
         self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None
     ) -> Iterator[FrozenCopy]:
         """A current copy that nobody else uses meanwhile, without gradients."""
+        exporting = torch.compiler.is_exporting()  # a graph being traced has stand-ins for the weights
         frozen = None
-        while frozen is None and self._idle and not torch.compiler.is_exporting():
+        while frozen is None and self._idle and not exporting:
             try:
                 owner, idle = self._idle.pop()
             except IndexError:  # another thread was faster
@@ -207,12 +203,13 @@ class FrozenCopies:
         with torch.no_grad():
             frozen.refresh()
             yield frozen
-        if not torch.compiler.is_exporting():  # a graph being traced has stand-ins for the weights
+        if not exporting:
             self._idle.append((model, frozen))
 
 
 def _tables(module: nn.Module) -> list[dict[str, Any]]:
-    return [vars(module)[name] for name in TABLES if isinstance(vars(module).get(name), dict)]
+    own = vars(module)
+    return [own, *(own[name] for name in TABLES if isinstance(own.get(name), dict))]
 
 
 @dataclass(frozen=True)

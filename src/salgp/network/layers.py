@@ -29,8 +29,7 @@ from math import prod
 
 from torch import nn
 
-from salgp.network.pooling import Pooling
-from salgp.network.taps import Tap
+from salgp.network.taps import Pooling, Tap
 from salgp.network.trace import Call, Trace, ancestors, numbered
 
 __all__ = ["MAX_LAYERS", "Layers", "Poolings", "auto_layers", "make_taps", "pooling_for", "thinned"]

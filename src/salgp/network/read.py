@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from salgp.features import Features
+from salgp.labels import class_labels
 from salgp.logits import check_undeclared
-from salgp.network.batches import Batch, class_labels, in_pieces
+from salgp.network.batches import Batch, in_pieces
 from salgp.network.frozen_copy import unwrap
 from salgp.network.reader import Reader
 from salgp.network.taps import Change
@@ -92,7 +93,8 @@ def read_batches(
                 reader = reader.resolved(model, changed)
                 features = reader.read(model, changed, change)
             labels = _labels(batch, features, reader) if with_labels else None
-            reading = Reading(reader, batch, reader.placed(features), labels)
+            place = features.logits.device if reader.keep_on_device else "cpu"
+            reading = Reading(reader, batch, features.to(place, reader.dtype), labels)
             first = first or reading
             _check_alike(first, reading, index)
             yield reading

@@ -3,7 +3,8 @@
 A `Reader` holds what was asked for. `Reader.resolved` traces the network on a handful of samples and returns
 the same value with its taps filled in: which layers there are, how their outputs are laid out, and whether
 the logits depend on them. From then on `Reader.read` runs a frozen copy of the network
-(`salgp.network.frozen_copy`) and pools what passes its taps.
+(`salgp.network.frozen_copy`) and pools what passes its taps. `reader_header` and `reader_from` write it as
+JSON and read it back; functions are never stored.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import operator
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,13 +22,25 @@ from torch import Tensor, nn
 from salgp.features import Features
 from salgp.logits import FORWARD, OUTPUTS, as_logits, raw_logits
 from salgp.network.batches import Batch, KnownInputs, LabelsAt
-from salgp.network.flow import Flow
-from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, unwrap
-from salgp.network.layers import Layers, Poolings, make_taps
-from salgp.network.taps import Change, Probe, Tap, TapError
-from salgp.network.trace import trace
+from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, fingerprint, unwrap
+from salgp.network.layers import Layers, Poolings, make_taps, pooling_for
+from salgp.network.taps import Change, Layout, Probe, Tap, TapError
+from salgp.network.trace import Flow, trace
 
-__all__ = ["Forward", "Reader", "projection"]
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "Forward",
+    "LostFunctionError",
+    "Reader",
+    "module_header",
+    "projection",
+    "reader_from",
+    "reader_header",
+]
+
+FORMAT = "salgp-module"
+FORMAT_VERSION = 2
 
 Forward = Callable[[nn.Module, Any], Any]
 """``forward(model, batch) -> output``, for networks that are not simply called with the inputs."""
@@ -43,7 +56,7 @@ class Reader:
     Args:
         layers: ``"auto"`` for block boundaries (at most 12), or names, globs (``"layer*"``) and positions
             among the automatic layers (``-1``), one or several; empty for the logits only.
-        pooling: one of `salgp.network.pooling.POOLINGS`, a function, or a mapping from layer name or glob to
+        pooling: one of `salgp.network.taps.POOLINGS`, a function, or a mapping from layer name or glob to
             those.
         output: what the network returns: ``"logits"``, ``"probabilities"`` or ``"log-probabilities"``. None
             means logits, and numbers that look like something else are refused. A binary network with one
@@ -107,11 +120,13 @@ class Reader:
             return self
         network = unwrap(model)
         few = batch.take(slice(HANDFUL)).to(*FrozenCopy(network).placement(self.device))
-        found = trace(network, lambda frozen: _run(frozen, few, self))
+        found = trace(network, lambda frozen: self._run(frozen, few))
         taps: tuple[Tap, ...] = ()
         if isinstance(self.layers, str | int) or len(self.layers):
-            flow = Flow(network, found, lambda frozen: _run(frozen, few, self), self._mask(few, network))
-            layers = _own_layers(network) if self.layers == "auto" else self.layers
+            mask = few.mask(network if self.forward is None else None)
+            flow = Flow(network, found, lambda frozen: self._run(frozen, few), mask)
+            # a network may say itself which layers are worth reading, as `salgp.onnx.OnnxNetwork` does
+            layers = getattr(network, "salgp_layers", "auto") if self.layers == "auto" else self.layers
             taps = tuple(map(flow.with_pooling, make_taps(found, layers, self.pooling, flow)))
         scores = found.logits
         return replace(
@@ -143,8 +158,9 @@ class Reader:
             )
         with self._copies.lent(unwrap(model), lambda network: Probe(network, taps)) as frozen:
             batch = batch.to(*frozen.placement(self.device))
-            with frozen.probe.reading(self._mask(batch, frozen.network), change) as found:
-                scores = raw_logits(_run(frozen.network, batch, self))
+            mask = batch.mask(frozen.network if self.forward is None else None)
+            with frozen.probe.reading(mask, change) as found:
+                scores = raw_logits(self._run(frozen.network, batch))
             network = frozen.weights
         if scores.ndim == 1 and self.columns is not None and self.columns > 1:
             raise ValueError(
@@ -162,13 +178,6 @@ class Reader:
             layers = {name: self._projected(name, x) for name, x in layers.items()}
         return Features(as_logits(scores, self.output or "logits", FORWARD), layers, network=network)
 
-    def placed(self, features: Features) -> Features:
-        """Features where and as they are wanted."""
-        return features.to(features.logits.device if self.keep_on_device else "cpu", self.dtype)
-
-    def _mask(self, batch: Batch, network: nn.Module) -> Tensor | None:
-        return batch.mask(network if self.forward is None else None)  # a function may call it otherwise
-
     def _projected(self, name: str, x: Tensor) -> Tensor:
         width = x.shape[1]
         if self.max_width is None or width <= self.max_width:
@@ -178,13 +187,22 @@ class Reader:
             self._projections[key] = projection(name, width, self.max_width, self.seed).to(x)
         return x @ self._projections[key]
 
-
-def _own_layers(network: nn.Module) -> Layers:
-    """Layers that a network itself says are worth reading, as `salgp.onnx.OnnxNetwork` does; else those found
-    on its trace.
-    """
-    own: Layers = getattr(network, "salgp_layers", "auto")
-    return own
+    def _run(self, network: nn.Module, batch: Batch) -> Any:
+        """What the network returns; where it fails, what it was given stands before its own words."""
+        if self.forward is not None:
+            labels_left_out = (batch.form, self.form) in (("single", "tuple"), ("mapping", "pair"))
+            return self.forward(network, (batch.as_made,) if labels_left_out else batch.as_made)
+        inputs, keywords = batch.arguments(network)
+        try:
+            return network(*inputs, **keywords)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, TapError | torch.OutOfMemoryError) or torch.compiler.is_exporting():
+                raise
+            own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+            raise RuntimeError(
+                f"the network does not accept inputs of shape {batch.shapes}{batch.hint_for(network)}; its "
+                f"own error: {own}"
+            ) from error
 
 
 def projection(name: str, width: int, target: int, seed: int = 0) -> Tensor:
@@ -202,19 +220,124 @@ def projection(name: str, width: int, target: int, seed: int = 0) -> Tensor:
     return torch.randn(width, target, generator=generator) / target**0.5
 
 
-def _run(network: nn.Module, batch: Batch, reader: Reader) -> Any:
-    """What the network returns; where it fails, what it was given stands before its own words."""
-    if reader.forward is not None:
-        labels_left_out = (batch.form, reader.form) in (("single", "tuple"), ("mapping", "pair"))
-        return reader.forward(network, (batch.as_made,) if labels_left_out else batch.as_made)
-    inputs, keywords = batch.arguments(network)
-    try:
-        return network(*inputs, **keywords)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, TapError | torch.OutOfMemoryError) or torch.compiler.is_exporting():
-            raise
-        own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
-        raise RuntimeError(
-            f"the network does not accept inputs of shape {batch.shapes}{batch.hint_for(network)}; its own "
-            f"error: {own}"
-        ) from error
+class LostFunctionError(ValueError):
+    """A function is part of the reader, and code is never stored: it must be given again."""
+
+
+def module_header(model: nn.Module, reader: Reader) -> dict[str, Any]:
+    """The part ``network`` of a saved calibrator: which network it is, and what is read from it.
+
+    Example:
+        >>> module_header(nn.Linear(4, 3), Reader(layers=()))["layers"]
+        []
+    """
+    return {"fingerprint": asdict(fingerprint(model)), **reader_header(reader)}
+
+
+def reader_header(reader: Reader) -> dict[str, Any]:
+    """A reader as JSON; pooling functions become None, and whether there was a forward function is kept."""
+    pooling = reader.pooling
+    named = {k: _name(how) for k, how in pooling.items()} if isinstance(pooling, Mapping) else _name(pooling)
+    return {
+        **{name: getattr(reader, name) for name in PLAIN},
+        "needs_forward": reader.forward is not None,
+        "layers": reader.layers if isinstance(reader.layers, str | int) else list(reader.layers),
+        "pooling": named,
+        "taps": None
+        if reader.taps is None
+        else [{**asdict(tap), "pooling": _name(tap.pooling)} for tap in reader.taps],
+        "inputs": None if reader.inputs is None else asdict(reader.inputs),
+        "classes": None if reader.classes is None else list(reader.classes),
+    }
+
+
+def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Forward | None) -> Reader:
+    """The reader that `reader_header` described, with the functions it was made with.
+
+    Example:
+        >>> reader_from(reader_header(Reader(output="probabilities")), None, None).output
+        'probabilities'
+    """
+    _check_types(header, "reader")
+    if header["needs_forward"] and forward is None:
+        raise LostFunctionError(
+            "this classifier was made with a forward function; pass it again: load(folder, "
+            "model, forward=...)"
+        )
+    inputs, taps, classes = header["inputs"], header["taps"], header["classes"]
+    if taps is not None:
+        asked = header["pooling"] or "auto" if pooling is None else pooling
+    else:
+        asked = _stored_pooling(header["pooling"], pooling)
+    if inputs is not None:
+        _check_types(inputs, "inputs")
+        inputs = KnownInputs(inputs["count"], tuple(inputs["names"]), inputs["labels_at"])
+    return Reader(
+        header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"]),
+        asked,
+        forward=forward,
+        taps=None if taps is None else tuple(_stored_tap(tap, pooling) for tap in taps),
+        inputs=inputs,
+        classes=None if classes is None else tuple(map(str, classes)),
+        **{name: header[name] for name in PLAIN},
+    )
+
+
+PLAIN = ("output", "max_width", "seed", "labels_at", "form", "columns")
+"""Fields of a reader that JSON holds as they are."""
+_MAYBE_INT, _MAYBE_TEXT = (int, type(None)), (str, type(None))
+_TYPES: dict[str, dict[str, tuple[type, ...]]] = {
+    "reader": {
+        "output": _MAYBE_TEXT,
+        "max_width": _MAYBE_INT,
+        "seed": (int,),
+        "needs_forward": (bool,),
+        "labels_at": (str, *_MAYBE_INT),
+        "form": _MAYBE_TEXT,
+        "layers": (str, int, list),
+        "taps": (list, type(None)),
+        "columns": _MAYBE_INT,
+        "classes": (list, type(None)),
+    },
+    "tap": {"name": (str,), "module": (str,), "call": (int,), "depth": _MAYBE_INT, "leads": (bool,)},
+    "inputs": {"count": (int,), "names": (list,), "labels_at": (str, *_MAYBE_INT)},
+    "layout": {"channels": (str,), "width": _MAYBE_INT, "recurrent": (bool,), "batch_axis": (int,)},
+}
+"""What JSON gives for each field."""
+
+
+def _check_types(stored: Mapping[str, Any], what: str) -> None:
+    for name, kinds in _TYPES[what].items():
+        if type(stored[name]) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"{name!r} is {str(stored[name])[:80]!r}, expected {expected}")
+    for name in stored.get("names", ()):
+        if not isinstance(name, str):
+            raise TypeError(f"expected names of inputs, got {name!r}")
+
+
+def _stored_tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
+    _check_types(stored, "tap")
+    _check_types(stored["layout"], "layout")
+    given = None if pooling is None else pooling_for(stored["name"], pooling)
+    how = _stored_pooling(stored["pooling"], given)
+    return Tap(**{**stored, "pooling": how, "layout": Layout(**stored["layout"])})
+
+
+def _stored_pooling(stored: Any, given: Poolings | None) -> Any:
+    """What is given, or else what is stored; refused where that was a function."""
+    if given is not None:
+        return given
+    for how in stored.values() if isinstance(stored, dict) else [stored]:
+        if how is None:
+            raise LostFunctionError(
+                "this classifier was made with a pooling function, and code is never stored; pass it again: "
+                "load(folder, model, pooling=...)"
+            )
+        if not isinstance(how, str):
+            raise TypeError(f"expected the name of a pooling, got {how!r}")
+    return stored
+
+
+def _name(pooling: Any) -> str | None:
+    return pooling if isinstance(pooling, str) else None

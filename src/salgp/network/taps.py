@@ -1,4 +1,4 @@
-"""Taps on a network: hooks that pool a layer's output on the spot.
+"""Taps on a network: hooks that read a layer's output and pool it on the spot.
 
 A `Tap` says where features are taken and how. A `Probe` hangs the hooks of several taps on a frozen copy of
 the network (`salgp.network.frozen_copy`); each pass then fills a mapping with pooled features only, so no
@@ -6,8 +6,10 @@ activation outlives its layer. A module that runs several times in one pass give
 A recurrent module ``gru`` gives its output sequence as ``gru`` and the final hidden state of each depth (both
 directions side by side) as ``gru.0``, ``gru.1``, ... .
 
-Augmentation perturbs a layer where it is read: `Tap.replaced` changes in an output exactly what `Tap.read`
-reads from it.
+Pooling makes one vector per sample out of an output of any shape. More than two axes are read as ``P``
+positions (pixels, tokens, time steps) of ``D`` channels. The paper reduces the channels at each position
+(``channel-*``, one number per pixel); the others reduce the positions (one number per channel). An output
+``(N, D)`` is used as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,16 +28,79 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from salgp.logits import named_fields
-from salgp.network.pooling import Layout, Pooling, pool
 
-__all__ = ["Change", "Probe", "Tap", "TapError", "activation", "hidden_state"]
+__all__ = [
+    "POOLINGS",
+    "Change",
+    "Layout",
+    "Pooling",
+    "Probe",
+    "Tap",
+    "TapError",
+    "activation",
+    "hidden_state",
+    "pool",
+]
 
+POOLINGS = (
+    "auto",
+    "channel-max",
+    "channel-avg",
+    "spatial-avg",
+    "spatial-max",
+    "tokens-avg",
+    "first-token",
+    "time-max",
+    "time-last",
+    "flatten",
+    "none",
+)
+"""Names of the poolings."""
+
+Pooling = str | Callable[..., Tensor]
+"""A name out of `POOLINGS`, or a function from the batch-first output to ``(N, d)``. A function with a
+parameter ``mask`` also gets the mask ``(N, P)``, true where a position is real; None where there is none.
+"""
 Change = Callable[[int, Tensor], Tensor]
 """``change(j, x) -> x``: the batch-first output ``x`` of tap number ``j``, perturbed."""
+Put = Callable[[Tensor], Any]
+"""Puts another tensor in the place of the one that was read, and returns the whole output."""
 
 
 class TapError(ValueError):
     """What a layer returned cannot be read as features; the network itself is not to blame."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the axes of a layer's output are to be read.
+
+    Args:
+        channels: ``"first"`` (convolutions, ``(N, C, ...)``) or ``"last"`` (tokens and sequences, ``(N, T,
+            D)``).
+        width: number of channels where known; settles which axis holds them when the output was permuted.
+        recurrent: does it come from a recurrent layer?
+        batch_axis: 0, or 1 where the layer works time first, ``(T, N, D)``.
+
+    Example:
+        >>> Layout("first", 16).channel_axis(torch.zeros(2, 16, 8, 8))
+        1
+        >>> Layout("last", 16).channel_axis(torch.zeros(2, 8, 8, 16))
+        3
+    """
+
+    channels: str = "last"
+    width: int | None = None
+    recurrent: bool = False
+    batch_axis: int = 0
+
+    def channel_axis(self, x: Tensor) -> int:
+        """Axis of the batch-first output ``x`` that holds its channels."""
+        last = x.ndim - 1
+        default = last if x.ndim == 3 and self.channels == "last" else 1
+        elsewhere = 1 if default == last else last
+        permuted = self.width == x.shape[elsewhere] != x.shape[default]
+        return elsewhere if permuted and (x.ndim > 3 or self.channels == "first") else default
 
 
 @dataclass(frozen=True)
@@ -63,8 +129,8 @@ class Tap:
     def read(self, output: Any, module: nn.Module, mask: Tensor | None = None) -> Tensor:
         """Pooled features ``(N, d)`` out of what the module returned."""
         if self.depth is not None:
-            return hidden_state(output, module, self.depth).clone()
-        x, own_mask = activation(output)
+            return pool(hidden_state(output, module, self.depth)[0]).clone()
+        x, own_mask, _ = activation(output)
         if x is None:
             raise TapError(
                 f"layer {self.name!r} returned {type(output).__name__} without any "
@@ -77,18 +143,18 @@ class Tap:
             raise
         except (ValueError, TypeError, IndexError, RuntimeError) as error:  # also of the user's own pooling
             raise TapError(f"layer {self.name!r}: {error}") from error
-        if torch.compiler.is_exporting() or _share_memory(x, pooled):
-            return pooled.clone()  # the network may yet overwrite its output in place
-        return pooled
+        return pooled.clone()  # the network may yet overwrite its output in place
 
     def replaced(self, output: Any, module: nn.Module, change: Callable[[Tensor], Tensor]) -> Any:
         """What the module returned, with that part changed which `read` reads; ``change`` is batch first."""
         if self.depth is not None:
-            return _with_state(output, module, self.depth, change)
-        axis = self.layout.batch_axis
-        return _with_activation(
-            output, lambda x: change(x.transpose(0, axis)).transpose(0, axis) if x.ndim > axis else x, change
-        )
+            state, put = hidden_state(output, module, self.depth)
+            return put(change(state))
+        x, mask, put = activation(output)
+        axis = self.layout.batch_axis if mask is None else 0  # padded sequences are batch first
+        if x is None or x.ndim <= axis:
+            return output
+        return put(change(x.transpose(0, axis)).transpose(0, axis))
 
 
 class Probe:
@@ -157,124 +223,168 @@ class Probe:
         return hook
 
 
-def activation(output: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The tensor a module returned and, where it carries lengths, its mask ``(N, T)``.
+def activation(output: Any) -> tuple[Tensor | None, Tensor | None, Put]:
+    """The tensor a module returned, its mask ``(N, T)`` where it carries lengths, and how to replace it.
 
     Of a tuple, the first floating-point tensor; of a mapping or dataclass, ``last_hidden_state`` or else the
     first; packed and nested sequences are padded.
 
     Example:
-        >>> activation((torch.zeros(2, 3), None))[0].shape
-        torch.Size([2, 3])
+        >>> x, mask, put = activation((torch.zeros(2), None))
+        >>> put(x + 1)
+        (tensor([1., 1.]), None)
     """
     if isinstance(output, PackedSequence):
         padded, lengths = pad_packed_sequence(output, batch_first=True)
-        return padded, _mask(lengths.to(padded.device), padded.shape[1])
+        pack = functools.partial(
+            pack_padded_sequence, lengths=lengths, batch_first=True, enforce_sorted=False
+        )
+        return padded, _mask(lengths, padded), pack
     if isinstance(output, Tensor):
-        if output.is_nested:
-            return _padded(output)
-        return (output if output.is_floating_point() else None), None
-    fields = dict(named_fields(output))
-    parts = list(fields.values()) if fields else list(output) if isinstance(output, tuple | list) else []
-    for part in [fields.get("last_hidden_state"), *parts]:
-        if isinstance(part, Tensor | PackedSequence | tuple | list | Mapping):
-            x, mask = activation(part)
+        if not output.is_floating_point():
+            return None, None, lambda new: output
+        if not output.is_nested:
+            return output, None, lambda new: new
+        lengths, padded = torch.tensor([len(row) for row in output.unbind()]), output.to_padded_tensor(0.0)
+        return padded, _mask(lengths, padded), functools.partial(_nested, lengths)
+    parts: dict[Any, Any] = dict(named_fields(output))
+    if not parts and isinstance(output, tuple | list):
+        parts = dict(enumerate(output))
+    for where in sorted(parts, key=lambda key: key != "last_hidden_state"):
+        if isinstance(parts[where], Tensor | PackedSequence | tuple | list | Mapping):
+            x, mask, put = activation(parts[where])
             if x is not None:
-                return x, mask
-    return None, None
+                return x, mask, functools.partial(_with_part, output, where, put)
+    return None, None, lambda new: output
 
 
-def hidden_state(output: Any, module: nn.Module, depth: int) -> Tensor:
-    """Final hidden state of one depth of a recurrent module, ``(N, directions * hidden)``.
+def hidden_state(output: Any, module: nn.Module, depth: int) -> tuple[Tensor, Put]:
+    """Final hidden state of one depth of a recurrent module, ``(N, directions * hidden)``, and how to replace
+    it.
 
     Example:
         >>> gru = nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True)
-        >>> hidden_state(gru(torch.zeros(5, 7, 3)), gru, 1).shape
+        >>> hidden_state(gru(torch.zeros(5, 7, 3)), gru, 1)[0].shape
         torch.Size([5, 8])
     """
     if not isinstance(module, nn.RNNBase):
         raise TypeError(f"only recurrent layers have hidden states per depth, got {type(module).__name__}")
-    state = output[1][0] if isinstance(output[1], tuple) else output[1]  # (depth * directions, N, hidden)
-    directions = 2 if module.bidirectional else 1
-    own = state[depth * directions : (depth + 1) * directions]
-    pooled: Tensor = own.transpose(0, 1).flatten(1)
-    return pool(pooled)
-
-
-def _with_activation(
-    output: Any, change: Callable[[Tensor], Tensor], padded: Callable[[Tensor], Tensor]
-) -> Any:
-    """Counterpart of `activation`: the output with the tensor found there changed.
-
-    Args:
-        output: what a module returned.
-        change: of a plain tensor, whichever axis counts its samples.
-        padded: of a packed or nested sequence that was padded, samples first.
-    """
-    if isinstance(output, PackedSequence):
-        x, lengths = pad_packed_sequence(output, batch_first=True)
-        return pack_padded_sequence(padded(x), lengths, batch_first=True, enforce_sorted=False)
-    if isinstance(output, Tensor):
-        return _changed_tensor(output, change, padded)
-    fields = dict(named_fields(output))
-    parts: dict[Any, Any] = dict(fields)
-    if not parts and isinstance(output, tuple | list):
-        parts = dict(enumerate(output))
-    order = sorted(parts, key=lambda key: key != "last_hidden_state")
-    where = next((key for key in order if activation(parts[key])[0] is not None), None)
-    if where is None:
-        return output
-    return _with_part(output, where, _with_activation(parts[where], change, padded))
-
-
-def _changed_tensor(
-    x: Tensor, change: Callable[[Tensor], Tensor], padded: Callable[[Tensor], Tensor]
-) -> Tensor:
-    if not x.is_floating_point():
-        return x
-    if not x.is_nested:
-        return change(x)
-    new = padded(x.to_padded_tensor(0.0))
-    rows = [row[: len(old)] for row, old in zip(new, x.unbind(), strict=True)]
-    return torch.nested.as_nested_tensor(rows)
-
-
-def _with_part(output: Any, where: Any, new: Any) -> Any:
-    if isinstance(output, Mapping):
-        changed: Any = copy.copy(output)
-        changed[where] = new
-        return changed
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return dataclasses.replace(output, **{where: new})
-    if isinstance(where, str):  # a named tuple
-        return output._replace(**{where: new})
-    return type(output)(new if i == where else part for i, part in enumerate(output))
-
-
-def _with_state(output: Any, module: nn.Module, depth: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Counterpart of `hidden_state`: the final hidden state of one depth changed."""
     lstm = isinstance(output[1], tuple)
     state = output[1][0] if lstm else output[1]  # (depth * directions, N, hidden)
-    directions = 2 if isinstance(module, nn.RNNBase) and module.bidirectional else 1
+    directions = 2 if module.bidirectional else 1
     own = slice(depth * directions, (depth + 1) * directions)
-    pooled = state[own].transpose(0, 1)  # (N, directions, hidden)
-    new = state.clone()
-    new[own] = change(pooled.flatten(1)).reshape(pooled.shape).transpose(0, 1)
-    return output[0], (new, *output[1][1:]) if lstm else new
+    rows = state[own].transpose(0, 1)  # (N, directions, hidden)
+
+    def put(new: Tensor) -> Any:
+        changed = state.clone()
+        changed[own] = new.reshape(rows.shape).transpose(0, 1)
+        return output[0], (changed, *output[1][1:]) if lstm else changed
+
+    return rows.flatten(1), put
 
 
-def _padded(x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """A nested tensor of sequences as one, with its mask."""
-    if not x.is_floating_point():
-        return None, None
-    lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
-    padded = x.to_padded_tensor(0.0)
-    return padded, _mask(lengths, padded.shape[1])
+def pool(
+    x: Tensor, how: Pooling = "auto", layout: Layout | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """Reduce a batch-first layer output to ``(N, d)``.
+
+    ``auto`` takes the maximum over time for recurrent layers and the mean over positions for all others.
+    Half precision is accumulated in, and returned as, single precision.
+
+    Args:
+        x: ``(N, ...)`` output of a layer.
+        how: one of `POOLINGS`, or a function that gives ``(N, d)``.
+        layout: how to read the axes; by default ``(N, T, D)`` for three axes, ``(N, C, ...)`` for more.
+        mask: ``(N, P)`` true where a position is real and not padding. It concerns sequences, ``(N, P, D)``;
+            one of another shape is refused.
+
+    Example:
+        >>> image = torch.arange(16.0).reshape(1, 2, 2, 4)  # (N, C, H, W)
+        >>> pool(image, "channel-max")
+        tensor([[ 8.,  9., 10., 11., 12., 13., 14., 15.]])
+        >>> pool(image, "spatial-avg")
+        tensor([[ 3.5000, 11.5000]])
+        >>> pool(torch.ones(2, 5), "channel-max").shape
+        torch.Size([2, 5])
+    """
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    if not isinstance(how, str):
+        return _by_function(how, x, mask).to(dtype)
+    if how not in POOLINGS:
+        raise ValueError(f"unknown pooling {how!r}; choose one of {', '.join(POOLINGS)}, or pass a function")
+    if x.ndim <= 2 or how == "flatten":
+        return x.reshape(x.shape[0], -1).to(dtype)
+    if how == "none":
+        raise ValueError(
+            f"pooling 'none' needs an output of shape (n, d), got {tuple(x.shape)}; choose one "
+            f"of {', '.join(POOLINGS)}"
+        )
+    layout = layout or Layout()
+    axis = layout.channel_axis(x)
+    if how == "auto":
+        how = "time-max" if layout.recurrent else "spatial-avg"
+    if mask is not None and x.ndim == 3 and not how.startswith("channel-"):
+        return _masked(x if axis == 2 else x.transpose(1, 2), how, mask, dtype)
+    axes = [axis] if how.startswith("channel-") else [i for i in range(1, x.ndim) if i != axis]
+    if how.endswith("avg"):
+        return x.mean(dim=axes, dtype=dtype).flatten(1)
+    if how.endswith("max"):
+        return x.amax(dim=axes).flatten(1).to(dtype)
+    positions = x.movedim(axis, -1).flatten(1, -2)  # (N, P, D)
+    return positions[:, 0 if how == "first-token" else -1].to(dtype)
 
 
-def _mask(lengths: Tensor, width: int) -> Tensor:
-    return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
+def _masked(x: Tensor, how: str, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Tokens ``(N, P, D)`` pooled over those that are real."""
+    if mask.shape != x.shape[:2]:
+        raise ValueError(
+            f"the attention mask has shape {tuple(mask.shape)}, but the layer gives {x.shape[1]} "
+            f"positions for {x.shape[0]} samples, so nothing tells padding from tokens; leave the "
+            f"layer out, or pool it by a function: pooling={{layer: lambda x, mask: ...}}"
+        )
+    mask = mask.bool()
+    if how.endswith("avg"):
+        total = x.masked_fill(~mask[:, :, None], 0).sum(dim=1, dtype=dtype)
+        return total / mask.sum(dim=1, keepdim=True).clamp_min(1)
+    if how.endswith("max"):
+        top = x.masked_fill(~mask[:, :, None], float("-inf")).amax(dim=1)
+        return top.masked_fill(~mask.any(dim=1, keepdim=True), 0).to(dtype)
+    first, last = mask.int().argmax(dim=1), x.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
+    return x[torch.arange(len(x), device=x.device), first if how == "first-token" else last].to(dtype)
 
 
-def _share_memory(x: Tensor, y: Tensor) -> bool:
-    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+def _by_function(how: Callable[..., Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
+    """Pooled by a function of the user, whose result is checked."""
+    try:
+        takes_mask = "mask" in inspect.signature(how).parameters
+    except (TypeError, ValueError):  # functions written in C do not say what they take
+        takes_mask = False
+    pooled: object = how(x, mask=mask) if takes_mask else how(x)
+    floating = isinstance(pooled, Tensor) and pooled.is_floating_point()
+    if isinstance(pooled, Tensor) and floating and pooled.ndim == 2 and len(pooled) == len(x):
+        return pooled
+    got = f"{pooled.dtype} {tuple(pooled.shape)}" if isinstance(pooled, Tensor) else type(pooled).__name__
+    raise ValueError(
+        f"the pooling function must return a floating-point tensor of shape ({len(x)}, d), got {got}"
+    )
+
+
+def _with_part(output: Any, where: Any, put: Put, new: Tensor) -> Any:
+    """A container with one member replaced."""
+    if isinstance(output, Mapping):
+        changed: Any = copy.copy(output)
+        changed[where] = put(new)
+        return changed
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return dataclasses.replace(output, **{where: put(new)})
+    if isinstance(where, str):  # a named tuple
+        return output._replace(**{where: put(new)})  # type: ignore[attr-defined]
+    return type(output)(put(new) if i == where else part for i, part in enumerate(output))
+
+
+def _nested(lengths: Tensor, padded: Tensor) -> Tensor:
+    return torch.nested.as_nested_tensor([row[:n] for row, n in zip(padded, lengths.tolist(), strict=True)])
+
+
+def _mask(lengths: Tensor, padded: Tensor) -> Tensor:
+    return torch.arange(padded.shape[1], device=padded.device)[None] < lengths.to(padded.device)[:, None]

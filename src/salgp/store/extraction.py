@@ -26,8 +26,7 @@ from salgp.logits import check_finite
 from salgp.network.extract import Perturb, perturbed
 from salgp.network.frozen_copy import fingerprint
 from salgp.network.read import Reading, collect, read_batches
-from salgp.network.reader import Reader
-from salgp.network.serialization import reader_header
+from salgp.network.reader import Reader, reader_header
 from salgp.progress import Advance, progress_bar, steps_in
 from salgp.store.engines import run
 from salgp.store.manifest import Manifest, Shard, content_digest

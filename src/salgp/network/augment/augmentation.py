@@ -22,20 +22,22 @@ from torch import Tensor, nn
 from salgp.features import Features
 from salgp.logits import check_finite, check_undeclared
 from salgp.network.augment.corruptions import Spread
-from salgp.network.augment.families import Family, families_for, layer_change
-from salgp.network.augment.inputs import (
+from salgp.network.augment.families import (
+    Family,
+    families_for,
     first_input,
     first_texts,
     first_tokens,
+    layer_change,
     perturbed_batch,
     real_tokens,
     values_of,
 )
+from salgp.network.augment.text import Tokens, checked_tokenizer
 from salgp.network.batches import Batch, first_rows, rebatched
 from salgp.network.read import Prepare, Reading, read_batches
 from salgp.network.reader import Reader
 from salgp.network.taps import Change, Tap
-from salgp.network.text import Tokens, checked_tokenizer
 from salgp.progress import Advance, progress_bar
 
 __all__ = ["LEVELS", "Augmentation", "Augmented", "augment", "augment_readings"]

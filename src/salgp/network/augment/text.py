@@ -1,15 +1,17 @@
-"""Perturbations of the tokens a network is given, and of the words behind them.
+"""Perturbations of text: of the words people write, and of the tokens a network is given.
 
-Tokens are dropped, swapped and replaced. What belongs to the frame of a text stays: padding, special tokens,
-and the tokens with which all texts of the data set begin and end, as those of a prompt do. With the network's
-tokenizer the words are perturbed (`salgp.network.words`) and made into tokens again.
+Words get typing errors, are lost, swapped and replaced by unknown ones; line breaks stay, and no text comes
+back as it was. Tokens are dropped, swapped and replaced. What belongs to the frame of a text stays: padding,
+special tokens, and the tokens with which all texts of the data set begin and end, as those of a prompt do.
+With the network's tokenizer the words behind the tokens are perturbed and made into tokens again.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -17,22 +19,110 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.network.words import Change, changed, lose_words
-
 __all__ = [
-    "Retokenized",
     "Tokens",
     "checked_tokenizer",
     "drop",
+    "lose_words",
+    "misspell",
     "real_or_guessed",
     "replace",
     "retokenize",
+    "rewrite",
     "swap",
+    "swap_words",
+    "unknown_words",
 ]
 
 NEARLY_ALL = 0.95
 UNLIMITED = 1_000_000
 """Tokenizers without a length limit name a number beyond this."""
+KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+
+WordChange = Callable[[str, float, random.Random], str]
+"""``change(text, strength, chance) -> text``; strength 0 leaves a text as it is."""
+Places = list[tuple[int, int]]
+"""Tokens of a text, each with the position it comes from."""
+
+
+def rewrite(
+    texts: Sequence[str], change: WordChange, strength: Tensor, generator: torch.Generator
+) -> list[str]:
+    """Every text changed with its own strength.
+
+    Example:
+        >>> rewrite(["no", "go on"], lose_words, torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0))
+        ['no', 'on']
+    """
+    rows = zip(texts, strength.tolist(), _seeds(len(texts), generator), strict=True)
+    return [_changed(text, change, s, random.Random(seed)) if s > 0 else text for text, s, seed in rows]
+
+
+def misspell(text: str, strength: float, chance: random.Random) -> str:
+    """Typing errors, up to one letter in five per unit of strength: another key, a letter lost, doubled or
+    too early.
+
+    Example:
+        >>> misspell("hello", 0.0, random.Random(0)), len(misspell("hello" * 9, 2.0, random.Random(0))) > 20
+        ('hello', True)
+    """
+    letters = list(text)
+    places = [i for i, letter in enumerate(letters) if letter.isalpha()]
+    places = places or [i for i, letter in enumerate(letters) if not letter.isspace()]
+    for i in reversed(_some(places, 0.2 * strength, chance)):
+        letters[i : i + 2] = _slip(letters[i : i + 2], chance)
+    return "".join(letters)
+
+
+def lose_words(text: str, strength: float, chance: random.Random) -> str:
+    """Words lost, up to six in ten per unit of strength; never all of them.
+
+    Example:
+        >>> lose_words("one two\\nthree", 0.1, random.Random(1))
+        'one\\nthree'
+    """
+    pieces, words = _split(text)
+    lost = _some(words, 0.6 * strength, chance)
+    if len(lost) == len(words):
+        lost.remove(chance.choice(lost)) if lost else None
+    for i in lost:
+        pieces[i] = ""
+        gap = i - 1 if i > words[0] else i + 1
+        if "\n" not in pieces[gap]:
+            pieces[gap] = ""
+    return "".join(pieces)
+
+
+def swap_words(text: str, strength: float, chance: random.Random) -> str:
+    """Neighbouring words change places; the space between them stays.
+
+    Example:
+        >>> swap_words("one\\ntwo", 1.0, random.Random(0))
+        'two\\none'
+    """
+    pieces, words = _split(text)
+    different = [k for k in range(len(words) - 1) if pieces[words[k]] != pieces[words[k + 1]]]
+    moved = -1
+    for k in _some(different, 0.6 * strength, chance):
+        if k > moved:  # nobody moves twice
+            a, b = words[k], words[k + 1]
+            pieces[a], pieces[b] = pieces[b], pieces[a]
+            moved = k + 1
+    return "".join(pieces)
+
+
+def unknown_words(text: str, strength: float, chance: random.Random) -> str:
+    """Words replaced by letters nobody has seen together.
+
+    Example:
+        >>> unknown_words("one two", 0.1, random.Random(0))
+        'one woj'
+    """
+    pieces, words = _split(text)
+    letters = "".join(KEYBOARD)
+    for i in _some(words, 0.6 * strength, chance):
+        pieces[i] = "".join(chance.choice(letters) for _ in pieces[i])
+    return "".join(pieces)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,93 +243,66 @@ def checked_tokenizer(tokenizer: Any) -> Any:
     return tokenizer
 
 
-@dataclass(frozen=True, eq=False)
-class Retokenized:
-    """Texts made into tokens again.
-
-    Args:
-        ids: tokens ``(n, T)``.
-        real: ``(n, T)`` true where a token is real.
-        origin: ``(n, T)`` place of the token that each of them comes from, for types of tokens and the like.
-    """
-
-    ids: Tensor
-    real: Tensor
-    origin: Tensor
-
-
 def retokenize(
     ids: Tensor,
     real: Tensor,
     tokens: Tokens,
     tokenizer: Any,
-    change: Change,
+    change: WordChange,
     strength: Tensor,
-    seeds: list[int],
-) -> Retokenized:
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The words behind tokens ``(n, T)`` changed; frame and special tokens stay, and nothing is cut off.
 
     A text that would be longer than the tokenizer's limit (than ``T``, where it has none) is changed less.
+
+    Returns:
+        The tokens; where they are real; and the position that each of them comes from, for types of tokens
+        and the like.
     """
     own = int(getattr(tokenizer, "model_max_length", UNLIMITED))
     limit = max(ids.shape[1], own) if own < UNLIMITED else ids.shape[1]
     special = {*tokens.special.tolist(), *tokenizer.all_special_ids}
-    rows: list[list[tuple[int, int]]] = []
+    rows: list[Places] = []
+    seeds = _seeds(len(ids), generator)
     for row, mask, s, seed in zip(ids.tolist(), real.tolist(), strength.tolist(), seeds, strict=True):
-        text = [
-            (token, place) for place, (token, is_real) in enumerate(zip(row, mask, strict=True)) if is_real
-        ]
-        rows.append(_within(text, tokens, special, tokenizer, change, s, seed, limit))
+        text = [(token, place) for place, token in enumerate(row) if mask[place]]
+        end = len(text) - tokens.tail
+        head, middle, tail = text[: tokens.head], text[tokens.head : end], text[end:]
+        room = limit - len(head) - len(tail)
+        for how, weaker in [*((change, s / 2**k) for k in range(4)), (lose_words, s)]:
+            new = _changed_places(middle, special, tokenizer, how, weaker, seed)
+            if len(new) <= room:
+                break
+        rows.append([*head, *new[:room], *tail])
     return _padded(rows, ids, tokens, tokenizer)
 
 
-def _within(
-    text: list[tuple[int, int]],
-    tokens: Tokens,
-    special: set[int],
-    tokenizer: Any,
-    change: Change,
-    strength: float,
-    seed: int,
-    limit: int,
-) -> list[tuple[int, int]]:
-    """A text, tokens with their places, changed so that it stays within the limit."""
-    end = len(text) - tokens.tail
-    head, middle, tail = text[: tokens.head], text[tokens.head : end], text[end:]
-    tries = [(change, strength / 2**k) for k in range(4)] + [(lose_words, strength)]
-    for how, s in tries:
-        new: list[tuple[int, int]] = []
-        for is_special, run in groupby(middle, key=lambda pair: pair[0] in special):
-            part = list(run)
-            new += part if is_special else _run(part, tokenizer, how, s, random.Random(seed))
-        if len(head) + len(new) + len(tail) <= limit:
-            break
-    return [*head, *new[: limit - len(head) - len(tail)], *tail]
+def _changed_places(
+    text: Places, special: set[int], tokenizer: Any, change: WordChange, strength: float, seed: int
+) -> Places:
+    """Tokens with their places; what stands between special tokens is changed as text."""
+    new: Places = []
+    for is_special, run in groupby(text, key=lambda pair: pair[0] in special):
+        part = list(run)
+        if not is_special and strength > 0:
+            words = tokenizer.decode([token for token, _ in part])
+            words = _changed(words, change, strength, random.Random(seed))
+            part = [(token, part[0][1]) for token in tokenizer.encode(words, add_special_tokens=False)]
+        new += part
+    return new
 
 
-def _run(
-    part: list[tuple[int, int]], tokenizer: Any, change: Change, strength: float, chance: random.Random
-) -> list[tuple[int, int]]:
-    if strength <= 0:
-        return part
-    text = tokenizer.decode([token for token, _ in part])
-    new = tokenizer.encode(changed(text, change, strength, chance), add_special_tokens=False)
-    return [(token, part[0][1]) for token in new]
-
-
-def _padded(rows: list[list[tuple[int, int]]], ids: Tensor, tokens: Tokens, tokenizer: Any) -> Retokenized:
+def _padded(rows: list[Places], ids: Tensor, tokens: Tokens, tokenizer: Any) -> tuple[Tensor, Tensor, Tensor]:
     width = max([ids.shape[1], *map(len, rows)])
     padding = tokens.padding if tokens.padding is not None else getattr(tokenizer, "pad_token_id", None) or 0
-    found = torch.tensor(
-        [_filled(row, width, (padding, 0), tokens.left) for row in rows], dtype=ids.dtype, device=ids.device
-    )  # (n, T, 2)
-    real = torch.tensor([_filled([1] * len(row), width, 0, tokens.left) for row in rows], device=ids.device)
-    return Retokenized(found[..., 0], real.bool(), found[..., 1].long())
-
-
-def _filled(row: list[Any], width: int, value: Any, left: bool) -> list[Any]:
-    rest = [value] * (width - len(row))
-    return [*rest, *row] if left else [*row, *rest]
+    filled = []
+    for row in rows:
+        real = [(token, place, 1) for token, place in row]
+        rest = [(padding, 0, 0)] * (width - len(row))
+        filled.append([*rest, *real] if tokens.left else [*real, *rest])
+    found = torch.tensor(filled, dtype=ids.dtype, device=ids.device)  # (n, T, 3)
+    return found[..., 0], found[..., 2].bool(), found[..., 1].long()
 
 
 def _common(texts: Sequence[Tensor], at: int) -> int | None:
@@ -291,3 +354,49 @@ def _chosen(
     share = (0.6 * strength[:, None].to(ids.device)).clamp(max=0.9)
     first = draw == draw.amin(dim=1, keepdim=True)
     return (draw < 2.0) & (share > 0) & ((draw < share) | first)
+
+
+def _split(text: str) -> tuple[list[str], list[int]]:
+    """Words and the space between them, in turn, and which of these pieces are words."""
+    pieces = re.split(r"(\s+)", text)
+    return pieces, [i for i, piece in enumerate(pieces) if piece.strip()]
+
+
+def _some(items: list[int], share: float, chance: random.Random) -> list[int]:
+    """About this share of the items, at most nine in ten, and at least one unless the share is 0."""
+    if share <= 0 or not items:
+        return []
+    share = min(share, 0.9)
+    return [item for item in items if chance.random() < share] or [chance.choice(items)]
+
+
+def _slip(pair: list[str], chance: random.Random) -> list[str]:
+    letter, rest = pair[0], pair[1:]
+    kind = chance.randrange(4)
+    if kind == 1:
+        return rest
+    new = [_neighbour(letter, chance), *rest] if kind == 0 else [*rest, letter]
+    return [letter, *pair] if kind == 2 or new == pair else new
+
+
+def _neighbour(letter: str, chance: random.Random) -> str:
+    for row in KEYBOARD:
+        at = row.find(letter.lower())
+        if at >= 0:
+            return row[max(0, min(len(row) - 1, at + chance.choice((-1, 1))))]
+    return letter
+
+
+def _seeds(n: int, generator: torch.Generator) -> list[int]:
+    """A seed for each of n texts."""
+    seeds: list[int] = torch.randint(1 << 31, (n,), generator=generator, device=generator.device).tolist()
+    return seeds
+
+
+def _changed(text: str, change: WordChange, strength: float, chance: random.Random) -> str:
+    """The text changed; by a typing error where the change leaves it as it is or leaves nothing."""
+    for how in (change, misspell):
+        new = how(text, strength, chance)
+        if new != text and new.strip():
+            return new
+    return text + text.strip()[-1:]
