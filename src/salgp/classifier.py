@@ -44,7 +44,7 @@ from salgp.network.reader import (
 )
 from salgp.prediction import Prediction
 
-__all__ = ["CalibratedClassifier", "calibrate", "load", "with_fallback"]
+__all__ = ["CalibratedClassifier", "calibrate", "load"]
 
 
 class CalibratedClassifier(nn.Module):

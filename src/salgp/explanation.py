@@ -13,7 +13,7 @@ from torch import Tensor
 from salgp.features import Features
 from salgp.prediction import Prediction
 
-__all__ = ["confidence_points", "explain_line", "shown_term", "term_points"]
+__all__ = ["explain_line", "shown_term", "term_points"]
 
 
 def explain_line(features: Features, prediction: Prediction) -> str:

@@ -19,15 +19,7 @@ from torch import Tensor
 from salgp.features import Features
 from salgp.tables import as_frame
 
-__all__ = [
-    "INTERVAL",
-    "INTERVAL_SD",
-    "LayerTerms",
-    "Prediction",
-    "checked",
-    "confidence_of",
-    "spread_confidence",
-]
+__all__ = ["INTERVAL_SD", "LayerTerms", "Prediction", "checked", "confidence_of", "spread_confidence"]
 
 INTERVAL = 0.90
 """Probability mass of the interval ``[lower, upper]``."""

@@ -44,20 +44,7 @@ from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, plain_array, tell_nothing
 
-__all__ = [
-    "CalibrationWarning",
-    "SHARED",
-    "bounded_logits",
-    "check_features",
-    "check_reference",
-    "floor_zeros",
-    "learn_zero_logits",
-    "misaligned",
-    "misaligned_reference",
-    "refuse_signs",
-    "rows_in",
-    "warn_of_data",
-]
+__all__ = ["CalibrationWarning", "SHARED", "bounded_logits", "floor_zeros", "misaligned", "rows_in"]
 
 FEW_SAMPLES = 50
 """Fewer calibration samples than this are worth a warning."""

@@ -35,7 +35,7 @@ from salgp.logits import at_least_single
 from salgp.neighbours import class_distances, nearest
 from salgp.prediction import Prediction
 
-__all__ = ["DeepKNN", "DensityAwareCalibration", "TrustScore"]
+__all__ = []
 
 
 class DensityAwareCalibration(Calibrator):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from salgp.decide.rule import ALWAYS, NEVER, Rule
 from salgp.metrics.exact import exact_interval
 
-__all__ = ["cheapest"]
+__all__ = []
 
 _GRID = np.linspace(-3, 3, 25)
 """Thresholds tried, in log-odds around the one that is best for calibrated confidences."""

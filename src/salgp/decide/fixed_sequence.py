@@ -31,7 +31,7 @@ from scipy.special import bdtr
 
 from salgp.decide.rule import ALWAYS
 
-__all__ = ["Sorted", "furthest", "given_order", "own_order", "samples_needed"]
+__all__ = ["samples_needed"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -31,18 +31,7 @@ from torch import Tensor
 
 from salgp.io import storable
 
-__all__ = [
-    "Gaps",
-    "KERNELS",
-    "Rows",
-    "gaps",
-    "gaps_to",
-    "is_within",
-    "pairs_of",
-    "self_gaps",
-    "squared_distance",
-    "stationary",
-]
+__all__ = ["Gaps", "KERNELS", "Rows", "gaps", "pairs_of", "self_gaps", "stationary"]
 
 Kernel = Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]
 """``r^2`` -> value, and a function of no arguments that gives the derivative by the log-lengthscale."""

@@ -34,17 +34,7 @@ from torch import Tensor
 from salgp.gp.linalg import cholesky, inverse_positive, solve_lower, solve_positive
 from salgp.gp.regression import INDUCING_JITTER, LOG_2PI
 
-__all__ = [
-    "Sites",
-    "bernoulli_sites",
-    "exact_leave_out_density",
-    "gaussian_sites",
-    "inducing_leave_out_density",
-    "laplace_sites",
-    "logistic",
-    "logistic_covariance",
-    "sigmoid_moments",
-]
+__all__ = ["Sites", "bernoulli_sites", "gaussian_sites", "logistic", "logistic_covariance", "sigmoid_moments"]
 
 
 @dataclass(frozen=True, eq=False)

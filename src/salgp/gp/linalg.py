@@ -30,17 +30,13 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 __all__ = [
-    "NotPositiveDefiniteError",
     "SMALL",
     "cholesky",
     "inverse_positive",
     "log_determinant",
     "lower_inverse",
     "one_blas_thread",
-    "solve_factored",
-    "solve_lower",
     "solve_positive",
-    "spectral_root",
     "threads_for",
 ]
 

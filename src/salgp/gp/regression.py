@@ -37,12 +37,9 @@ from salgp.io import storable
 
 __all__ = [
     "INDUCING_JITTER",
-    "LOG_2PI",
     "Posterior",
     "Statistics",
-    "condition_exact",
     "condition_inducing",
-    "exact_log_evidence",
     "inducing_log_evidence",
     "inducing_rows",
     "remaining",

@@ -19,9 +19,7 @@ from salgp.metrics.metric import Groups, Statistic, metric
 
 __all__ = [
     "ReliabilityBins",
-    "Scheme",
     "adaptive_ece",
-    "assign_bins",
     "classwise_ece",
     "debiased_ece",
     "ece",

@@ -9,15 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = [
-    "ArrayLike",
-    "FloatArray",
-    "IntArray",
-    "as_binary",
-    "as_distribution",
-    "as_numbers",
-    "as_scores",
-]
+__all__ = ["ArrayLike", "FloatArray", "IntArray", "as_numbers"]
 
 ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 FloatArray: TypeAlias = NDArray[np.float64]

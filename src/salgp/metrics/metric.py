@@ -20,7 +20,7 @@ import numpy as np
 
 from salgp.metrics.checks import FloatArray, IntArray
 
-__all__ = ["Groups", "Metric", "Statistic", "mean_of", "metric"]
+__all__ = ["Groups", "Metric", "Statistic", "metric"]
 
 P = ParamSpec("P")
 

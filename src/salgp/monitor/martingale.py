@@ -32,18 +32,7 @@ from numpy.typing import NDArray
 from salgp.logits import log_odds
 from salgp.prediction import Prediction
 
-__all__ = [
-    "AccuracyMartingale",
-    "BANDS",
-    "CELLS",
-    "ConformalMartingale",
-    "band_counts",
-    "band_of_cells",
-    "cells",
-    "effects",
-    "feature_cells",
-    "feature_names",
-]
+__all__ = ["AccuracyMartingale", "BANDS", "ConformalMartingale", "cells", "feature_cells", "feature_names"]
 
 CELLS = 4096
 """Cells that values are rounded to: steps of about 1 %, finer near 0."""

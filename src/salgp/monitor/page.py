@@ -18,7 +18,7 @@ from salgp.monitor.records import Record, Settings
 from salgp.monitor.rules import Status, expected, measured, with_late_labels
 from salgp.svg import Canvas, Frame, without_control_characters
 
-__all__ = ["render_page", "write_page"]
+__all__ = []
 
 WEEKS = 8
 _SIZE, _BOX = (560, 236), (66, 14, 484, 186)

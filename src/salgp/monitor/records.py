@@ -32,7 +32,7 @@ from salgp.io import (
 )
 from salgp.monitor.martingale import BANDS, AccuracyMartingale, ConformalMartingale
 
-__all__ = ["Record", "Settings", "State", "create", "last_number", "read", "read_settings", "write"]
+__all__ = ["Record", "Settings", "State", "read", "write"]
 
 SETTINGS, STATE, LOG = "monitor.json", "state.safetensors", "log.jsonl"
 KIND, STATE_KIND = "salgp-monitor", "salgp-monitor-state"

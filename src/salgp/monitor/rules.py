@@ -19,16 +19,7 @@ from salgp.metrics.exact import exact_interval
 from salgp.monitor.martingale import effects
 from salgp.monitor.records import Record, Settings, State
 
-__all__ = [
-    "ClassShift",
-    "FeatureShift",
-    "Status",
-    "alarms",
-    "expected",
-    "measured",
-    "status_of",
-    "with_late_labels",
-]
+__all__ = ["ClassShift", "FeatureShift", "Status", "alarms", "expected", "measured"]
 
 CAUSES = {"shift": "the inputs changed", "accuracy": "labels show more errors than the confidences say"}
 

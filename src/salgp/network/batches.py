@@ -17,15 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from salgp.labels import LABEL_KEYS, refuse_masked
 from salgp.logits import shape_of
 
-__all__ = [
-    "Batch",
-    "KnownInputs",
-    "LabelsAt",
-    "are_texts",
-    "first_rows",
-    "in_pieces",
-    "rebatched",
-]
+__all__ = ["Batch", "are_texts", "first_rows", "rebatched"]
 
 ROWS, BYTES = 256, 16_000_000
 """Batches are joined up to so many samples, unless their inputs are larger than so many bytes."""

@@ -25,15 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-__all__ = [
-    "Fingerprint",
-    "FrozenCopies",
-    "FrozenCopy",
-    "check_network",
-    "fingerprint",
-    "frozen_copy",
-    "unwrap",
-]
+__all__ = ["Fingerprint", "check_network", "fingerprint", "frozen_copy", "unwrap"]
 
 TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 """Dictionaries of a module whose entries make it what it is, beside its attributes."""

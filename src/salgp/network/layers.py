@@ -32,7 +32,7 @@ from torch import nn
 from salgp.network.taps import Pooling, Tap
 from salgp.network.trace import Call, Trace, ancestors, numbered
 
-__all__ = ["MAX_LAYERS", "Layers", "Poolings", "auto_layers", "make_taps", "pooling_for", "thinned"]
+__all__ = ["MAX_LAYERS", "Layers", "Poolings", "thinned"]
 
 MAX_LAYERS = 12
 """Most layers the automatic choice takes."""

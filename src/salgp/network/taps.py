@@ -29,18 +29,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from salgp.logits import named_fields
 
-__all__ = [
-    "POOLINGS",
-    "Change",
-    "Layout",
-    "Pooling",
-    "Probe",
-    "Tap",
-    "TapError",
-    "activation",
-    "hidden_state",
-    "pool",
-]
+__all__ = ["Change", "Pooling", "Tap", "activation", "pool"]
 
 POOLINGS = (
     "auto",

@@ -26,7 +26,7 @@ from salgp.logits import raw_logits
 from salgp.network.frozen_copy import FrozenCopy
 from salgp.network.taps import Change, Layout, Probe, Tap, activation
 
-__all__ = ["Call", "Flow", "NetworkWarning", "Trace", "ancestors", "numbered", "trace"]
+__all__ = ["Call", "numbered", "trace"]
 
 ALIKE = 0.02
 """Scores of the same inputs may differ by this share of the largest: some devices add up in any order."""

@@ -20,16 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = [
-    "BLUE",
-    "CYCLE",
-    "RED",
-    "annotate_cells",
-    "draw_reliability",
-    "new_axes",
-    "new_figure",
-    "reliability_diagram",
-]
+__all__ = ["BLUE", "CYCLE", "RED", "new_figure", "reliability_diagram"]
 
 BLUE, RED, GREY = "#4477AA", "#CC3311", "#777777"
 CYCLE = (

@@ -20,7 +20,7 @@ from salgp.report.summary import LayerShare, Scored
 from salgp.report.text import no_promise, share
 from salgp.svg import Canvas, Frame
 
-__all__ = ["interval_bar", "layer_profile", "reliability", "slider"]
+__all__ = ["layer_profile", "reliability", "slider"]
 
 N_BINS = 10
 

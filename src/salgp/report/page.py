@@ -20,7 +20,7 @@ from salgp.extras import require
 from salgp.report.text import share
 from salgp.svg import without_control_characters
 
-__all__ = ["data_uri", "page", "percent", "to_pixels"]
+__all__ = ["page", "percent"]
 
 
 def page(context: Mapping[str, Any]) -> str:

@@ -15,14 +15,7 @@ from torch import Tensor
 from salgp.decide import ALWAYS, choose_threshold
 from salgp.report.summary import Scored
 
-__all__ = [
-    "ASSURANCE",
-    "OperatingPoint",
-    "acceptable_levels",
-    "chosen_level",
-    "least_promise",
-    "nice_step",
-]
+__all__ = ["ASSURANCE"]
 
 ASSURANCE = 0.95
 """Probability that a limit keeps its promise."""

@@ -23,7 +23,7 @@ from salgp.prediction import Prediction
 from salgp.report.selective import OperatingPoint
 from salgp.report.summary import Scored, term_shares
 
-__all__ = ["confusions", "holm", "shift", "slices"]
+__all__ = ["holm", "shift", "slices"]
 
 FEWEST = 10
 """Smaller parts are listed, but not judged."""

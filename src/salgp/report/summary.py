@@ -19,17 +19,7 @@ from salgp.features import Features
 from salgp.metrics import METRICS, Metric, RiskCoverage, arrays_of
 from salgp.prediction import Prediction
 
-__all__ = [
-    "Change",
-    "Corrected",
-    "LayerShare",
-    "Scored",
-    "layer_corrections",
-    "metric_changes",
-    "most_corrected",
-    "scored",
-    "term_shares",
-]
+__all__ = ["Change", "Corrected", "Scored", "layer_corrections", "scored"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 

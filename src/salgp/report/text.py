@@ -13,7 +13,7 @@ from salgp.metrics import METRICS
 from salgp.report.selective import ASSURANCE, OperatingPoint
 from salgp.report.summary import Change, Scored
 
-__all__ = ["GLOSSARY", "no_promise", "share", "verdict"]
+__all__ = ["GLOSSARY", "share", "verdict"]
 
 SMALL = 0.015
 """A confidence error below this needs no correction."""

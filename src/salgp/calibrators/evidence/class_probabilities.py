@@ -28,7 +28,7 @@ from salgp.gp.linalg import one_blas_thread
 from salgp.gp.optimise import tell_unless_settled
 from salgp.io import storable
 
-__all__ = ["ClassModel", "class_log_distances", "fit_classes", "rows_at_once"]
+__all__ = []
 
 ENTRIES = 4_000_000
 """Distances held at once, and all that a fit looks at: it has a few weights to find and needs no more."""

@@ -27,7 +27,7 @@ from salgp.calibrators.evidence.layer_spaces import (
 from salgp.calibrators.rows import originals
 from salgp.features import Features
 
-__all__ = ["MANY", "confidence_rank", "cross_fitted_evidence", "fold_references", "split_reference"]
+__all__ = ["cross_fitted_evidence"]
 
 FOLDS = 10
 MANY = 4_000

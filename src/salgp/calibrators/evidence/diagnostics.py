@@ -23,7 +23,7 @@ from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.metrics import auroc, debiased_ece, nll_correct
 
-__all__ = ["Check", "HeldOut", "check_fit", "held_out", "shift_variance", "verdict"]
+__all__ = ["Check", "HeldOut", "held_out", "verdict"]
 
 Learn = Callable[[Features, Tensor, Evidence], tuple[Scales, Mixture]]
 """``learn(features, labels, evidence)`` fits the model."""

@@ -18,14 +18,7 @@ from salgp.gp.likelihood import logistic
 from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.io import storable
 
-__all__ = [
-    "TrainingRows",
-    "choose_layer_weight",
-    "fit_in_domain",
-    "fit_mixture",
-    "fit_shift",
-    "training_rows",
-]
+__all__ = ["fit_in_domain", "training_rows"]
 
 LAYER_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights of the layers in domain that are compared."""

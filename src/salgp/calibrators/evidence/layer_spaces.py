@@ -29,21 +29,13 @@ from salgp.logits import at_least_single
 __all__ = [
     "COORDINATES",
     "Evidence",
-    "LayerSpace",
     "Reference",
     "LARGEST",
-    "SAMPLES_PER_POINT",
     "WIDTH",
     "class_distances",
     "coordinates",
-    "evidence_at_once",
     "layer_evidence",
     "make_reference",
-    "points_per_class",
-    "principal_directions",
-    "reference_points",
-    "unit_length",
-    "whitened_space",
 ]
 
 WIDTH = 64

@@ -39,17 +39,7 @@ from salgp.calibrators.evidence.windows import WindowModel
 from salgp.features import Features
 from salgp.io import storable
 
-__all__ = [
-    "LogOdds",
-    "Mixture",
-    "Samples",
-    "Scales",
-    "ShiftScore",
-    "log_odds_of",
-    "samples_of",
-    "scales_of",
-    "score_inputs",
-]
+__all__ = ["Mixture", "Samples", "Scales", "samples_of", "scales_of", "score_inputs"]
 
 LARGEST_LOG_ODDS = 20.0
 """Log-odds of the network are kept within this bound, where double precision still tells them apart."""

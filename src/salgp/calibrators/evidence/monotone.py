@@ -33,7 +33,7 @@ from salgp.gp.linalg import cholesky, inverse_positive, one_blas_thread
 from salgp.gp.optimise import tell_unless_settled
 from salgp.io import storable
 
-__all__ = ["MonotoneLogistic", "design", "fit_monotone", "leave_group_out"]
+__all__ = ["MonotoneLogistic", "design"]
 
 RIDGE = 0.4
 """Prior precision of the weights of agreement and novelty; the slope ``b`` is held a tenth as much, the

@@ -15,7 +15,7 @@ import torch
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.features import Features
 
-__all__ = ["ShiftReport", "shift_report"]
+__all__ = ["shift_report"]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from salgp.calibrators.evidence.layer_spaces import (
 from salgp.features import Features
 from salgp.io import storable
 
-__all__ = ["EvidenceRows", "stream_evidence"]
+__all__ = []
 
 DRAWN_ROWS = 60_000
 """About so many reference samples are drawn in all, where a class has enough."""

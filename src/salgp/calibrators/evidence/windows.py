@@ -15,7 +15,7 @@ from torch import Tensor
 
 from salgp.io import storable
 
-__all__ = ["Context", "WindowModel", "compressed", "over_prediction", "window_sums"]
+__all__ = ["Context", "compressed", "over_prediction", "window_sums"]
 
 SHRINK = 4.0
 """Window means count from 2 standard errors on: ``u^3 / (u^2 + 4 / n)``."""

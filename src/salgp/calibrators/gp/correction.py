@@ -21,7 +21,7 @@ from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.regression import Posterior, remaining
 from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction
 
-__all__ = ["chunk_size", "predict_corrections", "to_prediction"]
+__all__ = ["predict_corrections"]
 
 CHUNK_ENTRIES = 1_000_000
 """Covariance entries computed at once during prediction: small enough for the cache, whatever the number of

@@ -37,7 +37,7 @@ from salgp.gp.updating import extend, new_sites, retract
 from salgp.labels import as_labels
 from salgp.prediction import Prediction
 
-__all__ = ["PAPER", "RECIPES", "SALGP", "fit_structure"]
+__all__ = ["PAPER", "SALGP"]
 
 PAPER: dict[str, dict[str, Any]] = {
     "ml": {"covariance": "ml"},

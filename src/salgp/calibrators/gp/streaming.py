@@ -37,7 +37,7 @@ from salgp.gp.regression import (
 )
 from salgp.io import storable
 
-__all__ = ["fit_rows", "take_learned"]
+__all__ = []
 
 C = TypeVar("C")
 GENERIC_BLOCK = 1_000_000

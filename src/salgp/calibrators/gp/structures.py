@@ -40,16 +40,7 @@ from salgp.gp.covariance import ARD, Constant, Covariance, Index, Product, Same,
 from salgp.gp.kernels import Rows
 from salgp.io import storable
 
-__all__ = [
-    "STACKED",
-    "STRUCTURES",
-    "Structure",
-    "flat_rows",
-    "log_odds_design",
-    "observe",
-    "rows_of",
-    "structure",
-]
+__all__ = ["observe", "rows_of", "structure"]
 
 STACKED = ("ml", "hl", "additive", "icm", "lcm", "nested")
 STRUCTURES = ("single", "rio", "red", "global", "class", "concat", "sum", *STACKED)

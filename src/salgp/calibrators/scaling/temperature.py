@@ -45,7 +45,6 @@ __all__ = [
     "TemperatureScaling",
     "Uncalibrated",
     "ensemble_softmax",
-    "mixture_weights",
 ]
 
 

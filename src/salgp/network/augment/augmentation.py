@@ -40,7 +40,7 @@ from salgp.network.reader import Reader
 from salgp.network.taps import Change, Tap
 from salgp.progress import Advance, progress_bar
 
-__all__ = ["LEVELS", "Augmentation", "Augmented", "augment", "augment_readings"]
+__all__ = ["Augmentation", "Augmented", "augment", "augment_readings"]
 
 LEVELS = tuple(float(0.04 ** (1 - k / 7)) for k in range(8))
 """Strengths of augmented samples, as shares of the family's scale."""

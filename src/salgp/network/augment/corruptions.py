@@ -20,18 +20,15 @@ __all__ = [
     "Spread",
     "affine",
     "blur",
-    "channel_gain",
     "gain",
     "mixup",
     "noise",
     "normal",
     "occlude",
-    "patch_mix",
     "per",
     "pixelate",
     "quantise",
     "speckle",
-    "time_warp",
     "uniform",
 ]
 

@@ -21,19 +21,7 @@ from salgp.network.augment.text import Tokens, real_or_guessed, retokenize, rewr
 from salgp.network.batches import Batch, are_texts
 from salgp.network.taps import Change
 
-__all__ = [
-    "FAMILIES",
-    "KINDS",
-    "Family",
-    "families_for",
-    "first_input",
-    "first_texts",
-    "first_tokens",
-    "layer_change",
-    "perturbed_batch",
-    "real_tokens",
-    "values_of",
-]
+__all__ = ["FAMILIES", "KINDS", "Family", "families_for", "first_input", "values_of"]
 
 Disturbance = Callable[..., Any]
 """``disturb(x, strength, generator) -> x`` with ``x (n, ...)`` and ``strength (n,)``; of a measured family,

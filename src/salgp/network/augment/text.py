@@ -19,20 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Tokens",
-    "checked_tokenizer",
-    "drop",
-    "lose_words",
-    "misspell",
-    "real_or_guessed",
-    "replace",
-    "retokenize",
-    "rewrite",
-    "swap",
-    "swap_words",
-    "unknown_words",
-]
+__all__ = ["Tokens", "drop", "replace", "swap", "swap_words"]
 
 NEARLY_ALL = 0.95
 UNLIMITED = 1_000_000
