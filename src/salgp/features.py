@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from salgp.io import FormatError, check_kind, read_tensors, refuse_foreign, write_tensors
-from salgp.labels import as_labels, refuse_masked
-from salgp.logits import as_array, as_logits, at_least_single, largest
+from salgp.labels import as_labels
+from salgp.logits import as_array, as_logits, at_least_single, refuse_masked
 
 __all__ = ["Features", "load_features"]
 
@@ -149,7 +149,7 @@ class Features:
     @cached_property
     def label(self) -> Tensor:
         """Predicted class, ``(n,)``."""
-        return largest(self.logits)
+        return self.logits.argmax(dim=1)
 
     @property
     def confidence(self) -> Tensor:
@@ -287,8 +287,9 @@ def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], or
 
 
 def _as_tensor(x: Any, what: str, name: str | None = None) -> Tensor:
-    refuse_masked(x, what)
-    tensor = x if type(x) is Tensor else torch.as_tensor(x)
+    if type(x) is not Tensor:
+        refuse_masked(x, what)
+    tensor = torch.as_tensor(x)
     if tensor.requires_grad or torch.compiler.is_exporting():
         tensor = tensor.detach()  # outputs of an exported graph must not ask for gradients either
     if not tensor.is_floating_point() or tensor.ndim != 2:

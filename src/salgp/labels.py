@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["LABEL_KEYS", "as_labels", "class_labels", "pop_labels", "refuse_masked"]
+from salgp.logits import refuse_masked
+
+__all__ = ["LABEL_KEYS", "as_labels", "class_labels", "pop_labels"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Names under which labels stand beside the inputs of a network."""
@@ -90,23 +92,6 @@ def pop_labels(arrays: dict[str, Any]) -> Any:
     """
     key = next((name for name in LABEL_KEYS if name in arrays), None)
     return None if key is None else arrays.pop(key)
-
-
-def refuse_masked(values: Any, what: str) -> None:
-    """Refuse a NumPy array with masked entries: as a tensor it would lose its mask.
-
-    Example:
-        >>> refuse_masked(np.ma.masked_array([1, 2], [False, True]), "labels")
-        Traceback (most recent call last):
-        ...
-        ValueError: labels: 1 of 2 entries are masked; leave these rows out, or fill them: labels.filled(...)
-    """
-    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        n = int(np.ma.getmaskarray(values).sum())
-        raise ValueError(
-            f"{what}: {n:,} of {values.size:,} entries are masked; leave these rows out, or fill them: "
-            f"{what}.filled(...)"
-        )
 
 
 def _numbers(names: list[str], classes: Sequence[str] | None) -> list[int]:

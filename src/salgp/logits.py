@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.labels import refuse_masked
-
 __all__ = [
     "FORWARD",
     "OUTPUTS",
@@ -26,13 +24,12 @@ __all__ = [
     "as_logits",
     "check_finite",
     "check_undeclared",
-    "largest",
     "log_odds",
     "look_like_probabilities",
     "named_fields",
     "non_finite_rows",
-    "plain_array",
     "raw_logits",
+    "refuse_masked",
     "shape_of",
     "tell_nothing",
 ]
@@ -132,6 +129,23 @@ def as_array(x: Any) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def refuse_masked(values: Any, what: str) -> None:
+    """Refuse a NumPy array with masked entries: as a tensor it would lose its mask.
+
+    Example:
+        >>> refuse_masked(np.ma.masked_array([1, 2], [False, True]), "labels")
+        Traceback (most recent call last):
+        ...
+        ValueError: labels: 1 of 2 entries are masked; leave these rows out, or fill them: labels.filled(...)
+    """
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        n = int(np.ma.getmaskarray(values).sum())
+        raise ValueError(
+            f"{what}: {n:,} of {values.size:,} entries are masked; leave these rows out, or fill them: "
+            f"{what}.filled(...)"
+        )
+
+
 def look_like_probabilities(logits: Tensor) -> bool:
     """Do numbers given as logits look like a softmax, or like ``[0, sigmoid]``?
 
@@ -198,37 +212,6 @@ def tell_nothing(logits: Tensor) -> bool:
         (True, False)
     """
     return bool((logits == logits[:, :1]).all())
-
-
-def largest(x: Tensor) -> Tensor:
-    """Column of the largest entry of each row, the first of equals.
-
-    NumPy's search is several times faster than torch's on a processor; a tensor that is being traced stays
-    with torch.
-
-    Example:
-        >>> largest(torch.tensor([[0.0, 2.0, 2.0]]))
-        tensor([1])
-    """
-    if not plain_array(x) or x.numel() == 0:
-        return x.argmax(dim=1)
-    return torch.from_numpy(x.detach().numpy().argmax(axis=1))
-
-
-def plain_array(x: Tensor) -> bool:
-    """Can NumPy work on it where it lies? Not on a tensor that is being traced or keeps gradients.
-
-    Example:
-        >>> plain_array(torch.zeros(1)), plain_array(torch.zeros(1, dtype=torch.bfloat16))
-        (True, False)
-    """
-    return (
-        type(x) is Tensor
-        and x.is_cpu
-        and x.dtype in (torch.float32, torch.float64)
-        and not x.requires_grad
-        and not torch.compiler.is_compiling()
-    )
 
 
 def _check_probabilities(p: Tensor, output: str) -> None:

@@ -36,13 +36,12 @@ import math
 import warnings
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from salgp.calibrators.rows import originals
 from salgp.features import Features
-from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, plain_array, tell_nothing
+from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, tell_nothing
 
 __all__ = ["CalibrationWarning", "SHARED", "bounded_logits", "floor_zeros", "misaligned", "rows_in"]
 
@@ -60,9 +59,6 @@ LARGEST_LOGIT = 1e18
 
 LARGEST_FEATURE = 1e75
 """Largest number a layer may hold: squared distances between larger ones overflow in double precision."""
-
-FEW_ROWS = 64
-"""Samples up to which all numbers are looked at together."""
 
 LOOKED_AT = 1000
 """Rows looked at to tell probabilities from logits, and about how many to read the mean confidence from."""
@@ -111,14 +107,10 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
             "this method reads hidden layers, but the features have none; extract them with "
             "salgp.extract(model, loader), or take a method that reads the scores only, such as temperature"
         )
-    for name, x in features.layers.items() if with_layers else ():
-        _refuse_huge(name, x)
-    values = [features.logits, *(features.layers.values() if with_layers else ())]
-    if len(features) <= FEW_ROWS and _all_finite(values):
-        return
-    _refuse_non_finite("logits", features.logits, features)
-    for name, x in features.layers.items() if with_layers else ():
-        _refuse_non_finite(f"layer {name!r}", x, features)
+    if len(features):
+        _check_numbers("logits", features.logits, features, torch.finfo(torch.float64).max)
+        for name, x in features.layers.items() if with_layers else ():
+            _check_numbers(f"layer {name!r}", x, features, LARGEST_FEATURE)
 
 
 def check_reference(reference: Features, features: Features, with_layers: bool) -> Features:
@@ -152,7 +144,7 @@ def bounded_logits(features: Features) -> Features:
         tensor([[ 0.0000e+00, -1.0000e+18]])
     """
     z = features.logits
-    if not z.numel() or _largest_size(z) <= LARGEST_LOGIT:
+    if not z.numel() or largest_size(z) <= LARGEST_LOGIT:
         return features
     return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
 
@@ -270,34 +262,28 @@ def rows_in(rows: Tensor, others: Tensor) -> int:
     return sum(row.tobytes() in known for row in alike.contiguous().numpy())
 
 
-def _all_finite(values: list[Tensor]) -> bool:
-    """Are few numbers finite for sure? Not where their sum overflows."""
-    if all(map(plain_array, values)):  # beside a network that runs on one sample every step counts
-        return math.isfinite(np.abs(np.concatenate([x.numpy() for x in values], axis=1)).max(initial=0.0))
-    return math.isfinite(float(torch.cat(values, dim=1).sum()))
+def largest_size(x: Tensor) -> float:
+    """Size of the largest number, in one pass and without a copy; NaN where there is one.
+
+    Example:
+        >>> largest_size(torch.tensor([1.0, -3.0]))
+        3.0
+    """
+    low, high = torch.aminmax(x)
+    return float(torch.maximum(-low, high))
 
 
-def _largest_size(z: Tensor) -> float:
-    if len(z) <= FEW_ROWS and plain_array(z):
-        return float(np.abs(z.numpy()).max())
-    return max(abs(float(end)) for end in torch.aminmax(z))  # one pass, no copy
-
-
-def _refuse_huge(name: str, x: Tensor) -> None:
-    if x.dtype != torch.float64 or not x.numel():  # single precision ends long before
+def _check_numbers(what: str, x: Tensor, features: Features, limit: float) -> None:
+    """Refuse NaN, infinity and numbers above the limit."""
+    largest = largest_size(x)
+    if largest <= limit:
         return
-    largest = float(x.abs().amax())
-    if LARGEST_FEATURE < largest < math.inf:
+    if largest < math.inf:
         raise ValueError(
-            f"layer {name!r} holds numbers of size {largest:.0e}, whose distances overflow; expected at most "
-            f"{LARGEST_FEATURE:.0e}: scale the layer, or look for what has diverged in the network"
+            f"{what} holds numbers of size {largest:.0e}, whose distances overflow; expected at most "
+            f"{limit:.0e}: scale the layer, or look for what has diverged in the network"
         )
-
-
-def _refuse_non_finite(what: str, x: Tensor, features: Features) -> None:
     wrong = non_finite_rows(x)
-    if not len(wrong):
-        return
     rows, place = originals(features)
     samples = rows[place[wrong].unique()]
     first = int(samples[0])
@@ -460,6 +446,5 @@ def floor_zeros(features: Features, zeros: Tensor | None) -> Features:
 
 
 def _has_zeros(z: Tensor) -> bool:
-    if not z.numel():
-        return False
-    return float(z.numpy().min() if plain_array(z) else z.amin()) <= ZERO and bool((z == ZERO).any())
+    """One pass without a copy where there are none, the usual case."""
+    return z.numel() > 0 and float(z.amin()) <= ZERO and bool((z == ZERO).any())

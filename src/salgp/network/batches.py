@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
-from salgp.labels import LABEL_KEYS, refuse_masked
-from salgp.logits import shape_of
+from salgp.labels import LABEL_KEYS
+from salgp.logits import refuse_masked, shape_of
 
 __all__ = ["Batch", "are_texts", "first_rows", "rebatched"]
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import salgp
 from salgp.calibrators import get
 from salgp.calibrators.evidence.calibrator import LayerEvidence
-from salgp.calibrators.evidence.layer_spaces import Evidence, layer_evidence
 from salgp.calibrators.evidence.shift import _permutation_p, shift_report
 from salgp.calibrators.rows import originals
 from salgp.features import Features
@@ -125,27 +124,6 @@ def test_one_sample_is_predicted_as_in_a_batch() -> None:
         for name, values in few.numpy().items():
             np.testing.assert_allclose(values, many[name][rows], rtol=1e-5, atol=1e-7, err_msg=name)
     assert not any(x.is_inference() for x in (few.probs, few.layers.mean, few.std, features.label))  # type: ignore[union-attr]
-
-
-def test_few_samples_are_judged_on_one_thread_and_the_setting_comes_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calibrator, (features, _) = fitted(), world(10, 4)
-    asked: list[int] = []
-
-    def watched(*given: Any) -> Evidence:
-        asked.append(torch.get_num_threads())
-        return layer_evidence(*given)
-
-    monkeypatch.setattr("salgp.calibrators.evidence.calibrator.layer_evidence", watched)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        calibrator.predict(features)
-        assert asked == [1]
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_shift_report_sees_a_shift_and_only_a_shift() -> None:

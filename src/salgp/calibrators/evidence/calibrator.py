@@ -253,8 +253,7 @@ class LayerEvidence(Calibrator):
 
     def _samples(self, features: Features) -> Samples:
         reference = self.reference_.to(features.logits.device)
-        with threads_for(len(features) * reference.columns[1].numel()):
-            return samples_of(features, layer_evidence(reference, features), self.scales_)
+        return samples_of(features, layer_evidence(reference, features), self.scales_)
 
     def _samples_at_once(self, features: Features) -> Samples:
         """The same without a loop over chunks, for exported graphs."""
