@@ -359,6 +359,16 @@ def test_too_few_samples_are_refused_with_the_number_it_takes(coverage: float, n
             fit_sets(p[:-1], y[:-1], coverage)
 
 
+def test_unknown_classes_that_no_set_can_cover_are_refused() -> None:
+    """A tenth of the samples is in no set: 95 % coverage would give every class, without a word."""
+    p, y = drawn(200, 0)
+    unknown = torch.where(torch.arange(200) % 10 == 0, -1, y)
+    assert fit_sets(p, unknown, 0.85).quantile.isfinite().all()
+    for labels in (unknown, torch.full((200,), -1)):
+        with pytest.raises(ValueError, match="label -1"):
+            fit_sets(p, labels, 0.95)
+
+
 def test_classes_with_too_few_samples_are_named() -> None:
     p, y = drawn(200, 0)
     rare = y != 1

@@ -755,6 +755,102 @@ def _field_labels(folder: Path) -> None:
     np.testing.assert_allclose(written, better.confidence[40:].numpy(), atol=1e-5)
 
 
+@situation(
+    "masked NumPy arrays, as samples, labels or confidences", "refused: leave the rows out, or fill them"
+)
+def _masked(folder: Path) -> None:
+    features, labels = sample(60)
+    z, y = features.logits.numpy(), labels.numpy()
+    masked = np.ma.masked_array(z, z > 2), np.ma.masked_array(y, y == 1)
+    prediction = salgp.calibrate_outputs(z, y, method="platt").predict(z)
+    for call in (
+        lambda: salgp.calibrate_outputs(masked[0], y),
+        lambda: salgp.calibrate_outputs(z, masked[1]),
+        lambda: salgp.evaluate(prediction, masked[1]),
+    ):
+        with pytest.raises(ValueError, match="are masked"):
+            call()
+
+
+@situation("layer features of 1e155 in double precision", "refused: their distances overflow")
+def _huge(folder: Path) -> None:
+    features, labels = sample(60)
+    with pytest.raises(ValueError, match="overflow"):
+        salgp.calibrate_outputs(features.logits, labels, layers={"a": 1e155 * torch.randn(60, 4).double()})
+
+
+@situation(
+    "scores read as probabilities, for a calibrator fitted on logits",
+    "refused: the meaning of the scores is kept in every file, and must match",
+)
+def _meaning(folder: Path) -> None:
+    scores_files(folder)
+    probs = torch.softmax(torch.from_numpy(np.load(folder / "s.npz")["logits"]), 1).numpy()
+    np.savez(folder / "p.npz", probs=probs, labels=np.load(folder / "s.npz")["labels"])
+    assert command("fit s.npz -m temperature -o cal", folder)[0] == 0
+    code, said = command("evaluate cal p.npz", folder)
+    assert code == 1
+    assert "as probabilities" in said
+
+
+@situation(
+    "prediction sets from 10 samples at 95 %, or from more samples of unknown classes than it leaves",
+    "refused with the number of samples it takes; every set would hold all classes",
+)
+def _few_for_sets(folder: Path) -> None:
+    features, labels = sample(200)
+    prediction = salgp.calibrate_outputs(features.logits, labels, method="platt").predict(features.logits)
+    with pytest.raises(ValueError, match="at least 19 labelled samples"):
+        salgp.sets.fit_sets(prediction[:10], labels[:10], 0.95)
+    labels[:20] = -1
+    with pytest.raises(ValueError, match="label -1"):
+        salgp.sets.fit_sets(prediction, labels, 0.95)
+
+
+@situation("files of two monitors in one folder", "refused: restore the files of one")
+def _mixed_monitors(folder: Path) -> None:
+    features, labels = sample(200)
+    prediction = salgp.calibrate_outputs(features.logits, labels, method="platt").predict(features.logits)
+    for name in ("one", "two"):
+        salgp.Monitor.start(prediction, folder / name).feed(prediction[:50])
+    (folder / "one" / "log.jsonl").write_bytes((folder / "two" / "log.jsonl").read_bytes())
+    with pytest.raises(salgp.FormatError, match="another monitor"):
+        salgp.Monitor.open(folder / "one")
+
+
+@situation(
+    "labels that come later, for a monitor",
+    "works: measured accuracy comes first, and decides whether a change matters; the estimate beside it",
+)
+def _late_labels(folder: Path) -> None:
+    features, labels = sample(400)
+    prediction = salgp.calibrate_outputs(features.logits, labels, method="platt").predict(features.logits)
+    monitor = salgp.Monitor.start(prediction)
+    monitor.feed(prediction[:200], key="monday")
+    told = monitor.observe(prediction[:200], labels[:200], key="monday")
+    right = float((prediction.label == labels)[:200].double().mean())
+    assert told.details.startswith(f"Measured accuracy {100 * right:.1f} %")
+
+
+@situation(
+    "a regressor or a clustering of scikit-learn; a list of dictionaries, or a model that is no network",
+    "refused by name, with what is expected instead",
+)
+def _wrong_kind(folder: Path) -> None:
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+
+    from salgp.sklearn import CalibratedEstimator
+
+    x, y = data()
+    with pytest.raises(TypeError, match="is a regressor"):
+        CalibratedEstimator(LinearRegression().fit(x, y)).fit(x.numpy(), y.numpy())
+    classifier = salgp.calibrate(network(), [(x, y)], method="platt")
+    with pytest.raises(TypeError, match="expected one batch"):
+        classifier([{"x": x}, {"x": x}])
+    with pytest.raises(TypeError, match="CalibratedEstimator"):
+        salgp.calibrate(LogisticRegression().fit(x, y), [(x, y)])  # type: ignore[arg-type]
+
+
 @pytest.fixture(autouse=True)
 def strict_warnings() -> Iterator[None]:
     """A situation that warns must say so: any other warning is an error."""

@@ -111,7 +111,9 @@ class PredictionSets:
         return self._before(probs) <= limit + _ROUNDING
 
     def at(self, coverage: float) -> PredictionSets:
-        """The same with another coverage, from 0 to 1."""
+        """The same with another coverage, from 0 to 1; one that takes more labelled samples than there are
+        gives every class.
+        """
         return replace(self, coverage=_checked(coverage, closed=True))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -218,8 +220,9 @@ def fit_sets(
     scores = torch.where(y < 0, math.inf, own)
     group = y if by == "class" else _groups(prediction, by, edges)
     n_groups = n_classes if by == "class" else len(edges) + 1
-    _check_enough(group, n_groups, coverage, by)
-    return replace(blank, scores=scores, group=group, n_groups=n_groups)
+    sets = replace(blank, scores=scores, group=group, n_groups=n_groups)
+    _check_enough(sets)
+    return sets
 
 
 @dataclass(frozen=True)
@@ -320,24 +323,36 @@ def _check_loaded(sets: PredictionSets) -> None:
         raise FormatError(f"groups beyond {sets.n_groups}, or a penalty of {sets.penalty}")
 
 
-def _check_enough(group: Tensor, n_groups: int, coverage: float, by: str) -> None:
+def _check_enough(sets: PredictionSets) -> None:
     """Too few samples make an infinite quantile: then every set holds every class."""
-    needed = math.ceil(coverage / (1 - coverage) - 1e-9)
-    short = [g for g in range(n_groups) if int((group == g).sum()) < needed]
-    if len(short) == n_groups:
-        most = max(int((group == g).sum()) for g in short)
-        each = "" if by == "all" else f" of one {by}"
-        raise ValueError(
-            f"sets of {coverage:.4g} coverage need at least {needed} labelled samples{each}, got {most}; "
-            f"give more, or ask for less coverage"
-        )
+    coverage, by = sets.coverage, sets.by
+    short = (sets.quantile == math.inf).nonzero()[:, 0].tolist()
+    if len(short) == sets.n_groups:
+        raise ValueError(f"no set but that of all classes has {coverage:.4g} coverage: {_lacking(sets)}")
     if short:
         every = "every set holds these classes" if by == "class" else "their sets hold every class"
         warnings.warn(
-            f"{len(short)} of {n_groups} groups by {by} have fewer than the {needed} labelled samples that "
-            f"{coverage:.4g} coverage needs (first: {by} {short[0]}): {every}",
+            f"{len(short)} of {sets.n_groups} groups by {by} have fewer than the {_needed(coverage)} "
+            f"labelled samples that {coverage:.4g} coverage needs (first: {by} {short[0]}): {every}",
             stacklevel=3,
         )
+
+
+def _lacking(sets: PredictionSets) -> str:
+    """Why the promise cannot be made: too few samples, or too many of a class that no set can contain."""
+    needed, n_unknown = _needed(sets.coverage), int(sets.scores.isinf().sum())
+    most = max(int((sets.group == g).sum()) for g in range(sets.n_groups))
+    each = "" if sets.by == "all" else f" of one {sets.by}"
+    if most < needed:
+        return f"it needs at least {needed} labelled samples{each}, got {most}; give more, or ask for less"
+    return (
+        f"{n_unknown:,} of {len(sets.scores):,} labelled samples are of a class that the network does not "
+        f"know (label -1), which no set contains; ask for less, or leave them out"
+    )
+
+
+def _needed(coverage: float) -> int:
+    return math.ceil(coverage / (1 - coverage) - 1e-9)
 
 
 def _quantile(scores: Tensor, coverage: float) -> Tensor:

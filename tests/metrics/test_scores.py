@@ -318,3 +318,16 @@ def test_one_shift_for_all_logits_moves_confidences_more_than_one_for_each_row()
     )
     assert by_set.max() > 1.2 * by_row.max()  # and more so for networks of larger logits
     assert by_set.mean() > 1.2 * by_row.mean()
+
+
+def test_masked_arrays_and_what_is_no_prediction_are_refused() -> None:
+    """A masked entry would count as if it were there."""
+    labels = np.ma.masked_array([0, 1, 1], [False, True, False])
+    with pytest.raises(ValueError, match="masked"):
+        metrics.ece(np.ma.masked_array([0.5, 0.9], [False, True]), [1, 0])
+    probs = torch.tensor([[0.7, 0.3]] * 3)
+    prediction = Prediction(torch.zeros(3).long(), probs, probs[:, 0])
+    with pytest.raises(ValueError, match="masked"):
+        metrics.evaluate(prediction, labels)
+    with pytest.raises(TypeError, match="Prediction"):
+        metrics.evaluate(probs, [0, 1, 1])  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -349,10 +350,23 @@ def test_labels_decide_whether_a_fall_of_the_estimate_matters() -> None:
     )
     monitor = Monitor.start(reference)
     assert monitor.feed(lower, key="today").matters
-    assert monitor.observe(lower[:10], y[:10], key="ten").matters
-    told = monitor.observe(lower[10:], y[10:], key="today")
+    assert monitor.observe(lower[:4], y[:4], key="four").matters
+    told = monitor.observe(lower[4:], y[4:], key="today")
     assert told.measured.value > told.reference  # type: ignore[union-attr]
     assert (told.matters, told.may_matter) == (False, False)
+
+
+def test_an_estimate_that_labels_contradict_does_not_matter() -> None:
+    """Labels say 73 to 83 %, the estimate 63 %: the labels leave room for a small fall, not for that one."""
+    reference = batch(3000, 0)[0]
+    today, truth = batch(200, 1)
+    lower = replace(today, confidence=today.confidence - 0.15)
+    monitor = Monitor.start(reference)
+    assert monitor.feed(lower, key="today").matters
+    told = monitor.observe(lower, truth, key="today")
+    assert told.measured is not None
+    assert told.accuracy.upper < told.measured.lower < told.reference - 0.02
+    assert (told.matters, told.may_matter) == (False, True)
 
 
 def test_files_of_another_monitor_are_refused(tmp_path: Path) -> None:
@@ -367,6 +381,19 @@ def test_files_of_another_monitor_are_refused(tmp_path: Path) -> None:
             Monitor.open(tmp_path / "mine")
         (tmp_path / "mine" / name).write_bytes(whole)
     assert len(Monitor.open(tmp_path / "mine").log) == 1
+
+
+def test_a_copy_of_a_monitor_that_went_another_way_is_another_one(tmp_path: Path) -> None:
+    Monitor.start(batch(300, 0)[0], tmp_path / "mine")
+    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    for seed, name in enumerate(("mine", "copy")):
+        Monitor.open(tmp_path / name).feed(batch(50, 1 + seed)[0])
+    for name in (records.STATE, records.LOG):
+        whole = (tmp_path / "mine" / name).read_bytes()
+        shutil.copy(tmp_path / "copy" / name, tmp_path / "mine" / name)
+        with pytest.raises(FormatError, match="different records"):
+            Monitor.open(tmp_path / "mine")
+        (tmp_path / "mine" / name).write_bytes(whole)
 
 
 @pytest.mark.parametrize(

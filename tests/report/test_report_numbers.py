@@ -178,6 +178,13 @@ def test_verdict_is_red_where_nearly_everything_goes_to_a_human() -> None:
     assert verdict(one, one, "M", OperatingPoint(0.1, 5, 11, 0.8), better).tone == "good"
 
 
+def test_verdict_is_red_where_most_answers_that_are_used_may_be_wrong() -> None:
+    """A network no better than chance is no good because it knows that."""
+    one, better = eighty(0.8), changes(ece="better")
+    assert verdict(one, one, "M", OperatingPoint(0.5, 90, 100, 0.2), better).tone == "poor"
+    assert verdict(one, one, "M", OperatingPoint(0.49, 90, 100, 0.2), better).tone == "good"
+
+
 def test_verdict_where_both_directions_cancel() -> None:
     _, labels, prediction = made([0.95] * 50 + [0.6] * 50, [i % 10 < 8 for i in range(100)])
     one = scored(prediction, labels)

@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from salgp.labels import as_labels
+from salgp.logits import refuse_masked
+
 __all__ = ["ArrayLike", "FloatArray", "IntArray", "as_numbers"]
 
 ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
@@ -87,22 +90,7 @@ def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.flo
     off = np.abs(p.sum(axis=1, dtype=np.float64) - 1)
     if off.max() > _SUM_TOLERANCE:
         raise ValueError(f"rows of probs must sum to 1; row {off.argmax()} sums to {p[off.argmax()].sum():g}")
-    return p, _as_classes(labels, *p.shape)
-
-
-def _as_classes(labels: ArrayLike, n: int, c: int) -> IntArray:
-    y = _to_numpy(labels, "labels")
-    if y.shape != (n,):
-        raise ValueError(f"labels must have shape ({n},), one per sample, got {y.shape}")
-    if y.dtype.kind not in "iu" and not (y.dtype.kind == "f" and bool((y == np.round(y)).all())):
-        raise TypeError(f"labels must be integer class indices, got {y.dtype}")
-    bad = np.flatnonzero((y < -1) | (y >= c))
-    if len(bad):
-        raise ValueError(
-            f"label {y[bad[0]]} of sample {bad[0]} is out of range: expected 0..{c - 1}, or -1 "
-            f"for an unknown class"
-        )
-    return y.astype(np.int64)
+    return p, as_labels(labels, *p.shape).cpu().numpy()
 
 
 def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
@@ -111,6 +99,7 @@ def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
         return np.asarray(
             (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
         )
+    refuse_masked(x, what)
     values = np.asarray(x)
     if values.dtype.kind not in "biuf":
         raise TypeError(f"{what} must be numbers, got {values.dtype}")

@@ -16,6 +16,7 @@ from salgp.metrics.metric import Metric
 from salgp.metrics.proper import accuracy, brier, mean_confidence, mean_variance, nll, nll_correct
 from salgp.metrics.ranking import aurc, auroc
 from salgp.metrics.smooth import smooth_ece
+from salgp.prediction import checked
 
 if TYPE_CHECKING:
     from salgp.prediction import Prediction
@@ -216,7 +217,7 @@ def arrays_of(prediction: Prediction, labels: ArrayLike) -> dict[str, Any]:
         >>> arrays_of(Prediction.from_probs(f, f.probs), [0, 0])["correct"]
         array([ True, False])
     """
-    probs, y = as_distribution(prediction.probs, labels)
+    probs, y = as_distribution(checked(prediction).probs, labels)
     return {
         "confidence": prediction.confidence,
         "correct": prediction.label.cpu().numpy() == y,

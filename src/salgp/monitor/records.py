@@ -215,6 +215,8 @@ def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
         classes = {len(record.class_count), len(record.class_confidence)}
         if record.number != number or classes != {settings.n_classes if record.n else 0}:
             raise FormatError(f"{folder / LOG}: line {number} is not of this monitor; restore the file")
+    if pending is not None and lines[-1:] != [pending]:
+        raise FormatError(f"{folder}: {LOG} and {STATE} end with different records; restore the files of one")
     return state, log
 
 

@@ -206,10 +206,11 @@ def _log_totals(state: State) -> dict[str, float]:
 
 
 def _matters(settings: Settings, found: Estimate, labelled: Estimate | None) -> bool:
-    """Labels decide; the estimate alone counts only where they do not exclude a fall."""
+    """Labels decide; the estimate counts beside them only where they do not contradict it."""
     if labelled is None:
         return _fell(settings, found)
-    return _fell(settings, labelled) or (_fell(settings, found) and _may_have_fallen(settings, labelled))
+    agree = labelled.lower <= found.upper
+    return _fell(settings, labelled) or (_fell(settings, found) and agree)
 
 
 def _fell(settings: Settings, found: Estimate) -> bool:

@@ -38,6 +38,11 @@ def unwrap(model: nn.Module) -> nn.Module:
         >>> type(unwrap(nn.DataParallel(nn.Linear(2, 2)))).__name__
         'Linear'
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"expected a network (torch.nn.Module), got a {type(model).__name__}; a classifier of "
+            f"scikit-learn goes to salgp.sklearn.CalibratedEstimator, arrays to salgp.calibrate_outputs"
+        )
     while "_orig_mod" in model._modules or isinstance(
         model, nn.DataParallel | nn.parallel.DistributedDataParallel
     ):

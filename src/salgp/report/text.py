@@ -24,6 +24,9 @@ FEWEST = 50
 NEARLY_ALL = 0.9
 """Where more than this share goes to a human, the model is of little use."""
 
+MOSTLY_WRONG = 0.5
+"""So is one of whose answers more than this share may be wrong, however well it knows that."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -83,6 +86,8 @@ def _tone(before: Scored, after: Scored, point: OperatingPoint, changes: Sequenc
         return "poor"
     if n < FEWEST:
         return "fair"
+    if point.error >= MOSTLY_WRONG:
+        return "poor"
     much = change == "better" and after.ece < 0.5 * before.ece
     only_better = change != "better" and bool(_others(changes, "better")) and not _others(changes, "worse")
     return "good" if after.ece < SMALL or much or only_better else "fair"
