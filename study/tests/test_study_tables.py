@@ -12,9 +12,9 @@ from salgp.features import Features
 from salgp.prediction import LayerTerms, Prediction
 from salgp_study import run
 from salgp_study.claims import CLAIMS, compare
+from salgp_study.clipping import clipping_table
 from salgp_study.figures import draw_confusion, make_figures
 from salgp_study.methods import methods_of, rows_of_prediction
-from salgp_study.paired import difference, paired_table
 from salgp_study.presets import Experiment
 from salgp_study.published import paper_figures
 from salgp_study.run import run_study
@@ -184,14 +184,13 @@ def test_tables_and_figures_are_written(tmp_path: Path, monkeypatch: pytest.Monk
         "panels-mstar-convnet-avg-validation.png",
     } <= {p.name for p in figures}
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in figures)
-    table = paired_table(tmp_path, read_records(tmp_path), "smoke")
-    assert {"ML improves on the raw confidence", "The best single GP improves on raw"} <= {
-        row[0] for row in table.rows
-    }
-    average = [r for r in read_records(tmp_path) if r["method"] == "SAL-GP (ML) G" and r["pooling"] == "avg"]
-    average = [r for r in average if r["test"] != "30"]
-    claimed = {row[2:6] for row in table.rows if row[0] == "ML improves on the raw confidence"}
-    assert claimed == {(str(r["seed"]), r["test"], r["fit_on"], f"{r['ece']:.4f}") for r in average}
+    table = clipping_table(tmp_path, read_records(tmp_path))
+    scored = {r["method"]: r for r in read_records(tmp_path) if r["test"] == "17" and r["pooling"] == "avg"}
+    shown = {row[3]: row for row in table.rows if row[2] == "avg"}
+    assert set(shown) == {"SAL-GP (ML) L3", "SAL-GP (HL) L3"}
+    for name, row in shown.items():
+        assert row[-1] == f"{scored[name]['auroc']:.4f}"
+        assert row[-2] == row[-1] or scored[name]["n_clipped"] > 0
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
@@ -260,19 +259,16 @@ def test_presets_have_tables_of_their_own_and_the_nearest_test_is_named() -> Non
     assert "ECE paper" not in tables["mstar-convnet-30-validation"].columns
 
 
-def test_the_best_single_gp_is_chosen_with_test_labels_and_parts_of_a_training_do_not_count() -> None:
-    whole, short = ({"config": {"recipe": {"epochs": epochs}}} for epochs in (100, 18))
+def test_the_best_single_gp_is_chosen_with_test_labels_and_variants_do_not_count() -> None:
     singles = [
-        record(
-            seed=seed, method=f"Single GP (Layer {k})", pooling="avg", ece=0.1 + 0.01 * abs(k - 3), **whole
-        )
+        record(seed=seed, method=f"Single GP (Layer {k})", pooling="avg", ece=0.1 + 0.01 * abs(k - 3))
         for k in range(1, 6)
         for seed in (0, 1)
     ]
-    raw = [record(seed=seed, ece=0.11, **whole) for seed in (0, 1)]
-    part = [{**r, **short, "study": "mstar-convnet-18-epochs", "ece": 9.0} for r in raw]
+    raw = [record(seed=seed, ece=0.11) for seed in (0, 1)]
+    variants = [{**r, "study": "mstar-soc-smoothed", "ece": 9.0} for r in [*singles, *raw]]
     claim = next(c for c in CLAIMS if c.better == "Single GP, best layer")
-    found = compare(claim, [*singles, *raw, *part], "validation")
+    found = compare(claim, [*singles, *raw, *variants], "validation")
     assert found is not None
     assert (found.n, found.wins) == (2, 2)
     assert found.mean == pytest.approx(-0.01)
@@ -290,17 +286,3 @@ def test_networks_are_listed_with_what_they_know_beside_the_papers() -> None:
     assert (cells["T (train)"], cells["T (validation)"]) == ("-", "1.5000")
     assert "T 0.0308" in cells["Paper"]
     assert "train 1.0000" in next(t for t in build_tables(rows) if "17" in t.name).notes[0]
-
-
-def test_a_paired_difference_has_the_spread_of_resampled_differences() -> None:
-    """Confidences in one bin each: ECE is |accuracy - s|, so that both move alike in every resample."""
-    g = torch.Generator().manual_seed(0)
-    features = Features(torch.randn(500, 2, generator=g))
-    labels = torch.where(torch.rand(500, generator=g) < 0.7, features.label, 1 - features.label)
-    far, near = (Prediction.from_confidence(features, torch.full((500,), s)) for s in (0.95, 0.9))
-    found = difference(near, far, labels)
-    assert found.value == pytest.approx(-0.05, abs=1e-6)
-    assert found.std_error == pytest.approx(0.0, abs=1e-6)
-    assert found.verdict == "holds"
-    same = difference(near, near, labels)
-    assert (same.value, same.verdict) == (0.0, "cannot tell")

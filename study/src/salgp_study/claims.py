@@ -10,7 +10,6 @@ decide many claims: ``n`` of them have no p-value below ``2^(1 - n)``, and "cann
 from __future__ import annotations
 
 import itertools
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ __all__ = [
     "CLAIMS",
     "Claim",
     "Comparison",
+    "LEVEL",
     "NEAR",
     "RAW",
     "TEMPERATURE",
@@ -33,7 +33,7 @@ __all__ = [
     "claims_table",
     "compare",
     "holm",
-    "longest_trained",
+    "of_networks",
     "lower",
     "sign_flip_p",
     "stability_table",
@@ -48,8 +48,14 @@ BEST_SINGLE = "Single GP, best layer"
 _LAYER_ROWS = {name for k in range(1, 6) for name in (f"L{k}", f"(Layer {k})")}
 WHOLE, NEAR = ("pooled", "photometric"), ("15", "17", "photometric")
 """Names of test sets: all test data of a network, and radar at the near angle; light curves have one only."""
-SIDE_STUDIES = ("mstar-fractions", "mstar-approximation", "mstar-adam")
-"""Studies of networks that another study has, or of parts of the data."""
+SIDE_STUDIES = (
+    "mstar-fractions",
+    "mstar-adam",
+    "mstar-soc-smoothed",
+    "mstar-soc-aconvnet-1x1",
+    "mstar-soc-resnet18-preactivation",
+)
+"""Studies of networks that another study has, of variants of them, or of parts of the data."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ def compare(
         -1.0
     """
     tests = WHOLE if where == "all" else NEAR
-    chosen = [r for r in longest_trained(records) if r["test"] in tests and r["fit_on"] == fit_on]
+    chosen = [r for r in of_networks(records) if r["test"] in tests and r["fit_on"] == fit_on]
     if approximate:
         chosen = _approximate(chosen)
     better, other = (_by_network(chosen, name, claim.score) for name in (claim.better, claim.other))
@@ -258,20 +264,9 @@ def _spreads(records: Sequence[Record], stem: str) -> tuple[list[float], list[fl
     return spreads, gaps, dropped
 
 
-def longest_trained(records: Sequence[Record]) -> list[Record]:
-    """The records of each network after its longest training, under the name of its study alone.
-
-    A study ``NAME-k-epochs`` is a part of the training of ``NAME``, so that both are one network.
-    """
-    named = [
-        {**r, "study": re.sub(r"-\d+-epochs$", "", r["study"])}
-        for r in records
-        if not r["study"].startswith(SIDE_STUDIES)
-    ]
-    longest: dict[tuple[Any, ...], int] = {}
-    for r in named:
-        longest[_network(r)] = max(_epochs(r), longest.get(_network(r), 0))
-    return [r for r in named if _epochs(r) == longest[_network(r)]]
+def of_networks(records: Sequence[Record]) -> list[Record]:
+    """The records that claims and tables over networks count; side studies are left out."""
+    return [r for r in records if r["study"] not in SIDE_STUDIES]
 
 
 def _approximate(records: Sequence[Record]) -> list[Record]:
@@ -287,10 +282,6 @@ def _is_approximate(record: Record) -> bool:
 
 def _network(record: Record) -> tuple[Any, ...]:
     return record["study"], record["preset"], record["seed"]
-
-
-def _epochs(record: Record) -> int:
-    return int(record.get("config", {}).get("recipe", {}).get("epochs", 0))
 
 
 def _by_network(records: Sequence[Record], method: str, score: str) -> dict[tuple[Any, ...], float]:

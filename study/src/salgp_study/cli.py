@@ -26,9 +26,6 @@ FitOn = Annotated[
     str | None,
     typer.Option(help="Fit calibrators on train, validation or both; the preset's choice by default."),
 ]
-Epochs = Annotated[
-    int | None, typer.Option(help="Epochs of training, instead of the preset's (local engine).")
-]
 Tasks = Annotated[
     int | None, typer.Option(help="Tasks at once on Ray. Default: as many as it has cores for.")
 ]
@@ -63,7 +60,6 @@ def run(
     out: Folder = Path("study"),
     data: Data = None,
     fit_on: FitOn = None,
-    epochs: Epochs = None,
     engine: Engine = "local",
     workers: Tasks = None,
 ) -> None:
@@ -82,7 +78,7 @@ def run(
             cluster: Any = {"workers": workers, "ray_address": None if engine == "ray" else engine}
             folder = run_grid([name], numbers, preset, out, data, **cluster, fit_on=on, progress=progress)
         else:
-            folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on, epochs=epochs)
+            folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on)
     following = pasteable("salgp", "study", "table", folder)
     console.finish({"out": str(folder)}, f"records in {folder}; next: {following}")
 

@@ -158,7 +158,7 @@ def _of_records(out: str | os.PathLike[str], records: Sequence[Record]) -> dict[
         if study.startswith("mstar-fractions"):
             figures["reliability-grid"] = draw_reliability_grid(out, mine)
             figures["bbq-prior"] = draw_bbq_prior(out, mine)
-        elif not study.startswith(("mstar-approximation", "mstar-adam")):
+        elif not study.startswith("mstar-adam"):
             test = nearest_test(mine) or mine[0]["test"]
             for fit_on in dict.fromkeys(r["fit_on"] for r in mine):
                 part = [r for r in mine if r["fit_on"] == fit_on]

@@ -27,8 +27,10 @@ class Experiment:
         protocol: which split of the data.
         fraction: share of the training data used.
         poolings: how feature maps become vectors.
-        groups: groups of methods.
+        groups: groups of methods; None for those of the preset.
         fit_on: splits the calibrators are fitted on, each in turn: ``train``, ``validation`` or ``both``.
+        arguments: of the backbone, beyond the preset's.
+        label_smoothing: of the training.
     """
 
     dataset: str
@@ -36,24 +38,10 @@ class Experiment:
     protocol: str = "paper"
     fraction: float = 1.0
     poolings: tuple[str, ...] = ("avg", "max")
-    groups: tuple[str, ...] = (
-        "conventional",
-        "ml",
-        "hl",
-        "single",
-        "dropped",
-        "sum",
-        "coregionalised",
-        "architectures",
-        "class",
-        "feature",
-        "concat",
-        "subsets",
-        "red",
-        "deep",
-        "evidence",
-    )
+    groups: tuple[str, ...] | None = None
     fit_on: tuple[str, ...] = ("validation", "train")
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    label_smoothing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,9 +55,10 @@ class Preset:
         arguments: of each backbone, beyond the number of classes.
         n_test: photometric test objects; None for all.
         gp: changes to `salgp.SALGP.paper` of every GP, per data set.
-        groups: of methods, instead of those of the experiment.
+        groups: of methods, where the experiment names none.
         n_calibration: validation samples that calibrators are fitted on at most, a stratified draw.
-        one_pooling: the first pooling of an experiment only.
+        pooled: groups that run with every pooling of the experiment; the others run with the first. None
+            for all.
         deep: arguments of the deep GP.
         max_steps: longest light curve per band.
         size: side of the centre cut out of each radar chip.
@@ -87,15 +76,35 @@ class Preset:
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     n_test: int | None = None
     gp: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    groups: tuple[str, ...] | None = None
+    groups: tuple[str, ...] = (
+        "conventional",
+        "ml",
+        "hl",
+        "single",
+        "dropped",
+        "sum",
+        "coregionalised",
+        "architectures",
+        "class",
+        "feature",
+        "concat",
+        "subsets",
+        "red",
+        "deep",
+        "evidence",
+    )
     n_calibration: int | None = None
-    one_pooling: bool = False
+    pooled: tuple[str, ...] | None = None
     deep: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int = 128
     size: int = 128
     complete: bool = True
     same_steps: bool = False
     mixed: tuple[str, ...] = ()
+
+
+_MAIN = ("conventional", "single", "ml", "hl")
+"""Groups of methods run on a variant of a network."""
 
 
 def _curves(dataset: str, protocol: str) -> Experiment:
@@ -121,6 +130,18 @@ STUDIES: Mapping[str, tuple[str, tuple[Experiment, ...]]] = {
         "MSTAR, ResNet-18: train on 17 degrees, test on 15 and 30",
         (Experiment("mstar", "resnet18", "soc"),),
     ),
+    "mstar-soc-smoothed": (
+        "MSTAR, ConvNet trained with label smoothing .1: train on 17 degrees, test on 15 and 30",
+        (Experiment("mstar", "convnet", "soc", groups=_MAIN, label_smoothing=0.1),),
+    ),
+    "mstar-soc-aconvnet-1x1": (
+        "MSTAR, AConvNet with a last convolution of 1 x 1: train on 17 degrees, test on 15 and 30",
+        (Experiment("mstar", "aconvnet", "soc", groups=_MAIN, arguments={"head": "1x1"}),),
+    ),
+    "mstar-soc-resnet18-preactivation": (
+        "MSTAR, ResNet-18 tapped before the last ReLU: train on 17 degrees, test on 15 and 30",
+        (Experiment("mstar", "resnet18", "soc", groups=_MAIN, arguments={"pre_activation": True}),),
+    ),
     "mstar-adam": (
         "MSTAR, ConvNet, train on 17 degrees: the paper's own optimiser and starting points",
         (Experiment("mstar", "convnet", "soc", poolings=("avg",), groups=("adam",)),),
@@ -130,17 +151,14 @@ STUDIES: Mapping[str, tuple[str, tuple[Experiment, ...]]] = {
         "data: the reliability grid",
         tuple(
             Experiment(
-                "mstar", "aconvnet", "paper", f, ("avg",), ("conventional", "ml", "hl"), ("validation",)
+                "mstar",
+                "aconvnet",
+                fraction=f,
+                poolings=("avg",),
+                groups=("conventional", "ml", "hl"),
+                fit_on=("validation",),
             )
             for f in (1.0, 0.5, 0.25, 0.1)
-        ),
-    ),
-    "mstar-approximation": (
-        "MSTAR, ConvNet: inducing rows against exact inference",
-        (
-            Experiment(
-                "mstar", "convnet", poolings=("avg",), groups=("approximation",), fit_on=("validation",)
-            ),
         ),
     ),
     "spcc-rnn": (
@@ -205,14 +223,18 @@ PRESETS: Mapping[str, Preset] = {
             "ml",
             "hl",
             "sum",
+            "one-start",
             "prior",
             "coregionalised",
             "additive",
             "architectures",
             "class",
             "inducing",
+            "subsets",
+            "deep",
         ),
-        one_pooling=True,
+        pooled=("single", "ml", "hl"),
+        deep={"steps": 2000},
         n_calibration=200,
     ),
 }

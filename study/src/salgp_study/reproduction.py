@@ -12,35 +12,37 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from salgp.io import write_whole
 from salgp_study.claims import (
     CLAIMS,
+    LEVEL,
     NEAR,
     RAW,
     TEMPERATURE,
-    claims_table,
+    Claim,
+    Comparison,
     compare,
-    longest_trained,
+    holm,
     lower,
+    of_networks,
 )
-from salgp_study.methods import APPROXIMATE
-from salgp_study.published import paper_figures, paper_row
+from salgp_study.methods import APPROXIMATE, ONE_START
+from salgp_study.published import paper_cell, paper_figures, paper_row
 from salgp_study.store import read_archive, read_records, write_archive
 from salgp_study.table import Record, Table, grouped
 from salgp_study.tables import build_tables
 
-__all__ = ["PAGE", "RECORDS", "TABLES", "add_records", "main", "page", "write_tables"]
+__all__ = ["PAGE", "RECORDS", "TABLES", "add_records", "all_tables", "main", "page", "write_tables"]
 
 RECORDS = Path("study/records/study.jsonl.gz")
 TABLES = Path("study/results/tables")
 PAGE = Path("docs/results/reproduction.md")
 
-ML, HL = "SAL-GP (ML) G", "SAL-GP (HL) G"
-CLAIMED = ("claims-near-exact", "claims-near-exact-inducing")
+ML, HL, SUM = "SAL-GP (ML) G", "SAL-GP (HL) G", "SAL-GP (sum)"
 BOTH_WAYS = (ML, HL, "Additive", "ICM", "LCM", "Reduced ICM")
 """Stacked models of which exact inference and inducing rows stand beside each other."""
 COMPARED = (
@@ -49,16 +51,22 @@ COMPARED = (
     "Isotonic",
     "Single GP (Layer 1)",
     "Single GP (Layer 5)",
-    *(name for model in BOTH_WAYS for name in (model, model + APPROXIMATE)),
-    "SAL-GP (sum)",
+    *BOTH_WAYS,
     "Class-agnostic global (layer 1)",
     "Class-specific global (layer 1)",
     "Class-specific layer-wise",
-    "SAL-GP (ML), scaled prior",
-    "SAL-GP (HL), scaled prior",
-    "SAL-GP (sum), scaled prior",
+    SUM,
+    *(f"{name}, scaled prior" for name in ("SAL-GP (ML)", "SAL-GP (HL)", SUM)),
+    *(name + ONE_START for name in (ML, HL, SUM)),
+    "Deep GP",
 )
-SCORES = {"ece": "ECE", "brier": "Brier", "nll_correct": "NLL", "auroc": "AUROC"}
+SHOWN = (RAW, TEMPERATURE, ML, ML + APPROXIMATE, HL, HL + APPROXIMATE, SUM, "Deep GP")
+"""Methods shown network by network; the others are in the tables beside the study."""
+SUBSETS = tuple(f"{model} G({part})" for model in ("SAL-GP (ML)", "SAL-GP (HL)") for part in ("1-3", "3-5"))
+FITS = {way for name in (*COMPARED, *SUBSETS) for way in (name, name + APPROXIMATE)}
+"""Methods whose fits are listed: all but the rows of single layers."""
+VARIANTS = ("mstar-soc-smoothed", "mstar-soc-aconvnet-1x1", "mstar-soc-resnet18-preactivation")
+BOUNDS = ("noise", "lengthscale", "variance")
 MISSING = "-"
 
 
@@ -91,7 +99,7 @@ def add_records(records: Sequence[Record], archive: Path, instead: str | None = 
 
 def write_tables(records: Sequence[Record], folder: Path) -> None:
     """Write every table as Markdown; tables of the folder that are no longer made are removed."""
-    made = {f"{table.name}.md": table.markdown() for table in build_tables(records)}
+    made = all_tables(records)
     for old in folder.glob("*.md"):
         if old.name not in made:
             old.unlink()
@@ -99,31 +107,36 @@ def write_tables(records: Sequence[Record], folder: Path) -> None:
         _write(text, folder / name)
 
 
+def all_tables(records: Sequence[Record]) -> dict[str, str]:
+    """File name and text of every table beside the study."""
+    tables = [*build_tables(records), _fits_table(_of_preset(records, "exact"))]
+    return {f"{table.name}.md": table.markdown() for table in tables}
+
+
 def page(records: Sequence[Record]) -> str:
     """The whole page as Markdown: the text of ``reproduction.md``, filled with tables."""
-    exact = [r for r in _near(records) if r["preset"] == "exact"]
-    full = [r for r in _near(records) if r["preset"] == "paper"]
-    claims = {table.name: table for table in claims_table(records)}
+    exact, full = _of_preset(records, "exact"), _of_preset(records, "paper")
     parts = {
-        "summary": [_summary(exact)],
-        "exact_scores": [_scores_table(exact, score).markdown() for score in SCORES],
-        "fits": [_fits_table(exact).markdown()],
-        "gains": [_gains_table(exact, full).markdown()],
-        "claims": [claims[name].markdown() for name in CLAIMED if name in claims],
-        "paper_scores": [_scores_table(full, score).markdown() for score in ("ece", "brier")],
-        "poolings": [_pooling_table(records).markdown()],
+        "summary": _main_claim(exact),
+        "claims": _text(_claims_table(exact)),
+        "counts": _text(_counts_table(exact)),
+        "ece": _text(_scores_table(exact, "ece", "ECE on every network")),
+        "gains": _text(_gains_table(exact, full)),
+        "ends": _text(_ends_table(exact)),
+        "paper_size": _paper_size(full),
+        "poolings": _text(_pooling_table(records)),
+        "subsets": _text(_subsets_table(exact)),
+        "variants": _text(_variants_table(records)),
     }
     text = resources.files("salgp_study").joinpath("reproduction.md").read_text(encoding="utf-8")
-    for name, tables in parts.items():
-        text = text.replace("{{" + name + "}}", "\n".join(tables).strip())
+    for name, part in parts.items():
+        text = text.replace("{{" + name + "}}", part.strip())
     return text
 
 
-def _summary(records: Sequence[Record]) -> str:
-    """What the networks fitted exactly say: the main claim in a sentence, all models in a table."""
-    groups = _networks(records).values()
-    text, table = _main_claim(records), _counts_table(groups)
-    return f"{text}\n\n{table.markdown()}"
+def _text(table: Table) -> str:
+    """A table as Markdown; nothing where it has no rows."""
+    return table.markdown() if table.rows else ""
 
 
 def _main_claim(records: Sequence[Record]) -> str:
@@ -132,112 +145,245 @@ def _main_claim(records: Sequence[Record]) -> str:
         found = compare(CLAIMS[0], records, "validation", "near", approximate)
         if found is not None:
             size = f"{found.wins} of {found.n} networks, mean ECE {100 * found.relative:+.1f} %"
-            said.append(f"{how} ML has the lower ECE on {size} (p = {found.p:.2f}, not corrected)")
+            said.append(f"{how} ML has the lower ECE on {size}")
     return f"**{CLAIMS[0].text}**: {'; '.join(said)}."
 
 
-def _counts_table(groups: Collection[Sequence[Record]]) -> Table:
-    """On how many networks each model has a lower ECE than raw and than temperature scaling."""
-    rows = []
-    for name in (name for name in COMPARED if not name.endswith(APPROXIMATE)):
-        ways = (name, name + APPROXIMATE)
-        cells = [cell for way in ways for cell in (_wins(groups, way, RAW), _change(groups, way, RAW))]
-        if name != RAW and any(cell != MISSING for cell in cells):
-            against = [_wins(groups, way, TEMPERATURE) if name != TEMPERATURE else MISSING for way in ways]
-            rows.append((_bold(name), *cells, *against))
-    heads = [f"{how}{what}" for how in ("Exact: ", "512 rows: ") for what in ("below raw", "change")]
+def _claims_table(records: Sequence[Record]) -> Table:
+    """Every claim by exact inference with its verdict, and its size by inducing rows."""
+    found = {claim: compare(claim, records, "validation", "near") for claim in CLAIMS}
+    asked = {claim: exact for claim, exact in found.items() if exact is not None}
+    corrected = holm([exact.p for exact in asked.values()])
+    rows = [
+        (
+            claim.text,
+            claim.score,
+            *_size(exact),
+            *_verdict(exact, p),
+            *_size(_by_inducing_rows(claim, records)),
+        )
+        for (claim, exact), p in zip(asked.items(), corrected, strict=True)
+    ]
+    heads = ("Claim", "Score", "Change", "Networks", "p", "p (Holm)", "Verdict")
     note = (
-        "On how many networks the ECE at the near test set is lower, to four digits, and the mean over "
-        "networks of its relative change. Methods without inducing rows have the first columns only."
+        "Exact inference: change of the mean score over networks, negative in favour of the claim; on how "
+        "many networks it is; exact sign-flip test over networks; verdict by Holm's correction for "
+        f"{len(rows)} tests at {LEVEL:.2f}. Last two columns: the same by 512 inducing rows."
     )
-    last = [f"{how}below temperature" for how in ("Exact: ", "512 rows: ")]
-    return Table(
-        "counts", "Networks on which the ECE is lower", (note,), ("Method", *heads, *last), tuple(rows)
-    )
+    last = ("512 rows: change", "512 rows: networks")
+    return Table("claims", "The paper's claims", (note,), (*heads, *last), tuple(rows))
 
 
-def _pairs(groups: Collection[Sequence[Record]], name: str, other: str) -> list[tuple[float, float]]:
-    """ECE of two methods on every network that has both."""
+def _by_inducing_rows(claim: Claim, records: Sequence[Record]) -> Comparison | None:
+    return compare(claim, records, "validation", "near", approximate=True)
+
+
+def _verdict(found: Comparison, corrected: float) -> tuple[str, str, str]:
+    return f"{found.p:.3f}", f"{corrected:.3f}", found.verdict(corrected)
+
+
+def _size(found: Comparison | None) -> tuple[str, str]:
+    if found is None:
+        return MISSING, MISSING
+    return f"{100 * found.relative:+.1f} %", f"{found.wins} of {found.n}"
+
+
+def _counts_table(records: Sequence[Record]) -> Table:
+    """On how many networks each model has a lower ECE than raw and than temperature scaling."""
+    groups = _networks(records).values()
+    rows = []
+    for name in COMPARED[1:]:
+        if _pairs(groups, name, RAW, "ece"):
+            near = name + APPROXIMATE
+            cells = (_wins(groups, name, RAW), _change(groups, name, RAW))
+            beside = _wins(groups, name, TEMPERATURE) if name != TEMPERATURE else MISSING
+            others = (_wins(groups, name, RAW, "brier"), _wins(groups, name, RAW, "auroc", higher=True))
+            rows.append((name, *cells, beside, *others, _wins(groups, near, RAW), _change(groups, near, RAW)))
+    heads = (
+        "Method",
+        "ECE below raw",
+        "change",
+        "ECE below temperature",
+        "Brier below raw",
+        "AUROC above raw",
+    )
+    note = (
+        "On how many networks, to four digits, and the mean over networks of the relative change. Last two "
+        "columns: by 512 inducing rows."
+    )
+    last = ("512 rows: ECE below raw", "change")
+    return Table("counts", "Every model beside the raw confidence", (note,), (*heads, *last), tuple(rows))
+
+
+def _pairs(
+    groups: Collection[Sequence[Record]], name: str, other: str, score: str
+) -> list[tuple[float, float]]:
+    """A score of two methods on every network that has both."""
     pairs = [(_find(group, name), _find(group, other)) for group in groups]
-    return [(a["ece"], b["ece"]) for a, b in pairs if a is not None and b is not None]
+    return [(a[score], b[score]) for a, b in pairs if a is not None and b is not None]
 
 
-def _wins(groups: Collection[Sequence[Record]], name: str, other: str) -> str:
-    """On how many networks, of those with both, one method has the lower ECE, as far as four digits show."""
-    both = _pairs(groups, name, other)
-    return f"{sum(lower(a, b) for a, b in both)} of {len(both)}" if both else MISSING
+def _wins(
+    groups: Collection[Sequence[Record]], name: str, other: str, score: str = "ece", higher: bool = False
+) -> str:
+    """On how many networks, of those with both, one method has the lower score, or the higher one."""
+    both = _pairs(groups, name, other, score)
+    won = sum(lower(b, a) if higher else lower(a, b) for a, b in both)
+    return f"{won} of {len(both)}" if both else MISSING
 
 
 def _change(groups: Collection[Sequence[Record]], name: str, other: str) -> str:
-    both = _pairs(groups, name, other)
+    both = _pairs(groups, name, other, "ece")
     return _percent(statistics.fmean(a / b - 1 for a, b in both)) if both else MISSING
 
 
-def _near(records: Sequence[Record]) -> list[Record]:
-    """Records of the near test sets, fitted on validation data, with average pooling."""
-    chosen = [r for r in longest_trained(records) if r["test"] in NEAR and r["fit_on"] == "validation"]
-    return [r for r in chosen if r["pooling"] in ("avg", "none")]
-
-
-def _scores_table(records: Sequence[Record], score: str) -> Table:
+def _scores_table(records: Sequence[Record], score: str, title: str, methods: Sequence[str] = SHOWN) -> Table:
     """One score: a row for each method, a column for each network."""
     networks = _networks(records)
     rows = []
-    for method in COMPARED:
+    for method in methods:
         cells = [_cell(group, method, score) for group in networks.values()]
         if any(cell != MISSING for cell in cells):
-            rows.append((_bold(method), *cells))
-    return Table(score, SCORES[score], (), ("Method", *networks), tuple(rows))
-
-
-def _fits_table(records: Sequence[Record]) -> Table:
-    """How the fits ended: evidence, share clipped, parameters on a bound."""
-    rows = []
-    for network, group in _networks(records).items():
-        for r in sorted(_gaussian(group), key=lambda r: COMPARED.index(r["method"])):
-            evidence = f"{r['log_evidence']:,.0f}" if "log_evidence" in r else MISSING
-            clipped = f"{100 * r['n_clipped'] / r['n']:.0f} %"
-            unsettled = any("did not converge" in said for said in r["warnings"])
-            bounds = ", ".join([*r["at_bounds"], *(["(did not converge)"] if unsettled else [])]) or MISSING
-            rows.append((network, r["method"], r["inference"], str(r["n_rows"]), evidence, clipped, bounds))
-    heads = ("Network", "Method", "Inference", "Rows", "Log evidence", "Clipped", "Parameters on a bound")
-    return Table("fits", "How the fits ended", (), heads, tuple(rows))
+            rows.append((method, *cells))
+    return Table(score, title, (), ("Method", *networks), tuple(rows))
 
 
 def _gains_table(*sets: Sequence[Record]) -> Table:
     """Relative change of the ECE by ML and HL, of ours and as the paper printed it."""
-    rows = []
-    for network, group in (one for records in sets for one in _networks(records).items()):
-        raw = _find(group, RAW)
-        if raw is not None:
-            gains = [
-                cell
-                for name in (ML, HL)
-                for cell in (
-                    *(_gain(raw, _find(group, way)) for way in (name, name + APPROXIMATE)),
-                    _paper_gain(raw, name),
-                )
-            ]
-            rows.append((network, raw["preset"], f"{raw['ece']:.4f}", *gains))
+    rows = [
+        (network, group[0]["preset"], *_gains(group))
+        for records in sets
+        for network, group in _networks(records).items()
+    ]
     said = [f"{name} {way}" for name in ("ML", "HL") for way in ("exact", "512 rows", "paper")]
-    heads = ("Network", "Preset", "ECE raw", *said)
+    heads = ("Network", "Set", "ECE raw", *said)
     note = "Negative is a gain. The paper's recurrent network was trained on PLAsTiCC, ours on SPCC."
-    return Table("gains", "Relative change of the ECE", (note,), heads, tuple(rows))
+    title = "Relative change of the ECE beside the paper's"
+    return Table("gains", title, (note,), heads, tuple(rows))
+
+
+def _gains(group: Sequence[Record]) -> list[str]:
+    """ECE of a network, and the relative changes by ML and HL: exact, by inducing rows, the paper's."""
+    raw = next(r for r in group if r["method"] == RAW)
+    cells = [f"{raw['ece']:.4f}"]
+    for name in (ML, HL):
+        cells += [_gain(raw, _find(group, way)) for way in (name, name + APPROXIMATE)]
+        cells.append(_paper_gain(raw, name))
+    return cells
+
+
+def _ends_table(records: Sequence[Record]) -> Table:
+    """How the exact fits of each model ended, over networks."""
+    rows = []
+    for (name,), group in sorted(grouped(records, ("method",)).items(), key=lambda item: _place(item[0][0])):
+        if name in COMPARED and "at_bounds" in group[0]:
+            clipped = sorted(r["n_clipped"] / r["n"] for r in group)
+            share = f"{100 * clipped[0]:.0f} to {100 * clipped[-1]:.0f} %"
+            bounds = [_share([_on_bound(r, part) for r in group]) for part in BOUNDS]
+            rows.append((name, share, *bounds, _share([_unsettled(r) for r in group])))
+    heads = ("Method", "Clipped", *(f"Bound: {part}" for part in BOUNDS), "Did not converge")
+    note = (
+        "Share of the test confidences that s + r puts outside of (0, 1), lowest and highest network. On how "
+        "many networks a noise, a lengthscale, a variance ended on a bound; each is named in "
+        "`study/results/tables/fits-exact.md`."
+    )
+    return Table("ends", "How the exact fits ended", (note,), heads, tuple(rows))
+
+
+def _share(found: Sequence[bool]) -> str:
+    return f"{sum(found)} of {len(found)}"
+
+
+def _on_bound(record: Record, part: str) -> bool:
+    """Did a parameter of this kind end on a bound? Weights of an index kernel are variances."""
+    kinds = ("variance", "shared", "own") if part == "variance" else (part,)
+    return any(name.endswith(f"log_{kind}") for name in record["at_bounds"] for kind in kinds)
+
+
+def _unsettled(record: Record) -> bool:
+    return any("did not converge" in said for said in record["warnings"])
+
+
+def _fits_table(records: Sequence[Record]) -> Table:
+    """How every fit ended: evidence, share clipped, parameters on a bound."""
+    rows = []
+    for network, group in _networks(records).items():
+        for r in (r for r in group if r.get("inference") and r["method"] in FITS):
+            evidence = f"{r['log_evidence']:,.0f}" if "log_evidence" in r else MISSING
+            clipped = f"{100 * r['n_clipped'] / r['n']:.0f} %"
+            ends = [*r["at_bounds"], *(["(did not converge)"] if _unsettled(r) else [])]
+            place = (network, r["method"], r["inference"], str(r["n_rows"]))
+            rows.append((*place, evidence, clipped, ", ".join(ends) or MISSING))
+    heads = ("Network", "Method", "Inference", "Rows", "Log evidence", "Clipped", "Parameters on a bound")
+    return Table("fits-exact", "How the fits of the set exact ended", (), heads, tuple(rows))
+
+
+def _paper_size(records: Sequence[Record]) -> str:
+    """ECE and Brier score of the networks of the paper's size."""
+    titles = {
+        "ece": "ECE, networks of the paper's size",
+        "brier": "Brier score, networks of the paper's size",
+    }
+    methods = [way for name in COMPARED for way in (name, name + APPROXIMATE)]
+    chosen = [name for name in methods if name in SHOWN]
+    return "\n".join(
+        _scores_table(records, score, title, chosen).markdown() for score, title in titles.items()
+    )
 
 
 def _pooling_table(records: Sequence[Record]) -> Table:
-    """Average and max pooling of the stacked models, where both were run."""
-    chosen = [r for r in longest_trained(records) if r["test"] in NEAR and r["fit_on"] == "validation"]
+    """Average and max pooling of ML and HL, where both were run."""
+    chosen = [r for r in of_networks(records) if r["test"] in NEAR and r["fit_on"] == "validation"]
+    chosen = [r for r in chosen if r["backbone"] != "rnn"]
     rows = []
-    for network, group in _networks([r for r in chosen if r["preset"] == "paper"]).items():
+    for (study, seed, preset), group in sorted(grouped(chosen, ("study", "seed", "preset")).items()):
         both = {p: [r for r in group if r["pooling"] in (p, "none")] for p in ("avg", "max")}
-        if not any(r["pooling"] == "max" for r in group):
-            continue
-        for name in (ML + APPROXIMATE, HL + APPROXIMATE):
+        for name in (way for model in (ML, HL) for way in (model, model + APPROXIMATE)):
             cells = [_cell(both[p], name, "ece") for p in ("avg", "max")]
-            rows.append((network, name, *cells, _cell(group, RAW, "ece")))
-    heads = ("Network", "Method", "Average pooling", "Max pooling", "Raw")
+            if MISSING not in cells:
+                rows.append((f"{study}, seed {seed}", preset, name, *cells, _cell(group, RAW, "ece")))
+    heads = ("Network", "Set", "Method", "Average pooling", "Max pooling", "Raw")
     return Table("poolings", "ECE by pooling", (), heads, tuple(rows))
+
+
+def _subsets_table(records: Sequence[Record]) -> Table:
+    """Layers 1 to 3 or 3 to 5 of the recurrent network, beside the paper's figures."""
+    mine = [r for r in records if r["backbone"] == "rnn"]
+    whole = _scores_table(mine, "ece", "Layer subsets of the recurrent network", (RAW, ML, HL, *SUBSETS))
+    rows = [(*row, _printed(mine, row[0])) for row in whole.rows]
+    note = "ECE. The paper's network was trained on PLAsTiCC, ours on SPCC."
+    return Table("subsets", whole.title, (note,), (*whole.columns, "Paper"), tuple(rows))
+
+
+def _printed(records: Sequence[Record], method: str) -> str:
+    """The paper's ECE of a method on a network of this kind."""
+    return paper_cell(paper_row(paper_figures(), {**records[0], "method": method}), "ece")
+
+
+def _variants_table(records: Sequence[Record]) -> Table:
+    """Variants of networks, each beside the network it is a variant of."""
+    chosen = [r for r in records if r["test"] in NEAR and r["preset"] == "exact" and r["seed"] == 0]
+    chosen = [r for r in chosen if r["pooling"] in ("avg", "none")]
+    studies = {study: group for (study,), group in grouped(chosen, ("study",)).items()}
+    rows = [
+        (name, f"{group[0]['accuracy']:.4f}", *(_cell(group, m, "ece") for m in (RAW, TEMPERATURE, ML, HL)))
+        for name, group in ((name, studies[name]) for name in _with_originals(studies))
+    ]
+    heads = ("Study, seed 0", "Accuracy", "Raw", "Temperature", "ML", "HL")
+    return Table("variants", "Variants of the networks", ("ECE, exact inference.",), heads, tuple(rows))
+
+
+def _with_originals(studies: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Names of the variants there are, after the networks they are variants of."""
+    there = [name for name in VARIANTS if name in studies]
+    pairs = [(name.rpartition("-")[0], name) for name in there]
+    return [name for pair in pairs for name in pair if name in studies]
+
+
+def _of_preset(records: Sequence[Record], preset: str) -> list[Record]:
+    """Records of the near test sets, fitted on validation data, with average pooling."""
+    chosen = [r for r in of_networks(records) if r["preset"] == preset and r["test"] in NEAR]
+    return [r for r in chosen if r["fit_on"] == "validation" and r["pooling"] in ("avg", "none")]
 
 
 def _networks(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -245,11 +391,8 @@ def _networks(records: Sequence[Record]) -> dict[str, list[Record]]:
     return {f"{study}, seed {seed}": found[study, seed] for study, seed in sorted(found)}
 
 
-def _gaussian(records: Sequence[Record]) -> Iterator[Record]:
-    """Records of Gaussian processes."""
-    for r in records:
-        if r.get("inference") and r["method"] in COMPARED:
-            yield r
+def _place(method: str) -> int:
+    return COMPARED.index(method) if method in COMPARED else len(COMPARED)
 
 
 def _find(records: Sequence[Record], method: str) -> Record | None:
@@ -275,10 +418,6 @@ def _paper_gain(raw: Record, method: str) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:+.0f} %" if abs(share) >= 0.005 else "0 %"
-
-
-def _bold(method: str) -> str:
-    return f"**{method}**" if method in (ML, HL) else method
 
 
 def _write(text: str, path: Path) -> None:

@@ -69,7 +69,6 @@ def run_study(
     data: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     fit_on: Sequence[str] | None = None,
-    epochs: int | None = None,
 ) -> Path:
     """Run the study called ``name``; finished parts are not run again.
 
@@ -82,15 +81,12 @@ def run_study(
         progress: called with a line whenever something is done.
         fit_on: splits the calibrators are fitted on, instead of the study's own: ``train``, ``validation``,
             ``both``.
-        epochs: of training, instead of the preset's; the learning rate is constant, so a network of ``k``
-            epochs is what a longer training passes through. Its records belong to a study of their own,
-            ``NAME-k-epochs``.
 
     Returns:
         The output folder.
     """
     done = {record["key"] for record in read_records(out)}
-    for run in open_runs(name, preset, seeds, out, data, progress, fit_on, epochs):
+    for run in open_runs(name, preset, seeds, out, data, progress, fit_on):
         with locked(run.cache / f"{run.study}-{run.seed}"):
             for record in run.missing_records(done):
                 append_record(out, record)
@@ -106,7 +102,6 @@ def open_runs(
     data: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     fit_on: Sequence[str] | None = None,
-    epochs: int | None = None,
 ) -> Iterator[Run]:
     """The runs of a study, one per experiment and seed; nothing is computed before it is asked for."""
     if name != "all" and name not in STUDIES:
@@ -114,8 +109,6 @@ def open_runs(
     if preset not in PRESETS:
         raise KeyError(f"no preset called {preset!r}; known: {', '.join(PRESETS)}")
     effort = PRESETS[preset]
-    if epochs is not None:
-        effort = replace(effort, epochs=dict.fromkeys(effort.epochs, epochs))
     sources: dict[str, Source] = {}
     for study in STUDIES if name == "all" else (name,):
         for experiment in STUDIES[study][1]:
@@ -129,7 +122,7 @@ def open_runs(
             chosen = experiment if fit_on is None else replace(experiment, fit_on=tuple(fit_on))
             for seed in seeds:
                 yield Run(
-                    study if epochs is None else f"{study}-{epochs}-epochs",
+                    study,
                     chosen,
                     effort,
                     seed,
@@ -176,12 +169,13 @@ class Run:
         """What is fitted: method, pooling, split it is fitted on."""
         gp = self.preset.gp.get(self.experiment.dataset, {})
         e = self.experiment
-        for fit_on, group in product(e.fit_on, self.preset.groups or e.groups):
+        for fit_on, group in product(e.fit_on, e.groups or self.preset.groups):
             first = fit_on == e.fit_on[0]
             if group in SIDE_GROUPS and not (first or self.preset.complete):
                 continue
             every = self.preset.complete or (first and group not in SIDE_GROUPS)
-            poolings = e.poolings if every and not self.preset.one_pooling else e.poolings[:1]
+            pooled = self.preset.pooled is None or group in self.preset.pooled
+            poolings = e.poolings if every and pooled else e.poolings[:1]
             for method in methods_of(group, N_LAYERS, gp, self.preset.deep):
                 if method.reference and fit_on != "validation":
                     continue  # the training set is its own nearest neighbour
@@ -201,7 +195,14 @@ class Run:
         e = self.experiment
         epochs = self.preset.epochs.get(f"{e.backbone}/{e.protocol}", self.preset.epochs[e.backbone])
         epochs = round(epochs / e.fraction) if self.preset.same_steps else epochs
-        return Recipe(epochs=epochs, seed=self.seed, mixed=e.backbone in self.preset.mixed)
+        mixed = e.backbone in self.preset.mixed
+        return Recipe(epochs=epochs, seed=self.seed, label_smoothing=e.label_smoothing, mixed=mixed)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the backbone, beyond the number of classes."""
+        e = self.experiment
+        return {**self.preset.arguments.get(e.backbone, {}), **e.arguments}
 
     @property
     def train_config(self) -> dict[str, Any]:
@@ -219,7 +220,7 @@ class Run:
             **config,
             **size,
             "data": self.source.fingerprint,
-            "arguments": dict(p.arguments.get(e.backbone, {})),
+            "arguments": self.arguments,
             "recipe": asdict(self.recipe),
         }
 
@@ -243,10 +244,7 @@ class Run:
     @cached_property
     def network(self) -> nn.Module:
         """Stage 1: the trained network."""
-        arguments = {
-            "n_classes": len(self.splits.class_names),
-            **self.preset.arguments.get(self.experiment.backbone, {}),
-        }
+        arguments = {"n_classes": len(self.splits.class_names), **self.arguments}
         if self.experiment.backbone == "rnn":
             curves, meta = self.splits.train.tensors[:2]
             arguments = {**arguments, "n_bands": curves.shape[1], "n_meta": meta.shape[1]}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from salgp_study.claims import NEAR, WHOLE, longest_trained
+from salgp_study.claims import NEAR, WHOLE, of_networks
 from salgp_study.published import paper_cell, paper_figures, paper_row
 from salgp_study.table import Record, Table, grouped, mean_std, values_of
 
@@ -22,9 +22,7 @@ def side_by_side_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def _of_preset(records: Sequence[Record], preset: str) -> list[Table]:
-    chosen = [
-        r for r in longest_trained(records) if r["preset"] == preset and r["pooling"] in ("avg", "none")
-    ]
+    chosen = [r for r in of_networks(records) if r["preset"] == preset and r["pooling"] in ("avg", "none")]
     where = {"near": ("radar at the near angle, light curves", NEAR), "all": ("all test data", WHOLE)}
     return [
         _beside(f"networks-{preset}-{score}-{name}-{fit_on}", score, title, fit_on, here)

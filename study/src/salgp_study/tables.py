@@ -1,7 +1,7 @@
 """Tables from records: the paper's figure beside ours, mean and standard deviation over seeds.
 
 One table per network, test set and split that the calibrators were fitted on; beside them variances and
-unknown classes, what every network learned, shares of the training data, approximation, the paper's claims.
+unknown classes, what every network learned, shares of the training data, the paper's claims.
 """
 
 from __future__ import annotations
@@ -35,17 +35,13 @@ def make_tables(out: str | os.PathLike[str]) -> list[Path]:
 
 
 def build_tables(records: Sequence[Record]) -> list[Table]:
-    """All tables of some records: per network and test set, variance and unknown classes, training fractions,
-    approximation.
-    """
+    """All tables of some records: per network and test set, unknown classes, training fractions, claims."""
     tables: list[Table] = []
     for study, preset in dict.fromkeys((r["study"], r["preset"]) for r in records):
         mine = [r for r in records if (r["study"], r["preset"]) == (study, preset)]
         study = study if preset == "cpu" else f"{study}-{preset}"
         if study.startswith("mstar-fractions"):
             tables.append(_fractions(study, mine))
-        elif study.startswith("mstar-approximation"):
-            tables.append(_approximation(study, mine))
         else:
             tables += [
                 _beside_paper(study, test, fit_on, mine)
@@ -153,32 +149,6 @@ def _fractions(study: str, records: Sequence[Record]) -> Table:
         (f"Accuracy pooled: {accuracy}.",),
         ("Test", "Method", *heads),
         tuple(rows),
-    )
-
-
-def _approximation(study: str, records: Sequence[Record]) -> Table:
-    columns = ("ece", "nll_correct", "auroc", "mean_variance", "seconds")
-    rows = []
-    for (test, method), group in grouped(records, ("test", "method")).items():
-        exact = [
-            r
-            for r in records
-            if r["test"] == test and r["method"].endswith("exact") and r["method"][:11] == method[:11]
-        ]
-        gap = mean_std([abs(a["ece"] - b["ece"]) for a, b in zip(group, exact, strict=False)])
-        rows.append((test, method, *(mean_std(r[c] for r in group) for c in columns), gap))
-    heads = (
-        "Test",
-        "Method",
-        "ECE",
-        "NLL of correctness",
-        "AUROC of errors",
-        "Var.",
-        "Seconds",
-        "Gap of ECE to exact",
-    )
-    return Table(
-        study, f"{study}: inducing rows against exact inference", (_setting(records),), heads, tuple(rows)
     )
 
 
