@@ -65,7 +65,7 @@ def table(arguments: argparse.Namespace) -> str:
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")
     with mock.patch.object(cifar, "N_REFERENCE", arguments.reference):
-        case = cifar.cifar10(0, None, Path())
+        case = cifar.cifar10(20)(0, None, Path())
     calibration = Subset(case.calibration, range(arguments.calibration))
     loaders = [DataLoader(data, arguments.batch) for data in (calibration, case.reference)]
     whole, network, fit = Clock(), Clock(), Clock()
@@ -76,7 +76,11 @@ def table(arguments: argparse.Namespace) -> str:
 
     with mock.patch.object(LayerEvidence, "fit", fit.of(LayerEvidence.fit)):
         whole.of(salgp.calibrate)(
-            case.network, loaders[0], reference=loaders[1], forward=network.of(forward), progress=False
+            case.network,
+            loaders[0],
+            reference=loaders[1],
+            reader=salgp.Reader(forward=network.of(forward)),
+            progress=False,
         )
     passed, bare = sum(network.calls), bare_time(case.network, calibration, arguments.batch)
     rows = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
@@ -26,10 +26,9 @@ from salgp.calibrators.loading import load_parts
 from salgp.calibrators.registry import DEFAULT, method_for
 from salgp.features import Features
 from salgp.io import FormatError, check_kind, plain_number, reading
-from salgp.logits import named_fields
 from salgp.network.augment.augmentation import Augmentation
 from salgp.network.batches import Batch, are_texts
-from salgp.network.extract import Families, Perturb, read_calibration_data, reader_for
+from salgp.network.extract import Families, read_calibration_data, reader_for
 from salgp.network.frozen_copy import Fingerprint, check_network, unwrap
 from salgp.network.layers import Poolings
 from salgp.network.read import collect, read_batches
@@ -52,8 +51,8 @@ class CalibratedClassifier(nn.Module):
 
     The wrapped network is never changed: a frozen copy of it runs, in evaluation mode, on the same weights
     (`salgp.network.frozen_copy`), so any number of threads may predict at once. ``train()`` and ``eval()``
-    have no effect on it, nor on the result; ``to(device)`` moves it. The calibrator works where it was fitted
-    (or where ``calibrator.to(device)`` sent it), and its predictions come back to the network's device.
+    have no effect on it, nor on the result; ``to(device)`` moves it. The calibrator works on the CPU, or
+    where the network is if the reader keeps features there; predictions come back to the network's device.
 
     Args:
         model: the classifier.
@@ -116,7 +115,8 @@ class CalibratedClassifier(nn.Module):
         batch = self._given(inputs, keywords)
         if not torch.compiler.is_exporting() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
-        self.taps = self.taps.resolved(self.model, batch)
+        if self.taps.taps is None:
+            self.taps = self.taps.resolved(self.model, batch)
         return self.taps.read(self.model, batch)
 
     def batch_of(self, item: Any) -> Batch:
@@ -161,18 +161,9 @@ class CalibratedClassifier(nn.Module):
         return self._predicted(features, context)
 
     def _predicted(self, features: Features, context: Any = None) -> Prediction:
-        home = self._home()
-        here = features if features.logits.device == home else features.to(home)
-        return self.calibrator.predict(here, context)
-
-    def _home(self) -> torch.device:
-        """Where the calibrator works; kept beside what it learned, so that a new fit is looked at anew."""
-        state = self.calibrator.__dict__
-        if "_home" not in state:
-            learned = {name: value for name, value in state.items() if name.endswith("_")}
-            state["_home"] = next(_tensors(learned), torch.empty(0)).device
-        home: torch.device = state["_home"]
-        return home
+        if features.logits.device.type != "cpu" and not self.taps.keep_on_device:
+            features = features.to("cpu")  # where calibrators are fitted
+        return self.calibrator.predict(features, context)
 
     def report(self, loader: Iterable[Any], path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the HTML report of this classifier on labelled data.
@@ -239,7 +230,7 @@ def calibrate(
     output: str | None = None,
     classes: Sequence[str] | None = None,
     reader: Reader | None = None,
-    perturb: Perturb | Families | bool | None = True,
+    perturb: Families | bool | None = True,
     tokenizer: Any = None,
     budget: float | None = None,
     seed: int = 0,
@@ -381,14 +372,3 @@ def load(
     if missing:
         raise FormatError(f"{path}: the network has no module {missing[0][:80]!r}")
     return CalibratedClassifier(model, calibrator, reader, augmentation)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _tensors(part)
-    else:
-        for _, part in named_fields(value) if not isinstance(value, tuple) else enumerate(value):
-            yield from _tensors(part)

@@ -369,28 +369,6 @@ def test_projection_keeps_squared_distances_in_expectation():
     assert sum(ratios) / len(ratios) == pytest.approx(1, abs=0.05)
 
 
-def test_perturbation_is_seeded_and_applied_to_the_first_floating_input():
-    def noise(inputs: Tensor, generator: torch.Generator) -> Tensor:
-        return inputs + torch.randn(inputs.shape, generator=generator)
-
-    x = _random(N, 6)
-    model = networks.randomised(networks.Wrapped("tensor"))
-    clean, _ = salgp.extract(model, _loader(x))
-    noisy, _ = salgp.extract(model, _loader(x), perturb=noise, seed=3)
-    again, _ = salgp.extract(model, _loader(x), perturb=noise, seed=3)
-    other, _ = salgp.extract(model, _loader(x), perturb=noise, seed=4)
-    assert torch.equal(noisy.logits, again.logits)
-    assert not torch.equal(noisy.logits, clean.logits)
-    assert not torch.equal(noisy.logits, other.logits)
-    generator = torch.Generator().manual_seed(3)
-    expected = torch.cat([noise(part, generator) for part in x.split(4)])
-    torch.testing.assert_close(noisy.logits, model(expected).detach())
-    named, _ = salgp.extract(model, [{"x": part} for part in x.split(4)], perturb=noise, seed=3)
-    assert torch.equal(named.logits, noisy.logits)
-    with pytest.raises(ValueError, match="perturb needs a floating-point input"):
-        salgp.extract(model, [torch.zeros(2, 6, dtype=torch.long)], perturb=noise)
-
-
 def test_random_state_is_handed_back_but_advances_within():
     drawn: list[float] = []
 

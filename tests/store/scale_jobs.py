@@ -91,15 +91,10 @@ def slow_part_loader(part: int) -> list[tuple[Tensor, Tensor]]:
     return part_loader(part)
 
 
-def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
-    """A random perturbation."""
-    return x + 0.1 * torch.randn(x.shape, generator=generator)
-
-
 def extract_job(folder: str) -> None:
     """Extract into ``folder/out``."""
     torch.set_num_threads(1)
-    extract_to_store(network(), loader(), f"{folder}/out", rows=20, perturb=jitter)
+    extract_to_store(network(), loader(), f"{folder}/out", rows=20)
 
 
 def score_job(folder: str) -> None:

@@ -47,14 +47,6 @@ def extract(folder: Path, model: nn.Module | None = None, data: Any = None, **op
     return extract_to_store(model or network(), data or batches(), folder, rows=10, **options)
 
 
-def doubled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return 2 * x
-
-
-def noisy(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return x + torch.randn(x.shape, generator=generator)
-
-
 def test_the_same_call_changes_nothing_and_runs_the_network_on_the_first_batch_only(tmp_path: Path) -> None:
     extract(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -84,7 +76,6 @@ def test_the_same_call_changes_nothing_and_runs_the_network_on_the_first_batch_o
         ("labels_at", lambda f: extract(f, reader=salgp.Reader(labels_at=1))),
         ("pooling", lambda f: extract(f, reader=salgp.Reader(pooling={"1": "flatten"}))),
         ("pooling_function", lambda f: extract(f, reader=salgp.Reader(pooling=torch.abs))),
-        ("perturb", lambda f: extract(f, perturb=doubled)),
     ],
 )
 def test_anything_else_is_refused(tmp_path: Path, why: str, again: Callable[[Path], Any]) -> None:
@@ -107,7 +98,6 @@ def part(index: int, changed: int | None = None) -> list[Any]:
         ("other data", {"make_loader": functools.partial(part, changed=5)}),
         ("other data", {"n_parts": 2}),
         ("other data", {"n_parts": 4}),
-        ("perturb differ", {"perturb": doubled}),
     ],
 )
 def test_anything_else_is_refused_in_parts(tmp_path: Path, why: str, change: dict[str, Any]) -> None:
@@ -136,13 +126,6 @@ def test_every_call_makes_its_own_network_and_lets_it_go(tmp_path: Path) -> None
     assert [found() for found in made] == [None, None]
 
 
-def test_parts_have_random_numbers_of_their_own(tmp_path: Path) -> None:
-    same = [(torch.zeros(4, 4), torch.arange(4) % 3)]
-    store = extract_parts(network, lambda index: same, 2, tmp_path, perturb=noisy)
-    features, _ = store.to_features()
-    assert not torch.equal(features.logits[:4], features.logits[4:])
-
-
 def test_a_store_is_read_as_the_calibrator_was(tmp_path: Path) -> None:
     """With the taps of a classifier: pooling, projection and forward function as at calibration."""
     data = batches(20)
@@ -163,11 +146,6 @@ def test_a_store_is_read_as_the_calibrator_was(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in store.folder.iterdir()} == before
     whole = extract_parts(lambda: classifier.model, lambda i: data, 1, tmp_path / "b", reader=classifier.taps)
     assert torch.equal(whole.to_features()[0].logits, expected.logits)
-
-
-def test_copies_are_not_made_in_a_stream(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="perturb must be a function of the inputs here, got 'auto'"):
-        extract(tmp_path, perturb="auto")
 
 
 def test_other_labels_are_other_data(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scale_jobs import contents, jitter, loader, network, part_loader, samples, small_store
+from scale_jobs import contents, loader, network, part_loader, samples, small_store
 from sealing import edit_header
 
 import salgp
@@ -210,13 +210,13 @@ def test_extracted_store_equals_extract(tmp_path: Path) -> None:
 
 
 def test_continuing_with_other_data_or_weights_is_refused(tmp_path: Path) -> None:
-    extract_to_store(network(), loader(), tmp_path, rows=50, perturb=jitter)
+    extract_to_store(network(), loader(), tmp_path, rows=50)
     with pytest.raises(ValueError, match="other data"):
-        extract_to_store(network(), loader(part=1), tmp_path, rows=50, perturb=jitter)
+        extract_to_store(network(), loader(part=1), tmp_path, rows=50)
     other = network()
     other[0].weight.data += 1
     with pytest.raises(ValueError, match="another job: weights differ"):
-        extract_to_store(other, loader(), tmp_path, rows=50, perturb=jitter)
+        extract_to_store(other, loader(), tmp_path, rows=50)
     with pytest.raises(ValueError, match="no batch"):
         extract_to_store(network(), [], tmp_path / "new")
 

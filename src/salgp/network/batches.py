@@ -247,7 +247,7 @@ class Batch:
             f"holds the labels, reader=salgp.Reader(labels_at={unknown[-1]!r})"
         )
 
-    def to(self, device: torch.device, dtype: torch.dtype | None) -> Batch:
+    def to(self, device: torch.device | str, dtype: torch.dtype | None) -> Batch:
         """Inputs as tensors on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
         keywords = _tensors(self.keywords, device, dtype)
         return replace(self, inputs=_tensors(self.inputs, device, dtype), keywords=keywords)
@@ -389,7 +389,7 @@ def _parameters_of(network: nn.Module) -> _Parameters:
     return _Parameters(None if any_name in kinds else names, most, tuple(needed))
 
 
-def _tensors(value: Any, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Any:
+def _tensors(value: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Any:
     """NumPy arrays of numbers as tensors, also inside a tuple or mapping; all of them on ``device``, and the
     floating-point ones as ``dtype``; None leaves them as they are.
     """

@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from salgp.features import Features
 from salgp.logits import check_finite
 from salgp.network.augment.augmentation import Augmentation, augment, augment_readings
-from salgp.network.augment.families import Family, first_input
-from salgp.network.batches import Batch
-from salgp.network.read import Prepare, Reading, collect, read_batches
+from salgp.network.augment.families import Family
+from salgp.network.read import Reading, collect, read_batches
 from salgp.network.reader import Reader
 from salgp.progress import steps_in
 
 __all__ = [
     "CalibrationData",
     "Families",
-    "Perturb",
     "extract",
-    "perturbed",
     "read_calibration_data",
     "reader_for",
 ]
@@ -39,8 +34,6 @@ __all__ = [
 READING_SHARE = 0.85
 """Of a budget; the rest is for the fit."""
 
-Perturb = Callable[[Tensor, torch.Generator], Tensor]
-"""``perturb(inputs, generator) -> inputs``, applied to the first floating-point input of each batch."""
 Families = str | Sequence[str | Family]
 """Which augmented samples to add to the originals: see `salgp.network.augment.families.families_for`."""
 
@@ -51,7 +44,7 @@ def extract(
     *,
     reader: Reader | None = None,
     output: str | None = None,
-    perturb: Perturb | Families | None = None,
+    perturb: Families | None = None,
     tokenizer: Any = None,
     seed: int = 0,
     progress: bool | None = None,
@@ -67,9 +60,7 @@ def extract(
         output: what the network returns: ``"logits"`` (the default), ``"probabilities"`` or
             ``"log-probabilities"``.
         perturb: ``"auto"``, or families of perturbations (`salgp.network.augment.families.families_for`):
-            labelled originals are followed by augmented samples that share their original's group. A function
-            ``perturb(inputs, generator) -> inputs`` instead replaces the first floating-point input of each
-            batch.
+            labelled originals are followed by augmented samples that share their original's group.
         tokenizer: of a network that reads text, a Hugging Face one (or an object with its ``encode``,
             ``decode`` and ``all_special_ids``); augmented texts then have typing errors, lost, swapped and
             unknown words.
@@ -81,6 +72,7 @@ def extract(
         Features, and labels ``(n,)`` or None where the loader has none.
 
     Example:
+        >>> import torch
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> loader = [(torch.zeros(2, 4), torch.tensor([0, 1])), (torch.ones(1, 4), torch.tensor([2]))]
         >>> features, labels = extract(model, loader)
@@ -88,12 +80,11 @@ def extract(
         (3, {'1': 8}, tensor([0, 1, 2]))
     """
     reader = reader_for(reader, output, seed)
-    if perturb is not None and not callable(perturb):
-        options: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
-        found = augment(model, loader, reader, perturb, **options)
-        return found.features, found.labels
-    prepare = perturbed(perturb, seed)
-    return collect(read_batches(model, loader, reader, prepare=prepare, progress=progress))[1:]
+    if perturb is None:
+        return collect(read_batches(model, loader, reader, progress=progress))[1:]
+    options: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
+    found = augment(model, loader, reader, perturb, **options)
+    return found.features, found.labels
 
 
 def reader_for(reader: Reader | None, output: str | None, seed: int) -> Reader:
@@ -109,27 +100,6 @@ def reader_for(reader: Reader | None, output: str | None, seed: int) -> Reader:
     if output is not None and reader.output not in (None, output):
         raise ValueError(f"output is {output!r}, but that of the reader {reader.output!r}")
     return replace(reader, output=output or reader.output, seed=seed if seed != 0 else reader.seed)
-
-
-def perturbed(perturb: Perturb | None, seed: int) -> Prepare | None:
-    """A function on inputs as `read_batches` takes it, with a stream of random numbers on each device."""
-    if perturb is None:
-        return None
-    generators: dict[torch.device, torch.Generator] = {}
-
-    def apply(x: Tensor) -> Tensor:
-        if x.device not in generators:
-            generators[x.device] = torch.Generator(x.device).manual_seed(seed)
-        return perturb(x, generators[x.device])
-
-    def prepare(batch: Batch, index: int) -> tuple[Batch, None]:
-        where, x = first_input(batch)
-        if where is None:
-            raise ValueError("perturb needs a floating-point input tensor, but the batch has none")
-        new = x._replace(data=apply(x.data)) if isinstance(x, PackedSequence) else apply(x)
-        return batch.with_input(where, new), None
-
-    return prepare
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +125,7 @@ def read_calibration_data(
     model: nn.Module,
     loader: Iterable[Any],
     reader: Reader,
-    perturb: Perturb | Families | None = None,
+    perturb: Families | None = None,
     *,
     reference: Iterable[Any] | None = None,
     tokenizer: Any = None,
@@ -178,24 +148,23 @@ def read_calibration_data(
         progress: see `extract`.
 
     Example:
+        >>> import torch
         >>> x, y = torch.randn(8, 3), torch.arange(8) % 3
         >>> read_calibration_data(nn.Sequential(nn.Flatten()), [(x, y)], Reader(layers=())).features
         Features(8 samples, 3 classes, no layers)
     """
     begin = time.monotonic()
-    augments = perturb is not None and not callable(perturb)
-    prepare = None if augments else perturbed(perturb, reader.seed)  # type: ignore[arg-type]
-    readings = read_batches(model, loader, reader, prepare=prepare, progress=progress)
-    originals = tuple(readings) if augments else ()  # else no batch is kept
+    readings = read_batches(model, loader, reader, progress=progress)
+    originals = () if perturb is None else tuple(readings)  # batches are kept only to be augmented
     reader, features, labels = _labelled(originals or readings)
     clock = None if budget is None else _Clock(budget, begin, len(features))
     augmentation: Augmentation | None = None
-    if augments and not (needs_layers and not features.layers):
+    if perturb is not None and not (needs_layers and not features.layers):
         passes = (
             None if clock is None else clock.passes() - min(_rows(reference, originals), clock.passes() // 2)
         )
         how: Any = {"seed": reader.seed, "progress": progress, "tokenizer": tokenizer, "passes": passes}
-        found = augment_readings(model, originals, perturb, **how)  # type: ignore[arg-type]
+        found = augment_readings(model, originals, perturb, **how)
         features, labels, augmentation = found.features, found.labels, found.augmentation
     known = None
     if reference is not None:

@@ -15,8 +15,9 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from operator import is_
 from types import MethodType
 from typing import Any
@@ -100,44 +101,50 @@ class FrozenCopy:
     Example:
         >>> model = nn.BatchNorm1d(2)
         >>> frozen = FrozenCopy(model)
-        >>> frozen.is_current, frozen.network.running_mean is model.running_mean
+        >>> frozen.follow(), frozen.network.running_mean is model.running_mean
         (True, False)
     """
 
     def __init__(self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None) -> None:
-        self._model = model
+        self.model = model
         self._tables = [table for module in model.modules() for table in _tables(module)]
-        self._entries = [list(table.values()) for table in self._tables]
-        scripted = any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
-        self._versioned = [*model.parameters()] if scripted else []  # TorchScript copies its weights
-        self._versions = [p._version for p in self._versioned]
-        # while a graph is traced, its buffers are stand-ins that must stay the network's own
-        shared = [] if torch.compiler.is_exporting() else [*model.buffers()]
-        own = {id(x): x.detach().clone() for x in shared}
-        self._buffers = [(own[id(x)], x.detach()) for x in shared]
-        self._parameters = [*model.parameters()]
-        self._tensors = [*self._parameters, *model.buffers()]
+        self._entries = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._parameters, buffers = [*model.parameters()], [*model.buffers()]
+        self._tensors = [*self._parameters, *buffers]
+        exporting = torch.compiler.is_exporting()
+        self._versions = [] if exporting else _versions(self._tensors)
         self._hashed: tuple[list[Any], str] | None = None
-        self.network = frozen_copy(model, own)
+        self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+        # while a graph is traced, its buffers are stand-ins that must stay the network's own
+        self._shared = [] if exporting else [x.detach() for x in buffers]
+        self._own = [x.clone() for x in self._shared]
+        self.network = frozen_copy(model, {id(x): own for x, own in zip(buffers, self._own, strict=False)})
         named = [(m._buffers, name, x) for m in self.network.modules() for name, x in m._buffers.items()]
-        self._places = named if shared else []
+        self._places = named if self._own else []
         self.probe = prepare(self.network)
 
-    def placement(self, device: torch.device | str | None = None) -> tuple[torch.device, torch.dtype | None]:
-        """Device given or else the network's, and the one floating-point type of its parameters (None where
-        they differ).
-        """
-        home = self._tensors[0].device if self._tensors else torch.device("cpu")
-        dtypes = {p.dtype for p in self._parameters if p.dtype.is_floating_point}
-        return home if device is None else torch.device(device), dtypes.pop() if len(dtypes) == 1 else None
-
     @property
-    def is_current(self) -> bool:
-        """Is every module, parameter, buffer, hook and setting of the network still the same object?"""
-        return self._versions == [p._version for p in self._versioned] and all(
-            len(table) == len(entries) and all(map(is_, table.values(), entries))
-            for table, entries in zip(self._tables, self._entries, strict=True)
-        )
+    def placement(self) -> tuple[torch.device, torch.dtype | None]:
+        """Device of the network, and the floating-point type of its parameters, None where they differ."""
+        home = self._tensors[0].device if self._tensors else torch.device("cpu")
+        dtypes = {p.dtype for p in self._parameters if p.is_floating_point()}
+        return home, dtypes.pop() if len(dtypes) == 1 else None
+
+    def follow(self) -> bool:
+        """Take over the network's buffers, and put those back that a pass replaced. False where a module,
+        parameter, buffer, hook or setting of the network is another object: then this copy is of no use.
+        """
+        now = [*chain.from_iterable(map(dict.values, self._tables))]
+        versions = _versions(self._tensors)
+        copied_weights = self._scripted and versions != self._versions  # TorchScript does not share them
+        if len(now) != len(self._entries) or copied_weights or not all(map(is_, now, self._entries)):
+            return False
+        self._versions = versions
+        for table, name, own in self._places:
+            table[name] = own
+        if self._own:
+            torch._foreach_copy_(self._own, self._shared)
+        return True
 
     @property
     def weights(self) -> str | None:
@@ -146,17 +153,9 @@ class FrozenCopy:
         """
         if torch.compiler.is_exporting():
             return None
-        now = [(0 if x.is_inference() else x._version, x.data_ptr()) for x in self._tensors]
-        if self._hashed is None or self._hashed[0] != now:
-            self._hashed = now, fingerprint(self._model).weights
+        if self._hashed is None or self._hashed[0] != self._versions:
+            self._hashed = self._versions, fingerprint(self.model).weights
         return self._hashed[1]
-
-    def refresh(self) -> None:
-        """Fill the private buffers from the network's, and put those back that a pass replaced."""
-        for table, name, own in self._places:
-            table[name] = own
-        for own, shared in self._buffers:
-            own.copy_(shared)
 
 
 class FrozenCopies:
@@ -175,7 +174,7 @@ class FrozenCopies:
     """
 
     def __init__(self) -> None:
-        self._idle: list[tuple[nn.Module, FrozenCopy]] = []
+        self._idle: list[FrozenCopy] = []
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -188,25 +187,26 @@ class FrozenCopies:
         self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None
     ) -> Iterator[FrozenCopy]:
         """A current copy that nobody else uses meanwhile, without gradients."""
-        exporting = torch.compiler.is_exporting()  # a graph being traced has stand-ins for the weights
         frozen = None
-        while frozen is None and self._idle and not exporting:
-            try:
-                owner, idle = self._idle.pop()
-            except IndexError:  # another thread was faster
-                break
-            frozen = idle if owner is model and idle.is_current else None
-        frozen = frozen or FrozenCopy(model, prepare)
+        exporting = torch.compiler.is_exporting()  # a graph being traced has stand-ins for the weights
+        if not exporting:
+            with suppress(IndexError):  # there is none, or another thread was faster
+                frozen = self._idle.pop()
+        if frozen is None or frozen.model is not model or not frozen.follow():
+            frozen = FrozenCopy(model, prepare)
         with torch.no_grad():
-            frozen.refresh()
             yield frozen
         if not exporting:
-            self._idle.append((model, frozen))
+            self._idle.append(frozen)
 
 
 def _tables(module: nn.Module) -> list[dict[str, Any]]:
     own = vars(module)
     return [own, *(own[name] for name in TABLES if isinstance(own.get(name), dict))]
+
+
+def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    return [(0 if x.is_inference() else x._version, x.data_ptr()) for x in tensors]
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,8 @@ class Reader:
         if self.taps is not None:
             return self
         network = unwrap(model)
-        few = batch.take(slice(HANDFUL)).to(*FrozenCopy(network).placement(self.device))
+        home, dtype = FrozenCopy(network).placement
+        few = batch.take(slice(HANDFUL)).to(self.device or home, dtype)
         found = trace(network, lambda frozen: self._run(frozen, few))
         taps: tuple[Tap, ...] = ()
         if isinstance(self.layers, str | int) or len(self.layers):
@@ -157,7 +158,8 @@ class Reader:
                 "the reader does not know its taps yet; use reader.resolved(model, batch).read(...)"
             )
         with self._copies.lent(unwrap(model), lambda network: Probe(network, taps)) as frozen:
-            batch = batch.to(*frozen.placement(self.device))
+            home, dtype = frozen.placement
+            batch = batch.to(self.device or home, dtype)
             mask = batch.mask(frozen.network if self.forward is None else None)
             with frozen.probe.reading(mask, change) as found:
                 scores = raw_logits(self._run(frozen.network, batch))

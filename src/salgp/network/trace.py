@@ -4,10 +4,9 @@ Reading a pass instead of the module tree settles what no tree can tell: the ord
 never run, modules that run twice, where the logits come from, and which axis of an output counts the samples.
 
 `Flow` tells which layers lead to the logits, and at which positions of a sequence the network reads its
-answer. One pass forward and one backward answers both for all layers: a layer whose gradient is not zero
-leads to the logits; where the deepest sequence has a gradient at its last token alone, the network reads the
-last token, as causal language models do. Gradients stop at every ``no_grad`` inside a network, so a layer
-without one is tested by disturbing what it gives.
+answer, by disturbing what a layer gives: where the logits stay as they are, they do not depend on it; where
+they stay as all tokens but the last are disturbed, the network reads the last token, as causal language
+models do.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from torch import Tensor, nn
 
 from salgp.logits import raw_logits
 from salgp.network.frozen_copy import FrozenCopy
-from salgp.network.taps import Change, Layout, Probe, Tap, activation
+from salgp.network.taps import Layout, Probe, Tap, activation
 
 __all__ = ["Call", "numbered", "trace"]
 
-ALIKE = 0.02
-"""Scores of the same inputs may differ by this share of the largest: some devices add up in any order."""
+ALIKE, SAME = 0.02, 1e-4
+"""Scores of the same inputs may differ by this share of the largest, and by this where the inputs of the last
+layers differ in nothing that counts: some devices add up in any order.
+"""
 
 
 class NetworkWarning(UserWarning):
@@ -157,83 +158,64 @@ class Flow:
         self, model: nn.Module, found: Trace, run: Callable[[nn.Module], Any], mask: Tensor | None = None
     ) -> None:
         self._taps = tuple(found.taps().values())
-        self._names = {tap.name: j for j, tap in enumerate(self._taps)}
         self._run = run
         self._mask = mask
-        self._seen = found.logits
         self._frozen = FrozenCopy(model, lambda copied: Probe(copied, self._taps, pooled=False))
+        self._shapes: dict[str, torch.Size] = {}
+        self._known: dict[str, bool] = {}
+        self._before = self._logits(self._keep_shape)
+        _warn_of_chance(found.logits, self._before)
 
     def __call__(self, tap: Tap) -> bool:
         if tap.name not in self._known:
-            after = self._logits(self._names[tap.name])
-            self._known[tap.name] = not torch.equal(after, self._before)
+            self._known[tap.name] = not torch.equal(self._disturbed(tap.name), self._before)
         return self._known[tap.name]
 
     def with_pooling(self, tap: Tap) -> Tap:
         """The tap, with the last token instead of the mean over tokens where the network reads that."""
-        sequence = tap.pooling == "auto" and not tap.layout.recurrent and tap.name in self._sequences
+        sequence = tap.pooling == "auto" and not tap.layout.recurrent and self._is_sequence(tap)
         return replace(tap, pooling="time-last") if sequence and self._reads_last else tap
 
     @functools.cached_property
-    def _known(self) -> dict[str, bool]:
-        """Taps that are known to lead to the logits, or not to."""
-        return {name: True for name, g in self._gradients.items() if bool((g != 0).any())}
-
-    @functools.cached_property
-    def _sequences(self) -> dict[str, Tensor]:
-        """Gradients ``(n, T, d)`` at taps that give a vector for each of several tokens."""
-        last = {tap.name for tap in self._taps if tap.layout.channels == "last"}
-        found = {name: g for name, g in self._gradients.items() if name in last}
-        return {name: g for name, g in found.items() if g.ndim == 3 and g.shape[1] > 1}
-
-    @functools.cached_property
     def _reads_last(self) -> bool:
-        leading = [name for name in self._sequences if self._known.get(name)]
-        deepest = max(leading, key=self._names.__getitem__, default=None)
-        return deepest is not None and _only_at_last(self._sequences[deepest], self._mask)
+        """Does the deepest sequence count for nothing but its last real token?"""
+        deepest = next((tap for tap in reversed(self._taps) if self._is_sequence(tap) and self(tap)), None)
+        if deepest is None:
+            return False
+        n, width = self._shapes[deepest.name][:2]
+        if self._mask is not None and self._mask.shape != (n, width):
+            return False
+        real = torch.ones(n, width) if self._mask is None else self._mask.cpu()
+        last = width - 1 - real.flip(1).bool().int().argmax(dim=1)
+        others = 1 - torch.nn.functional.one_hot(last, width)
+        after = self._disturbed(deepest.name, others[:, :, None])
+        return torch.allclose(after, self._before, rtol=SAME, atol=SAME)
 
-    @functools.cached_property
-    def _before(self) -> Tensor:
-        """The logits of a pass like the traced one."""
-        logits = self._logits(None)
-        _warn_of_chance(self._seen, logits)
-        return logits
+    def _is_sequence(self, tap: Tap) -> bool:
+        """Does it give a vector for each of several tokens, ``(n, T, d)``?"""
+        shape = self._shapes.get(tap.name, ())
+        return tap.layout.channels == "last" and len(shape) == 3 and shape[1] > 1
 
-    @functools.cached_property
-    def _gradients(self) -> dict[str, Tensor]:
-        """Gradient of the logits at every tap by its name; nothing where the network has none."""
-        passed: dict[str, Tensor] = {}
+    def _keep_shape(self, name: str, x: Tensor) -> Tensor:
+        self._shapes[name] = x.shape
+        return x
 
-        def keep(j: int, x: Tensor) -> Tensor:
-            name = self._taps[j].name
-            passed[name] = x if x.requires_grad else x.detach().requires_grad_()
-            return x if x.requires_grad else passed[name].clone()  # a leaf must not be overwritten in place
+    def _disturbed(self, disturbed: str, share: Tensor | float = 1.0) -> Tensor:
+        """The logits with noise on what one tap gives, a share of it at each position."""
 
-        try:
-            with torch.enable_grad():
-                logits = self._passed(keep)
-                if logits.shape != self._before.shape:
-                    return {}
-                weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
-                parts = torch.autograd.grad(
-                    (logits * weights).sum(), list(passed.values()), allow_unused=True
-                )
-        except (RuntimeError, NotImplementedError):  # operations that cannot be differentiated
-            return {}
-        return {name: g for name, g in zip(passed, parts, strict=True) if g is not None}
+        def change(name: str, x: Tensor) -> Tensor:
+            if name != disturbed:
+                return x
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) * share
+            return x + (x.abs().mean() + 1) * noise.to(x)
 
-    def _logits(self, disturbed: int | None) -> Tensor:
-        def change(j: int, x: Tensor) -> Tensor:
-            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
-            return x + (x.abs().mean() + 1) * noise if j == disturbed else x
+        return self._logits(change)
 
-        with torch.no_grad():
-            return self._passed(change).clone()
-
-    def _passed(self, change: Change) -> Tensor:
-        with self._frozen.probe.reading(None, change):
-            self._frozen.refresh()
-            return raw_logits(self._run(self._frozen.network))
+    @torch.no_grad()
+    def _logits(self, change: Callable[[str, Tensor], Tensor]) -> Tensor:
+        self._frozen.follow()
+        with self._frozen.probe.reading(None, lambda j, x: change(self._taps[j].name, x)):
+            return raw_logits(self._run(self._frozen.network)).clone()
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,17 +294,6 @@ def _taps_of(call: Call, n: int) -> Iterator[Tap]:
             yield Tap(numbered(f"{call.name}.{depth}", call.count), call.name, call.count, depth)
     if call.shape and call.shape[call.layout.batch_axis] == n:
         yield Tap(call.label, call.name, call.count, None, "auto", call.layout)
-
-
-def _only_at_last(gradient: Tensor, mask: Tensor | None) -> bool:
-    """Is the gradient ``(n, T, d)`` zero everywhere but at the last real token of every sample?"""
-    n, width = gradient.shape[:2]
-    if mask is not None and mask.shape != (n, width):
-        return False
-    real = torch.ones(n, width, dtype=torch.bool) if mask is None else mask.bool().cpu()
-    last = width - 1 - real.flip(1).int().argmax(dim=1)
-    read = (gradient != 0).any(dim=2).cpu()
-    return torch.equal(read, torch.nn.functional.one_hot(last, width).bool())
 
 
 def _warn_of_chance(first: Tensor, second: Tensor) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -23,7 +22,6 @@ from torch import nn
 
 from salgp.io import locked
 from salgp.logits import check_finite
-from salgp.network.extract import Perturb, perturbed
 from salgp.network.frozen_copy import fingerprint
 from salgp.network.read import Reading, collect, read_batches
 from salgp.network.reader import Reader, reader_header
@@ -43,7 +41,6 @@ def extract_to_store(
     store_dtype: str = "float32",
     rows: int | None = None,
     reader: Reader | None = None,
-    perturb: Perturb | None = None,
     progress: bool = False,
 ) -> FeatureStore:
     """Like `salgp.extract`, into a folder; the same call continues after a kill.
@@ -57,7 +54,6 @@ def extract_to_store(
         rows: samples per shard, rounded up to whole batches; by default about 96 MB.
         reader: how to read the network; the ``taps`` of a `salgp.CalibratedClassifier` read what its
             calibrator was fitted on.
-        perturb: a function applied to the inputs; its random numbers start anew with each shard.
         progress: show rate and progress (needs ``rich``).
 
     Returns:
@@ -72,7 +68,7 @@ def extract_to_store(
         >>> len(store), store.widths
         (3, {'1': 8})
     """
-    how = _How(reader or Reader(), _function(perturb))
+    how = _How(reader or Reader())
     batches = iter(loader)
     with locked(out), torch.random.fork_rng(devices=[]):
         first = list(itertools.islice(batches, 1))
@@ -104,7 +100,6 @@ def extract_parts(
     num_gpus: float = 0,
     store_dtype: str = "float32",
     reader: Reader | None = None,
-    perturb: Perturb | None = None,
     progress: bool = False,
 ) -> FeatureStore:
     """Extract part by part, on Ray Data with a network per worker; every part becomes one shard.
@@ -119,8 +114,7 @@ def extract_parts(
         ray_address: of a running Ray cluster.
         num_gpus: GPUs of each worker on Ray.
         store_dtype: of the stored layers.
-        reader: how to read the network, likewise ``perturb``: see `extract_to_store`.
-        perturb: a function applied to the inputs.
+        reader: how to read the network, see `extract_to_store`.
         progress: show rate and time left (needs ``rich``).
 
     Returns:
@@ -138,7 +132,7 @@ def extract_parts(
         >>> len(store), store.widths
         (6, {'1': 8})
     """
-    how = _How(reader or Reader(), _function(perturb))
+    how = _How(reader or Reader())
     with locked(out), progress_bar("extracting", n_parts, progress) as advance:
         manifest = Manifest.open(out, KIND)
         part = _Part(make_model, make_loader, Path(out), store_dtype, how, set(manifest.shards))
@@ -162,17 +156,13 @@ class _How:
 
     Args:
         reader: what to read.
-        perturb: applied to the inputs.
     """
 
     reader: Reader
-    perturb: Perturb | None = None
 
-    def read(self, model: nn.Module, batches: Iterable[Any], index: int | None = None) -> Iterator[Reading]:
-        """Read the batches of shard ``index``, or as they are where it is None."""
-        prepare = None if index is None else perturbed(self.perturb, _shard_seed(self.reader.seed, index))
-        reader = replace(self.reader, dtype=torch.float32)
-        return read_batches(model, batches, reader, prepare=prepare, progress=False)
+    def read(self, model: nn.Module, batches: Iterable[Any]) -> Iterator[Reading]:
+        """Read batches as a store keeps them."""
+        return read_batches(model, batches, replace(self.reader, dtype=torch.float32), progress=False)
 
     def source(self, model: nn.Module, about: Mapping[str, object]) -> dict[str, object]:
         """What a store is made from; it goes on with nothing else. Functions are known by their names."""
@@ -180,7 +170,6 @@ class _How:
         functions = {
             "forward": _function_names(self.reader.forward),
             "pooling_function": _function_names(self.reader.pooling),
-            "perturb": _function_names(self.perturb),
         }
         found = {
             "network": known.structure,
@@ -191,15 +180,6 @@ class _How:
         }
         plain: dict[str, object] = json.loads(json.dumps(found))
         return plain
-
-
-def _function(perturb: Any) -> Perturb | None:
-    if perturb is not None and not callable(perturb):
-        raise TypeError(
-            f"perturb must be a function of the inputs here, got {perturb!r}; augmented samples are made in "
-            f"memory: write_store([salgp.extract(..., perturb='auto')], folder)"
-        )
-    return perturb
 
 
 def _function_names(value: Any) -> str:
@@ -225,7 +205,7 @@ def _make_shard(manifest: Manifest, index: int, batches: Iterable[Any], model: n
     if index in manifest.shards:
         collections.deque(hashed, maxlen=0)
     elif not manifest.is_done(index, ""):
-        _, features, labels = collect(how.read(model, itertools.chain(first, hashed), index))
+        _, features, labels = collect(how.read(model, itertools.chain(first, hashed)))
         check_finite(features.logits, first=sum(manifest.shards[i].rows for i in range(index)))
         dtype = manifest.header["dtype"]
         manifest.describe(header_of(features, labels, dtype, manifest.header["source"]))
@@ -267,15 +247,11 @@ class _Part:
         if index in self.done:
             collections.deque(batches, maxlen=0)
             return index, ("", 0, "", content_digest(digests)), {"source": source}
-        _, features, labels = collect(self.how.read(self.model, batches, index))
+        _, features, labels = collect(self.how.read(self.model, batches))
         check_finite(features.logits, f"part {index}: the class scores hold")
         shard = write_shard(self.out, index, features, labels, self.dtype)
         header = header_of(features, labels, self.dtype, source)
         return index, (shard.file, shard.rows, shard.sha256, content_digest(digests)), header
-
-
-def _shard_seed(seed: int, index: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}|{index}".encode()).digest()[:7], "big")
 
 
 def _hashed(batches: Iterable[Any], digests: list[str]) -> Iterator[Any]:
