@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,13 @@ def test_the_page_is_made_from_the_records(records: list[dict[str, Any]]) -> Non
 def test_the_tables_are_made_from_the_records(records: list[dict[str, Any]]) -> None:
     kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / TABLES).glob("*.md")}
     assert kept == all_tables(records)
+
+
+def test_tables_that_documents_name_are_there() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    named = set(re.findall(r"study/results/[\w./-]+\.md", text))
+    assert len(named) > 5
+    assert all((ROOT / name).is_file() for name in named)
 
 
 def test_only_new_records_are_added(tmp_path: Path) -> None:

@@ -111,11 +111,11 @@ def test_networks_stand_side_by_side_with_the_paper_last() -> None:
         )
     ]
     tables = {t.name: t for t in build_tables([*both, record(preset="cpu", ece=0.9)])}
-    name = f"networks-paper-ece-all-{both[0]['fit_on']}"
+    name = f"networks-paper-all-{both[0]['fit_on']}"
     heads = [*(f"mstar-soc, seed {i}" for i in (0, 1)), "mstar-soc-aconvnet, seed 0"]
-    assert tables[name].columns == ("Method", *heads, "paper: convnet", "paper: aconvnet")
+    assert tables[name].columns == ("Score", "Method", *heads, "paper: convnet", "paper: aconvnet")
     printed = [paper_figures()["mstar", b, "none", both[0]["method"]]["ece"] for b in ("convnet", "aconvnet")]
-    assert tables[name].rows == ((both[0]["method"], "0.0300", "0.0400", "0.0500", *printed),)
+    assert tables[name].rows[0] == ("ECE", both[0]["method"], "0.0300", "0.0400", "0.0500", *printed)
 
 
 def test_latex_is_escaped() -> None:
@@ -215,9 +215,9 @@ def test_claims_are_paired_over_networks() -> None:
     assert found.verdict(found.p) == "cannot tell"
     assert found.verdict(0.01) == "reproduces"
     assert compare(claim, pairs, "train") is None
-    table = next(t for t in build_tables(pairs) if t.name == "claims")
-    assert table.rows[0][-3] == "0.125"
-    assert table.rows[0][-1] == "cannot tell"
+    table = next(t for t in build_tables(pairs) if t.name == "claims-cpu-all-validation")
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (cells["p"], cells["Verdict"], table.rows[0][-1]) == ("0.125", "cannot tell", "-")
 
 
 def test_claims_of_good_and_of_small_networks_are_not_mixed() -> None:
@@ -228,9 +228,10 @@ def test_claims_of_good_and_of_small_networks_are_not_mixed() -> None:
         for method, ece in (("SAL-GP (ML) G", ours), ("Uncalibrated (Baseline)", 0.1))
     ]
     tables = {t.name: t for t in build_tables(pairs)}
-    for name, mean, wins in (("claims", "+0.1000", "0 of 2"), ("claims-paper", "-0.0500", "2 of 2")):
-        cells = dict(zip(tables[name].columns, tables[name].rows[0], strict=True))
-        assert (cells["Difference"], cells["Networks"]) == (mean, wins)
+    for name, mean, wins in (("cpu", "+100.0 %", "0 of 2"), ("paper", "-50.0 %", "2 of 2")):
+        table = tables[f"claims-{name}-all-validation"]
+        cells = dict(zip(table.columns, table.rows[0], strict=True))
+        assert (cells["Change"], cells["Networks"]) == (mean, wins)
 
 
 def test_every_row_has_a_cell_for_every_column() -> None:

@@ -9,15 +9,15 @@ decide many claims: ``n`` of them have no p-value below ``2^(1 - n)``, and "cann
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from salgp_study.methods import APPROXIMATE
+from salgp_study.methods import APPROXIMATE, INDUCING
 from salgp_study.table import Record, Table, grouped, values_of
 
 __all__ = [
@@ -25,12 +25,13 @@ __all__ = [
     "CLAIMS",
     "Claim",
     "Comparison",
-    "LEVEL",
     "NEAR",
     "RAW",
     "TEMPERATURE",
+    "PLACES",
     "WHOLE",
     "claims_table",
+    "claims_tables",
     "compare",
     "holm",
     "of_networks",
@@ -47,6 +48,7 @@ BEST_SINGLE = "Single GP, best layer"
 """The single GP of smallest ECE on the test set, as the paper compares it: chosen with test labels."""
 _LAYER_ROWS = {name for k in range(1, 6) for name in (f"L{k}", f"(Layer {k})")}
 WHOLE, NEAR = ("pooled", "photometric"), ("15", "17", "photometric")
+PLACES = {"near": "radar at the near angle, light curves", "all": "all test data"}
 """Names of test sets: all test data of a network, and radar at the near angle; light curves have one only."""
 SIDE_STUDIES = (
     "mstar-fractions",
@@ -175,45 +177,54 @@ def lower(score: float, other: float) -> bool:
     return round(score, 4) < round(other, 4)
 
 
-def claims_table(records: Sequence[Record]) -> list[Table]:
-    """Every claim, by preset of the networks: over all test data of a network, and at the near angle; once
-    from exact inference and, where there are such rows, once from inducing rows.
-    """
-    titles = {"all": "all test data of a network together", "near": "radar at the near angle, light curves"}
-    names = {"all": "claims", "near": "claims-near"}
-    tables = []
-    for preset in values_of(records, "preset"):
-        mine = [r for r in records if r["preset"] == preset]
-        ways = {"": ""}
-        if any(r["method"].endswith(APPROXIMATE) for r in mine):
-            ways = {"": ", exact inference", "-inducing": APPROXIMATE}
-        for where, title in titles.items():
-            stem = names[where] if preset == "cpu" else f"{names[where]}-{preset}"
-            said = f"networks of preset {preset}, {title}"
-            tables += [_claims_at(mine, where, stem + end, said + how) for end, how in ways.items()]
-    return tables
-
-
-def _claims_at(records: Sequence[Record], where: str, name: str, title: str) -> Table:
-    approximate = name.endswith("-inducing")
-    asked = [(claim, fit_on) for claim in CLAIMS for fit_on in values_of(records, "fit_on")]
-    answers = [
-        (claim, fit_on, found)
-        for claim, fit_on in asked
-        if (found := compare(claim, records, fit_on, where, approximate))
+def claims_tables(records: Sequence[Record]) -> list[Table]:
+    """Every claim, by preset of the networks, test data and split the calibrators were fitted on."""
+    places = product(values_of(records, "preset"), ("near", "all"), values_of(records, "fit_on"))
+    return [
+        claims_table([r for r in records if r["preset"] == preset], where, fit_on)
+        for preset, where, fit_on in places
     ]
-    corrected = holm([found.p for _, _, found in answers])
+
+
+def claims_table(records: Sequence[Record], where: str, fit_on: str) -> Table:
+    """Every claim by exact inference with its verdict, and its size by inducing rows."""
+    found = {claim: compare(claim, records, fit_on, where) for claim in CLAIMS}
+    near = {claim: _by_inducing_rows(claim, records, fit_on, where) for claim in CLAIMS}
+    tested = {claim: exact.p for claim, exact in found.items() if exact is not None}
+    corrected = dict(zip(tested, holm([*tested.values()]), strict=True))
     rows = []
-    for (claim, fit_on, found), p in zip(answers, corrected, strict=True):
-        size = f"{found.mean:+.4f}", f"{100 * found.relative:+.1f} %", f"{found.wins} of {found.n}"
-        rows.append((claim.text, fit_on, claim.score, *size, f"{found.p:.3f}", f"{p:.3f}", found.verdict(p)))
-    heads = ("Claim", "Fitted on", "Score", "Difference", "Relative", "Networks", "p", "p (Holm)", "Verdict")
+    for claim in (claim for claim in CLAIMS if found[claim] or near[claim]):
+        verdict = _verdict(found[claim], corrected.get(claim))
+        rows.append((claim.text, claim.score, *_size(found[claim]), *verdict, *_size(near[claim])))
+    heads = ("Claim", "Score", "Change", "Networks", "p", "p (Holm)", "Verdict")
     note = (
-        "Mean difference over networks, negative in favour of the claim, and its share of the other method's "
-        "mean; on how many networks it is; exact sign-flip test over networks. "
-        f"{len(rows)} tests: verdicts by Holm's correction."
+        "Exact inference: change of the mean score over networks, negative in favour of the claim; on how "
+        "many networks it is; exact sign-flip test over networks; verdict by Holm's correction for "
+        f"{len(tested)} tests at {LEVEL:.2f}. Last two columns: the same by {INDUCING} inducing rows, where "
+        "there are such; no verdict follows from them."
     )
-    return Table(name, f"The paper's claims as paired comparisons: {title}", (note,), heads, tuple(rows))
+    last = (f"{INDUCING} rows: change", f"{INDUCING} rows: networks")
+    preset = records[0]["preset"] if records else "none"
+    title = f"The paper's claims: networks of the set {preset}, {PLACES[where]}, fitted on {fit_on}"
+    return Table(f"claims-{preset}-{where}-{fit_on}", title, (note,), (*heads, *last), tuple(rows))
+
+
+def _by_inducing_rows(claim: Claim, records: Sequence[Record], fit_on: str, where: str) -> Comparison | None:
+    """The comparison by inducing rows; None where neither method has such."""
+    names = {name + APPROXIMATE for name in (claim.better, claim.other)}
+    if not any(r["method"] in names for r in records):
+        return None
+    return compare(claim, records, fit_on, where, approximate=True)
+
+
+def _size(found: Comparison | None) -> tuple[str, str]:
+    return ("-", "-") if found is None else (f"{100 * found.relative:+.1f} %", f"{found.wins} of {found.n}")
+
+
+def _verdict(found: Comparison | None, corrected: float | None) -> tuple[str, str, str]:
+    if found is None or corrected is None:
+        return "-", "-", "-"
+    return f"{found.p:.3f}", f"{corrected:.3f}", found.verdict(corrected)
 
 
 def stability_table(records: Sequence[Record]) -> Table:
@@ -325,7 +336,7 @@ def sign_flip_p(differences: Sequence[float], most: int = 14) -> float:
     """
     d = np.asarray(differences, dtype=float)
     if len(d) <= most:
-        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(d))))
+        signs = np.array(list(product((-1.0, 1.0), repeat=len(d))))
     else:
         signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(2**most, len(d)))
     means = np.abs((signs * d).mean(axis=1))

@@ -2,8 +2,9 @@
 
     python -m salgp_study.clipping DIR
 
-writes ``DIR/tables/clipping.md``: for layer 3 of the stacked models, the AUROC of ``s + r`` as the Gaussian
-process gives it, and after it is clipped. Both are read from the cache of a study.
+writes ``study/results/clipping.md``, from the root of the repository: for layer 3 of the stacked models, the
+AUROC of ``s + r`` as the Gaussian process gives it, and after it is clipped. Both are read from the cache of
+a study.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from pathlib import Path
 from torch import Tensor
 
 from salgp.features import load_features
-from salgp.io import read_tensors
+from salgp.io import read_tensors, write_whole
 from salgp.metrics import auroc
 from salgp_study.claims import NEAR
 from salgp_study.predictions import is_cached
 from salgp_study.store import read_records
-from salgp_study.table import Record, Table, write_table
+from salgp_study.table import Record, Table
 
 __all__ = ["clipping_table", "unclipped"]
 
+PAGE = Path("study/results/clipping.md")
 LAYER = 3
 METHODS = (f"SAL-GP (ML) L{LAYER}", f"SAL-GP (HL) L{LAYER}")
 
@@ -58,11 +60,12 @@ def _row(out: str | os.PathLike[str], record: Record) -> tuple[str, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the table of a study folder."""
+    """Write the table of a study folder into the repository in the current directory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder of a study, with its cache")
     folder = parser.parse_args(arguments).folder
-    print(write_table(clipping_table(folder, read_records(folder)), folder / "tables"))
+    text = clipping_table(folder, read_records(folder)).markdown()
+    write_whole(PAGE, lambda part: part.write_text(text, encoding="utf-8") and None)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,11 @@ from pathlib import Path
 from salgp.io import write_whole
 from salgp_study.claims import (
     CLAIMS,
-    LEVEL,
     NEAR,
     RAW,
     TEMPERATURE,
-    Claim,
-    Comparison,
+    claims_table,
     compare,
-    holm,
     lower,
     of_networks,
 )
@@ -118,7 +115,7 @@ def page(records: Sequence[Record]) -> str:
     exact, full = _of_preset(records, "exact"), _of_preset(records, "paper")
     parts = {
         "summary": _main_claim(exact),
-        "claims": _text(_claims_table(exact)),
+        "claims": _text(claims_table(exact, "near", "validation")),
         "counts": _text(_counts_table(exact)),
         "ece": _text(_scores_table(exact, "ece", "ECE on every network")),
         "gains": _text(_gains_table(exact, full)),
@@ -147,45 +144,6 @@ def _main_claim(records: Sequence[Record]) -> str:
             size = f"{found.wins} of {found.n} networks, mean ECE {100 * found.relative:+.1f} %"
             said.append(f"{how} ML has the lower ECE on {size}")
     return f"**{CLAIMS[0].text}**: {'; '.join(said)}."
-
-
-def _claims_table(records: Sequence[Record]) -> Table:
-    """Every claim by exact inference with its verdict, and its size by inducing rows."""
-    found = {claim: compare(claim, records, "validation", "near") for claim in CLAIMS}
-    asked = {claim: exact for claim, exact in found.items() if exact is not None}
-    corrected = holm([exact.p for exact in asked.values()])
-    rows = [
-        (
-            claim.text,
-            claim.score,
-            *_size(exact),
-            *_verdict(exact, p),
-            *_size(_by_inducing_rows(claim, records)),
-        )
-        for (claim, exact), p in zip(asked.items(), corrected, strict=True)
-    ]
-    heads = ("Claim", "Score", "Change", "Networks", "p", "p (Holm)", "Verdict")
-    note = (
-        "Exact inference: change of the mean score over networks, negative in favour of the claim; on how "
-        "many networks it is; exact sign-flip test over networks; verdict by Holm's correction for "
-        f"{len(rows)} tests at {LEVEL:.2f}. Last two columns: the same by 512 inducing rows."
-    )
-    last = ("512 rows: change", "512 rows: networks")
-    return Table("claims", "The paper's claims", (note,), (*heads, *last), tuple(rows))
-
-
-def _by_inducing_rows(claim: Claim, records: Sequence[Record]) -> Comparison | None:
-    return compare(claim, records, "validation", "near", approximate=True)
-
-
-def _verdict(found: Comparison, corrected: float) -> tuple[str, str, str]:
-    return f"{found.p:.3f}", f"{corrected:.3f}", found.verdict(corrected)
-
-
-def _size(found: Comparison | None) -> tuple[str, str]:
-    if found is None:
-        return MISSING, MISSING
-    return f"{100 * found.relative:+.1f} %", f"{found.wins} of {found.n}"
 
 
 def _counts_table(records: Sequence[Record]) -> Table:
