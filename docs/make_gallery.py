@@ -69,15 +69,6 @@ def layer_profile() -> Any:
     return plots.layer_profile(terms, weights=[0.1, 0.2, 0.3, 0.9, 1.4])
 
 
-def coregionalisation() -> Any:
-    return plots.coregionalisation(0.4 + np.diag([0.1, 0.3, 0.2, 0.6, 1.1]), LAYERS)
-
-
-def coregionalisation_signed() -> Any:
-    w = np.array([[1.0, 0.8, 0.3, -0.4, -0.9]])
-    return plots.coregionalisation(w.T @ w + np.diag(np.full(5, 0.2)), LAYERS)
-
-
 def method_comparison() -> Any:
     overconfident, calibrated, correct = sample(800)
     scores = {
@@ -111,8 +102,6 @@ PLOTS: dict[str, Callable[[], Any]] = {
     "reliability_band": reliability_band,
     "residual_fit": residual_fit,
     "layer_profile": layer_profile,
-    "coregionalisation": coregionalisation,
-    "coregionalisation_signed": coregionalisation_signed,
     "method_comparison": method_comparison,
     "risk_coverage": risk_coverage,
     "confusion_matrix": confusion_matrix,

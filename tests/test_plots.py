@@ -13,7 +13,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from salgp import LayerTerms, Prediction, metrics, plots
+from salgp import LayerTerms, metrics, plots
 
 GALLERY = Path(__file__).parents[1] / "docs" / "make_gallery.py"
 
@@ -35,7 +35,7 @@ def test_gallery_script_draws_every_plot(tmp_path: Path) -> None:
     settings = dict(matplotlib.rcParams)
     written = load_gallery().main(tmp_path)
     assert dict(matplotlib.rcParams) == settings
-    assert len(written) == 9
+    assert len(written) == 7
     for path in written:
         image = matplotlib.image.imread(path)
         assert 100 < image.shape[0] < 1200
@@ -111,26 +111,13 @@ def test_layer_shares_sum_to_one() -> None:
     terms = LayerTerms(
         ("a", "b"), torch.tensor([[0.1, -0.3], [0.1, 0.3]]), torch.tensor([[0.1, 0.2], [0.1, 0.2]])
     )
-    shares = plots.layer_shares(terms, weights=[1.0, 3.0])
-    assert shares.correction == pytest.approx([0.25, 0.75])
-    assert shares.variance == pytest.approx([0.2, 0.8])
-    assert shares.weight == pytest.approx([0.25, 0.75])
     ax = plots.layer_profile(terms, weights=[1.0, 3.0])
     assert [[bar.get_width() for bar in group] for group in ax.containers] == [
-        pytest.approx(x) for x in (shares.weight, shares.correction, shares.variance)
+        pytest.approx(x) for x in ([0.25, 0.75], [0.25, 0.75], [0.2, 0.8])
     ]
     assert len(plots.layer_profile(LayerTerms(("a",), torch.zeros(2, 1))).containers) == 1
     with pytest.raises(ValueError, match="2 values"):
         plots.layer_profile(terms, weights=[1.0])
-
-
-def test_coregionalisation_prints_every_value() -> None:
-    ax = plots.coregionalisation(torch.tensor([[1.0, -0.25], [-0.25, 0.5]]), ["a", "b"])
-    assert [t.get_text() for t in ax.texts] == ["1", "-0.25", "-0.25", "0.5"]
-    with pytest.raises(ValueError, match="square"):
-        plots.coregionalisation([[1.0, 2.0]])
-    with pytest.raises(ValueError, match="2 layer names"):
-        plots.coregionalisation(np.eye(2), ["a"])
 
 
 def test_method_comparison_sorts_and_shows_intervals() -> None:
@@ -153,14 +140,11 @@ def test_risk_coverage_curves_are_told_apart_without_colour() -> None:
     assert f"{curve.area:.3f}" in ax.get_legend().get_texts()[0].get_text()
 
 
-def test_confusion_counts_equal_scikit_learn() -> None:
-    from sklearn.metrics import confusion_matrix
-
-    rng = np.random.default_rng(0)
-    y, p = rng.integers(-1, 4, 300), rng.integers(-1, 4, 300)
-    assert (plots.confusion_counts(y, p, 4) == confusion_matrix(y, p, labels=[0, 1, 2, 3, -1])).all()
-    with pytest.raises(ValueError, match="prediction 4 is out of range"):
-        plots.confusion_counts([0], [4], 4)
+def test_confusions_are_shares_of_the_true_class() -> None:
+    ax = plots.confusion_matrix([0, 0, 0, 1, -1], [0, 0, 1, 1, 0], ["a", "b"])
+    assert [t.get_text() for t in ax.texts] == ["0.67", "0.33", "", "1.00", "1.00", ""]
+    with pytest.raises(ValueError, match="out of range"):
+        plots.confusion_matrix([0], [4], ["a", "b"])
 
 
 def test_unknown_appears_only_where_there_is_one() -> None:
@@ -172,46 +156,9 @@ def test_unknown_appears_only_where_there_is_one() -> None:
     assert [t.get_text() for t in rejected.get_xticklabels()] == ["a", "b", "unknown"]
 
 
-def predicted(n: int = 400) -> tuple[Prediction, torch.Tensor]:
-    """Predictions of two classes, and labels of which some are right."""
-    confidence, right = sample(n)
-    p = torch.from_numpy(0.5 + confidence / 2)
-    probs = torch.stack([p, 1 - p], dim=1)
-    return Prediction(torch.zeros(n).long(), probs, p), torch.from_numpy(~right).long()
-
-
-def test_displays_keep_the_numbers_they_draw() -> None:
-    prediction, labels = predicted()
-    right = labels == 0
-    reliability = plots.ReliabilityDisplay.from_prediction(prediction, labels, n_bins=7, name="raw")
-    assert reliability.ece == pytest.approx(metrics.ece(prediction.confidence, right, 7))
-    assert reliability.bins.count.sum() == 400
-    assert reliability.ax_.get_title() == f"raw: gap {reliability.ece:.3f}"
-    curve = plots.RiskCoverageDisplay.from_prediction(prediction, labels, name="raw")
-    (drawn,) = (line for line in curve.ax_.lines if line.get_label().startswith("raw (area"))
-    np.testing.assert_array_equal(drawn.get_xdata(), curve.curve.coverage)
-    np.testing.assert_array_equal(drawn.get_ydata(), curve.curve.risk)
-    assert curve.curve.risk[-1] == pytest.approx(1 - float(right.double().mean()))
-
-
-def test_displays_are_drawn_again_on_given_axes() -> None:
-    prediction, labels = predicted()
-    for kind in (plots.ReliabilityDisplay, plots.RiskCoverageDisplay):
-        first, second = Figure().subplots(1, 2)
-        display = kind.from_prediction(prediction, labels, ax=first)
-        assert display.ax_ is first
-        assert display.plot(second) is display
-        assert display.ax_ is second
-        assert second.get_xlabel() == first.get_xlabel()
-        assert len(second.lines) == len(first.lines)
-
-
 def test_a_wider_level_draws_wider_intervals() -> None:
-    display = plots.ReliabilityDisplay.from_prediction(*predicted(), ax=Figure().subplots())
-    assert display.ax_.get_title() == f"gap {display.ece:.3f}", "no name, no colon"
-
-    def heights(level: float) -> float:
-        ax = display.plot(Figure().subplots(), level=level).ax_
+    def heights(band: float) -> float:
+        _, ax = plots.reliability_diagram(*sample(), band=band)
         ends = [segment for one in ax.collections for segment in one.get_segments()]
         return float(sum(abs(segment[1][1] - segment[0][1]) for segment in ends))
 

@@ -5,20 +5,13 @@ All return the axes and leave matplotlib's settings alone; ``axes.figure.savefig
 
 from __future__ import annotations
 
-from salgp.plots.comparison import confusion_counts, confusion_matrix, method_comparison, risk_coverage_curves
-from salgp.plots.correction import LayerShares, coregionalisation, layer_profile, layer_shares, residual_fit
-from salgp.plots.display import ReliabilityDisplay, RiskCoverageDisplay
+from salgp.plots.comparison import confusion_matrix, method_comparison, risk_coverage_curves
+from salgp.plots.correction import layer_profile, residual_fit
 from salgp.plots.reliability import reliability_diagram
 
 __all__ = [
-    "LayerShares",
-    "ReliabilityDisplay",
-    "RiskCoverageDisplay",
-    "confusion_counts",
     "confusion_matrix",
-    "coregionalisation",
     "layer_profile",
-    "layer_shares",
     "method_comparison",
     "reliability_diagram",
     "residual_fit",

@@ -1,4 +1,4 @@
-"""Methods side by side: scores with intervals, risk-coverage curves, and the confusion matrix behind them."""
+"""Methods side by side: scores with intervals, risk-coverage curves; and what is taken for what."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from salgp.labels import as_labels
 from salgp.metrics import Interval, RiskCoverage
-from salgp.metrics.checks import ArrayLike, IntArray, as_numbers
-from salgp.plots.reliability import CYCLE, annotate_cells, new_axes
+from salgp.metrics.checks import ArrayLike
+from salgp.plots.reliability import CYCLE, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["confusion_counts", "confusion_matrix", "method_comparison", "risk_coverage_curves"]
+__all__ = ["confusion_matrix", "method_comparison", "risk_coverage_curves"]
 
 
 def method_comparison(
@@ -48,16 +49,7 @@ def method_comparison(
     value, lower, upper = np.array([ends[name] for name in names]).T
     colour = CYCLE[0][0]
     ax.hlines(place, lower, upper, color=colour, linewidth=2.2)
-    ax.plot(
-        value,
-        place,
-        linestyle="none",
-        marker="o",
-        markersize=6,
-        color=colour,
-        markeredgecolor="black",
-        markeredgewidth=0.6,
-    )
+    ax.plot(value, place, "o", color=colour, markeredgecolor="black", markeredgewidth=0.6)
     ax.set_yticks(place, names)
     ax.set(xlabel=score, ylim=(len(names) - 0.5, -0.5))
     ax.grid(axis="x", color="0.88")
@@ -85,50 +77,12 @@ def risk_coverage_curves(curves: Mapping[str, RiskCoverage], ax: Axes | None = N
     ax = new_axes(ax)
     for k, (name, curve) in enumerate(curves.items()):
         colour, dash, _, _ = CYCLE[k % len(CYCLE)]
-        ax.plot(
-            curve.coverage,
-            curve.risk,
-            color=colour,
-            linestyle=dash,
-            linewidth=1.8,
-            label=f"{name} (area {curve.area:.3f})",
-        )
-    ax.set(
-        xlabel="coverage (share of samples accepted)",
-        ylabel="error rate among accepted",
-        xlim=(0, 1),
-        ylim=(0, None),
-    )
+        name = f"{name} (area {curve.area:.3f})"
+        ax.plot(curve.coverage, curve.risk, color=colour, linestyle=dash, linewidth=1.8, label=name)
+    ax.set(xlabel="coverage (share of samples accepted)", xlim=(0, 1))
+    ax.set(ylabel="error rate among accepted", ylim=(0, None))
     ax.legend(loc="best", fontsize="small")
     return ax
-
-
-def confusion_counts(labels: ArrayLike, predicted: ArrayLike, n_classes: int) -> IntArray:
-    """Samples by true (rows) and predicted (columns) class; the last row and column are "unknown" (-1).
-
-    Args:
-        labels: ``(n,)`` true classes.
-        predicted: ``(n,)`` predicted classes; -1 where the sample was rejected as unknown.
-        n_classes: number c of known classes.
-
-    Returns:
-        ``(c + 1, c + 1)`` counts.
-
-    Example:
-        >>> confusion_counts([0, 1, -1], [0, 0, 1], 2)
-        array([[1, 0, 0],
-               [1, 0, 0],
-               [0, 1, 0]])
-    """
-    y = as_numbers(labels, "labels").astype(np.int64)
-    p = as_numbers(predicted, "predicted", len(y)).astype(np.int64)
-    for what, x in (("label", y), ("prediction", p)):
-        if x.min() < -1 or x.max() >= n_classes:
-            raise ValueError(
-                f"{what} {x.min() if x.min() < -1 else x.max()} is out of range: expected -1..{n_classes - 1}"
-            )
-    place = np.where(y < 0, n_classes, y) * (n_classes + 1) + np.where(p < 0, n_classes, p)
-    return np.bincount(place, minlength=(n_classes + 1) ** 2).reshape(n_classes + 1, n_classes + 1)
 
 
 def confusion_matrix(
@@ -150,15 +104,22 @@ def confusion_matrix(
         >>> [t.get_text() for t in ax.get_yticklabels()]
         ['cat (1)', 'dog (1)', 'unknown (1)']
     """
-    counts = confusion_counts(labels, predicted, len(class_names))
+    from sklearn.metrics import confusion_matrix as count
+
+    c = len(class_names)
+    y = as_labels(labels, len(labels), c).cpu().numpy()
+    p = as_labels(predicted, len(y), c).cpu().numpy()
+    counts = count(y, p, labels=[*range(c), -1])
     names = [*class_names, "unknown"]
-    rows, columns = (list(range(len(names) - (counts.sum(axis=axis)[-1] == 0))) for axis in (1, 0))
-    counts = counts[np.ix_(rows, columns)]
-    totals = counts.sum(axis=1)
-    share = counts / np.maximum(totals, 1)[:, None]
+    rows, columns = (list(range(c + bool((x < 0).any()))) for x in (y, p))
+    totals = counts.sum(axis=1)[rows]
+    share = counts[np.ix_(rows, columns)] / np.maximum(totals, 1)[:, None]
     ax = new_axes(ax, 2.2 + 0.55 * len(columns), 1.4 + 0.5 * len(rows))
     image = ax.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    annotate_cells(ax, share, [[f"{x:.2f}" if x > 0 else "" for x in row] for row in share], image)
+    size = float(np.clip(80 / max(share.shape), 5, 10))
+    for (i, j), value in np.ndenumerate(share):
+        colour = "white" if value > 0.55 else "black"
+        ax.text(j, i, f"{value:.2f}" if value else "", ha="center", va="center", fontsize=size, color=colour)
     ax.set_xticks(columns, [names[j] for j in columns], rotation=45, ha="right", rotation_mode="anchor")
     ax.set_yticks(rows, [f"{names[i]} ({totals[i]})" for i in rows])
     ax.set(xlabel="predicted class", ylabel="true class (samples)")

@@ -48,18 +48,6 @@ def new_axes(ax: Axes | None, width: float = 5.0, height: float = 3.6) -> Axes:
     return new_figure(width, height).add_subplot() if ax is None else ax
 
 
-def annotate_cells(ax: Axes, values: np.ndarray, texts: list[list[str]], image: Any) -> None:
-    """Write a text into every cell of a heat map, dark on light cells and light on dark ones."""
-    red, green, blue = np.moveaxis(image.cmap(image.norm(values))[..., :3], -1, 0)
-    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-    size = float(np.clip(80 / max(values.shape), 5, 10))
-    for i, row in enumerate(texts):
-        for j, text in enumerate(row):
-            ax.text(
-                j, i, text, ha="center", va="center", fontsize=size, color="white" if dark[i, j] else "black"
-            )
-
-
 _FAINT_RED = "#F3C4B8"
 
 
@@ -96,84 +84,54 @@ def reliability_diagram(
     bins = reliability_bins(confidence, correct, n_bins)
     if axes is None:
         where = new_figure(4.0, 4.6) if figure is None else figure
-        upper, lower = where.subplots(2, 1, sharex=True, height_ratios=[1, 2.2])
-    else:
-        upper, lower = axes
-    draw_shares(upper, bins)
-    draw_reliability(lower, bins, None if band is None else accuracy_band(bins, band))
+        axes = where.subplots(2, 1, sharex=True, height_ratios=[1, 2.2])
+    upper, lower = axes
+    _draw_shares(upper, bins)
+    _draw_accuracy(lower, bins)
+    if band is not None:
+        _draw_intervals(lower, bins, band)
+    lower.legend(loc="upper left", fontsize="small", framealpha=0.9)
     upper.set_title(title, fontsize="medium")
     return upper, lower
 
 
-def draw_shares(ax: Axes, bins: ReliabilityBins) -> Axes:
+def _draw_shares(ax: Axes, bins: ReliabilityBins) -> None:
     """Share of samples per bin, with dotted lines at mean accuracy and mean confidence."""
     width = np.diff(bins.edges)
     ax.bar(bins.edges[:-1], bins.share, width, align="edge", color="0.85", edgecolor="0.3", linewidth=0.6)
-    mean_accuracy, mean_confidence = (
-        float(np.nansum(bins.share * x)) for x in (bins.accuracy, bins.confidence)
+    lines = (
+        ("accuracy", bins.accuracy, BLUE, ":", 1.6),
+        ("confidence", bins.confidence, RED, (0, (1, 1.6)), 3.6),
     )
-    ax.axvline(
-        mean_accuracy, linestyle=":", linewidth=1.6, color=BLUE, label=f"mean accuracy {mean_accuracy:.3f}"
-    )
-    ax.axvline(
-        mean_confidence,
-        linestyle=(0, (1, 1.6)),
-        linewidth=3.6,
-        color=RED,
-        label=f"mean confidence {mean_confidence:.3f}",
-    )
+    for what, values, colour, dash, thickness in lines:
+        mean = float(np.nansum(bins.share * values))
+        label = f"mean {what} {mean:.3f}"
+        ax.axvline(mean, linestyle=dash, linewidth=thickness, color=colour, label=label)
     ax.set(ylabel="share of\nsamples", xlim=(0, 1), ylim=(0, min(1.0, 1.15 * float(bins.share.max()))))
     ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
-    return ax
 
 
-def draw_reliability(
-    ax: Axes, bins: ReliabilityBins, band: tuple[np.ndarray, np.ndarray] | None = None
-) -> Axes:
-    """Accuracy by bin, the gap to the mean confidence, the diagonal, and an interval of each accuracy where
-    given.
-    """
+def _draw_accuracy(ax: Axes, bins: ReliabilityBins) -> None:
+    """Accuracy by bin, the gap to the mean confidence, and the diagonal."""
     some = bins.count > 0
-    left, width, accuracy, gap = (
-        bins.edges[:-1][some],
-        np.diff(bins.edges)[some],
-        bins.accuracy[some],
-        bins.gap[some],
-    )
-    ax.bar(
-        left,
-        accuracy,
-        width,
-        align="edge",
-        color=BLUE,
-        edgecolor="black",
-        linewidth=0.6,
-        label="observed accuracy",
-    )
+    left, width = bins.edges[:-1][some], np.diff(bins.edges)[some]
+    accuracy, gap = bins.accuracy[some], bins.gap[some]
+    look: dict[str, Any] = {"align": "edge", "color": BLUE, "edgecolor": "black", "linewidth": 0.6}
+    ax.bar(left, accuracy, width, label="observed accuracy", **look)
+    look = {"align": "edge", "facecolor": _FAINT_RED, "edgecolor": RED, "linewidth": 0.8}
     for kind, hatch, here in (("overconfident", "///", gap > 0), ("underconfident", "\\\\\\", gap < 0)):
         if here.any():
-            style = {
-                "facecolor": _FAINT_RED,
-                "edgecolor": RED,
-                "hatch": hatch,
-                "linewidth": 0.8,
-                "label": f"gap: {kind}",
-            }
-            ax.bar(left[here], gap[here], width[here], accuracy[here], align="edge", **style)
+            bars = left[here], gap[here], width[here], accuracy[here]
+            ax.bar(*bars, hatch=hatch, label=f"gap: {kind}", **look)
     ax.hlines(accuracy, left, left + width, color="black", linewidth=1.8)
     ax.plot([0, 1], [0, 1], linestyle="--", color=GREY, linewidth=1.2, label="perfectly calibrated")
-    if band is not None:
-        error = np.abs(np.stack(band)[:, some] - accuracy)
-        ax.errorbar(
-            left + width / 2,
-            accuracy,
-            error,
-            fmt="none",
-            ecolor="black",
-            elinewidth=1.2,
-            capsize=2.5,
-            label="exact interval",
-        )
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
-    return ax
+
+
+def _draw_intervals(ax: Axes, bins: ReliabilityBins, level: float) -> None:
+    """Exact interval of the accuracy of every bin."""
+    some = bins.count > 0
+    middle = ((bins.edges[:-1] + bins.edges[1:]) / 2)[some]
+    error = np.abs(np.stack(accuracy_band(bins, level)) - bins.accuracy)[:, some]
+    look: dict[str, Any] = {"fmt": "none", "ecolor": "black", "elinewidth": 1.2, "capsize": 2.5}
+    ax.errorbar(middle, bins.accuracy[some], error, label="exact interval", **look)
