@@ -11,7 +11,7 @@ import pytest
 from salgp_study.claims import NEAR, of_networks
 from salgp_study.methods import APPROXIMATE, methods_of
 from salgp_study.presets import PRESETS
-from salgp_study.reproduction import PAGE, RECORDS, TABLES, add_records, all_tables, page
+from salgp_study.reproduction import PAGE, RECORDS, ROW, TABLES, add_records, all_tables, page
 from salgp_study.store import read_archive
 
 ROOT = Path(__file__).parents[2]
@@ -21,9 +21,11 @@ GAUSSIAN = ("sal-gp", "residual-gp")
 NETWORKS = (
     *(("mstar-soc", seed) for seed in (0, 1, 2)),
     ("mstar-soc-aconvnet", 0),
+    ("mstar-soc-aconvnet", 1),
     ("mstar-soc-resnet18", 0),
     ("mstar-convnet", 0),
     ("spcc-rnn", 0),
+    ("spcc-rnn", 1),
 )
 """Study and seed of the networks of the set exact."""
 
@@ -100,15 +102,9 @@ def test_tables_that_documents_name_are_there() -> None:
     assert all((ROOT / name).is_file() for name in named)
 
 
-def test_only_new_records_are_added(tmp_path: Path) -> None:
-    archive = tmp_path / "records.jsonl.gz"
-    assert add_records([{"key": "a"}, {"key": "b"}], archive) == 2
-    assert add_records([{"key": "b"}, {"key": "c"}], archive) == 1
-    assert [r["key"] for r in read_archive(archive)] == ["a", "b", "c"]
-
-
-def test_new_records_may_replace_those_of_a_preset(tmp_path: Path) -> None:
-    archive = tmp_path / "records.jsonl.gz"
-    add_records([{"key": "a", "preset": "exact"}, {"key": "b", "preset": "paper"}], archive)
-    assert add_records([{"key": "c", "preset": "exact"}], archive, instead="exact") == 1
+def test_new_records_take_the_place_of_older_ones_of_their_row(tmp_path: Path) -> None:
+    archive, place = tmp_path / "records.jsonl.gz", dict.fromkeys(ROW, 0)
+    a, b = ({"key": key, **place, "method": key} for key in "ab")
+    assert add_records([a, b], archive) == 2
+    assert add_records([b, {**a, "key": "c"}], archive) == 1
     assert [r["key"] for r in read_archive(archive)] == ["b", "c"]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from salgp_study.methods import APPROXIMATE, INDUCING
-from salgp_study.table import Record, Table, grouped, values_of
+from salgp_study.table import Record, Table, values_of
 
 __all__ = [
     "BEST_SINGLE",
@@ -37,7 +37,6 @@ __all__ = [
     "of_networks",
     "lower",
     "sign_flip_p",
-    "stability_table",
 ]
 
 LEVEL = 0.05
@@ -46,7 +45,6 @@ RAW, TEMPERATURE = "Uncalibrated (Baseline)", "Temperature Scaled (Baseline)"
 DROPPED = "SAL-GP (ML), offset dropped"
 BEST_SINGLE = "Single GP, best layer"
 """The single GP of smallest ECE on the test set, as the paper compares it: chosen with test labels."""
-_LAYER_ROWS = {name for k in range(1, 6) for name in (f"L{k}", f"(Layer {k})")}
 WHOLE, NEAR = ("pooled", "photometric"), ("15", "17", "photometric")
 PLACES = {"near": "radar at the near angle, light curves", "all": "all test data"}
 """Names of test sets: all test data of a network, and radar at the near angle; light curves have one only."""
@@ -225,54 +223,6 @@ def _verdict(found: Comparison | None, corrected: float | None) -> tuple[str, st
     if found is None or corrected is None:
         return "-", "-", "-"
     return f"{found.p:.3f}", f"{corrected:.3f}", found.verdict(corrected)
-
-
-def stability_table(records: Sequence[Record]) -> Table:
-    """How far apart the rows L1 to L5 and G of the stacked models are."""
-    rows = []
-    chosen = [
-        r for r in records if r["test"] in ("pooled", "photometric") and r["pooling"] in ("avg", "none")
-    ]
-    for (study, preset, fit_on), group in grouped(chosen, ("study", "preset", "fit_on")).items():
-        for stem in ("SAL-GP (ML)", "SAL-GP (HL)", "Single GP"):
-            spreads, gaps, dropped = _spreads(group, stem)
-            if spreads:
-                largest = [f"{max(found):.4f}" if found else "-" for found in (spreads, gaps, dropped)]
-                rows.append((study, preset, fit_on, stem, *largest))
-    heads = (
-        "Study",
-        "Preset",
-        "Fitted on",
-        "Method",
-        "Largest range of ECE over layers",
-        "Largest distance of G from L1",
-        "The same, offset dropped",
-    )
-    return Table("stability", "Stability over layers", ("Over seeds, the largest.",), heads, tuple(rows))
-
-
-def _spreads(records: Sequence[Record], stem: str) -> tuple[list[float], list[float], list[float]]:
-    """Per network: range of the ECE over layers, and distance of the global row from the first layer's, with
-    the shared offset and without.
-    """
-    spreads: list[float] = []
-    gaps: list[float] = []
-    dropped: list[float] = []
-    for group in grouped(records, ("preset", "seed", "fraction")).values():
-        found = {
-            r["method"].removeprefix(f"{stem} "): r["ece"]
-            for r in group
-            if r["method"].startswith(f"{stem} ")
-        }
-        layers = [v for k, v in found.items() if k in _LAYER_ROWS]
-        if len(layers) > 1:
-            spreads.append(max(layers) - min(layers))
-        if "G" in found and "L1" in found:
-            gaps.append(abs(found["G"] - found["L1"]))
-        without = [r["ece"] for r in group if r["method"] == f"{stem}, offset dropped"]
-        if without and "L1" in found:
-            dropped.append(abs(without[0] - found["L1"]))
-    return spreads, gaps, dropped
 
 
 def of_networks(records: Sequence[Record]) -> list[Record]:

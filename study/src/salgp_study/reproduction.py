@@ -1,11 +1,10 @@
 """The page "What reproduces and what does not", and all tables, from the committed records.
 
-    python -m salgp_study.reproduction [--add DIR [--instead PRESET]]
+    python -m salgp_study.reproduction [--add DIR]
 
 reads ``study/records/study.jsonl.gz`` and writes ``study/results/tables/*.md`` and
-``docs/results/reproduction.md``, from the root of the repository; ``--add`` puts the new records of a study
-folder into the archive first, ``--instead`` in place of all records of a preset. A test compares the page
-with the records.
+``docs/results/reproduction.md``, from the root of the repository; ``--add`` puts the records of a study
+folder into the archive first. A test compares the page with the records.
 """
 
 from __future__ import annotations
@@ -64,6 +63,7 @@ FITS = {way for name in (*COMPARED, *SUBSETS) for way in (name, name + APPROXIMA
 """Methods whose fits are listed: all but the rows of single layers."""
 VARIANTS = ("mstar-soc-smoothed", "mstar-soc-aconvnet-1x1", "mstar-soc-resnet18-preactivation")
 BOUNDS = ("noise", "lengthscale", "variance")
+ROW = ("study", "preset", "seed", "fraction", "fit_on", "pooling", "method", "test")
 MISSING = "-"
 
 
@@ -71,27 +71,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write tables and page of the repository in the current directory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--add", type=Path, help="folder of a study whose records are new")
-    parser.add_argument("--instead", metavar="PRESET", help="preset whose old records they replace")
     chosen = parser.parse_args(arguments)
     if chosen.add is not None:
-        add_records(read_records(chosen.add), RECORDS, chosen.instead)
+        add_records(read_records(chosen.add), RECORDS)
     records = read_archive(RECORDS)
     write_tables(records, TABLES)
     _write(page(records), PAGE)
 
 
-def add_records(records: Sequence[Record], archive: Path, instead: str | None = None) -> int:
-    """Add the records that an archive has not got yet; give their number.
-
-    ``instead`` names a preset whose records leave the archive first: networks of two versions of a preset are
-    not to stand in one table.
-    """
+def add_records(records: Sequence[Record], archive: Path) -> int:
+    """Add records to an archive, in place of older ones of the same row; give the number of new ones."""
     known = read_archive(archive) if archive.is_file() else []
-    known = [r for r in known if instead is None or r["preset"] != instead]
     keys = {r["key"] for r in known}
     new = [r for r in records if r["key"] not in keys]
-    write_archive([*known, *new], archive)
+    replaced = {_row(r) for r in new}
+    write_archive([*(r for r in known if _row(r) not in replaced), *new], archive)
     return len(new)
+
+
+def _row(record: Record) -> tuple[object, ...]:
+    """What a record scores: a method on a test set of a network."""
+    return tuple(record[name] for name in ROW)
 
 
 def write_tables(records: Sequence[Record], folder: Path) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from salgp_study.claims import claims_tables, stability_table
+from salgp_study.claims import claims_tables
 from salgp_study.methods import APPROXIMATE
 from salgp_study.published import nearest_test, paper_cell, paper_figures, paper_network, paper_row
 from salgp_study.side_by_side import side_by_side_tables
@@ -50,7 +50,7 @@ def build_tables(records: Sequence[Record]) -> list[Table]:
             ]
             tables += [_uncertainty(study, mine)]
     tables += [_networks(records), *side_by_side_tables(records)]
-    tables += [*claims_tables(records), stability_table(records)]
+    tables += claims_tables(records)
     return [t for t in tables if t.rows]
 
 
