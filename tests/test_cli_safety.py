@@ -19,8 +19,8 @@ import salgp
 from salgp.cli import main
 from salgp.cli.console import Console, visible
 from salgp.io import files, locked
-from salgp.io.locks import LOCK
-from salgp.io.tables import harmless
+from salgp.io.arrays import harmless
+from salgp.io.files import LOCK
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -16,7 +16,7 @@ import salgp
 from salgp.cli import main
 from salgp.cli.files import read_labelled
 from salgp.decide import choose_threshold
-from salgp.io.tables import harmless
+from salgp.io.arrays import harmless
 
 Run = Callable[[str], tuple[int, str]]
 

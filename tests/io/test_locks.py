@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from salgp.io import LockedError, locked
-from salgp.io.locks import LOCK
+from salgp.io.files import LOCK
 
 HOLD = (
     "import sys, time; from salgp.io import locked\n"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from salgp.calibrators.gp.salgp import SALGP
 from salgp.features import Features
-from salgp.io.locks import LOCK
+from salgp.io.files import LOCK
 from salgp.store.extraction import extract_to_store
 from salgp.store.scoring import score
 from salgp.store.store import FeatureStore, write_store

@@ -20,7 +20,7 @@ from torch import nn
 import salgp
 from salgp.features import Features
 from salgp.io import FormatError, LockedError, locked
-from salgp.io.locks import LOCK
+from salgp.io.files import LOCK
 from salgp.store import FeatureStore, extract_parts, extract_to_store, write_store
 from salgp.store.manifest import Manifest, content_digest
 from salgp.store.scoring import score

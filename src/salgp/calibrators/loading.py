@@ -7,7 +7,6 @@ probabilities.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import warnings
@@ -20,7 +19,7 @@ import torch
 from salgp.calibrators.base import FILE, FORMAT_VERSION, KIND, Calibrator
 from salgp.calibrators.registry import get
 from salgp.features import Features
-from salgp.io import FormatError, read_metadata, read_value, reading
+from salgp.io import FormatError, read_value, reading
 
 __all__ = ["load_calibrator", "load_parts", "read_parts"]
 
@@ -58,10 +57,7 @@ def read_parts(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / FILE
     if not path.exists():
         raise FileNotFoundError(f"{folder}: no {FILE} here; expected a folder written by Calibrator.save")
-    with reading(path, "a whole calibrator"):
-        named = dict(json.loads(read_metadata(path)["value"])["$dict"][:1])
-        get(named["calibrator"])  # its modules register the types of what it learned
-    found = read_value(path, KIND, FORMAT_VERSION)
+    found = read_value(path, KIND, FORMAT_VERSION, _register)
     if not isinstance(found, dict):
         raise FormatError(f"{path}: expected the parts of a calibrator, got a {type(found).__name__}")
     return found
@@ -78,6 +74,11 @@ def calibrator_from(value: Mapping[str, Any]) -> Calibrator:
             raise FormatError(f"{key[:80]!r} is no learned attribute")
         setattr(calibrator, key, learned)
     return calibrator
+
+
+def _register(packed: Any) -> None:
+    """Import the modules of a packed calibrator, which make the types of what it learned known."""
+    get(dict(packed["$dict"][:1])["calibrator"])
 
 
 def _check_values(calibrator: Calibrator) -> None:

@@ -120,9 +120,9 @@ def read_features(path: Path, probs: Sequence[str] | None = None) -> FeatureFile
             f".parquet files, or class scores as .npz or .csv"
         )
     from salgp.features import load_features
-    from salgp.io import read_metadata
+    from salgp.io import read_tensors
 
-    return FeatureFile(path, *load_features(path), read_metadata(path))
+    return FeatureFile(path, *load_features(path), read_tensors(path)[1])
 
 
 def _read_scores(path: Path, probs: Sequence[str] | None) -> FeatureFile:
@@ -307,7 +307,7 @@ def kind_of(path: Path) -> str:
     """What a path holds: ``features``, ``prediction``, ``calibrator``, ``parquet``, ``safetensors`` or
     ``unknown``.
     """
-    from salgp.io import read_metadata
+    from salgp.io import read_tensors
 
     if path.is_dir():
         if (path / CALIBRATOR).is_file():
@@ -316,7 +316,7 @@ def kind_of(path: Path) -> str:
     if path.suffix == ".parquet":
         return "parquet"
     try:
-        metadata = read_metadata(path)
+        _, metadata = read_tensors(path)
     except (OSError, ValueError):
         return "unknown"
     return {"salgp-features": "features", PREDICTION_FORMAT: "prediction"}.get(

@@ -170,7 +170,7 @@ def _observe(console: Console, watching: Monitor, loaded: files.FeatureFile, pre
 
 
 def _write(watching: Monitor, paths: Sequence[Path]) -> None:
-    from salgp.io.tables import write_table
+    from salgp.io.arrays import write_table
 
     for path in paths:
         if path.suffix == ".html":

@@ -110,7 +110,7 @@ def write_prediction(
         sets: ``(n, c)`` prediction sets; a table has them in ``set.NAME``.
     """
     from salgp.file_signatures import PREDICTION_TABLE
-    from salgp.io.tables import write_table
+    from salgp.io.arrays import write_table
 
     more = {"network_confidence": before} | ({} if act is None else {"act": act})
     if path.suffix == ".safetensors":

@@ -48,7 +48,7 @@ def _declared(constructor: Any) -> dict[str, Any]:
 
 
 def _value(text: str, value: str, kind: Any, default: Any) -> Any:
-    from salgp.io.json_schema import fits, type_name
+    from salgp.io.json_files import fits, type_name
 
     try:
         readings = [json.loads(value), value]

@@ -1,6 +1,7 @@
-"""Named arrays from the files people have: ``.npz``, ``.safetensors``, Parquet and ``.csv``.
+"""Named arrays from the files people have, ``.npz``, ``.safetensors``, Parquet and ``.csv``; tables written.
 
 Memory is bounded before it is taken: a small file that would become far larger than its size is refused.
+Tables that are written have no cells that a spreadsheet would run.
 """
 
 from __future__ import annotations
@@ -8,23 +9,28 @@ from __future__ import annotations
 import csv
 import fnmatch
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from salgp.io.errors import FormatError, reading
-from salgp.io.files import check_size, open_regular
+from salgp.extras import require
+from salgp.io.files import FormatError, check_size, open_regular, reading, write_whole
+from salgp.io.tensors import read_tensors
 
-__all__ = ["NUMBERS", "Arrays", "matching", "read_arrays", "stacked"]
+__all__ = ["NUMBERS", "Arrays", "harmless", "matching", "read_arrays", "read_npz", "stacked", "write_table"]
 
 Arrays = dict[str, NDArray[Any]]
 NUMBERS = "fiub"
 """Kinds of NumPy types that are numbers."""
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
 """Bytes of one value of a Parquet column; text is read as places in a list of its different values."""
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a spreadsheet takes for the beginning of a formula, wide signs of Asian scripts among them."""
 
 
 def read_arrays(path: str | os.PathLike[str]) -> Arrays:
@@ -43,15 +49,9 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
         raise FileNotFoundError(f"no such file or folder: {path}")
     if path.suffix == ".parquet" or path.is_dir():
         return _read_parquet(path)
-    with open_regular(path):
-        pass
     if path.suffix == ".npz":
-        from salgp.io.npz import read_npz
-
         return read_npz(path)
     if path.suffix == ".safetensors":
-        from salgp.io import read_tensors
-
         return {name: x.numpy() for name, x in read_tensors(path)[0].items()}
     if path.suffix == ".csv":
         return _read_csv(path)
@@ -86,135 +86,163 @@ def stacked(arrays: Mapping[str, NDArray[Any]], pattern: str) -> NDArray[np.floa
     return np.stack([arrays[name].astype(np.float32) for name in names], axis=1)
 
 
+def read_npz(path: str | os.PathLike[str]) -> Arrays:
+    """All arrays of an ``.npz`` archive of any origin, by name; no pickles.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(folder + "/a.npz", x=np.arange(3))
+        ...     read_npz(folder + "/a.npz")["x"]
+        array([0, 1, 2])
+    """
+    with open_regular(path) as file, reading(path, "a whole .npz file of plain arrays"):
+        with zipfile.ZipFile(file) as archive:
+            check_size(path, sum(member.file_size for member in archive.infolist()))
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as found:
+            return {name: found[name] for name in found.files}
+
+
+def write_table(
+    path: str | os.PathLike[str], columns: Mapping[str, NDArray[Any]], signature: bytes | None = None
+) -> Path:
+    """Write columns of equal length as Parquet, signed in its metadata, or as CSV, by the suffix."""
+    path = Path(path)
+    if path.suffix == ".csv":
+        return write_whole(path, lambda part: _write_csv(part, columns))
+    if path.suffix != ".parquet":
+        raise ValueError(f"{path}: expected a name that ends in .csv or .parquet")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(columns, metadata=None if signature is None else {b"format": signature})
+    return write_whole(path, lambda part: pq.write_table(table, str(part)))
+
+
+def harmless(cell: Any) -> Any:
+    """The cell, with a quotation mark before text that a spreadsheet would take for a formula.
+
+    Example:
+        >>> harmless("=1+1"), harmless("cat"), harmless(-0.5)
+        ("'=1+1", 'cat', -0.5)
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
+
+
 def _read_csv(path: Path) -> Arrays:
     with reading(path, "a table of text in UTF-8"), open_regular(path) as file:
-        rows = csv.reader(_lines(file))
+        rows = csv.reader(TextIOWrapper(file, encoding="utf-8-sig", newline=""))
         names = next(rows, [])
         if len(set(names)) != len(names) or not names:
-            raise FormatError(f"{path}: the first line must name every column once, got {', '.join(names)}")
+            raise FormatError(f"the first line must name every column once, got {', '.join(names)}")
         columns: list[list[str]] = [[] for _ in names]
         for number, row in enumerate(rows, start=2):
             if len(row) != len(names):
-                raise FormatError(
-                    f"{path}: line {number} has {len(row)} values, the first line names {len(names)}"
-                )
+                raise FormatError(f"line {number} has {len(row)} values, the first line names {len(names)}")
             for column, cell in zip(columns, row, strict=True):
                 column.append(cell)
     return {name: _column(cells) for name, cells in zip(names, columns, strict=True)}
-
-
-def _lines(file: Any) -> Any:
-    import io
-
-    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
 def _column(cells: Sequence[str]) -> NDArray[Any]:
     """Whole numbers, numbers or text, whatever all cells are; an empty cell among numbers is NaN."""
     for convert, kind in ((int, np.int64), (float, np.float64)):
         try:
-            values = [convert(cell or "nan") for cell in cells]
-            return np.array(values, dtype=kind)
+            return np.array([convert(cell or "nan") for cell in cells], dtype=kind)
         except (ValueError, OverflowError):
             continue
     return np.array(cells, dtype=object)  # a fixed width would be that of the longest cell in every row
 
 
+def _write_csv(part: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(map(harmless, columns))
+        rows = zip(*(x.tolist() for x in columns.values()), strict=True)
+        writer.writerows([harmless(cell) for cell in row] for row in rows)
+
+
 def _read_parquet(path: Path) -> Arrays:
     """Columns of a file or folder; lists of equal length become matrices."""
+    require("pyarrow")
     import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
 
+    texts: set[str] = set()
     with reading(path, "whole Parquet data"):
         parts = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         for part in parts:
-            open_regular(part).close()
-        first = ds.dataset(str(path), format="parquet", exclude_invalid_files=False)
-        texts: set[str] = set()
-        for fragment in first.get_fragments():
-            check_size(fragment.path, _decoded_size(fragment.metadata))
-            texts |= _flat_texts(fragment.metadata)
-        options = ds.ParquetReadOptions(dictionary_columns=texts)
-        table = ds.dataset(str(path), format=ds.ParquetFileFormat(read_options=options)).to_table()
+            with open_regular(part) as file:
+                metadata = pq.read_metadata(file)
+            check_size(part, _decoded_size(metadata))
+            texts |= {column.path for column in _columns(metadata) if column.physical_type == "BYTE_ARRAY"}
+        read_options = ds.ParquetReadOptions(dictionary_columns=texts)
+        files = ds.ParquetFileFormat(read_options=read_options)
+        table = ds.dataset([str(part) for part in parts], format=files).to_table()
         table.validate(full=True)
-        return {name: _array(table[name], name, path) for name in table.column_names}
+        return {name: _array(table[name], name) for name in table.column_names}
+
+
+def _columns(metadata: Any) -> list[Any]:
+    return [metadata.schema.column(j) for j in range(metadata.num_columns)]
 
 
 def _decoded_size(metadata: Any) -> int:
     """Bytes that the columns of a Parquet file become: the same number a million times takes none in it."""
     total = 0
-    for part in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
-        for j in range(part.num_columns):
-            column, declared = part.column(j), metadata.schema.column(j)
-            width = WIDTHS.get(column.physical_type, declared.length)
-            if column.physical_type == "BYTE_ARRAY" and declared.max_repetition_level:
-                width = column.total_uncompressed_size  # lists of text: each may be the longest one
-            total += column.num_values * width + column.total_uncompressed_size
+    for j, declared in enumerate(_columns(metadata)):
+        if declared.physical_type == "BYTE_ARRAY" and declared.max_repetition_level:
+            raise FormatError(
+                f"column {declared.path!r} holds lists of text, which are not read; leave it out"
+            )
+        width = WIDTHS.get(declared.physical_type, declared.length)
+        for part in (metadata.row_group(i).column(j) for i in range(metadata.num_row_groups)):
+            total += part.num_values * width + part.total_uncompressed_size
     return total
 
 
-def _flat_texts(metadata: Any) -> set[str]:
-    """Columns of one text per row."""
-    columns = [metadata.schema.column(j) for j in range(metadata.num_columns)]
-    return {x.path for x in columns if x.physical_type == "BYTE_ARRAY" and not x.max_repetition_level}
-
-
-def _array(column: Any, name: str, path: Path) -> NDArray[Any]:
-    """Values of a column; those of a dictionary share its Python objects, lists become rows of a matrix."""
+def _array(column: Any, name: str) -> NDArray[Any]:
+    """Values of a column without a Python object for each: texts are shared, lists are rows of a matrix."""
     import pyarrow as pa
 
-    if not pa.types.is_dictionary(column.type):
-        return _matrix(column.combine_chunks(), name, path)
-    parts = [np.zeros(0, dtype=object)]
-    for chunk in column.chunks:
-        different = np.array([*chunk.dictionary.to_pylist(), None], dtype=object)
-        places = chunk.indices.fill_null(len(different) - 1).to_numpy(zero_copy_only=False)
-        parts.append(different[places])
-    return np.concatenate(parts)
-
-
-def _matrix(column: Any, name: str, path: Path) -> NDArray[Any]:
-    """Values of a column without a Python object for each; lists become the rows of a matrix."""
-    import pyarrow as pa
-
-    if not _holds_lists(column):
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    integer = pa.types.is_integer(column.type.value_type)
-    values, shape = column, [len(column)]
+    if pa.types.is_dictionary(column.type):
+        whole = column.unify_dictionaries().combine_chunks()
+        different = np.array([*whole.dictionary.to_pylist(), None], dtype=object)
+        return different[whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+    values, shape = column.combine_chunks(), [len(column)]
+    if not _holds_lists(values):
+        return np.asarray(values.to_numpy(zero_copy_only=False))
+    integer = pa.types.is_integer(values.type.value_type)
     while _holds_lists(values) and len(values):
-        _check_present(values, name, path, len(column))
-        shape.append(_length(values, name, path))
+        _check_present(values, name, len(column))
+        shape.append(_length(values, name))
         values = values.flatten()
     if integer:
-        _check_present(values, name, path, len(column))
+        _check_present(values, name, len(column))
     flat = values.to_numpy(zero_copy_only=False)  # may be a view that cannot be written to
     return np.asarray(flat.astype(np.int64 if integer else np.float32).reshape(shape))
 
 
-def _holds_lists(column: Any) -> bool:
+def _holds_lists(values: Any) -> bool:
     import pyarrow as pa
 
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_kind(column.type) for is_kind in kinds)
+    return isinstance(values.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
-def _check_present(values: Any, name: str, path: Path, rows: int) -> None:
+def _check_present(values: Any, name: str, rows: int) -> None:
     """Refuse what is missing, with its row among so many."""
     if values.null_count:
         first = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
         row = first * rows // len(values)
-        raise FormatError(
-            f"{path}: column {name!r} has nothing in row {row}; fill it in, or leave the row out"
-        )
+        raise FormatError(f"column {name!r} has nothing in row {row}; fill it in, or leave the row out")
 
 
-def _length(lists: Any, name: str, path: Path) -> int:
+def _length(lists: Any, name: str) -> int:
     """That all lists have."""
     import pyarrow.compute as pc
 
-    found = pc.min_max(pc.list_value_length(lists))
-    shortest, longest = found["min"].as_py(), found["max"].as_py()
+    shortest, longest = pc.min_max(pc.list_value_length(lists)).values()
     if shortest != longest:
-        raise FormatError(
-            f"{path}: the lists in column {name!r} have different lengths ({shortest} to {longest})"
-        )
-    return int(longest)
+        raise FormatError(f"the lists in column {name!r} have different lengths ({shortest} to {longest})")
+    return int(longest.as_py())

@@ -1,4 +1,7 @@
-"""One file: written whole or left untouched, read only where it is a regular file of a plausible size."""
+"""One file: written whole or left untouched, read only where it is a regular file of a plausible size.
+
+A folder has one writer at a time: the operating system's lock on ``.salgp.lock``, which dies with its owner.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,37 @@ import os
 import re
 import secrets
 import stat
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from salgp.file_signatures import is_of_kind
-from salgp.io.errors import FormatError
 
 __all__ = [
+    "ChecksumError",
+    "FormatError",
     "LEFT_BEHIND",
+    "LOCK",
+    "LockedError",
     "check_size",
     "digest",
-    "make_folder",
+    "lock_file",
+    "locked",
     "open_regular",
+    "reading",
     "refuse_foreign",
     "refuse_link",
     "refuse_special",
     "write_whole",
+    "writing",
 ]
 
+LOCK = ".salgp.lock"
+"""Name of the lock file inside a folder; it may stay behind, and says nothing."""
 LEFT_BEHIND = re.compile(r"\..{1,40}\.[0-9a-f]{12}\.part")
 """Names of the temporary files that `write_whole` renames; a killed writer may leave one."""
 LARGE = 256 * 2**20
@@ -35,44 +49,80 @@ RATIO = 200
 """Times its own size that a larger file may ask for."""
 
 
+class FormatError(ValueError):
+    """A file is not what it should be: truncated, of another kind, or from a newer version."""
+
+
+class ChecksumError(FormatError):
+    """A file's bytes are not the ones that were written."""
+
+
+class LockedError(RuntimeError):
+    """Another process is writing into the folder."""
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], expected: str, *passed: type[Exception]) -> Iterator[None]:
+    """Turn whatever a parser raises inside the ``with`` block into one `FormatError` with the file's name.
+
+    Args:
+        path: of the file.
+        expected: what it should be.
+        passed: errors that are not the file's fault and go through as they are.
+
+    Example:
+        >>> with reading("x.json", "what was written"):
+        ...     {}["rows"]
+        Traceback (most recent call last):
+        salgp.io.files.FormatError: x.json: not what was written (rows)
+        >>> with reading("x.json", "what was written"):
+        ...     raise FormatError("no rows")
+        Traceback (most recent call last):
+        salgp.io.files.FormatError: x.json: no rows
+    """
+    clear: tuple[type[Exception], ...] = (FileNotFoundError, ModuleNotFoundError, PermissionError, *passed)
+    try:
+        yield
+    except clear:
+        raise
+    except FormatError as error:
+        folder = os.path.dirname(os.fspath(path))
+        if str(path) in str(error) or (folder and folder in str(error)):
+            raise
+        raise type(error)(f"{path}: {error}") from error  # raised by a part that knows no file
+    except Exception as error:  # zipfile, zlib, struct, pyarrow and NumPy each have their own
+        came = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        said = textwrap.shorten(came, 300, placeholder=" ...") or type(error).__name__
+        raise FormatError(f"{path}: not {expected} ({said})") from error
+
+
 def write_whole(path: str | os.PathLike[str], write: Callable[[Path], object]) -> Path:
     """Let ``write`` fill a temporary file beside ``path``, then rename it: the target is whole or
     untouched.
     """
     target = Path(path)
     refuse_special(target)
-    make_folder(target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.part")
     try:
-        with _naming(target):
+        with writing(target):
             part.touch(exist_ok=False)
             write(part)
             os.replace(part, target)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
     return target
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those around it where they are missing; refused where something else has the name.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     try:
-        ...         make_folder(Path(file.name))
-        ...     except FileExistsError as error:
-        ...         print(str(error).removeprefix(file.name))
-         is no folder, and one is to be written; choose another name
-    """
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give errors of the system, such as a full disk, the name of the file that was to be written."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        wrong = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
-        raise FileExistsError(
-            f"{wrong} is no folder, and one is to be written; choose another name"
-        ) from error
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(f"{path}: {error}") from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
@@ -81,7 +131,7 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     Example:
         >>> open_regular("/dev/null")
         Traceback (most recent call last):
-        salgp.io.errors.FormatError: /dev/null is not a regular file
+        salgp.io.files.FormatError: /dev/null is not a regular file
     """
     try:
         file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115
@@ -159,17 +209,51 @@ def digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextmanager
+def locked(folder: str | os.PathLike[str], wait: float = 0.0) -> Iterator[Path]:
+    """Be the only writer of ``folder`` (created where missing) inside the ``with`` block.
+
+    Not reentrant: a second `locked` of the same folder is refused, in another process, in another thread or
+    in this one.
+
+    Args:
+        folder: to write into.
+        wait: seconds to wait for another writer before giving up.
+
+    Raises:
+        LockedError: somebody else writes into the folder.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, locked(folder):
+        ...     try:
+        ...         with locked(folder):
+        ...             pass
+        ...     except LockedError as error:
+        ...         print(str(error).removeprefix(folder))
+         is being written by another process or thread; wait for it or choose another folder
+    """
+    where = Path(folder)
+    lock = lock_file(where / LOCK)
+    try:
+        lock.acquire(timeout=wait)
+    except Timeout:
+        raise LockedError(
+            f"{where} is being written by another process or thread; wait for it or choose another folder"
+        ) from None
+    try:
+        yield where
+    finally:
+        lock.release()
+
+
+def lock_file(path: Path) -> FileLock:
+    """A lock of the operating system under this name, not held yet."""
+    refuse_special(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path, thread_local=False, poll_interval=0.01)
+
+
 def _open_at_once(path: str, flags: int) -> int:
     """Without waiting for somebody to write into a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Give errors of the system, such as a full disk, the name of the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise type(error)(error.errno, error.strerror, str(path)) from error

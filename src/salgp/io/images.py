@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from salgp.io.errors import reading
-from salgp.io.files import check_size, open_regular
+from salgp.io.files import check_size, open_regular, reading
 
 __all__ = ["SUFFIXES", "ImageOptions", "Pictures", "image_files", "read_image"]
 

@@ -10,38 +10,38 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from salgp.io.errors import ChecksumError, FormatError
-from salgp.io.files import open_regular, refuse_special
-from salgp.io.json_schema import plain_number
-from salgp.io.locks import lock_file
+from salgp.io.files import ChecksumError, FormatError, lock_file, open_regular, refuse_special, writing
+from salgp.io.json_files import CHECK, plain_number
 
-__all__ = ["append_line", "append_lines", "read_lines"]
-
-CHECK = "sha256"
+__all__ = ["append_line", "read_lines"]
 
 
 def append_line(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Add one record, after cutting off a torn last line if there is one."""
-    append_lines(path, [record])
-
-
-def append_lines(path: str | os.PathLike[str], records: Iterable[Mapping[str, Any]]) -> None:
-    """Add several records and sync once; a kill leaves the first few of them, each whole.
+    """Add one record, after cutting off a torn last line if there is one.
 
     Args:
         path: of the log; created where missing.
-        records: objects of numbers, strings, lists and objects; no NaN, and no key ``sha256``.
+        record: an object of numbers, strings, lists and objects; no NaN, and no key ``sha256``.
     """
+    if CHECK in record:
+        raise ValueError(f"a record cannot have a key {CHECK!r}: it is the log's own")
+    plain = json.loads(json.dumps(record, allow_nan=False, default=plain_number))  # tuples become lists
     where = Path(path)
     refuse_special(where)
-    with lock_file(where.with_name(f".{where.name}.lock")):
-        where.touch()
-        _append(where, records)
+    lock = lock_file(where.with_name(f".{where.name}.lock"))
+    with writing(where), lock, where.open("ab+") as file:
+        line, end = _last_line(file)
+        file.truncate(end)
+        sealed = {**plain, CHECK: _check(plain, _check_of(line))}
+        file.write((json.dumps(sealed) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -68,16 +68,18 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         lines = file.read().split(b"\n")[:-1]  # the rest is torn or empty
     records, before, seen = [], "", set[str]()
     for number, line in enumerate(lines, 1):
-        record = _parse(where, number, line)
+        record, wrong = _parse(line), ""
         check = record.pop(CHECK, None)
-        if check not in (_check(record, before), _check(record, "")):
-            raise ChecksumError(
-                f"{where}: line {number} was changed, or lines before it are missing; remove what "
-                f"follows line {number - 1}, or restore the file"
-            )
-        if check in seen:
-            raise ChecksumError(
-                f"{where}: line {number} repeats an earlier one; remove what follows line {number - 1}"
+        if check is None:
+            wrong = "is not a record"
+        elif check not in (_check(record, before), _check(record, "")):
+            wrong = "was changed, or lines before it are missing"
+        elif check in seen:
+            wrong = "repeats an earlier one"
+        if wrong:
+            kind = FormatError if check is None else ChecksumError
+            raise kind(
+                f"{where}: line {number} {wrong}; remove what follows line {number - 1}, or restore the file"
             )
         seen.add(check)
         records.append(record)
@@ -85,35 +87,13 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
-def _append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("rb+") as file:
-        check = _last_check(file)
-        for record in records:
-            line, check = _line(record, check)
-            file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any]:
+    """The record of a line; empty where it is none."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(
-            f"{path}: line {number} is not a record ({error}); remove what follows line {number - 1}"
-        ) from error
-    if not isinstance(record, dict):
-        raise FormatError(f"{path}: line {number} is not a record but a {type(record).__name__}")
-    return record
-
-
-def _line(record: Mapping[str, Any], before: str) -> tuple[bytes, str]:
-    if CHECK in record:
-        raise ValueError(f"a record cannot have a key {CHECK!r}: it is the log's own")
-    text = json.dumps(record, allow_nan=False, default=plain_number)
-    plain = json.loads(text)  # as it will be read: tuples become lists
-    check = _check(plain, before)
-    return (json.dumps({**plain, CHECK: check}, allow_nan=False) + "\n").encode(), check
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _check(record: Mapping[str, Any], before: str) -> str:
@@ -121,19 +101,15 @@ def _check(record: Mapping[str, Any], before: str) -> str:
     return hashlib.sha256(f"{before}|{text}".encode()).hexdigest()
 
 
-def _last_check(file: IO[bytes]) -> str:
-    """Go to the end, without a torn last line; the checksum of the last whole one, empty without one."""
-    end = file.seek(0, os.SEEK_END)
-    tail, start = b"", end
-    while start > 0 and tail.count(b"\n") < 2:
-        step = min(start, 1 << 14)
-        start -= step
-        file.seek(start)
-        tail = file.read(step) + tail
-    whole = tail[: tail.rfind(b"\n") + 1]
-    file.seek(start + len(whole))
-    file.truncate()
-    try:
-        return str(json.loads(whole.split(b"\n")[-2])[CHECK])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return ""
+def _check_of(line: bytes) -> str:
+    return str(_parse(line).get(CHECK, ""))
+
+
+def _last_line(file: IO[bytes]) -> tuple[bytes, int]:
+    """The last whole line and where it ends; what is before it is not read."""
+    if not file.seek(0, os.SEEK_END):
+        return b"", 0
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = content.rfind(b"\n") + 1
+        start = content.rfind(b"\n", 0, max(end - 1, 0)) + 1
+        return content[start:end], end

@@ -10,21 +10,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from salgp.io.errors import FormatError, reading
-from salgp.io.json_files import check_kind
-from salgp.io.json_schema import plain_number
-from salgp.io.tensors import read_tensors, tensor_bytes, tensors_from, write_tensors
+from salgp.io.files import FormatError, open_regular, reading
+from salgp.io.json_files import check_kind, plain_number
+from salgp.io.tensors import tensor_bytes, tensors_from, write_tensors
 
 __all__ = ["pack", "read_value", "storable", "unpack", "value_bytes", "value_from", "write_value"]
 
 T = TypeVar("T", bound=type)
-V = TypeVar("V")
 _STORABLE: dict[str, type] = {}
 
 
@@ -44,8 +42,19 @@ def write_value(path: str | os.PathLike[str], kind: str, version: int, value: An
     return write_tensors(path, *_described(kind, version, value))
 
 
-def read_value(path: str | os.PathLike[str], kind: str, version: int) -> Any:
+def read_value(
+    path: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    prepare: Callable[[Any], object] | None = None,
+) -> Any:
     """Read what `write_value` wrote; anything else is a `FormatError`.
+
+    Args:
+        path: of the file.
+        kind: that it must be of.
+        version: of the format that is known.
+        prepare: given the packed value, before any object is built: it may import what registers its types.
 
     Example:
         >>> import tempfile
@@ -53,7 +62,8 @@ def read_value(path: str | os.PathLike[str], kind: str, version: int) -> Any:
         ...     read_value(write_value(folder + "/x.safetensors", "example", 1, {"rows": 3}), "example", 1)
         {'rows': 3}
     """
-    return _value(path, *read_tensors(path), kind, version)
+    with open_regular(path) as file:
+        return value_from(file.read(), kind, version, path, prepare)
 
 
 def value_bytes(kind: str, version: int, value: Any) -> bytes:
@@ -61,18 +71,34 @@ def value_bytes(kind: str, version: int, value: Any) -> bytes:
     return tensor_bytes(*_described(kind, version, value))
 
 
-def value_from(data: bytes, kind: str, version: int) -> Any:
-    """Inverse of `value_bytes`.
+def value_from(
+    data: bytes,
+    kind: str,
+    version: int,
+    path: str | os.PathLike[str] = "the bytes",
+    prepare: Callable[[Any], object] | None = None,
+) -> Any:
+    """Inverse of `value_bytes`; see `read_value`.
 
     Example:
         >>> value_from(value_bytes("example", 1, {"rows": 3}), "example", 1)
         {'rows': 3}
     """
-    return _value("the bytes", *tensors_from(data), kind, version)
+    tensors, header = tensors_from(data, path)
+    check_kind(path, header, kind, version)
+    with reading(path, "what was written"):
+        packed = json.loads(header["value"])
+        if prepare is not None:
+            prepare(packed)
+        return unpack(packed, tensors)
 
 
 def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     """Turn ``value`` into JSON, moving every tensor into ``tensors`` under its path."""
+
+    def inner(name: object, part: Any) -> Any:
+        return pack(part, tensors, f"{path}.{name}" if path else str(name))
+
     if isinstance(value, Tensor):
         while path in tensors:  # {"a": {"b": x}, "a.b": y}
             path += "'"
@@ -82,37 +108,37 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         name = type(value).__name__
         if _STORABLE.get(name) is not type(value):
             raise TypeError(f"{name} is not storable")
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {
-            "$class": name,
-            "fields": {k: pack(v, tensors, f"{path}.{k}" if path else k) for k, v in fields.items()},
-        }
+        fields = {f.name: inner(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"$class": name, "fields": fields}
     if isinstance(value, Mapping):
-        return {"$dict": [_pair(k, v, tensors, f"{path}.{k}" if path else str(k)) for k, v in value.items()]}
+        return {"$dict": [[_plain(key, path), inner(key, part)] for key, part in value.items()]}
     if isinstance(value, tuple | list):
-        items = [pack(v, tensors, f"{path}.{i}" if path else str(i)) for i, v in enumerate(value)]
+        items = [inner(i, part) for i, part in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    try:
-        return plain_number(value)
-    except TypeError as error:
-        raise TypeError(f"{path or 'the top'}: {error}") from None
+    return _plain(value, path)
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Inverse of `pack`; raises `FormatError` for anything that `pack` does not make."""
-    if isinstance(value, list):
-        return [unpack(v, tensors) for v in value]
-    if not isinstance(value, dict):
-        return value
-    if "$tensor" in value:
-        return _tensor(value["$tensor"], tensors)
-    if "$tuple" in value:
-        return tuple(unpack(v, tensors) for v in _as(list, value["$tuple"]))
-    if "$dict" in value:
-        return _dict(_as(list, value["$dict"]), tensors)
-    return _object(value, tensors)
+    match value:
+        case list():
+            return [unpack(part, tensors) for part in value]
+        case {"$tensor": str(name)}:
+            if name not in tensors:
+                raise FormatError(f"tensor {name!r} is missing; the file is incomplete")
+            return tensors[name]
+        case {"$tuple": list(items)}:
+            return tuple(unpack(part, tensors) for part in items)
+        case {"$dict": list(pairs)}:
+            return dict(_pair(pair, tensors) for pair in pairs)
+        case {"$class": str(name), "fields": dict(fields)} if name in _STORABLE:
+            return _object(_STORABLE[name], {k: unpack(part, tensors) for k, part in fields.items()})
+        case dict():
+            found = str(value.get("$class", value))[:80]
+            raise FormatError(
+                f"unknown kind of value {found!r}; it was perhaps written by a newer version of salgp"
+            )
+    return value
 
 
 def _described(kind: str, version: int, value: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -121,62 +147,30 @@ def _described(kind: str, version: int, value: Any) -> tuple[dict[str, Tensor], 
     return tensors, {"format": kind, "format_version": str(version), "value": packed}
 
 
-def _value(
-    path: str | os.PathLike[str],
-    tensors: Mapping[str, Tensor],
-    header: Mapping[str, str],
-    kind: str,
-    version: int,
-) -> Any:
-    check_kind(path, header, kind, version)
-    with reading(path, "what was written"):
-        return unpack(json.loads(header["value"]), tensors)
+def _plain(value: Any, path: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    try:
+        return plain_number(value)
+    except TypeError as error:
+        raise TypeError(f"{path or 'the top'}: {error}") from None
 
 
-def _pair(key: Any, value: Any, tensors: dict[str, Tensor], path: str) -> list[Any]:
-    plain = key if key is None or isinstance(key, bool | int | float | str) else plain_number(key)
-    return [plain, pack(value, tensors, path)]
+def _pair(pair: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    match pair:
+        case [(None | bool() | int() | float() | str()) as key, value]:
+            return key, unpack(value, tensors)
+    raise FormatError(f"expected a pair of key and value, got {str(pair)[:80]}")
 
 
-def _tensor(name: Any, tensors: Mapping[str, Tensor]) -> Tensor:
-    if _as(str, name) not in tensors:
-        raise FormatError(f"tensor {name!r} is missing; the file is incomplete")
-    return tensors[name]
-
-
-def _dict(pairs: list[Any], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
-    found = {}
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2 or isinstance(pair[0], list | dict):
-            raise FormatError(f"expected a pair of key and value, got {str(pair)[:80]}")
-        found[pair[0]] = unpack(pair[1], tensors)
-    return found
-
-
-def _object(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-    name = value.get("$class")
-    cls = _STORABLE.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise FormatError(
-            f"unknown kind of value {str(name)[:80]!r}; it was perhaps written by a newer version of salgp"
-        )
-    fields = {k: unpack(v, tensors) for k, v in _as(dict, value.get("fields")).items()}
-    _check_plain(cls, fields)
+def _object(cls: type, fields: Mapping[str, Any]) -> Any:
+    """An instance; truth values and words must be what they were declared as, or else would pass for true."""
+    for field in dataclasses.fields(cls):
+        kind = {"bool": bool, "str": str}.get(str(getattr(field.type, "__name__", field.type)))
+        value = fields.get(field.name)
+        if kind is not None and field.name in fields and not isinstance(value, kind):
+            raise FormatError(f"expected a {kind.__name__}, got {str(value)[:80]}")
     try:
         return cls(**fields)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
-        raise FormatError(f"the fields of {name} do not make one ({error})") from error
-
-
-def _check_plain(cls: type, fields: Mapping[str, Any]) -> None:
-    """Truth values and words must be what they were declared as: anything else would pass for true."""
-    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
-        kind = {"bool": bool, "str": str}.get(str(getattr(field.type, "__name__", field.type)))
-        if kind is not None and field.name in fields:
-            _as(kind, fields[field.name])
-
-
-def _as(kind: type[V], value: Any) -> V:
-    if not isinstance(value, kind):
-        raise FormatError(f"expected a {kind.__name__}, got {str(value)[:80]}")
-    return value
+        raise FormatError(f"the fields of {cls.__name__} do not make one ({error})") from error

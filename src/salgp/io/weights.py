@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.io.errors import FormatError, reading
-from salgp.io.files import check_size, open_regular
+from salgp.io.files import FormatError, check_size, open_regular, reading
 
 __all__ = ["load_weights"]
 

@@ -24,7 +24,6 @@ from salgp.io import (
     from_json,
     read_header,
     read_lines,
-    read_metadata,
     read_tensors,
     reading,
     write_header,
@@ -222,7 +221,7 @@ def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
 
 def last_number(folder: Path) -> int:
     """Number of the last record, whoever wrote it."""
-    metadata = read_metadata(folder / STATE)
+    _, metadata = read_tensors(folder / STATE)
     with reading(folder / STATE, "the state of a monitor"):
         return int(json.loads(metadata["numbers"])["last"])
 
@@ -248,7 +247,7 @@ def _check_origin(path: Path, kind: str | None, monitor: str | None, settings: S
 def _unfinished(path: Path) -> bool:
     """Is this all that a monitor killed at its start has left?"""
     try:
-        return path.name == STATE and read_metadata(path).get("kind") == STATE_KIND
+        return path.name == STATE and read_tensors(path)[1].get("kind") == STATE_KIND
     except FormatError:
         return False
 

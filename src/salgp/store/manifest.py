@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from salgp.io import ChecksumError, FormatError, digest, from_json, read_header, write_header
-from salgp.io.files import LEFT_BEHIND
-from salgp.io.locks import LOCK
+from salgp.io.files import LEFT_BEHIND, LOCK
 
 __all__ = ["ChecksumError", "Manifest", "Shard", "content_digest"]
 

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.io import FormatError, read_npz, reading
+from salgp.io import FormatError, reading
+from salgp.io.arrays import read_npz
 
 __all__ = ["Chips", "centre_crop", "load_mstar", "load_mstar_folder", "read_phoenix"]
 
