@@ -72,7 +72,7 @@ def test_other_files_of_a_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "other")
     with pytest.raises(FileExistsError, match="symbolic link"):
         fitted.save(tmp_path / "link")
-    with pytest.raises(FileExistsError, match="no folder"):
+    with pytest.raises(FileExistsError, match="thesis"):
         fitted.save(tmp_path / "thesis.tex")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 

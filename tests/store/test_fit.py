@@ -20,9 +20,8 @@ from salgp.features import Features
 from salgp.gp.kernels import gaps, self_gaps
 from salgp.gp.likelihood import bernoulli_sites, gaussian_sites
 from salgp.gp.regression import condition_inducing, inducing_log_evidence, statistics
-from salgp.store.fit import fit_store
-from salgp.store.manifest import ChecksumError
-from salgp.store.sampling import subset_of
+from salgp.io import ChecksumError
+from salgp.store.fit import fit_store, subset_of
 from salgp.store.store import FeatureStore, write_store
 
 pytestmark = [

@@ -21,11 +21,11 @@ from scale_jobs import (
 )
 
 from salgp.calibrators.evidence.calibrator import LayerEvidence
+from salgp.io import ChecksumError
 from salgp.store import scoring
 from salgp.store.engines import _ray_session, run
 from salgp.store.extraction import extract_parts
 from salgp.store.fit import fit_store
-from salgp.store.manifest import ChecksumError
 from salgp.store.scoring import score
 
 pytest.importorskip("ray")

@@ -14,9 +14,9 @@ from salgp import calibrators
 from salgp.calibrators import load_calibrator
 from salgp.calibrators.gp.residual import ResidualGP
 from salgp.features import Features
+from salgp.io import ChecksumError
 from salgp.store import scoring
 from salgp.store.columns import read_table
-from salgp.store.manifest import ChecksumError
 from salgp.store.scoring import read_scores, score, score_shard
 from salgp.store.store import FeatureStore, write_store
 
@@ -84,7 +84,7 @@ def test_a_calibrator_fitted_anew_in_its_folder_is_read_anew(tmp_path: Path) -> 
 def test_missing_files_are_made_again(folder: Path, tmp_path: Path) -> None:
     score(folder / "store", folder / "sum", tmp_path / "a")
     whole = contents(tmp_path / "a")
-    manifest = scoring.Manifest.read(tmp_path / "a", scoring.KIND)
+    manifest = scoring.Manifest.read(tmp_path / "a", scoring.KIND, unfinished=True)
     manifest.complete = False
     del manifest.shards[2]
     manifest.save()
@@ -197,9 +197,9 @@ def test_a_shard_in_windows_is_the_prediction_in_windows(tmp_path: Path, window:
         True,
         window,
     )
-    index, (name, rows, _) = score_shard(*given)
-    assert (index, rows) == (0, 400)
-    found = read_table(tmp_path / "out" / name, 400).column("confidence").to_numpy()
+    shard = score_shard(*given)
+    assert shard.rows == 400
+    found = read_table(tmp_path / "out" / shard.file, 400).column("confidence").to_numpy()
     plain = load_calibrator(tmp_path / "cal")
     np.testing.assert_allclose(found, plain.predict(features, context=window).confidence, atol=1e-6)
     assert window == 400 or np.abs(found - plain.predict(features).confidence.numpy()).max() > 1e-3

@@ -17,12 +17,12 @@ from sealing import edit_header
 
 import salgp
 from salgp.features import Features
-from salgp.io import FormatError, files
+from salgp.io import ChecksumError, FormatError, files
 from salgp.network.extract import extract
 from salgp.store import columns, engines
 from salgp.store.extraction import extract_parts, extract_to_store
-from salgp.store.manifest import ChecksumError, Manifest
-from salgp.store.sampling import stratified, subset_of
+from salgp.store.fit import stratified, subset_of
+from salgp.store.manifest import Manifest
 from salgp.store.store import FeatureStore, shard_rows, write_store
 
 
@@ -229,15 +229,6 @@ def test_extraction_in_parts(tmp_path: Path) -> None:
     torch.testing.assert_close(found.layers["1"], features.layers["1"])
     before = contents(store.folder)
     assert contents(extract_parts(network, part_loader, 3, tmp_path / "a").folder) == before
-
-
-def test_every_public_name_is_there() -> None:
-    import salgp.store
-
-    for name in salgp.store.__all__:
-        assert callable(getattr(salgp.store, name))
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = salgp.store.nothing
 
 
 def test_perturbed_copies_keep_group_and_family_in_a_store(tmp_path: Path) -> None:

@@ -8,26 +8,19 @@ Writing and scoring continue with the missing shards when called again after a k
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from salgp.store.extraction import extract_parts, extract_to_store
+from salgp.store.fit import fit_store, subset_of
+from salgp.store.scoring import Scoring, read_scores, score
+from salgp.store.store import FeatureStore, write_store
 
-_WHERE = {
-    "ChecksumError": "manifest",
-    "FeatureStore": "store",
-    "Scoring": "scoring",
-    "extract_parts": "extraction",
-    "extract_to_store": "extraction",
-    "fit_store": "fit",
-    "read_scores": "scoring",
-    "score": "scoring",
-    "subset_of": "sampling",
-    "write_store": "store",
-}
-
-__all__ = sorted(_WHERE)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'salgp.store' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"salgp.store.{_WHERE[name]}"), name)
+__all__ = [
+    "FeatureStore",
+    "Scoring",
+    "extract_parts",
+    "extract_to_store",
+    "fit_store",
+    "read_scores",
+    "score",
+    "subset_of",
+    "write_store",
+]

@@ -57,12 +57,17 @@ def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") 
     require("pyarrow")
     import pyarrow as pa
 
-    given = (labels, features.groups, features.families, features.strengths)
-    numbers = {name: x for name, x in zip(NUMBERS, given, strict=True) if x is not None}
+    numbers = numbers_of(features, labels)
     columns = {"logits": features.logits, **numbers}
     columns |= {f"layers.{name}": x for name, x in features.layers.items()}
     schema = schema_of(features.n_classes, features.widths, dtype, list(numbers))
     return pa.Table.from_arrays([_array(columns[field.name], field) for field in schema], schema=schema)
+
+
+def numbers_of(features: Features, labels: Tensor | None) -> dict[str, Tensor]:
+    """Those of `NUMBERS` that are known, by the name of their column."""
+    given = (labels, features.groups, features.families, features.strengths)
+    return {name: x for name, x in zip(NUMBERS, given, strict=True) if x is not None}
 
 
 def from_table(table: Any, layers: Sequence[str]) -> tuple[Features, Tensor | None]:

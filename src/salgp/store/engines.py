@@ -12,29 +12,26 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from salgp.extras import require
-from salgp.io import ChecksumError, FormatError, value_bytes, value_from
 
 __all__ = ["ENGINES", "run"]
 
 ENGINES = ("local", "ray")
 OBJECT_STORE = 96 * 2**20
 """Bytes of shared memory of a Ray started here; the data stays in files."""
-RESULT = ("salgp-result", 1)
-_ERRORS = (ChecksumError, FormatError, FileNotFoundError, PermissionError, ValueError, TypeError)
-KNOWN = {error.__name__: error for error in _ERRORS}
-"""Errors of the work that reach the caller as they are."""
+Pieces = Sequence[tuple[Any, ...]]
 
 
 def run(
     function: Callable[..., Any],
-    pieces: Sequence[tuple[Any, ...]],
+    pieces: Pieces,
     *,
     engine: str = "local",
     workers: int | None = None,
@@ -42,10 +39,10 @@ def run(
     num_gpus: float = 0,
     keep: bool = False,
 ) -> Iterator[Any]:
-    """Yield ``function(*piece)`` of every piece, in the order in which they finish.
+    """Yield ``function(*piece)`` of every piece, in their order.
 
     Args:
-        function: its results are values that `salgp.io.pack` takes.
+        function: what is done.
         pieces: arguments of each call.
         engine: ``local`` (threads) or ``ray``.
         workers: how many at once; by default one per core (local, or a local Ray), all the cluster has (Ray).
@@ -55,7 +52,7 @@ def run(
         keep: keep ``function``, with what it made for itself, in the process of each worker on Ray.
 
     Example:
-        >>> sorted(run(pow, [(2, 3), (2, 5)]))
+        >>> list(run(pow, [(2, 3), (2, 5)]))
         [8, 32]
     """
     if engine not in ENGINES:
@@ -66,12 +63,11 @@ def run(
     return _run_ray(function, pieces, workers, ray_address, num_gpus, keep)
 
 
-def _run_local(function: Callable[..., Any], pieces: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
+def _run_local(function: Callable[..., Any], pieces: Pieces, count: int) -> Iterator[Any]:
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        for done in as_completed([pool.submit(function, *piece) for piece in pieces]):
-            yield done.result()
+        yield from pool.map(lambda piece: function(*piece), pieces)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(before)
@@ -79,7 +75,7 @@ def _run_local(function: Callable[..., Any], pieces: Sequence[tuple[Any, ...]], 
 
 def _run_ray(
     function: Callable[..., Any],
-    pieces: Sequence[tuple[Any, ...]],
+    pieces: Pieces,
     workers: int | None,
     address: str | None,
     num_gpus: float,
@@ -91,56 +87,61 @@ def _run_ray(
         import ray.data as data
 
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        data.DataContext.get_current().enable_progress_bars = False
+        context = data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.execution_options.preserve_order = True
         has = ray.cluster_resources()
         slots = int(has.get("GPU", 0) / num_gpus if num_gpus else has.get("CPU", 1))
         most = max(1, min(workers or slots, len(pieces)))
         numbers = data.from_items([{"piece": i} for i in range(len(pieces))], override_num_blocks=len(pieces))
-        given = (function, list(pieces))
-        how = (
-            {
-                "fn": Worker,
-                "fn_constructor_args": given,
-                "compute": data.ActorPoolStrategy(min_size=1, max_size=most),
-            }
+        actors = data.ActorPoolStrategy(min_size=1, max_size=most)
+        how: dict[str, Any] = (
+            {"fn": Worker, "fn_constructor_args": (function, pieces), "compute": actors}
             if keep
-            else {"fn": work, "fn_args": given, "compute": data.TaskPoolStrategy(most)}
+            else {"fn": Worker(function, pieces).__call__, "compute": data.TaskPoolStrategy(most)}
         )
-        for row in numbers.map_batches(**how, batch_size=1, num_cpus=1, num_gpus=num_gpus).iter_rows():
-            yield _result(*value_from(row["result"], *RESULT))
+        for row in numbers.map(**how, num_cpus=1, num_gpus=num_gpus).iter_rows():
+            yield row["result"].value()
 
 
+@dataclass(frozen=True)
+class Result:
+    """What came of a piece: Ray Data keeps only the text of errors, so they travel as values.
+
+    Args:
+        found: the result.
+        error: or what was raised.
+    """
+
+    found: Any = None
+    error: Exception | None = None
+
+    def value(self) -> Any:
+        """The result; its error is raised here."""
+        if self.error is not None:
+            raise self.error
+        return self.found
+
+
+@dataclass(frozen=True)
 class Worker:
-    """Does pieces of work one after the other in a process of its own."""
+    """Does pieces of work one after the other in a process of its own.
 
-    def __init__(self, *given: Any) -> None:
-        self.given = given
+    Args:
+        function: what is done.
+        pieces: arguments of each call, by number.
+    """
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
-        """See `work`."""
-        return work(batch, *self.given)
+    function: Callable[..., Any]
+    pieces: Pieces
 
-
-def work(
-    batch: dict[str, Any], function: Callable[..., Any], pieces: list[tuple[Any, ...]]
-) -> dict[str, list[bytes]]:
-    """Results of the pieces whose numbers are in the batch, or what was wrong with them."""
-    torch.set_num_threads(1)
-    found = []
-    for piece in batch["piece"]:
+    def __call__(self, row: dict[str, Any]) -> dict[str, Result]:
+        """Result of the piece whose number is in the row."""
+        torch.set_num_threads(1)
         try:
-            value = ("", function(*pieces[int(piece)]))
-        except tuple(KNOWN.values()) as error:
-            value = (next(name for name, kind in KNOWN.items() if isinstance(error, kind)), str(error))
-        found.append(value_bytes(*RESULT, value))
-    return {"result": found}
-
-
-def _result(failed: str, value: Any) -> Any:
-    """The result of a piece; its error is raised here, since Ray Data keeps only the text of errors."""
-    if failed:
-        raise KNOWN[failed](value)
-    return value
+            return {"result": Result(self.function(*self.pieces[row["piece"]]))}
+        except Exception as error:
+            return {"result": Result(error=error)}
 
 
 @contextmanager

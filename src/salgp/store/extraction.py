@@ -68,22 +68,23 @@ def extract_to_store(
         >>> len(store), store.widths
         (3, {'1': 8})
     """
-    how = _How(reader or Reader())
+    job = _Job(Path(out), store_dtype, reader or Reader())
     batches = iter(loader)
     with locked(out), torch.random.fork_rng(devices=[]):
         first = list(itertools.islice(batches, 1))
         if not first:
             raise ValueError("the loader gave no batch: there is nothing to extract")
-        settled, features, labels = collect(how.read(model, first))
-        per_shard = max(1, -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1)))
-        source = how.source(model, {"batches": per_shard})
+        settled, features, labels = collect(job.read(model, first))
+        size = -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1))
+        source = job.source(model, {"batches": max(1, size)})
         manifest = Manifest.open(out, KIND, header_of(features, labels, store_dtype, source))
-        how = replace(how, reader=settled)
+        job = replace(job, reader=settled)
         with progress_bar("extracting", steps_in(loader), progress, unit="batches") as advance:
-            stream = _told(itertools.chain(first, batches), advance)
-            for count in itertools.count():
-                if not _make_shard(manifest, count, itertools.islice(stream, per_shard), model, how):
-                    break
+            stream, count = _told(itertools.chain(first, batches), advance), 0
+            while batch := list(itertools.islice(stream, 1)):
+                shard = itertools.chain(batch, itertools.islice(stream, max(1, size) - 1))
+                manifest.add(count, *job.make(model, shard, count, source, manifest.needs(count)))
+                count += 1
         manifest.finish(count)
     return FeatureStore(out)
 
@@ -132,32 +133,34 @@ def extract_parts(
         >>> len(store), store.widths
         (6, {'1': 8})
     """
-    how = _How(reader or Reader())
+    job = _Job(Path(out), store_dtype, reader or Reader())
     with locked(out), progress_bar("extracting", n_parts, progress) as advance:
         manifest = Manifest.open(out, KIND)
-        part = _Part(make_model, make_loader, Path(out), store_dtype, how, set(manifest.shards))
-        if engine == "local":
-            results: Iterable[Any] = map(part, range(n_parts))
-        else:
-            place: Any = {"engine": engine, "workers": workers, "ray_address": ray_address}
-            results = run(part, [(i,) for i in range(n_parts)], num_gpus=num_gpus, keep=True, **place)
-        for index, shard, header in results:
-            manifest.describe({**manifest.header, **header})
-            if not manifest.is_done(index, shard[-1]):
-                manifest.add(index, Shard(*shard))
+        missing = {index for index in range(n_parts) if manifest.needs(index)}
+        make = _Parts(job, make_model, make_loader, missing)
+        pieces = [(index,) for index in range(n_parts)]
+        place: Any = {"workers": workers, "ray_address": ray_address, "num_gpus": num_gpus, "keep": True}
+        local = engine == "local"  # one after the other, each on all cores
+        made = map(make, range(n_parts)) if local else run(make, pieces, engine=engine, **place)
+        for index, (shard, header) in enumerate(made):
+            manifest.add(index, shard, header)
             advance(1)
         manifest.finish(n_parts)
     return FeatureStore(out)
 
 
 @dataclass(frozen=True)
-class _How:
-    """How the samples of a store are read.
+class _Job:
+    """What is extracted and how: all that a shard depends on besides the network and its batches.
 
     Args:
+        out: folder of the store.
+        dtype: of the stored layers.
         reader: what to read.
     """
 
+    out: Path
+    dtype: str
     reader: Reader
 
     def read(self, model: nn.Module, batches: Iterable[Any]) -> Iterator[Reading]:
@@ -181,6 +184,53 @@ class _How:
         plain: dict[str, object] = json.loads(json.dumps(found))
         return plain
 
+    def make(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        index: int,
+        source: Mapping[str, object],
+        missing: bool,
+    ) -> tuple[Shard, dict[str, Any]]:
+        """Shard ``index`` and its header; of one that is there, only what shows that it is the same."""
+        digests: list[str] = []
+        hashed = _hashed(batches, digests)
+        if not missing:
+            collections.deque(hashed, maxlen=0)
+            return Shard("", 0, "", content_digest(digests)), {"source": dict(source)}
+        _, features, labels = collect(self.read(model, hashed))
+        check_finite(features.logits, f"part {index}: the class scores hold")
+        data = content_digest(digests)
+        shard = write_shard(self.out, index, features, labels, self.dtype, data)
+        return shard, header_of(features, labels, self.dtype, source)
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """Makes parts, one after the other, in one process.
+
+    Args:
+        job: what is extracted.
+        make_model: builds the network.
+        make_loader: the batches of a part.
+        missing: numbers of the parts that are not there yet.
+    """
+
+    job: _Job
+    make_model: Callable[[], nn.Module]
+    make_loader: Callable[[int], Iterable[Any]]
+    missing: set[int]
+
+    @functools.cached_property
+    def model(self) -> nn.Module:
+        """Built where the first part is made, let go when the parts are done: the next call builds anew."""
+        return self.make_model()
+
+    def __call__(self, index: int) -> tuple[Shard, dict[str, Any]]:
+        """See `_Job.make`."""
+        source = self.job.source(self.model, {"parts": True})
+        return self.job.make(self.model, self.make_loader(index), index, source, index in self.missing)
+
 
 def _function_names(value: Any) -> str:
     """Names of the functions in a setting, separated by spaces."""
@@ -193,65 +243,6 @@ def _told(batches: Iterable[Any], advance: Advance) -> Iterator[Any]:
     for batch in batches:
         yield batch
         advance()
-
-
-def _make_shard(manifest: Manifest, index: int, batches: Iterable[Any], model: nn.Module, how: _How) -> bool:
-    """Write shard ``index``, or pass over its batches where it is finished; False where there are none."""
-    digests: list[str] = []
-    hashed = _hashed(batches, digests)
-    first = list(itertools.islice(hashed, 1))
-    if not first:
-        return False
-    if index in manifest.shards:
-        collections.deque(hashed, maxlen=0)
-    elif not manifest.is_done(index, ""):
-        _, features, labels = collect(how.read(model, itertools.chain(first, hashed)))
-        check_finite(features.logits, first=sum(manifest.shards[i].rows for i in range(index)))
-        dtype = manifest.header["dtype"]
-        manifest.describe(header_of(features, labels, dtype, manifest.header["source"]))
-        shard = write_shard(manifest.folder, index, features, labels, dtype)
-        manifest.add(index, replace(shard, data=content_digest(digests)))
-    return manifest.is_done(index, content_digest(digests))
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Makes parts, one after the other, in one process.
-
-    Args:
-        make_model: builds the network.
-        make_loader: the batches of a part.
-        out: folder of the store.
-        dtype: of the stored layers.
-        how: the samples are read.
-        done: numbers of the parts that are there already.
-    """
-
-    make_model: Callable[[], nn.Module]
-    make_loader: Callable[[int], Iterable[Any]]
-    out: Path
-    dtype: str
-    how: _How
-    done: set[int]
-
-    @functools.cached_property
-    def model(self) -> nn.Module:
-        """Built where the first part is made, let go when the parts are done: the next call builds anew."""
-        return self.make_model()
-
-    def __call__(self, index: int) -> tuple[int, tuple[str, int, str, str], dict[str, Any]]:
-        """Number, shard and header of a part; of one that is done, only what shows that it is the same."""
-        digests: list[str] = []
-        batches = _hashed(self.make_loader(index), digests)
-        source = self.how.source(self.model, {"parts": True})
-        if index in self.done:
-            collections.deque(batches, maxlen=0)
-            return index, ("", 0, "", content_digest(digests)), {"source": source}
-        _, features, labels = collect(self.how.read(self.model, batches))
-        check_finite(features.logits, f"part {index}: the class scores hold")
-        shard = write_shard(self.out, index, features, labels, self.dtype)
-        header = header_of(features, labels, self.dtype, source)
-        return index, (shard.file, shard.rows, shard.sha256, content_digest(digests)), header
 
 
 def _hashed(batches: Iterable[Any], digests: list[str]) -> Iterator[Any]:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
+from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.progress import progress_bar
 from salgp.store.engines import run
-from salgp.store.sampling import subset_of
 from salgp.store.store import FeatureStore
 
-__all__ = ["StoreSource", "fit_store", "sum_shard"]
+__all__ = ["StoreSource", "fit_store", "stratified", "subset_of"]
 
 
 def fit_store(
@@ -52,7 +53,7 @@ def fit_store(
         workers: pieces of work at once; by default one per core.
         ray_address: of a running Ray cluster; by default Ray is started on this machine.
         seed: of the subset.
-        verify: compare the checksum of every shard in the first pass.
+        verify: compare the checksum of every shard in every pass.
         progress: show rate and time left (needs ``rich``).
 
     Returns:
@@ -90,9 +91,8 @@ class StoreSource:
         how: options of `salgp.store.engines.run`.
         subset_rows: rows of a subset in memory.
         seed: of the subset.
-        verify: compare the checksum of every shard in the first pass.
+        verify: compare the checksum of every shard in every pass.
         progress: show rate and time left.
-        checked: folders whose checksums were compared.
     """
 
     store: FeatureStore
@@ -102,7 +102,6 @@ class StoreSource:
     seed: int
     verify: bool
     progress: bool
-    checked: set[str] = field(default_factory=set)
 
     @property
     def rows(self) -> int:
@@ -125,27 +124,18 @@ class StoreSource:
         store = self.reference if reference else self.store
         if store is None:
             raise ValueError("this source has no reference: give a store of the network's training set")
-        folder = str(store.folder)
-        verify = self.verify and folder not in self.checked
-        pieces = [(function, state, folder, index, verify) for index in range(store.n_shards)]
-        total, waiting, following = None, dict[int, Any](), 0
+        pieces = [(function, state, str(store.folder), i, self.verify) for i in range(store.n_shards)]
+        total = None
         with progress_bar(name, len(store), self.progress, unit="rows") as advance:
-            for index, found in run(sum_shard, pieces, **self.how):
-                waiting[index] = found
-                while following in waiting:
-                    part = waiting.pop(following)
-                    total = part if total is None else total + part
-                    following += 1
-                advance(store.rows[index])
-        self.checked.add(folder)
+            for rows, part in zip(store.rows, run(sum_shard, pieces, **self.how), strict=True):
+                total = part if total is None else total + part
+                advance(rows)
         return total
 
 
-def sum_shard(
-    function: Callable[..., Any], state: Any, store: str, index: int, verify: bool
-) -> tuple[int, Any]:
-    """What one shard adds to a pass, and its number."""
-    return index, function(state, *FeatureStore(store).shard(index, verify=verify), index)
+def sum_shard(function: Callable[..., Any], state: Any, store: str, index: int, verify: bool) -> Any:
+    """What one shard adds to a pass."""
+    return function(state, *FeatureStore(store).shard(index, verify=verify), index)
 
 
 def _labelled(store: str | os.PathLike[str] | FeatureStore) -> FeatureStore:
@@ -160,3 +150,55 @@ def _fit_in_memory(calibrator: Calibrator, source: StoreSource) -> Calibrator:
         return calibrator.fit(*source.store.to_features(layers=()))
     known = None if source.reference is None else source.reference.to_features()
     return calibrator.fit(*source.subset(), reference=known)
+
+
+def stratified(strata: Tensor, size: int, offset: float) -> Tensor:
+    """Indices of a proportional stratified sample, ascending.
+
+    All rows, ordered by stratum and then by position, are sampled at equal steps from a random start, so that
+    a stratum gets its share up to one row.
+
+    Args:
+        strata: ``(n,)`` stratum of each row.
+        size: rows wanted; all where there are fewer.
+        offset: random start in [0, 1).
+
+    Example:
+        >>> stratified(torch.tensor([0, 0, 1, 0, 1, 0]), size=3, offset=0.0)
+        tensor([0, 2, 3])
+    """
+    order = torch.argsort(strata, stable=True)
+    position = torch.arange(len(strata)).double()
+    step = max(len(strata) / size, 1.0)
+    here, previous = (((position + shift) / step - offset).floor() for shift in (0, -1))
+    return order[here > previous].sort().values
+
+
+def subset_of(store: FeatureStore, size: int, seed: int = 0) -> tuple[Features, Tensor]:
+    """A sample of about ``size`` rows, stratified by predicted class and by whether it is correct; all where
+    there are fewer. A sample comes with all its augmented samples or not at all.
+
+    Example:
+        >>> import tempfile
+        >>> from salgp.store.store import write_store
+        >>> f = Features(torch.randn(100, 3, generator=torch.Generator().manual_seed(0)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     len(subset_of(write_store([(f, torch.arange(100) % 3)], folder, rows=30), 20)[0])
+        20
+    """
+    logits, labels = store.to_features(())
+    if labels is None:
+        raise ValueError(f"{store.folder} has no labels; a calibrator is fitted on labelled samples only")
+    rows, _ = originals(logits)
+    strata = 2 * logits.label[rows] + logits.correct(labels)[rows].long()
+    offset = torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    wanted = max(1, round(size * len(rows) / len(logits)))
+    chosen = rows[stratified(strata, wanted, float(offset))]
+    if logits.groups is not None:
+        chosen = torch.isin(logits.groups, logits.groups[chosen]).nonzero()[:, 0]
+    parts, first = [], 0
+    for index, n in enumerate(store.rows):
+        here = chosen[(chosen >= first) & (chosen < first + n)] - first
+        parts.append(store.shard(index, verify=False)[0][here])
+        first += n
+    return Features.concatenate(parts), labels[chosen]

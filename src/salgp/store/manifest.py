@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.io import ChecksumError, FormatError, digest, from_json, read_header, write_header
+from salgp.io import ChecksumError, FormatError, digest, from_json, read_header, write_header, write_whole
 from salgp.io.files import LEFT_BEHIND, LOCK
 
-__all__ = ["ChecksumError", "Manifest", "Shard", "content_digest"]
+__all__ = ["Manifest", "Shard", "content_digest"]
 
 NAME = "manifest.json"
 FORMAT_VERSION = 2
@@ -41,6 +41,12 @@ class Shard:
     rows: int
     sha256: str
     data: str = ""
+
+    @staticmethod
+    def write(folder: Path, index: int, rows: int, write: Callable[[Path], object], data: str = "") -> Shard:
+        """Shard ``index`` of a folder, as ``write`` fills it."""
+        path = write_whole(folder / f"part-{index:06d}.parquet", write)
+        return Shard(path.name, rows, digest(path), data)
 
     def check(self, folder: Path) -> None:
         """Raise `ChecksumError`, naming the file, where its bytes changed."""
@@ -64,9 +70,9 @@ class Manifest:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     manifest = Manifest.open(folder, "example", {"job": 1})
-        ...     manifest.add(0, Shard("a", 10, "..."))
-        ...     manifest.finish()
+        ...     manifest = Manifest.open(folder, "example")
+        ...     manifest.add(0, Shard("a", 10, "..."), {"job": 1})
+        ...     manifest.finish(1)
         ...     again = Manifest.read(folder, "example")
         >>> again.complete, again.rows, again.header
         (True, 10, {'job': 1})
@@ -78,8 +84,8 @@ class Manifest:
         self.complete = False
 
     @staticmethod
-    def read(folder: str | os.PathLike[str], kind: str) -> Manifest:
-        """Read the manifest of a folder; `FileNotFoundError` where there is none."""
+    def read(folder: str | os.PathLike[str], kind: str, *, unfinished: bool = False) -> Manifest:
+        """Read the manifest of a folder; refused where its job is not finished, unless that is asked for."""
         path = Path(folder) / NAME
         if not path.exists():
             raise FileNotFoundError(f"{folder}: no {NAME} here; expected a folder of kind {kind!r}")
@@ -92,20 +98,24 @@ class Manifest:
         manifest.shards = dict(_shard(path, index, shard) for index, shard in shards.items())
         if manifest.complete and sorted(manifest.shards) != list(range(len(shards))):
             raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
+        if not manifest.complete and not unfinished:
+            raise ValueError(
+                f"{folder} is not finished ({manifest.rows} rows so far); call again what writes it, "
+                f"it continues"
+            )
         return manifest
 
     @staticmethod
     def open(folder: str | os.PathLike[str], kind: str, header: Mapping[str, Any] | None = None) -> Manifest:
         """Continue the job of a locked folder, or begin it; one with another job or files is refused.
 
-        Without a header, `describe` says later what the job is.
+        Without a header, the first shard says what the job is.
         """
         where = Path(folder)
         _sweep(where)
         if (where / NAME).exists():
-            manifest = Manifest.read(folder, kind)
-            if header is not None:
-                manifest.describe(header)
+            manifest = Manifest.read(folder, kind, unfinished=True)
+            manifest.describe(header or {})
             return manifest
         found = sorted(path.name for path in where.iterdir() if path.name != LOCK)
         if found:
@@ -117,37 +127,37 @@ class Manifest:
         manifest.save()
         return manifest
 
+    @property
+    def rows(self) -> int:
+        """Samples in all finished shards."""
+        return sum(shard.rows for shard in self.shards.values())
+
     def describe(self, header: Mapping[str, Any]) -> None:
         """Say what the job is, where that was not known yet; refuse another one."""
         self.header = self.header or dict(header)
-        differing = _differing(header, self.header)
+        differing = [name for key, x in header.items() for name in _differing(key, x, self.header.get(key))]
         if differing:
             raise ValueError(
                 f"{self.folder} holds the output of another job: {', '.join(differing)} differ; "
                 f"choose another folder or delete this one"
             )
 
-    @property
-    def rows(self) -> int:
-        """Samples in all finished shards."""
-        return sum(shard.rows for shard in self.shards.values())
+    def needs(self, index: int) -> bool:
+        """Is this shard still to be made? Refused where the job was finished without it."""
+        self._check_data(not self.complete or index in self.shards)
+        return index not in self.shards
 
-    def is_done(self, index: int, data: str) -> bool:
-        """Is this shard finished? Refused where it, or a finished job, was made from other data."""
-        if index in self.shards:
-            self._check_data(self.shards[index].data == data)
-        else:
-            self._check_data(not self.complete)
-        return index in self.shards
+    def add(self, index: int, shard: Shard, header: Mapping[str, Any] | None = None) -> None:
+        """List a finished shard, or compare what a listed one was made from; refused where that differs."""
+        self.describe(header or {})
+        if self.needs(index):
+            self.shards[index] = shard
+            self.save()
+        self._check_data(self.shards[index].data == shard.data)
 
-    def add(self, index: int, shard: Shard) -> None:
-        """List a finished shard."""
-        self.shards[index] = shard
-        self.save()
-
-    def finish(self, count: int | None = None) -> None:
+    def finish(self, count: int) -> None:
         """Mark the job complete; refused where the data ended after fewer shards than are listed."""
-        self._check_data(count is None or all(index < count for index in self.shards))
+        self._check_data(all(index < count for index in self.shards))
         _sweep(self.folder)
         if not self.complete:
             self.complete = True
@@ -182,8 +192,7 @@ def content_digest(*values: Any) -> str:
 def _update(found: hashlib._Hash, value: Any) -> None:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
-        value = value.view(torch.uint8) if value.dtype is torch.bfloat16 else value
-        value = value.numpy()
+        value = (value.view(torch.uint8) if value.dtype is torch.bfloat16 else value).numpy()
     if isinstance(value, np.ndarray):
         found.update(f"{value.dtype}{value.shape}".encode())
         found.update(np.ascontiguousarray(value).tobytes())
@@ -204,16 +213,11 @@ def _sweep(folder: Path) -> None:
             path.unlink()
 
 
-def _differing(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Keys under which two headers differ, down to the entries of nested ones."""
-    found = []
-    for key in {**mine, **theirs}:
-        a, b = mine.get(key), theirs.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += _differing(a, b)
-        elif a != b:
-            found.append(key)
-    return found
+def _differing(key: str, mine: Any, theirs: Any) -> list[str]:
+    """The key, or the keys of nested values, under which two headers differ."""
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        return [] if mine == theirs else [key]
+    return [name for k in {**mine, **theirs} for name in _differing(k, mine.get(k), theirs.get(k))]
 
 
 def _shard(path: Path, index: str, value: Any) -> tuple[int, Shard]:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from salgp.calibrators import Calibrator, load_calibrator
 from salgp.calibrators.base import FILE
 from salgp.calibrators.evidence.windows import Context
 from salgp.features import Features
-from salgp.io import digest, locked, write_whole
+from salgp.io import digest, locked
 from salgp.logits import check_finite
 from salgp.prediction import Prediction
 from salgp.progress import progress_bar
@@ -32,7 +31,7 @@ from salgp.store.engines import run
 from salgp.store.manifest import Manifest, Shard
 from salgp.store.store import FeatureStore
 
-__all__ = ["Scoring", "read_scores", "score", "score_shard", "shard_context"]
+__all__ = ["Scoring", "read_scores", "score"]
 
 KIND = "salgp-scores"
 BATCH = 8192
@@ -124,13 +123,14 @@ def score(
         left = [i for i in range(source.n_shards) if i not in manifest.shards]
         known: Any = context
         if context == "all" and left:
-            known = _whole_context(source, str(calibrator), verify, place)
+            passes = [(str(store), str(calibrator), i, verify) for i in range(source.n_shards)]
+            known = functools.reduce(operator.add, run(shard_context, passes, **place))
         pieces = [(str(store), str(calibrator), str(out), i, layers, verify, known) for i in left]
         with progress_bar("scoring", len(source), progress, done=before, unit="rows") as advance:
-            for index, shard in run(score_shard, pieces, **place):
-                manifest.add(index, Shard(*shard))
-                advance(manifest.shards[index].rows)
-        manifest.finish()
+            for index, shard in zip(left, run(score_shard, pieces, **place), strict=True):
+                manifest.add(index, shard)
+                advance(shard.rows)
+        manifest.finish(source.n_shards)
     return Scoring(folder, manifest.rows, manifest.rows - before, time.perf_counter() - start)
 
 
@@ -142,8 +142,8 @@ def score_shard(
     layers: bool,
     verify: bool,
     context: int | Context | None = None,
-) -> tuple[int, tuple[str, int, str]]:
-    """Score one shard and write its file; returns its index and its entry in the manifest."""
+) -> Shard:
+    """Score one shard and write its file; returns its entry in the manifest."""
     import pyarrow as pa
 
     loaded, source = _loaded(calibrator), FeatureStore(store)
@@ -152,9 +152,7 @@ def score_shard(
     with _naming_rows(source, index, features):
         parts = [_table(predict(features[i : i + size]), layers) for i in range(0, len(features), size)]
     table = pa.concat_tables(parts).combine_chunks()
-    path = Path(out) / f"part-{index:06d}.parquet"
-    write_whole(path, lambda part: write_table(table, part))
-    return index, (path.name, len(features), digest(path))
+    return Shard.write(Path(out), index, len(features), lambda part: write_table(table, part))
 
 
 @contextmanager
@@ -186,14 +184,8 @@ def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str
         >>> columns["label"].tolist() == f.label.tolist(), columns["confidence"].shape
         (True, (50,))
     """
-    manifest = Manifest.read(folder, KIND)
-    if not manifest.complete:
-        raise ValueError(
-            f"{folder} is not finished ({manifest.rows} rows so far); run score again with the "
-            f"same arguments, it continues"
-        )
     tables = []
-    for _, shard in sorted(manifest.shards.items()):
+    for _, shard in sorted(Manifest.read(folder, KIND).shards.items()):
         if verify:
             shard.check(Path(folder))
         tables.append(read_table(Path(folder) / shard.file, shard.rows))
@@ -234,41 +226,24 @@ def _check_context(context: int | str | None, calibrator: Path) -> None:
         raise ValueError(f"{loaded.display_name} judges each sample by itself: it takes no context")
 
 
-def _whole_context(source: FeatureStore, calibrator: str, verify: bool, place: dict[str, Any]) -> Context:
-    """What all samples of a store tell together; shards are added in their order, whoever read them."""
-    pieces = [(str(source.folder), calibrator, i, verify) for i in range(source.n_shards)]
-    found = dict(run(shard_context, pieces, **place))
-    return functools.reduce(operator.add, [found[i] for i in sorted(found)])
-
-
-def shard_context(store: str, calibrator: str, index: int, verify: bool) -> tuple[int, Context]:
-    """What one shard tells of the environment, and its index."""
+def shard_context(store: str, calibrator: str, index: int, verify: bool) -> Context:
+    """Window statistics of one shard."""
     loaded, source = _loaded(calibrator), FeatureStore(store)
     features, _ = source.shard(index, verify=verify)
     with _naming_rows(source, index, features):
         parts = [loaded.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
-    return index, functools.reduce(operator.add, parts)
+    return functools.reduce(operator.add, parts)
 
 
 def _table(prediction: Prediction, layers: bool) -> Any:
     import pyarrow as pa
 
-    columns: dict[str, Tensor | None] = {
-        k: getattr(prediction, k) for k in ("confidence", "std", "lower", "upper", "novelty")
-    }
-    if layers and prediction.layers is not None:
-        terms = prediction.layers
-        columns |= {f"layer_mean.{name}": terms.mean[:, i] for i, name in enumerate(terms.names)}
-        columns |= {
-            f"layer_std.{name}": terms.std[:, i]
-            for i, name in enumerate(terms.names)
-            if terms.std is not None
-        }
-    arrays = {"label": pa.array(prediction.label.cpu().numpy().astype(np.int32))}
-    arrays |= {
-        k: pa.array(x.detach().cpu().numpy().astype(np.float32)) for k, x in columns.items() if x is not None
-    }
-    return pa.Table.from_arrays(
-        list(arrays.values()),
-        schema=pa.schema([pa.field(k, v.type, nullable=False) for k, v in arrays.items()]),
-    )
+    columns = {k: getattr(prediction, k) for k in ("confidence", "std", "lower", "upper", "novelty")}
+    terms = prediction.layers if layers else None
+    for i, name in enumerate(terms.names if terms is not None else ()):
+        columns[f"layer_mean.{name}"] = terms.mean[:, i]
+        columns[f"layer_std.{name}"] = None if terms.std is None else terms.std[:, i]
+    arrays = {"label": prediction.label.cpu().numpy().astype(np.int32)}
+    arrays |= {k: x.detach().cpu().numpy().astype(np.float32) for k, x in columns.items() if x is not None}
+    fields = [pa.field(k, pa.from_numpy_dtype(x.dtype), nullable=False) for k, x in arrays.items()]
+    return pa.Table.from_arrays([pa.array(x) for x in arrays.values()], schema=pa.schema(fields))

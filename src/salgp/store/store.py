@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,21 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features
-from salgp.io import FormatError, digest, locked, write_whole
+from salgp.io import FormatError, digest, locked
 from salgp.labels import as_labels
-from salgp.store.columns import DTYPES, NUMBERS, from_table, read_table, schema_of, to_table, write_table
+from salgp.store.columns import (
+    DTYPES,
+    NUMBERS,
+    from_table,
+    numbers_of,
+    read_table,
+    schema_of,
+    to_table,
+    write_table,
+)
 from salgp.store.manifest import Manifest, Shard, content_digest
 
-__all__ = ["FeatureStore", "KIND", "header_of", "shard_rows", "write_shard", "write_store"]
+__all__ = ["FeatureStore", "write_store"]
 
 KIND = "salgp-feature-store"
 SHARD_BYTES = 96 * 2**20
@@ -48,11 +56,6 @@ class FeatureStore:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(folder, KIND)
-        if not self.manifest.complete:
-            raise ValueError(
-                f"{folder} is not finished ({self.manifest.rows} rows so far); run the command "
-                f"that writes it again, it continues"
-            )
         header = self.manifest.header
         if not self.manifest.shards or not _describes_features(header):
             raise FormatError(f"{folder}: the manifest describes no features, but {str(header)[:120]}")
@@ -68,11 +71,6 @@ class FeatureStore:
     def has_labels(self) -> bool:
         """Are the true classes known?"""
         return "label" in self.numbers
-
-    @property
-    def has_groups(self) -> bool:
-        """Are there augmented samples?"""
-        return "group" in self.numbers
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -163,9 +161,11 @@ def write_store(
         for count, (features, labels) in enumerate(_regroup(parts, rows, dtype), 1):
             manifest.describe(header_of(features, labels, dtype))
             data = content_digest(features.logits, features.layers, features.origin, labels)
-            if not manifest.is_done(count - 1, data):
-                shard = write_shard(manifest.folder, count - 1, features, labels, dtype)
-                manifest.add(count - 1, replace(shard, data=data))
+            if manifest.needs(count - 1):
+                shard = write_shard(manifest.folder, count - 1, features, labels, dtype, data)
+            else:
+                shard = Shard("", 0, "", data)
+            manifest.add(count - 1, shard)
         if not count:
             raise ValueError("nothing to store: the stream of features is empty")
         manifest.finish(count)
@@ -178,23 +178,22 @@ def header_of(
     """What a store of features like these says about itself; ``source`` says where they come from."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    given = (labels, features.groups, features.families, features.strengths)
     return {
         "n_classes": features.n_classes,
         "layers": [[k, d] for k, d in features.widths.items()],
-        "numbers": [name for name, x in zip(NUMBERS, given, strict=True) if x is not None],
+        "numbers": list(numbers_of(features, labels)),
         "dtype": dtype,
         "source": dict(source or {}),
     }
 
 
-def write_shard(folder: Path, index: int, features: Features, labels: Tensor | None, dtype: str) -> Shard:
+def write_shard(
+    folder: Path, index: int, features: Features, labels: Tensor | None, dtype: str, data: str
+) -> Shard:
     """Write one shard, for the manifest to list."""
     labels = None if labels is None else as_labels(labels, len(features), features.n_classes)
     table = to_table(features, labels, dtype)
-    path = folder / f"part-{index:06d}.parquet"
-    write_whole(path, lambda part: write_table(table, part))
-    return Shard(path.name, len(features), digest(path))
+    return Shard.write(folder, index, len(features), lambda part: write_table(table, part), data)
 
 
 def shard_rows(features: Features, dtype: str) -> int:
