@@ -239,10 +239,11 @@ def _table(prediction: Prediction, layers: bool) -> Any:
     import pyarrow as pa
 
     columns = {k: getattr(prediction, k) for k in ("confidence", "std", "lower", "upper", "novelty")}
-    terms = prediction.layers if layers else None
-    for i, name in enumerate(terms.names if terms is not None else ()):
-        columns[f"layer_mean.{name}"] = terms.mean[:, i]
-        columns[f"layer_std.{name}"] = None if terms.std is None else terms.std[:, i]
+    terms = prediction.layers
+    if layers and terms is not None:
+        for i, name in enumerate(terms.names):
+            columns[f"layer_mean.{name}"] = terms.mean[:, i]
+            columns[f"layer_std.{name}"] = None if terms.std is None else terms.std[:, i]
     arrays = {"label": prediction.label.cpu().numpy().astype(np.int32)}
     arrays |= {k: x.detach().cpu().numpy().astype(np.float32) for k, x in columns.items() if x is not None}
     fields = [pa.field(k, pa.from_numpy_dtype(x.dtype), nullable=False) for k, x in arrays.items()]
