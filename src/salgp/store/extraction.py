@@ -83,7 +83,8 @@ def extract_to_store(
             stream, count = _told(itertools.chain(first, batches), advance), 0
             while batch := list(itertools.islice(stream, 1)):
                 shard = itertools.chain(batch, itertools.islice(stream, max(1, size) - 1))
-                manifest.add(count, *job.make(model, shard, count, source, manifest.needs(count)))
+                missing = manifest.needs(count)
+                manifest.add(count, *job.make(model, shard, count, source, missing, manifest.rows))
                 count += 1
         manifest.finish(count)
     return FeatureStore(out)
@@ -191,6 +192,7 @@ class _Job:
         index: int,
         source: Mapping[str, object],
         missing: bool,
+        first: int | None = None,
     ) -> tuple[Shard, dict[str, Any]]:
         """Shard ``index`` and its header; of one that is there, only what shows that it is the same."""
         digests: list[str] = []
@@ -199,7 +201,8 @@ class _Job:
             collections.deque(hashed, maxlen=0)
             return Shard("", 0, "", content_digest(digests)), {"source": dict(source)}
         _, features, labels = collect(self.read(model, hashed))
-        check_finite(features.logits, f"part {index}: the class scores hold")
+        what = "the class scores hold" if first is not None else f"part {index}: the class scores hold"
+        check_finite(features.logits, what, first or 0)
         data = content_digest(digests)
         shard = write_shard(self.out, index, features, labels, self.dtype, data)
         return shard, header_of(features, labels, self.dtype, source)
