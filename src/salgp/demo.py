@@ -24,7 +24,6 @@ from salgp.features import Features
 from salgp.metrics import Comparison, compare
 from salgp.prediction import Prediction
 from salgp.report import build
-from salgp.report.summary import layer_corrections
 
 __all__ = ["STEPS", "DemoResult", "run_demo", "train_network"]
 
@@ -194,12 +193,12 @@ def _all_methods(
 
 def _layers(classifier: CalibratedClassifier, prediction: Prediction) -> tuple[dict[str, float], str]:
     """Mean size of each layer's part in the correction, largest first, and its unit."""
-    names = list(classifier.calibrator.layer_widths_)
-    shares = sorted(
-        (s for s in layer_corrections(prediction) if s.name in names), key=lambda share: -share.size
-    )
-    unit = "" if prediction.layers is None else prediction.layers.scale
-    return {share.name: share.size for share in shares}, unit
+    terms = prediction.layers
+    if terms is None:
+        return {}, ""
+    sizes = dict(zip(terms.names, terms.mean.abs().mean(dim=0).tolist(), strict=True))
+    names = sorted(classifier.calibrator.layer_widths_, key=lambda name: -sizes[name])
+    return {name: sizes[name] for name in names}, terms.scale
 
 
 def _report(

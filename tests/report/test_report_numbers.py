@@ -15,6 +15,7 @@ from PIL import Image
 
 from salgp import Features, Prediction
 from salgp.decide import choose_threshold
+from salgp.metrics import METRICS
 from salgp.prediction import LayerTerms
 from salgp.report import render
 from salgp.report.page import data_uri, to_pixels
@@ -30,7 +31,6 @@ from salgp.report.slices import confusions, holm, shift, slices
 from salgp.report.summary import (
     Change,
     Scored,
-    layer_corrections,
     metric_changes,
     most_corrected,
     scored,
@@ -115,7 +115,7 @@ def test_the_page_says_that_the_error_asked_for_cannot_be_promised_and_what_can(
 
 def changes(**verdicts: str) -> list[Change]:
     nothing = (0.0, 0.0, 0.0)
-    return [Change(key, key, "", nothing, nothing, verdict) for key, verdict in verdicts.items()]
+    return [Change(METRICS[key], nothing, nothing, verdict) for key, verdict in verdicts.items()]
 
 
 def eighty(stated: float, n: int = 100) -> Scored:
@@ -256,13 +256,13 @@ def test_changes_are_paired_and_never_touch_accuracy() -> None:
     features, labels, good = made(s, correct)
     wild = Prediction.from_confidence(features, (s + 0.3 * torch.rand(400, generator=g)).clamp(max=0.999))
     changes = {
-        c.name.split(" (")[-1].rstrip(")"): c
+        c.metric.title.split(" (")[-1].rstrip(")"): c
         for c in metric_changes(scored(wild, labels), scored(good, labels), labels)
     }
     assert changes["accuracy"].verdict == "unchanged"
     assert changes["ECE"].verdict == "better"
     back = {
-        c.name.split(" (")[-1].rstrip(")"): c
+        c.metric.title.split(" (")[-1].rstrip(")"): c
         for c in metric_changes(scored(good, labels), scored(wild, labels), labels)
     }
     assert back["ECE"].verdict == "worse"
@@ -274,29 +274,25 @@ def test_changes_are_paired_and_never_touch_accuracy() -> None:
 def test_changes_without_errors_or_known_classes() -> None:
     _, labels, prediction = made([0.9, 0.8, 0.7], [True, True, True])
     one = scored(prediction, labels)
-    found = {c.name: c for c in metric_changes(one, one, labels)}
+    found = {c.metric.title: c for c in metric_changes(one, one, labels)}
     assert math.isnan(found["Spotting errors (AUROC)"].before[0])
     unknown = torch.full((3,), -1)
     assert not [
         c
         for c in metric_changes(scored(prediction, unknown), scored(prediction, unknown), unknown)
-        if "Brier" in c.name
+        if c.metric.name == "brier"
     ]
 
 
-def test_layer_corrections_and_most_corrected() -> None:
+def test_term_shares_and_most_corrected() -> None:
     features, labels, _ = made([0.9, 0.8, 0.7], [True, False, True])
     mean = torch.tensor([[0.1, -0.2], [-0.4, 0.0], [0.0, 0.05]], dtype=torch.float64)
     terms = LayerTerms(("a", "b"), mean, None, "confidence", True)
     prediction = Prediction.from_confidence(features, features.confidence + mean.sum(1), layers=terms)
-    shares = layer_corrections(prediction)
-    assert [(s.name, round(s.lowers, 4), round(s.raises, 4)) for s in shares] == [
-        ("a", 0.1333, 0.0333),
-        ("b", 0.0667, 0.0167),
-    ]
-    assert [(s.name, round(s.size, 4)) for s in term_shares(features, prediction)] == [
-        ("a", 0.1667),
-        ("b", 0.0833),
+    shares = term_shares(features, prediction)
+    assert [(s.name, round(s.lowers, 4), round(s.raises, 4), round(s.size, 4)) for s in shares] == [
+        ("a", 0.1333, 0.0333, 0.1667),
+        ("b", 0.0667, 0.0167, 0.0833),
     ]
     top = most_corrected(features, labels, prediction, 2)
     assert [s.row for s in top] == [1, 0]

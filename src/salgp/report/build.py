@@ -6,33 +6,21 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from salgp import __version__
 from salgp.features import Features
 from salgp.io import write_whole
 from salgp.labels import as_labels
-from salgp.metrics import METRICS, Scores, evaluate
+from salgp.metrics import METRICS, evaluate
 from salgp.prediction import Prediction
-from salgp.report import figures
-from salgp.report.figures import slider
+from salgp.report.figures import reliability, slider
 from salgp.report.page import data_uri, page
-from salgp.report.selective import ASSURANCE, OperatingPoint, acceptable_levels, chosen_level, least_promise
+from salgp.report.selective import ASSURANCE, acceptable_levels, chosen_level, least_promise
 from salgp.report.slices import confusions, shift
 from salgp.report.slices import slices as slices_of
-from salgp.report.summary import (
-    Change,
-    Corrected,
-    Scored,
-    metric_changes,
-    most_corrected,
-    scored,
-    term_shares,
-)
+from salgp.report.summary import metric_changes, most_corrected, scored, term_shares
 from salgp.report.text import GLOSSARY, verdict
 
 __all__ = ["build", "render"]
@@ -131,83 +119,58 @@ def render(
     y = as_labels(labels, len(features), features.n_classes).cpu()
     _check(features, prediction, images, class_names, slices)
     everyone = _everyone(features, prediction, method, others)
-    before, after = scored(everyone[MODEL], y), scored(prediction, y)
+    sides = {name: scored(one, y) for name, one in everyone.items()}
+    before, after = sides[MODEL], sides[method]
     changes = metric_changes(before, after, y)
     levels = acceptable_levels(before, after, y, acceptable_error)
     point = chosen_level(levels, acceptable_error, len(y))
-    names = _Names(class_names)
-    known = features, prediction
+
+    def name_of(label: int) -> str:
+        """The number itself where there are no names."""
+        known = range(features.n_classes) if class_names is None else class_names
+        return "unknown class" if label < 0 else str(known[label])
+
+    columns = {PREDICTED: [name_of(label) for label in prediction.label.tolist()], **(slices or {})}
     return page(
         {
             "title": title,
             "method": method,
+            "n": len(y),
+            "n_classes": features.n_classes,
+            "n_unknown": int((y < 0).sum()),
+            "name_of": name_of,
+            "picture": None if images is None else lambda row: data_uri(images[row]),
+            "before": before,
+            "after": after,
+            "verdict": verdict(before, after, method, point, changes, least_promise(levels, point)),
+            "point": point,
             "changes": changes,
-            "samples": _sample_rows(features, y, prediction, images, names, n_shown),
-            "others": _scores(everyone, y) if others else {},
-            "diagrams": _diagrams(others, y),
-            "shift": None if new_data is None else shift(known, new_data, point, after.accuracy),
+            "samples": most_corrected(features, y, prediction, n_shown),
+            "layers": term_shares(features, prediction),
+            "parts": slices_of(before, after, columns),
+            "by_class": PREDICTED,
+            "confusions": confusions(after, y.numpy()),
+            "others": {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()}
+            if others
+            else {},
+            "model": MODEL,
+            "reliability": reliability,
+            "shift": new_data and shift((features, prediction), new_data, point, after.accuracy),
+            "shown": [metric for metric in METRICS.values() if metric.heading],
+            "assurance": ASSURANCE,
+            "glossary": GLOSSARY,
             "settings": dict(settings or {}),
-            **_first_words(before, after, method, levels, point, changes),
-            **_sizes(features, y),
-            **_constants(),
+            "versions": _versions(),
             **slider(before, after, levels, point),
-            **_pictures(features, before, after, prediction),
-            **_parts(before, after, y, names, slices),
         }
     )
-
-
-def _first_words(
-    before: Scored,
-    after: Scored,
-    method: str,
-    levels: Sequence[OperatingPoint],
-    point: OperatingPoint,
-    changes: Sequence[Change],
-) -> dict[str, Any]:
-    """The verdict, and what it is about."""
-    least = least_promise(levels, point)
-    return {
-        "before": before,
-        "after": after,
-        "verdict": verdict(before, after, method, point, changes, least),
-        "point": point,
-        "off": abs(before.stated - before.accuracy) >= 0.01,
-    }
-
-
-def _sizes(features: Features, labels: Tensor) -> dict[str, int]:
-    return {
-        "n": len(labels),
-        "n_classes": features.n_classes,
-        "n_unknown": int((labels < 0).sum()),
-    }
-
-
-def _constants() -> dict[str, Any]:
-    """What every report says alike."""
-    return {
-        "assurance": ASSURANCE,
-        "shown": [metric for metric in METRICS.values() if metric.heading],
-        "versions": _versions(),
-        "glossary": GLOSSARY,
-    }
 
 
 MODEL = "model alone"
 """What the model's own confidence is called beside other methods."""
 
-
-@dataclass(frozen=True)
-class _Names:
-    """Class names by number; the number itself where there is none."""
-
-    names: Sequence[str] | None
-
-    def __call__(self, label: int) -> str:
-        if label < 0:
-            return "unknown class"
-        return str(label) if self.names is None else str(self.names[label])
+PREDICTED = "predicted class"
+"""The column of parts that every report has."""
 
 
 def _check(
@@ -246,61 +209,6 @@ def _everyone(
         raise ValueError(f"two methods are called {taken[0]!r}; give every method a name of its own")
     own = Prediction.from_probs(features, features.probs)
     return {MODEL: own, **(others or {}), method: prediction}
-
-
-def _pictures(features: Features, before: Scored, after: Scored, prediction: Prediction) -> dict[str, Any]:
-    shares = term_shares(features, prediction)
-    return {
-        "reliability_before": figures.reliability(before, "before"),
-        "reliability_after": figures.reliability(after, "after"),
-        "layers": shares,
-        "layer_figure": figures.layer_profile(shares) if shares else None,
-    }
-
-
-def _parts(
-    before: Scored, after: Scored, labels: Tensor, names: _Names, columns: Mapping[str, Sequence[Any]] | None
-) -> dict[str, Any]:
-    """Classes, confusions and the user's slices; judged together, so that luck is counted once."""
-    predicted = [names(label) for label in after.prediction.label.tolist()]
-    found = slices_of(before, after, {PREDICTED: predicted, **(columns or {})})
-    return {
-        "classes": [part for part in found if part.column == PREDICTED],
-        "slices": [part for part in found if part.column != PREDICTED],
-        "n_off": sum(part.verdict.endswith("confident") for part in found),
-        "confusions": [
-            (names(c.true), names(c.predicted), c) for c in confusions(after, labels.cpu().numpy())
-        ],
-    }
-
-
-PREDICTED = "predicted class"
-
-
-def _sample_rows(
-    features: Features, labels: Tensor, prediction: Prediction, images: Any, names: _Names, n_shown: int
-) -> list[dict[str, Any]]:
-    def row(found: Corrected) -> dict[str, Any]:
-        return {
-            "found": found,
-            "predicted": names(found.predicted),
-            "true": names(found.true),
-            "right": found.predicted == found.true,
-            "bar": figures.interval_bar(found.before, found.after, found.lower, found.upper),
-            "image": None if images is None else data_uri(images[found.row]),
-        }
-
-    return [row(found) for found in most_corrected(features, labels, prediction, n_shown)]
-
-
-def _scores(everyone: Mapping[str, Prediction], labels: Tensor) -> dict[str, Scores]:
-    return {name: evaluate(prediction, labels) for name, prediction in everyone.items()}
-
-
-def _diagrams(others: Mapping[str, Prediction] | None, labels: Tensor) -> list[tuple[str, float, Any]]:
-    """Name, mean gap and reliability diagram of each other method."""
-    sides = {name: scored(prediction, labels) for name, prediction in (others or {}).items()}
-    return [(name, one.ece, figures.reliability(one, name)) for name, one in sides.items()]
 
 
 def _versions() -> dict[str, str]:

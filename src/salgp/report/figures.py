@@ -13,14 +13,13 @@ import numpy as np
 from markupsafe import Markup
 
 from salgp.metrics import ReliabilityBins, accuracy_band, reliability_bins
-from salgp.report import figures
 from salgp.report.page import percent
 from salgp.report.selective import ASSURANCE, OperatingPoint, least_promise, nice_step
-from salgp.report.summary import LayerShare, Scored
+from salgp.report.summary import Scored
 from salgp.report.text import no_promise, share
 from salgp.svg import Canvas, Frame
 
-__all__ = ["layer_profile", "reliability", "slider"]
+__all__ = ["reliability", "slider"]
 
 N_BINS = 10
 
@@ -68,54 +67,6 @@ def risk_coverage(
     return canvas.markup(), frame
 
 
-def layer_profile(shares: Sequence[LayerShare]) -> Markup:
-    """One bar per term: mean correction downwards (left) and upwards (right), in points."""
-    largest = max((term.size for term in shares), default=0.0) or 1.0
-    words = (
-        "Mean correction by term: "
-        + ", ".join(f"{term.name} {100 * term.size:.1f}" for term in shares)
-        + " points."
-    )
-    names = [_short(term.name) for term in shares]
-    left = 20 + 10 * max(map(len, names), default=0)
-    canvas = Canvas(left + 390, 30 * len(shares) + 8, words, "plot wide")
-    for i, (name, term) in enumerate(zip(names, shares, strict=True)):
-        y, scale = 30 * i + 4, 310 / largest
-        canvas.text(left - 10, y + 18, name, "layer", "end")
-        canvas.rect(
-            left,
-            y + 3,
-            term.lowers * scale,
-            20,
-            "lowers",
-            f"{term.name}: lowers by {100 * term.lowers:.1f} points on average",
-        )
-        canvas.rect(
-            left + term.lowers * scale,
-            y + 3,
-            term.raises * scale,
-            20,
-            "raises",
-            f"{term.name}: raises by {100 * term.raises:.1f} points on average",
-        )
-        canvas.text(left + 6 + term.size * scale, y + 18, f"{100 * term.size:.1f}", "tick", "start")
-    return canvas.markup()
-
-
-def interval_bar(before: float, after: float, lower: float | None, upper: float | None) -> Markup:
-    """A row of the table: confidence before (hollow) and after (filled), with the interval."""
-    interval = (
-        "" if lower is None or upper is None else f", 90 % interval {100 * lower:.0f} to {100 * upper:.0f} %"
-    )
-    canvas = Canvas(120, 18, f"from {100 * before:.0f} % to {100 * after:.0f} %{interval}", "mini")
-    canvas.line(4, 9, 116, 9, "grid")
-    if lower is not None and upper is not None:
-        canvas.rect(4 + 112 * lower, 6, 112 * (upper - lower), 6, "interval")
-    canvas.circle(4 + 112 * before, 9, 4, "hollow")
-    canvas.circle(4 + 112 * after, 9, 4, "filled")
-    return canvas.markup()
-
-
 def _bin(frame: Frame, bins: ReliabilityBins, b: int, least: float, most: float) -> None:
     """One bar up to how often the answers are right, its error bar, and a mark at the stated confidence."""
     stated, right, count = float(bins.confidence[b]), float(bins.accuracy[b]), int(bins.count[b])
@@ -157,16 +108,12 @@ def _percent_axes(frame: Frame, x_label: str, y_label: str, ticks: Sequence[floa
     frame.x_axis(((share, f"{100 * share:.0f} %") for share in (0.0, 0.25, 0.5, 0.75, 1.0)), x_label)
 
 
-def _short(name: str, length: int = 23) -> str:
-    return name if len(name) <= length else "…" + name[1 - length :]
-
-
 def slider(
     before: Scored, after: Scored, levels: Sequence[OperatingPoint], point: OperatingPoint
 ) -> dict[str, Any]:
     """The curve of errors over coverage, and what tiles and sentences say at each level."""
     n, top = len(after.correct), levels[-1].error
-    figure, frame = figures.risk_coverage(before, after, point, _error_ticks(before, after, top))
+    figure, frame = risk_coverage(before, after, point, _error_ticks(before, after, top))
     points = [
         {
             "error": share(k.error),

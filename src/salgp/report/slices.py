@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
+from torch import Tensor
 
 from salgp.estimate import Estimate, accuracy
 from salgp.features import Features
 from salgp.metrics.exact import exact_interval
 from salgp.prediction import Prediction
+from salgp.report.page import percent
 from salgp.report.selective import OperatingPoint
 from salgp.report.summary import Scored, term_shares
 
@@ -165,15 +167,6 @@ def _share(right: np.ndarray) -> tuple[float, float, float]:
 
 
 @dataclass(frozen=True)
-class LayerNotice:
-    """Mean size of a term's correction on the labelled and on the new data, in points."""
-
-    name: str
-    known: float
-    new: float
-
-
-@dataclass(frozen=True)
 class Shift:
     """A comparison of labelled data with unlabelled new data.
 
@@ -181,25 +174,17 @@ class Shift:
         n: new samples.
         sentence: what it means.
         tone: ``good``, ``fair`` or ``poor``.
-        model: its own mean confidence on known and new data.
-        calibrated: mean calibrated confidence on known and new data.
         expected: accuracy to expect of the new data, with its interval.
-        std: mean standard deviation of the confidence on both, or None.
-        novel: share of new samples more novel than 95 % of the known ones, or None.
         human: share of the new samples that falls below the threshold chosen on the known ones.
-        layers: how much each layer corrects on both.
+        rows: name, note, and the value on known and on new data, in words.
     """
 
     n: int
     sentence: str
     tone: str
-    model: tuple[float, float]
-    calibrated: tuple[float, float]
     expected: Estimate
-    std: tuple[float, float] | None
-    novel: float | None
     human: float
-    layers: list[LayerNotice]
+    rows: list[tuple[str, str, str, str]]
 
 
 def shift(
@@ -220,22 +205,25 @@ def shift(
     after = _mean(known[1].confidence), _mean(new[1].confidence)
     drop = after[0] - after[1]
     tone = "good" if drop < 0.03 else "fair" if drop < 0.1 else "poor"
-    human = 1.0 if point.threshold is None else float((new[1].confidence <= point.threshold).double().mean())
+    human = [_human(p, point) for _, p in (known, new)]
     expected = accuracy(new[1])
-    stds = [p.std for _, p in (known, new)]
-    std = None if stds[0] is None or stds[1] is None else (_mean(stds[0]), _mean(stds[1]))
-    return Shift(
-        len(new[1]),
-        _sentence(before, after, expected, measured),
-        tone,
-        before,
-        after,
-        expected,
-        std,
-        _novel(known[1], new[1]),
-        human,
-        _notices(known, new),
-    )
+    said = f"{percent(expected.lower, 1)} to {percent(expected.upper, 1)}"
+    shares = [
+        ("model's own confidence", "", before),
+        ("corrected confidence", f"the share of right answers to expect; of the new data {said}", after),
+        ("would go to a human", "by the same limit", human),
+    ]
+    if known[1].novelty is not None and new[1].novelty is not None:
+        unlike = 0.05, _beyond(known[1].novelty, new[1].novelty)
+        shares.append(("unlike anything known", "more novel than 95 % of the labelled data", unlike))
+    rows = [(name, note, percent(a, 1), percent(b, 1)) for name, note, (a, b) in shares]
+    theirs = {share.name: share.size for share in term_shares(*new)}
+    points = [(s.name, s.size, theirs[s.name]) for s in term_shares(*known) if s.name in theirs]
+    rows += [
+        (f"mean correction by {n}, points", "", f"{100 * a:.1f}", f"{100 * b:.1f}") for n, a, b in points
+    ]
+    sentence = _sentence(before, after, expected, measured)
+    return Shift(len(new[1]), sentence, tone, expected, human[1], rows)
 
 
 def _sentence(
@@ -264,18 +252,16 @@ def _off(estimated: float, measured: float | None) -> str:
     )
 
 
-def _novel(known: Prediction, new: Prediction) -> float | None:
-    if known.novelty is None or new.novelty is None:
-        return None
-    limit = np.quantile(known.novelty.double().cpu().numpy(), 0.95)
-    return float((new.novelty.double().cpu().numpy() > limit).mean())
+def _beyond(known: Tensor, new: Tensor) -> float:
+    """Share of the new novelties above 95 % of the known ones."""
+    limit = np.quantile(known.double().cpu().numpy(), 0.95)
+    return float((new.double().cpu().numpy() > limit).mean())
 
 
-def _notices(known: tuple[Features, Prediction], new: tuple[Features, Prediction]) -> list[LayerNotice]:
-    theirs = {share.name: share.size for share in term_shares(*new)}
-    ours = term_shares(*known)
-    return [LayerNotice(s.name, s.size, theirs[s.name]) for s in ours if s.name in theirs]
+def _human(prediction: Prediction, point: OperatingPoint) -> float:
+    """Share of the answers below the limit."""
+    return 1.0 if point.threshold is None else _mean(prediction.confidence <= point.threshold)
 
 
-def _mean(x: object) -> float:
-    return float(x.double().mean())  # type: ignore[attr-defined]
+def _mean(x: Tensor) -> float:
+    return float(x.double().mean())

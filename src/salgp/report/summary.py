@@ -5,7 +5,7 @@ calibration.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from salgp.features import Features
 from salgp.metrics import METRICS, Metric, RiskCoverage, arrays_of
 from salgp.prediction import Prediction
 
-__all__ = ["Change", "Corrected", "Scored", "layer_corrections", "scored"]
+__all__ = ["Change", "Corrected", "Scored", "scored"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -61,17 +61,13 @@ class Change:
     """A metric before and after, with its bootstrap spread, and whether the change is more than chance.
 
     Args:
-        key: name of the metric.
-        name: for the reader.
-        meaning: one sentence.
+        metric: which one.
         before: value, lower, upper.
         after: value, lower, upper.
         verdict: ``better``, ``worse``, ``higher``, ``lower``, ``no clear change`` or ``unchanged``.
     """
 
-    key: str
-    name: str
-    meaning: str
+    metric: Metric[...]
     before: tuple[float, float, float]
     after: tuple[float, float, float]
     verdict: str
@@ -101,7 +97,6 @@ class Corrected:
         true: class, -1 if unknown to the model.
         before: the model's confidence.
         after: calibrated confidence.
-        std: its standard deviation or None.
         lower: end of the interval or None.
         upper: end of the interval or None.
         points: every term and its confidence points, which add up to the change; largest first.
@@ -112,7 +107,6 @@ class Corrected:
     true: int
     before: float
     after: float
-    std: float | None
     lower: float | None
     upper: float | None
     points: tuple[tuple[str, float], ...]
@@ -131,24 +125,19 @@ def scored(prediction: Prediction, labels: Tensor) -> Scored:
     )
 
 
-def metric_changes(
-    before: Scored, after: Scored, labels: Tensor, n_resamples: int | None = None
-) -> list[Change]:
+def metric_changes(before: Scored, after: Scored, labels: Tensor) -> list[Change]:
     """Every metric with its bootstrap spread on both sides; the same resamples serve both, so that the change
     is paired.
     """
-    n = len(after.correct)
-    draws = n_resamples or int(np.clip(4_000_000 // n, 50, 400))
     arrays = [arrays_of(s.prediction, labels.cpu()) for s in (before, after)]
     known = bool((labels >= 0).any())
     found = []
-    for key, metric in METRICS.items():
+    for metric in METRICS.values():
         missing = any(each[name] is None for each in arrays for name in metric.reads)
         if not metric.heading or missing or ("labels" in metric.reads and not known):
             continue
-        one, two = (_resampled(metric, each, draws) for each in arrays)
-        verdict = _judge(one, two, metric.larger_is_better)
-        found.append(Change(key, metric.title, metric.sentence, _spread(one), _spread(two), verdict))
+        one, two = (_resampled(metric, each, len(labels)) for each in arrays)
+        found.append(Change(metric, _spread(one), _spread(two), _judge(one, two, metric.larger_is_better)))
     return found
 
 
@@ -157,15 +146,10 @@ def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
     if prediction.layers is None:
         return []
     names, points = term_points(features, prediction)
-    return _shares([shown_term(name) for name in names], points)
-
-
-def layer_corrections(prediction: Prediction) -> list[LayerShare]:
-    """Mean size of each layer's corrections, in the order of the network; empty where the method has no
-    layers.
-    """
-    terms = prediction.layers
-    return [] if terms is None else _shares(terms.names, terms.mean)
+    x = points.double().cpu().numpy()
+    low, high = np.maximum(-x, 0).mean(axis=0), np.maximum(x, 0).mean(axis=0)
+    pairs = zip(names, low, high, strict=True)
+    return [LayerShare(shown_term(name), float(a), float(b)) for name, a, b in pairs]
 
 
 def most_corrected(
@@ -179,14 +163,9 @@ def most_corrected(
     return [_corrected(row, logits[[row]], int(labels[row]), prediction[row : row + 1]) for row in rows]
 
 
-def _shares(names: Sequence[str], mean: Tensor) -> list[LayerShare]:
-    x = mean.double().cpu().numpy()
-    low, high = np.maximum(-x, 0).mean(axis=0), np.maximum(x, 0).mean(axis=0)
-    return [LayerShare(name, float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)]
-
-
-def _resampled(metric: Metric[...], arrays: Mapping[str, Any], draws: int) -> metrics.Interval:
+def _resampled(metric: Metric[...], arrays: Mapping[str, Any], n: int) -> metrics.Interval:
     read = [arrays[name] for name in metric.reads]
+    draws = int(np.clip(4_000_000 // n, 50, 400))
     return metrics.bootstrap(metric, *read, n_resamples=draws, level=LEVEL)
 
 
@@ -214,24 +193,11 @@ def _judge(before: metrics.Interval, after: metrics.Interval, larger_is_better: 
 
 def _corrected(row: int, one: Features, true: int, prediction: Prediction) -> Corrected:
     """Of a single sample, given as features and prediction of one row."""
-
-    def number(x: Tensor | None) -> float | None:
-        return None if x is None else float(x[0])
-
     points: list[tuple[str, float]] = []
     if prediction.layers is not None:
         names, values = term_points(one, prediction)
-        points = sorted(
-            zip(map(shown_term, names), values[0].tolist(), strict=True), key=lambda item: -abs(item[1])
-        )
-    return Corrected(
-        row,
-        int(prediction.label[0]),
-        true,
-        float(one.confidence[0]),
-        float(prediction.confidence[0]),
-        number(prediction.std),
-        number(prediction.lower),
-        number(prediction.upper),
-        tuple(points),
-    )
+        pairs = zip(map(shown_term, names), values[0].tolist(), strict=True)
+        points = sorted(pairs, key=lambda item: -abs(item[1]))
+    lower, upper = (None if x is None else float(x[0]) for x in (prediction.lower, prediction.upper))
+    before, after = float(one.confidence[0]), float(prediction.confidence[0])
+    return Corrected(row, int(prediction.label[0]), true, before, after, lower, upper, tuple(points))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from salgp.metrics import METRICS
 from salgp.report.selective import ASSURANCE, OperatingPoint
 from salgp.report.summary import Change, Scored
 
@@ -94,24 +93,21 @@ def _tone(before: Scored, after: Scored, point: OperatingPoint, changes: Sequenc
 
 
 def _of_ece(changes: Sequence[Change]) -> str:
-    return next((c.verdict for c in changes if c.key == "ece"), "unchanged")
+    return next((c.verdict for c in changes if c.metric.name == "ece"), "unchanged")
 
 
 def _others(changes: Sequence[Change], kind: str) -> str:
     """Headings of the other metrics with this verdict."""
-    return ", ".join(
-        METRICS[c.key].heading or c.name for c in changes if c.key != "ece" and c.verdict == kind
-    )
+    return ", ".join(c.metric.heading for c in changes if c.metric.name != "ece" and c.verdict == kind)
 
 
 def _points(x: float) -> str:
-    whole = max(round(100 * abs(x)), 1)
-    return f"{whole} point" + ("s" if whole != 1 else "")
+    whole = max(round(100 * x), 1)
+    return "1 point" if whole == 1 else f"{whole} points"
 
 
 def _within(x: float) -> str:
-    whole = max(math.ceil(100 * x - 0.05), 1)
-    return f"{whole} point" + ("s" if whole != 1 else "")
+    return _points(math.ceil(100 * x - 0.05) / 100)
 
 
 def _diagnosis(before: Scored) -> str:
