@@ -55,14 +55,11 @@ class Preset:
         gp: changes to `salgp.SALGP.paper` of every GP, per data set.
         groups: of methods, where the experiment names none.
         n_calibration: validation samples that calibrators are fitted on at most, a stratified draw.
-        pooled: groups that run with every pooling of the experiment; the others run with the first. None
-            for all.
+        pooled: groups that run with every pooling of the experiment; None for all but those that
+            `salgp_study.run` runs once.
         deep: arguments of the deep GP.
         max_steps: longest light curve per band.
         size: side of the centre cut out of each radar chip.
-        complete: every method with every pooling and every split it can be fitted on. Otherwise subsets of
-            layers, class-specific structures and the deep GP run with the first of each only, and further
-            splits with the first pooling only.
         same_steps: with a part of the training data, take more epochs, so that the number of optimiser steps
             stays the same.
         mixed: backbones trained in mixed precision (see `salgp_study.train.Recipe`).
@@ -96,7 +93,6 @@ class Preset:
     deep: Mapping[str, Any] = field(default_factory=dict)
     max_steps: int = 128
     size: int = 128
-    complete: bool = True
     same_steps: bool = False
     mixed: tuple[str, ...] = ()
 
@@ -183,7 +179,6 @@ PRESETS: Mapping[str, Preset] = {
         },
         gp={name: {"max_steps": 4, "n_inducing": 32} for name in ("mstar", "spcc", "plasticc")},
         deep={"steps": 3},
-        complete=False,
     ),
     "cpu": Preset(
         "cpu",
@@ -193,7 +188,6 @@ PRESETS: Mapping[str, Preset] = {
         n_test=4000,
         size=64,
         max_steps=24,
-        complete=False,
         same_steps=True,
         deep={"steps": 200},
     ),
@@ -203,7 +197,6 @@ PRESETS: Mapping[str, Preset] = {
         epochs={"convnet": 100, "aconvnet": 100, "resnet18": 50, "rnn": 100},
         arguments={"rnn": {"hidden": 32}},
         n_test=25_000,
-        complete=False,
         deep={"steps": 2000},
         mixed=("convnet", "aconvnet", "resnet18"),
     ),
@@ -214,7 +207,6 @@ PRESETS: Mapping[str, Preset] = {
         arguments={"convnet": {"size": 64}, "aconvnet": {"size": 64}, "rnn": {"hidden": 32}},
         n_test=5000,
         size=64,
-        complete=False,
         groups=(
             "conventional",
             "single",

@@ -55,7 +55,7 @@ SIDE_GROUPS = (
     "deep",
     "adam",
 )
-"""Groups of methods a preset that is not complete runs only once."""
+"""Groups of methods that run once: with the first pooling, fitted on the first split."""
 _POOLINGS = {"avg": "channel-avg", "max": "channel-max", "none": "flatten"}
 
 Progress = Callable[[str], None]
@@ -170,12 +170,11 @@ class Run:
         gp = self.preset.gp.get(self.experiment.dataset, {})
         e = self.experiment
         for fit_on, group in product(e.fit_on, e.groups or self.preset.groups):
-            first = fit_on == e.fit_on[0]
-            if group in SIDE_GROUPS and not (first or self.preset.complete):
+            main, first = group not in SIDE_GROUPS, fit_on == e.fit_on[0]
+            if not (main or first):
                 continue
-            every = self.preset.complete or (first and group not in SIDE_GROUPS)
             pooled = self.preset.pooled is None or group in self.preset.pooled
-            poolings = e.poolings if every and pooled else e.poolings[:1]
+            poolings = e.poolings if main and first and pooled else e.poolings[:1]
             for method in methods_of(group, N_LAYERS, gp, self.preset.deep):
                 if method.reference and fit_on != "validation":
                     continue  # the training set is its own nearest neighbour
