@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from salgp.gp.kernels import Rows, gaps
+from salgp.gp.covariance import gaps
+from salgp.gp.kernels import Rows
 from salgp.gp.regression import Posterior
 
 __all__ = ["joint"]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from references import gpytorch
 
-from salgp.gp.covariance import ARD, Constant, Covariance, Index, Linear, Product, Same, Stationary, Sum
+from salgp.gp.covariance import ARD, Covariance, Index, Linear, Product, Same, Stationary, Sum, gaps
 from salgp.gp.fitting import Settings, fit_gaussian
-from salgp.gp.kernels import KERNELS, Rows, gaps, self_gaps, squared_distance, stationary
-from salgp.gp.optimise import Scale
+from salgp.gp.kernels import KERNELS, Rows, squared_distance, stationary
+from salgp.gp.optimise import Scale, started
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(7, 3, generator=G, dtype=torch.float64)
@@ -89,7 +89,7 @@ COVARIANCES: list[Covariance] = [
     Stationary("x") + Product((Same("layer"), Stationary("x", "matern32", "local"))),
     Index("layer", 3) + Stationary("t", "matern12"),
     ARD("x", 3) + Index("layer", 3, 1),
-    Linear("x") + Linear("t") + Product((Same("layer"), Constant("offset"))),
+    Linear("x") + Linear("t") + Product((Same("layer"), Stationary("t", "rbf", "own"))),
 ]
 
 
@@ -111,14 +111,14 @@ def test_starting_points_are_inside_their_bounds_and_sum_to_the_target_variance(
     parameters = k.parameters(Scale({"x": 2.0, "t": 1.0}, 0.5))
     assert len({p.name for p in parameters}) == len(parameters)
     assert all(bool(((p.start > p.lower) & (p.start < p.upper)).all()) for p in parameters)
-    prior = k({p.name: p.start for p in parameters}, self_gaps(rows()[:6], k)).mean()
+    prior = k({p.name: p.start for p in parameters}, gaps(rows()[:6], rows()[:6], k)).diagonal().mean()
     assert 0.1 < float(prior) < 2.5
 
 
 @pytest.mark.parametrize("k", COVARIANCES, ids=lambda k: type(k).__name__)
-def test_self_gaps_give_the_diagonal(k: Covariance) -> None:
+def test_variances_are_the_diagonal(k: Covariance) -> None:
     theta = {p.name: p.start for p in k.parameters(Scale({"x": 2.0, "t": 1.0}, 0.5))}
-    torch.testing.assert_close(k(theta, self_gaps(rows(), k)), k(theta, gaps(rows(), rows(), k)).diagonal())
+    torch.testing.assert_close(k.variance(theta, rows()), k.between(theta, rows(), rows()).diagonal())
 
 
 def test_sum_and_product_compose() -> None:
@@ -179,15 +179,8 @@ def test_two_terms_with_the_same_parameters_are_refused() -> None:
     y = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with pytest.raises(ValueError, match=r"two terms of the covariance have a parameter called 'x.log_len"):
         fit_gaussian(Stationary("x") + Stationary("x", "rbf"), rows(), y, Settings())
-    named = fit_gaussian(
-        Stationary("x") + Stationary("x", "rbf", "slow"), rows(), y, Settings(fixed={"log_noise": -1.0})
-    )
-    assert named.log_noise == -1.0
-
-
-def test_unknown_fixed_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"cannot fix 'y'; the hyperparameters are x.log_lengthscale"):
-        fit_gaussian(Stationary("x"), rows(), torch.ones(7).double(), Settings(fixed={"y": 0.0}))
+    k = Stationary("x") + Stationary("x", "rbf", "slow")
+    assert len(started(k.parameters(Scale({"x": 1.0}, 1.0)))) == 4
 
 
 def test_distances_survive_a_large_common_offset() -> None:
@@ -215,14 +208,6 @@ def test_rows_index_flatten_concatenate() -> None:
     whole = Rows.concatenate([flat[:2], flat[2:]])
     assert torch.equal(whole.blocks["x"], flat.blocks["x"])
     assert torch.equal(whole.groups["layer"], flat.groups["layer"])
-
-
-def test_regrouped_gaps_keep_distances() -> None:
-    k = Stationary("x")
-    compared = gaps(rows(), rows(), k)
-    other = compared.with_pairs({})
-    assert other.squared is compared.squared
-    assert other.pairs == {}
 
 
 def test_unknown_kernel_is_refused() -> None:

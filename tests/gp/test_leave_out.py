@@ -10,8 +10,8 @@ from torch import Tensor
 
 from salgp.calibrators.gp.salgp import SALGP
 from salgp.features import Features
-from salgp.gp.covariance import Stationary
-from salgp.gp.kernels import Rows, gaps, self_gaps
+from salgp.gp.covariance import Stationary, gaps
+from salgp.gp.kernels import Rows
 from salgp.gp.likelihood import exact_leave_out_density, inducing_leave_out_density
 from salgp.gp.regression import condition_exact, condition_inducing, statistics
 
@@ -50,7 +50,7 @@ def test_inducing_equals_leaving_each_group_out(size: int) -> None:
     inducing = rows[torch.arange(0, N, 4)]
     Kuf, prior = (
         COVARIANCE(THETA, gaps(inducing, rows, COVARIANCE)),
-        COVARIANCE(THETA, self_gaps(rows, COVARIANCE)),
+        COVARIANCE.variance(THETA, rows),
     )
     found = inducing_leave_out_density(
         COVARIANCE(THETA, gaps(inducing, inducing, COVARIANCE)), Kuf, prior, y, noise, size
@@ -86,7 +86,7 @@ def test_gradients(inducing: bool) -> None:
             return exact_leave_out_density(COVARIANCE(theta, gaps(rows, rows, COVARIANCE)), y, n, SIZE)
         Kuf, prior = (
             COVARIANCE(theta, gaps(few, rows, COVARIANCE)),
-            COVARIANCE(theta, self_gaps(rows, COVARIANCE)),
+            COVARIANCE.variance(theta, rows),
         )
         return inducing_leave_out_density(
             COVARIANCE(theta, gaps(few, few, COVARIANCE)), Kuf, prior, y, n, SIZE

@@ -90,7 +90,7 @@ def test_sites_touch_the_likelihood_where_they_are_made(f: float, weight: float)
 def test_tempered_gaussian_site_is_the_density_to_that_power() -> None:
     y, f = torch.tensor([0.3, -0.2], dtype=torch.float64), torch.tensor([0.1, 0.4], dtype=torch.float64)
     log_noise = torch.tensor(-1.3, dtype=torch.float64)
-    weight = torch.tensor([0.2, 1.0], dtype=torch.float64)
+    weight = 0.2
     sites = gaussian_sites(y, log_noise, weight)
     site = torch.distributions.Normal(f, sites.noise.sqrt()).log_prob(y).sum() + sites.constant
     expected = (weight * torch.distributions.Normal(f, (0.5 * log_noise).exp()).log_prob(y)).sum()

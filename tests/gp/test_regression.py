@@ -10,8 +10,8 @@ import torch
 from posteriors import joint
 from torch import Tensor
 
-from salgp.gp.covariance import Index, Stationary
-from salgp.gp.kernels import Rows, gaps
+from salgp.gp.covariance import Index, Stationary, gaps
+from salgp.gp.kernels import Rows
 from salgp.gp.regression import (
     condition_exact,
     condition_inducing,
@@ -179,12 +179,6 @@ def test_weighting_a_row_is_repeating_it() -> None:
     thrice = condition_exact(COVARIANCE, THETA, Rows.concatenate([ROWS] * 3), Y.repeat(3), NOISE.repeat(3))
     for a, b in zip(once(NEW), thrice(NEW), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
-
-
-def test_posterior_moves_between_devices_unchanged() -> None:
-    posterior = condition_exact(COVARIANCE, THETA, ROWS, Y, NOISE)
-    for a, b in zip(posterior(NEW), posterior.to("cpu")(NEW), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_greedy_rows_compute_no_column_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from samples import sample
 
+from salgp.calibrators.gp.salgp import fit_structure
+from salgp.calibrators.gp.structures import structure
 from salgp.gp.covariance import Stationary
-from salgp.gp.fitting import Settings, fit_gaussian
-from salgp.gp.kernels import Rows
+from salgp.gp.fitting import Settings
 from salgp.gp.linalg import SMALL, _scipy_blas, one_blas_thread, threads_for
 from salgp.gp.optimise import Parameter, maximise
 
@@ -34,6 +36,7 @@ def test_small_matrices_get_one_thread_and_large_ones_keep_theirs(two_threads: o
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.filterwarnings("ignore::salgp.gp.optimise.AtBoundWarning")
 def test_a_fit_runs_on_one_thread_and_puts_the_setting_back(
     two_threads: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,9 +48,9 @@ def test_a_fit_runs_on_one_thread_and_puts_the_setting_back(
         return formula(self, theta, gaps)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Stationary, "__call__", watched)
-    x = torch.linspace(0, 3, 30, dtype=torch.float64)[:, None]
-    y = torch.sin(x[:, 0]) + 0.1 * torch.randn(30, generator=torch.Generator().manual_seed(0)).double()
-    fit_gaussian(Stationary("x"), Rows({"x": x}), y, Settings())
+    features, labels = sample(30)
+    made = structure("concat", features.widths, features.n_classes)
+    fit_structure(made, features, labels, "gaussian", Settings())
     assert set(seen) == {1}
     assert torch.get_num_threads() == 2
 

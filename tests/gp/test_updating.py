@@ -97,7 +97,7 @@ def test_suggested_samples_are_more_uncertain_than_average() -> None:
 def test_a_fitted_gp_moves_whole(inference: str) -> None:
     """What it was conditioned on goes along, so that it can be conditioned on more there."""
     gp = SALGP("sum", inference=inference, n_inducing=20).fit(*made(40))
-    away = gp.fitted_.to("meta")
+    away = gp.to("meta").fitted_
     found = [away.posterior.alpha, away.mean_weights]
     found += [away.y, away.noise] if away.summary is None else [away.summary.A, away.summary.trace]
     assert all(x is not None and x.is_meta for x in found)

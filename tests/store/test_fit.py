@@ -15,9 +15,9 @@ from scale_jobs import samples, small_calibrator, small_store
 from salgp import calibrators
 from salgp.calibrators.gp.residual import ResidualGP
 from salgp.calibrators.gp.salgp import SALGP
-from salgp.calibrators.gp.structures import flat_rows, log_odds_design
+from salgp.calibrators.gp.structures import log_odds_design, rows_of
 from salgp.features import Features
-from salgp.gp.kernels import gaps, self_gaps
+from salgp.gp.covariance import gaps
 from salgp.gp.likelihood import bernoulli_sites, gaussian_sites
 from salgp.gp.regression import condition_inducing, inducing_log_evidence, statistics
 from salgp.io import ChecksumError
@@ -36,11 +36,11 @@ def in_memory(fitted: SALGP, store: FeatureStore, n_rounds: int = 1, weight: flo
     """
     features, labels = store.to_features()
     p, structure, f = fitted.fitted_.posterior, fitted.structure_, fitted.fitted_
-    rows = flat_rows(structure, features)
+    rows = rows_of(structure, features).flatten()
     repeats = len(rows) // len(features)
     Kuf, prior = (
         p.covariance(p.theta, gaps(p.rows, rows, p.covariance)),
-        p.covariance(p.theta, self_gaps(rows, p.covariance)),
+        p.prior_variance(rows),
     )
     bernoulli = len(f.mean_weights) > 0
     y = (
@@ -176,7 +176,7 @@ def test_inducing_rows_are_chosen_over_all_rows(tmp_path: Path) -> None:
     """Some are rows of the store that are not in the subset."""
     store = small_store(tmp_path)
     fitted = fit_store(small_calibrator(), store, subset=100)
-    subset = flat_rows(fitted.structure_, subset_of(store, 100)[0])
+    subset = rows_of(fitted.structure_, subset_of(store, 100)[0]).flatten()
     chosen = next(iter(fitted.fitted_.posterior.rows.blocks.values()))
     known = next(iter(subset.blocks.values()))
     assert float(torch.cdist(chosen.double(), known.double()).min(dim=1).values.max()) > 0

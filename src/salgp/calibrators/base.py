@@ -26,7 +26,8 @@ import operator
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar
 
@@ -129,29 +130,29 @@ class Calibrator(BaseEstimator, ABC):
         rows, _ = originals(features)
         if len(rows) < 2:
             raise ValueError("only one calibration sample: at least 2 are needed, a few hundred are sensible")
-        if reference is not None:
-            known = check_reference(reference[0], features, self.needs_layers)
-            seen = as_labels(reference[1], len(known), features.n_classes).to(features.logits.device)
-            reference = (known, seen)
-            _check_network(known, features.network, "the reference was read from", "the calibration samples")
+        known = None if reference is None else self._known(*reference, features)
         plain = features if len(rows) == len(features) else Features(features.logits[rows])
-        compared = reference if self.needs_layers else None
-        warn_of_data(plain, y[rows], compared, zeros=self.floors_zeros and not self.suits_few_values)
+        zeros = self.floors_zeros and not self.suits_few_values
+        warn_of_data(plain, y[rows], known if self.needs_layers else None, zeros)
         fresh = type(self)(**self.get_params(deep=False))  # a fit that fails leaves the old one as it was
         fresh._learn_zero_logits(plain)
-        plain, features = fresh.floor_zeros(plain), fresh.floor_zeros(features)
-        if reference is not None:
-            reference = (fresh.floor_zeros(reference[0]), reference[1])
         with torch.no_grad():
             if self.gives_confidence_only:
-                fresh.rest_temperature_ = rest_temperature(plain.logits, y[rows])
-            fresh._fit(features, y, reference)
+                fresh.rest_temperature_ = rest_temperature(fresh.floor_zeros(plain).logits, y[rows])
+            fresh._fit(fresh.floor_zeros(features), y, known and (fresh.floor_zeros(known[0]), known[1]))
         if features.network is not None:
             fresh.network_ = features.network
         fresh.n_classes_ = features.n_classes
         fresh.layer_widths_ = features.widths if self.needs_layers else {}
         self.__dict__ = fresh.__dict__
         return self
+
+    def _known(self, reference: Features, labels: Any, features: Features) -> tuple[Features, Tensor]:
+        """The reference, checked against the calibration samples."""
+        known = check_reference(reference, features, self.needs_layers)
+        _check_network(known, features.network, "the reference was read from", "the calibration samples")
+        classes = as_labels(labels, len(known), features.n_classes)
+        return known, classes.to(features.logits.device)
 
     def predict(self, features: Features, context: Any = None) -> Prediction:
         """Calibrated confidences for new samples.
@@ -163,9 +164,18 @@ class Calibrator(BaseEstimator, ABC):
         features = self.check_input(features)
         if context is not None:
             raise self._without_context()
+        away = features.logits.device
+        home = self.device or away
+        if away != home:
+            return self.predict(features.to(home)).to(away)
         with torch.no_grad():
             parts = [self._predict(part) for part in chunks(features, self._chunk())]
             return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where it works: where it was fitted, or where `to` sent it; None where it learned no arrays."""
+        return next((x.device for x in _tensors(_learned(self))), None)
 
     def explain(self, features: Features, i: int) -> str:
         """Say in one line what each term did to the confidence of sample ``i``, in confidence points that add
@@ -199,21 +209,19 @@ class Calibrator(BaseEstimator, ABC):
         features = self.floor_zeros(features)
         if not self.needs_layers:
             return features
-        missing = [k for k in self.layer_widths_ if k not in features.layers]
-        if missing:
-            raise ValueError(
-                f"layer {missing[0]!r} is missing; fitted on {list(self.layer_widths_)}, got "
-                f"{list(features.layers)}"
-            )
-        if features.layer_names != tuple(self.layer_widths_):
-            features = features.select(list(self.layer_widths_))
-        wrong = [k for k, d in self.layer_widths_.items() if features.widths[k] != d]
-        if wrong:
-            raise ValueError(
-                f"layer {wrong[0]!r} has width {features.widths[wrong[0]]}, fitted on "
-                f"{self.layer_widths_[wrong[0]]}: is it the same network?"
-            )
-        return features
+        for name, width in self.layer_widths_.items():
+            if name not in features.layers:
+                raise ValueError(
+                    f"layer {name!r} is missing; fitted on {list(self.layer_widths_)}, got "
+                    f"{list(features.layers)}"
+                )
+            if features.widths[name] != width:
+                raise ValueError(
+                    f"layer {name!r} has width {features.widths[name]}, fitted on {width}: is it the same "
+                    f"network?"
+                )
+        names = tuple(self.layer_widths_)
+        return features if features.layer_names == names else features.select(names)
 
     def _learn_zero_logits(self, features: Features) -> None:
         """Keep what takes the place of probabilities of 0, where there are any."""
@@ -272,14 +280,14 @@ class Calibrator(BaseEstimator, ABC):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         same = type(self)(**copy.deepcopy(self.get_params(deep=False), memo))
         memo[id(self)] = same
-        same.__dict__.update({k: copy.deepcopy(v, memo) for k, v in vars(self).items() if k.endswith("_")})
+        same.__dict__.update(copy.deepcopy(_learned(self), memo))
         return same
 
     def to(self, device: torch.device | str) -> Self:
         """A copy whose learned arrays are on ``device``, where its predictions are then made."""
         self._check_fitted()
         tensors: dict[str, Tensor] = {}
-        state = pack({k: v for k, v in vars(self).items() if k.endswith("_")}, tensors)
+        state = pack(_learned(self), tensors)
         same = type(self)(**copy.deepcopy(self.get_params(deep=False)))
         same.__dict__.update(unpack(state, {k: x.to(device) for k, x in tensors.items()}))
         return same
@@ -365,18 +373,7 @@ FILE = "calibrator.safetensors"
 """Name of the file inside the folder that `Calibrator.save` is given."""
 
 
-class Fitted(Protocol):
-    """What is needed of a calibrator to write it down."""
-
-    @property
-    def name(self) -> str:
-        """Short name."""
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Arguments of the constructor."""
-
-
-def save_calibrator(folder: str | os.PathLike[str], calibrator: Fitted, **parts: Any) -> Path:
+def save_calibrator(folder: str | os.PathLike[str], calibrator: Calibrator, **parts: Any) -> Path:
     """Write a calibrator into a folder, over an older one where there is one.
 
     Args:
@@ -407,13 +404,32 @@ def check_place(folder: Path) -> None:
         )
 
 
-def calibrator_value(calibrator: Fitted) -> dict[str, Any]:
+def calibrator_value(calibrator: Calibrator) -> dict[str, Any]:
     """Name, arguments and learned attributes."""
-    learned = {k: v for k, v in vars(calibrator).items() if k.endswith("_") and not k.startswith("_")}
-    return {"calibrator": calibrator.name, "config": calibrator.get_params(deep=False), "state": learned}
+    config = calibrator.get_params(deep=False)
+    return {"calibrator": calibrator.name, "config": config, "state": _learned(calibrator)}
 
 
-def calibrator_digest(calibrator: Fitted) -> str:
+def _learned(calibrator: Any) -> dict[str, Any]:
+    """What it learned: the attributes that end in ``_``."""
+    return {k: v for k, v in vars(calibrator).items() if k.endswith("_") and not k.startswith("_")}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a learned value, one by one."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+    elif is_dataclass(value):
+        yield from _tensors(vars(value))
+
+
+def calibrator_digest(calibrator: Calibrator) -> str:
     """SHA-256 of its arguments and of what it learned; the same for the same calibrator loaded again."""
     return hashlib.sha256(value_bytes(KIND, FORMAT_VERSION, calibrator_value(calibrator))).hexdigest()
 

@@ -16,8 +16,8 @@ classifier, NeurIPS 2018; Papernot and McDaniel, Deep k-nearest neighbors, 2018.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ from torch.nn.functional import normalize
 
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.scaling.sigmoid import fit_logistic, platt_targets
-from salgp.calibrators.scaling.temperature import EnsembleTemperatureScaling, ensemble_softmax
-from salgp.calibrators.scaling.toplabel import from_top_label, interpolate, monotone_fit
+from salgp.calibrators.scaling.toplabel import from_top_label
 from salgp.calibrators.temperature import BOUNDS, best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
@@ -38,6 +37,7 @@ from salgp.prediction import Prediction
 __all__ = []
 
 
+@dataclass(repr=False, eq=False)
 class DensityAwareCalibration(Calibrator):
     """Sample-wise temperature from k-th neighbour distances at every layer.
 
@@ -45,7 +45,6 @@ class DensityAwareCalibration(Calibrator):
 
     Args:
         k: which neighbour's distance to take.
-        then: ``"nothing"``, or ``"ensemble"`` for ensemble temperature scaling of the density-scaled logits.
 
     Attributes:
         weights_: ``(1 + L,)`` weights ``w_0, w_1, ..., w_L``.
@@ -66,47 +65,29 @@ class DensityAwareCalibration(Calibrator):
     needs_layers: ClassVar[bool] = True
     uses_reference: ClassVar[bool] = True
 
-    def __init__(self, k: int = 50, then: Literal["nothing", "ensemble"] = "nothing") -> None:
-        self.k = k
-        self.then = then
+    k: int = 50
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        if self.then not in ("nothing", "ensemble"):
-            raise ValueError(f"then must be 'nothing' or 'ensemble', got {self.then!r}")
-        self.reference_ = {
-            name: _unit(x).cpu() for name, x in (reference[0] if reference else features).layers.items()
-        }
+        known = features if reference is None else reference[0]
+        self.reference_ = {name: _unit(x) for name, x in known.layers.items()}
         S = self._distances(features, leave_one_out=reference is None)
-        known = labels >= 0
-        self.weights_ = _fit_weights(features.logits[known], labels[known], S[known]).cpu()
-        self.temperature_, self.mix_ = 1.0, torch.tensor([1.0, 0.0, 0.0])
-        if self.then == "ensemble":
-            scaled = Features(at_least_single(features.logits) / self._sample_temperature(S)[:, None])
-            ensemble = EnsembleTemperatureScaling().fit(scaled, labels)
-            self.temperature_, self.mix_ = ensemble.temperature_, ensemble.weights_
+        known_class = labels >= 0
+        self.weights_ = _fit_weights(features.logits[known_class], labels[known_class], S[known_class])
 
     def _predict(self, features: Features) -> Prediction:
-        T = self._sample_temperature(self._distances(features)).to(at_least_single(features.logits).dtype)
-        if self.then == "ensemble":
-            probs = ensemble_softmax(
-                at_least_single(features.logits) / T[:, None], self.temperature_, self.mix_
-            )
-        else:
-            probs = tempered_softmax(features.logits, T[:, None])
+        S = self._distances(features)
+        T = (self.weights_[0] + S @ self.weights_[1:]).clamp_min(BOUNDS[0])
+        T = T.to(at_least_single(features.logits).dtype)
+        probs = tempered_softmax(features.logits, T[:, None])
         return replace(Prediction.from_probs(features, probs), novelty=T)
 
     def _distances(self, features: Features, leave_one_out: bool = False) -> Tensor:
         """Distance to the k-th neighbour at each layer, ``(n, L)``."""
-        device = features.logits.device
         each = [
-            nearest(_unit(x), self.reference_[name].to(device), self.k, leave_one_out=leave_one_out)[0]
+            nearest(_unit(x), self.reference_[name], self.k, leave_one_out=leave_one_out)[0]
             for name, x in features.layers.items()
         ]
         return torch.stack([d[:, -1] for d in each], dim=1).double()
-
-    def _sample_temperature(self, S: Tensor) -> Tensor:
-        w = self.weights_.to(S.device)
-        return (w[0] + S @ w[1:]).clamp_min(BOUNDS[0])
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -142,7 +123,7 @@ def _fit_weights(logits: Tensor, labels: Tensor, S: Tensor) -> Tensor:
     ]
     best = min(found, key=lambda f: float(f.fun))
     tell_unless_settled(best, "the search for the weights of the distances")
-    return torch.tensor(best.x) / scale.cpu()
+    return torch.as_tensor(best.x).to(scale) / scale
 
 
 def _squared_error(logits: Tensor, labels: Tensor, T: Tensor) -> tuple[float, Tensor]:
@@ -164,6 +145,7 @@ RATIO_LIMIT = 1e6
 """Trust scores are kept within [1 / RATIO_LIMIT, RATIO_LIMIT]."""
 
 
+@dataclass(repr=False, eq=False)
 class TrustScore(Calibrator):
     """Distance to the nearest other class over the distance to the predicted class, at one layer.
 
@@ -174,7 +156,6 @@ class TrustScore(Calibrator):
         layer: name of the layer; the last one by default.
         filter: share of reference samples left out per class, in [0, 1).
         k: neighbour whose distance measures density.
-        link: ``"platt"`` or ``"isotonic"``, from the log of the score to the confidence.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
@@ -188,17 +169,9 @@ class TrustScore(Calibrator):
     needs_layers: ClassVar[bool] = True
     uses_reference: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        layer: str | None = None,
-        filter: float = 0.0,
-        k: int = 10,
-        link: Literal["platt", "isotonic"] = "platt",
-    ) -> None:
-        self.layer = layer
-        self.filter = filter
-        self.k = k
-        self.link = link
+    layer: str | None = None
+    filter: float = 0.0
+    k: int = 10
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if not 0 <= self.filter < 1:
@@ -209,31 +182,29 @@ class TrustScore(Calibrator):
         known, classes = reference or (features, labels)
         x = at_least_single(known.layers[self.layer_])
         kept = _dense(x, classes, self.filter, self.k)
-        self.x_, self.classes_ = x[kept].cpu(), classes[kept].cpu()
+        self.x_, self.classes_ = x[kept], classes[kept]
         own = None if reference else kept
-        self.link_ = _fit_link(self._log_score(features, own), features.correct(labels), self.link)
+        self.link_ = _fit_link(self._log_score(features, own), features.correct(labels))
 
     def _predict(self, features: Features) -> Prediction:
-        score = self._log_score(features)
-        confidence = _apply_link(score, self.link_)
-        return replace(from_top_label(features, confidence, self.rest_temperature_), novelty=-score)
+        return _linked(features, self._log_score(features), self.link_, self.rest_temperature_)
 
     def _log_score(self, features: Features, own: Tensor | None = None) -> Tensor:
         """``log`` of the trust score; ``own`` marks the samples that are themselves the reference, in its
         order.
         """
         x, label = at_least_single(features.layers[self.layer_]), features.label
-        reference, classes = self.x_.to(x), self.classes_.to(x.device)
-        same, other = class_distances(x, label, reference, classes)
+        reference = self.x_.to(x)
+        same, other = class_distances(x, label, reference, self.classes_)
         if own is not None:
-            s, o = class_distances(x[own], label[own], reference, classes, leave_one_out=True)
+            s, o = class_distances(x[own], label[own], reference, self.classes_, leave_one_out=True)
             same, other = same.masked_scatter(own, s), other.masked_scatter(own, o)
-        ratio = ((other + 1e-12) / (same + 1e-12)).nan_to_num(
-            nan=1.0
-        )  # inf / inf: a class and all others absent
+        ratio = (other + 1e-12) / (same + 1e-12)
+        ratio = ratio.nan_to_num(nan=1.0)  # inf / inf: a class and all others absent
         return ratio.clamp(1 / RATIO_LIMIT, RATIO_LIMIT).log().double()
 
 
+@dataclass(repr=False, eq=False)
 class DeepKNN(Calibrator):
     """Credibility of the label: how usual is the number of neighbours, over all layers, with another label?
 
@@ -260,35 +231,30 @@ class DeepKNN(Calibrator):
     needs_layers: ClassVar[bool] = True
     uses_reference: ClassVar[bool] = True
 
-    def __init__(self, k: int = 10) -> None:
-        self.k = k
+    k: int = 10
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         known, classes = reference or (features, labels)
-        self.reference_ = {name: x.cpu() for name, x in known.layers.items()}
-        self.classes_ = classes.cpu()
+        self.reference_, self.classes_ = dict(known.layers), classes
         neighbours = self._neighbour_labels(features, leave_one_out=reference is None)  # (n, L k)
         true = (neighbours != labels[:, None]).sum(dim=1)[labels >= 0]
-        self.nonconformity_ = true.sort().values.cpu()
-        self.link_ = _fit_link(
-            self._log_odds_credibility(neighbours, features.label), features.correct(labels), "platt"
-        )
+        self.nonconformity_ = true.sort().values
+        score = self._log_odds_credibility(neighbours, features.label)
+        self.link_ = _fit_link(score, features.correct(labels))
 
     def _predict(self, features: Features) -> Prediction:
         score = self._log_odds_credibility(self._neighbour_labels(features), features.label)
-        confidence = _apply_link(score, self.link_)
-        return replace(from_top_label(features, confidence, self.rest_temperature_), novelty=-score)
+        return _linked(features, score, self.link_, self.rest_temperature_)
 
     def _neighbour_labels(self, features: Features, leave_one_out: bool = False) -> Tensor:
-        classes = self.classes_.to(features.logits.device)
         each = [
             nearest(x, self.reference_[name].to(x), self.k, leave_one_out=leave_one_out)[1]
             for name, x in features.layers.items()
         ]
-        return classes[torch.cat(each, dim=1)]
+        return self.classes_[torch.cat(each, dim=1)]
 
     def _log_odds_credibility(self, neighbours: Tensor, label: Tensor) -> Tensor:
-        rank = self.nonconformity_.to(label.device)
+        rank = self.nonconformity_
         alpha = (neighbours != label[:, None]).sum(dim=1)
         as_bad = len(rank) - torch.searchsorted(rank, alpha)
         return torch.logit((as_bad + 0.5).double() / (len(rank) + 1))
@@ -305,23 +271,14 @@ def _dense(x: Tensor, classes: Tensor, share: float, k: int) -> Tensor:
     return kept
 
 
-def _fit_link(score: Tensor, correct: Tensor, link: str) -> list[Tensor]:
-    """A monotone map from score to confidence: two coefficients (sigmoid), or knots and values (isotonic)."""
-    if link == "platt":
-        lower = score.new_tensor([0.0, -torch.inf])
-        return [
-            fit_logistic(
-                torch.stack([score, torch.ones_like(score)], dim=1), platt_targets(correct), lower
-            ).cpu()
-        ]
-    if link == "isotonic":
-        x, y = monotone_fit(score.cpu().numpy(), correct.cpu().numpy())
-        return [torch.tensor(x), torch.tensor(y)]
-    raise ValueError(f"link must be 'platt' or 'isotonic', got {link!r}")
+def _fit_link(score: Tensor, correct: Tensor) -> Tensor:
+    """Slope, at least 0, and intercept of a sigmoid from score to confidence."""
+    lower = score.new_tensor([0.0, -torch.inf])
+    X = torch.stack([score, torch.ones_like(score)], dim=1)
+    return fit_logistic(X, platt_targets(correct), lower)
 
 
-def _apply_link(score: Tensor, link: list[Tensor]) -> Tensor:
-    if len(link) == 1:
-        slope, intercept = link[0].tolist()
-        return torch.sigmoid(slope * score + intercept)
-    return interpolate(score[None], link[0][None], link[1][None])[0]
+def _linked(features: Features, score: Tensor, link: Tensor, temperature: float) -> Prediction:
+    slope, intercept = link.tolist()
+    confidence = torch.sigmoid(slope * score + intercept)
+    return replace(from_top_label(features, confidence, temperature), novelty=-score)

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 BOUNDS = (0.01, 20.0)
-"""Smallest and largest temperature looked for, unless told otherwise."""
+"""Smallest and largest temperature looked for."""
 FLAT = 0.05
 """Below this temperature the likelihood hardly changes any more: there is no optimum."""
 
@@ -48,19 +48,13 @@ def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:
 
 
 def best_temperature(
-    logits: Tensor,
-    labels: Tensor,
-    bounds: tuple[float, float] = BOUNDS,
-    *,
-    weights: Tensor | None = None,
-    warn: bool = True,
+    logits: Tensor, labels: Tensor, *, weights: Tensor | None = None, warn: bool = True
 ) -> tuple[float, bool]:
-    """Temperature of the largest likelihood inside ``bounds``, and whether it is one of them.
+    """Temperature of the largest likelihood inside `BOUNDS`, and whether it is one of them.
 
     Args:
         logits: ``(n, c)``.
         labels: ``(n,)`` true classes; -1 is left out.
-        bounds: smallest and largest temperature.
         weights: ``(n,)`` weight of each sample.
         warn: tell when the temperature stopped at a bound.
 
@@ -70,17 +64,14 @@ def best_temperature(
         >>> round(t, 4), at_bound  # log-odds 2 / T must be log 3
         (1.8205, False)
     """
-    low, high = bounds
-    if not 0 < low < high:
-        raise ValueError(f"bounds must be 0 < smallest < largest temperature, got {tuple(bounds)}")
     if not bool((labels >= 0).any()):
         _warn("no calibration sample has a known class: the temperature stays 1")
         return 1.0, False
-    temperature, at_bound = _root(lambda u: _slope(logits, labels, u, weights), low, high)
+    temperature, at_bound = _root(lambda u: _slope(logits, labels, u, weights))
     if at_bound and warn:
         correct = "every calibration sample is correct"
         useless = "the confidences tell nothing about which samples are correct"
-        why = correct if temperature == low else useless
+        why = correct if temperature < 1.0 else useless
         _warn(f"the temperature stopped at its bound {temperature:g} ({why}?); calibrate on held-out data")
     return temperature, at_bound
 
@@ -115,7 +106,7 @@ def careful_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> 
     if not bool((labels >= 0).any()):
         return 1.0
     slope = lambda u: _slope(logits, labels, u, None) + min(u, 0.0) / spread**2  # noqa: E731
-    return _root(slope, *BOUNDS)[0]
+    return _root(slope)[0]
 
 
 def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
@@ -142,17 +133,18 @@ def _slope(logits: Tensor, labels: Tensor, log_temperature: float, weights: Tens
     return inverse * total
 
 
-def _root(slope: Callable[[float], float], low: float, high: float) -> tuple[float, bool]:
-    """``T`` in ``[low, high]`` where ``slope(log T)`` turns positive; true with an end where it does not."""
+def _root(slope: Callable[[float], float]) -> tuple[float, bool]:
+    """``T`` in `BOUNDS` where ``slope(log T)`` turns positive; true with an end where it does not."""
     from scipy.optimize import brentq
 
+    low, high = (math.log(bound) for bound in BOUNDS)
     if slope(0.0) == 0.0:  # as where all logits are equal
         return 1.0, False
-    if slope(math.log(low)) >= 0.0:
-        return low, True
-    if slope(math.log(high)) <= 0.0:
-        return high, True
-    return math.exp(brentq(slope, math.log(low), math.log(high), xtol=1e-12)), False
+    if slope(low) >= 0.0:
+        return BOUNDS[0], True
+    if slope(high) <= 0.0:
+        return BOUNDS[1], True
+    return math.exp(brentq(slope, low, high, xtol=1e-12)), False
 
 
 def _warn(sentence: str) -> None:

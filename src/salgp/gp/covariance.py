@@ -7,6 +7,8 @@ keeps only the terms that are shared by all layers. That is the paper's global p
 
 from __future__ import annotations
 
+import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salgp.gp.kernels import KERNELS, Gaps, is_within, squared_distance, stationary
+from salgp.gp.kernels import KERNELS, Gaps, Rows, is_within, pairs_of, squared_distance, stationary
 from salgp.gp.optimise import Parameter, Scale
 from salgp.io import storable
 
 __all__ = [
     "ARD",
-    "Constant",
     "Covariance",
     "Index",
     "Linear",
@@ -28,6 +29,7 @@ __all__ = [
     "Same",
     "Stationary",
     "Sum",
+    "gaps",
     "kernel_on",
 ]
 
@@ -45,9 +47,9 @@ class Covariance(ABC):
     def parameters(self, scale: Scale) -> list[Parameter]:
         """Learnable parameters with data-driven starting points."""
 
-    @abstractmethod
     def reads(self) -> set[tuple[str, str]]:
-        """Blocks it reads, each with how: ``squared`` distances, raw ``points`` or ``inner_products``."""
+        """Blocks it reads, each with how: ``squared`` distances, or the ``points`` themselves."""
+        return set()
 
     def uses_group(self, group: str) -> bool:
         """Does the value depend on membership of ``group``?"""
@@ -57,11 +59,32 @@ class Covariance(ABC):
         """Does a row that belongs to no ``group`` still covary with the others?"""
         return not self.uses_group(group)
 
+    def between(self, theta: Theta, a: Rows, b: Rows) -> Tensor:
+        """``k(a, b)``, ``(..., N, M)``."""
+        return self(theta, gaps(a, b, self))
+
+    def variance(self, theta: Theta, rows: Rows) -> Tensor:
+        """``k(x, x)`` of each row, ``(..., N)``."""
+        single = rows.single()
+        return self.between(theta, single, single)[..., 0, 0]
+
     def __add__(self, other: Covariance) -> Sum:
         return Sum((self, other))
 
     def __mul__(self, other: Covariance) -> Product:
         return Product((self, other))
+
+
+def gaps(a: Rows, b: Rows, covariance: Covariance) -> Gaps:
+    """Compare rows ``a`` (..., N) with rows ``b`` (..., M), for the blocks that ``covariance`` reads."""
+    squared, points = {}, {}
+    for name, how in covariance.reads():
+        pair = a.blocks[name], b.blocks[name]
+        if how == "squared":
+            squared[name] = squared_distance(*pair)
+        else:
+            points[name] = pair
+    return Gaps(squared, points, pairs_of(a, b))
 
 
 @storable
@@ -91,40 +114,34 @@ class Stationary(Covariance):
             raise ValueError(f"unknown kernel {self.kernel!r}; choose from {', '.join(KERNELS)}")
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        log_lengthscale, log_variance, mask = (
-            theta[f"{self._name}.log_lengthscale"],
-            theta.get(f"{self._name}.log_variance"),
-            None,
+        name = self.name or self.block
+        squared = gaps.squared[self.block]
+        log_lengthscale = theta[f"{name}.log_lengthscale"]
+        log_variance = None if self.unit else theta[f"{name}.log_variance"]
+        if not self.per:
+            return stationary(self.kernel, squared, log_lengthscale, log_variance)
+        left, _ = gaps.pairs[self.per]
+        own = left.clamp_min(0)
+        K = stationary(
+            self.kernel,
+            squared,
+            log_lengthscale[own],
+            None if log_variance is None else log_variance[own],
         )
-        if self.per:
-            left, right = gaps.pairs[self.per]
-            mask, own = (left == right) & (left >= 0), left.clamp_min(0)
-            log_lengthscale = log_lengthscale[own]
-            log_variance = None if log_variance is None else log_variance[own]
-        K = stationary(self.kernel, gaps.squared[self.block], log_lengthscale, log_variance)
-        return K if mask is None else K * mask
+        return K * Same(self.per)(theta, gaps)
 
     def parameters(self, scale: Scale) -> list[Parameter]:
-        typical = 0.5 * _log(scale.squared[self.block] or 1.0)
+        name = self.name or self.block
         shape = (self.n_groups,) if self.per else ()
-        lengthscale = Parameter(
-            f"{self._name}.log_lengthscale", _full(shape, typical), typical - 5.0, typical + 3.0
-        )
-        return (
-            [lengthscale]
-            if self.unit
-            else [lengthscale, _variance(f"{self._name}.log_variance", shape, scale)]
-        )
+        typical = 0.5 * math.log(scale.squared[self.block] or 1.0)
+        lengthscale = _around(f"{name}.log_lengthscale", shape, typical, 5.0, 3.0)
+        return [lengthscale] if self.unit else [lengthscale, _variance(name, shape, scale.variance)]
 
     def reads(self) -> set[tuple[str, str]]:
         return {(self.block, "squared")}
 
     def uses_group(self, group: str) -> bool:
         return is_within(self.per, group)
-
-    @property
-    def _name(self) -> str:
-        return self.name or self.block
 
 
 @storable
@@ -136,32 +153,16 @@ class Linear(Covariance):
     name: str = ""
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        return gaps.inner_products[self.block] * theta[f"{self.name or self.block}.log_variance"].exp()
+        left, right = gaps.points[self.block]
+        variance = theta[f"{self.name or self.block}.log_variance"].exp()
+        return left.double() @ right.double().mT * variance
 
     def parameters(self, scale: Scale) -> list[Parameter]:
-        typical = _log(scale.variance) - _log(scale.squared[self.block] or 1.0)
-        name = f"{self.name or self.block}.log_variance"
-        return [Parameter(name, _full((), typical), typical - 12.0, typical + 8.0)]
+        typical = math.log(scale.variance) - math.log(scale.squared[self.block] or 1.0)
+        return [_around(f"{self.name or self.block}.log_variance", (), typical, 12.0, 8.0)]
 
     def reads(self) -> set[tuple[str, str]]:
-        return {(self.block, "inner_products")}
-
-
-@storable
-@dataclass(frozen=True)
-class Constant(Covariance):
-    """``v`` between all rows: one unknown number that they share; in a product, a variance."""
-
-    name: str
-
-    def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        return theta[f"{self.name}.log_variance"].exp()
-
-    def parameters(self, scale: Scale) -> list[Parameter]:
-        return [_variance(f"{self.name}.log_variance", (), scale)]
-
-    def reads(self) -> set[tuple[str, str]]:
-        return set()
+        return {(self.block, "points")}
 
 
 def kernel_on(block: str, kernel: str, name: str = "") -> Covariance:
@@ -181,26 +182,17 @@ class ARD(Covariance):
 
     block: str
     width: int
-    name: str = ""
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        name = self.name or self.block
-        if self.block in gaps.points:
-            left, right = gaps.points[self.block]
-            inverse = (-theta[f"{name}.log_lengthscales"]).exp()
-            squared = squared_distance(left * inverse, right * inverse)
-        else:
-            squared = gaps.squared[self.block]
-        return (-0.5 * squared).exp() * theta[f"{name}.log_variance"].exp()
+        left, right = gaps.points[self.block]
+        inverse = (-theta[f"{self.block}.log_lengthscales"]).exp()
+        squared = squared_distance(left * inverse, right * inverse)
+        return (-0.5 * squared).exp() * theta[f"{self.block}.log_variance"].exp()
 
     def parameters(self, scale: Scale) -> list[Parameter]:
-        name, typical = self.name or self.block, 0.5 * _log(scale.squared[self.block] or 1.0)
-        return [
-            Parameter(
-                f"{name}.log_lengthscales", _full((self.width,), typical), typical - 5.0, typical + 7.0
-            ),
-            _variance(f"{name}.log_variance", (), scale),
-        ]
+        typical = 0.5 * math.log(scale.squared[self.block] or 1.0)
+        lengthscales = _around(f"{self.block}.log_lengthscales", (self.width,), typical, 5.0, 7.0)
+        return [lengthscales, _variance(self.block, (), scale.variance)]
 
     def reads(self) -> set[tuple[str, str]]:
         return {(self.block, "points")}
@@ -224,21 +216,14 @@ class Index(Covariance):
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
         left, right = gaps.pairs[self.group]
+        left, right = self._members(left.squeeze(-1)), self._members(right.squeeze(-2))
         if self.rank or not self.keep_shared:
-            return self._between(left, right, self.matrix(theta))
+            return left @ self.matrix(theta) @ right.mT
         own = theta[f"{self._name}.log_own"].exp().diag()
-        return self._between(left, right, own) + theta[f"{self._name}.log_shared"].exp()
-
-    def _between(self, left: Tensor, right: Tensor, B: Tensor) -> Tensor:
-        """``B[g, g']``, zero where either row has no group."""
-        if left.shape == right.shape:
-            return (self._members(left) @ B * self._members(right)).sum(-1)
-        return self._members(left.squeeze(-1)) @ B @ self._members(right.squeeze(-2)).mT
+        return left @ own @ right.mT + theta[f"{self._name}.log_shared"].exp()
 
     def _members(self, group: Tensor) -> Tensor:
-        """``(..., n_groups)`` indicator of each row's group, zero for rows without one: ``B[g, g']`` as a
-        product.
-        """
+        """``(..., N, n_groups)`` indicator of each row's group, zero for rows without one."""
         return (group[..., None] == torch.arange(self.n_groups, device=group.device)).double()
 
     def matrix(self, theta: Theta) -> Tensor:
@@ -250,18 +235,13 @@ class Index(Covariance):
         return theta[f"{self._name}.log_shared"].exp() + own
 
     def parameters(self, scale: Scale) -> list[Parameter]:
-        own = _variance(f"{self._name}.log_own", (self.n_groups,), scale)
+        own = _variance(self._name, (self.n_groups,), scale.variance, "log_own")
         if not self.rank:
-            return [_variance(f"{self._name}.log_shared", (), scale), own]
+            return [_variance(self._name, (), scale.variance, "log_shared"), own]
         size = scale.variance**0.5
-        pattern = torch.cos(
-            torch.arange(self.n_groups * self.rank, dtype=torch.float64).reshape(self.n_groups, self.rank)
-            * 0.7
-        )
-        return [Parameter(f"{self._name}.W", size * (0.6 + 0.3 * pattern), -30.0 * size, 30.0 * size), own]
-
-    def reads(self) -> set[tuple[str, str]]:
-        return set()
+        angle = 0.7 * torch.arange(self.n_groups * self.rank, dtype=torch.float64)
+        start = size * (0.6 + 0.3 * angle.cos()).reshape(self.n_groups, self.rank)
+        return [Parameter(f"{self._name}.W", start, -30.0 * size, 30.0 * size), own]
 
     def uses_group(self, group: str) -> bool:
         return is_within(self.group, group)
@@ -288,9 +268,6 @@ class Same(Covariance):
     def parameters(self, scale: Scale) -> list[Parameter]:
         return []
 
-    def reads(self) -> set[tuple[str, str]]:
-        return set()
-
     def uses_group(self, group: str) -> bool:
         return is_within(self.group, group)
 
@@ -303,10 +280,7 @@ class Sum(Covariance):
     terms: tuple[Covariance, ...]
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        total = self.terms[0](theta, gaps)
-        for term in self.terms[1:]:
-            total = total + term(theta, gaps)
-        return total
+        return functools.reduce(torch.add, (term(theta, gaps) for term in self.terms))
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         share = Scale(scale.squared, scale.variance / len(self.terms))
@@ -333,10 +307,7 @@ class Product(Covariance):
     factors: tuple[Covariance, ...]
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        total = self.factors[0](theta, gaps)
-        for factor in self.factors[1:]:
-            total = total * factor(theta, gaps)
-        return total
+        return functools.reduce(torch.mul, (factor(theta, gaps) for factor in self.factors))
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         return [p for factor in self.factors for p in factor.parameters(scale)]
@@ -351,14 +322,11 @@ class Product(Covariance):
         return all(factor.shares(group) for factor in self.factors)
 
 
-def _variance(name: str, shape: tuple[int, ...], scale: Scale) -> Parameter:
-    typical = _log(scale.variance)
-    return Parameter(name, _full(shape, typical), typical - 12.0, typical + 4.0)
+def _variance(name: str, shape: tuple[int, ...], typical: float, what: str = "log_variance") -> Parameter:
+    return _around(f"{name}.{what}", shape, math.log(typical), 12.0, 4.0)
 
 
-def _full(shape: tuple[int, ...], value: float) -> Tensor:
-    return torch.full(shape, value, dtype=torch.float64)
-
-
-def _log(x: float) -> float:
-    return float(torch.tensor(x, dtype=torch.float64).log())
+def _around(name: str, shape: tuple[int, ...], typical: float, below: float, above: float) -> Parameter:
+    """A parameter that starts at a typical value, and how far below and above it may end."""
+    start = torch.full(shape, typical, dtype=torch.float64)
+    return Parameter(name, start, typical - below, typical + above)

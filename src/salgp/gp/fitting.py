@@ -3,32 +3,37 @@
 Free functions on values: `fit_gaussian` and `fit_bernoulli` learn hyperparameters and condition; `Fitted` is
 all that prediction needs. Exact inference is used while the matrix is small, inducing rows (greedy
 conditional variance) beyond that; which one was used is part of the result.
+
+`extend` and `retract` add labelled samples to a fitted GP and take some back. Hyperparameters stay as they
+are. With inducing rows that is an addition or subtraction of summed statistics; exactly, it is a new
+factorisation. For a Bernoulli likelihood the sites of the samples already known are kept, those of new
+samples are refined until they settle (`new_sites`).
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from salgp.gp.covariance import Covariance
-from salgp.gp.kernels import Gaps, Rows, gaps, self_gaps
+from salgp.gp.covariance import Covariance, Theta, gaps
+from salgp.gp.kernels import Gaps, Rows
 from salgp.gp.likelihood import (
     Sites,
     bernoulli_sites,
     exact_leave_out_density,
     gaussian_sites,
     inducing_leave_out_density,
-    laplace_sites,
 )
-from salgp.gp.linalg import threads_for
 from salgp.gp.optimise import (
     AtBoundWarning,
     Fit,
     NotConvergedWarning,
+    Objective,
     Parameter,
     Scale,
     maximise,
@@ -48,7 +53,17 @@ from salgp.gp.regression import (
 )
 from salgp.io import storable
 
-__all__ = ["EXACT_LIMIT", "Fitted", "Settings", "fit_bernoulli", "fit_gaussian"]
+__all__ = [
+    "EXACT_LIMIT",
+    "Fitted",
+    "Settings",
+    "extend",
+    "fit_bernoulli",
+    "fit_gaussian",
+    "new_sites",
+    "reconditioned",
+    "retract",
+]
 
 EXACT_LIMIT = 1200
 """Largest number of rows for which ``inference="auto"`` factorises the full matrix."""
@@ -63,7 +78,7 @@ and less than this is lost.
 @dataclass(frozen=True)
 class Settings:
     """How to learn: see the arguments of `salgp.SALGP` of the same names; each observation stands in
-    ``repeats`` consecutive rows, and ``inference="auto"`` is exact up to ``exact_limit`` rows.
+    ``repeats`` consecutive rows.
     """
 
     inference: str = "auto"
@@ -76,9 +91,6 @@ class Settings:
     objective: str = "auto"
     repeats: int = 1
     exact_limit: int = EXACT_LIMIT
-    start: str = "data"
-    fixed: Mapping[str, float] = field(default_factory=dict)
-    approximation: str = "bound"
     prior: str | None = None
 
     def exact(self, n_rows: int) -> bool:
@@ -90,12 +102,6 @@ class Settings:
     def largest_matrix(self, n_rows: int) -> int:
         """Entries of the largest matrix of a fit to ``n_rows`` rows."""
         return n_rows * (n_rows if self.exact(n_rows) else min(self.n_inducing, n_rows))
-
-    def laplace(self) -> bool:
-        """Expand a Bernoulli likelihood around the mode, and not bound it?"""
-        if self.approximation not in ("bound", "laplace"):
-            raise ValueError(f"approximation must be 'bound' or 'laplace', got {self.approximation!r}")
-        return self.approximation == "laplace"
 
     def leaves_out(self) -> bool:
         """Learn by leave-one-out density, and not by evidence? By default where observations are repeated."""
@@ -138,10 +144,10 @@ class Fitted:
     noise: Tensor | None = None
     summary: Statistics | None = None
 
-    def to(self, device: torch.device | str) -> Fitted:
-        """The same GP, and what it was conditioned on, on another device."""
-        parts = {name: getattr(self, name) for name in ("posterior", "mean_weights", "y", "noise", "summary")}
-        return replace(self, **{name: x.to(device) for name, x in parts.items() if x is not None})
+    @property
+    def is_gaussian(self) -> bool:
+        """Was it fitted to residuals, and not to correctness?"""
+        return len(self.mean_weights) == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,48 +157,44 @@ class _Problem:
     covariance: Covariance
     rows: Rows
     inducing: Rows | None
+    parameters: Sequence[Parameter]
     full: Gaps
     small: Gaps | None
-    own: Gaps
-    parameters: Sequence[Parameter] = ()
+    single: Gaps
 
-    def log_prior(self, theta: Mapping[str, Tensor]) -> Tensor | float:
+    def log_prior(self, theta: Theta) -> Tensor | float:
         return sum(p.log_prior(theta[p.name]) for p in self.parameters)
 
-    def log_evidence(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Tensor:
+    def log_evidence(self, theta: Theta, sites: Sites) -> Tensor:
         if self.small is None:
-            return exact_log_evidence(self.covariance(theta, self.full), y, noise)
-        return inducing_log_evidence(self.covariance(theta, self.small), self.summarise(theta, y, noise))
+            value = exact_log_evidence(self.covariance(theta, self.full), sites.target, sites.noise)
+        else:
+            value = inducing_log_evidence(self.covariance(theta, self.small), self.summarise(theta, sites))
+        return value + sites.constant
 
-    def leave_out_density(
-        self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor, repeats: int
-    ) -> Tensor:
+    def leave_out_density(self, theta: Theta, sites: Sites, repeats: int) -> Tensor:
+        K = self.covariance(theta, self.full)
         if self.small is None:
-            return exact_leave_out_density(self.covariance(theta, self.full), y, noise, repeats)
-        Kuu, Kuf, prior = (
-            self.covariance(theta, self.small),
-            self.covariance(theta, self.full),
-            self.covariance(theta, self.own),
-        )
-        return inducing_leave_out_density(Kuu, Kuf, prior, y, noise, repeats)
+            return exact_leave_out_density(K, sites.target, sites.noise, repeats)
+        Kuu, prior = self.covariance(theta, self.small), self.prior_variance(theta)
+        return inducing_leave_out_density(Kuu, K, prior, sites.target, sites.noise, repeats)
 
-    def summarise(self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor) -> Statistics:
-        return statistics(self.covariance(theta, self.full), self.covariance(theta, self.own), y, noise)
+    def prior_variance(self, theta: Theta) -> Tensor:
+        return self.covariance(theta, self.single)[..., 0, 0]
 
-    def condition(
-        self, theta: Mapping[str, Tensor], y: Tensor, noise: Tensor
-    ) -> tuple[Posterior, Statistics | None]:
+    def summarise(self, theta: Theta, sites: Sites) -> Statistics:
+        K = self.covariance(theta, self.full)
+        return statistics(K, self.prior_variance(theta), sites.target, sites.noise)
+
+    def condition(self, theta: Theta, sites: Sites) -> tuple[Posterior, Statistics | None]:
         if self.inducing is None:
-            return condition_exact(self.covariance, theta, self.rows, y, noise), None
-        summary = self.summarise(theta, y, noise)
+            return condition_exact(self.covariance, theta, self.rows, sites.target, sites.noise), None
+        summary = self.summarise(theta, sites)
         return condition_inducing(self.covariance, theta, self.inducing, summary), summary
-
-    def moments(self, theta: Mapping[str, Tensor], posterior: Posterior) -> tuple[Tensor, Tensor]:
-        return posterior.moments(self.covariance(theta, self.full).T, self.covariance(theta, self.own))
 
 
 def fit_gaussian(
-    covariance: Covariance, rows: Rows, y: Tensor, settings: Settings, weight: Tensor | float = 1.0
+    covariance: Covariance, rows: Rows, y: Tensor, settings: Settings, weight: float = 1.0
 ) -> Fitted:
     """Learn hyperparameters and noise of ``N(y | f, noise)`` by evidence or leave-one-out density, then
     condition.
@@ -204,37 +206,29 @@ def fit_gaussian(
         settings: how to learn.
         weight: of each observation in the likelihood; below 1 for repeated ones.
     """
-    with threads_for(settings.largest_matrix(len(rows))):
-        return _fit_gaussian(covariance, rows, y, settings, weight)
-
-
-def _fit_gaussian(
-    covariance: Covariance, rows: Rows, y: Tensor, settings: Settings, weight: Tensor | float
-) -> Fitted:
+    leaves_out = settings.leaves_out()
     variance = max(float(y.var(correction=0)) + float(y.mean()) ** 2, 1e-6)
-    noise_start = torch.tensor(0.3 * variance, dtype=torch.float64).log()
-    log_noise = Parameter("log_noise", noise_start, float(noise_start) - 10.0, float(noise_start) + 5.0)
-    problem, parameters = _prepare(covariance, rows, variance, settings, [log_noise])
+    start = math.log(0.3 * variance)
+    log_noise = Parameter("log_noise", torch.tensor(start, dtype=torch.float64), start - 10.0, start + 5.0)
+    problem = _prepare(covariance, rows, variance, settings, [log_noise])
 
-    def evidence(theta: Mapping[str, Tensor]) -> Tensor:
+    def evidence(theta: Theta) -> Tensor:
+        return problem.log_evidence(theta, gaussian_sites(y, theta["log_noise"], weight))
+
+    def density(theta: Theta) -> Tensor:
         sites = gaussian_sites(y, theta["log_noise"], weight)
-        return problem.log_evidence(theta, sites.target, sites.noise) + sites.constant
+        return problem.leave_out_density(theta, sites, settings.repeats)
 
-    def density(theta: Mapping[str, Tensor]) -> Tensor:
-        sites = gaussian_sites(y, theta["log_noise"], weight)
-        return problem.leave_out_density(theta, sites.target, sites.noise, settings.repeats)
-
-    def posterior(theta: Mapping[str, Tensor]) -> Tensor:
-        return (density if settings.leaves_out() else evidence)(theta) + problem.log_prior(theta)
-
-    fit = _search(posterior, parameters, settings, LEAVE_OUT_TOLERANCE if settings.leaves_out() else 1e-6)
-    if settings.leaves_out() or settings.prior:
+    learned = density if leaves_out else evidence
+    fit = _search(
+        lambda theta: learned(theta) + problem.log_prior(theta),
+        problem.parameters,
+        settings,
+        LEAVE_OUT_TOLERANCE if leaves_out else 1e-6,
+    )
+    if leaves_out or settings.prior:
         fit = replace(fit, value=float(evidence(fit.theta)))
-    _report(fit)
-    theta = dict(fit.theta)
-    sites = gaussian_sites(y, theta["log_noise"], weight)
-    noise = float(theta.pop("log_noise"))
-    return _finish(problem, theta, sites, fit, noise, y.new_zeros(0))
+    return _finish(problem, fit, gaussian_sites(y, fit.theta["log_noise"], weight), y.new_zeros(0))
 
 
 def fit_bernoulli(
@@ -243,7 +237,7 @@ def fit_bernoulli(
     correct: Tensor,
     design: Tensor,
     settings: Settings,
-    weight: Tensor | float = 1.0,
+    weight: float = 1.0,
 ) -> Fitted:
     """Learn log-odds of correctness ``f = design @ weights + g``, ``g ~ GP``, by the Jaakkola-Jordan bound.
 
@@ -256,141 +250,83 @@ def fit_bernoulli(
         settings: how to learn.
         weight: of each observation in the likelihood.
     """
-    with threads_for(settings.largest_matrix(len(rows))):
-        return _fit_bernoulli(covariance, rows, correct, design, settings, weight)
-
-
-def _fit_bernoulli(
-    covariance: Covariance,
-    rows: Rows,
-    correct: Tensor,
-    design: Tensor,
-    settings: Settings,
-    weight: Tensor | float,
-) -> Fitted:
-    problem, parameters = _prepare(covariance, rows, 1.0, settings, _mean_parameters(design))
-    observed = _Observed(correct, design, weight, settings.laplace())
+    problem = _prepare(covariance, rows, 1.0, settings, _mean_parameters(design))
     climbs = [
-        _climb(problem, start, observed, settings)
-        for start in restarted(parameters, settings.restarts, settings.seed)
+        _climb(problem, start, correct, design, settings, weight)
+        for start in restarted(problem.parameters, settings.restarts, settings.seed)
     ]
     fit, sites = max(climbs, key=lambda climb: climb[0].value)
-    sites = _at_mode(problem, fit.theta, observed, sites) if observed.laplace else sites
-    _report(fit)
     weights = torch.cat([fit.theta["mean.bias"][None], fit.theta["mean.slopes"]])
-    centred = replace(sites, target=sites.target - design @ weights)
-    theta = {k: v for k, v in fit.theta.items() if not k.startswith("mean.")}
-    return _finish(problem, theta, centred, fit, 0.0, weights)
-
-
-@dataclass(frozen=True, eq=False)
-class _Observed:
-    """Fixed part of a Bernoulli fit: what was seen, and the columns of its mean."""
-
-    correct: Tensor
-    design: Tensor
-    weight: Tensor | float
-    laplace: bool = False
-
-    def sites(self, mean: Tensor, variance: Tensor) -> Sites:
-        if self.laplace:
-            return laplace_sites(self.correct, mean, self.weight)
-        return bernoulli_sites(self.correct, mean, variance, self.weight)
+    return _finish(problem, fit, replace(sites, target=sites.target - design @ weights), weights)
 
 
 def _climb(
-    problem: _Problem, parameters: list[Parameter], seen: _Observed, settings: Settings
+    problem: _Problem,
+    parameters: Sequence[Parameter],
+    correct: Tensor,
+    design: Tensor,
+    settings: Settings,
+    weight: float,
 ) -> tuple[Fit, Sites]:
     """Alternate a few steps on the hyperparameters with an update of the sites; neither lowers the bound."""
-    stride, total = (
-        (10, settings.max_steps or 300) if settings.optimizer == "lbfgs" else (50, settings.max_steps or 2000)
-    )
-    fit = Fit({p.name: p.start for p in parameters}, -float("inf"), False, "not started", ())
-    sites = seen.sites(_mean(fit.theta, seen.design), torch.ones_like(seen.correct))
-    enough = len(seen.correct) ** 0.5
+    stride, total = (10, 300) if settings.optimizer == "lbfgs" else (50, 2000)
+    total = settings.max_steps or total
+    fit = Fit({p.name: p.start for p in parameters}, -math.inf, False, "not started")
+    sites = bernoulli_sites(correct, _mean(fit.theta, design), torch.ones_like(correct), weight)
+    enough = len(correct) ** 0.5
+
+    def centred(theta: Theta) -> Sites:
+        return replace(sites, target=sites.target - _mean(theta, design))
+
+    def bound(theta: Theta) -> Tensor:
+        return problem.log_evidence(theta, centred(theta)) + problem.log_prior(theta)
+
     for done in range(0, total, stride):
-        step = _round(
-            problem, parameters, seen, sites, replace(settings, max_steps=min(stride, total - done)), fit
-        )
-        gain, fit = step.value - fit.value, step
-        mean = _mean(fit.theta, seen.design)
-        posterior, _ = problem.condition(fit.theta, sites.target - mean, sites.noise)
-        correction, variance = problem.moments(fit.theta, posterior)
-        sites = seen.sites(mean + correction, variance)
-        if gain < 1e-4 * enough:
+        few = replace(settings, max_steps=min(stride, total - done), restarts=0)
+        before, here = fit.value, [replace(p, start=fit.theta[p.name]) for p in parameters]
+        fit = _search(bound, here, few)
+        posterior, _ = problem.condition(fit.theta, centred(fit.theta))
+        K = problem.covariance(fit.theta, problem.full)
+        correction, variance = posterior.moments(K.T, problem.prior_variance(fit.theta))
+        sites = bernoulli_sites(correct, _mean(fit.theta, design) + correction, variance, weight)
+        if fit.value - before < 1e-4 * enough:
             break
-    if gain < 1e-2 * enough:
+    if fit.value - before < 1e-2 * enough:
         return replace(fit, converged=True, reason="the bound stopped rising"), sites
     return replace(fit, converged=False, reason=f"the bound was still rising after {total} steps"), sites
 
 
-def _at_mode(
-    problem: _Problem, theta: Mapping[str, Tensor], seen: _Observed, sites: Sites, rounds: int = 100
-) -> Sites:
-    """Newton's steps to the mode at fixed hyperparameters; sites that are expanded there."""
-    fixed, before = _mean(theta, seen.design), torch.full_like(seen.correct, torch.inf)
-    for _ in range(rounds):
-        posterior, _ = problem.condition(theta, sites.target - fixed, sites.noise)
-        correction, variance = problem.moments(theta, posterior)
-        if float((correction - before).abs().max()) < 1e-10 * (1.0 + float(correction.abs().max())):
-            break
-        before = correction
-        sites = seen.sites(fixed + correction, variance)
-    return sites
+def _mean_parameters(design: Tensor) -> list[Parameter]:
+    bias = Parameter("mean.bias", design.new_zeros(()), -30.0, 30.0)
+    return [bias, Parameter("mean.slopes", design.new_full((design.shape[1] - 1,), 0.5), 0.0, 30.0)]
 
 
-def _round(
-    problem: _Problem,
-    parameters: list[Parameter],
-    seen: _Observed,
-    sites: Sites,
-    settings: Settings,
-    fit: Fit,
-) -> Fit:
-    def objective(theta: Mapping[str, Tensor]) -> Tensor:
-        return (
-            problem.log_evidence(theta, sites.target - _mean(theta, seen.design), sites.noise)
-            + sites.constant
-            + problem.log_prior(theta)
-        )
-
-    return _search(
-        objective, [replace(p, start=fit.theta[p.name]) for p in parameters], replace(settings, restarts=0)
-    )
+def _mean(theta: Theta, design: Tensor) -> Tensor:
+    return design[:, 0] * theta["mean.bias"] + design[:, 1:] @ theta["mean.slopes"]
 
 
 def _prepare(
     covariance: Covariance, rows: Rows, variance: float, settings: Settings, more: Sequence[Parameter]
-) -> tuple[_Problem, list[Parameter]]:
+) -> _Problem:
     """Rows and distances of a fit, and all its parameters: those of the covariance, and ``more``."""
     scale = Scale({name: typical_square(rows.blocks[name]) for name, _ in covariance.reads()}, variance)
-    some = next(iter(rows.blocks.values()))
-    parameters = started(
-        [*covariance.parameters(scale), *more], settings.start, settings.prior, settings.fixed
-    )
-    parameters = [replace(p, start=p.start.to(some.device)) for p in parameters]
-    own = self_gaps(rows, covariance)
+    every = [*covariance.parameters(scale), *more]
+    device = next(iter(rows.blocks.values())).device
+    parameters = [
+        replace(p, start=p.start.to(device))
+        for p in started(every, settings.prior, gpytorch=settings.optimizer == "adam")
+    ]
+    single = gaps(rows.single(), rows.single(), covariance)
     if settings.exact(len(rows)):
-        compared = gaps(rows, rows, covariance)
-        return _Problem(covariance, rows, None, compared, None, own, parameters), parameters
+        return _Problem(covariance, rows, None, parameters, gaps(rows, rows, covariance), None, single)
     start = {p.name: p.start for p in parameters}
     inducing = rows[inducing_rows(covariance, start, rows, settings.n_inducing)]
-    return _Problem(
-        covariance,
-        rows,
-        inducing,
-        gaps(inducing, rows, covariance),
-        gaps(inducing, inducing, covariance),
-        own,
-        parameters,
-    ), parameters
+    full, small = gaps(inducing, rows, covariance), gaps(inducing, inducing, covariance)
+    return _Problem(covariance, rows, inducing, parameters, full, small, single)
 
 
 def _search(
-    objective: Callable[[Mapping[str, Tensor]], Tensor],
-    parameters: list[Parameter],
-    settings: Settings,
-    tolerance: float = 1e-6,
+    objective: Objective, parameters: Sequence[Parameter], settings: Settings, tolerance: float = 1e-6
 ) -> Fit:
     return maximise(
         objective,
@@ -401,6 +337,28 @@ def _search(
         learning_rate=settings.learning_rate,
         restarts=settings.restarts,
         seed=settings.seed,
+    )
+
+
+def _finish(problem: _Problem, fit: Fit, sites: Sites, weights: Tensor) -> Fitted:
+    """Say how the search ended, and condition."""
+    _report(fit)
+    log_noise = float(fit.theta.get("log_noise", 0.0))
+    theta = {k: v for k, v in fit.theta.items() if k != "log_noise" and not k.startswith("mean.")}
+    posterior, summary = problem.condition(theta, sites)
+    exact = summary is None
+    return Fitted(
+        posterior,
+        log_noise,
+        weights,
+        fit.value,
+        "exact" if exact else "inducing",
+        fit.converged,
+        fit.reason,
+        fit.at_bounds,
+        y=sites.target if exact else None,
+        noise=sites.noise if exact else None,
+        summary=summary,
     )
 
 
@@ -431,30 +389,85 @@ def _shown(value: Tensor) -> str:
     return f"[{numbers}]" if value.ndim else numbers
 
 
-def _finish(
-    problem: _Problem, theta: Mapping[str, Tensor], sites: Sites, fit: Fit, log_noise: float, weights: Tensor
-) -> Fitted:
-    posterior, summary = problem.condition(theta, sites.target, sites.noise)
-    kept = {"y": sites.target, "noise": sites.noise} if summary is None else {}
-    inference = "exact" if summary is None else "inducing"
-    return Fitted(
-        posterior,
-        log_noise,
-        weights,
-        fit.value,
-        inference,
-        fit.converged,
-        fit.reason,
-        fit.at_bounds,
-        summary=summary,
-        **kept,
-    )
+def extend(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
+    """Condition on further rows."""
+    if fitted.summary is not None:
+        return reconditioned(fitted, fitted.summary + _summary_of(fitted.posterior, rows, sites))
+    assert fitted.y is not None
+    assert fitted.noise is not None
+    known = Rows.concatenate([fitted.posterior.rows, rows])
+    y, noise = torch.cat([fitted.y, sites.target]), torch.cat([fitted.noise, sites.noise])
+    return _exact_again(fitted, known, y, noise)
 
 
-def _mean_parameters(design: Tensor) -> list[Parameter]:
-    bias = Parameter("mean.bias", design.new_zeros(()), -30.0, 30.0)
-    return [bias, Parameter("mean.slopes", design.new_full((design.shape[1] - 1,), 0.5), 0.0, 30.0)]
+def retract(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
+    """Condition on all but the given rows, which must be among those known."""
+    n_known = len(fitted.posterior.rows) if fitted.summary is None else fitted.summary.n
+    if len(rows) >= n_known:
+        raise ValueError(f"cannot forget {len(rows)} rows: the calibrator knows {n_known}")
+    if fitted.summary is not None:
+        return reconditioned(fitted, fitted.summary - _summary_of(fitted.posterior, rows, sites))
+    assert fitted.y is not None
+    assert fitted.noise is not None
+    known = fitted.posterior.rows
+    keep = torch.ones(len(known), dtype=torch.bool, device=fitted.y.device)
+    for i in range(len(rows)):
+        keep[_find(known, rows[[i]], keep)] = False
+    return _exact_again(fitted, known[keep], fitted.y[keep], fitted.noise[keep])
 
 
-def _mean(theta: Mapping[str, Tensor], design: Tensor) -> Tensor:
-    return design[:, 0] * theta["mean.bias"] + design[:, 1:] @ theta["mean.slopes"]
+def new_sites(
+    fitted: Fitted, rows: Rows, target: Tensor, offset: Tensor, weight: float, rounds: int = 50
+) -> Sites:
+    """Sites of new samples: residuals as they are, or refined Bernoulli sites around the posterior that
+    includes them.
+
+    Args:
+        fitted: current GP.
+        rows: flat rows of the new samples.
+        target: residuals, or correctness for a Bernoulli likelihood.
+        offset: parametric log-odds of each row, for a Bernoulli likelihood.
+        weight: of each observation.
+        rounds: most refinements.
+    """
+    if fitted.is_gaussian:
+        return gaussian_sites(target, target.new_tensor(fitted.log_noise), weight)
+    mean, variance = fitted.posterior(rows)
+    for _ in range(rounds):
+        sites = bernoulli_sites(target, mean + offset, variance, weight)
+        centred = replace(sites, target=sites.target - offset)
+        before = mean
+        mean, variance = extend(fitted, rows, centred).posterior(rows)
+        if float((mean - before).abs().max()) < 1e-8:
+            break
+    return centred
+
+
+def _summary_of(posterior: Posterior, rows: Rows, sites: Sites) -> Statistics:
+    """Sums over the rows on the inducing rows of a posterior."""
+    Kuf = posterior.covariance_to(rows).mT
+    return statistics(Kuf, posterior.prior_variance(rows), sites.target, sites.noise)
+
+
+def reconditioned(fitted: Fitted, summary: Statistics) -> Fitted:
+    """The same GP on the same inducing rows, given other sums."""
+    p = fitted.posterior
+    posterior = condition_inducing(p.covariance, p.theta, p.rows, summary)
+    return replace(fitted, posterior=posterior, summary=summary)
+
+
+def _exact_again(fitted: Fitted, rows: Rows, y: Tensor, noise: Tensor) -> Fitted:
+    p = fitted.posterior
+    posterior = condition_exact(p.covariance, p.theta, rows, y, noise)
+    return replace(fitted, posterior=posterior, y=y, noise=noise)
+
+
+def _find(known: Rows, row: Rows, keep: Tensor) -> int:
+    same = keep.clone()
+    for name, x in known.blocks.items():
+        same &= (x == row.blocks[name].to(x.dtype)).all(-1)
+    for name, g in known.groups.items():
+        same &= g == row.groups[name]
+    if not bool(same.any()):
+        raise ValueError("a sample to forget is not among those the calibrator was fitted on")
+    return int(same.nonzero()[0, 0])

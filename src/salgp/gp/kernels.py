@@ -16,7 +16,7 @@ export read it there and nowhere else.
 What a Gaussian process sees, and how two sets of it are compared.
 
 `Rows` are named blocks of numbers (features, confidence, ...) and named groups (layer, predicted class).
-`gaps` compares two sets of rows once: squared distances per block, group pairs. Covariances are formulas on
+`Gaps` compares two sets of rows once: squared distances per block, group pairs. Covariances are formulas on
 those gaps, so that a whole hyperparameter search touches the inputs a single time.
 """
 
@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from salgp.io import storable
 
-__all__ = ["Gaps", "KERNELS", "Rows", "gaps", "pairs_of", "self_gaps", "stationary"]
+__all__ = ["Gaps", "KERNELS", "Rows", "pairs_of", "stationary"]
 
 Kernel = Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]
 """``r^2`` -> value, and a function of no arguments that gives the derivative by the log-lengthscale."""
@@ -85,9 +85,7 @@ def stationary(
         >>> stationary("matern12", torch.tensor([0.0, 4.0]), zero, zero)
         tensor([1.0000, 0.1353])
     """
-    if torch.is_grad_enabled() and (
-        log_lengthscale.requires_grad or (log_variance is not None and log_variance.requires_grad)
-    ):
+    if log_lengthscale.requires_grad:
         value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
         return value
     value, _ = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
@@ -126,63 +124,39 @@ def _total(grad: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Squared Euclidean distances (..., N, M) in double precision, clipped at zero."""
-    if a is not b:
-        return distances_to(b)(a)
-    y, _ = _centred(b)
-    G = y @ y.mT  # with the norms from the same product, the diagonal is exactly zero
-    norms = G.diagonal(dim1=-2, dim2=-1)
-    return (norms[..., :, None] + norms[..., None, :]).sub_(G, alpha=2.0).clamp_min_(0.0)
+    """Squared Euclidean distances ``(..., N, M)`` in double precision, clipped at zero.
 
-
-def distances_to(b: Tensor) -> Callable[[Tensor], Tensor]:
-    """`squared_distance` to the same points many times: what depends on them alone is computed once.
-
-    The common mean is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate. The
+    The mean of ``b`` is removed first, which keeps the usual expansion ``|a|^2 + |b|^2 - 2ab`` accurate. The
     norms travel as two further columns, so that one matrix product does it all.
 
     Example:
-        >>> distances_to(torch.tensor([[0.0], [3.0]]))(torch.tensor([[1.0]]))
+        >>> squared_distance(torch.tensor([[1.0]]), torch.tensor([[0.0], [3.0]]))
         tensor([[1., 4.]], dtype=torch.float64)
     """
-    y, centre = _centred(b)
-    norms = torch.linalg.vector_norm(y, dim=-1, keepdim=True).square()
-    right = torch.cat([-2.0 * y, torch.ones_like(norms), norms], dim=-1).mT
-
-    def distances(a: Tensor) -> Tensor:
-        x = _distinct(a) - centre
-        own = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square()
-        left = torch.cat([x, own, torch.ones_like(own)], dim=-1)
-        return (left @ right).clamp_min_(0.0)
-
-    return distances
-
-
-def _centred(b: Tensor) -> tuple[Tensor, Tensor]:
-    """Points in double precision about their mean, and the mean."""
     y = b.double()
-    centre = y.mean(dim=-2, keepdim=True) if b.shape[-2] else y.new_zeros(())
-    return y - centre, centre
+    centre = y.mean(dim=-2, keepdim=True) if y.shape[-2] else y.new_zeros(())
+    y = y - centre
+    if a is b:  # with the norms from the product itself, the diagonal is exactly zero
+        G = y @ y.mT
+        norms = G.diagonal(dim1=-2, dim2=-1)
+        return (norms[..., :, None] + norms[..., None, :]).sub_(G, alpha=2.0).clamp_min_(0.0)
+    x = a.double() - centre
+    left = torch.cat([x, _norms(x), torch.ones_like(x[..., :1])], dim=-1)
+    right = torch.cat([-2.0 * y, torch.ones_like(y[..., :1]), _norms(y)], dim=-1)
+    return (left @ right.mT).clamp_min_(0.0)
 
 
-def _distinct(a: Tensor) -> Tensor:
-    """One row where all ``N`` are the same memory (a sample's confidence, repeated for its layers); the
-    result broadcasts.
-    """
-    return a[..., :1, :] if a.ndim > 2 and a.stride(-2) == 0 else a
-
-
-class Reader(Protocol):
-    """A covariance, as far as a comparison of rows knows it."""
-
-    def reads(self) -> set[tuple[str, str]]:
-        """Blocks it reads, each with how: ``squared`` distances, raw ``points`` or ``inner_products``."""
+def _norms(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square()
 
 
 @storable
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Inputs of a GP: blocks ``(..., N, d)`` and integer groups ``(..., N)``; -1 is "no group"."""
+    """Inputs of a GP: blocks ``(..., N, d)`` and integer groups ``(..., N)``; -1 is "no group".
+
+    Leading axes broadcast: ``(n, 1, 1)`` is one number that the ``L`` rows of a sample share.
+    """
 
     blocks: Mapping[str, Tensor]
     groups: Mapping[str, Tensor] = field(default_factory=dict)
@@ -191,30 +165,31 @@ class Rows:
         return next(iter(self.blocks.values())).shape[-2]
 
     def __getitem__(self, index: Any) -> Rows:
-        return Rows(
-            {k: x[..., index, :] for k, x in self.blocks.items()},
-            {k: g[..., index] for k, g in self.groups.items()},
-        )
+        return self.map(lambda x: x[..., index, :], lambda g: g[..., index])
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Rows:
-        """Apply ``function`` to every tensor."""
-        return Rows(
-            {k: function(x) for k, x in self.blocks.items()}, {k: function(g) for k, g in self.groups.items()}
-        )
+    def map(self, of_blocks: Callable[[Tensor], Tensor], of_groups: Callable[[Tensor], Tensor]) -> Rows:
+        """Apply a function to every block, and one to every group."""
+        blocks = {name: of_blocks(x) for name, x in self.blocks.items()}
+        return Rows(blocks, {name: of_groups(g) for name, g in self.groups.items()})
 
     def flatten(self) -> Rows:
-        """Merge leading axes: ``(n, L, d)`` becomes ``(n * L, d)``."""
-        return Rows(
-            {k: x.reshape(-1, x.shape[-1]) for k, x in self.blocks.items()},
-            {k: g.reshape(-1) for k, g in self.groups.items()},
+        """Merge leading axes: ``(n, L, d)`` becomes ``(n * L, d)``; the result shares no memory."""
+        blocks, groups = self.blocks.values(), self.groups.values()
+        lead = torch.broadcast_shapes(*(x.shape[:-1] for x in blocks), *(g.shape for g in groups))
+        copy = torch.contiguous_format
+        return self.map(
+            lambda x: x.expand(*lead, -1).reshape(-1, x.shape[-1]).clone(memory_format=copy),
+            lambda g: g.expand(lead).reshape(-1).clone(memory_format=copy),
         )
+
+    def single(self) -> Rows:
+        """Each row as a set of its own, ``(..., N, 1, d)``."""
+        return self.map(lambda x: x[..., None, :], lambda g: g[..., None])
 
     def ungrouped(self, group: str) -> Rows:
         """The same rows, belonging to no ``group`` (nor to a group nested in it, ``group/...``)."""
-        return Rows(
-            self.blocks,
-            {k: torch.full_like(g, -1) if is_within(k, group) else g for k, g in self.groups.items()},
-        )
+        groups = {k: torch.full_like(g, -1) if is_within(k, group) else g for k, g in self.groups.items()}
+        return Rows(self.blocks, groups)
 
     @staticmethod
     def concatenate(parts: Iterable[Rows]) -> Rows:
@@ -226,67 +201,20 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """Comparison of two sets of rows: squared distances, raw points (for ARD), inner products (for linear
-    kernels) and group pairs, all broadcastable.
+    """Comparison of two sets of rows: squared distances and points of blocks, and memberships of groups, all
+    of which broadcast to ``(..., N, M)``.
     """
 
     squared: Mapping[str, Tensor]
     points: Mapping[str, tuple[Tensor, Tensor]]
     pairs: Mapping[str, tuple[Tensor, Tensor]]
-    inner_products: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def with_pairs(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> Gaps:
-        """The same distances under other group memberships."""
-        return Gaps(self.squared, self.points, pairs, self.inner_products)
-
-
-def gaps(a: Rows, b: Rows, covariance: Reader) -> Gaps:
-    """Compare rows ``a`` (..., N) with rows ``b`` (..., M), for the blocks that ``covariance`` reads."""
-    squared = {k: squared_distance(x, b.blocks[k]) for k, x in _read(a, covariance, "squared")}
-    return Gaps(squared, *_other_gaps(a, b, covariance))
-
-
-def gaps_to(b: Rows, covariance: Reader) -> Callable[[Rows], Gaps]:
-    """`gaps` to the same rows many times: what depends on them alone is computed once."""
-    to = {k: distances_to(x) for k, x in _read(b, covariance, "squared")}
-
-    def compare(a: Rows) -> Gaps:
-        squared = {k: distances(a.blocks[k]) for k, distances in to.items()}
-        return Gaps(squared, *_other_gaps(a, b, covariance))
-
-    return compare
 
 
 def pairs_of(a: Rows, b: Rows) -> dict[str, tuple[Tensor, Tensor]]:
-    """Group memberships of two sets of rows, shaped to broadcast to (..., N, M)."""
+    """Group memberships of two sets of rows, shaped to broadcast to ``(..., N, M)``."""
     return {k: (a.groups[k][..., :, None], b.groups[k][..., None, :]) for k in a.groups}
-
-
-def self_gaps(a: Rows, covariance: Reader) -> Gaps:
-    """Each row compared with itself: zero distances of shape (..., N), for prior variances."""
-    some = next(iter(a.blocks.values()))
-    zero = torch.zeros(some.shape[:-1], dtype=torch.float64, device=some.device)
-    kinds = covariance.reads()
-    inner_products = {
-        k: a.blocks[k].double().square().sum(dim=-1) for k, kind in kinds if kind == "inner_products"
-    }
-    return Gaps({k: zero for k, _ in kinds}, {}, {k: (g, g) for k, g in a.groups.items()}, inner_products)
 
 
 def is_within(name: str, group: str) -> bool:
     """Is group ``name`` the given one, or nested in it?"""
     return name.split("/")[0] == group
-
-
-def _read(rows: Rows, covariance: Reader, kind: str) -> list[tuple[str, Tensor]]:
-    """The blocks that a covariance reads in one way."""
-    return [(block, rows.blocks[block]) for block, how in covariance.reads() if how == kind]
-
-
-def _other_gaps(a: Rows, b: Rows, covariance: Reader) -> tuple[Any, Any, Any]:
-    """Points, group pairs and inner products of two sets of rows."""
-    points = {k: (x, b.blocks[k]) for k, x in _read(a, covariance, "points")}
-    inner_products = {
-        k: x.double() @ b.blocks[k].double().mT for k, x in _read(a, covariance, "inner_products")
-    }
-    return points, pairs_of(a, b), inner_products

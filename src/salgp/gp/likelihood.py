@@ -4,7 +4,6 @@ Gaussian: the residual itself with one noise variance. Bernoulli on correctness:
 bounded by a Gaussian in the log-odds ``f`` whose precision depends on ``xi = sqrt(E f^2)`` (Jaakkola & Jordan
 2000; the same bound as mean-field Polya-Gamma augmentation). For fixed ``xi`` everything is the weighted
 regression of `salgp.gp.regression`; updating ``xi`` never lowers the bound, so there is no step size to tune.
-Laplace's approximation (`laplace_sites`) expands the same likelihood around its mode instead.
 
 The leave-one-out predictive density has a closed form.
 
@@ -24,7 +23,6 @@ H (1 - H)^-1 N_g^1/2`` plus noise and what the inducing rows leave unexplained.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +44,7 @@ class Sites:
     constant: Tensor
 
 
-def gaussian_sites(y: Tensor, log_noise: Tensor, weight: Tensor | float = 1.0) -> Sites:
+def gaussian_sites(y: Tensor, log_noise: Tensor, weight: float = 1.0) -> Sites:
     """Sites of ``N(y | f, exp(log_noise))^weight``; a weight below 1 tempers repeated observations.
 
     Example:
@@ -54,14 +52,12 @@ def gaussian_sites(y: Tensor, log_noise: Tensor, weight: Tensor | float = 1.0) -
         >>> gaussian_sites(y, torch.zeros((), dtype=torch.float64), weight=0.5).noise
         tensor([2., 2.], dtype=torch.float64)
     """
-    weight = torch.as_tensor(weight, dtype=y.dtype, device=y.device).expand_as(y)
     noise = log_noise.exp() / weight
-    log_2pi = math.log(2.0 * math.pi)
-    constant = 0.5 * (log_2pi + noise.log()) - 0.5 * weight * (log_2pi + log_noise)
-    return Sites(y, noise, constant.sum())
+    constant = 0.5 * (LOG_2PI + noise.log()) - 0.5 * weight * (LOG_2PI + log_noise)
+    return Sites(y, noise.expand_as(y), len(y) * constant)
 
 
-def bernoulli_sites(correct: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | float = 1.0) -> Sites:
+def bernoulli_sites(correct: Tensor, mean: Tensor, variance: Tensor, weight: float = 1.0) -> Sites:
     """Sites of ``sigmoid((2 correct - 1) f)^weight`` around the current posterior of the log-odds ``f``.
 
     Args:
@@ -73,31 +69,10 @@ def bernoulli_sites(correct: Tensor, mean: Tensor, variance: Tensor, weight: Ten
     xi = (mean.square() + variance).sqrt().clamp_min(1e-6)
     w = torch.tanh(0.5 * xi) / (2.0 * xi)
     target = (correct - 0.5) / w
-    weight = torch.as_tensor(weight, dtype=xi.dtype, device=xi.device).expand_as(xi)
     noise = 1.0 / (weight * w)
     bound = torch.nn.functional.logsigmoid(xi) - 0.5 * xi + 0.5 * w * xi.square()
-    constant = weight * (bound + 0.5 * w * target.square()) + 0.5 * (2.0 * math.pi * noise).log()
+    constant = weight * (bound + 0.5 * w * target.square()) + 0.5 * (LOG_2PI + noise.log())
     return Sites(target, noise, constant.sum())
-
-
-def laplace_sites(correct: Tensor, mean: Tensor, weight: Tensor | float = 1.0) -> Sites:
-    """Second-order expansion of ``sigmoid((2 correct - 1) f)^weight`` around ``f = mean``: Newton's step.
-
-    At the mode of the posterior the sites give Laplace's approximation of posterior and evidence (Rasmussen &
-    Williams 2006, section 3.4).
-
-    Args:
-        correct: ``(n,)`` 0 or 1.
-        mean: ``(n,)`` log-odds to expand around.
-        weight: of each observation.
-    """
-    weight = torch.as_tensor(weight, dtype=mean.dtype, device=mean.device).expand_as(mean)
-    p = torch.sigmoid(mean)
-    curvature = (weight * p * (1.0 - p)).clamp_min(1e-12)
-    target = mean + weight * (correct - p) / curvature
-    log_likelihood = weight * torch.nn.functional.logsigmoid((2.0 * correct - 1.0) * mean)
-    gaussian = -0.5 * (math.log(2.0 * math.pi) - curvature.log() + curvature * (target - mean).square())
-    return Sites(target, 1.0 / curvature, (log_likelihood - gaussian).sum())
 
 
 def sigmoid_moments(mean: Tensor, variance: Tensor, points: int = 32) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ Hyperparameters: names, starting points, bounds and priors.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections import Counter
@@ -65,50 +66,42 @@ class Parameter:
         mean, std = self.prior
         return -(0.5 * ((value - mean) / std).square() + math.log(std * math.sqrt(2.0 * math.pi))).sum()
 
+    def is_bound(self, value: Tensor) -> bool:
+        """Is some entry of the value on a bound?"""
+        near = 1e-6 * (self.upper - self.lower)
+        return bool(((value <= self.lower + near) | (value >= self.upper - near)).any())
+
 
 def started(
-    parameters: Sequence[Parameter],
-    start: str = "data",
-    prior: str | None = None,
-    fixed: Mapping[str, float] | None = None,
+    parameters: Sequence[Parameter], prior: str | None = None, gpytorch: bool = False
 ) -> list[Parameter]:
-    """The parameters with the starting points, prior and fixed values that were asked for.
+    """The parameters with the prior and the starting points that were asked for.
 
     Args:
         parameters: as a covariance names them, started at scales of the data.
-        start: ``data`` to leave them there, or ``gpytorch`` for where GPyTorch starts.
         prior: of lengthscales; None, or ``dimension-scaled``.
-        fixed: values of parameters that are not learned, by name.
+        gpytorch: start where GPyTorch starts.
     """
-    held = fixed or {}
     doubled = [name for name, count in Counter(p.name for p in parameters).items() if count > 1]
     if doubled:
         raise ValueError(
             f"two terms of the covariance have a parameter called {doubled[0]!r}; give one of them "
             f"another name, e.g. Stationary('x', 'rbf', name='slow')"
         )
-    unknown = set(held) - {p.name for p in parameters}
-    if unknown:
-        known = ", ".join(p.name for p in parameters)
-        raise ValueError(f"cannot fix {sorted(unknown)[0]!r}; the hyperparameters are {known}")
-    if start not in ("data", "gpytorch"):
-        raise ValueError(f"start must be 'data' or 'gpytorch', got {start!r}")
     if prior not in (None, "dimension-scaled"):
         raise ValueError(f"prior must be None or 'dimension-scaled', got {prior!r}")
-    moved = [_gpytorch_start(p) for p in parameters] if start == "gpytorch" else list(parameters)
-    if prior:
-        moved = [
-            _dimension_scaled(p, float(own.start.mean())) for p, own in zip(moved, parameters, strict=True)
-        ]
-    return [_fixed(p, held[p.name]) if p.name in held else p for p in moved]
+    moved = [_gpytorch_start(p) if gpytorch else p for p in parameters]
+    if prior is None:
+        return moved
+    return [_dimension_scaled(p, float(own.start.mean())) for p, own in zip(moved, parameters, strict=True)]
 
 
 def _gpytorch_start(p: Parameter) -> Parameter:
     """Started where GPyTorch starts a positive parameter, away from its bounds; others as they are."""
     if "log_" not in p.name:
         return p
-    start = float(torch.tensor(GPYTORCH_START).log())
-    lower = float(torch.tensor(GPYTORCH_NOISE).log()) if p.name == "log_noise" else min(p.lower, start - 20.0)
+    start = math.log(GPYTORCH_START)
+    lower = math.log(GPYTORCH_NOISE) if p.name == "log_noise" else min(p.lower, start - 20.0)
     return Parameter(p.name, torch.full_like(p.start, start), lower, max(p.upper, start + 20.0))
 
 
@@ -123,10 +116,6 @@ def _dimension_scaled(p: Parameter, typical: float) -> Parameter:
         return p
     location, scale = typical - 0.5 * math.log(2.0) + math.sqrt(2.0), math.sqrt(3.0)
     return Parameter(p.name, p.start, location - 10.0 * scale, location + 10.0 * scale, (location, scale))
-
-
-def _fixed(p: Parameter, value: float) -> Parameter:
-    return Parameter(p.name, torch.full_like(p.start, value), value, value)
 
 
 def typical_square(block: Tensor, most: int = 500) -> float:
@@ -164,7 +153,6 @@ class Fit:
         converged: did the optimiser meet its own tolerance?
         reason: why it stopped.
         history: objective values in the order of evaluation.
-        restarts: final value of every restart; the best one is ``value``.
         at_bounds: names of parameters of which at least one entry ended on a bound.
     """
 
@@ -172,8 +160,7 @@ class Fit:
     value: float
     converged: bool
     reason: str
-    history: tuple[float, ...]
-    restarts: tuple[float, ...] = ()
+    history: tuple[float, ...] = ()
     at_bounds: tuple[str, ...] = ()
 
 
@@ -193,9 +180,7 @@ def maximise(
     Args:
         objective: maps named tensors to a scalar; differentiated by autograd.
         parameters: names, starting points, bounds.
-        optimizer: ``"lbfgs"`` (bounded quasi-Newton), ``"adam"`` (2000 steps, rate 5e-3) on the parameters as
-            they are, or ``"adam-softplus"``: the same on ``log(exp(v) - 1)`` of positive parameters ``v``,
-            which is what a step of GPyTorch changes.
+        optimizer: ``"lbfgs"`` (bounded quasi-Newton), or ``"adam"`` with the steps of GPyTorch.
         max_steps: iterations; 200 for L-BFGS, 2000 for Adam where None.
         learning_rate: of Adam.
         tolerance: relative change of the objective at which L-BFGS stops.
@@ -211,29 +196,17 @@ def maximise(
         >>> round(float(fit.theta["x"]), 4), fit.converged
         (2.0, True)
     """
-    if optimizer not in ("lbfgs", "adam", "adam-softplus"):
-        raise ValueError(f"unknown optimizer {optimizer!r}; choose 'lbfgs', 'adam' or 'adam-softplus'")
-    searches: dict[str, Callable[..., Fit]] = {
-        "lbfgs": _lbfgs,
-        "adam": _adam,
-        "adam-softplus": _adam_softplus,
-    }
-    run = searches[optimizer]
-    steps = max_steps or (200 if optimizer == "lbfgs" else 2000)
-    starts = [_flatten([p.start for p in each]) for each in restarted(parameters, restarts, seed)]
-    fits = [run(objective, parameters, start, steps, tolerance, learning_rate) for start in starts]
+    if optimizer not in ("lbfgs", "adam"):
+        raise ValueError(f"unknown optimizer {optimizer!r}; choose 'lbfgs' or 'adam'")
+    if optimizer == "lbfgs":
+        search = functools.partial(_lbfgs, steps=max_steps or 200, tolerance=tolerance)
+    else:
+        search = functools.partial(_adam, steps=max_steps or 2000, rate=learning_rate)
+    fits = [search(objective, each) for each in restarted(parameters, restarts, seed)]
     best = max(fits, key=lambda fit: fit.value if np.isfinite(fit.value) else -np.inf)
-    usable = np.isfinite(best.value) and best.value > NO_VALUE
-    reason = best.reason if usable else "no starting point has a finite objective"
-    return Fit(
-        best.theta,
-        best.value,
-        bool(best.converged and usable),
-        reason,
-        best.history,
-        tuple(fit.value for fit in fits),
-        _at_bounds(parameters, best.theta),
-    )
+    if not best.value > NO_VALUE:
+        best = replace(best, converged=False, reason="no starting point has a finite objective")
+    return replace(best, at_bounds=tuple(p.name for p in parameters if p.is_bound(best.theta[p.name])))
 
 
 def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list[list[Parameter]]:
@@ -243,20 +216,12 @@ def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list
     generator = np.random.default_rng(seed)
     lower, upper = _bounds(parameters)
     centre = _flatten([p.start for p in parameters])
-    starts = [
-        np.clip(centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape), lower, upper)
-        for _ in range(restarts)
-    ]
-    return [
-        list(parameters),
-        *(
-            [
-                replace(p, start=start)
-                for p, start in zip(parameters, _named(parameters, x).values(), strict=True)
-            ]
-            for x in starts
-        ),
-    ]
+    every = [list(parameters)]
+    for _ in range(restarts):
+        start = centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape)
+        theta = _named(parameters, np.clip(start, lower, upper))
+        every.append([replace(p, start=theta[p.name]) for p in parameters])
+    return every
 
 
 def tell_unless_settled(found: Any, what: str) -> None:
@@ -274,14 +239,7 @@ def tell_unless_settled(found: Any, what: str) -> None:
         warnings.warn(f"{what} did not converge: {found.message}", NotConvergedWarning, stacklevel=3)
 
 
-def _lbfgs(
-    objective: Objective,
-    parameters: Sequence[Parameter],
-    start: np.ndarray,
-    steps: int,
-    tolerance: float,
-    _: float,
-) -> Fit:
+def _lbfgs(objective: Objective, parameters: Sequence[Parameter], steps: int, tolerance: float) -> Fit:
     from scipy.optimize import minimize
 
     history: list[float] = []
@@ -292,96 +250,57 @@ def _lbfgs(
         return -value, -gradient
 
     lower, upper = _bounds(parameters)
-    if bool((lower == upper).all()):
-        value = -negative(lower)[0]
-        return Fit(_named(parameters, lower), value, True, "every parameter is fixed", tuple(history))
     with one_blas_thread():
-        result = minimize(
+        found = minimize(
             negative,
-            np.clip(start, lower, upper),
+            np.clip(_flatten([p.start for p in parameters]), lower, upper),
             jac=True,
             method="L-BFGS-B",
             bounds=list(zip(lower, upper, strict=True)),
             options={"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20},
         )
-    flat = _at_precision(-np.asarray(result.jac), result.x, lower, upper, -float(result.fun))
-    reason = str(result.message) + (": numerical precision reached" if flat and not result.success else "")
-    return Fit(
-        _named(parameters, result.x), -float(result.fun), bool(result.success or flat), reason, tuple(history)
-    )
+    value = -float(found.fun)
+    flat = _at_precision(-np.asarray(found.jac), found.x, lower, upper, value)
+    reason = str(found.message) + (": numerical precision reached" if flat and not found.success else "")
+    return Fit(_named(parameters, found.x), value, bool(found.success or flat), reason, tuple(history))
 
 
-def _adam(
-    objective: Objective,
-    parameters: Sequence[Parameter],
-    start: np.ndarray,
-    steps: int,
-    _: float,
-    rate: float,
-    positive: np.ndarray | None = None,
-) -> Fit:
-    """Adam inside the bounds; entries marked ``positive`` are logarithms that move as ``softplus``."""
-    lower, upper = (torch.as_tensor(b) for b in _bounds(parameters))
-    moves = _Moves(
-        torch.zeros(len(start), dtype=torch.bool) if positive is None else torch.as_tensor(positive)
-    )
-    x = moves.to_steps(torch.as_tensor(start).clamp(lower, upper)).requires_grad_(True)
-    step, history = torch.optim.Adam([x], lr=rate), []
-    best_value, best = -np.inf, moves.to_values(x.detach())
-    for _step in range(steps):
-        at = moves.to_values(x.detach())
-        value, gradient = _value_and_gradient(objective, parameters, at.numpy())
+def _adam(objective: Objective, parameters: Sequence[Parameter], steps: int, rate: float) -> Fit:
+    """Adam as GPyTorch takes its steps: what a step changes of a positive parameter ``v``, kept as its
+    logarithm, is ``x`` with ``softplus(x) = v``.
+    """
+    lower, upper = (torch.as_tensor(bound) for bound in _bounds(parameters))
+    logarithm = torch.cat([torch.full((p.start.numel(),), "log_" in p.name) for p in parameters])
+    at = torch.as_tensor(_flatten([p.start for p in parameters])).clamp(lower, upper)
+    x = _unsoftened(at, logarithm).requires_grad_(True)
+    adam, history = torch.optim.Adam([x], lr=rate), []
+    best_value, best = -np.inf, at
+    for _ in range(steps):
+        with torch.enable_grad():
+            at = _softened(x, logarithm)
+        value, gradient = _value_and_gradient(objective, parameters, at.detach().numpy())
         history.append(value)
         if value > best_value:
-            best_value, best = value, at.clone()
-        x.grad = -torch.as_tensor(gradient) * moves.slope(x.detach())
-        step.step()
+            best_value, best = value, at.detach()
+        adam.zero_grad()
+        at.backward(-torch.as_tensor(gradient))
+        adam.step()
         with torch.no_grad():
-            x.copy_(moves.to_steps(moves.to_values(x).clamp(lower, upper)))
+            x.copy_(_unsoftened(_softened(x, logarithm).clamp(lower, upper), logarithm))
     flat = len(history) > 20 and abs(history[-1] - history[-20]) <= 1e-3 * (1.0 + abs(history[-1]))
     reason = f"ran its {steps} steps" + ("" if flat else " and was still improving")
     return Fit(_named(parameters, best.numpy()), best_value, flat, reason, tuple(history))
 
 
-def _adam_softplus(
-    objective: Objective,
-    parameters: Sequence[Parameter],
-    start: np.ndarray,
-    steps: int,
-    tolerance: float,
-    rate: float,
-) -> Fit:
-    logs = [np.full(p.start.numel(), "log_" in p.name) for p in parameters]
-    positive = np.concatenate([np.zeros(0, bool), *logs])
-    return _adam(objective, parameters, start, steps, tolerance, rate, positive)
+def _softened(x: Tensor, logarithm: Tensor) -> Tensor:
+    """``log softplus(x)`` where the value is a logarithm, ``x`` elsewhere."""
+    return torch.where(logarithm, torch.nn.functional.softplus(x, threshold=1e9).log(), x)
 
 
-@dataclass(frozen=True, eq=False)
-class _Moves:
-    """What a step of Adam changes: the value itself, or ``x`` with ``log softplus(x)`` = value."""
-
-    positive: Tensor
-
-    def to_steps(self, values: Tensor) -> Tensor:
-        v = values.exp()
-        return torch.where(self.positive, v + torch.log(-torch.expm1(-v)), values)
-
-    def to_values(self, x: Tensor) -> Tensor:
-        return torch.where(self.positive, torch.nn.functional.softplus(x, threshold=1e9).log(), x)
-
-    def slope(self, x: Tensor) -> Tensor:
-        soft = torch.nn.functional.softplus(x, threshold=1e9)
-        return torch.where(self.positive, torch.sigmoid(x) / soft, torch.ones_like(x))
-
-
-def _at_bounds(parameters: Sequence[Parameter], theta: Mapping[str, Tensor]) -> tuple[str, ...]:
-    ended = []
-    for p in parameters:
-        near = 1e-6 * (p.upper - p.lower)
-        value = theta[p.name]
-        if near > 0 and bool(((value <= p.lower + near) | (value >= p.upper - near)).any()):
-            ended.append(p.name)
-    return tuple(ended)
+def _unsoftened(values: Tensor, logarithm: Tensor) -> Tensor:
+    """Inverse of `_softened`."""
+    v = values.exp()
+    return torch.where(logarithm, v + torch.log(-torch.expm1(-v)), values)
 
 
 def _at_precision(

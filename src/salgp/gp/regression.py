@@ -15,6 +15,7 @@ x')``.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from salgp.gp.covariance import Covariance
-from salgp.gp.kernels import Rows, gaps, gaps_to, self_gaps
+from salgp.gp.kernels import Rows
 from salgp.gp.linalg import (
     cholesky,
     inverse_positive,
@@ -75,11 +76,11 @@ class Posterior:
 
     def covariance_to(self, rows: Rows) -> Tensor:
         """``k(rows, U)``, ``(..., N, m)``."""
-        return self.covariance(self.theta, gaps(rows, self.rows, self.covariance))
+        return self.covariance.between(self.theta, rows, self.rows)
 
     def prior_variance(self, rows: Rows) -> Tensor:
         """``k(x, x)`` of each row, ``(..., N)``."""
-        return self.covariance(self.theta, self_gaps(rows, self.covariance))
+        return self.covariance.variance(self.theta, rows)
 
     def moments(self, Kfu: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of any linear functional with covariance ``Kfu`` to ``U`` and variance
@@ -97,17 +98,6 @@ class Posterior:
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of ``f`` at each row."""
         return self.moments(self.covariance_to(rows), self.prior_variance(rows))
-
-    def to(self, device: torch.device | str) -> Posterior:
-        """The same posterior on another device."""
-        theta = {k: v.to(device) for k, v in self.theta.items()}
-        return Posterior(
-            self.covariance,
-            theta,
-            self.rows.map(lambda x: x.to(device)),
-            self.alpha.to(device),
-            self.root.to(device),
-        )
 
 
 def remaining(prior: Tensor, reduced: Tensor) -> Tensor:
@@ -131,7 +121,7 @@ def condition_exact(
     covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, y: Tensor, noise: Tensor
 ) -> Posterior:
     """Posterior given all rows: ``alpha = (K + N)^-1 y`` and ``R R' = (K + N)^-1``."""
-    L = cholesky(covariance(theta, gaps(rows, rows, covariance)) + noise.diag())
+    L = cholesky(covariance.between(theta, rows, rows) + noise.diag())
     root = lower_inverse(L).T.contiguous()
     return Posterior(covariance, theta, rows, root @ (root.T @ y), root)
 
@@ -158,35 +148,10 @@ class Statistics:
     n: int
 
     def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(
-            self.A + other.A,
-            self.b + other.b,
-            self.yy + other.yy,
-            self.log_noise + other.log_noise,
-            self.trace + other.trace,
-            self.n + other.n,
-        )
+        return Statistics(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: Statistics) -> Statistics:
-        return Statistics(
-            self.A - other.A,
-            self.b - other.b,
-            self.yy - other.yy,
-            self.log_noise - other.log_noise,
-            self.trace - other.trace,
-            self.n - other.n,
-        )
-
-    def to(self, device: torch.device | str) -> Statistics:
-        """The same sums on another device."""
-        return Statistics(
-            self.A.to(device),
-            self.b.to(device),
-            self.yy.to(device),
-            self.log_noise.to(device),
-            self.trace.to(device),
-            self.n,
-        )
+        return Statistics(*map(operator.sub, vars(self).values(), vars(other).values()))
 
 
 def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
@@ -208,7 +173,7 @@ def condition_inducing(
     covariance: Covariance, theta: Mapping[str, Tensor], inducing: Rows, s: Statistics
 ) -> Posterior:
     """Posterior on the inducing rows from the summed statistics of all data."""
-    Luu, A = _whiten(covariance(theta, gaps(inducing, inducing, covariance)), s)
+    Luu, A = _whiten(covariance.between(theta, inducing, inducing), s)
     inverse = lower_inverse(Luu)
     half = spectral_root(A)
     b = inverse @ s.b
@@ -241,12 +206,11 @@ def inducing_rows(
     Returns:
         Indices ``(m',)``, ``m' <= m``, in order of picking.
     """
-    left = covariance(theta, self_gaps(rows, covariance)).clone()
+    left = covariance.variance(theta, rows).clone()
     threshold = tolerance * float(left.mean())
     factor = left.new_zeros(min(m, len(rows)), len(rows))
     picked: list[int] = []
     columns: dict[int, Tensor] = {}
-    compare = gaps_to(rows, covariance)
     while len(picked) < len(factor):
         best = int(left.argmax())
         if float(left[best]) <= threshold:
@@ -254,7 +218,7 @@ def inducing_rows(
         if best not in columns:
             likely = left.topk(min(pool, len(rows))).indices.tolist()
             new = [best, *(i for i in likely if i != best and i not in columns)]
-            columns |= zip(new, covariance(theta, compare(rows[new])), strict=True)
+            columns |= zip(new, covariance.between(theta, rows[new], rows), strict=True)
         k = len(picked)
         direction = (columns.pop(best) - factor[:k, best] @ factor[:k]) / left[best].sqrt()
         factor[k] = direction

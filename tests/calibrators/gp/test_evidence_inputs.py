@@ -13,8 +13,12 @@ from salgp.calibrators.evidence.layer_spaces import layer_evidence
 from salgp.calibrators.evidence.monotone import RIDGE, fit_monotone
 from salgp.calibrators.gp.inputs import learn_evidence
 from salgp.calibrators.gp.salgp import SALGP
+from salgp.calibrators.gp.structures import Structure, rows_of, structure
 from salgp.features import Features
+from salgp.gp.covariance import Covariance, Index, Theta
+from salgp.gp.kernels import Rows
 from salgp.gp.optimise import NotConvergedWarning
+from salgp.gp.regression import Posterior, condition_exact
 
 CLASS_SD = 1.0
 PRIOR = {
@@ -22,7 +26,8 @@ PRIOR = {
     "layer:log-odds.log_variance": np.log(10 / RIDGE),
     "layer:one.log_variance": np.log(1 / RIDGE),
     "layer:two.log_variance": np.log(1 / RIDGE),
-    "predicted-class.log_variance": np.log(CLASS_SD**2),
+    "class.log_own": np.full(3, np.log(CLASS_SD**2)),
+    "class.W": np.zeros((3, 1)),
 }
 """Prior variances of the weights of layer evidence."""
 
@@ -69,16 +74,20 @@ def test_confidence_without_a_reference_holds_on_new_data() -> None:
     assert abs(float(gap)) < 0.05
 
 
-def linear(fixed: dict[str, float] | None = None) -> SALGP:
-    return SALGP(
-        inputs="evidence",
-        kernel="linear",
-        likelihood="bernoulli",
-        class_offset=True,
-        approximation="laplace",
-        inference="exact",
-        fixed=PRIOR if fixed is None else fixed,
-    )
+def laplace(k: Covariance, theta: Theta, rows: Rows, correct: Tensor, mean: Tensor) -> Posterior:
+    """Laplace's approximation: Newton's steps, each a regression on the expansion around the last mode."""
+    f = mean
+    for _ in range(100):
+        p = torch.sigmoid(f)
+        curvature = p * (1 - p)
+        target = f + (correct - p) / curvature - mean
+        posterior = condition_exact(k, theta, rows, target, 1 / curvature)
+        f = mean + posterior(rows)[0]
+    return posterior
+
+
+def rows_by_class(made: Structure, seen: Features) -> Rows:
+    return Rows(rows_of(made, seen).blocks, {"class": seen.label})
 
 
 def newton(X: Tensor, label: Tensor, correct: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -97,21 +106,20 @@ def newton(X: Tensor, label: Tensor, correct: Tensor) -> tuple[np.ndarray, np.nd
 def test_linear_gp_on_evidence_is_the_model_of_layer_evidence() -> None:
     """Function space and weight space: means and variances of the log-odds agree to 1e-6."""
     features, labels = world(160, 4)
-    calibrator = fit(linear(), features, labels)
     inputs, X = learn_evidence(features, labels, None, True, 0)
     correct = features.correct(labels).double()
+    seen, columns = inputs.view_of(features, X)
+    made = structure("sum", seen.widths, 3, kernel="linear", confidence=False)
+    assert made.terms == ("constant", "log-odds", "one", "two")
+    k = made.covariance + Index("class", 3, rank=1)
+    theta = {name: torch.as_tensor(value) for name, value in PRIOR.items()}
+    posterior = laplace(k, theta, rows_by_class(made, seen), correct, columns[:, 1])
     w, S = newton(X, features.label, correct)
-    new = world(60, 5)[0]
-    seen, mean_columns = inputs.view(new)
-    Z = np.hstack([*(x.numpy() for x in seen.layers.values()), np.eye(3)[new.label.numpy()]])
-    p = calibrator.predict(new)
-    assert p.layers is not None
-    log_odds = mean_columns[:, 0] + p.layers.mean.sum(dim=1)
-    np.testing.assert_allclose(log_odds.numpy(), Z @ w, rtol=0, atol=1e-6)
-    assert p.layers.names == ("constant", "log-odds", "one", "two", "predicted class")
-    variance = np.einsum("ij,jk,ik->i", Z, S, Z)
-    lower = torch.sigmoid(log_odds - 1.6448536269514722 * torch.from_numpy(variance).sqrt())
-    torch.testing.assert_close(p.lower, lower, rtol=0, atol=1e-6)
+    new, columns = inputs.view(world(60, 5)[0])
+    mean, variance = posterior(rows_by_class(made, new))
+    Z = np.hstack([*(x.numpy() for x in new.layers.values()), np.eye(3)[new.label.numpy()]])
+    np.testing.assert_allclose(columns[:, 1] + mean, Z @ w, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(variance, np.einsum("ij,jk,ik->i", Z, S, Z), rtol=0, atol=1e-6)
 
 
 def test_the_constrained_model_is_the_same_where_no_constraint_binds() -> None:
@@ -132,7 +140,8 @@ def test_the_constrained_model_is_the_same_where_no_constraint_binds() -> None:
 
 def test_hyperparameters_of_the_linear_gp_can_be_learned() -> None:
     features, labels = world(160, 7)
-    calibrator = fit(linear({}), features, labels)
+    linear = SALGP(inputs="evidence", kernel="linear", likelihood="bernoulli", inference="exact")
+    calibrator = fit(linear, features, labels)
     fresh, truth = world(500, 8)
     gap = calibrator.predict(fresh).confidence.mean() - fresh.correct(truth).double().mean()
     assert abs(float(gap)) < 0.06

@@ -212,7 +212,7 @@ def test_recipes_are_the_papers_numbers(recipe: str) -> None:
         expected = {"adam-mstar": (2000, 5e-3), "adam-plasticc": (2500, 2e-3)}.get(recipe)
         if expected:
             assert (made.max_steps, made.learning_rate) == expected
-            assert made.start == "gpytorch"
+            assert made.optimizer == "adam"
         assert made.kernel == "matern52"
         assert made.n_inducing == 512
 

@@ -24,8 +24,8 @@ from salgp.calibrators.gp.salgp import SALGP, fit_structure
 from salgp.calibrators.gp.structures import log_odds_design, rows_of, structure
 from salgp.calibrators.loading import read_parts
 from salgp.features import Features
+from salgp.gp.covariance import gaps
 from salgp.gp.fitting import Settings
-from salgp.gp.kernels import gaps
 from salgp.gp.optimise import NotConvergedWarning
 from salgp.gp.regression import condition_exact
 from salgp.metrics import nll_correct

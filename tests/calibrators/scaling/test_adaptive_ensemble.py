@@ -60,9 +60,3 @@ def test_without_errors_it_is_temperature_scaling() -> None:
     z, _ = drawn(80)
     ace = AdaptiveCalibratorEnsemble().fit(Features(z), z.argmax(1))
     assert ace.hard_temperature_ == ace.easy_temperature_
-
-
-def test_a_ratio_must_be_positive() -> None:
-    z, y = drawn(80)
-    with pytest.raises(ValueError, match="ratio"):
-        AdaptiveCalibratorEnsemble(ratio=0.0).fit(Features(z), y)

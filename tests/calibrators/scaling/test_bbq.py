@@ -107,9 +107,12 @@ def test_empirical_bayes_has_the_most_evidence() -> None:
 
 
 @pytest.mark.parametrize(("criterion", "score"), [("nll", nll_correct), ("ece", ece), ("mce", mce)])
-def test_cross_validation_picks_from_the_grid(criterion: str, score: object) -> None:
+def test_cross_validation_picks_from_the_grid(
+    criterion: str, score: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     f, labels = drawn(300)
-    fitted = BBQ(select="cross-validation", criterion=criterion, grid=(0.1, 100.0)).fit(f, labels)  # type: ignore[arg-type]
+    monkeypatch.setattr("salgp.calibrators.scaling.bbq.GRID", (0.1, 100.0))
+    fitted = BBQ(select="cross-validation", criterion=criterion).fit(f, labels)  # type: ignore[arg-type]
     assert fitted.alpha_ in (0.1, 100.0)
     assert (fitted.alpha_, fitted.beta_) != (100.0, 100.0)  # a prior that drowns 300 samples
 

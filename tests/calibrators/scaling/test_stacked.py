@@ -44,7 +44,7 @@ def test_classes_that_are_confused_need_a_matrix() -> None:
 
 
 def test_weights_lie_on_the_simplex_and_one_map_gives_its_own_softmax() -> None:
-    fitted = StackedScaling(widths=(1.0,)).fit(*drawn(300, 4, 2))
+    fitted = StackedScaling().fit(*drawn(300, 4, 2))
     assert float(fitted.weights_.sum()) == pytest.approx(1.0)
     assert bool((fitted.weights_ >= 0).all())
     new = drawn(50, 4, 3)[0]
@@ -64,9 +64,3 @@ def test_few_samples_are_temperature_scaling() -> None:
     features, labels = drawn(9, 3, 5)
     a, b = (get(name).fit(features, labels).predict(features).probs for name in ("stacked", "temperature"))
     torch.testing.assert_close(a, b)
-
-
-def test_bad_arguments_are_refused() -> None:
-    for arguments in ({"widths": (0.0,)}, {"folds": 1}):
-        with pytest.raises(ValueError, match="widths"):
-            StackedScaling(**arguments).fit(*drawn(100, 3, 0))  # type: ignore[arg-type]

@@ -9,14 +9,18 @@ of rank 1 and more) averages its layer predictions, again under the joint poster
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from salgp.calibrators.gp.structures import Structure, log_odds_design, rows_of
 from salgp.features import Features
-from salgp.gp.covariance import Covariance
+from salgp.gp.covariance import Sum, gaps
 from salgp.gp.fitting import Fitted
-from salgp.gp.kernels import Gaps, Rows, gaps, pairs_of, self_gaps
+from salgp.gp.kernels import Gaps, Rows, pairs_of
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.regression import Posterior, remaining
 from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction
@@ -33,55 +37,32 @@ def to_prediction(
     structure: Structure,
     fitted: Fitted,
     features: Features,
+    temperature: float,
     design: Tensor | None = None,
-    temperature: float = 1.0,
 ) -> Prediction:
-    """Turn the GP's correction into calibrated confidences with intervals and layer terms; the other classes
-    share what is left by the softmax of this temperature.
+    """Turn the GP's correction into calibrated confidences with intervals and layer terms.
+
+    Args:
+        structure: covariance and row layout.
+        fitted: the GP.
+        features: of the samples.
+        temperature: by which the other classes share what is left.
+        design: ``(n, p)`` columns of a Bernoulli likelihood's mean, by default those of `log_odds_design`.
     """
-    fitted = fitted.to(features.logits.device)
     mean, variance, layer_mean, layer_variance = predict_corrections(structure, fitted.posterior, features)
-    scale = "log-odds" if len(fitted.mean_weights) else "confidence"
-    names = structure.terms or structure.layers
-    terms = (
-        LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
-        if structure.has_layer_terms
-        else None
-    )
-    return corrected(fitted, features, mean, variance, terms, design, temperature)
-
-
-def corrected(
-    fitted: Fitted,
-    features: Features,
-    mean: Tensor,
-    variance: Tensor,
-    terms: LayerTerms | None = None,
-    design: Tensor | None = None,
-    temperature: float = 1.0,
-) -> Prediction:
-    """Apply a correction of given mean and variance to the network's confidence (Gaussian) or log-odds
-    (Bernoulli).
-    """
-    if len(fitted.mean_weights) == 0:
-        return Prediction.from_confidence(
-            features,
-            features.confidence.double() + mean,
-            variance.sqrt(),
-            layers=terms,
-            temperature=temperature,
-        )
-    log_odds = (log_odds_design(features) if design is None else design) @ fitted.mean_weights + mean
-    confidence, std = sigmoid_moments(log_odds, variance)
+    terms = None
+    if structure.has_layer_terms:
+        names, scale = structure.terms or structure.layers, "confidence" if fitted.is_gaussian else "log-odds"
+        terms = LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
+    shared: dict[str, Any] = {"layers": terms, "temperature": temperature}
+    if fitted.is_gaussian:
+        corrected = features.confidence.double() + mean
+        return Prediction.from_confidence(features, corrected, variance.sqrt(), **shared)
+    columns = log_odds_design(features) if design is None else design
+    log_odds = columns @ fitted.mean_weights + mean
     half = INTERVAL_SD * variance.sqrt()
-    return Prediction.from_confidence(
-        features,
-        confidence,
-        std,
-        (torch.sigmoid(log_odds - half), torch.sigmoid(log_odds + half)),
-        layers=terms,
-        temperature=temperature,
-    )
+    ends = torch.sigmoid(log_odds - half), torch.sigmoid(log_odds + half)
+    return Prediction.from_confidence(features, *sigmoid_moments(log_odds, variance), ends, **shared)
 
 
 def predict_corrections(
@@ -103,17 +84,18 @@ def _sample_moments(
     structure: Structure, posterior: Posterior, rows: Rows
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One row per sample; the terms of a ``sum`` are independent functions with their own moments."""
-    compared, own = gaps(rows, posterior.rows, posterior.covariance), self_gaps(rows, posterior.covariance)
-    if not structure.terms:
-        mean, variance = posterior.moments(
-            posterior.covariance(posterior.theta, compared), posterior.covariance(posterior.theta, own)
-        )
+    covariance, theta = posterior.covariance, posterior.theta
+    if not isinstance(covariance, Sum) or not structure.terms:
+        mean, variance = posterior(rows)
         return mean, variance, mean[:, None], variance[:, None]
-    terms = posterior.covariance.terms  # type: ignore[attr-defined]
-    priors = [term(posterior.theta, own) for term in terms]
-    means, reduced = zip(*(posterior.project(term(posterior.theta, compared)) for term in terms), strict=True)
+    compared, single = gaps(rows, posterior.rows, covariance), rows.single()
+    own = gaps(single, single, covariance)
+    priors = [term(theta, own)[..., 0, 0] for term in covariance.terms]
+    projected = (posterior.project(term(theta, compared)) for term in covariance.terms)
+    means, reduced = zip(*projected, strict=True)
     variances = [remaining(prior, part) for prior, part in zip(priors, reduced, strict=True)]
-    return sum(means), remaining(sum(priors), sum(reduced)), torch.stack(means, 1), torch.stack(variances, 1)
+    variance = remaining(sum(priors[1:], priors[0]), sum(reduced[1:], reduced[0]))
+    return sum(means), variance, torch.stack(means, 1), torch.stack(variances, 1)
 
 
 def _stacked_moments(
@@ -123,34 +105,29 @@ def _stacked_moments(
     covariance, theta = posterior.covariance, posterior.theta
     free, local = structure.split()
     compared = gaps(rows, posterior.rows, covariance)
-    shared = None if free is None else posterior.project(free(theta, compared))
-    layers = _added(shared, _of_layers(posterior, local, rows, compared))
-    layer_variance = remaining(covariance(theta, self_gaps(rows, covariance)), layers[1])
+    shared = _projected(posterior, free, rows, compared)
+    layers = _added(shared + _projected(posterior, local, rows, compared))
+    layer_variance = remaining(covariance.variance(theta, rows), layers[1])
     whole, seen = layers, rows
     if covariance.shares("layer"):
         seen = rows.ungrouped("layer")
-        stays = local if local is not None and local.shares("layer") else None
-        whole = _added(shared, _of_layers(posterior, stays, seen, compared))
-    within = covariance(theta, gaps(seen, seen, covariance)).mean((-1, -2))
+        stays = local if local.shares("layer") else Sum(())
+        whole = _added(shared + _projected(posterior, stays, seen, compared))
+    within = covariance.between(theta, seen, seen).mean((-1, -2))
     return whole[0].mean(1), remaining(within, whole[1].mean(1)), layers[0], layer_variance
 
 
-def _of_layers(
-    posterior: Posterior, local: Covariance | None, rows: Rows, compared: Gaps
-) -> tuple[Tensor, Tensor] | None:
-    """Projection of the part that depends on the layer, under the groups of ``rows``."""
-    if local is None:
-        return None
-    if not local.reads():  # the same for every sample
-        rows = rows.map(lambda x: x[:1])
-    Kfu = local(posterior.theta, compared.with_pairs(pairs_of(rows, posterior.rows)))
-    return posterior.project(Kfu)
+def _projected(posterior: Posterior, part: Sum, rows: Rows, compared: Gaps) -> list[tuple[Tensor, Tensor]]:
+    """Projection of some terms under the groups of ``rows``; none where there are no terms."""
+    if not part.terms:
+        return []
+    if not part.reads():  # the same for every sample
+        rows = rows.map(lambda x: x[:1], lambda g: g[:1])
+    Kfu = part(posterior.theta, replace(compared, pairs=pairs_of(rows, posterior.rows)))
+    return [posterior.project(Kfu)]
 
 
-def _added(a: tuple[Tensor, Tensor] | None, b: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Sum of two projections, of which one may not be there."""
-    if a is None or b is None:
-        there = a if b is None else b
-        assert there is not None
-        return there
-    return a[0] + b[0], a[1] + b[1]
+def _added(projections: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Sum of projections: they are linear."""
+    means, reduced = zip(*projections, strict=True)
+    return functools.reduce(torch.add, means), functools.reduce(torch.add, reduced)

@@ -53,7 +53,7 @@ class EvidenceInputs:
         layers[features.layer_names[-1]] = X[:, -2:]
         if self.monotone is None:
             linear = {"constant": X[:, :1], "log-odds": X[:, 1:2], **layers}
-            return replace(features, layers=linear), X[:, 1:2]
+            return replace(features, layers=linear), X[:, :2]
         f = self.monotone.to(X).log_odds(X, features.label)
         return replace(features, layers=layers), torch.stack([torch.ones_like(f), f], dim=1)
 

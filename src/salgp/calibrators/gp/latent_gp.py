@@ -42,6 +42,7 @@ SEARCH_ELEMENTS = 2**18
 """Logits (samples times classes) used to choose them; the posterior itself always uses all."""
 
 
+@dataclass(repr=False, eq=False)
 class GPCalibration(Calibrator):
     """A Gaussian process on single logits, shared by all classes, with a softmax likelihood.
 
@@ -70,8 +71,7 @@ class GPCalibration(Calibrator):
 
     name: ClassVar[str] = "latent-gp"
 
-    def __init__(self, n_inducing: int = 10) -> None:
-        self.n_inducing = n_inducing
+    n_inducing: int = 10
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         known = labels >= 0
@@ -86,13 +86,12 @@ class GPCalibration(Calibrator):
         u = _inducing_points(features.logits, self.n_inducing)
         basis = _choose_basis(*_spread_subset(z, y), u)
         found = _posterior(z, y, basis)
-        self.inducing_, self.amplitude_, self.lengthscale_ = u.cpu(), basis.amplitude, basis.lengthscale
-        self.mean_, self.cov_ = found.mean.cpu(), found.cov.cpu()
+        self.inducing_, self.amplitude_, self.lengthscale_ = u, basis.amplitude, basis.lengthscale
+        self.mean_, self.cov_ = found.mean, found.cov
 
     def _predict(self, features: Features) -> Prediction:
-        device = features.logits.device
-        basis = _basis(self.inducing_, self.amplitude_, self.lengthscale_).to(device)
-        points = _cubature(self.mean_, self.cov_).to(device)
+        basis = _basis(self.inducing_, self.amplitude_, self.lengthscale_)
+        points = _cubature(self.mean_, self.cov_)
         probs = torch.zeros_like(
             features.logits, dtype=torch.promote_types(features.logits.dtype, torch.float32)
         )
@@ -123,10 +122,6 @@ class _Basis:
     def __call__(self, z: Tensor) -> Tensor:
         """Basis functions at every entry of ``z``, shape ``(*z.shape, m)``."""
         return _kernel(z, self.inducing, self.amplitude, self.lengthscale) @ self.whiten.T
-
-    def to(self, device: torch.device) -> _Basis:
-        """The same basis on another device."""
-        return replace(self, inducing=self.inducing.to(device), whiten=self.whiten.to(device))
 
 
 def _basis(inducing: Tensor, amplitude: float, lengthscale: float) -> _Basis:

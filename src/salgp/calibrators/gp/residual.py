@@ -8,17 +8,18 @@ labels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, Source
 from salgp.calibrators.gp.correction import chunk_size, to_prediction
-from salgp.calibrators.gp.salgp import RECIPES, fit_structure
-from salgp.calibrators.gp.streaming import fit_rows, take_learned
+from salgp.calibrators.gp.salgp import fit_structure, paper_settings, settings_of
+from salgp.calibrators.gp.streaming import fit_rows
 from salgp.calibrators.gp.structures import structure
 from salgp.features import Features
-from salgp.gp.fitting import EXACT_LIMIT, Settings
+from salgp.gp.fitting import EXACT_LIMIT
 from salgp.prediction import Prediction
 
 __all__ = ["ResidualGP"]
@@ -26,6 +27,7 @@ __all__ = ["ResidualGP"]
 FORMS = {"feature": "single", "rio": "rio", "red": "red"}
 
 
+@dataclass(repr=False, eq=False)
 class ResidualGP(Calibrator):
     """Residual GP on one layer: feature-only, RIO (input + output kernel) or RED (ARD) form.
 
@@ -36,13 +38,12 @@ class ResidualGP(Calibrator):
         kernel: base kernel (``red`` always uses RBF, as its authors do).
         inference: ``exact``, ``inducing`` or ``auto``.
         n_inducing: number of inducing rows.
-        optimizer: ``lbfgs`` or ``adam``.
+        optimizer: ``lbfgs``, or ``adam`` with the starting points and steps of GPyTorch.
         max_steps: of the optimiser.
         learning_rate: of Adam.
         restarts: further random starts; 9 for RED's ten.
         seed: of the restarts.
         exact_limit: rows up to which ``inference="auto"`` is exact.
-        start: where the search begins: at scales of the ``data``, or where ``gpytorch`` begins.
 
     Example:
         >>> import torch
@@ -58,35 +59,18 @@ class ResidualGP(Calibrator):
     gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        form: str = "rio",
-        layer: str | int = -1,
-        likelihood: str = "gaussian",
-        kernel: str = "matern52",
-        inference: str = "auto",
-        n_inducing: int = 256,
-        optimizer: str = "lbfgs",
-        max_steps: int | None = None,
-        learning_rate: float = 5e-3,
-        restarts: int = 0,
-        seed: int = 0,
-        exact_limit: int = EXACT_LIMIT,
-        start: str = "data",
-    ) -> None:
-        self.form = form
-        self.layer = layer
-        self.likelihood = likelihood
-        self.kernel = kernel
-        self.inference = inference
-        self.n_inducing = n_inducing
-        self.optimizer = optimizer
-        self.max_steps = max_steps
-        self.learning_rate = learning_rate
-        self.restarts = restarts
-        self.seed = seed
-        self.exact_limit = exact_limit
-        self.start = start
+    form: str = "rio"
+    layer: str | int = -1
+    likelihood: str = "gaussian"
+    kernel: str = "matern52"
+    inference: str = "auto"
+    n_inducing: int = 256
+    optimizer: str = "lbfgs"
+    max_steps: int | None = None
+    learning_rate: float = 5e-3
+    restarts: int = 0
+    seed: int = 0
+    exact_limit: int = EXACT_LIMIT
 
     @classmethod
     def paper(
@@ -98,29 +82,15 @@ class ResidualGP(Calibrator):
             >>> ResidualGP.paper(layer=0, recipe="adam-mstar").max_steps
             2000
         """
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
-        fixed: dict[str, Any] = {"n_inducing": 512, "exact_limit": 3000}
-        return cls(**{"form": form, "layer": layer, **fixed, **RECIPES[recipe], **changes})
+        return cls(**{"form": form, "layer": layer, **paper_settings(recipe), **changes})
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if self.form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}")
         self.layer_ = _layer_name(features, self.layer)
-        settings = Settings(
-            inference=self.inference,
-            n_inducing=self.n_inducing,
-            optimizer=self.optimizer,
-            max_steps=self.max_steps,
-            learning_rate=self.learning_rate,
-            restarts=self.restarts,
-            seed=self.seed,
-            exact_limit=self.exact_limit,
-            start=self.start,
-        )
         one = features.select([self.layer_])
         self.structure_ = structure(FORMS[self.form], one.widths, one.n_classes, kernel=self.kernel)
-        self.fitted_ = fit_structure(self.structure_, one, labels, self.likelihood, settings)
+        self.fitted_ = fit_structure(self.structure_, one, labels, self.likelihood, settings_of(self))
 
     def _predict(self, features: Features) -> Prediction:
         one = features.select([self.layer_])
@@ -131,7 +101,8 @@ class ResidualGP(Calibrator):
 
     def fit_stream(self, source: Source) -> Self | None:
         """Fit to all rows of a source."""
-        return take_learned(self, fit_rows(self, source))
+        fit_rows(self, source)
+        return self
 
 
 def _layer_name(features: Features, layer: str | int) -> str:

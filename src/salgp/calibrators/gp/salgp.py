@@ -15,8 +15,8 @@ evidence, and the processes take what is not monotone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -25,15 +25,24 @@ from torch import Tensor
 from salgp.calibrators.base import Calibrator, Source, one_at_a_time
 from salgp.calibrators.gp.correction import chunk_size, to_prediction
 from salgp.calibrators.gp.inputs import learn_evidence
-from salgp.calibrators.gp.streaming import fit_rows, take_learned
+from salgp.calibrators.gp.streaming import fit_rows
 from salgp.calibrators.gp.structures import Structure, observe, structure
 from salgp.calibrators.rows import spread_choice
 from salgp.features import Features
 from salgp.gp.covariance import Index, Product, Sum
-from salgp.gp.fitting import EXACT_LIMIT, Fitted, Settings, fit_bernoulli, fit_gaussian
+from salgp.gp.fitting import (
+    EXACT_LIMIT,
+    Fitted,
+    Settings,
+    extend,
+    fit_bernoulli,
+    fit_gaussian,
+    new_sites,
+    retract,
+)
 from salgp.gp.kernels import Rows
 from salgp.gp.likelihood import Sites
-from salgp.gp.updating import extend, new_sites, retract
+from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
 from salgp.prediction import Prediction
 
@@ -67,30 +76,19 @@ PUBLISHED = (
     "inputs",
     "objective",
     "shared_offset",
-    "class_offset",
-    "fixed",
     "prior",
 )
 """Arguments that make a model the paper's."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     "converged": {"optimizer": "lbfgs"},
-    "adam-mstar": {
-        "optimizer": "adam-softplus",
-        "max_steps": 2000,
-        "learning_rate": 5e-3,
-        "start": "gpytorch",
-    },
-    "adam-plasticc": {
-        "optimizer": "adam-softplus",
-        "max_steps": 2500,
-        "learning_rate": 2e-3,
-        "start": "gpytorch",
-    },
+    "adam-mstar": {"optimizer": "adam", "max_steps": 2000, "learning_rate": 5e-3},
+    "adam-plasticc": {"optimizer": "adam", "max_steps": 2500, "learning_rate": 2e-3},
 }
 """How the hyperparameters are searched for: to convergence, or by the paper's recipe for its data sets."""
 
 
+@dataclass(repr=False, eq=False)
 class SALGP(Calibrator):
     """Layerwise Gaussian process calibration (SAL-GP): the paper's structured kernels and ours.
 
@@ -109,7 +107,7 @@ class SALGP(Calibrator):
         groups: group levels of ``nested``: ``layer``, ``class``, ``layer/class``.
         tempering: weigh each of a sample's ``L`` stacked rows by ``1/L``, since they repeat one observation;
             without it the variance is too small by about that factor.
-        optimizer: ``lbfgs``, ``adam``, or ``adam-softplus``, whose steps are those of GPyTorch.
+        optimizer: ``lbfgs``, or ``adam`` with the starting points and steps of GPyTorch.
         max_steps: of the optimiser.
         learning_rate: of Adam.
         restarts: further optimisations from random starting points; the best evidence wins.
@@ -121,11 +119,7 @@ class SALGP(Calibrator):
             residual once per layer, which the evidence takes for so many independent observations.
         shared_offset: does the global prediction of ``ml`` keep the offset ``a`` that all layers share? The
             paper calls it global; without it, only ``k(f, f') + k(s, s')`` is left.
-        class_offset: add an offset for each predicted class (an index kernel over it).
         exact_limit: rows up to which ``inference="auto"`` is exact.
-        start: where the search begins: at scales of the ``data``, or where ``gpytorch`` begins.
-        fixed: hyperparameters that are not learned, name -> value; names as in ``fitted_.posterior.theta``.
-        approximation: of the Bernoulli likelihood: Jaakkola and Jordan's ``bound``, or ``laplace``.
         prior: of the lengthscales: None for bounds alone, or ``dimension-scaled``: log-normal with location
             ``log sqrt(D) + sqrt(2)`` and scale ``sqrt(3)`` in units of the data's standard deviation, for
             layers of hundreds of dimensions; hyperparameters are then those of the largest posterior.
@@ -149,55 +143,25 @@ class SALGP(Calibrator):
     gives_confidence_only: ClassVar[bool] = True
     needs_layers: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        covariance: str = "sum",
-        likelihood: str = "gaussian",
-        kernel: str = "matern52",
-        inference: str = "auto",
-        n_inducing: int = 256,
-        rank: int | None = None,
-        n_latent: int = 2,
-        groups: Sequence[str] = ("layer",),
-        tempering: bool = False,
-        optimizer: str = "lbfgs",
-        max_steps: int | None = None,
-        learning_rate: float = 5e-3,
-        restarts: int = 0,
-        seed: int = 0,
-        inputs: str = "features",
-        objective: str = "auto",
-        shared_offset: bool = True,
-        class_offset: bool = False,
-        exact_limit: int = EXACT_LIMIT,
-        start: str = "data",
-        fixed: Mapping[str, float] | None = None,
-        approximation: str = "bound",
-        prior: str | None = None,
-    ) -> None:
-        self.covariance = covariance
-        self.likelihood = likelihood
-        self.kernel = kernel
-        self.inference = inference
-        self.n_inducing = n_inducing
-        self.rank = rank
-        self.n_latent = n_latent
-        self.groups = groups
-        self.tempering = tempering
-        self.optimizer = optimizer
-        self.max_steps = max_steps
-        self.learning_rate = learning_rate
-        self.restarts = restarts
-        self.seed = seed
-        self.inputs = inputs
-        self.objective = objective
-        self.shared_offset = shared_offset
-        self.class_offset = class_offset
-        self.exact_limit = exact_limit
-        self.start = start
-        self.fixed = fixed
-        self.approximation = approximation
-        self.prior = prior
+    covariance: str = "sum"
+    likelihood: str = "gaussian"
+    kernel: str = "matern52"
+    inference: str = "auto"
+    n_inducing: int = 256
+    rank: int | None = None
+    n_latent: int = 2
+    groups: Sequence[str] = ("layer",)
+    tempering: bool = False
+    optimizer: str = "lbfgs"
+    max_steps: int | None = None
+    learning_rate: float = 5e-3
+    restarts: int = 0
+    seed: int = 0
+    inputs: str = "features"
+    objective: str = "auto"
+    shared_offset: bool = True
+    exact_limit: int = EXACT_LIMIT
+    prior: str | None = None
 
     @classmethod
     def paper(cls, model: str = "ml", recipe: str = "converged", **changes: Any) -> SALGP:
@@ -220,34 +184,17 @@ class SALGP(Calibrator):
         """
         if model not in PAPER:
             raise ValueError(f"the paper has no model {model!r}; choose from {', '.join(PAPER)}")
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
-        fixed = {"objective": "evidence", "n_inducing": PAPER_INDUCING, "exact_limit": 3000}
-        return cls(**{**fixed, **PAPER[model], **RECIPES[recipe], **changes})
+        return cls(**{"objective": "evidence", **PAPER[model], **paper_settings(recipe), **changes})
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if self.inputs not in ("features", "evidence"):
             raise ValueError(f"inputs must be 'features' or 'evidence', got {self.inputs!r}")
-        self.evidence_, design = None, None
-        seen, plain = features, self._on_linear_evidence()
+        self.evidence_, design, seen = None, None, features
+        linear = self.inputs == "evidence" and self.kernel == "linear"
         if self.inputs == "evidence":
-            self.evidence_, X = learn_evidence(features, labels, reference, plain, self.seed)
+            self.evidence_, X = learn_evidence(features, labels, reference, linear, self.seed)
             seen, design = self.evidence_.view_of(features, X)
-        self.structure_ = self._structure(seen)
-        prior_mean = {"mean.bias": 1.0} if plain and self.likelihood == "bernoulli" else {}
-        settings = self._settings(prior_mean)
-        self.fitted_ = fit_structure(
-            self.structure_, seen, labels, self.likelihood, settings, self.tempering, design
-        )
-
-    def _on_linear_evidence(self) -> bool:
-        """Is it the model of layer evidence itself, without constraints? With a Bernoulli likelihood the
-        tempered log-odds are then the prior mean.
-        """
-        return self.inputs == "evidence" and self.kernel == "linear"
-
-    def _structure(self, seen: Features) -> Structure:
-        return structure(
+        self.structure_ = structure(
             self.covariance,
             seen.widths,
             seen.n_classes,
@@ -256,29 +203,16 @@ class SALGP(Calibrator):
             n_latent=self.n_latent,
             groups=tuple(self.groups),
             shared_offset=self.shared_offset,
-            class_offset=self.class_offset,
-            confidence=not self._on_linear_evidence(),
+            confidence=not linear,
         )
-
-    def _settings(self, fixed: Mapping[str, float]) -> Settings:
-        return Settings(
-            inference=self.inference,
-            n_inducing=self.n_inducing,
-            optimizer=self.optimizer,
-            max_steps=self.max_steps,
-            learning_rate=self.learning_rate,
-            restarts=self.restarts,
-            seed=self.seed,
-            objective=self.objective,
-            exact_limit=self.exact_limit,
-            start=self.start,
-            fixed={**fixed, **(self.fixed or {})},
-            approximation=self.approximation,
-            prior=self.prior,
+        settings = settings_of(self)
+        self.fitted_ = fit_structure(
+            self.structure_, seen, labels, self.likelihood, settings, self.tempering, design
         )
 
     def _predict(self, features: Features) -> Prediction:
-        return to_prediction(self.structure_, self.fitted_, *self._seen(features), self.rest_temperature_)
+        seen, design = self._seen(features)
+        return to_prediction(self.structure_, self.fitted_, seen, self.rest_temperature_, design)
 
     def _seen(self, features: Features) -> tuple[Features, Tensor | None]:
         """What the GP sees of the samples, and the columns of its parametric mean (None: the usual ones)."""
@@ -291,7 +225,8 @@ class SALGP(Calibrator):
         """Fit to all rows of a source; None for ``inputs="evidence"``, which needs them in memory."""
         if self.inputs == "evidence":
             return None
-        return take_learned(self, fit_rows(self, source))
+        fit_rows(self, source)
+        return self
 
     @property
     def display_name(self) -> str:
@@ -346,7 +281,7 @@ class SALGP(Calibrator):
         with torch.no_grad():
             seen, design = self._seen(features)
             new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
-            offset = new.offset(self.fitted_.mean_weights)
+            offset = new.design @ self.fitted_.mean_weights
             return new.rows, new_sites(self.fitted_, new.rows, new.target, offset, new.weight)
 
     @property
@@ -357,6 +292,13 @@ class SALGP(Calibrator):
         parts = [f for t in terms for f in (t.factors if isinstance(t, Product) else (t,))]
         index = [part for part in parts if isinstance(part, Index)]
         return index[0].matrix(self.fitted_.posterior.theta) if index else None
+
+
+def paper_settings(recipe: str) -> dict[str, Any]:
+    """How the paper's models are fitted, by the name of the recipe."""
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+    return {"n_inducing": PAPER_INDUCING, "exact_limit": 3000, **RECIPES[recipe]}
 
 
 def fit_structure(
@@ -372,13 +314,20 @@ def fit_structure(
     columns of its mean).
     """
     seen = observe(structure, features, labels, likelihood, tempering, design)
-    rows = seen.rows.map(lambda x: x.clone(memory_format=torch.contiguous_format))
     objective = "evidence" if tempering and settings.objective == "auto" else settings.objective
     settings = replace(settings, repeats=structure.repeats, objective=objective)
-    if likelihood == "gaussian":
-        return fit_gaussian(structure.covariance, rows, seen.target, settings, seen.weight)
-    if settings.objective == "leave-one-out":
+    if likelihood == "bernoulli" and objective == "leave-one-out":
         raise ValueError(
             "objective='leave-one-out' needs likelihood='gaussian'; a Bernoulli likelihood learns by evidence"
         )
-    return fit_bernoulli(structure.covariance, rows, seen.target, seen.design, settings, seen.weight)
+    with threads_for(settings.largest_matrix(len(seen.rows))):
+        if likelihood == "gaussian":
+            return fit_gaussian(structure.covariance, seen.rows, seen.target, settings, seen.weight)
+        return fit_bernoulli(structure.covariance, seen.rows, seen.target, seen.design, settings, seen.weight)
+
+
+def settings_of(calibrator: Calibrator) -> Settings:
+    """How a calibrator's arguments say to learn."""
+    names = {field.name for field in fields(Settings)}
+    given = calibrator.get_params(deep=False)
+    return Settings(**{name: value for name, value in given.items() if name in names})

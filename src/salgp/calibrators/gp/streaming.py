@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from sklearn.base import clone
@@ -20,17 +20,16 @@ from torch import Tensor
 
 from salgp.calibrators.base import Source
 from salgp.calibrators.checks import bounded_logits, floor_zeros
-from salgp.calibrators.gp.structures import Structure, flat_rows, observe
+from salgp.calibrators.gp.structures import Structure, observe, rows_of
 from salgp.features import Features
-from salgp.gp.fitting import Fitted
-from salgp.gp.kernels import Rows, gaps
-from salgp.gp.likelihood import Sites, bernoulli_sites, gaussian_sites
+from salgp.gp.fitting import Fitted, reconditioned
+from salgp.gp.kernels import Rows
+from salgp.gp.likelihood import bernoulli_sites, gaussian_sites
 from salgp.gp.linalg import cholesky, lower_inverse
 from salgp.gp.regression import (
     INDUCING_JITTER,
     Posterior,
     Statistics,
-    condition_inducing,
     inducing_log_evidence,
     inducing_rows,
     statistics,
@@ -39,8 +38,7 @@ from salgp.io import storable
 
 __all__ = []
 
-C = TypeVar("C")
-GENERIC_BLOCK = 1_000_000
+BLOCK = 1_000_000
 """Covariance entries computed at once."""
 MAX_PASSES = 20
 """Most passes over all rows with a Bernoulli likelihood."""
@@ -106,32 +104,28 @@ class Candidates:
         return Candidates(self.rows[index], self.variance[index], self.most)
 
 
-def fit_rows(calibrator: Any, source: Source) -> dict[str, Any]:
-    """The learned attributes of a calibrator with ``structure_`` and ``fitted_``, fitted to all rows."""
-    if calibrator.inference == "exact":
+def fit_rows(calibrator: Any, source: Source) -> None:
+    """Fit a calibrator that learns ``structure_`` and ``fitted_`` to all rows."""
+    settings = calibrator.get_params()
+    if settings["inference"] == "exact":
         raise ValueError(
             "a store is fitted with inducing rows: set inference='auto' or 'inducing', or fit "
             "store.to_features() in memory"
         )
-    learned = _learn(calibrator, source)
-    weight = _weight(calibrator, learned["structure_"])
-    state = GPState(learned["structure_"], learned["fitted_"], weight, learned.get("zeros_"))
-    state = _choose_inducing(state, source, calibrator.n_inducing)
+    learned = clone(calibrator).set_params(inference="inducing").fit(*source.subset())
+    structure = learned.structure_
+    weight = 1.0 / structure.repeats if settings.get("tempering") else 1.0
+    state = GPState(structure, learned.fitted_, weight, learned.zero_logits_)
+    state = _choose_inducing(state, source, settings["n_inducing"])
     state = _condition(_start(state, source), source)
-    return {**learned, "fitted_": state.fitted}
-
-
-def take_learned(calibrator: C, learned: Mapping[str, Any]) -> C:
-    """Give a calibrator its learned attributes."""
-    for name, value in learned.items():
-        setattr(calibrator, name, value)
-    return calibrator
+    calibrator.__dict__.update({k: v for k, v in vars(learned).items() if k.endswith("_")})
+    calibrator.fitted_ = state.fitted
 
 
 def propose(state: GPState, features: Features, labels: Tensor, number: int) -> Candidates:
     """The rows that the inducing rows explain least."""
     posterior = state.fitted.posterior
-    rows = flat_rows(state.structure, state.prepared(features))
+    rows = rows_of(state.structure, state.prepared(features)).flatten()
     left = torch.cat([posterior.moments(Kfu, prior)[1] for _, Kfu, prior in _blocks(posterior, rows)])
     return Candidates(rows, left, POOL * len(posterior.alpha)).best()
 
@@ -140,103 +134,71 @@ def propose(state: GPState, features: Features, labels: Tensor, number: int) -> 
 def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0) -> PassSummary:
     """Statistics of the samples on the inducing rows; Bernoulli sites are taken around the posterior."""
     fitted = state.fitted
-    likelihood = "bernoulli" if len(fitted.mean_weights) else "gaussian"
+    likelihood = "gaussian" if fitted.is_gaussian else "bernoulli"
     seen = observe(state.structure, state.prepared(features), labels, likelihood)
-    known = seen.offset(fitted.mean_weights)
-    offset = torch.zeros_like(seen.target) if known is None else known
+    offset = seen.design @ fitted.mean_weights
     parts = []
     for part, Kfu, prior in _blocks(fitted.posterior, seen.rows):
-        sites = _sites(fitted, seen.target[part], offset[part], Kfu, prior, state.weight)
-        summary = statistics(Kfu.T, prior, sites.target - offset[part], sites.noise)
-        parts.append(PassSummary(summary, sites.constant))
+        y, own = seen.target[part], offset[part]
+        if fitted.is_gaussian:
+            sites = gaussian_sites(y, y.new_tensor(fitted.log_noise), state.weight)
+        else:
+            mean, variance = fitted.posterior.moments(Kfu, prior)
+            sites = bernoulli_sites(y, mean + own, variance, state.weight)
+        parts.append(PassSummary(statistics(Kfu.T, prior, sites.target - own, sites.noise), sites.constant))
     return sum(parts[1:], parts[0])
-
-
-def _learn(calibrator: Any, source: Source) -> dict[str, Any]:
-    fitted = clone(calibrator).set_params(inference="inducing").fit(*source.subset())
-    return {name: value for name, value in vars(fitted).items() if name.endswith("_")}
 
 
 def _choose_inducing(state: GPState, source: Source, n_inducing: int) -> GPState:
     """Greedy choice over the subset's inducing rows and what a pass over all rows proposed."""
     posterior = state.fitted.posterior
-    K = posterior.covariance(posterior.theta, gaps(posterior.rows, posterior.rows, posterior.covariance))
+    K = posterior.covariance_to(posterior.rows)
     root = lower_inverse(cholesky(K, start=INDUCING_JITTER)).T.contiguous()
     explained = replace(posterior, alpha=torch.zeros_like(posterior.alpha), root=root)
     best = source.over_rows("proposals", propose, _with(state, explained))
     rows = Rows.concatenate([posterior.rows, best.rows])
     chosen = rows[inducing_rows(posterior.covariance, posterior.theta, rows, n_inducing)]
-    return _with(state, _prior(posterior, chosen))
+    alpha = posterior.alpha.new_zeros(len(chosen))
+    return _with(state, replace(posterior, rows=chosen, alpha=alpha, root=alpha[:, None]))
 
 
 def _start(state: GPState, source: Source) -> GPState:
     """The state before the first pass: the prior, or for Bernoulli sites the posterior of the subset."""
-    state = _with(state, _prior(state.fitted.posterior, state.fitted.posterior.rows))
-    if len(state.fitted.mean_weights):
-        features, labels = source.subset()
+    if not state.fitted.is_gaussian:
+        subset = source.subset()
         for _ in range(3):
-            state = replace(state, fitted=_updated(state.fitted, sum_rows(state, features, labels)))
+            state = _updated(state, sum_rows(state, *subset))
     return state
 
 
 def _condition(state: GPState, source: Source) -> GPState:
     """Passes over all rows until the posterior is settled: one for Gaussian, a few for Bernoulli sites."""
-    rounds = MAX_PASSES if len(state.fitted.mean_weights) else 1
+    rounds = 1 if state.fitted.is_gaussian else MAX_PASSES
     for index in range(rounds):
         before = state.fitted.log_evidence
-        fitted = _updated(state.fitted, source.over_rows(f"sums-{index}", sum_rows, state))
-        state = replace(state, fitted=fitted)
-        if rounds == 1 or (index > 0 and fitted.log_evidence - before < 1e-4 * source.rows**0.5):
+        state = _updated(state, source.over_rows(f"sums-{index}", sum_rows, state))
+        gain = state.fitted.log_evidence - before
+        if rounds == 1 or (index > 0 and gain < 1e-4 * source.rows**0.5):
             return state
     reason = f"the bound was still rising after {rounds} passes"
     return replace(state, fitted=replace(state.fitted, converged=False, reason=reason))
 
 
-def _updated(fitted: Fitted, total: PassSummary) -> Fitted:
+def _updated(state: GPState, total: PassSummary) -> GPState:
     """The posterior on the same inducing rows, given the sums of a pass."""
-    posterior = fitted.posterior
-    Kuu = posterior.covariance(posterior.theta, gaps(posterior.rows, posterior.rows, posterior.covariance))
-    evidence = float(inducing_log_evidence(Kuu, total.summary) + total.constant)
-    new = condition_inducing(posterior.covariance, posterior.theta, posterior.rows, total.summary)
-    return replace(
-        fitted,
-        posterior=new,
-        log_evidence=evidence,
-        inference="inducing",
-        y=None,
-        noise=None,
-        summary=total.summary,
-    )
-
-
-def _prior(posterior: Posterior, rows: Rows) -> Posterior:
-    """The same GP on other rows, not yet conditioned on anything."""
-    alpha = posterior.alpha.new_zeros(len(rows))
-    return replace(posterior, rows=rows, alpha=alpha, root=alpha[:, None])
+    posterior = state.fitted.posterior
+    evidence = inducing_log_evidence(posterior.covariance_to(posterior.rows), total.summary) + total.constant
+    fitted = reconditioned(state.fitted, total.summary)
+    return replace(state, fitted=replace(fitted, log_evidence=float(evidence)))
 
 
 def _with(state: GPState, posterior: Posterior) -> GPState:
     return replace(state, fitted=replace(state.fitted, posterior=posterior))
 
 
-def _weight(calibrator: Any, structure: Structure) -> float:
-    """Weight of a row in the likelihood: 1, or ``1/L`` for tempered stacked rows."""
-    tempered = structure.stacked and calibrator.get_params().get("tempering", False)
-    return 1.0 / len(structure.layers) if tempered else 1.0
-
-
 def _blocks(posterior: Posterior, rows: Rows) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Covariance with the inducing rows ``(b, m)`` and prior variance ``(b,)`` of each block of rows, in
-    double precision.
-    """
-    size = max(1, GENERIC_BLOCK // len(posterior.alpha))
+    """Covariance with the inducing rows ``(b, m)`` and prior variance ``(b,)`` of each block of rows."""
+    size = max(1, BLOCK // len(posterior.alpha))
     for start in range(0, len(rows), size):
         part = slice(start, min(start + size, len(rows)))
         yield part, posterior.covariance_to(rows[part]), posterior.prior_variance(rows[part])
-
-
-def _sites(fitted: Fitted, y: Tensor, offset: Tensor, Kfu: Tensor, prior: Tensor, weight: float) -> Sites:
-    if len(fitted.mean_weights) == 0:
-        return gaussian_sites(y, torch.tensor(fitted.log_noise, dtype=y.dtype, device=y.device), weight)
-    mean, variance = fitted.posterior.moments(Kfu, prior)
-    return bernoulli_sites(y, mean + offset, variance, weight)

@@ -19,8 +19,6 @@ residual as target.
 | concat | one kernel on all layers and the confidence side by side |
 | sum | ``sum_l k_l(f^(l)) + k(s, s')`` |
 
-``class_offset`` adds ``v [c = c']`` to any of them: an index kernel over the predicted class.
-
 What a layerwise GP is fitted to: rows, targets, weights and mean of the observations, made in one place.
 
 A fit, an update, and a pass over a store that does not fit into memory all see their samples through
@@ -29,14 +27,16 @@ A fit, an update, and a pass over a store that does not fit into memory all see 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from salgp.features import Features
-from salgp.gp.covariance import ARD, Constant, Covariance, Index, Product, Same, Stationary, Sum, kernel_on
+from salgp.gp.covariance import ARD, Covariance, Index, Same, Stationary, Sum, kernel_on
 from salgp.gp.kernels import Rows
 from salgp.io import storable
 
@@ -74,12 +74,11 @@ class Structure:
         """Does each layer (or term) have a correction of its own?"""
         return self.stacked or bool(self.terms) or len(self.layers) == 1
 
-    def split(self) -> tuple[Covariance | None, Covariance | None]:
-        """The part that knows no layers, and the part that depends on the layer."""
+    def split(self) -> tuple[Sum, Sum]:
+        """The terms that know no layers, and those that depend on the layer."""
         terms = self.covariance.terms if isinstance(self.covariance, Sum) else (self.covariance,)
-        free = tuple(t for t in terms if not t.uses_group("layer"))
         local = tuple(t for t in terms if t.uses_group("layer"))
-        return (Sum(free) if free else None), (Sum(local) if local else None)
+        return Sum(tuple(t for t in terms if not t.uses_group("layer"))), Sum(local)
 
     @property
     def repeats(self) -> int:
@@ -97,7 +96,6 @@ def structure(
     n_latent: int = 2,
     groups: tuple[str, ...] = ("layer",),
     shared_offset: bool = True,
-    class_offset: bool = False,
     confidence: bool = True,
 ) -> Structure:
     """Build the structure called ``name`` for layers of the given widths.
@@ -111,7 +109,6 @@ def structure(
         n_latent: terms of ``lcm``.
         groups: levels of ``nested``.
         shared_offset: does the global prediction of ``ml`` keep ``a``?
-        class_offset: add an offset for each predicted class?
         confidence: does ``sum`` have a term of the confidence?
 
     Example:
@@ -121,88 +118,55 @@ def structure(
         ... }
         True
     """
+    _check(name, widths, kernel, groups)
+    layers = tuple(widths)
+    L, width = len(layers), max(widths.values())
+    own_rank = 1 if rank is None else rank
+    by_class = name == "class" or (name == "nested" and groups == ("class",))
+    stacked = name in STACKED and not by_class
+    levels = ("class",) if by_class else groups if name == "nested" else ("layer",) if stacked else ()
+    terms = (*layers, *(["confidence"] if confidence else [])) if name == "sum" else ()
+
+    def k(block: str, called: str = "") -> Covariance:
+        return kernel_on(block, kernel, called)
+
+    def icm(q: int) -> Covariance:
+        unit = Stationary("joint", kernel, f"latent{q}", unit=True)
+        return unit * Index("layer", L, own_rank, f"layer{q}")
+
+    def nested(block: str) -> Covariance:
+        local = (Same(level) * k(block, f"local-{level.replace('/', '-')}") for level in levels)
+        return Sum((k(block, "global"), *local))
+
+    formulas: dict[str, Callable[[], Covariance]] = {
+        "single": lambda: k("features"),
+        "rio": lambda: k("features") + k("confidence"),
+        "red": lambda: ARD("features", width) + ARD("softmax", n_classes),
+        "global": lambda: k("first"),
+        "class": lambda: nested("first"),
+        "concat": lambda: k("concat"),
+        "sum": lambda: Sum((*(k(f"layer:{x}") for x in layers), *map(k, terms[L:]))),
+        "ml": lambda: k("features") + k("confidence") + Index("layer", L, rank or 0, "", shared_offset),
+        "hl": lambda: k("joint", "global") + Same("layer") * k("joint", "local"),
+        "additive": lambda: k("joint", "global") + Stationary("joint", kernel, "local", False, "layer", L),
+        "icm": lambda: icm(0),
+        "lcm": lambda: functools.reduce(operator.add, map(icm, range(n_latent))),
+        "nested": lambda: nested("concat" if by_class else "joint"),
+    }
+    return Structure(formulas[name](), layers, stacked, terms, levels)
+
+
+def _check(name: str, widths: Mapping[str, int], kernel: str, groups: tuple[str, ...]) -> None:
     if name not in STRUCTURES:
         raise ValueError(f"unknown covariance {name!r}; choose from {', '.join(STRUCTURES)}")
+    kernel_on("", kernel)  # refuses an unknown one
     if name in ("single", "rio", "red") and len(widths) != 1:
         raise ValueError(f"covariance {name!r} reads exactly one layer, got {len(widths)}; select it first")
     if kernel == "linear" and name in ("additive", "icm", "lcm"):
         raise ValueError(f"covariance {name!r} needs a kernel with a lengthscale, not 'linear'")
-    layers = tuple(widths)
-    if name == "nested":
-        structure = _nested(layers, kernel, tuple(groups))
-    elif name == "sum":
-        structure = _sum(layers, kernel, confidence)
-    elif name == "class":
-        structure = _by_class(layers, "first", kernel)
-    else:
-        size = _Size(len(layers), max(widths.values()), n_classes, rank, n_latent, shared_offset)
-        structure = _plain(name, layers, _FORMULAS[name](kernel, size))
-    return _with_class_offset(structure) if class_offset else structure
-
-
-def _plain(name: str, layers: tuple[str, ...], covariance: Covariance) -> Structure:
-    stacked = name in STACKED
-    return Structure(covariance, layers, stacked, (), ("layer",) if stacked else ())
-
-
-@dataclass(frozen=True)
-class _Size:
-    """What the formulas below depend on besides the kernel.
-
-    Args:
-        layers: number of layers.
-        width: of the widest.
-        classes: of the network.
-        rank: of ``B``; None for each formula's own.
-        latent: terms of ``lcm``.
-        shared_offset: does the global prediction of ``ml`` keep ``a``?
-    """
-
-    layers: int
-    width: int
-    classes: int
-    rank: int | None
-    latent: int
-    shared_offset: bool
-
-
-def _rio(kernel: str, size: _Size) -> Covariance:
-    return kernel_on("features", kernel) + kernel_on("confidence", kernel)
-
-
-def _red(kernel: str, size: _Size) -> Covariance:
-    """Its kernels are ARD whatever ``kernel`` is, which must be a known one all the same."""
-    kernel_on("features", kernel)
-    return ARD("features", size.width) + ARD("softmax", size.classes)
-
-
-def _ml(kernel: str, size: _Size) -> Covariance:
-    among = Index("layer", size.layers, size.rank or 0, keep_shared=size.shared_offset)
-    return kernel_on("features", kernel) + kernel_on("confidence", kernel) + among
-
-
-def _hl(kernel: str, size: _Size) -> Covariance:
-    local = Product((Same("layer"), kernel_on("joint", kernel, "local")))
-    return kernel_on("joint", kernel, "global") + local
-
-
-def _additive(kernel: str, size: _Size) -> Covariance:
-    local = Stationary("joint", kernel, "local", per="layer", n_groups=size.layers)
-    return kernel_on("joint", kernel, "global") + local
-
-
-_FORMULAS: dict[str, Callable[[str, _Size], Covariance]] = {
-    "single": lambda kernel, size: kernel_on("features", kernel),
-    "rio": _rio,
-    "red": _red,
-    "global": lambda kernel, size: kernel_on("first", kernel),
-    "concat": lambda kernel, size: kernel_on("concat", kernel),
-    "ml": _ml,
-    "hl": _hl,
-    "additive": _additive,
-    "icm": lambda kernel, size: _coregionalised(kernel, size, 1),
-    "lcm": lambda kernel, size: _coregionalised(kernel, size, size.latent),
-}
+    known = ("layer", "class", "layer/class")
+    if name == "nested" and not (groups and set(groups) <= set(known)):
+        raise ValueError(f"groups of a nested covariance must come from {known}, got {groups}")
 
 
 def rows_of(structure: Structure, features: Features) -> Rows:
@@ -214,88 +178,37 @@ def rows_of(structure: Structure, features: Features) -> Rows:
 
 def _block(name: str, structure: Structure, features: Features) -> Tensor:
     s = features.probs.double().amax(dim=1, keepdim=True)
+    layers = [features.layers[layer] for layer in structure.layers]
     if name.startswith("layer:"):
         return features.layers[name.removeprefix("layer:")]
     if name == "softmax":
         return features.probs.double()
     if name == "first":
-        return torch.cat([features.layers[structure.layers[0]].double(), s], dim=1)
+        return torch.cat([layers[0].double(), s], dim=1)
     if name == "concat":
-        return torch.cat([*(features.layers[k].double() for k in structure.layers), s], dim=1)
-    if not structure.stacked:
-        return s if name == "confidence" else features.layers[structure.layers[0]]
-    L = len(structure.layers)
+        return torch.cat([*(x.double() for x in layers), s], dim=1)
     if name == "confidence":
-        return s[:, None, :].expand(-1, L, -1)
-    width = max(features.layers[k].shape[1] for k in structure.layers)
-    padded = torch.stack([_pad(features.layers[k], width) for k in structure.layers], dim=1)
-    return (
-        padded if name == "features" else torch.cat([padded.double(), s[:, None, :].expand(-1, L, -1)], dim=2)
-    )
-
-
-def _pad(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[1] == width else torch.nn.functional.pad(x, (0, width - x.shape[1]))
+        return s[:, None, :] if structure.stacked else s
+    if not structure.stacked:
+        return layers[0]
+    width = max(x.shape[1] for x in layers)
+    padded = torch.stack([torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in layers], dim=1)
+    if name == "features":
+        return padded
+    return torch.cat([padded.double(), s[:, None, :].expand(-1, len(layers), -1)], dim=2)
 
 
 def _group(name: str, structure: Structure, features: Features) -> Tensor:
-    n, L = features.logits.shape[0], len(structure.layers)
-    layer = torch.arange(L, device=features.logits.device).expand(n, L)
     label = features.label
     if not structure.stacked:
         return label
+    n, L = len(label), len(structure.layers)
+    layer = torch.arange(L, device=label.device).expand(n, L)
     return {
         "layer": layer,
         "class": label[:, None].expand(n, L),
         "layer/class": layer * features.n_classes + label[:, None],
     }[name]
-
-
-def _coregionalised(kernel: str, size: _Size, n_latent: int) -> Covariance:
-    rank = 1 if size.rank is None else size.rank
-    terms = [
-        Product(
-            (
-                Stationary("joint", kernel, f"latent{q}", unit=True),
-                Index("layer", size.layers, rank, f"layer{q}"),
-            )
-        )
-        for q in range(n_latent)
-    ]
-    return terms[0] if n_latent == 1 else Sum(tuple(terms))
-
-
-def _sum(layers: tuple[str, ...], kernel: str, confidence: bool) -> Structure:
-    terms: tuple[Covariance, ...] = tuple(kernel_on(f"layer:{k}", kernel) for k in layers)
-    names = layers
-    if confidence:
-        terms, names = (*terms, kernel_on("confidence", kernel)), (*layers, "confidence")
-    return Structure(Sum(terms), layers, False, names)
-
-
-def _nested(layers: tuple[str, ...], kernel: str, groups: tuple[str, ...]) -> Structure:
-    known = ("layer", "class", "layer/class")
-    if not groups or any(g not in known for g in groups):
-        raise ValueError(f"groups of a nested covariance must come from {known}, got {groups}")
-    if groups == ("class",):
-        return _by_class(layers, "concat", kernel)
-    locals_ = [Product((Same(g), kernel_on("joint", kernel, f"local-{g.replace('/', '-')}"))) for g in groups]
-    return Structure(Sum((kernel_on("joint", kernel, "global"), *locals_)), layers, True, (), groups)
-
-
-def _by_class(layers: tuple[str, ...], block: str, kernel: str) -> Structure:
-    """One row per sample; a function shared by all classes, and one of each predicted class."""
-    local = Product((Same("class"), kernel_on(block, kernel, "local-class")))
-    return Structure(Sum((kernel_on(block, kernel, "global"), local)), layers, False, (), ("class",))
-
-
-def _with_class_offset(structure: Structure) -> Structure:
-    """The same structure with an unknown number for each predicted class added."""
-    offset = Product((Same("class"), Constant("predicted-class")))
-    terms = structure.covariance.terms if isinstance(structure.covariance, Sum) else (structure.covariance,)
-    groups = structure.groups if "class" in structure.groups else (*structure.groups, "class")
-    names = (*structure.terms, "predicted class") if structure.terms else ()
-    return replace(structure, covariance=Sum((*terms, offset)), groups=groups, terms=names)
 
 
 LIKELIHOODS = ("gaussian", "bernoulli")
@@ -316,10 +229,6 @@ class Observations:
     target: Tensor
     weight: float
     design: Tensor
-
-    def offset(self, mean_weights: Tensor) -> Tensor | None:
-        """``(N,)`` parametric log-odds, or None where the mean is zero."""
-        return self.design @ mean_weights if self.design.shape[1] else None
 
 
 def observe(
@@ -343,20 +252,18 @@ def observe(
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"likelihood must be 'gaussian' or 'bernoulli', got {likelihood!r}")
     repeats = structure.repeats
-    weight = 1.0 / repeats if tempering else 1.0
-    rows = flat_rows(structure, features)
     if likelihood == "gaussian":
-        target = features.residual(labels).double().repeat_interleave(repeats)
-        return Observations(rows, target, weight, target.new_zeros(len(target), 0))
-    columns = log_odds_design(features) if design is None else design
-    target = features.correct(labels).double().repeat_interleave(repeats)
-    return Observations(rows, target, weight, columns.repeat_interleave(repeats, 0))
-
-
-def flat_rows(structure: Structure, features: Features) -> Rows:
-    """Rows of the features, one after the other."""
-    rows = rows_of(structure, features)
-    return rows.flatten() if structure.stacked else rows
+        target = features.residual(labels).double()
+        columns = target.new_zeros(len(target), 0)
+    else:
+        target = features.correct(labels).double()
+        columns = log_odds_design(features) if design is None else design
+    return Observations(
+        rows_of(structure, features).flatten(),
+        target.repeat_interleave(repeats),
+        1.0 / repeats if tempering else 1.0,
+        columns.repeat_interleave(repeats, 0),
+    )
 
 
 def log_odds_design(features: Features, limit: float = 12.0) -> Tensor:

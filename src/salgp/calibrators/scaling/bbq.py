@@ -17,6 +17,7 @@ decide.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -33,10 +34,15 @@ from salgp.prediction import Prediction
 
 __all__ = ["BBQ"]
 
+GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
+"""Pseudo-counts tried in cross-validation."""
+FOLDS = 5
+"""Of the cross-validation."""
 STRENGTH = 2.0
 """Equivalent sample size of the original prior, shared by all bins of a binning."""
 
 
+@dataclass(repr=False, eq=False)
 class BBQ(Calibrator):
     """Bayesian average over equal-frequency binnings of the top-label confidence.
 
@@ -45,10 +51,8 @@ class BBQ(Calibrator):
             prior.
         beta: prior pseudo-count of wrong samples in every bin.
         select: how ``alpha`` and ``beta`` are chosen: ``"fixed"`` as given; ``"cross-validation"`` over
-            ``grid`` by ``criterion``; ``"empirical-bayes"`` by the largest evidence of the calibration set.
+            `GRID` by ``criterion``; ``"empirical-bayes"`` by the largest evidence of the calibration set.
         criterion: ``"nll"``, ``"ece"`` or ``"mce"`` of the held-out folds (``"cross-validation"`` only).
-        grid: values tried for each of the two (``"cross-validation"`` only).
-        folds: number of folds (``"cross-validation"`` only).
 
     Attributes:
         alpha_: pseudo-count in use, or None for the original prior.
@@ -66,37 +70,24 @@ class BBQ(Calibrator):
     name: ClassVar[str] = "bbq"
     gives_confidence_only: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        alpha: float | None = None,
-        beta: float | None = None,
-        select: Literal["fixed", "cross-validation", "empirical-bayes"] = "fixed",
-        criterion: Literal["nll", "ece", "mce"] = "nll",
-        grid: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0),
-        folds: int = 5,
-    ) -> None:
-        self.alpha = alpha
-        self.beta = beta
-        self.select = select
-        self.criterion = criterion
-        self.grid = grid
-        self.folds = folds
+    alpha: float | None = None
+    beta: float | None = None
+    select: Literal["fixed", "cross-validation", "empirical-bayes"] = "fixed"
+    criterion: Literal["nll", "ece", "mce"] = "nll"
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         top = top_label(features)
         score, hit = _sorted(top.confidence.cpu().double().numpy(), (top.label == labels).cpu().numpy())
         prior = self._choose_prior(score, hit)
         found = _average(_binnings(score, hit), prior)
-        self.alpha_: float | None = prior[0] if prior else None
-        self.beta_: float | None = prior[1] if prior else None
+        self.alpha_: float | None = prior and prior[0]
+        self.beta_: float | None = prior and prior[1]
         self.n_bins_, self.weights_ = torch.tensor(found.n_bins), torch.tensor(found.weights)
         self.steps_at_, self.steps_ = torch.tensor(found.at), torch.tensor(found.value)
 
     def _choose_prior(self, score: np.ndarray, hit: np.ndarray) -> tuple[float, float] | None:
         if self.select == "cross-validation":
-            return _cross_validated(
-                score, hit, self.grid, min(self.folds, len(score)), _criterion(self.criterion)
-            )
+            return _cross_validated(score, hit, _criterion(self.criterion))
         if self.select == "empirical-bayes":
             return _empirical_bayes(_binnings(score, hit))
         if self.select != "fixed":
@@ -113,8 +104,7 @@ class BBQ(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         score = top_label(features).confidence.double()
-        at, value = self.steps_at_.to(score.device), self.steps_.to(score.device)
-        confidence = value[torch.searchsorted(at, score, right=True) - 1]
+        confidence = self.steps_[torch.searchsorted(self.steps_at_, score, right=True) - 1]
         return from_top_label(features, confidence, self.rest_temperature_)
 
 
@@ -203,27 +193,20 @@ def _empirical_bayes(bins: _Binnings) -> tuple[float, float]:
     from scipy.special import logsumexp
 
     def loss(log_prior: np.ndarray) -> float:
-        return -float(
-            logsumexp(_log_evidence(bins, (float(np.exp(log_prior[0])), float(np.exp(log_prior[1])))))
-        )
+        alpha, beta = np.exp(log_prior)
+        return -float(logsumexp(_log_evidence(bins, (alpha, beta))))
 
     found = minimize(loss, np.zeros(2), method="L-BFGS-B", bounds=[(np.log(1e-2), np.log(1e3))] * 2)
     tell_unless_settled(found, "the search for the prior")
-    return float(np.exp(found.x[0])), float(np.exp(found.x[1]))
+    alpha, beta = np.exp(found.x).tolist()
+    return alpha, beta
 
 
 def _cross_validated(
-    score: np.ndarray,
-    hit: np.ndarray,
-    grid: tuple[float, ...],
-    folds: int,
-    loss: Callable[[np.ndarray, np.ndarray], float],
+    score: np.ndarray, hit: np.ndarray, loss: Callable[[np.ndarray, np.ndarray], float]
 ) -> tuple[float, float]:
-    """The pair of the smallest held-out loss; every ``folds``-th sample in order of confidence
-    makes a fold.
-    """
-    if folds < 2:
-        return 1.0, 1.0
+    """The pair of the smallest held-out loss; samples in order of confidence go to the folds in turn."""
+    folds = min(FOLDS, len(score))
     fold = np.arange(len(score)) % folds
     training = [_binnings(score[fold != k], hit[fold != k]) for k in range(folds)]
 
@@ -233,7 +216,7 @@ def _cross_validated(
             predicted[fold == k] = _average(bins, prior)(score[fold == k])
         return loss(predicted, hit)
 
-    return min(((a, b) for a in grid for b in grid), key=held_out)
+    return min(itertools.product(GRID, GRID), key=held_out)
 
 
 def _criterion(name: str) -> Callable[[np.ndarray, np.ndarray], float]:

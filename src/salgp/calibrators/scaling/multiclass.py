@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -49,6 +50,7 @@ MANY_PARAMETERS = 10**6
 """Beyond this the search stops at five digits of the loss: the penalties decide there, not the data."""
 
 
+@dataclass(repr=False, eq=False)
 class VectorScaling(Calibrator):
     """A scale and an offset per class, ``softmax(w * z + b)``.
 
@@ -67,9 +69,8 @@ class VectorScaling(Calibrator):
 
     name: ClassVar[str] = "vector"
 
-    def __init__(self, intercept_penalty: float = 1e-3, max_iterations: int = 500) -> None:
-        self.intercept_penalty = intercept_penalty
-        self.max_iterations = max_iterations
+    intercept_penalty: float = 1e-3
+    max_iterations: int = 500
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         start = torch.ones(features.n_classes, dtype=torch.float64)
@@ -82,6 +83,7 @@ class VectorScaling(Calibrator):
         return _affine_prediction(features, features.logits, self.weight_, self.bias_)
 
 
+@dataclass(repr=False, eq=False)
 class MatrixScaling(Calibrator):
     """A full linear map of the logits, ``softmax(W z + b)``, with regularised off-diagonal entries and
     intercept.
@@ -101,12 +103,9 @@ class MatrixScaling(Calibrator):
 
     name: ClassVar[str] = "matrix"
 
-    def __init__(
-        self, off_diagonal_penalty: float = 1.0, intercept_penalty: float = 1.0, max_iterations: int = 500
-    ) -> None:
-        self.off_diagonal_penalty = off_diagonal_penalty
-        self.intercept_penalty = intercept_penalty
-        self.max_iterations = max_iterations
+    off_diagonal_penalty: float = 1.0
+    intercept_penalty: float = 1.0
+    max_iterations: int = 500
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         penalties = (self.off_diagonal_penalty, self.intercept_penalty)
@@ -116,6 +115,7 @@ class MatrixScaling(Calibrator):
         return _affine_prediction(features, features.logits, self.weight_, self.bias_)
 
 
+@dataclass(repr=False, eq=False)
 class DirichletCalibration(Calibrator):
     """A full linear map of the log-probabilities, ``softmax(W log p + b)``, as if each class had
     Dirichlet-distributed ``p``.
@@ -139,12 +139,9 @@ class DirichletCalibration(Calibrator):
 
     name: ClassVar[str] = "dirichlet"
 
-    def __init__(
-        self, off_diagonal_penalty: float = 1.0, intercept_penalty: float = 1.0, max_iterations: int = 500
-    ) -> None:
-        self.off_diagonal_penalty = off_diagonal_penalty
-        self.intercept_penalty = intercept_penalty
-        self.max_iterations = max_iterations
+    off_diagonal_penalty: float = 1.0
+    intercept_penalty: float = 1.0
+    max_iterations: int = 500
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         penalties = (self.off_diagonal_penalty, self.intercept_penalty)
@@ -283,6 +280,10 @@ LARGEST = 2**17
 """Numbers of the calibration set that maps are fitted to; more change nothing that could be measured."""
 ITERATIONS = 500
 """Of the optimiser, for each map."""
+WIDTHS = (0.3, 3.0)
+"""Prior standard deviations of what a map may add to a logit; one matrix scaling for each."""
+FOLDS = 5
+"""Of the cross-validation."""
 TEMPERATURE = 2
 """Place of temperature scaling among the components."""
 
@@ -296,12 +297,8 @@ class StackedScaling(Calibrator):
     Matrices need ``c^2`` samples, diagonal ones ``4 c``; with fewer the mixture is one of raw, equal and
     temperature-scaled probabilities, and with fewer than two per fold it is temperature scaling.
 
-    Args:
-        widths: prior standard deviations of what a map may add to a logit; one matrix scaling for each.
-        folds: of the cross-validation.
-
     Attributes:
-        weights_: ``(k,)`` of the components: raw, equal, temperature, and one for each width.
+        weights_: ``(k,)`` of the components: raw, equal, temperature, and one for each of `WIDTHS`.
         maps_: ``W`` and ``b`` of each component.
 
     Example:
@@ -316,37 +313,19 @@ class StackedScaling(Calibrator):
     name: ClassVar[str] = "stacked"
     display_name: ClassVar[str] = "stacked scaling"
 
-    def __init__(self, widths: tuple[float, ...] = (0.3, 3.0), folds: int = 5) -> None:
-        self.widths = widths
-        self.folds = folds
-
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        if self.folds < 2 or not all(width > 0 for width in self.widths):
-            raise ValueError(f"expected positive widths and 2 folds or more, got {self.widths}, {self.folds}")
         x, y = _log_probs(features)[labels >= 0], labels[labels >= 0]
         order = _sorted(x, y)  # so that the result depends on no order of samples or classes
         x, y = x[order], y[order]
         identity = _identity(*x.shape)
         some = slice(None, None, 1 if identity is None else -(-x.numel() // LARGEST) or 1)
         temperature = best_temperature(x, y, warn=False)[0] if len(y) else 1.0
-        maps = _maps(x[some], y[some], temperature, identity, self.widths)
-        likelihood = self._left_out(x[some], y[some], identity, len(maps))
+        maps = _maps(x[some], y[some], temperature, identity)
+        likelihood = _left_out(x[some], y[some], identity, len(maps))
         equal = [1 / len(maps)] * len(maps)
         alone = [float(k == TEMPERATURE) for k in range(len(maps))]
         self.weights_ = mixture_weights(likelihood, equal if len(likelihood) else alone)
         self.maps_ = [[W.cpu(), b.cpu()] for W, b in maps]
-
-    def _left_out(self, x: Tensor, y: Tensor, identity: Tensor | None, n_maps: int) -> Tensor:
-        """``(n, k)`` probability of the true class under components that were fitted to other folds."""
-        fold = torch.arange(len(y), device=x.device) % self.folds
-        found = [x.new_zeros(0, n_maps).double()]
-        for k in range(self.folds if len(y) >= 2 * self.folds else 0):
-            rest, out = fold != k, fold == k
-            temperature = best_temperature(x[rest], y[rest], warn=False)[0]
-            maps = _maps(x[rest], y[rest], temperature, identity, self.widths)
-            each = [p.gather(1, y[out, None])[:, 0] for p in _components(x[out], maps)]
-            found.append(torch.stack(each, dim=1).double())
-        return torch.cat(found)
 
     def _predict(self, features: Features) -> Prediction:
         x = _log_probs(features)
@@ -354,6 +333,19 @@ class StackedScaling(Calibrator):
         for w, p in zip(self.weights_.tolist(), _components(x, self.maps_), strict=True):
             mixed = mixed + w * p
         return Prediction.from_probs(features, mixed)
+
+
+def _left_out(x: Tensor, y: Tensor, identity: Tensor | None, n_maps: int) -> Tensor:
+    """``(n, k)`` probability of the true class under components that were fitted to other folds."""
+    fold = torch.arange(len(y), device=x.device) % FOLDS
+    found = [x.new_zeros(0, n_maps).double()]
+    for k in range(FOLDS if len(y) >= 2 * FOLDS else 0):
+        rest, out = fold != k, fold == k
+        temperature = best_temperature(x[rest], y[rest], warn=False)[0]
+        maps = _maps(x[rest], y[rest], temperature, identity)
+        each = [p.gather(1, y[out, None])[:, 0] for p in _components(x[out], maps)]
+        found.append(torch.stack(each, dim=1).double())
+    return torch.cat(found)
 
 
 def _sorted(x: Tensor, y: Tensor) -> Tensor:
@@ -371,9 +363,7 @@ def _identity(n: int, c: int) -> Tensor | None:
     return torch.ones(c, dtype=torch.float64) if 4 * c <= n else None
 
 
-def _maps(
-    x: Tensor, y: Tensor, temperature: float, identity: Tensor | None, widths: tuple[float, ...]
-) -> list[Map]:
+def _maps(x: Tensor, y: Tensor, temperature: float, identity: Tensor | None) -> list[Map]:
     """Raw, equal and temperature-scaled probabilities, and an affine map for each prior width."""
     n, c = x.shape
     zero = torch.zeros(c, dtype=torch.float64)
@@ -382,7 +372,7 @@ def _maps(
         return maps
     z = x.double() / temperature
     size = float((z - z.mean(dim=1, keepdim=True)).abs().mean())
-    for width in widths:
+    for width in WIDTHS:
         precision = 1 / (2 * n * width**2)  # of a Gaussian prior, in units of the mean likelihood
         penalty = torch.full_like(identity, precision * size**2)
         W, b = fit_affine(z, y, identity, penalty, c * precision, ITERATIONS, 1e-9)

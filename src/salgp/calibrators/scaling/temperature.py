@@ -28,12 +28,7 @@ from torch import Tensor
 from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.calibrators.rows import window_numbers
 from salgp.calibrators.scaling.toplabel import top_label
-from salgp.calibrators.temperature import (
-    BOUNDS,
-    best_temperature,
-    row_chunks,
-    tempered_softmax,
-)
+from salgp.calibrators.temperature import best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
 from salgp.prediction import Prediction
@@ -74,12 +69,9 @@ class TemperatureScaling(Calibrator):
     are left out. Where every calibration sample is correct, the likelihood rises for ever as ``T -> 0``; the
     temperature then stays at its bound, ``at_bound_`` is true and a `CalibrationWarning` says so.
 
-    Args:
-        bounds: smallest and largest temperature allowed.
-
     Attributes:
         temperature_: the fitted ``T``.
-        at_bound_: is it one of ``bounds``?
+        at_bound_: is it the smallest or largest that is looked for?
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -92,11 +84,8 @@ class TemperatureScaling(Calibrator):
     name: ClassVar[str] = "temperature"
     display_name: ClassVar[str] = "temperature scaling"
 
-    def __init__(self, bounds: tuple[float, float] = BOUNDS) -> None:
-        self.bounds = bounds
-
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels, self.bounds)
+        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels)
 
     def _predict(self, features: Features) -> Prediction:
         return Prediction.from_probs(features, tempered_softmax(features.logits, self.temperature_))
@@ -113,9 +102,6 @@ class PerturbedTemperatureScaling(Calibrator):
 
     Reference: Tomani et al., Post-hoc uncertainty calibration for domain drift scenarios, CVPR 2021.
 
-    Args:
-        bounds: smallest and largest temperature allowed.
-
     Example:
         >>> z = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
         >>> augmented = Features(torch.cat([z, z / 2]), groups=torch.tensor([0, 1, 2, 0, 1, 2]))
@@ -125,9 +111,6 @@ class PerturbedTemperatureScaling(Calibrator):
 
     name: ClassVar[str] = "perturbed-temperature"
     uses_augmented: ClassVar[bool] = True
-
-    def __init__(self, bounds: tuple[float, float] = BOUNDS) -> None:
-        self.bounds = bounds
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         weights = None
@@ -140,9 +123,7 @@ class PerturbedTemperatureScaling(Calibrator):
         else:
             _, of, count = torch.unique(features.groups, return_inverse=True, return_counts=True)
             weights = (1 / count.double())[of]
-        self.temperature_, self.at_bound_ = best_temperature(
-            features.logits, labels, self.bounds, weights=weights
-        )
+        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels, weights=weights)
 
     def _predict(self, features: Features) -> Prediction:
         return Prediction.from_probs(features, tempered_softmax(features.logits, self.temperature_))
@@ -155,9 +136,6 @@ class EnsembleTemperatureScaling(Calibrator):
     of temperature scaling, the weights maximise the likelihood, so the fit is never worse than temperature
     scaling. Reference: Zhang et al., Mix-n-match, ICML 2020.
 
-    Args:
-        bounds: smallest and largest temperature allowed.
-
     Example:
         >>> f = Features(torch.eye(3).repeat(20, 1) * 4)
         >>> ets = EnsembleTemperatureScaling().fit(
@@ -169,11 +147,8 @@ class EnsembleTemperatureScaling(Calibrator):
 
     name: ClassVar[str] = "ensemble-temperature"
 
-    def __init__(self, bounds: tuple[float, float] = BOUNDS) -> None:
-        self.bounds = bounds
-
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels, self.bounds)
+        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels)
         parts = [_true_class(features.logits, labels, t) for t in (self.temperature_, 1.0)]
         uniform = torch.full_like(parts[0], 1 / features.n_classes)
         self.weights_ = mixture_weights(torch.stack([*parts, uniform], dim=1), (1, 0, 0))
@@ -231,6 +206,10 @@ def mixture_weights(likelihood: Tensor, start: Sequence[float]) -> Tensor:
     return torch.tensor(w if loss(w)[0] <= loss(first)[0] else first)
 
 
+RATIO = 0.1
+"""Correct samples for each error in the hard set, by its authors."""
+
+
 class AdaptiveCalibratorEnsemble(Calibrator):
     """Two temperatures, of all and of hard calibration samples, weighted by the confidence of a window.
 
@@ -238,9 +217,6 @@ class AdaptiveCalibratorEnsemble(Calibrator):
     the correct samples of the hard set at random; here all of them count with the weight of that draw, which
     is its expectation and needs no seed. A window that is more confident than the calibration samples has
     ``a = 1``.
-
-    Args:
-        ratio: correct samples for each error in the hard set; 0.1 by the authors.
 
     Attributes:
         easy_temperature_: of all calibration samples.
@@ -262,15 +238,10 @@ class AdaptiveCalibratorEnsemble(Calibrator):
     display_name: ClassVar[str] = "adaptive calibrator ensemble (ACE)"
     takes_context: ClassVar[bool] = True
 
-    def __init__(self, ratio: float = 0.1) -> None:
-        self.ratio = ratio
-
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        if not self.ratio > 0:
-            raise ValueError(f"ratio must be positive, correct samples for each error; got {self.ratio}")
         correct, known = features.correct(labels), labels >= 0
         n_correct, n_wrong = int((correct & known).sum()), int((~correct & known).sum())
-        weight = min(self.ratio * n_wrong / max(n_correct, 1), 1.0)
+        weight = min(RATIO * n_wrong / max(n_correct, 1), 1.0)
         self.easy_temperature_, _ = best_temperature(features.logits, labels)
         self.hard_temperature_ = self.easy_temperature_
         if n_wrong:

@@ -95,6 +95,7 @@ def from_top_label(features: Features, confidence: Tensor, temperature: float) -
     return Prediction.from_confidence(features, confidence.to(dtype), temperature=temperature)
 
 
+@dataclass(repr=False, eq=False)
 class HistogramBinning(Calibrator):
     """Replace the confidence by the share of correct calibration samples in its bin.
 
@@ -122,12 +123,9 @@ class HistogramBinning(Calibrator):
     name: ClassVar[str] = "histogram"
     gives_confidence_only: ClassVar[bool] = True
 
-    def __init__(
-        self, n_bins: int = 15, binning: Literal["width", "mass"] = "width", smoothing: float = 1.0
-    ) -> None:
-        self.n_bins = n_bins
-        self.binning = binning
-        self.smoothing = smoothing
+    n_bins: int = 15
+    binning: Literal["width", "mass"] = "width"
+    smoothing: float = 1.0
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if self.n_bins < 1:
@@ -142,7 +140,7 @@ class HistogramBinning(Calibrator):
         size = torch.bincount(bins, minlength=self.n_bins)
         centre = (edges[1:] + edges[:-1]) / 2
         values = (hits + self.smoothing * centre) / (size + self.smoothing)
-        self.edges_, self.values_ = edges.cpu(), torch.where(size + self.smoothing > 0, values, centre).cpu()
+        self.edges_, self.values_ = edges, torch.where(size + self.smoothing > 0, values, centre)
 
     def _edges(self, score: Tensor) -> Tensor:
         edges = torch.linspace(0, 1, self.n_bins + 1, dtype=score.dtype, device=score.device)
@@ -155,8 +153,7 @@ class HistogramBinning(Calibrator):
 
     def _predict(self, features: Features) -> Prediction:
         score = top_label(features).confidence.double()
-        bins = _bin_of(score, self.edges_.to(score.device))
-        return from_top_label(features, self.values_.to(score.device)[bins], self.rest_temperature_)
+        return from_top_label(features, self.values_[_bin_of(score, self.edges_)], self.rest_temperature_)
 
 
 def _bin_of(score: Tensor, edges: Tensor) -> Tensor:
@@ -164,6 +161,7 @@ def _bin_of(score: Tensor, edges: Tensor) -> Tensor:
     return torch.searchsorted(edges[1:-1].contiguous(), score, right=True)
 
 
+@dataclass(repr=False, eq=False)
 class IsotonicRegression(Calibrator):
     """Monotone step function of the confidence, never exactly 0 or 1.
 
@@ -187,8 +185,7 @@ class IsotonicRegression(Calibrator):
     gives_confidence_only: ClassVar[bool] = True
     suits_few_values: ClassVar[bool] = True
 
-    def __init__(self, mode: Literal["top-label", "one-vs-rest"] = "top-label") -> None:
-        self.mode = mode
+    mode: Literal["top-label", "one-vs-rest"] = "top-label"
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if self.mode == "top-label":
