@@ -316,7 +316,8 @@ def _prepare(
         replace(p, start=p.start.to(device))
         for p in started(every, settings.prior, gpytorch=settings.optimizer == "adam")
     ]
-    single = gaps(rows.single(), rows.single(), covariance)
+    each = rows.single()
+    single = gaps(each, each, covariance)
     if settings.exact(len(rows)):
         return _Problem(covariance, rows, None, parameters, gaps(rows, rows, covariance), None, single)
     start = {p.name: p.start for p in parameters}

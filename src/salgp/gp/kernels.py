@@ -74,6 +74,10 @@ KERNELS: dict[str, Kernel] = {
 """Base kernels by name; the one place where a kernel is looked up."""
 
 
+BLOCK = 16_384
+"""Entries evaluated at once with their derivative, so that what is made on the way stays in the cache."""
+
+
 def stationary(
     kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None = None
 ) -> Tensor:
@@ -99,9 +103,16 @@ class _OnFixedDistances(torch.autograd.Function):
     def forward(
         ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None
     ) -> Tensor:
-        value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
-        scale = 1.0 if log_variance is None else log_variance.exp()
-        value, by_lengthscale = value * scale, slope() * scale
+        square = squared * (-2.0 * log_lengthscale).exp()
+        value, by_lengthscale = torch.empty_like(square), torch.empty_like(square)
+        flat = (x.view(-1).split(BLOCK) for x in (square, value, by_lengthscale))
+        for part, its_value, its_slope in zip(*flat, strict=True):
+            found, slope = KERNELS[kernel](part)
+            its_value.copy_(found)
+            its_slope.copy_(slope())
+        if log_variance is not None:
+            value *= log_variance.exp()
+            by_lengthscale *= log_variance.exp()
         ctx.save_for_backward(value, by_lengthscale)
         ctx.shapes = log_lengthscale.shape, None if log_variance is None else log_variance.shape
         return value
