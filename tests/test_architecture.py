@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "monitor": {*VALUES, "estimate", "metrics", "svg", "tables"},
     "classifier": {*VALUES, "network", "calibrators", "report"},
     "onnx": {"logits", "network"},
+    "files": {*VALUES, "calibrators", "network", "onnx", "store"},
     "text": {"network"},
     "outputs": {*VALUES, "calibrators"},
     "export": {*VALUES, "calibrators", "classifier", "decide"},
@@ -59,7 +60,7 @@ ONLY_IN = {
     "matplotlib": {"plots"},
     "typer": {"cli"},
     "lightning": {"lightning.py"},
-    "transformers": {"cli"},
+    "transformers": {"files.py"},
 }
 """Heavy libraries and the rooms they may be used in."""
 

@@ -96,7 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         main(["fit", str(where / "cal.safetensors"), "-o", str(where / "cal"), "-m", "temperature", "-q"])
         == 0
     )
-    layered = ["-m", "sal-gp", "--set", "max_steps=5", "-q"]
+    layered = ["-m", "sal-gp", "-q"]
     assert main(["fit", str(where / "cal.safetensors"), "-o", str(where / "layered"), *layered]) == 0
     assert (
         main(
@@ -167,7 +167,7 @@ def _bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: Any, **__: Any) -> None:
         raise AttributeError("nothing here")
 
-    monkeypatch.setattr("salgp.cli.files.read_features", crash)
+    monkeypatch.setattr("salgp.files.read_features", crash)
 
 
 EXPORT = "export IN/own IN/net.py:make"
@@ -181,12 +181,12 @@ WRONG = [
         "extract IN/net.py:make IN/names.npz -o OUT/f.safetensors",
         "the labels are names (cat, dog",
     ),
-    Wrong("swapped arguments", "apply IN/test.safetensors IN/cal -o OUT/p.csv", "are two arguments swapped?"),
+    Wrong("swapped arguments", "apply IN/test.safetensors IN/cal -o OUT/p.csv", "two arguments swapped"),
     Wrong("calibrator as features", f"fit IN/cal {FIT}", "is a calibrator, but features were expected"),
     Wrong(
         "other network, by fingerprint",
         "apply IN/cal IN/other.safetensors -o OUT/p.csv",
-        "extracted from another network",
+        "another network",
     ),
     Wrong(
         "other network, by width",
@@ -223,7 +223,7 @@ WRONG = [
         "apply IN/newer IN/test.safetensors -o OUT/p.csv",
         "newer version of salgp",
     ),
-    Wrong("existing output", "fit IN/cal.safetensors -m temperature -o IN/cal", "pass --force to replace it"),
+    Wrong("existing output", "fit IN/cal.safetensors -m temperature -o IN/cal", "pass --force"),
     Wrong(
         "output is input",
         "apply IN/cal IN/test.safetensors --force -o IN/test.safetensors",
@@ -241,20 +241,6 @@ WRONG = [
         "no calibrator called 'magic'",
         2,
     ),
-    Wrong("unknown setting", f"fit IN/cal.safetensors {FIT} --set colour=red", "has no such setting", 2),
-    Wrong(
-        "text for a number",
-        "fit IN/cal.safetensors -o OUT/cal -m sal-gp --set max_steps=abc",
-        "expected int",
-        2,
-    ),
-    Wrong(
-        "a list too short",
-        f"fit IN/cal.safetensors {FIT} --set bounds=[1]",
-        "expected tuple[float, float]",
-        2,
-    ),
-    Wrong("setting without value", f"fit IN/cal.safetensors {FIT} --set bounds", "expected NAME=VALUE", 2),
     Wrong(
         "unknown layer",
         f"fit IN/cal.safetensors {FIT} --layers conv,nose",
@@ -273,32 +259,27 @@ WRONG = [
     Wrong("unknown option", f"fit IN/cal.safetensors {FIT} --fast", "see salgp fit --help", 2),
     Wrong("missing argument", "fit", "Missing argument", 2),
     Wrong("unknown command", "calibrat", "No such command", 2),
-    Wrong(
-        "unknown suffix", "apply IN/cal IN/test.safetensors -o OUT/p.doc", ".csv, .parquet or .safetensors", 2
-    ),
+    Wrong("unknown suffix", "apply IN/cal IN/test.safetensors -o OUT/p.doc", ".parquet", 2),
     Wrong("no such row", "explain IN/cal IN/test.safetensors --sample 999", "the rows of", 2),
     Wrong(
         "model without a name",
         "extract IN/net.py IN/data.npz -o OUT/f.safetensors",
-        "expected package.module:factory",
-        2,
+        "path/to/file.py:name",
     ),
     Wrong(
         "model not in the file",
         "extract IN/net.py:build IN/data.npz -o OUT/f.safetensors",
         "has no 'build'; it has make, number",
-        2,
     ),
     Wrong(
         "no such module",
         "extract nowhere.net:make IN/data.npz -o OUT/f.safetensors",
         "cannot import 'nowhere.net'",
-        2,
     ),
     Wrong(
         "not a network",
         "extract IN/net.py:number IN/data.npz -o OUT/f.safetensors",
-        "gave a int; expected a torch.nn.Module",
+        "gives a int; expected a torch.nn.Module",
     ),
     Wrong(
         "foreign weights",
@@ -339,14 +320,14 @@ WRONG = [
     ),
     Wrong("bytes", "extract IN/net.py:make IN/bytes.npz -o OUT/f.safetensors", "--scale"),
     Wrong("unknown data", "extract IN/net.py:make IN/net.py -o OUT/f.safetensors", "unknown kind of data"),
-    Wrong("report over report", "report IN/cal IN/test.safetensors -o IN/file", "pass --force to replace it"),
+    Wrong("report over a text", "report IN/cal IN/test.safetensors -o IN/file", "left alone"),
     Wrong(
         "too few class names",
         "report IN/cal IN/test.safetensors -o OUT/r.html --classes a,b",
         "2 class names for 3 classes",
     ),
     Wrong("export to what", "export IN/cal -o OUT/head.exe", "ends in .onnx or .pt2", 2),
-    Wrong("export over a file", "export IN/cal -o IN/there.onnx", "pass --force to replace it"),
+    Wrong("export over a file", "export IN/cal -o IN/there.onnx", "left alone"),
     Wrong(
         "weights without network",
         "export IN/cal --weights IN/weights.safetensors -o OUT/h.onnx",
@@ -363,11 +344,6 @@ WRONG = [
         "export with other weights",
         f"{EXPORT} IN/data.npz -o OUT/h.onnx",
         "other weights",
-    ),
-    Wrong(
-        "shape of another network",
-        f"{EXPORT} IN/flat.npz --any-network -o OUT/h.onnx",
-        "does not accept inputs of shape (n, 7)",
     ),
     Wrong("one file to score", "score IN/cal IN/test.safetensors -o OUT/s", "works on a folder of shards", 2),
     Wrong(
@@ -486,11 +462,10 @@ def test_explain_names_the_layers(run: Any) -> None:
     assert "conv" in run("explain IN/layered IN/test.safetensors ")[1]
 
 
-def test_compare_sorts_and_splits_by_seed(run: Any) -> None:
+def test_compare_sorts_and_splits(run: Any) -> None:
     line = "compare IN/cal.safetensors --method uncalibrated,temperature,histogram --json"
-    results = [json.loads(run(f"{line} --seed {seed}")[1]) for seed in (0, 0, 1)]
+    results = [json.loads(run(line)[1]) for _ in range(2)]
     assert results[0] == results[1]
-    assert results[0] != results[2]
     assert results[0]["n_fit"] + results[0]["n_test"] == 120
     values = [s["nll_correct"] for s in results[0]["scores"].values()]
     assert values == sorted(values)
@@ -506,7 +481,7 @@ def test_copies_stay_with_their_sample_and_are_never_scored(run: Any, tmp_path: 
     )
     three.save(tmp_path / "copies.safetensors", labels.repeat(3))
     features.save(tmp_path / "plain.safetensors", labels)
-    line = "--method temperature,perturbed-temperature --seed 3 --json"
+    line = "--method temperature,perturbed-temperature --json"
     copies, plain = (
         json.loads(run(f"compare OUT/{name}.safetensors {line}")[1]) for name in ("copies", "plain")
     )
@@ -530,17 +505,6 @@ def test_compare_goes_on_where_a_method_cannot(run: Any, tmp_path: Path) -> None
     assert "no method could be fitted" in err
 
 
-def test_report_compares_all_that_is_named_in_one_option_or_in_several(run: Any, tmp_path: Path) -> None:
-    for name in ("platt", "beta", "histogram"):
-        assert run(f"fit IN/cal.safetensors -o OUT/{name} -m {name}")[0] == 0
-    for i, line in enumerate(
-        ("--compare OUT/beta,OUT/histogram", "--compare OUT/beta --compare OUT/histogram")
-    ):
-        assert run(f"report OUT/platt IN/test.safetensors -o OUT/{i}.html {line}")[0] == 0
-        page = (tmp_path / f"{i}.html").read_text()
-        assert all(f">{name}</t" in page for name in ("platt", "beta", "histogram"))
-
-
 def test_force_replaces_a_whole_calibrator(run: Any, tmp_path: Path) -> None:
     assert run("fit IN/cal.safetensors -o OUT/cal -m temperature")[0] == 0
     assert run("fit IN/cal.safetensors -o OUT/cal -m platt --force")[0] == 0
@@ -556,10 +520,6 @@ def test_a_failed_replacement_keeps_the_old_one(
     assert run("fit IN/cal.safetensors -o OUT/cal -m platt --force")[0] == 1
     assert salgp.load(tmp_path / "cal").name == "temperature"
     assert [p.name for p in tmp_path.iterdir()] == ["cal"]
-
-
-def test_any_network_is_accepted_on_request(run: Any) -> None:
-    assert run("apply IN/cal IN/other.safetensors -o OUT/p.csv --any-network")[0] == 0
 
 
 def test_parquet_shards_are_features_too(run: Any, tmp_path: Path) -> None:
@@ -757,11 +717,7 @@ def test_end_to_end_with_a_network_of_the_user(run: Any, folder: Path, tmp_path:
         )
         assert run(line)[0] == 0
     assert (
-        run(
-            "fit OUT/cal.safetensors --reference OUT/train.safetensors -m sal-gp --set "
-            "max_steps=10 -o OUT/calibrator"
-        )[0]
-        == 0
+        run("fit OUT/cal.safetensors --reference OUT/train.safetensors -m sal-gp -o OUT/calibrator")[0] == 0
     )
     assert (
         run(
@@ -947,7 +903,7 @@ def test_demo(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def _train(where: Path) -> None:
     """Train the user's network a little, so that there is something to calibrate."""
-    from salgp.cli.networks import open_network
+    from salgp.files import open_network
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -996,7 +952,7 @@ def _run_onnx(path: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 def test_the_user_s_network_is_used_as_it_is(tmp_path: Path) -> None:
-    from salgp.cli.networks import open_network
+    from salgp.files import open_network
 
     (tmp_path / "mine.py").write_text("from networks import sequential_cnn\nnet = sequential_cnn()\n")
     (tmp_path / "networks.py").write_text("raise RuntimeError('the installed one is meant')\n")

@@ -20,6 +20,7 @@ from torch import nn
 import salgp
 from salgp.cli import add_plugins, main
 from salgp.decide import Rule, choose_threshold
+from salgp.files import read_features
 from salgp.sets import PredictionSets, fit_sets
 
 Run = Callable[[str], tuple[int, str, str]]
@@ -76,10 +77,8 @@ def fitted(run: Run) -> Run:
 
 
 def labelled() -> tuple[salgp.Prediction, torch.Tensor]:
-    from salgp.cli.files import read_labelled
-
-    loaded, labels = read_labelled(Path("labelled.csv"), CLASSES)
-    return salgp.load("c").predict(loaded.features), labels
+    loaded = read_features("labelled.csv", CLASSES)
+    return salgp.load("c").predict(loaded.features), loaded.known_labels
 
 
 def test_a_rule_is_the_library_s_and_is_applied(fitted: Run) -> None:
@@ -122,7 +121,7 @@ def test_rules_of_every_kind(fitted: Run, more: str, how: dict[str, float]) -> N
         ("sets c labelled.csv --probs ant,bee,cow -o s.safetensors --by magic", "by"),
         ("sets c labelled.csv --probs ant,bee,cow -o s.csv", ".safetensors"),
         ("apply c new.csv --probs ant,bee,cow --rule new.csv -o p.csv", "new.csv"),
-        ("apply c new.csv --probs bee,ant,cow -o p.csv", "another order"),
+        ("apply c new.csv --probs bee,ant,cow -o p.csv", "same order"),
     ],
 )
 def test_wrong_uses_write_nothing(fitted: Run, line: str, word: str, tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_what_calibrate_writes_is_a_calibrator_for_every_reader(run: Run) -> Non
     g = torch.Generator().manual_seed(0)
     x = torch.randn(90, 4, generator=g)
     np.savez("d.npz", x=x.numpy(), y=np.arange(90) % 3)
-    code, out, err = run("calibrate net.py:make --calibration d.npz --test d.npz -o X -m platt --compare ,")
+    code, out, err = run("calibrate net.py:make --calibration d.npz --test d.npz -o X -m platt")
     assert code == 0, err
     assert 'salgp.load("X", model)' in out
     namespace: dict[str, Callable[[], nn.Module]] = {}
@@ -192,9 +191,9 @@ def test_the_meaning_of_the_outputs_travels_with_the_features(run: Run) -> None:
     assert json.loads(run("info probs.safetensors --json")[1])["output"] == "probabilities"
     assert run("fit logits.safetensors -o c -m temperature")[0] == 0
     for line in (
-        "evaluate c probs.safetensors --any-network",
-        "apply c probs.safetensors -o p.csv --any-network",
-        "compare logits.safetensors --test probs.safetensors --method platt --any-network",
+        "evaluate c probs.safetensors",
+        "apply c probs.safetensors -o p.csv",
+        "compare logits.safetensors --test probs.safetensors --method platt",
         "evaluate c new.csv --probs ant,bee,cow",
     ):
         code, _, err = run(line)

@@ -14,8 +14,8 @@ import torch
 
 import salgp
 from salgp.cli import main
-from salgp.cli.files import read_labelled
 from salgp.decide import choose_threshold
+from salgp.files import read_features
 from salgp.io.arrays import harmless
 
 Run = Callable[[str], tuple[int, str]]
@@ -175,11 +175,11 @@ def test_labels_are_those_of_the_columns_where_these_are_numbered_from_one(run: 
     """Labels 1 and 2 of the columns probs.1 to probs.3 were taken for the second and the third class."""
     lines = ["probs.1,probs.2,probs.3,label", *(["0.8,0.1,0.1,1", "0.1,0.8,0.1,2"] * 20)]
     Path("one.csv").write_text("\n".join(lines))
-    loaded, labels = read_labelled(Path("one.csv"))
+    loaded = read_features("one.csv")
     assert loaded.classes == ["1", "2", "3"]
-    assert labels.tolist() == [0, 1] * 20
+    assert loaded.known_labels.tolist() == [0, 1] * 20
     Path("four.csv").write_text("\n".join([*lines, "0.1,0.8,0.1,-1"]))
-    assert read_labelled(Path("four.csv"))[1][-1] == -1, "a class it does not know"
+    assert read_features("four.csv").known_labels[-1] == -1, "a class it does not know"
     Path("four.csv").write_text("\n".join([*lines, "0.1,0.8,0.1,4"]))
     code, err = run("fit four.csv -m temperature -o new")
     assert code == 1

@@ -14,7 +14,7 @@ from salgp.calibrators import get
 from salgp.classifier import CalibratedClassifier, calibrate
 from salgp.decide import Rule
 from salgp.export import export_classifier, export_head
-from salgp.file_signatures import KINDS, SUFFIXES, is_of_kind, is_ours
+from salgp.file_signatures import KINDS, is_of_kind
 from salgp.sets import fit_sets
 
 LABELS = torch.arange(90) % 3
@@ -60,7 +60,6 @@ def test_a_file_of_the_same_kind_is_replaced(tmp_path: Path, name: str) -> None:
         write(path)
         assert is_of_kind(path, kind)
     assert [other for other in KINDS if is_of_kind(path, other)] == [kind]
-    assert is_ours(path) == (path.suffix in SUFFIXES and kind != "prediction sets")
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -36,6 +36,7 @@ _SUBMODULES = (
     "decide",
     "estimate",
     "export",
+    "files",
     "gp",
     "metrics",
     "monitor",

@@ -75,14 +75,14 @@ def make_features(folder: Path) -> Path:
 
 
 def read_features(path: Path) -> Any:
-    from salgp.cli import files
+    from salgp import files
 
     loaded = files.read_features(path)
     return [loaded.features, loaded.labels, loaded.classes]
 
 
 def make_prediction(folder: Path) -> Path:
-    from salgp.cli.predictions import write_prediction
+    from salgp.files import write_prediction
     from salgp.prediction import Prediction
 
     features, _ = some_features()

@@ -60,7 +60,7 @@ def test_the_command_line_fits_large_stores_out_of_core(
 
     calibration, reference = (str(store.folder) for store in stores)
     arguments = ["fit", calibration, "--reference", reference, "-o", str(tmp_path / "cal"), "--json"]
-    monkeypatch.setattr("salgp.cli.files.LARGE", 1000)
+    monkeypatch.setattr("salgp.cli.fit.LARGE", 1000)
     assert main(arguments) == 0
     direct = fit_store(LayerEvidence(), stores[0], reference=stores[1])
     new, _ = samples(50, seed=7)

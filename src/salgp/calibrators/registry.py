@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
     from salgp.calibrators.base import Calibrator
 
-__all__ = ["CLASSES", "DEFAULT", "entry_points", "get", "method_for", "names", "register"]
+__all__ = [
+    "CLASSES",
+    "DEFAULT",
+    "check_names",
+    "entry_points",
+    "get",
+    "known_names",
+    "method_for",
+    "names",
+    "register",
+]
 
 GROUP = "salgp.calibrators"
 """Entry points of this group name calibrators of other packages."""
@@ -95,7 +105,7 @@ def names() -> dict[str, str]:
         >>> "temperature" in names()
         True
     """
-    return {name: _first_sentence(_class(name).__doc__ or "") for name in _known()}
+    return {name: _first_sentence(_class(name).__doc__ or "") for name in known_names()}
 
 
 def register(cls: C) -> C:
@@ -153,8 +163,23 @@ def entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in metadata.entry_points(group=GROUP)}
 
 
-def _known() -> list[str]:
-    return [*CLASSES, *_REGISTERED, *(n for n in entry_points() if n not in CLASSES and n not in _REGISTERED)]
+def known_names() -> list[str]:
+    """Names of all calibrators; none of their modules is loaded."""
+    return list(dict.fromkeys([*CLASSES, *_REGISTERED, *entry_points()]))
+
+
+def check_names(*names: Any) -> None:
+    """Refuse names that no calibrator has, and suggest the nearest; nothing is loaded.
+
+    Example:
+        >>> check_names("temperature", "platt")
+    """
+    known = known_names()
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise KeyError(f"no calibrator called {name!r}; {hint}known: {', '.join(sorted(known))}")
 
 
 def _class(name: str) -> type[Calibrator]:
@@ -162,20 +187,12 @@ def _class(name: str) -> type[Calibrator]:
         module, _, cls = CLASSES[name].rpartition(".")
         found: type[Calibrator] = getattr(importlib.import_module(f"salgp.calibrators.{module}"), cls)
         return found
-    if name not in _REGISTERED and name in (points := entry_points()):
-        cls_found = register(points[name].load())
+    check_names(name)
+    if name not in _REGISTERED:
+        cls_found = register(entry_points()[name].load())
         if cls_found.name != name:
             raise ValueError(f"the entry point {name!r} leads to a calibrator called {cls_found.name!r}")
-    if name not in _REGISTERED:
-        raise KeyError(_unknown(name))
     return _REGISTERED[name]
-
-
-def _unknown(name: str) -> str:
-    known = sorted(_known())
-    close = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"no calibrator called {name!r}; {hint}known: {', '.join(known)}"
 
 
 def _first_sentence(text: str) -> str:

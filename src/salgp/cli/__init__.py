@@ -29,13 +29,12 @@ from salgp.cli import (
     monitor,
     report,
     score,
-    sets,
 )
 from salgp.cli.console import FAILURE, INTERRUPTED, USAGE, complain, sentence
 
 __all__ = ["add_plugins", "app", "main"]
 
-COMMANDS = (calibrate, extract, fit, apply, compare, report, decide, sets, score, demo, monitor, export, info)
+COMMANDS = (calibrate, extract, fit, apply, compare, report, decide, score, demo, monitor, export, info)
 GROUP = "salgp.commands"
 """Entry points of this group name commands of other packages."""
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import Console, UsageError, command
-from salgp.cli.predictions import context_of, predicted, uncalibrated, write_prediction
+from salgp.cli.predictions import Predicted, PredictionOptions, uncalibrated
 from salgp.cli.preflight import check_inputs, check_suffix, check_target
 from salgp.cli.tables import explanation_table, score_table
 
-if TYPE_CHECKING:
-    from salgp.features import Features
-    from salgp.prediction import Prediction
-
 __all__ = ["register"]
 
+KINDS = {".csv": "CSV prediction", ".parquet": "Parquet prediction", ".safetensors": "prediction"}
 SHOWN = 10
 """Samples that are explained unless some are named."""
 SetsFile = Annotated[
@@ -42,29 +38,22 @@ def register(app: typer.Typer) -> None:
 
 def apply(
     console: Console,
-    calibrator: options.CalibratorFolder,
-    features: options.FeaturesFile,
+    given: PredictionOptions,
     out: options.Out,
     rule: options.RuleFile = None,
     sets: SetsFile = None,
-    probs: options.Probs = None,
-    context: options.Context = None,
-    field_labels: options.FieldLabels = None,
-    any_network: options.AnyNetwork = False,
     force: options.Force = False,
 ) -> None:
     """Write calibrated confidences, with error bars, for every sample (.csv, .parquet or .safetensors).
 
     With --rule a column says act or ask, with --sets one per class says whether it remains possible.
     """
-    check_suffix("--out", out, ".csv", ".parquet", ".safetensors")
-    check_inputs(calibrator, features, field_labels, rule, sets)
-    kind = "prediction" if out.suffix == ".safetensors" else None
-    check_target(out, force, features, calibrator, field_labels, rule, sets, kind=kind)
-    how: Any = {"probs": probs, "context": context_of(context), "field_labels": field_labels}
-    loaded, prediction = predicted(console, calibrator, features, any_network, **how, augmented=True)
-    _note_augmented(console, loaded)
+    check_suffix(out, *KINDS)
+    check_inputs(rule, sets)
+    check_target(out, KINDS[out.suffix], force, *given.inputs, rule, sets)
+    _, loaded, prediction = given.predict(console, augmented=True)
     from salgp.decide import Rule
+    from salgp.files import write_prediction
     from salgp.sets import PredictionSets
 
     act = None if rule is None else Rule.load(rule)(prediction)
@@ -79,84 +68,59 @@ def apply(
         "acted_on": None if act is None else int(act.sum()),
         "mean_set_size": None if possible is None else float(possible.sum(1).double().mean()),
     }
-    lines = [
-        f"{told['n']:,} predictions in {out}; mean confidence {told['network_mean_confidence']:.3f} → "
-        f"{told['mean_confidence']:.3f}"
-    ]
-    lines += [] if act is None else [f"act on {told['acted_on']:,}, ask about the others"]
-    lines += [] if possible is None else [f"{told['mean_set_size']:.2f} classes remain possible on average"]
-    console.finish(told, "\n".join(lines))
+    console.finish(told, _told(told))
 
 
-def evaluate(
-    console: Console,
-    calibrator: options.CalibratorFolder,
-    features: options.FeaturesFile,
-    probs: options.Probs = None,
-    context: options.Context = None,
-    field_labels: options.FieldLabels = None,
-    any_network: options.AnyNetwork = False,
-) -> None:
+def _told(told: dict[str, Any]) -> str:
+    before, after = told["network_mean_confidence"], told["mean_confidence"]
+    text = f"{told['n']:,} predictions in {told['out']}; mean confidence {before:.3f} → {after:.3f}"
+    if told["acted_on"] is not None:
+        text += f"\nact on {told['acted_on']:,}, ask about the others"
+    if told["mean_set_size"] is not None:
+        text += f"\n{told['mean_set_size']:.2f} classes remain possible on average"
+    return text
+
+
+def evaluate(console: Console, given: PredictionOptions) -> None:
     """Score the network's own confidence and the calibrated one on labelled features."""
-    check_inputs(calibrator, features, field_labels)
-    how: Any = {"probs": probs, "context": context_of(context), "field_labels": field_labels}
-    loaded, prediction = predicted(console, calibrator, features, any_network, **how, labelled=True)
+    fitted, loaded, prediction = given.predict(console, labelled=True)
     from salgp.metrics import compare
 
-    labels, name = files.labels_of(loaded), files.read_calibrator(calibrator).name
-    comparison = compare({"uncalibrated": uncalibrated(loaded.features), name: prediction}, labels)
-    console.finish(comparison.as_dict(), score_table(comparison, f"{features.name}: {len(labels):,} samples"))
+    methods = {"uncalibrated": uncalibrated(loaded), fitted.calibrator.name: prediction}
+    comparison = compare(methods, loaded.known_labels)
+    title = f"{given.features.name}: {len(prediction):,} samples"
+    console.finish(comparison.as_dict(), score_table(comparison, title))
 
 
-def explain(
-    console: Console,
-    calibrator: options.CalibratorFolder,
-    features: options.FeaturesFile,
-    sample: Rows = None,
-    probs: options.Probs = None,
-    any_network: options.AnyNetwork = False,
-) -> None:
+def explain(console: Console, given: PredictionOptions, sample: Rows = None) -> None:
     """Say, for single samples, how the confidence changed and which layers caused it."""
-    check_inputs(calibrator, features)
-    loaded, prediction = predicted(console, calibrator, features, any_network, probs=probs, augmented=True)
-    _note_augmented(console, loaded)
-    change = prediction.confidence.cpu() - loaded.features.confidence
-    rows = list(sample) if sample else change.abs().topk(min(SHOWN, len(change))).indices.tolist()
-    wrong = [row for row in rows if not 0 <= row < len(change)]
+    found = given.predict(console, augmented=True)
+    change = found.prediction.confidence.cpu() - found.loaded.features.confidence
+    n = len(change)
+    wrong = [row for row in sample or () if not 0 <= row < n]
     if wrong:
-        raise UsageError(f"--sample {wrong[0]}: the rows of {features} are 0..{len(change) - 1}")
-    explained = [_explanation(loaded.features, prediction, row, loaded.classes) for row in rows]
+        raise UsageError(f"--sample {wrong[0]}: the rows of {given.features} are 0..{n - 1}")
+    rows = sample or change.abs().topk(min(SHOWN, n)).indices.tolist()
+    explained = [_explanation(found, row) for row in rows]
     console.finish({"samples": explained}, explanation_table(explained))
 
 
-def _note_augmented(console: Console, loaded: files.FeatureFile) -> None:
-    """Say that some rows are no samples of their own."""
-    from salgp.calibrators.rows import originals
-
-    n, rows = len(loaded.features), len(originals(loaded.features)[0])
-    if n > rows:
-        console.say(
-            f"note: {loaded.path.name} holds {n - rows:,} augmented samples beside its {rows:,} samples; "
-            f"every row is answered, in the order of the file"
-        )
-
-
-def _explanation(
-    features: Features, prediction: Prediction, row: int, classes: Sequence[str] | None
-) -> dict[str, Any]:
+def _explanation(found: Predicted, row: int) -> dict[str, Any]:
     from salgp.explanation import term_points
 
-    label, points = int(prediction.label[row]), {}
+    one, prediction = found.loaded.features[[row]], found.prediction[row : row + 1]
+    points: dict[str, float] = {}
     if prediction.layers is not None:
-        names, values = term_points(features[[row]], prediction[row : row + 1])
+        names, values = term_points(one, prediction)
         points = dict(zip(names, values[0].tolist(), strict=True))
+    label, classes = int(prediction.label[0]), found.loaded.classes
     return {
         "row": row,
         "label": label,
         "class": classes[label] if classes and label < len(classes) else str(label),
-        "network_confidence": float(features.confidence[row]),
-        "confidence": float(prediction.confidence[row]),
-        "lower": None if prediction.lower is None else float(prediction.lower[row]),
-        "upper": None if prediction.upper is None else float(prediction.upper[row]),
+        "network_confidence": float(one.confidence[0]),
+        "confidence": float(prediction.confidence[0]),
+        "lower": None if prediction.lower is None else float(prediction.lower[0]),
+        "upper": None if prediction.upper is None else float(prediction.upper[0]),
         "points": dict(sorted(points.items(), key=lambda item: -abs(item[1]))),
     }

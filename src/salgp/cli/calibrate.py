@@ -1,6 +1,6 @@
 """``salgp calibrate``: from a network and its data to a calibrated classifier and a report, in one command.
 
-It calls `salgp.calibrate`, checks the result on test data, compares other methods and writes the report.
+It calls `salgp.calibrate`, checks the result on test data beside temperature scaling, and writes the report.
 """
 
 from __future__ import annotations
@@ -8,30 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import Console, UsageError, command, pasteable
-from salgp.cli.data_options import (
-    DataOptions,
-    check_numbering,
-    layer_names,
-    metadata_of,
-    network_of,
-    note_guessing,
-    note_shared_samples,
-    open_sets,
-)
-from salgp.cli.predictions import uncalibrated
-from salgp.cli.preflight import CALIBRATOR, check_inputs, check_target
+from salgp.cli.datasets import check_numbering, note_guessing, note_shared_samples, open_sets
+from salgp.cli.options import DataOptions, NetworkOptions, ReadingOptions
+from salgp.cli.preflight import CALIBRATOR, SHARDS, check_inputs, check_target
 from salgp.cli.tables import score_table
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from salgp import CalibratedClassifier, Features, Prediction
+    from salgp import CalibratedClassifier, Features
     from salgp.io.loader import FileLoader
     from salgp.metrics import Comparison
 
@@ -40,8 +31,21 @@ __all__ = ["register"]
 TEST, REPORT = "test.safetensors", "report.html"
 WRITTEN = {CALIBRATOR: "calibrator", TEST: "features", REPORT: "report"}
 """Files in the folder, and their kinds."""
-BASELINES = "temperature"
-"""Compared against unless others are named."""
+BASELINE = "temperature"
+"""Compared against."""
+
+CalibrationData = Annotated[
+    Path,
+    typer.Option("--calibration", help="Labelled data the network was not trained on; some hundred samples."),
+]
+TrainingData = Annotated[
+    Path | None, typer.Option("--train", help="The network's training data, to compare new samples with.")
+]
+TestData = Annotated[
+    Path | None,
+    typer.Option("--test", help="Labelled data to check the result on, for the table and the report."),
+]
+Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of everything that is written.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -52,27 +56,15 @@ def register(app: typer.Typer) -> None:
 
 def calibrate(
     console: Console,
-    model: options.Model,
-    calibration: options.CalibrationData,
-    out: options.Folder,
-    train: options.TrainingData = None,
-    test: options.TestData = None,
-    weights: options.Weights = None,
+    *,
+    network: NetworkOptions,
+    calibration: CalibrationData,
+    train: TrainingData = None,
+    test: TestData = None,
+    out: Folder,
     method: options.Method = None,
-    compare: options.Compared = BASELINES,
-    layers: options.Layers = "auto",
-    pooling: options.Pooling = "auto",
-    output: options.Output = None,
-    inputs: options.InputNames = None,
-    prepare: options.Prepare = None,
-    classes: options.Classes = None,
-    scale: options.Scale = None,
-    image_size: options.ImageSize = None,
-    gray: options.Gray = False,
-    normalize: options.Normalize = None,
-    batch_size: options.BatchSize = 64,
-    device: options.Device = None,
-    seed: options.Seed = 0,
+    reading: ReadingOptions,
+    how: DataOptions,
     force: options.Force = False,
 ) -> None:
     """Calibrate a network in one go: read it, augment, fit, check, compare and report.
@@ -80,63 +72,53 @@ def calibrate(
     The folder holds the calibrator, the features it was checked on, and report.html; every other command
     takes it as CAL. Without --test nothing is checked.
     """
-    check_inputs(train, calibration, test, weights)
-    baselines = options.split_names(compare) or []
-    options.check_method(method, *baselines)
+    check_inputs(train, calibration, test, network.weights)
+    options.check_method(method)
     _check_folder(out, force, train, calibration, test)
-    data = DataOptions(model, batch_size, inputs, classes, scale, prepare, image_size, gray, normalize)
-    sets = open_sets(data, {"calibration": calibration, "train": train, "test": test})
+    sets = open_sets(how, network.model, {"calibration": calibration, "train": train, "test": test})
     note_shared_samples(console, sets)
-    network = network_of(console, model, weights, device)
-    check_numbering(network, *sets.values())
-    from salgp.network.reader import Reader
+    from salgp import calibrate as calibrate_network
+    from salgp.calibrators.registry import method_for
+    from salgp.io import locked
 
-    how: Any = {"reader": Reader(layer_names(layers), pooling), "output": output, "seed": seed}
-    classifier = _made(network, sets, method, how | {"progress": console.shows_progress})
+    model, data = network.open(console), sets["calibration"]
+    reference = sets.get("train") if method_for(method).uses_reference else None
+    classifier = calibrate_network(
+        model,
+        data,
+        method=method,
+        reference=reference,
+        reader=reading.reader(),
+        tokenizer=data.tokenizer,
+        progress=console.shows_progress,
+    )
+    check_numbering(how, data, classifier.calibrator.n_classes_)
     if classifier.calibrator.uses_reference and train is None:
         console.say("note: no --train given; the calibration samples are compared with each other")
     tested = _tested(console, classifier, sets)
-    wanted = [name for name in baselines if name != classifier.calibrator.name and tested is not None]
-    others = {name: _made(network, sets, name, how | {"progress": False}) for name in wanted}
-    from salgp.io import locked
-
     with locked(out):
         _check_folder(out, force)  # again: another process may have come and gone
-        _write(classifier, tested, sets["calibration"], out)
-        comparison = None if tested is None else _report(classifier, others, tested, sets["test"], out)
+        _write(classifier, tested, data, out)
+        comparison = None if tested is None else _report(classifier, tested, sets, out)
     _finish(console, classifier, out, sets, comparison)
-
-
-def _made(
-    network: nn.Module, sets: Mapping[str, FileLoader], method: str | None, how: Mapping[str, Any]
-) -> CalibratedClassifier:
-    """The network calibrated by a method, with the training data as reference where it uses them."""
-    from salgp import calibrate as calibrate_network
-    from salgp.calibrators.registry import method_for
-
-    data = sets["calibration"]
-    reference = sets.get("train") if method_for(method).uses_reference else None
-    return calibrate_network(
-        network, data, method=method, reference=reference, tokenizer=data.tokenizer, **how
-    )
 
 
 def _check_folder(out: Path, force: bool, *inputs: Path | None) -> None:
     """Refuse a folder where a file of the user would be replaced."""
     if out.is_file():
         raise UsageError(f"--out {out}: a file; give the name of a folder")
-    if (out / "manifest.json").is_file():
+    if (out / SHARDS).is_file():
         raise FileExistsError(f"{out} holds shards; it is left alone: choose another folder")
-    if (out / CALIBRATOR).exists():
-        from salgp.calibrators.base import check_place
-
-        check_place(out)
     for name, kind in WRITTEN.items():
-        check_target(out / name, force, *inputs, kind=kind)
+        check_target(out / name, kind, force, *inputs)
         if (out / name).exists() and not (out / CALIBRATOR).exists():
             raise FileExistsError(
                 f"{out / name} is not of an earlier salgp calibrate; it is left alone: choose another folder"
             )
+    if out.exists():
+        from salgp.calibrators.base import check_place
+
+        check_place(out)
 
 
 def _tested(
@@ -163,9 +145,10 @@ def _write(
 ) -> None:
     """The calibrator with where it came from, and the test features as `salgp extract` would write them."""
     from salgp.calibrators.base import save_calibrator
+    from salgp.files import network_metadata, origin_of
 
-    metadata = metadata_of(classifier.model, classifier.taps, data.classes)
-    origin = files.origin_of("the calibration data", data.n, metadata, data.classes)
+    metadata = network_metadata(classifier.model, classifier.taps, data.classes)
+    origin = origin_of("the calibration data", data.n, metadata, data.classes)
     save_calibrator(out, classifier.calibrator, network=classifier.network_header(), origin=origin)
     for name in (TEST, REPORT):  # of an earlier call, which may have had other data
         (out / name).unlink(missing_ok=True)
@@ -175,33 +158,36 @@ def _write(
 
 def _report(
     classifier: CalibratedClassifier,
-    others: Mapping[str, CalibratedClassifier],
     tested: tuple[Features, Tensor],
-    data: FileLoader,
+    sets: Mapping[str, FileLoader],
     out: Path,
 ) -> Comparison:
-    """Scores of all methods on the test data, and the report."""
+    """Scores on the test data beside those of the baseline, and the report."""
+    from salgp.calibrators import get
     from salgp.metrics import compare
+    from salgp.prediction import Prediction
     from salgp.report import build
 
     features, labels = tested
-    method = classifier.calibrator.display_name
-    prediction = classifier.calibrator.predict(features)
-    found: dict[str, Prediction] = {
-        name: other.predict(data, progress=False) for name, other in others.items()
-    }
+    calibrator, test = classifier.calibrator, sets["test"]
+    others = {}
+    if calibrator.name != BASELINE:
+        known = classifier.extract(sets["calibration"], progress=False)
+        others = {BASELINE: get(BASELINE).fit(*known).predict(features)}
+    prediction = calibrator.predict(features)
     build(
         out / REPORT,
         features,
         labels,
         prediction,
-        method=method,
-        class_names=data.classes,
-        images=data.pictures,
-        others=found,
+        method=calibrator.display_name,
+        class_names=test.classes,
+        images=test.pictures,
+        others=others,
         settings={"calibrator": out.name, "features": TEST},
     )
-    return compare({"uncalibrated": uncalibrated(features), **found, method: prediction}, labels)
+    raw = {"uncalibrated": Prediction.from_probs(features, features.probs)}
+    return compare({**raw, **others, calibrator.display_name: prediction}, labels)
 
 
 def _finish(

@@ -1,4 +1,4 @@
-"""``salgp compare``: every calibrator on the same data, scored on the same held-out data."""
+"""``salgp compare``: several calibrators, fitted on the same data and scored on the same data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import Console, command, sentence
-from salgp.cli.fit import fitting_rows
+from salgp.cli.fit import fitting_rows, read_reference
+from salgp.cli.predictions import check_alike, note_shared, read_samples
 from salgp.cli.preflight import check_inputs
 from salgp.cli.tables import score_table
 
@@ -44,42 +45,37 @@ def compare(
     method: Methods = None,
     reference: options.Reference = None,
     probs: options.Probs = None,
-    seed: options.Seed = 0,
-    any_network: options.AnyNetwork = False,
 ) -> None:
     """Fit calibrators on the same data and score all of them on the same held-out data."""
-    methods = options.split_names(method) or options.known_methods()
+    methods = options.split_names(method) or options.known_names()
     options.check_method(*methods)
     check_inputs(features, test, reference)
-    columns = options.split_names(probs)
-    loaded, labels = files.read_labelled(features, columns)
-    if test is None:
-        (data, y), (held_out, truth) = _halves(loaded.features, labels, seed)
-    else:
-        data, y = loaded.features, labels
-        tested = files.original_samples(console, files.read_labelled(test, columns)[0])
-        files.check_same_network(loaded, tested, any_network)
-        files.note_shared(console, ("--test", tested.features), {features.name: data})
-        held_out, truth = files.of_network(tested.features, any_network), files.labels_of(tested)
-    known = files.read_reference(console, reference, loaded, data, any_network)
-    predictions, failed = _fit_all(console, methods, (data, y), held_out, known)
-    if not predictions:
-        name, why = next(iter(failed.items()))
-        raise ValueError(f"no method could be fitted; the first one, {name}, said: {why}")
+    from salgp.files import read_features
     from salgp.metrics import compare as compare_predictions
 
-    comparison = compare_predictions(predictions, truth).best_first(SORTED_BY)
+    columns = options.split_names(probs)
+    loaded = read_features(features, columns)
+    if test is None:
+        data, held_out = _halves(loaded.features, loaded.known_labels)
+    else:
+        data = loaded.features, loaded.known_labels
+        tested = read_samples(console, test, columns, labelled=True)
+        check_alike(str(features), loaded.origin, tested)
+        note_shared(console, ("--test", tested.features), {features.name: loaded.features})
+        held_out = tested.features, tested.known_labels
+    known = read_reference(console, reference, loaded, data[0])
+    predictions, failed = _fit_all(console, methods, data, held_out[0], known)
+    comparison = compare_predictions(predictions, held_out[1]).best_first(SORTED_BY)
     for name, reason in failed.items():
         console.say(f"note: {name} was left out: {reason}")
-    rows = "" if data.groups is None else " rows (augmented samples included)"
-    title = f"fitted on {len(data):,}{rows}, scored on {len(held_out):,} samples; best first by {SORTED_BY}"
-    console.finish(
-        {"scores": comparison.as_dict(), "left_out": failed, "n_fit": len(data), "n_test": len(held_out)},
-        score_table(comparison, title),
-    )
+    n, n_test = len(data[0]), len(held_out[0])
+    rows = "" if data[0].groups is None else " rows (augmented samples included)"
+    title = f"fitted on {n:,}{rows}, scored on {n_test:,} samples; best first by {SORTED_BY}"
+    told = {"scores": comparison.as_dict(), "left_out": failed, "n_fit": n, "n_test": n_test}
+    console.finish(told, score_table(comparison, title))
 
 
-def _halves(features: Features, labels: Tensor, seed: int) -> Any:
+def _halves(features: Features, labels: Tensor) -> Any:
     """Two pairs of features and labels; augmented samples stay on the side of their original, and none is
     scored.
     """
@@ -90,7 +86,7 @@ def _halves(features: Features, labels: Tensor, seed: int) -> Any:
     first, original = originals(features)
     if len(first) < 2:
         raise ValueError(f"{len(first)} samples are too few to split; give the data to score on with --test")
-    order = torch.randperm(len(first), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(first), generator=torch.Generator().manual_seed(0))
     n_fit = len(first) // 2
     fitted = torch.isin(original, order[:n_fit])
     rows = first[order[n_fit:].sort().values]
@@ -120,4 +116,7 @@ def _fit_all(
             except (ValueError, TypeError, RuntimeError, ImportError) as error:
                 failed[name] = sentence(error)
             advance()
+    if not predictions:
+        name, why = next(iter(failed.items()))
+        raise ValueError(f"no method could be fitted; the first one, {name}, said: {why}")
     return predictions, failed

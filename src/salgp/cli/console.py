@@ -6,15 +6,14 @@ one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 1
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import math
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 import rich.console
@@ -32,7 +31,6 @@ __all__ = [
     "UsageError",
     "command",
     "complain",
-    "did_you_mean",
     "pasteable",
     "sentence",
     "visible",
@@ -93,9 +91,9 @@ class Console:
         {"n": 3}
     """
 
-    json: bool = False
-    quiet: bool = False
-    debug: bool = False
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
 
     def finish(self, value: Mapping[str, Any], *shown: Any) -> None:
         """End with a result: ``value`` for machines, or ``shown`` for people."""
@@ -142,17 +140,23 @@ class Console:
 
 
 def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
-    """Register ``function(console, ...)`` as a command with ``--json``, ``--quiet`` and ``--debug``."""
+    """Register ``function(console, ...)`` as a command with ``--json``, ``--quiet`` and ``--debug``.
+
+    A parameter whose type is a dataclass stands for a group of options, one for each of its fields.
+    """
 
     def decorate(function: F) -> F:
-        keyword = inspect.Parameter.KEYWORD_ONLY
         own = inspect.signature(function, eval_str=True).parameters
-        taken = [p.replace(kind=keyword) for key, p in own.items() if key != "console"]
-        taken += [inspect.Parameter(key, keyword, default=False, annotation=x) for key, x in _COMMON.items()]
+        groups: dict[str, Any] = {key: p.annotation for key, p in own.items() if is_dataclass(p.annotation)}
+        last = sorted(own, key=lambda key: key == "console")  # what all commands share stands below
+        parts = [_options(groups[key]) if key in groups else [own[key]] for key in last]
+        taken = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
 
         def run(**arguments: Any) -> None:
-            console = Console(*(arguments.pop(key) for key in _COMMON))
-            raise typer.Exit(_exit_code(console, function, arguments))
+            for key, group in groups.items():
+                of_group = {f.name: arguments.pop(f.name) for f in fields(group)}
+                arguments[key] = group(**of_group)
+            raise typer.Exit(_exit_code(arguments.pop("console"), function, arguments))
 
         run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in taken}
@@ -166,6 +170,10 @@ def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def _options(group: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(group, eval_str=True).parameters.values())
 
 
 def _exit_code(console: Console, function: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
@@ -188,17 +196,6 @@ def complain(text: str, code: int) -> int:
     """Print one line on stderr and return the exit code."""
     Terminal(stderr=True).print(Text.assemble(("salgp:", "bold red"), f" {visible(text)}"), soft_wrap=True)
     return code
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint to put into a message, or nothing where no known name is close.
-
-    Example:
-        >>> did_you_mean("temprature", ["temperature", "platt"])
-        "did you mean 'temperature'? "
-    """
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def sentence(error: BaseException) -> str:
@@ -225,11 +222,6 @@ def sentence(error: BaseException) -> str:
 
 
 _EXPECTED = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, MemoryError)
-_COMMON: dict[str, Any] = {
-    "json": Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")],
-    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")],
-    "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
-}
 
 
 def _plain(value: Any) -> Any:

@@ -25,17 +25,16 @@ def register(app: typer.Typer) -> None:
 def demo(
     console: Console,
     out: DemoFolder = Path("salgp-demo"),
-    seed: options.Seed = 0,
     force: options.Force = False,
 ) -> None:
     """Train a small network on hand-drawn digits, calibrate it, and show what that buys on photographs of
     them.
     """
-    check_target(out / "report.html", force, kind="report")
+    check_target(out / "report.html", "report", force)
     from salgp.demo import STEPS, run_demo
 
     with console.progress("demo", total=STEPS) as advance:
-        result = run_demo(out, seed=seed, force=force, progress=lambda text: advance(1, text))
+        result = run_demo(out, force=force, progress=lambda text: advance(1, text))
     shown: list[Any] = [
         score_table(result.scores[name], f"{name}: {what}") for name, what in result.tests.items()
     ]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import Console, UsageError, command
-from salgp.cli.data_options import DataOptions, network_of
+from salgp.cli.options import DataOptions, NetworkOptions
+from salgp.cli.predictions import read_calibrator
 from salgp.cli.preflight import check_inputs, check_suffix, check_target
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-SUFFIXES = (".onnx", ".pt2")
-"""As in `salgp.export.TARGETS`, known before torch is loaded."""
 SAMPLES = 3
 """In the example batch; its size is left open in the graph."""
 
@@ -37,6 +36,7 @@ ExampleData = Annotated[
         metavar="[DATA]", help="Data the network takes, as in extract; the first samples give the shape."
     ),
 ]
+Weights = Annotated[Path | None, typer.Option("--weights", help="Weights of the network, as in extract.")]
 WithContext = Annotated[
     bool,
     typer.Option(
@@ -54,18 +54,15 @@ def register(app: typer.Typer) -> None:
 
 def export(
     console: Console,
+    *,
     calibrator: options.CalibratorFolder,
-    out: Target,
     model: Network = None,
     data: ExampleData = None,
-    weights: options.Weights = None,
-    inputs: options.InputNames = None,
-    scale: options.Scale = None,
-    image_size: options.ImageSize = None,
-    gray: options.Gray = False,
+    out: Target,
+    weights: Weights = None,
     rule: options.RuleFile = None,
     context: WithContext = False,
-    any_network: options.AnyNetwork = False,
+    how: DataOptions,
     force: options.Force = False,
 ) -> None:
     """Export a fitted calibrator, alone or with its network, for onnxruntime or torch; salgp is not needed to
@@ -75,14 +72,14 @@ def export(
     standardised). The label, the calibrated confidence with its error bar, and the class probabilities come
     out, for any batch size.
     """
-    check_suffix("--out", out, *SUFFIXES)
+    check_suffix(out, ".onnx", ".pt2")
     if model is None and weights is not None:
         raise UsageError("--weights goes with MODEL; without it the calibrator is exported alone")
     if model is not None and data is None:
         raise UsageError("MODEL needs DATA, whose first samples give the shape of its input")
     check_inputs(calibrator, data, weights, rule)
-    check_target(out, force, calibrator, data, weights, rule)
-    fitted = files.read_calibrator(calibrator)
+    check_target(out, "exported graph", force, calibrator, data, weights, rule)
+    fitted = read_calibrator(calibrator).calibrator
     from salgp.decide import Rule
     from salgp.export import export_classifier, export_head
 
@@ -91,9 +88,8 @@ def export(
         with console.progress(f"exporting {fitted.name}"):
             export_head(fitted, out, chosen, context)
     else:
-        classifier = _classifier(console, calibrator, model, weights, any_network)
-        how = DataOptions(model, SAMPLES, inputs, scale=scale, image_size=image_size, gray=gray)
-        example = _example(how, data)
+        classifier = _classifier(console, calibrator, NetworkOptions(model, weights))
+        example = _example(how, model, data)
         with console.progress(f"exporting the network and {fitted.name}"):
             export_classifier(classifier, example, out, chosen, context)
     what = fitted.name if model is None else f"{model} with {fitted.name}"
@@ -102,31 +98,27 @@ def export(
     console.finish(told, f"exported {what} to {out} ({size:,} bytes)")
 
 
-def _classifier(
-    console: Console, folder: Path, model: str, weights: Path | None, any_network: bool
-) -> CalibratedClassifier:
+def _classifier(console: Console, folder: Path, network: NetworkOptions) -> CalibratedClassifier:
     """The user's network with the calibrator, which must have been fitted on features of it."""
     from salgp import CalibratedClassifier, load
-    from salgp.calibrators.loading import read_parts
 
-    if "network" not in read_parts(folder):
+    model = network.open(console)
+    try:
+        classifier = load(folder, model)
+    except FileNotFoundError as error:
         raise ValueError(
             f"{folder} does not say how its features were read from the network; extract and fit again, or "
             f"leave MODEL out to export the calibrator alone"
-        )
-    try:
-        classifier = load(folder, network_of(console, model, weights), strict=not any_network)
-    except ValueError as error:
-        raise ValueError(f"{model}: {error} (--weights, --any-network)") from error
+        ) from error
     assert isinstance(classifier, CalibratedClassifier)
     return classifier
 
 
-def _example(how: DataOptions, data: Path) -> Example:
+def _example(how: DataOptions, model: str, data: Path) -> Example:
     """The first samples of the data, as the network takes them; a single one is repeated."""
     import torch
 
-    found = how.open(data, labels=False)
+    found = how.open(model, data, labels=False)
     batch: Any = found.take(slice(0, min(SAMPLES, found.n)))
 
     def enough(x: Tensor) -> Tensor:

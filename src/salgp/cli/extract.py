@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import Console, UsageError, command
-from salgp.cli.data_options import (
-    DataOptions,
-    check_numbering,
-    layer_names,
-    metadata_of,
-    network_of,
-    note_guessing,
-)
+from salgp.cli.datasets import check_numbering, note_guessing
+from salgp.cli.options import DataOptions, NetworkOptions, ReadingOptions
 from salgp.cli.preflight import check_apart, check_inputs, check_target
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from salgp.features import Features
     from salgp.io.loader import FileLoader
+    from salgp.network.reader import Reader
+    from salgp.store import FeatureStore
 
 __all__ = ["register"]
 
-Extracted = tuple[int, dict[str, int], float | None]
-"""Rows, widths of the layers, and the network's accuracy where it is known."""
+Data = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DATA",
+        help=".npz, .safetensors, .parquet, .csv, or a folder of images or Parquet shards.",
+    ),
+]
+Perturbed = Annotated[
+    bool, typer.Option("--perturb", help="Add augmented samples: calibration data for use under shift.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,23 +44,13 @@ def register(app: typer.Typer) -> None:
 
 def extract(
     console: Console,
-    model: options.Model,
-    data: options.Data,
+    *,
+    network: NetworkOptions,
+    data: Data,
     out: options.Out,
-    weights: options.Weights = None,
-    layers: options.Layers = "auto",
-    pooling: options.Pooling = "auto",
-    output: options.Output = None,
-    inputs: options.InputNames = None,
-    prepare: options.Prepare = None,
-    classes: options.Classes = None,
-    scale: options.Scale = None,
-    image_size: options.ImageSize = None,
-    gray: options.Gray = False,
-    normalize: options.Normalize = None,
-    batch_size: options.BatchSize = 64,
-    perturb: options.Perturbed = False,
-    device: options.Device = None,
+    perturb: Perturbed = False,
+    reading: ReadingOptions,
+    how: DataOptions,
     force: options.Force = False,
 ) -> None:
     """Run a network over data and write its logits and pooled layers, with the labels where there are some.
@@ -65,24 +58,21 @@ def extract(
     A name ending in .safetensors makes one file; any other makes a folder of Parquet shards, of any size,
     which a stopped run continues.
     """
-    check_inputs(data, weights)
+    check_inputs(data, network.weights)
     one_file = out.suffix == ".safetensors"
+    _check_out(out, one_file, perturb, force, data, network.weights)
+    loader, reader = how.open(network.model, data), reading.reader()
+    model = network.open(console)
+    accuracy = None
     if one_file:
-        check_target(out, force, data, weights, kind="features")
-    elif perturb:
-        raise UsageError("--perturb writes one file; give --out a name that ends in .safetensors")
+        reader, features, labels = _read(console, model, loader, reader, perturb)
+        check_numbering(how, loader, features.n_classes)
+        _save(model, reader, loader, features, labels, out)
+        accuracy = note_guessing(console, features, labels)
+        n, widths = len(features), features.widths
     else:
-        check_apart(out, data, weights)
-        _check_store(out)
-    how = DataOptions(model, batch_size, inputs, classes, scale, prepare, image_size, gray, normalize)
-    loader = how.open(data)
-    network = network_of(console, model, weights, device)
-    check_numbering(network, loader)
-    read = {"layers": layer_names(layers), "pooling": pooling, "output": output}
-    if one_file:
-        n, widths, accuracy = _to_file(console, network, loader, out, read, perturb)
-    else:
-        n, widths, accuracy = _to_store(console, network, loader, out, read)
+        store = _to_store(console, model, loader, reader, out, how)
+        n, widths = len(store), store.widths
     labelled = loader.labels is not None
     right = "" if accuracy is None else f"; the network is right on {accuracy:.1%}"
     shown = ", ".join(f"{name} ({width})" for name, width in widths.items())
@@ -94,8 +84,13 @@ def extract(
     )
 
 
-def _check_store(out: Path) -> None:
-    """Refuse, before any work is done, to begin or continue a folder of shards where a file is."""
+def _check_out(out: Path, one_file: bool, perturb: bool, force: bool, *inputs: Path | None) -> None:
+    if one_file:
+        check_target(out, "features", force, *inputs)
+        return
+    check_apart(out, *inputs)
+    if perturb:
+        raise UsageError("--perturb writes one file; give --out a name that ends in .safetensors")
     if out.exists() and not out.is_dir():
         raise FileExistsError(
             f"{out} is no folder, and one of Parquet shards is to be written; choose another name, or one "
@@ -103,59 +98,41 @@ def _check_store(out: Path) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Shown:
-    """A loader that tells a progress bar how far it is; may be read several times."""
-
-    loader: FileLoader
-    advance: Callable[..., None]
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        for i, batch in enumerate(self.loader):
-            yield batch
-            self.advance(min(self.loader.batch_size, self.loader.n - i * self.loader.batch_size))
-
-
-def _to_file(
-    console: Console,
-    network: nn.Module,
-    loader: FileLoader,
-    out: Path,
-    read: Mapping[str, Any],
-    perturb: bool,
-) -> Extracted:
+def _read(
+    console: Console, model: nn.Module, loader: FileLoader, reader: Reader, perturb: bool
+) -> tuple[Reader, Features, Tensor | None]:
+    """The resolved reader, features and labels."""
     from salgp.logits import check_finite
     from salgp.network.augment.augmentation import augment
     from salgp.network.read import collect, read_batches
-    from salgp.network.reader import Reader
 
+    progress = console.shows_progress
     if perturb:
-        with console.progress("extracting samples and augmented ones"):
-            made = augment(network, loader, Reader(**read), progress=False, tokenizer=loader.tokenizer)
-        reader, features = made.reader, made.features
-        labels: Tensor | None = made.labels
-    else:
-        with console.progress("extracting", total=loader.n) as advance:
-            batches = read_batches(network, _Shown(loader, advance), Reader(**read), progress=False)
-            reader, features, labels = collect(batches)
-        check_finite(features.logits)
-    features.save(out, labels, metadata_of(network, reader, loader.classes))
-    return len(features), features.widths, note_guessing(console, features, labels)
+        made = augment(model, loader, reader, progress=progress, tokenizer=loader.tokenizer)
+        return made.reader, made.features, made.labels
+    found = collect(read_batches(model, loader, reader, progress=progress))
+    check_finite(found[1].logits)
+    return found
+
+
+def _save(
+    model: nn.Module, reader: Reader, loader: FileLoader, features: Features, labels: Tensor | None, out: Path
+) -> None:
+    from salgp.files import network_metadata
+
+    features.save(out, labels, network_metadata(model, reader, loader.classes))
 
 
 def _to_store(
-    console: Console, network: nn.Module, loader: FileLoader, out: Path, read: Mapping[str, Any]
-) -> Extracted:
+    console: Console, model: nn.Module, loader: FileLoader, reader: Reader, out: Path, how: DataOptions
+) -> FeatureStore:
+    from salgp.files import network_metadata, write_metadata
     from salgp.network.read import collect, read_batches
-    from salgp.network.reader import Reader
     from salgp.store import extract_to_store
 
-    first = read_batches(network, itertools.islice(loader, 1), Reader(**read), progress=False)
-    reader, _, _ = collect(first)  # resolved, for what the store says of its network
-    with console.progress("extracting", total=loader.n) as advance:
-        store = extract_to_store(network, _Shown(loader, advance), out, reader=Reader(**read))
-    files.write_metadata(out, metadata_of(network, reader, loader.classes))
-    return len(store), store.widths, None
+    first = read_batches(model, itertools.islice(loader, 1), reader, progress=False)
+    resolved, features, _ = collect(first)  # for what the store says of its network
+    check_numbering(how, loader, features.n_classes)
+    store = extract_to_store(model, loader, out, reader=reader, progress=console.shows_progress)
+    write_metadata(out, network_metadata(model, resolved, loader.classes))
+    return store

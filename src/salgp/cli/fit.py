@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import Console, command, pasteable
-from salgp.cli.preflight import check_inputs, check_target
-from salgp.cli.settings import settings_of
+from salgp.cli.predictions import check_alike, read_samples
+from salgp.cli.preflight import CALIBRATOR, check_apart, check_inputs, check_target
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from salgp.calibrators import Calibrator
     from salgp.features import Features
+    from salgp.files import FeatureFile
 
-__all__ = ["fitting_rows", "notes_on", "register"]
+__all__ = ["fitting_rows", "notes_on", "read_reference", "register"]
 
+LARGE = 200_000
+"""Rows of feature stores beyond which a calibrator is fitted out of core."""
 LayerSubset = Annotated[
     str | None, typer.Option("--layers", help="Use only these layers, separated by commas.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="An argument of the method; may be repeated."),
 ]
 
 
@@ -42,9 +42,7 @@ def fit(
     method: options.Method = None,
     reference: options.Reference = None,
     layers: LayerSubset = None,
-    setting: Settings = None,
     probs: options.Probs = None,
-    any_network: options.AnyNetwork = False,
     force: options.Force = False,
 ) -> None:
     """Fit a calibrator on labelled features, or on any framework's logits or probabilities, and save it.
@@ -53,68 +51,90 @@ def fit(
     'layers.NAME'; in a table one column per class, e.g. probs.cat, probs.dog, label, or named by --probs.
     """
     check_inputs(features, reference)
-    check_target(out, force, features, reference)
+    check_apart(out, features, reference)
+    check_target(out / CALIBRATOR, "calibrator", force)
     options.check_method(method)
-    _check_place(out)
+    from salgp.calibrators.base import check_place
     from salgp.calibrators.registry import method_for
+    from salgp.files import read_features
 
-    def made(has_layers: bool) -> Calibrator:
-        calibrator = method_for(method, has_layers)
-        return calibrator.set_params(**settings_of(calibrator, setting or []))
-
-    if layers is None and files.is_large(features, reference):
-        _fit_large(console, features, out, made(True), reference, any_network, force)
+    check_place(out)
+    if layers is None and _is_large(features, reference):
+        _fit_large(console, method_for(method), features, reference, out)
         return
-    loaded, labels = files.read_labelled(features, options.split_names(probs))
+    loaded = read_features(features, options.split_names(probs))
     chosen = options.split_names(layers)
     data = loaded.features if chosen is None else loaded.features.select(chosen)
-    calibrator = made(bool(data.layers))
-    known = files.read_reference(console, reference, loaded, data, any_network)
-    data, labels = fitting_rows(calibrator, data, labels)
+    calibrator = method_for(method, bool(data.layers))
+    known = read_reference(console, reference, loaded, data)
+    data, labels = fitting_rows(calibrator, data, loaded.known_labels)
     for note in notes_on(calibrator, loaded, data, known is not None):
         console.say(f"note: {note}")
     counted = _counted(data)
     with console.progress(f"fitting {calibrator.name} on {counted}"):
         calibrator.fit(data, labels, known)
-    files.save_calibrator(out, calibrator, loaded, len(data), force)
     columns = [] if probs is None else ["--probs", probs]
     following = pasteable("salgp", "evaluate", out, f"TEST{features.suffix}", *columns)
-    _finish(console, calibrator, out, len(data), f"{counted}; saved in {out}\nnext: {following}")
+    _finish(console, calibrator, loaded, len(data), out, f"{counted}; saved in {out}\nnext: {following}")
+
+
+def _is_large(*folders: Path | None) -> bool:
+    """Are all of these feature stores, and do they have more than `LARGE` rows together?"""
+    from salgp.store.store import FeatureStore
+
+    given = [folder for folder in folders if folder is not None]
+    if not all((folder / "manifest.json").is_file() for folder in given):
+        return False
+    return sum(len(FeatureStore(folder)) for folder in given) > LARGE
 
 
 def _fit_large(
-    console: Console,
-    features: Path,
-    out: Path,
-    calibrator: Calibrator,
-    reference: Path | None,
-    any_network: bool,
-    force: bool,
+    console: Console, calibrator: Calibrator, features: Path, reference: Path | None, out: Path
 ) -> None:
     """Fit out of core to a folder of shards."""
+    from salgp.files import first_shard
     from salgp.store import fit_store
 
-    loaded, n = files.first_rows(features)
+    loaded, n = first_shard(features)
     if reference is not None:
-        files.check_same_network(loaded, files.first_rows(reference)[0], any_network)
+        check_alike(str(features), loaded.origin, first_shard(reference)[0])
     with console.progress(f"fitting {calibrator.name} on {n:,} samples, out of core"):
         fit_store(calibrator, features, reference=reference)
-    files.save_calibrator(out, calibrator, loaded, n, force)
-    _finish(console, calibrator, out, n, f"{n:,} samples, out of core; saved in {out}")
+    _finish(console, calibrator, loaded, n, out, f"{n:,} samples, out of core; saved in {out}")
 
 
-def _finish(console: Console, calibrator: Calibrator, out: Path, n: int, shown: str) -> None:
-    told: dict[str, Any] = {"calibrator": str(out), "method": calibrator.name, "n": n}
-    told["layers"] = list(calibrator.layer_widths_)
-    console.finish(told, f"fitted {calibrator.name} on {shown}")
+def _finish(
+    console: Console, calibrator: Calibrator, source: FeatureFile, n: int, out: Path, shown: str
+) -> None:
+    """Save the calibrator with what its data say of their network, so that `salgp.load` can put both
+    together.
+    """
+    from salgp.calibrators.base import save_calibrator
+    from salgp.io import check_kind
+    from salgp.network.reader import FORMAT, FORMAT_VERSION
+
+    parts: dict[str, Any] = {"origin": source.origin | {"n": n}}
+    if "module" in source.metadata:
+        network = json.loads(source.metadata["module"])
+        check_kind(source.path, network, FORMAT, FORMAT_VERSION)
+        needed = calibrator.layer_widths_ if calibrator.needs_layers else ()
+        network["taps"] = [tap for tap in network.get("taps") or () if tap["name"] in needed]
+        parts["network"] = network
+    save_calibrator(out, calibrator, **parts)
+    told = {"calibrator": str(out), "method": calibrator.name, "n": n}
+    layers = {"layers": list(calibrator.layer_widths_)}
+    console.finish(told | layers, f"fitted {calibrator.name} on {shown}")
 
 
-def _check_place(folder: Path) -> None:
-    """Refuse, before any work is done, to put a calibrator where something else is."""
-    if folder.exists():
-        from salgp.calibrators.base import check_place
-
-        check_place(folder)
+def read_reference(
+    console: Console, path: Path | None, given: FeatureFile, data: Features
+) -> tuple[Features, Tensor] | None:
+    """Features and labels of the training data, with the layers of ``data``, which came from ``given``."""
+    if path is None:
+        return None
+    loaded = read_samples(console, path, labelled=True)
+    check_alike(str(given.path), given.origin, loaded)
+    return loaded.features.select(data.layer_names), loaded.known_labels
 
 
 def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
@@ -127,7 +147,7 @@ def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> 
     return plain, labels[rows]
 
 
-def notes_on(calibrator: Calibrator, loaded: files.FeatureFile, data: Features, reference: bool) -> list[str]:
+def notes_on(calibrator: Calibrator, loaded: FeatureFile, data: Features, reference: bool) -> list[str]:
     """What the user should know about the data a calibrator is fitted on."""
     notes = []
     if loaded.metadata.get("unused"):

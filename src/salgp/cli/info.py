@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from salgp.cli import files
 from salgp.cli.console import Console, command, pasteable
+from salgp.cli.preflight import CALIBRATOR, SHARDS, check_inputs
 
 __all__ = ["describe", "register"]
 
@@ -48,15 +47,12 @@ def info(console: Console, path: AnyPath = None) -> None:
             table.add_row(name, what)
         console.finish({"methods": names()}, table)
         return
-    if not path.exists():
-        raise FileNotFoundError(f"no such file or folder: {path}")
+    check_inputs(path)
     found = describe(path)
     table = Table(show_header=False)
     for key, value in found.items():
         if value is not None:
-            widths = key.endswith("layers") and isinstance(value, Mapping)
-            shown = [f"{name} ({width})" for name, width in value.items()] if widths else value
-            table.add_row(key, _text(shown))
+            table.add_row(key, _text(value))
     console.finish(found, table)
 
 
@@ -81,35 +77,20 @@ def describe(path: Path) -> dict[str, Any]:
     """What a file or folder is, and what is in it."""
     if path.is_dir():
         return _folder(path)
-    kind = files.kind_of(path)
-    if kind == "features":
-        return _features(path)
     if path.suffix in (".npz", ".csv", ".parquet"):
         return _table(path)
     if path.suffix == ".json":
         return _values(path)
-    if path.suffix in OTHERS:
-        raise ValueError(f"{path}: {OTHERS[path.suffix]}")
-    if path.suffix != ".safetensors":
-        raise ValueError(
-            f"{path}: unknown kind of file; info reads .safetensors, .npz, .csv, .json, Parquet and every "
-            f"folder that salgp writes"
-        )
-    from salgp.io import read_tensors
-
-    tensors, metadata = read_tensors(path)
-    return {"kind": kind, **{name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}, **metadata}
+    if path.suffix == ".safetensors":
+        return _tensors(path)
+    raise ValueError(
+        f"{path}: {OTHERS.get(path.suffix, 'a kind of file that salgp neither writes nor reads')}"
+    )
 
 
 def _folder(path: Path) -> dict[str, Any]:
     """Told apart by the file that each kind of folder has."""
-    known: dict[str, Callable[[Path], dict[str, Any]]] = {
-        "calibrator.safetensors": _calibrator,
-        "manifest.json": _shards,
-        "monitor.json": _monitor,
-        "records.jsonl": _study,
-        "report.html": lambda found: {"kind": "report", "open": str(found / "report.html")},
-    }
+    known = {CALIBRATOR: _calibrator, SHARDS: _shards, "monitor.json": _monitor, "records.jsonl": _study}
     for name, describe_folder in known.items():
         if (path / name).is_file():
             return describe_folder(path)
@@ -130,29 +111,40 @@ def _calibrator(path: Path) -> dict[str, Any]:
         "with network": "network" in parts,
         "settings": fitted.get_params(deep=False),
         **parts.get("origin", {}),
-        "files": ", ".join(sorted(found.name for found in path.iterdir() if found.name[0] != ".")),
+        "files": sorted(found.name for found in path.iterdir() if found.name[0] != "."),
     }
 
 
 def _features(path: Path) -> dict[str, Any]:
-    from salgp.calibrators.rows import without_augmented
+    from salgp.files import read_features
 
-    loaded = files.read_features(path)
-    f, rows = without_augmented(loaded.features)
-    accuracy = None if loaded.labels is None else float(f.correct(loaded.labels[rows]).double().mean())
+    loaded = read_features(path)
+    plain = loaded.without_augmented()
+    f, labels = plain.features, plain.labels
     return {
         "kind": "features",
         "samples": len(f),
         "classes": f.n_classes,
         "layers": f.widths,
-        "labelled": loaded.labels is not None,
+        "labelled": labels is not None,
         "augmented samples": len(loaded.features) - len(f),
         "mean confidence": round(float(f.confidence.mean()), 4) if len(f) else None,
-        "accuracy": accuracy,
+        "accuracy": None if labels is None else float(f.correct(labels).double().mean()),
         "output": loaded.metadata.get("output"),
         "network": loaded.metadata.get("network"),
         "class names": loaded.classes,
     }
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    from salgp.io import read_tensors
+
+    tensors, metadata = read_tensors(path)
+    if metadata.get("format") == "salgp-features":
+        return _features(path)
+    kind = metadata.get("kind") or metadata.get("format") or "tensors"
+    shapes = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}
+    return {"kind": kind.removeprefix("salgp-"), **shapes, **metadata}
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -172,33 +164,24 @@ def _table(path: Path) -> dict[str, Any]:
 
 def _shards(path: Path) -> dict[str, Any]:
     """A folder with a list of its shards: a feature store, or scores."""
-    from salgp.io import FormatError, read_json
-
-    listed = read_json(path / "manifest.json")
-    if not isinstance(listed, dict):
-        raise FormatError(
-            f"{path / 'manifest.json'}: expected a JSON object that lists shards, got a "
-            f"{type(listed).__name__}; salgp did not write it"
-        )
-    kind = str(listed.get("kind") or listed.get("format") or "")
-    if "store" in kind:
+    listed = _values(path / SHARDS)
+    if "store" in listed["kind"]:
         return _features(path)
-    shards = listed.get("shards", [])
+    shards = listed["shards"].values()
     return {
-        "kind": {"salgp-scores": "scores"}.get(kind, kind or "shards"),
-        "samples": sum(int(shard.get("rows", 0)) for shard in shards if isinstance(shard, dict)),
+        "kind": listed["kind"],
+        "samples": sum(int(shard["rows"]) for shard in shards),
         "shards": len(shards),
-        "complete": bool(listed.get("complete", True)),
+        "complete": listed["complete"],
     }
 
 
 def _monitor(path: Path) -> dict[str, Any]:
-    from salgp.io import read_header, read_lines
+    from salgp.io import read_lines
 
-    batches = len(read_lines(path / "log.jsonl"))
-    settings = read_header(path / "monitor.json", "salgp-monitor", ANY_VERSION)
-    return {"kind": "monitor", "batches": batches} | {
-        name.replace("_", " "): value for name, value in settings.items() if name != "sha256"
+    settings = _values(path / "monitor.json")
+    return {"kind": "monitor", "batches": len(read_lines(path / "log.jsonl"))} | {
+        name.replace("_", " "): value for name, value in settings.items() if name != "kind"
     }
 
 
@@ -210,13 +193,14 @@ def _study(path: Path) -> dict[str, Any]:
 
 
 def _values(path: Path) -> dict[str, Any]:
+    """What is in a JSON file with a checksum."""
     from salgp.io import read_header, read_json
 
     listed = read_json(path)
     kind = str(listed.get("format")) if isinstance(listed, dict) else ""
-    if not kind.startswith("salgp-"):
-        raise ValueError(f"{path}: a JSON file that salgp did not write")
-    if "sha256" not in listed:
-        raise ValueError(f"{path}: part of a folder that salgp wrote; look at {path.parent}")
-    found = {"kind": kind, **read_header(path, kind, ANY_VERSION)}
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}
+    if not kind.startswith("salgp-") or "sha256" not in listed:
+        raise ValueError(
+            f"{path}: a JSON file that salgp did not write, or a part of a folder; name the folder"
+        )
+    found = read_header(path, kind, ANY_VERSION)
+    return {"kind": kind.removeprefix("salgp-")} | {k: x for k, x in found.items() if k != "sha256"}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import FAILURE, Console, UsageError, command, pasteable
-from salgp.cli.predictions import predicted
-from salgp.cli.preflight import check_apart, check_no_other, check_suffix, check_target
+from salgp.cli.predictions import SavedCalibrator, read_calibrator, read_samples
+from salgp.cli.preflight import check_apart, check_inputs, check_no_other, check_suffix, check_target
 
 if TYPE_CHECKING:
+    from salgp.files import FeatureFile
     from salgp.monitor import Monitor
-    from salgp.prediction import Prediction
+    from salgp.monitor.records import Record
 
 __all__ = ["register"]
 
@@ -69,7 +69,6 @@ def monitor(
     late: Late = None,
     out: Written = None,
     fail: Fail = False,
-    any_network: options.AnyNetwork = False,
 ) -> None:
     """Watch new data without labels: expected accuracy, what shifted, and an alarm.
 
@@ -77,17 +76,22 @@ def monitor(
     its file and its contents; one that was counted before is not counted again.
     """
     given = [*(data or []), *(late or [])]
+    check_inputs(calibrator, reference, *given)
     check_apart(state, calibrator, reference, *given)
     check_no_other(state)
     for path in out or []:
-        check_suffix("--out", path, *WRITTEN)
-        check_target(path, True, calibrator, reference, *given, kind=WRITTEN[path.suffix])
-    watching = _opened(console, calibrator, state, reference, any_network, false_alarm, tolerance)
+        check_suffix(path, *WRITTEN)
+        check_target(path, WRITTEN[path.suffix], True, calibrator, reference, *given)
+    fitted = read_calibrator(calibrator)
+    watching = _opened(
+        console, fitted, state, reference, {"false_alarm": false_alarm, "tolerance": tolerance}
+    )
     for path in data or []:
-        _feed(console, watching, *predicted(console, calibrator, path, any_network))
+        _feed(console, watching, fitted, path)
     for path in late or []:
-        _observe(console, watching, *predicted(console, calibrator, path, any_network))
-    _write(watching, out or [])
+        _observe(console, watching, fitted, path)
+    for path in out or []:
+        _write(watching, path)
     status = watching.status()
     following = pasteable("salgp", "monitor", calibrator, "NEW.safetensors", "--state", state)
     told = watching.metrics() | {
@@ -103,85 +107,73 @@ def monitor(
 
 
 def _opened(
-    console: Console,
-    calibrator: Path,
-    state: Path,
-    reference: Path | None,
-    any_network: bool,
-    false_alarm: float,
-    tolerance: float,
+    console: Console, fitted: SavedCalibrator, state: Path, reference: Path | None, settings: dict[str, float]
 ) -> Monitor:
+    """The monitor in a folder, or a new one."""
     from salgp.calibrators.base import calibrator_digest
     from salgp.monitor import Monitor
 
     begun = (state / "monitor.json").exists()
     if begun and reference is not None:
-        raise UsageError(
-            f"--reference: {state} holds a monitor already; leave it out, or choose another --state"
-        )
-    digest = calibrator_digest(files.read_calibrator(calibrator))
-    if begun:
-        return Monitor.open(state, digest)
-    if reference is None:
+        raise UsageError(f"{state} holds a monitor already; leave out --reference, or choose another --state")
+    if not begun and reference is None:
         raise UsageError(
             f"{state} holds no monitor yet; give --reference FEATURES that the calibrator was not fitted on"
         )
-    loaded, prediction = predicted(console, calibrator, reference, any_network)
-    return Monitor.start(
-        prediction,
-        state,
-        false_alarm=false_alarm,
-        tolerance=tolerance,
-        class_names=loaded.classes,
-        calibrator=digest,
-    )
+    digest = calibrator_digest(fitted.calibrator)
+    if reference is None:
+        return Monitor.open(state, digest)
+    loaded = read_samples(console, reference)
+    prediction = fitted.predict(console, loaded)
+    return Monitor.start(prediction, state, class_names=loaded.classes, calibrator=digest, **settings)  # type: ignore[arg-type]
 
 
-def _feed(console: Console, watching: Monitor, loaded: files.FeatureFile, prediction: Prediction) -> None:
+def _feed(console: Console, watching: Monitor, fitted: SavedCalibrator, path: Path) -> None:
     """Count a batch, unless its samples were counted before, under whatever name."""
-    name, contents = loaded.path.name, _contents(loaded)
-    fed = [record for record in watching.log if record.name.endswith(contents)]
+    loaded = read_samples(console, path)
+    key, fed = _records(watching, loaded)
     earlier = next((record.name.rpartition(" ")[0] for record in fed if record.n), None)
     if earlier is None:
-        watching.feed(prediction, loaded.labels, key=f"{name} {contents}")
+        watching.feed(fitted.predict(console, loaded), loaded.labels, key=key)
         return
-    other = "" if earlier == name else f" as {earlier}"
     new = loaded.labels is not None and not any(record.labelled for record in fed)
     hint = "; its labels are new: give it as --late" if new else ""
-    console.say(f"note: {name} was counted before{other}, and is not counted again{hint}")
+    console.say(f"note: {path.name} was counted before as {earlier}, and is not counted again{hint}")
 
 
-def _observe(console: Console, watching: Monitor, loaded: files.FeatureFile, prediction: Prediction) -> None:
+def _observe(console: Console, watching: Monitor, fitted: SavedCalibrator, path: Path) -> None:
     """Count labels of samples fed before: they tell nothing of a shift, but measure the accuracy."""
-    if loaded.labels is None:
-        raise UsageError(f"--late: {loaded.path} has no labels; give it without --late")
-    name, contents = loaded.path.name, _contents(loaded)
-    fed = [record for record in watching.log if record.name.endswith(contents)]
+    loaded = read_samples(console, path, labelled=True)
+    key, fed = _records(watching, loaded)
     if any(record.labelled for record in fed):
-        console.say(f"note: labels of {name} were counted before, and are not counted again")
+        console.say(f"note: labels of {path.name} were counted before, and are not counted again")
         return
     batch = next((record for record in fed if record.n), None)
     if batch is None:
         console.say(
-            f"note: no batch of exactly the samples of {name} was fed before; its labels are taken for some "
-            f"of those that were"
+            f"note: no batch of exactly the samples of {path.name} was fed before; its labels are taken for "
+            f"some of those that were"
         )
-    watching.observe(prediction, loaded.labels, key=f"{name} {contents}" if batch is None else batch.key)
+    prediction = fitted.predict(console, loaded)
+    watching.observe(prediction, loaded.known_labels, key=key if batch is None else batch.key)
 
 
-def _write(watching: Monitor, paths: Sequence[Path]) -> None:
-    from salgp.io.arrays import write_table
-
-    for path in paths:
-        if path.suffix == ".html":
-            watching.page(path)
-        else:
-            write_table(path, watching.history())
-
-
-def _contents(loaded: files.FeatureFile) -> str:
-    """Digest of the samples: tomorrow's data may come under the name of today's."""
+def _records(watching: Monitor, loaded: FeatureFile) -> tuple[str, list[Record]]:
+    """The name of a batch, and what was recorded of the same samples: tomorrow's data may come under the name
+    of today's.
+    """
     found = hashlib.sha256()
     for x in (loaded.features.logits, *loaded.features.layers.values()):
         found.update(x.contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
+    contents = found.hexdigest()[:16]
+    fed = [record for record in watching.log if record.name.endswith(contents)]
+    return f"{loaded.path.name} {contents}", fed
+
+
+def _write(watching: Monitor, path: Path) -> None:
+    from salgp.io.arrays import write_table
+
+    if path.suffix == ".html":
+        watching.page(path)
+    else:
+        write_table(path, watching.history())

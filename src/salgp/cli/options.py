@@ -1,100 +1,53 @@
 """Arguments and options that commands share: each is said once, with its help.
 
-A command lists what it takes, one name a line; what a name means to the user stands here.
+A command lists what it takes, one name a line; what a name means to the user stands here. `NetworkOptions`,
+`ReadingOptions` and `DataOptions` are groups of options: one value in a command, several on the command line.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from salgp.calibrators.registry import CLASSES, entry_points
-from salgp.cli.console import UsageError, did_you_mean
+from salgp.calibrators.registry import check_names, known_names
+from salgp.cli.console import Console, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from salgp.io.images import ImageOptions
+    from salgp.io.loader import FileLoader
+    from salgp.network.reader import Reader
 
 __all__ = [
-    "AnyNetwork",
-    "BatchSize",
-    "CalibrationData",
     "CalibratorFolder",
-    "Classes",
-    "Compared",
     "Context",
-    "Data",
-    "Device",
+    "DataOptions",
     "Engine",
     "Error",
     "FeaturesFile",
     "FieldLabels",
-    "Folder",
     "Force",
-    "Gray",
-    "ImageSize",
-    "InputNames",
-    "Layers",
     "Method",
-    "Model",
-    "Normalize",
+    "NetworkOptions",
     "Out",
-    "Output",
-    "Perturbed",
-    "Pooling",
-    "Prepare",
     "Probs",
+    "ReadingOptions",
     "Reference",
     "RuleFile",
-    "Scale",
-    "Seed",
-    "TestData",
-    "TrainingData",
-    "Weights",
-    "Workers",
     "check_method",
-    "known_methods",
+    "context_of",
+    "known_names",
     "split_names",
 ]
 
+HUGGING_FACE = "hf:"
+IMAGENET = "0.485,0.456,0.406:0.229,0.224,0.225"
 
-def known_methods() -> list[str]:
-    """Names of all calibrators, for completion and messages."""
-    return [*CLASSES, *entry_points()]
-
-
-def check_method(*methods: str | None) -> None:
-    """Refuse names that no calibrator has, and suggest the nearest."""
-    known = known_methods()
-    for name in methods:
-        if name is not None and name not in (*known, "auto"):
-            raise UsageError(
-                f"no calibrator called {name!r}; {did_you_mean(name, known)}known: {', '.join(known)}"
-            )
-
-
-def split_names(text: str | None) -> list[str] | None:
-    """Comma-separated names; None stays None.
-
-    Example:
-        >>> split_names("a, b")
-        ['a', 'b']
-    """
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="package.module:factory, path/to/file.py:factory, net.onnx, or hf:FOLDER (local).",
-    ),
-]
-Data = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DATA",
-        help=".npz, .safetensors, .parquet, .csv, or a folder of images or Parquet shards.",
-    ),
-]
 FeaturesFile = Annotated[
     Path,
     typer.Argument(
@@ -104,75 +57,12 @@ FeaturesFile = Annotated[
 ]
 CalibratorFolder = Annotated[Path, typer.Argument(metavar="CAL", help="Folder of a fitted calibrator.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result is written.")]
-Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of everything that is written.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing result.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
-
-Weights = Annotated[
-    Path | None,
-    typer.Option(
-        "--weights", help="Weights of the network: .safetensors, or .pt/.pth/.ckpt with tensors only."
-    ),
-]
-Layers = Annotated[
-    str, typer.Option("--layers", help="auto, or layer names, globs and positions, separated by commas.")
-]
-Pooling = Annotated[
-    str,
-    typer.Option("--pooling", help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten."),
-]
-Output = Annotated[
-    str | None,
-    typer.Option("--output", help="What the network returns: logits, probabilities or log-probabilities."),
-]
-InputNames = Annotated[
-    str | None,
-    typer.Option(
-        "--inputs",
-        help="Arrays passed to the network, in order, with commas between; 'f*' stacks a table's columns.",
-    ),
-]
-Prepare = Annotated[
-    str | None,
-    typer.Option(
-        "--prepare",
-        metavar="FILE.py:NAME",
-        help="Your own preprocessing: a function that takes the dictionary of columns (or arrays) by name "
-        "and returns the network's input.",
-    ),
-]
-Classes = Annotated[
-    str | None, typer.Option("--classes", help="Class names in the order of the network's outputs.")
-]
-Scale = Annotated[
-    float | None, typer.Option("--scale", help="Multiply the inputs, e.g. by 0.00392157 for bytes.")
-]
-ImageSize = Annotated[
-    str | None, typer.Option("--image-size", help="Size images are brought to: HEIGHT or HEIGHT,WIDTH.")
-]
-Gray = Annotated[bool, typer.Option("--gray", help="Read images as gray.")]
-Normalize = Annotated[
-    str | None,
-    typer.Option(
-        "--normalize",
-        metavar="MEAN:STD",
-        help="Standardise images in [0, 1], per channel: imagenet, or e.g. 0.5,0.5,0.5:0.2,0.2,0.2.",
-    ),
-]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Samples per batch.")]
-Device = Annotated[str | None, typer.Option("--device", help="Device to run on, e.g. cuda.")]
-Perturbed = Annotated[
-    bool, typer.Option("--perturb", help="Add augmented samples: calibration data for use under shift.")
-]
-
 Probs = Annotated[
     str | None,
     typer.Option(
         "--probs", metavar="A,B,...", help="Columns of a table that hold the classes' probabilities."
     ),
-]
-AnyNetwork = Annotated[
-    bool, typer.Option("--any-network", help="Accept features known to come from another network.")
 ]
 Context = Annotated[
     str | None,
@@ -201,24 +91,10 @@ Method = Annotated[
     typer.Option(
         "--method",
         "-m",
-        autocompletion=known_methods,
+        autocompletion=known_names,
         help="Calibrator; `salgp info` lists them. auto, the default: layer evidence where there are layers, "
         "else the best scaling by cross-validation.",
     ),
-]
-CalibrationData = Annotated[
-    Path,
-    typer.Option("--calibration", help="Labelled data the network was not trained on; some hundred samples."),
-]
-TrainingData = Annotated[
-    Path | None, typer.Option("--train", help="The network's training data, to compare new samples with.")
-]
-TestData = Annotated[
-    Path | None,
-    typer.Option("--test", help="Labelled data to check the result on, for the table and the report."),
-]
-Compared = Annotated[
-    str, typer.Option("--compare", help="Methods to compare with, separated by commas; empty for none.")
 ]
 Error = Annotated[
     float | None,
@@ -231,6 +107,186 @@ Engine = Annotated[
     str,
     typer.Option("--engine", help="local; ray, started here; or the address of a running Ray cluster."),
 ]
-Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Pieces of work at a time. Default: one per core.")
-]
+
+
+def check_method(*methods: str | None) -> None:
+    """Refuse names that no calibrator has, and suggest the nearest."""
+    try:
+        check_names(*(name for name in methods if name not in (None, "auto")))
+    except KeyError as error:
+        raise UsageError(error.args[0]) from error
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Comma-separated names; None stays None.
+
+    Example:
+        >>> split_names("a, b")
+        ['a', 'b']
+    """
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def context_of(text: str | None) -> int | str | None:
+    """The value of ``--context``.
+
+    Example:
+        >>> context_of("40"), context_of("all")
+        (40, 'all')
+    """
+    if text is None or text == "all":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--context {text}: expected 'all' or the number of samples in a window")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """The user's network, its weights, and where it is to run."""
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="package.module:factory, path/to/file.py:factory, net.onnx, or hf:FOLDER (local).",
+        ),
+    ]
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights", help="Weights of the network: .safetensors, or .pt/.pth/.ckpt with tensors only."
+        ),
+    ] = None
+    device: Annotated[str | None, typer.Option("--device", help="Device to run on, e.g. cuda.")] = None
+
+    def open(self, console: Console) -> nn.Module:
+        """The network, ready to be read."""
+        from salgp.files import has_own_weights, open_network
+
+        network = open_network(self.model, self.weights)
+        if self.weights is None and not has_own_weights(self.model):
+            console.say("note: no --weights given; the network is used as the factory made it")
+        try:
+            return network if self.device is None else network.to(self.device)
+        except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without it
+            why = str(error).splitlines()[0][:120]
+            raise UsageError(f"--device {self.device}: not available here ({why})") from error
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """What is read from the network."""
+
+    layers: Annotated[
+        str,
+        typer.Option("--layers", help="auto, or layer names, globs and positions, separated by commas."),
+    ] = "auto"
+    pooling: Annotated[
+        str,
+        typer.Option(
+            "--pooling", help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten."
+        ),
+    ] = "auto"
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", help="What the network returns: logits, probabilities or log-probabilities."
+        ),
+    ] = None
+
+    def reader(self) -> Reader:
+        """The same for Python; numbers among the layers are positions."""
+        from salgp.network.reader import Reader
+
+        names = split_names(self.layers) or []
+        layers: Any = [int(name) if name.lstrip("-").isdecimal() else name for name in names]
+        return Reader("auto" if self.layers == "auto" else layers, self.pooling, output=self.output)
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How the data of a network are read; the same for every set."""
+
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            "--inputs",
+            help="Arrays passed to the network, in order, with commas between; 'f*' stacks a table's "
+            "columns.",
+        ),
+    ] = None
+    prepare: Annotated[
+        str | None,
+        typer.Option(
+            "--prepare",
+            metavar="FILE.py:NAME",
+            help="Your own preprocessing: a function that takes the dictionary of columns (or arrays) by "
+            "name and returns the network's input.",
+        ),
+    ] = None
+    classes: Annotated[
+        str | None, typer.Option("--classes", help="Class names in the order of the network's outputs.")
+    ] = None
+    scale: Annotated[
+        float | None, typer.Option("--scale", help="Multiply the inputs, e.g. by 0.00392157 for bytes.")
+    ] = None
+    image_size: Annotated[
+        str | None,
+        typer.Option("--image-size", help="Size images are brought to: HEIGHT or HEIGHT,WIDTH."),
+    ] = None
+    gray: Annotated[bool, typer.Option("--gray", help="Read images as gray.")] = False
+    normalize: Annotated[
+        str | None,
+        typer.Option(
+            "--normalize",
+            metavar="MEAN:STD",
+            help="Standardise images in [0, 1], per channel: imagenet, or e.g. 0.5,0.5,0.5:0.2,0.2,0.2.",
+        ),
+    ] = None
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per batch.")] = 64
+
+    def open(
+        self, model: str, path: Path, classes: list[str] | None = None, labels: bool = True
+    ) -> FileLoader:
+        """The data as batches for ``model``; ``classes`` stand for those of the option, where it is not
+        given.
+        """
+        from salgp.files import import_object, open_data, open_tokenizer
+
+        folder = Path(model.removeprefix(HUGGING_FACE)) if model.startswith(HUGGING_FACE) else None
+        return open_data(
+            path,
+            batch_size=self.batch_size,
+            inputs=split_names(self.inputs),
+            classes=split_names(self.classes) or classes,
+            images=self._images(folder),
+            scale=self.scale,
+            by_name=folder is not None,
+            tokenizer=None if folder is None else open_tokenizer(folder),
+            labels=labels,
+            prepare=None if self.prepare is None else import_object(self.prepare),
+        )
+
+    def _images(self, folder: Path | None) -> ImageOptions:
+        """The options given, and for a Hugging Face folder what its ``preprocessor_config.json`` says."""
+        from salgp.io.images import ImageOptions
+
+        told = None if folder is None else folder / "preprocessor_config.json"
+        known = json.loads(told.read_text(encoding="utf-8")) if told is not None and told.is_file() else {}
+        size, mean, std = known.get("size"), known.get("image_mean"), known.get("image_std")
+        sides = [size["height"], size["width"]] if isinstance(size, dict) and "height" in size else []
+        if self.image_size is not None:
+            sides = _numbers("--image-size", self.image_size)
+        if self.normalize is not None:
+            text = IMAGENET if self.normalize == "imagenet" else self.normalize
+            mean, std = (_numbers("--normalize", part) for part in text.partition(":")[::2])
+        shape = (int(sides[0]), int(sides[-1])) if sides else None
+        return ImageOptions(shape, self.gray, mean or (0.0,), std or (1.0,))
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: expected numbers separated by commas") from error

@@ -1,158 +1,201 @@
-"""Features and what a calibrator says of them; predictions as files, one row per sample."""
+"""Calibrators and features of the user's files and what the one says of the other, with notes on both."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from salgp.cli import files
-from salgp.cli.console import Console, UsageError
-from salgp.cli.options import split_names
+from salgp.cli.console import Console
+from salgp.cli.options import (
+    CalibratorFolder,
+    Context,
+    FeaturesFile,
+    FieldLabels,
+    Probs,
+    context_of,
+    split_names,
+)
 from salgp.cli.preflight import check_inputs
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from salgp.calibrators import Calibrator
     from salgp.features import Features
+    from salgp.files import FeatureFile
     from salgp.prediction import Prediction
 
-__all__ = ["context_of", "predicted", "uncalibrated", "write_prediction"]
+__all__ = [
+    "Predicted",
+    "PredictionOptions",
+    "SavedCalibrator",
+    "check_alike",
+    "note_overlap",
+    "note_shared",
+    "read_calibrator",
+    "read_samples",
+    "uncalibrated",
+]
 
 
-def predicted(
+@dataclass(frozen=True, eq=False)
+class SavedCalibrator:
+    """A fitted calibrator, its folder, and what it remembers of the data it was fitted on."""
+
+    folder: Path
+    calibrator: Calibrator
+    origin: Mapping[str, Any]
+
+    def predict(self, console: Console, loaded: FeatureFile, context: Any = None) -> Prediction:
+        """What the calibrator says of features, which must be like those it was fitted on."""
+        check_alike(str(self.folder), self.origin, loaded)
+        with console.progress(f"predicting {len(loaded.features):,} samples"):
+            return self.calibrator.predict(loaded.features, context)
+
+
+class Predicted(NamedTuple):
+    """A calibrator, features, and what the one says of the other."""
+
+    fitted: SavedCalibrator
+    loaded: FeatureFile
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """A calibrator, features, and how the one is used on the other."""
+
+    calibrator: CalibratorFolder
+    features: FeaturesFile
+    probs: Probs = None
+    context: Context = None
+    field_labels: FieldLabels = None
+
+    @property
+    def inputs(self) -> tuple[Path | None, ...]:
+        """Files that are read."""
+        return self.calibrator, self.features, self.field_labels
+
+    def predict(self, console: Console, labelled: bool = False, augmented: bool = False) -> Predicted:
+        """Read both and predict.
+
+        Args:
+            console: to speak.
+            labelled: refuse features without labels.
+            augmented: predict augmented samples, too, not only those they were made of.
+        """
+        check_inputs(*self.inputs)
+        context, columns = context_of(self.context), split_names(self.probs)
+        fitted = read_calibrator(self.calibrator)
+        loaded = read_samples(console, self.features, columns, labelled, augmented)
+        prediction = fitted.predict(console, loaded, context)
+        if self.field_labels is None:
+            return Predicted(fitted, loaded, prediction)
+        known = read_samples(console, self.field_labels, columns, labelled=True)
+        if labelled:
+            note_shared(console, (self.features.name, loaded.features), {"--field-labels": known.features})
+        from salgp.estimate import learn_correction
+
+        around = None if context is None else fitted.calibrator.context(loaded.features)
+        correction = learn_correction(fitted.predict(console, known, around), known.known_labels)
+        console.say(f"{known.path.name}: {correction}")
+        return Predicted(fitted, loaded, correction(prediction))
+
+
+def read_calibrator(folder: Path) -> SavedCalibrator:
+    """A fitted calibrator from its folder."""
+    from salgp.calibrators.loading import load_parts
+
+    if folder.is_file():
+        raise ValueError(
+            f"{folder} is a file, but the folder of a calibrator was expected; are two arguments swapped?"
+        )
+    calibrator, parts = load_parts(folder)
+    return SavedCalibrator(folder, calibrator, parts.get("origin", {}))
+
+
+def read_samples(
     console: Console,
-    calibrator: Path,
-    features: Path,
-    any_network: bool,
-    *,
-    probs: str | None = None,
-    context: int | str | None = None,
-    field_labels: Path | None = None,
+    path: Path,
+    probs: Sequence[str] | None = None,
     labelled: bool = False,
     augmented: bool = False,
-) -> tuple[files.FeatureFile, Prediction]:
-    """Features and what a calibrator says of them.
+) -> FeatureFile:
+    """The samples of a features file; augmented ones are left out, or noted.
 
     Args:
         console: to speak.
-        calibrator: its folder.
-        features: file.
-        any_network: accept features of another network.
+        path: file or folder.
         probs: columns of a table that hold the probabilities.
-        context: samples that were met together.
-        field_labels: file of labelled samples from the same place, to correct the confidences by.
         labelled: refuse features without labels.
-        augmented: predict augmented samples, too, not only those they were made of.
+        augmented: keep augmented samples.
     """
-    check_inputs(calibrator, features, field_labels)
-    columns = split_names(probs)
-    fitted = files.read_calibrator(calibrator, any_network)
-    loaded = files.read_features(features, columns)
+    from salgp.files import read_features
+
+    loaded = read_features(path, probs)
     if labelled:
-        files.labels_of(loaded)
-    files.check_source(calibrator, loaded, any_network)
-    loaded = loaded if augmented else files.original_samples(console, loaded)
-    with console.progress(f"predicting {len(loaded.features):,} samples"):
-        prediction = fitted.predict(loaded.features, context)
-    if field_labels is None:
-        return loaded, prediction
-    known = files.original_samples(console, files.read_labelled(field_labels, columns)[0])
-    files.check_source(calibrator, known, any_network)
-    if labelled:
-        files.note_shared(console, (features.name, loaded.features), {"--field-labels": known.features})
-    from salgp.estimate import learn_correction
-
-    around = None if context is None else fitted.context(loaded.features)
-    correction = learn_correction(fitted.predict(known.features, around), files.labels_of(known))
-    console.say(f"{known.path.name}: {correction}")
-    return loaded, correction(prediction)
+        _ = loaded.known_labels
+    plain = loaded.without_augmented()
+    more, n = len(loaded.features) - len(plain.features), len(plain.features)
+    if more:
+        what = "every row is answered" if augmented else "they are left out"
+        console.say(f"note: {path.name} holds {more:,} augmented samples beside its {n:,} samples; {what}")
+    return loaded if augmented else plain
 
 
-def uncalibrated(features: Features) -> Prediction:
+def check_alike(of: str, origin: Mapping[str, Any], loaded: FeatureFile) -> None:
+    """Refuse features of another network, of other class scores or of other classes than ``of``."""
+    found = loaded.origin
+    for key, (what, advice) in _ALIKE.items():
+        mine, theirs = origin.get(key), found.get(key)
+        if mine and theirs and list(mine) != list(theirs):
+            raise ValueError(
+                f"{loaded.path} is of {what} than {of} ({_short(theirs)}, not {_short(mine)}); {advice}"
+            )
+
+
+_ALIKE = {
+    "output": ("other class scores", "read both alike: salgp extract --output, or the names of columns"),
+    "network": ("another network", "extract it again, from the same network with the same weights"),
+    "classes": ("other classes", "write the same columns in the same order"),
+}
+"""What a calibrator remembers of its data, and must be the same where it is used."""
+
+
+def _short(value: Any) -> str:
+    return value[:20] if isinstance(value, str) else ", ".join(value[:5])
+
+
+def note_shared(console: Console, test: tuple[str, Features], others: Mapping[str, Features]) -> None:
+    """Say that test samples are among those that a calibrator learns from: it looks better than it is.
+
+    Args:
+        console: to say it.
+        test: name and features of the test data.
+        others: features it is fitted on, by the names of their options.
+    """
+    from salgp.calibrators.checks import rows_in
+    from salgp.calibrators.rows import originals
+
+    name, tested = test
+    for other, known in others.items():
+        shared = rows_in(tested.logits, known[originals(known)[0]].logits)
+        note_overlap(console, shared, len(tested), name, other)
+
+
+def note_overlap(console: Console, shared: int, n: int, test: str, other: str) -> None:
+    """Say it where more of ``n`` test samples are in another set than chance explains."""
+    from salgp.calibrators.checks import SHARED
+
+    if shared > SHARED * n:
+        console.say(
+            f"note: {shared:,} of {n:,} samples of {test} are in {other} too: scores on them are too good; "
+            f"keep the sets apart (where a table has few values, equal rows are harmless)"
+        )
+
+
+def uncalibrated(loaded: FeatureFile) -> Prediction:
     """The network's own confidence as a prediction."""
     from salgp.prediction import Prediction
 
-    return Prediction.from_probs(features, features.probs)
-
-
-def context_of(text: str | None) -> int | str | None:
-    """The value of ``--context``.
-
-    Example:
-        >>> context_of("40"), context_of("all")
-        (40, 'all')
-    """
-    if text is None or text == "all":
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--context {text}: expected 'all' or the number of samples in a window")
-    return int(text)
-
-
-def write_prediction(
-    path: Path,
-    prediction: Prediction,
-    before: Tensor,
-    classes: Sequence[str] | None = None,
-    act: Tensor | None = None,
-    sets: Tensor | None = None,
-) -> Path:
-    """Write one row per sample: label, confidence, its error bar, and the network's own confidence.
-
-    Args:
-        path: of a ``.safetensors``, ``.csv`` or ``.parquet`` file.
-        prediction: calibrated.
-        before: ``(n,)`` the network's own confidence.
-        classes: names; a table has them in a column ``class``, and in ``probs.NAME``.
-        act: ``(n,)`` what a rule says of each answer.
-        sets: ``(n, c)`` prediction sets; a table has them in ``set.NAME``.
-    """
-    from salgp.file_signatures import PREDICTION_TABLE
-    from salgp.io.arrays import write_table
-
-    more = {"network_confidence": before} | ({} if act is None else {"act": act})
-    if path.suffix == ".safetensors":
-        return _write_tensors(path, prediction, more | ({} if sets is None else {"sets": sets}))
-    columns = _columns(prediction, {name: x.cpu().numpy() for name, x in more.items()}, classes, sets)
-    return write_table(path, columns, PREDICTION_TABLE)
-
-
-def _columns(
-    prediction: Prediction, more: dict[str, Any], classes: Sequence[str] | None, sets: Tensor | None
-) -> dict[str, Any]:
-    """One column per figure; the class probabilities become one column each."""
-    import numpy as np
-
-    arrays = prediction.numpy()
-    columns = {k: x for k, x in arrays.items() if x.ndim == 1}
-    n_classes = arrays["probs"].shape[1]
-    named = classes is not None and len(set(classes)) == n_classes
-    names = list(classes) if classes is not None and named else list(range(n_classes))
-    if named:
-        columns = {"label": columns.pop("label"), "class": np.array(names)[arrays["label"]], **columns}
-    columns |= more
-    terms = prediction.layers
-    if terms is not None:
-        columns |= {
-            f"correction.{name}": terms.mean[:, j].cpu().numpy() for j, name in enumerate(terms.names)
-        }
-    columns |= {f"probs.{name}": arrays["probs"][:, j] for j, name in enumerate(names)}
-    if sets is not None:
-        columns |= {f"set.{name}": sets[:, j].cpu().numpy() for j, name in enumerate(names)}
-    return columns
-
-
-def _write_tensors(path: Path, prediction: Prediction, more: dict[str, Tensor]) -> Path:
-    import torch
-
-    from salgp.io import write_tensors
-
-    tensors = {k: torch.as_tensor(x) for k, x in prediction.numpy().items()} | more
-    terms = prediction.layers
-    if terms is not None:
-        tensors |= {"layers.mean": terms.mean} | ({} if terms.std is None else {"layers.std": terms.std})
-    names = "[]" if terms is None else json.dumps(terms.names)
-    told = {"format": files.PREDICTION_FORMAT, "format_version": "1", "layers": names}
-    return write_tensors(path, tensors, told)
+    return Prediction.from_probs(loaded.features, loaded.features.probs)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import Console, UsageError, command
-from salgp.cli.predictions import predicted
+from salgp.cli.options import split_names
+from salgp.cli.predictions import PredictionOptions, SavedCalibrator, read_samples
 from salgp.cli.preflight import check_inputs, check_target
-
-if TYPE_CHECKING:
-    from salgp.prediction import Prediction
 
 __all__ = ["register"]
 
@@ -31,12 +28,6 @@ PictureArray = Annotated[
     str | None, typer.Option("--inputs", help="Array of --images that holds the pictures.")
 ]
 Classes = Annotated[str | None, typer.Option("--classes", help="Class names, separated by commas.")]
-Others = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--compare", metavar="CAL,...", help="Further calibrators for comparison; may be given several times."
-    ),
-]
 Slices = Annotated[
     Path | None,
     typer.Option(
@@ -56,47 +47,45 @@ def register(app: typer.Typer) -> None:
 
 def report(
     console: Console,
-    calibrator: options.CalibratorFolder,
-    features: options.FeaturesFile,
+    given: PredictionOptions,
     out: options.Out,
     new_data: NewData = None,
     images: PictureData = None,
     inputs: PictureArray = None,
     classes: Classes = None,
-    compare: Others = None,
     error: options.Error = None,
     slices: Slices = None,
-    probs: options.Probs = None,
-    any_network: options.AnyNetwork = False,
     force: options.Force = False,
 ) -> None:
     """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
-    check_inputs(calibrator, features, new_data, images, slices)
+    check_inputs(new_data, images, slices)
     if error is not None and not 0 < error < 1:
         raise UsageError(f"--error {error:g}: expected a share above 0 and below 1, such as 0.05")
-    others = [Path(name) for name in options.split_names(",".join(compare or [])) or []]
-    check_target(out, force, features, calibrator, new_data, images, slices, *others, kind="report")
-    from salgp.report import build
-
-    loaded, prediction = predicted(console, calibrator, features, any_network, probs=probs, labelled=True)
-    fitted = files.read_calibrator(calibrator)
-    new = None if new_data is None else predicted(console, calibrator, new_data, any_network, probs=probs)
-    named = options.split_names(classes) or loaded.classes or files.read_origin(calibrator).get("classes")
+    check_target(out, "report", force, *given.inputs, new_data, images, slices)
+    fitted, loaded, prediction = given.predict(console, labelled=True)
+    calibrator = fitted.calibrator
+    files = {"calibrator": given.calibrator.name, "features": given.features.name}
     content: dict[str, Any] = {
-        "method": fitted.display_name,
+        "method": calibrator.display_name,
         "acceptable_error": error,
-        "class_names": named,
+        "class_names": split_names(classes) or loaded.classes or fitted.origin.get("classes"),
         "images": None if images is None else _pictures(images, inputs),
-        "others": _others(others, fitted.display_name, loaded, any_network),
-        "new_data": None if new is None else (new[0].features, new[1]),
-        "settings": {"calibrator": calibrator.name, "features": features.name}
-        | fitted.get_params(deep=False),
+        "new_data": None if new_data is None else _new(console, fitted, new_data, given.probs),
+        "settings": files | calibrator.get_params(deep=False),
         "slices": None if slices is None else _slices(console, slices),
     }
+    from salgp.report import build
+
     with console.progress("writing the report"):
-        build(out, loaded.features, files.labels_of(loaded), prediction, force=force, **content)
+        build(out, loaded.features, loaded.known_labels, prediction, force=force, **content)
     size = out.stat().st_size
     console.finish({"report": str(out), "bytes": size}, f"report: {out} (open it in any browser)")
+
+
+def _new(console: Console, fitted: SavedCalibrator, path: Path, probs: str | None) -> Any:
+    """Features of the new data, and their prediction."""
+    loaded = read_samples(console, path, split_names(probs))
+    return loaded.features, fitted.predict(console, loaded)
 
 
 def _slices(console: Console, path: Path) -> dict[str, list[Any]]:
@@ -114,25 +103,9 @@ def _slices(console: Console, path: Path) -> dict[str, list[Any]]:
     return usable
 
 
-def _others(
-    folders: Sequence[Path], method: str, loaded: files.FeatureFile, any_network: bool
-) -> dict[str, Prediction]:
-    """Predictions of further calibrators; one of a name that is taken is called after its folder, too."""
-    others: dict[str, Prediction] = {}
-    for folder in folders:
-        other = files.read_calibrator(folder, any_network)
-        taken = other.display_name == method or other.display_name in others
-        name = f"{other.display_name} ({folder.name})" if taken else other.display_name
-        if name in others:
-            raise UsageError(f"--compare {folder}: given twice")
-        files.check_source(folder, loaded, any_network)
-        others[name] = other.predict(loaded.features)
-    return others
-
-
 def _pictures(path: Path, inputs: str | None) -> Any:
+    from salgp.files import open_data
     from salgp.io.images import Pictures
-    from salgp.io.loader import open_data
 
-    data = open_data(path, inputs=options.split_names(inputs), scale=1.0, labels=False)
+    data = open_data(path, inputs=split_names(inputs), scale=1.0, labels=False)
     return Pictures(data.n, data.take)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from salgp.cli import files, options
+from salgp.cli import options
 from salgp.cli.console import Console, UsageError, command
-from salgp.cli.predictions import context_of
+from salgp.cli.predictions import check_alike, read_calibrator
 from salgp.cli.preflight import check_apart, check_inputs
 
 __all__ = ["register"]
@@ -19,6 +19,9 @@ Store = Annotated[
 ]
 Scored = Annotated[
     Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Pieces of work at a time. Default: one per core.")
 ]
 WithLayers = Annotated[bool, typer.Option("--layers", help="Also write each layer's part of the correction.")]
 
@@ -34,10 +37,9 @@ def score(
     features: Store,
     out: Scored,
     engine: options.Engine = "local",
-    workers: options.Workers = None,
+    workers: Workers = None,
     layers: WithLayers = False,
     context: options.Context = None,
-    any_network: options.AnyNetwork = False,
 ) -> None:
     """Score any number of samples shard by shard, on this machine or on Ray; a stopped run continues."""
     check_inputs(calibrator, features)
@@ -47,21 +49,21 @@ def score(
             f"{features} is one file; score works on a folder of shards (salgp extract -o FOLDER), salgp "
             f"apply on a file"
         )
-    files.read_calibrator(calibrator)
-    files.check_source(calibrator, files.first_rows(features)[0], any_network)
+    window = options.context_of(context)
+    from salgp.files import first_shard
     from salgp.store import score as score_store
 
-    where: dict[str, Any] = {"engine": engine}
-    if engine not in ("local", "ray"):
-        where = {"engine": "ray", "ray_address": engine}
+    fitted = read_calibrator(calibrator)
+    check_alike(str(calibrator), fitted.origin, first_shard(features)[0])
     done = score_store(
         features,
         calibrator,
         out,
-        **where,
+        engine="local" if engine == "local" else "ray",
+        ray_address=None if engine in ("local", "ray") else engine,
         workers=workers,
         layers=layers,
-        context=context_of(context),
+        context=window,
         progress=console.shows_progress,
     )
     told = {key: getattr(done, key) for key in ("rows", "new_rows", "seconds")}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from salgp.file_signatures import is_of_kind
+from salgp.file_signatures import refuse_foreign, refuse_link, refuse_special
 
 __all__ = [
     "ChecksumError",
@@ -143,49 +143,6 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
         file.close()
         raise FormatError(f"{path} is not a regular file")
     return file
-
-
-def refuse_link(path: Path) -> None:
-    """Refuse to write through or over a symbolic link: what it points to is somebody else's."""
-    if path.is_symlink():
-        raise FileExistsError(f"{path} is a symbolic link; salgp writes to no link, name the target itself")
-
-
-def refuse_special(path: Path) -> None:
-    """Refuse links, folders, devices and pipes: a rename would take the place even of ``/dev/null``."""
-    refuse_link(path)
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not stat.S_ISREG(mode):
-        raise FileExistsError(f"{path} is a folder, a device or a pipe, not a file; choose another name")
-
-
-def refuse_foreign(path: str | os.PathLike[str], kind: str) -> None:
-    """Refuse to replace a file that salgp did not write, or wrote as something else.
-
-    Args:
-        path: of the file that is to be written; missing and empty ones may be replaced.
-        kind: what is to be written, one of `salgp.file_signatures.KINDS`.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "rule.json")
-        ...     _ = path.write_text("mine")
-        ...     try:
-        ...         refuse_foreign(path, "rule")
-        ...     except FileExistsError as error:
-        ...         print(str(error).removeprefix(f"{path} "))
-        exists and holds no rule that salgp wrote; it is left alone: choose another name
-    """
-    target = Path(path)
-    refuse_special(target)
-    if target.is_file() and not is_of_kind(target, kind):
-        raise FileExistsError(
-            f"{target} exists and holds no {kind} that salgp wrote; it is left alone: choose another name"
-        )
 
 
 def check_size(path: str | os.PathLike[str], announced: int) -> None:

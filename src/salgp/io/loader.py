@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ class FileLoader:
         classes: class names or None.
         tokenizer: that made the inputs from a ``text`` column, or None.
         columns: of the table that were stacked by a pattern, in their order.
-        numbered: were the classes numbered by the names of their sub-folders?
     """
 
     n: int
@@ -51,7 +50,6 @@ class FileLoader:
     classes: list[str] | None = None
     tokenizer: Any = None
     columns: tuple[str, ...] = ()
-    numbered: bool = False
 
     def __len__(self) -> int:
         return -(-self.n // self.batch_size)
@@ -228,7 +226,10 @@ def _image_folder(
     names = list(classes) if classes is not None else folders
     unknown = [name for name in folders if name not in names]
     if unknown:
-        raise ValueError(f"{folder}: sub-folder {unknown[0]!r} is not among --classes {','.join(names)}")
+        raise ValueError(
+            f"{folder}: the sub-folder {unknown[0]!r} is none of the classes {', '.join(names)}; name all "
+            f"classes in the order of the network's outputs: --classes A,B,..."
+        )
     paths = [path for name in folders for path in image_files(folder / name)]
     paths = paths if folders else image_files(folder)
     if not paths:
@@ -242,5 +243,4 @@ def _image_folder(
         return (torch.stack([read_image(path, options) for path in paths[rows]]),)
 
     labels = None if numbers is None else torch.tensor(numbers)
-    loader = FileLoader(len(paths), batch_size, take, labels, names or None)
-    return replace(loader, numbered=classes is None)
+    return FileLoader(len(paths), batch_size, take, labels, names or None)

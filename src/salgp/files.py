@@ -1,0 +1,383 @@
+"""Features, class scores and networks from the files people have; predictions into files.
+
+`read_features` takes features in every format: one safetensors file, a folder of Parquet shards, or class
+scores of any framework as ``.npz``, ``.csv`` or Parquet. `open_network` makes the network that a text names.
+`open_data` reads its inputs as batches. The command line reads all its files with these functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import salgp
+from salgp.calibrators.rows import without_augmented
+from salgp.features import Features, load_features
+from salgp.file_signatures import PREDICTION_TABLE
+from salgp.io import read_header, read_tensors, reading, write_header, write_tensors
+from salgp.io.class_scores import read_scores
+from salgp.io.loader import open_data
+from salgp.io.arrays import write_table
+from salgp.io.weights import load_weights
+from salgp.labels import as_labels
+from salgp.network.reader import FORMAT, FORMAT_VERSION, Reader, module_header
+from salgp.prediction import Prediction
+from salgp.store.store import FeatureStore
+
+__all__ = [
+    "FeatureFile",
+    "first_shard",
+    "has_own_weights",
+    "import_object",
+    "network_metadata",
+    "open_data",
+    "open_network",
+    "open_tokenizer",
+    "origin_of",
+    "read_features",
+    "write_metadata",
+    "write_prediction",
+]
+
+METADATA = "network.json"
+"""Beside Parquet shards: what a safetensors file of features has in its header."""
+TABLES = (".npz", ".csv", ".parquet")
+"""Files of class scores, see `salgp.io.class_scores`."""
+HUGGING_FACE = "hf:"
+ONNX = ".onnx"
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureFile:
+    """Features of a file, and what the file says of them.
+
+    Args:
+        path: of the file or folder.
+        features: of its samples.
+        labels: ``(n,)`` true classes, or None.
+        metadata: texts by name: the ``output`` that the scores were, names of the ``classes``, the
+            ``network`` and how it was read.
+    """
+
+    path: Path
+    features: Features
+    labels: Tensor | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Class names, where the file has them."""
+        if "classes" not in self.metadata:
+            return None
+        with reading(self.path, "features with a list of class names in UTF-8"):
+            names = [str(name) for name in list(json.loads(self.metadata["classes"]))]
+            "".join(names).encode()
+        return names
+
+    @property
+    def known_labels(self) -> Tensor:
+        """Its labels; refused where it has none."""
+        if self.labels is None:
+            raise ValueError(
+                f"{self.path} has no labels, and this needs them; store them under 'labels' (extract "
+                f"does where the data have them)"
+            )
+        return self.labels
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What a calibrator that is fitted on them remembers of them."""
+        return origin_of(self.path.name, len(self.features), self.metadata, self.classes)
+
+    def without_augmented(self) -> FeatureFile:
+        """The samples themselves; augmented ones are there to be fitted on."""
+        plain, rows = without_augmented(self.features)
+        labels = None if self.labels is None else self.labels[rows]
+        return replace(self, features=plain, labels=labels)
+
+
+def origin_of(name: str, n: int, metadata: Mapping[str, str], classes: list[str] | None) -> dict[str, Any]:
+    """What a calibrator remembers of the data it was fitted on: their name, number, network and meaning."""
+    known = {"network": metadata.get("network"), "output": metadata.get("output"), "classes": classes}
+    told = {"features": name, "n": n, "salgp": salgp.__version__}
+    return told | {key: value for key, value in known.items() if value is not None}
+
+
+def network_metadata(network: nn.Module, reader: Reader, classes: Sequence[str] | None) -> dict[str, str]:
+    """What a file of features says of its network: enough to put network and calibrator together again."""
+    header = module_header(network, reader)
+    kept = {
+        "network": header["fingerprint"]["weights"],
+        "output": reader.output or "logits",
+        "salgp": salgp.__version__,
+        "module": json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION} | header),
+    }
+    return kept | ({} if classes is None else {"classes": json.dumps(list(classes))})
+
+
+def read_features(path: str | os.PathLike[str], probs: Sequence[str] | None = None) -> FeatureFile:
+    """Features from a safetensors file, Parquet shards, or a table of class scores.
+
+    Args:
+        path: file or folder.
+        probs: columns of a table that hold the probabilities of the classes.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "x.csv").write_text("ant,bee,label\\n0.9,0.1,ant\\n0.2,0.8,bee\\n")
+        ...     found = read_features(folder + "/x.csv", probs=["ant", "bee"])
+        >>> found.classes, found.labels, found.metadata["output"]
+        (['ant', 'bee'], tensor([0, 1]), 'probabilities')
+    """
+    path = Path(path)
+    if (path / "calibrator.safetensors").is_file():
+        raise ValueError(f"{path} is a calibrator, but features were expected; are two arguments swapped?")
+    if (path / "manifest.json").is_file():
+        features, labels = FeatureStore(path).to_features()
+        metadata = _beside(path)
+        features = replace(features, network=metadata.get("network"))
+        return FeatureFile(path, features, labels, metadata)
+    if path.suffix in TABLES or any(path.glob("*.parquet")):
+        return _read_scores(path, probs)
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder without Parquet shards; features are one .safetensors file, a folder of "
+            f".parquet files, or class scores as .npz or .csv"
+        )
+    return FeatureFile(path, *load_features(path), read_tensors(path)[1])
+
+
+def first_shard(folder: Path) -> tuple[FeatureFile, int]:
+    """The first shard of a feature store, and the number of rows in all."""
+    store = FeatureStore(folder)
+    return FeatureFile(folder, *store.shard(0), _beside(folder)), len(store)
+
+
+def write_metadata(folder: Path, metadata: Mapping[str, str]) -> Path:
+    """Keep beside Parquet shards what a safetensors file has in its header."""
+    return write_header(folder / METADATA, "salgp-network", 1, metadata)
+
+
+def _beside(folder: Path) -> dict[str, str]:
+    return read_header(folder / METADATA, "salgp-network", 1) if (folder / METADATA).is_file() else {}
+
+
+def _read_scores(path: Path, probs: Sequence[str] | None) -> FeatureFile:
+    """Class scores as features; with their meaning, class names and unused columns as metadata."""
+    scores = read_scores(path, probs)
+    make = Features.from_logits if scores.output == "logits" else Features.from_probs
+    with reading(path, "class scores"):
+        features = make(scores.values, scores.layers)
+        labels = scores.labels
+        y = None if labels is None else as_labels(labels, len(features), features.n_classes)
+    metadata = {"output": scores.output}
+    metadata |= {} if scores.classes is None else {"classes": json.dumps(scores.classes)}
+    metadata |= {"unused": ", ".join(scores.unused)} if scores.unused else {}
+    return FeatureFile(path, features, y, metadata)
+
+
+def write_prediction(
+    path: Path,
+    prediction: Prediction,
+    before: Tensor,
+    classes: Sequence[str] | None = None,
+    act: Tensor | None = None,
+    sets: Tensor | None = None,
+) -> Path:
+    """Write one row per sample: label, confidence, its error bar, and the network's own confidence.
+
+    Args:
+        path: of a ``.safetensors``, ``.csv`` or ``.parquet`` file.
+        prediction: calibrated.
+        before: ``(n,)`` the network's own confidence.
+        classes: names; a table has them in a column ``class``, and in ``probs.NAME``.
+        act: ``(n,)`` what a rule says of each answer.
+        sets: ``(n, c)`` prediction sets; a table has them in ``set.NAME``.
+    """
+    given = {"network_confidence": before, "act": act, "sets": sets}
+    more = {name: x.cpu() for name, x in given.items() if x is not None}
+    if path.suffix == ".safetensors":
+        return _write_tensors(path, prediction, more)
+    return write_table(path, _columns(prediction, more, classes), PREDICTION_TABLE)
+
+
+def _columns(
+    prediction: Prediction, more: dict[str, Tensor], classes: Sequence[str] | None
+) -> dict[str, Any]:
+    """One column per figure; what is one number per class becomes one column each."""
+    arrays = prediction.numpy()
+    probs, label = arrays["probs"], arrays["label"]
+    n_classes = probs.shape[1]
+    named = classes is not None and len(set(classes)) == n_classes
+    names = list(classes or ()) if named else list(range(n_classes))
+    columns = {"label": label} | ({"class": np.array(names)[label]} if named else {})
+    columns |= {name: x for name, x in arrays.items() if x.ndim == 1 and name != "label"}
+    columns |= {name: x.numpy() for name, x in more.items() if x.ndim == 1}
+    terms = prediction.layers
+    if terms is not None:
+        parts = terms.mean.cpu().numpy().T
+        columns |= {f"correction.{name}": part for name, part in zip(terms.names, parts, strict=True)}
+    columns |= {f"probs.{name}": part for name, part in zip(names, probs.T, strict=True)}
+    if "sets" in more:
+        columns |= {f"set.{name}": part.numpy() for name, part in zip(names, more["sets"].T, strict=True)}
+    return columns
+
+
+def _write_tensors(path: Path, prediction: Prediction, more: dict[str, Tensor]) -> Path:
+    tensors = {name: torch.as_tensor(x) for name, x in prediction.numpy().items()} | more
+    terms = prediction.layers
+    if terms is not None:
+        tensors |= {"layers.mean": terms.mean} | ({} if terms.std is None else {"layers.std": terms.std})
+    names = "[]" if terms is None else json.dumps(terms.names)
+    told = {"format": "salgp-prediction", "format_version": "1", "layers": names}
+    return write_tensors(path, tensors, told)
+
+
+def open_network(spec: str, weights: Path | None = None) -> nn.Module:
+    """The network that ``spec`` names, with its weights, in evaluation mode.
+
+    Args:
+        spec: ``package.module:factory`` or ``path/to/file.py:factory`` runs the user's own code, by explicit
+            request; ``net.onnx`` is run by onnxruntime; ``hf:FOLDER`` is a local Hugging Face folder, nothing
+            is downloaded.
+        weights: ``.safetensors``, or ``.pt``, ``.pth``, ``.ckpt`` with tensors only.
+    """
+    if has_own_weights(spec) and weights is not None:
+        raise ValueError(f"--weights does not go with {spec}, which has its own")
+    if spec.startswith(HUGGING_FACE):
+        return _hugging_face(Path(spec.removeprefix(HUGGING_FACE))).eval()
+    if spec.endswith(ONNX):
+        from salgp.onnx import OnnxNetwork
+
+        return OnnxNetwork(spec).eval()
+    model = _made_by_user(spec)
+    if weights is not None:
+        load_weights(model, weights)
+    return model.eval()
+
+
+def has_own_weights(spec: str) -> bool:
+    """Does the name stand for a network with its weights?
+
+    Example:
+        >>> has_own_weights("net.onnx"), has_own_weights("net.py:make")
+        (True, False)
+    """
+    return spec.startswith(HUGGING_FACE) or spec.endswith(ONNX)
+
+
+def open_tokenizer(folder: Path) -> Any:
+    """The tokenizer in the folder of a Hugging Face model, or None where there is none."""
+    import transformers
+
+    if not any(folder.glob("tokenizer*")) and not (folder / "vocab.txt").is_file():
+        return None
+    options: Any = {"local_files_only": True, "trust_remote_code": False}
+    return transformers.AutoTokenizer.from_pretrained(folder, **options)
+
+
+def import_object(spec: str) -> Any:
+    """What ``package.module:name`` or ``path/to/file.py:name`` stands for."""
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise ValueError(
+            f"{spec!r}: expected package.module:name or path/to/file.py:name (networks also as net.onnx or "
+            f"hf:FOLDER)"
+        )
+    is_file = where.endswith(".py")
+    folder = str(Path(where).absolute().parent if is_file else Path.cwd())
+    sys.path.insert(0, folder)  # importable, as Python does for a script there
+    try:
+        module = _run_file(Path(where)) if is_file else importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name and f"{where}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"cannot import {where!r} from here; give an installed module, one in this folder, or a path "
+                f"ending in .py"
+            ) from error
+        raise
+    finally:
+        sys.path.remove(folder)
+    found = vars(module).get(name)
+    if found is None:
+        known = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
+        raise ValueError(f"{where} has no {name!r}; it has {', '.join(known) or 'no functions'}")
+    return found
+
+
+def _run_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    name = f"salgp_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _made_by_user(spec: str) -> nn.Module:
+    found = import_object(spec)
+    is_factory = callable(found) and not isinstance(found, nn.Module)
+    model = _called(found, spec) if is_factory else found
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{spec} gives a {type(model).__name__}; expected a torch.nn.Module, or a function without "
+            f"arguments that returns one"
+        )
+    return model
+
+
+def _called(factory: Callable[[], Any], spec: str) -> Any:
+    """What the user's factory returns; where it fails, its name stands before its own words."""
+    try:
+        return factory()
+    except Exception as error:
+        raise RuntimeError(f"{spec}() failed: {type(error).__name__}: {error}") from error
+
+
+def _hugging_face(folder: Path) -> nn.Module:
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{folder}: no config.json here; expected a local folder written by save_pretrained"
+        )
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    name = (config.architectures or [""])[0]
+    kind = getattr(transformers, name, None)
+    if kind is None or not name.endswith("Classification"):
+        raise ValueError(
+            f"{folder}: {name or 'no architecture'} is no classifier; expected "
+            f"...ForSequenceClassification or ...ForImageClassification"
+        )
+    with _no_bars(transformers.utils.logging):
+        model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    return model
+
+
+@contextmanager
+def _no_bars(logging: Any) -> Iterator[None]:
+    """Keep the library's own progress bars off the screen."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
