@@ -27,9 +27,9 @@ from salgp.calibrators.rows import without_augmented
 from salgp.features import Features, load_features
 from salgp.file_signatures import PREDICTION_TABLE
 from salgp.io import read_header, read_tensors, reading, write_header, write_tensors
+from salgp.io.arrays import write_table
 from salgp.io.class_scores import read_scores
 from salgp.io.loader import open_data
-from salgp.io.arrays import write_table
 from salgp.io.weights import load_weights
 from salgp.labels import as_labels
 from salgp.network.reader import FORMAT, FORMAT_VERSION, Reader, module_header
