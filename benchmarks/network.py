@@ -52,7 +52,7 @@ def main() -> None:
     if options.compile:
         print("\n".join(_compiling(options.repeat)))
         return
-    text = "\n".join([*_reading(options.repeat), "", *_rehearsing()]) + "\n"
+    text = "\n".join([*_reading(options.repeat), "", *_augmenting()]) + "\n"
     if options.write is None:
         print(text)
     else:
@@ -63,7 +63,7 @@ def main() -> None:
 
 def _reading(repeat: int) -> list[str]:
     lines = [
-        "| network | batch | bare, ms | reading, ms | ratio | lending a view, ms |",
+        "| network | batch | bare, ms | reading, ms | ratio | lending a copy, ms |",
         "|---|---|---|---|---|---|",
     ]
     for title, make, size, _ in CASES:
@@ -91,7 +91,7 @@ def _read(reader: Reader, model: nn.Module, batch: Batch) -> Callable[[], Any]:
 
 def _lend(reader: Reader, model: nn.Module) -> Callable[[], Any]:
     def run() -> None:
-        with reader._views.lent(model, lambda network: None):
+        with reader._copies.lent(model, lambda network: None):
             pass
 
     return run
@@ -127,8 +127,8 @@ def _processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def _rehearsing() -> list[str]:
-    lines = ["| network | samples | forward passes needed | rehearsal, in passes |", "|---|---|---|---|"]
+def _augmenting() -> list[str]:
+    lines = ["| network | samples | forward passes needed | augmentation, in passes |", "|---|---|---|---|"]
     for title, make, size, n in CASES:
         model, x, y = make().eval(), torch.randn(n, 1, size, size), torch.arange(n) % 10
         loader = [(x[i : i + 64], y[i : i + 64]) for i in range(0, n, 64)]

@@ -19,8 +19,10 @@ from salgp.logits import refuse_masked, shape_of
 
 __all__ = ["Batch", "are_texts", "first_rows", "rebatched"]
 
-ROWS, BYTES = 256, 16_000_000
-"""Batches are joined up to so many samples, unless their inputs are larger than so many bytes."""
+ROWS, BYTES = 256, 1_000_000
+"""Batches are joined up to so many samples, unless their inputs are larger than so many bytes: a processor
+takes up to half as long again for each image where the activations of a batch leave its caches.
+"""
 
 LabelsAt = str | int | None
 """Where a batch has its labels: key of a mapping or position in a tuple; None for the usual places."""
