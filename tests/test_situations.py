@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import salgp
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.cli import main
-from salgp.network.trace import NetworkWarning
+from salgp.network.layers import NetworkWarning
 
 PAGE = Path(__file__).parents[1] / "docs" / "situations.md"
 G = torch.Generator

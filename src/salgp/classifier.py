@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
@@ -112,7 +112,7 @@ class CalibratedClassifier(nn.Module):
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
-        batch = self._given(inputs, keywords)
+        batch = Batch.given(inputs, keywords, unwrap(self.model), self.taps.labels_at, self.taps.inputs)
         if not torch.compiler.is_exporting() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
         if self.taps.taps is None:
@@ -124,14 +124,11 @@ class CalibratedClassifier(nn.Module):
         go aside. Several arrays are a batch like those of calibration, with labels or without. Where these
         are not known, several arrays are inputs in order, unless the network takes fewer.
         """
-        several = isinstance(item, tuple | list) and not are_texts(item)
-        batch = self._given(tuple(item) if several else (item,), {})
-        by_loader = several and (self.taps.inputs is not None or not batch.fits(unwrap(self.model)))
+        several, network = isinstance(item, tuple | list) and not are_texts(item), unwrap(self.model)
+        inputs = tuple(item) if several else (item,)
+        batch = Batch.given(inputs, {}, network, self.taps.labels_at, self.taps.inputs)
+        by_loader = several and (self.taps.inputs is not None or not batch.fits(network))
         return self.taps.batch_of(item) if by_loader else batch
-
-    def _given(self, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> Batch:
-        """The arguments of a call."""
-        return Batch.given(inputs, keywords, unwrap(self.model), self.taps.labels_at, self.taps.inputs)
 
     def extract(
         self, loader: Iterable[Any], *, progress: bool | None = None

@@ -12,9 +12,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from salgp.network.frozen_copy import unwrap
-from salgp.network.layers import MAX_LAYERS, auto_layers, make_taps
+from salgp.network.layers import MAX_LAYERS, Trace, auto_layers, make_taps, trace
 from salgp.network.taps import Layout, Probe, Tap, activation, hidden_state
-from salgp.network.trace import Trace, trace
 
 IMAGES = torch.linspace(-1, 1, 2 * 256).reshape(2, 1, 16, 16)
 BIG = torch.linspace(-1, 1, 2 * 64 * 64).reshape(2, 1, 64, 64)

@@ -107,16 +107,17 @@ class FrozenCopy:
 
     def __init__(self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None) -> None:
         self.model = model
-        self._tables = [table for module in model.modules() for table in _tables(module)]
+        everything = [vars(module) for module in model.modules()]
+        inside = [own[name] for own in everything for name in TABLES if isinstance(own.get(name), dict)]
+        self._tables = [*everything, *inside]
         self._entries = [*chain.from_iterable(map(dict.values, self._tables))]
         self._parameters, buffers = [*model.parameters()], [*model.buffers()]
         self._tensors = [*self._parameters, *buffers]
-        exporting = torch.compiler.is_exporting()
-        self._versions = [] if exporting else _versions(self._tensors)
+        self._versions: list[tuple[int, int]] = []
         self._hashed: tuple[list[Any], str] | None = None
         self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
         # while a graph is traced, its buffers are stand-ins that must stay the network's own
-        self._shared = [] if exporting else [x.detach() for x in buffers]
+        self._shared = [] if torch.compiler.is_exporting() else [x.detach() for x in buffers]
         self._own = [x.clone() for x in self._shared]
         self.network = frozen_copy(model, {id(x): own for x, own in zip(buffers, self._own, strict=False)})
         named = [(m._buffers, name, x) for m in self.network.modules() for name, x in m._buffers.items()]
@@ -135,10 +136,11 @@ class FrozenCopy:
         parameter, buffer, hook or setting of the network is another object: then this copy is of no use.
         """
         now = [*chain.from_iterable(map(dict.values, self._tables))]
-        versions = _versions(self._tensors)
-        copied_weights = self._scripted and versions != self._versions  # TorchScript does not share them
-        if len(now) != len(self._entries) or copied_weights or not all(map(is_, now, self._entries)):
+        if len(now) != len(self._entries) or not all(map(is_, now, self._entries)):
             return False
+        versions = [(0 if x.is_inference() else x._version, x.data_ptr()) for x in self._tensors]
+        if self._scripted and self._versions and versions != self._versions:
+            return False  # TorchScript copies its weights
         self._versions = versions
         for table, name, own in self._places:
             table[name] = own
@@ -187,26 +189,19 @@ class FrozenCopies:
         self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None
     ) -> Iterator[FrozenCopy]:
         """A current copy that nobody else uses meanwhile, without gradients."""
+        if torch.compiler.is_exporting():  # a graph being traced has stand-ins for the weights
+            with torch.no_grad():
+                yield FrozenCopy(model, prepare)
+            return
         frozen = None
-        exporting = torch.compiler.is_exporting()  # a graph being traced has stand-ins for the weights
-        if not exporting:
-            with suppress(IndexError):  # there is none, or another thread was faster
-                frozen = self._idle.pop()
+        with suppress(IndexError):  # there is none, or another thread was faster
+            frozen = self._idle.pop()
         if frozen is None or frozen.model is not model or not frozen.follow():
             frozen = FrozenCopy(model, prepare)
+            frozen.follow()
         with torch.no_grad():
             yield frozen
-        if not exporting:
-            self._idle.append(frozen)
-
-
-def _tables(module: nn.Module) -> list[dict[str, Any]]:
-    own = vars(module)
-    return [own, *(own[name] for name in TABLES if isinstance(own.get(name), dict))]
-
-
-def _versions(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    return [(0 if x.is_inference() else x._version, x.data_ptr()) for x in tensors]
+        self._idle.append(frozen)
 
 
 @dataclass(frozen=True)

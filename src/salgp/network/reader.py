@@ -23,9 +23,8 @@ from salgp.features import Features
 from salgp.logits import FORWARD, OUTPUTS, as_logits, raw_logits
 from salgp.network.batches import Batch, KnownInputs, LabelsAt
 from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, fingerprint, unwrap
-from salgp.network.layers import Layers, Poolings, make_taps, pooling_for
+from salgp.network.layers import Flow, Layers, Poolings, make_taps, pooling_for, trace
 from salgp.network.taps import Change, Layout, Probe, Tap, TapError
-from salgp.network.trace import Flow, trace
 
 __all__ = [
     "FORMAT",
