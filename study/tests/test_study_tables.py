@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,8 @@ def test_claims_are_paired_over_networks() -> None:
     assert found.relative == pytest.approx(-0.025 / 0.125)
     assert found.verdict(found.p) == "cannot tell"
     assert found.verdict(0.01) == "reproduces"
+    assert replace(found, p=0.03).verdict(0.3) == "points for"
+    assert replace(found, p=0.03, mean=0.1).verdict(0.3) == "points against"
     assert compare(claim, pairs, "train") is None
     table = next(t for t in build_tables(pairs) if t.name == "claims-cpu-all-validation")
     cells = dict(zip(table.columns, table.rows[0], strict=True))

@@ -28,6 +28,7 @@ __all__ = [
     "NEAR",
     "RAW",
     "TEMPERATURE",
+    "VERDICTS",
     "PLACES",
     "WHOLE",
     "claims_table",
@@ -39,6 +40,8 @@ __all__ = [
     "sign_flip_p",
 ]
 
+VERDICTS = ("reproduces", "contradicted", "points for", "points against", "cannot tell")
+"""What is said of a claim: the first two after correction for the number of claims, two more before it."""
 LEVEL = 0.05
 """p-value below which a difference is taken for one."""
 RAW, TEMPERATURE = "Uncalibrated (Baseline)", "Temperature Scaled (Baseline)"
@@ -124,10 +127,13 @@ class Comparison:
     p: float
 
     def verdict(self, corrected: float) -> str:
-        """In words, by the corrected p-value."""
-        if corrected >= LEVEL:
-            return "cannot tell"
-        return "reproduces" if self.mean < 0 else "contradicted"
+        """In words: by the corrected p-value, or, where that decides nothing, by the plain one."""
+        holds = self.mean < 0
+        if corrected < LEVEL:
+            return "reproduces" if holds else "contradicted"
+        if self.p < LEVEL:
+            return "points for" if holds else "points against"
+        return "cannot tell"
 
 
 def compare(

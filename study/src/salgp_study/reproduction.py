@@ -21,6 +21,7 @@ from salgp_study.claims import (
     NEAR,
     RAW,
     TEMPERATURE,
+    VERDICTS,
     claims_table,
     compare,
     lower,
@@ -113,9 +114,11 @@ def all_tables(records: Sequence[Record]) -> dict[str, str]:
 def page(records: Sequence[Record]) -> str:
     """The whole page as Markdown: the text of ``reproduction.md``, filled with tables."""
     exact, full = _of_preset(records, "exact"), _of_preset(records, "paper")
+    claims = claims_table(exact, "near", "validation")
     parts = {
         "summary": _main_claim(exact),
-        "claims": _text(claims_table(exact, "near", "validation")),
+        "verdicts": _verdicts(claims),
+        "claims": _text(claims),
         "counts": _text(_counts_table(exact)),
         "ece": _text(_scores_table(exact, "ece", "ECE on every network")),
         "gains": _text(_gains_table(exact, full)),
@@ -144,6 +147,15 @@ def _main_claim(records: Sequence[Record]) -> str:
             size = f"{found.wins} of {found.n} networks, mean ECE {100 * found.relative:+.1f} %"
             said.append(f"{how} ML has the lower ECE on {size}")
     return f"**{CLAIMS[0].text}**: {'; '.join(said)}."
+
+
+def _verdicts(claims: Table) -> str:
+    """The claims by verdict, a line each; of those that nothing can be told of, their number."""
+    text, verdict = claims.columns.index("Claim"), claims.columns.index("Verdict")
+    found = {said: [row[text] for row in claims.rows if row[verdict] == said] for said in VERDICTS}
+    *told, unknown = found
+    lines = [f"- **{said.capitalize()}**: {'; '.join(found[said]) or 'none'}." for said in told]
+    return "\n".join([*lines, f"- **{unknown.capitalize()}**: the other {len(found[unknown])}."])
 
 
 def _counts_table(records: Sequence[Record]) -> Table:
