@@ -1,12 +1,12 @@
 """Time of the baseline calibrators against netcal and scikit-learn, for the same method on the same samples.
 
-Everybody starts from the same logits and ends with calibrated ``(n, c)`` probabilities. A rival that wants
-confidences gets the softmax and its maximum first, and its answer is put back into the rows, other classes
-scaled in proportion; that is part of its time, as it is of ours. All run on one thread; processor time is
-counted, ours and theirs take turns, and the median of ``--repeat`` rounds is given, so that other work on the
-machine meets both alike. The ratio is the rival's time over ours: above 1 we are faster. The last column is
-the mean difference of the two answers in the confidence of the label: the same method, up to what each
-library does at the edges (smoothing, prior, optimiser).
+Everybody starts from the same logits and ends with calibrated ``(n, c)`` probabilities. A reference that
+wants confidences gets the softmax and its maximum first, and its answer is put back into the rows, other
+classes scaled in proportion; that is part of its time, as it is of ours. All run on one thread; processor
+time is counted, ours and theirs take turns, and the median of ``--repeat`` rounds is given, so that other
+work on the machine meets both alike. The ratio is the reference's time over ours: above 1 we are faster. The
+last column is the mean difference of the two answers in the confidence of the label: the same method, up to
+what each library does at the edges (smoothing, prior, optimiser).
 
     python benchmarks/baselines.py                          # 5,000 x 100, under two minutes
     python benchmarks/baselines.py --n 50000 --c 1000 --write benchmarks/results/baselines.md    # about ten
@@ -43,7 +43,7 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Rival:
+class Reference:
     """``fit(logits, labels)`` returns the function that predicts ``(n, c)`` probabilities."""
 
     method: str
@@ -71,9 +71,9 @@ def main() -> None:
     lines = header(args.n, args.c, args.repeat)
     print("\n".join(lines))
     with threadpool_limits(1):
-        for rival in rivals():
-            if not args.only or rival.method in args.only:
-                lines.append(row(rival, logits, labels, args.repeat))
+        for reference in references():
+            if not args.only or reference.method in args.only:
+                lines.append(row(reference, logits, labels, args.repeat))
                 print(lines[-1], flush=True)
     if args.write:
         args.write.write_text("\n".join([*lines, ""]), encoding="utf-8")
@@ -90,24 +90,24 @@ def header(n: int, c: int, repeat: int) -> list[str]:
         f"Single-precision logits in, calibrated probabilities out; processor seconds on one "
         f"thread, in turns, median of {repeat} rounds.",
         f"Python {platform.python_version()}, {libraries}. A ratio above 1: we are faster.\n",
-        "| method | rival | fit ours s | fit rival s | ratio | predict ours s | predict rival "
+        "| method | reference | fit ours s | fit reference s | ratio | predict ours s | predict reference "
         "s | ratio | mean difference of confidence |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
 
 
-def row(rival: Rival, logits: np.ndarray, labels: np.ndarray, repeat: int) -> str:
+def row(reference: Reference, logits: np.ndarray, labels: np.ndarray, repeat: int) -> str:
     """Fit and predict by turns."""
     ours, theirs = [], []
     for _ in range(repeat):
-        a = timed(lambda z, y: fit_ours(rival, z, y), logits, labels)
+        a = timed(lambda z, y: fit_ours(reference, z, y), logits, labels)
         with quiet():
-            b = timed(rival.fit, logits, labels)
+            b = timed(reference.fit, logits, labels)
         ours.append(a[:2])
         theirs.append(b[:2])
     difference = float(np.abs(a[2] - b[2]).mean())
     cells = [f"{x:.3f} | {y:.3f} | {y / x:.1f}" for x, y in zip(medians(ours), medians(theirs), strict=True)]
-    return f"| {rival.title} | {rival.library} | {' | '.join(cells)} | {difference:.1e} |"
+    return f"| {reference.title} | {reference.library} | {' | '.join(cells)} | {difference:.1e} |"
 
 
 def medians(rounds: list[tuple[float, float]]) -> list[float]:
@@ -137,38 +137,44 @@ def timed(
     return middle - start, end - middle, probs[np.arange(len(probs)), logits.argmax(axis=1)]
 
 
-def fit_ours(rival: Rival, logits: np.ndarray, labels: np.ndarray) -> Predict:
-    fitted = calibrators.get(rival.method, **rival.arguments).fit(Features(torch.from_numpy(logits)), labels)
+def fit_ours(reference: Reference, logits: np.ndarray, labels: np.ndarray) -> Predict:
+    fitted = calibrators.get(reference.method, **reference.arguments).fit(
+        Features(torch.from_numpy(logits)), labels
+    )
     return lambda z: fitted.predict(Features(torch.from_numpy(z))).probs.numpy()
 
 
-def rivals() -> list[Rival]:
+def references() -> list[Reference]:
     from netcal import binning, scaling
 
     return [
-        Rival("temperature", {}, "scikit-learn", fit_sklearn_temperature),
-        Rival(
+        Reference("temperature", {}, "scikit-learn", fit_sklearn_temperature),
+        Reference(
             "temperature",
             {},
             "netcal",
             lambda z, y: on_probabilities(scaling.TemperatureScaling(method="mle"), z, y, np.float64),
         ),
-        Rival("platt", {}, "scikit-learn", lambda z, y: on_log_odds(_SigmoidCalibration(), z, y)),
-        Rival(
+        Reference("platt", {}, "scikit-learn", lambda z, y: on_log_odds(_SigmoidCalibration(), z, y)),
+        Reference(
             "platt", {}, "netcal", lambda z, y: on_confidence(scaling.LogisticCalibration(method="mle"), z, y)
         ),
-        Rival("beta", {}, "netcal", lambda z, y: on_confidence(scaling.BetaCalibration(method="mle"), z, y)),
-        Rival("histogram", {}, "netcal", lambda z, y: on_confidence(binning.HistogramBinning(bins=15), z, y)),
-        Rival("bbq", {}, "netcal", lambda z, y: on_confidence(binning.BBQ(), z, y)),
-        Rival(
+        Reference(
+            "beta", {}, "netcal", lambda z, y: on_confidence(scaling.BetaCalibration(method="mle"), z, y)
+        ),
+        Reference(
+            "histogram", {}, "netcal", lambda z, y: on_confidence(binning.HistogramBinning(bins=15), z, y)
+        ),
+        Reference("bbq", {}, "netcal", lambda z, y: on_confidence(binning.BBQ(), z, y)),
+        Reference(
             "isotonic",
             {},
             "scikit-learn",
             lambda z, y: on_confidence(IsotonicRegression(out_of_bounds="clip"), z, y),
         ),
-        Rival("isotonic", {}, "netcal", lambda z, y: on_confidence(binning.IsotonicRegression(), z, y)),
-        Rival("isotonic", {"mode": "one-vs-rest"}, "scikit-learn", fit_sklearn_one_vs_rest),
-        Rival(
+        Reference("isotonic", {}, "netcal", lambda z, y: on_confidence(binning.IsotonicRegression(), z, y)),
+        Reference("isotonic", {"mode": "one-vs-rest"}, "scikit-learn", fit_sklearn_one_vs_rest),
+        Reference(
             "isotonic",
             {"mode": "one-vs-rest"},
             "netcal",
@@ -182,8 +188,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def on_confidence(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predict:
-    """A rival that maps the top-label confidence; in double precision, since netcal's optimiser stands still
-    in single.
+    """A reference that maps the top-label confidence; in double precision, since netcal's optimiser stands
+    still in single.
     """
     probs = softmax(logits)
     method.fit(probs.max(axis=1).astype(np.float64), (probs.argmax(axis=1) == labels).astype(int))
@@ -196,7 +202,7 @@ def on_confidence(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predic
 
 
 def on_log_odds(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predict:
-    """A rival that maps a decision score: the log-odds of the top label."""
+    """A reference that maps a decision score: the log-odds of the top label."""
 
     def scores(p: np.ndarray) -> np.ndarray:
         s = np.clip(p.max(axis=1).astype(np.float64), 1e-12, 1 - 1e-12)
@@ -213,8 +219,8 @@ def on_log_odds(method: Any, logits: np.ndarray, labels: np.ndarray) -> Predict:
 
 
 def on_probabilities(method: Any, logits: np.ndarray, labels: np.ndarray, dtype: Any = np.float32) -> Predict:
-    """A rival that maps whole probability vectors; netcal's temperature stays 1 without a word unless they
-    are double.
+    """A reference that maps whole probability vectors; netcal's temperature stays 1 without a word unless
+    they are double.
     """
     method.fit(softmax(logits).astype(dtype), labels)
     return lambda z: method.transform(softmax(z).astype(dtype))
@@ -252,7 +258,7 @@ def put_back(probs: np.ndarray, confidence: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Rivals print bars, warn, and write log folders where they stand: let them do it elsewhere."""
+    """References print bars, warn, and write log folders where they stand: let them do it elsewhere."""
     here = os.getcwd()
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -380,7 +380,7 @@ def _no_reference(folder: Path) -> None:
 )
 def _embeddings_alone(folder: Path) -> None:
     x, y = data()
-    known = y.where(y < 2, -1)  # no class 2 among the training data, but strangers
+    known = y.where(y < 2, -1)  # no class 2 among the training data, but unknown ones
     right = salgp.Features.from_logits(torch.eye(3)[known.clamp_min(0)], {"x": x})
     z = 3 * x[:, :3]
     alone, scored = (

@@ -1,4 +1,4 @@
-"""Perturbations and rehearsed features: strength 0 changes nothing, seeds repeat, the network stays as it
+"""Perturbations and augmented features: strength 0 changes nothing, seeds repeat, the network stays as it
 was.
 """
 

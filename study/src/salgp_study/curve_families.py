@@ -1,6 +1,6 @@
 """Perturbations of light curves ``(n, bands, T, 4)``: time, asinh flux, asinh error, mask.
 
-A survey that goes deeper sees the same kinds of objects further away. `distance` rehearses just that, on
+A survey that goes deeper sees the same kinds of objects further away. `distance` makes just that, on
 curves and metadata together, as they change together: less flux, more noise, slower curves, a larger
 redshift.
 """
@@ -23,7 +23,7 @@ NEAREST = 0.02
 
 
 def light_curves(standard: tuple[Tensor, Tensor]) -> tuple[Family | str, ...]:
-    """What is rehearsed for networks that read light curves and metadata with this centre and spread."""
+    """The augmentation for networks that read light curves and metadata with this centre and spread."""
     return distance(*standard), "layer-noise"
 
 

@@ -30,12 +30,12 @@ def made_case(seed: int = 0, shared: tuple[str, ...] = ()) -> Case:
         TestSet("test", "in", lambda: clouds(120, 3)),
         TestSet("wide 2", "shift", lambda: clouds(110, 4, 0.8), "noise", 2),
         TestSet("wider", "shift", lambda: clouds(100, 5, 1.5)),
-        TestSet("strangers", "unknown", lambda: _strangers()),
+        TestSet("unknown samples", "unknown", lambda: _unknown_samples()),
     )
     families = ("noise", "layer-noise")
     return Case("made", seed, network, clouds(150, 1), clouds(160, 2), tests, families, shared=shared)
 
 
-def _strangers() -> TensorDataset:
+def _unknown_samples() -> TensorDataset:
     x, y = clouds(60, 6).tensors
     return TensorDataset(torch.cat([x, x[:30] - 4]), torch.cat([y, torch.full((30,), -1)]))

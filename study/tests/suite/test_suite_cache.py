@@ -28,7 +28,7 @@ def test_calibration_holds_originals_and_one_copy_per_family(tmp_path: Path) -> 
 def test_a_case_is_written_and_read(tmp_path: Path) -> None:
     case = made_case()
     read = read_case(write_case(case, tmp_path, say=lambda line: None))
-    assert [t.name for t in read.tests] == ["test", "wide 2", "wider", "strangers"]
+    assert [t.name for t in read.tests] == ["test", "wide 2", "wider", "unknown samples"]
     assert [(t.kind, t.like, t.severity) for t in read.tests[:2]] == [("in", None, 0), ("shift", "noise", 2)]
     wanted, labels = extract(case.network, case.batches(clouds(120, 3)))
     found = read.tests[0]

@@ -68,7 +68,7 @@ def test_windows_are_consecutive_and_the_rest_joins_the_last() -> None:
 def test_records_say_what_was_measured(cache: Path) -> None:
     case = read_case(cache / "made-0")
     records = list(score_method(case, "temperature", METHODS["temperature"]))
-    assert [r["test"] for r in records] == ["test", "wide 2", "wider", "strangers"]
+    assert [r["test"] for r in records] == ["test", "wide 2", "wider", "unknown samples"]
     originals = case.calibration[0][:160]
     plain = Features(originals.logits, originals.layers)
     fitted = get("temperature").fit(plain, case.calibration[1][:160])

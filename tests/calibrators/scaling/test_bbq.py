@@ -82,11 +82,11 @@ def test_close_to_netcal_on_much_data(
     monkeypatch.chdir(tmp_path)
     binning = pytest.importorskip("netcal.binning")
     f, labels = drawn(6000)
-    rival = binning.BBQ(score_function="BIC")
-    rival.fit(f.confidence.numpy(), f.correct(labels).numpy().astype(int))
+    reference = binning.BBQ(score_function="BIC")
+    reference.fit(f.confidence.numpy(), f.correct(labels).numpy().astype(int))
     assert (
         np.abs(
-            rival.transform(f.confidence.numpy()) - BBQ().fit(f, labels).predict(f).confidence.numpy()
+            reference.transform(f.confidence.numpy()) - BBQ().fit(f, labels).predict(f).confidence.numpy()
         ).mean()
         < 0.05
     )

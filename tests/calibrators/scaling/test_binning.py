@@ -22,12 +22,12 @@ def test_equal_width_equals_netcal(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     binning = pytest.importorskip("netcal.binning")
     f, labels = drawn()
-    rival = binning.HistogramBinning(bins=10)
-    rival.fit(f.confidence.numpy(), f.correct(labels).numpy().astype(int))
+    reference = binning.HistogramBinning(bins=10)
+    reference.fit(f.confidence.numpy(), f.correct(labels).numpy().astype(int))
     ours = HistogramBinning(n_bins=10, smoothing=0.0).fit(f, labels)
     at = Features(drawn(300, seed=3)[0].logits)
     np.testing.assert_allclose(
-        ours.predict(at).confidence.numpy(), rival.transform(at.confidence.numpy()), atol=1.1e-6
+        ours.predict(at).confidence.numpy(), reference.transform(at.confidence.numpy()), atol=1.1e-6
     )  # clipped off 0 and 1
 
 

@@ -25,12 +25,12 @@ def with_pseudo_samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.nd
 def test_top_label_equals_sklearn_with_the_two_pseudo_samples(decimals: int) -> None:
     f, labels = drawn()
     x, y = np.round(f.confidence.numpy(), decimals), f.correct(labels).numpy()
-    rival = sklearn.isotonic.IsotonicRegression(out_of_bounds="clip").fit(*with_pseudo_samples(x, y))
+    reference = sklearn.isotonic.IsotonicRegression(out_of_bounds="clip").fit(*with_pseudo_samples(x, y))
     at = np.linspace(0, 1, 301)
     xs, ys = monotone_fit(x, y)
     np.testing.assert_allclose(
         interpolate(torch.tensor(at)[None], torch.tensor(xs)[None], torch.tensor(ys)[None])[0].numpy(),
-        rival.predict(at),
+        reference.predict(at),
         atol=1e-12,
     )
 
@@ -52,10 +52,10 @@ def test_one_vs_rest_equals_sklearn_column_by_column() -> None:
     expected = np.empty(f.logits.shape)
     for k in range(3):
         p = f.probs[:, k].numpy()
-        rival = sklearn.isotonic.IsotonicRegression(out_of_bounds="clip").fit(
+        reference = sklearn.isotonic.IsotonicRegression(out_of_bounds="clip").fit(
             *with_pseudo_samples(p, labels.numpy() == k)
         )
-        expected[:, k] = rival.predict(p)
+        expected[:, k] = reference.predict(p)
     expected /= expected.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(
         IsotonicRegression("one-vs-rest").fit(f, labels).predict(f).probs.numpy(), expected, atol=1e-9

@@ -70,12 +70,12 @@ def test_matrix_without_penalty_is_logistic_regression() -> None:
         .predict(Features(z))
         .probs
     )
-    rival = (
+    reference = (
         LogisticRegression(C=1e8, tol=1e-8, max_iter=5000)
         .fit(z.numpy(), labels.numpy())
         .predict_proba(z.numpy())
     )
-    np.testing.assert_allclose(ours.numpy(), rival, atol=2e-3)
+    np.testing.assert_allclose(ours.numpy(), reference, atol=2e-3)
 
 
 def test_a_strong_penalty_leaves_a_diagonal() -> None:

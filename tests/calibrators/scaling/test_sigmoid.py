@@ -32,9 +32,9 @@ def test_platt_equals_sklearn() -> None:
     calibration = pytest.importorskip("sklearn.calibration")
     f, labels = drawn()
     u = top_label(f).log_odds.numpy()
-    rival = calibration._SigmoidCalibration().fit(u, f.correct(labels).numpy().astype(int))
+    reference = calibration._SigmoidCalibration().fit(u, f.correct(labels).numpy().astype(int))
     ours = PlattScaling().fit(f, labels).predict(f).confidence.numpy()
-    np.testing.assert_allclose(ours, rival.predict(u), atol=1e-4)
+    np.testing.assert_allclose(ours, reference.predict(u), atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -45,9 +45,9 @@ def test_close_to_netcal(ours: type, theirs: str, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     scaling = pytest.importorskip("netcal.scaling")
     f, labels = drawn(2000)
-    rival = getattr(scaling, theirs)(method="mle")
-    rival.fit(f.confidence.numpy(), f.correct(labels).numpy().astype(int))
-    expected = rival.transform(f.confidence.numpy())
+    reference = getattr(scaling, theirs)(method="mle")
+    reference.fit(f.confidence.numpy(), f.correct(labels).numpy().astype(int))
+    expected = reference.transform(f.confidence.numpy())
     got = ours().fit(f, labels).predict(f).confidence.numpy()
     assert (
         np.abs(got - expected).max() < 0.005

@@ -1,6 +1,6 @@
 """Features of every case on disk, so that methods are compared on the same numbers.
 
-A folder ``<set>-<seed>`` holds ``reference``, ``calibration`` (originals and rehearsed environments) and one
+A folder ``<set>-<seed>`` holds ``reference``, ``calibration`` (originals and augmented samples) and one
 file per test set, all as `salgp.features` writes them. What a file is stands in its metadata. A run that was
 killed continues with the first file that is missing.
 """
@@ -61,7 +61,7 @@ class CachedCase:
         name: of the data set.
         seed: of the draw.
         reference: training samples.
-        calibration: originals first, then rehearsed copies.
+        calibration: originals first, then augmented samples.
         tests: in domain first.
     """
 

@@ -29,7 +29,7 @@ class TestSet:
         name: of the set; severities are part of it.
         kind: ``in`` (domain), ``shift``, or ``unknown`` (classes the network does not know).
         make: gives the samples; labels are the last tensor.
-        like: the rehearsed family it resembles, or None. A family that was rehearsed is no surprise, so such
+        like: the family of augmentations it resembles, or None. Such a shift is no surprise, so such
             sets are reported apart.
         severity: 1 is mild; 0 where there is no scale.
     """
@@ -59,7 +59,7 @@ class Case:
         reference: training samples, which methods may compare against.
         calibration: held-out labelled samples.
         tests: recipes of the test sets.
-        perturb: what is rehearsed, see `salgp.network.augment.families.families_for`.
+        perturb: the augmentation, see `salgp.network.augment.families.families_for`.
         layers: taken from the network.
         batches: how samples are given to the network.
         shared: what is the same for every seed: ``reference``, and kinds of test sets.

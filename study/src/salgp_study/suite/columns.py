@@ -61,7 +61,7 @@ TABLE_CORRUPTIONS: dict[str, tuple[Corrupt, str | None]] = {
     "stuck columns": (_stuck, None),
     "swapped values": (_swapped, None),
 }
-"""Every corruption of tables by name, with the rehearsed family it resembles."""
+"""Every corruption of tables by name, with the family of augmentations it resembles."""
 
 
 def corrupted_tables(x: Tensor, y: Tensor) -> tuple[TestSet, ...]:

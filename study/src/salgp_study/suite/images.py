@@ -33,7 +33,7 @@ SEVERITIES = (0.3, 0.6, 1.0)
 
 @dataclass(frozen=True)
 class Corruption:
-    """A corruption and the rehearsed family it resembles, if any."""
+    """A corruption and the family of augmentations it resembles, if any."""
 
     corrupt: Corrupt
     like: str | None = None

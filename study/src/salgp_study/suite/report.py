@@ -88,7 +88,7 @@ def page(results: Results) -> str:
         ["## Means over the data sets", "", *_means(results)],
         ["## What is left to gain", "", *_limits(results)],
         ["## By data set: ECE in domain / under shift", "", ALSO, "", *_by_set(results)],
-        ["## Like a rehearsed family, or not", "", *_likeness(results)],
+        ["## Like a family of augmentations, or not", "", *_likeness(results)],
         ["## Windows", "", *_windows(results)],
         ["## Each ingredient", "", *_ablations(results)],
         ["## Accuracy without labels", "", *_estimates(results)],

@@ -58,7 +58,7 @@ WORD_CORRUPTIONS: dict[str, tuple[Corrupt, int, str | None]] = {
     "words swapped": (swap_words, 1, "token-swap"),
     "spaced letters": (spell_out, 2, None),
 }
-"""Every corruption of sentences by name: the function, its severity, the rehearsed family it resembles."""
+"""Every corruption of sentences: the function, its severity, the family of augmentations it resembles."""
 
 
 def _slip(letters: list[str], i: int, kind: int, random: np.random.Generator) -> str:

@@ -57,7 +57,7 @@ def supernovae(seed: int, data: Path | None, cache: Path) -> Case:
     """SPCC; a third of the spectroscopic validation objects is kept for testing in domain.
 
     Read are the five depths of the recurrent part and, behind them, the layers that see the metadata too.
-    Rehearsed is what is known of a photometric survey: its objects are further away.
+    The augmentation is what is known of a photometric survey: its objects are further away.
     """
     run = _trained("spcc-rnn", "cpu", seed, data, cache)
     sets = run.splits.all
