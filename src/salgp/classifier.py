@@ -113,7 +113,7 @@ class CalibratedClassifier(nn.Module):
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """What the calibrator sees of one batch."""
         batch = Batch.given(inputs, keywords, unwrap(self.model), self.taps.labels_at, self.taps.inputs)
-        if not torch.compiler.is_exporting() and batch.is_empty:
+        if not torch.compiler.is_compiling() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
         if self.taps.taps is None:
             self.taps = self.taps.resolved(self.model, batch)

@@ -290,7 +290,7 @@ def _as_tensor(x: Any, what: str, name: str | None = None) -> Tensor:
     if type(x) is not Tensor:
         refuse_masked(x, what)
     tensor = torch.as_tensor(x)
-    if tensor.requires_grad or torch.compiler.is_exporting():
+    if tensor.requires_grad or torch.compiler.is_compiling():
         tensor = tensor.detach()  # outputs of an exported graph must not ask for gradients either
     if not tensor.is_floating_point() or tensor.ndim != 2:
         what = what if name is None else f"{what} {name!r}"

@@ -84,7 +84,7 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
         return torch.stack([torch.zeros_like(z.reshape(-1)), z.reshape(-1)], dim=1) if binary else z
     p = z.exp() if output == "log-probabilities" else z
     p = torch.stack([1 - p.reshape(-1), p.reshape(-1)], dim=1) if binary else p
-    if not torch.compiler.is_exporting():  # a graph being traced has stand-ins for the numbers
+    if not torch.compiler.is_compiling():  # a graph being traced has stand-ins for the numbers
         _check_probabilities(p, output)
     if output == "log-probabilities" and not binary:
         return z.masked_fill(z == -torch.inf, ZERO)

@@ -437,7 +437,7 @@ def floor_zeros(features: Features, zeros: Tensor | None) -> Features:
         tensor([[ 0., -2.]])
     """
     z = features.logits
-    exporting = torch.compiler.is_exporting()  # a graph looks at every sample, and at logarithms of others
+    exporting = torch.compiler.is_compiling()  # a graph looks at every sample, and at logarithms of others
     if not exporting and not _has_zeros(z):
         return features
     zero = (z == ZERO) | (z == -torch.inf) if exporting else z == ZERO

@@ -117,7 +117,7 @@ class FrozenCopy:
         self._hashed: tuple[list[Any], str] | None = None
         self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
         # while a graph is traced, its buffers are stand-ins that must stay the network's own
-        self._shared = [] if torch.compiler.is_exporting() else [x.detach() for x in buffers]
+        self._shared = [] if torch.compiler.is_compiling() else [x.detach() for x in buffers]
         self._own = [x.clone() for x in self._shared]
         self.network = frozen_copy(model, {id(x): own for x, own in zip(buffers, self._own, strict=False)})
         named = [(m._buffers, name, x) for m in self.network.modules() for name, x in m._buffers.items()]
@@ -153,7 +153,7 @@ class FrozenCopy:
         """Fingerprint of the weights, hashed anew only where a tensor has changed; None while a graph is
         traced.
         """
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_compiling():
             return None
         if self._hashed is None or self._hashed[0] != self._versions:
             self._hashed = self._versions, fingerprint(self.model).weights
@@ -189,7 +189,7 @@ class FrozenCopies:
         self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None
     ) -> Iterator[FrozenCopy]:
         """A current copy that nobody else uses meanwhile, without gradients."""
-        if torch.compiler.is_exporting():  # a graph being traced has stand-ins for the weights
+        if torch.compiler.is_compiling():  # a graph being traced has stand-ins for the weights
             with torch.no_grad():
                 yield FrozenCopy(model, prepare)
             return

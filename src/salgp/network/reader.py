@@ -197,7 +197,7 @@ class Reader:
         try:
             return network(*inputs, **keywords)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, TapError | torch.OutOfMemoryError) or torch.compiler.is_exporting():
+            if isinstance(error, TapError | torch.OutOfMemoryError) or torch.compiler.is_compiling():
                 raise
             own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
             raise RuntimeError(
