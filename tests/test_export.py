@@ -12,14 +12,17 @@ from torch import Tensor, nn
 import salgp
 from salgp.calibrators import get
 from salgp.calibrators.evidence.calibrator import LayerEvidence
-from salgp.export import OUTPUTS, export_classifier, export_head
+from salgp.export import LOWEST_TORCH, OUTPUTS, export_classifier, export_head
 from salgp.features import Features
 
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 # random layers tell a GP nothing, so the variances of its terms rightly end at their lower bounds
-pytestmark = pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds"),
+    pytest.mark.skipif(torch.__version__ < LOWEST_TORCH, reason="export needs a newer torch"),
+]
 
 SINGLE = 3e-4
 """Distances of layer evidence are in single precision, which runtimes round differently."""
@@ -75,6 +78,13 @@ def test_head_agrees_for_other_batch_sizes(head: str, suffix: str, tmp_path: Pat
                 for k, v in zip((name for name in OUTPUTS if name in prediction.numpy()), values, strict=True)
             }
         check(found, prediction, SINGLE if head == "layer-evidence" else 1e-5)
+
+
+def test_an_older_torch_is_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("salgp.export.LOWEST_TORCH", "99.0")
+    with pytest.raises(ImportError, match=r"export needs torch 99\.0 or newer"):
+        export_head(get("temperature").fit(*made(60, 0)), tmp_path / "head.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_whole_network_in_one_graph(tmp_path: Path) -> None:

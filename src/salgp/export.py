@@ -40,6 +40,8 @@ Example = Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
 MADE_BY = KINDS["exported graph"][0].decode()
 """What an exported file says of itself."""
 OUTPUTS = ("label", "confidence", "std", "lower", "upper", "probs")
+LOWEST_TORCH = "2.13"
+"""Earlier ones fix the size of the batch in the graph, or lack operations."""
 
 
 def export_head(
@@ -218,6 +220,8 @@ def _export(
     if target.suffix not in TARGETS:
         known = " or ".join(f"{suffix} ({kind.title})" for suffix, kind in TARGETS.items())
         raise ValueError(f"cannot export to {target.name!r}: name a file that ends in {known}")
+    if torch.__version__ < LOWEST_TORCH:
+        raise ImportError(f"export needs torch {LOWEST_TORCH} or newer; this is torch {torch.__version__}")
     refuse_foreign(target, "exported graph")
     kind = TARGETS[target.suffix]
     require(*kind.needs)
