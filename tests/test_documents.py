@@ -143,7 +143,7 @@ def test_sizes_and_times_are_those_of_the_results() -> None:
     page = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8").split("### Size and latency")[1]
     results = (ROOT / "benchmarks" / "results" / "export.md").read_text(encoding="utf-8")
     measured = re.findall(r"\d+\.\d\d\b", page.split("The calibrator alone")[0])
-    assert len(measured) >= 17
+    assert len(measured) >= 9
     assert not [number for number in measured if number not in results]
 
 
