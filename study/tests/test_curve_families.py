@@ -56,7 +56,7 @@ class TestDistance:
         torch.testing.assert_close(signal.flatten(1).amax(dim=1), torch.ones(200))
         assert x[:, :, :7, 2].mean() > 1.5 * curves(200)[:, :, :7, 2].mean()
 
-    def test_is_what_is_rehearsed(self) -> None:
+    def test_is_an_augmentation(self) -> None:
         names = [
             family if isinstance(family, str) else family.name for family in light_curves((CENTRE, SPREAD))
         ]

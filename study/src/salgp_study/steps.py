@@ -73,14 +73,14 @@ class Step:
         name: what it is.
         change: what was changed.
         build: makes it.
-        copies: is it fitted on augmented samples too?
+        augmented: is it fitted on augmented samples too?
         window: unlabelled samples it may look at together.
     """
 
     name: str
     change: str
     build: Callable[[], Any]
-    copies: bool = False
+    augmented: bool = False
     window: int = 0
 
 
@@ -106,19 +106,22 @@ STEPS: tuple[Step, ...] = (
     ),
     Step("4 classes", "one constant -> a group per predicted class", lambda: MonotoneEvidence(1.0)),
     Step(
-        "5 augmented", "in-domain data -> augmented samples too", lambda: MonotoneEvidence(1.0), copies=True
+        "5 augmented",
+        "in-domain data -> augmented samples too",
+        lambda: MonotoneEvidence(1.0),
+        augmented=True,
     ),
     Step(
         "default, one sample",
         "two experts, mixed by a shift weight",
         lambda: get("layer-evidence"),
-        copies=True,
+        augmented=True,
     ),
     Step(
         "6 window",
         "one sample -> a window of 50 unlabelled ones",
         lambda: get("layer-evidence"),
-        copies=True,
+        augmented=True,
         window=WINDOW,
     ),
 )
@@ -128,7 +131,7 @@ STEPS: tuple[Step, ...] = (
 def measure(case: CachedCase, step: Step) -> Iterator[dict[str, Any]]:
     """Fit one step on one case and score it on every test set."""
     features, labels = case.calibration
-    if not step.copies and features.families is not None:
+    if not step.augmented and features.families is not None:
         first = features.families == 0
         features, labels = Features(features.logits[first], _rows(features.layers, first)), labels[first]
     method = step.build()
