@@ -21,7 +21,7 @@ KINDS = {
     "prediction": (b'"format":"salgp-prediction"',),
     "CSV prediction": (b"label,", b",network_confidence"),
     "Parquet prediction": (PREDICTION_TABLE,),
-    "prediction sets": (b'"kind":"salgp-sets"',),
+    "prediction sets": (b'"format":"salgp-sets"',),
     "rule": (b'"salgp-rule"',),
     "exported graph": (b"made by salgp",),
     "report": (b'<meta name="generator" content="salgp">',),

@@ -17,7 +17,6 @@ get small sets; samples that are novel, as most are under shift, get the sets th
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import warnings
@@ -31,16 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.io import (
-    FormatError,
-    pack,
-    read_tensors,
-    reading,
-    refuse_foreign,
-    storable,
-    unpack,
-    write_tensors,
-)
+from salgp.io import FormatError, read_value, reading, refuse_foreign, storable, write_value
 from salgp.labels import as_labels
 from salgp.prediction import Prediction, checked
 
@@ -122,17 +112,13 @@ class PredictionSets:
         Sets that are there already are replaced; any other file is left alone with a `FileExistsError`.
         """
         refuse_foreign(path, "prediction sets")
-        tensors: dict[str, Tensor] = {}
-        write_tensors(path, tensors, {"kind": "salgp-sets", "value": json.dumps(pack(self, tensors))})
+        write_value(path, "salgp-sets", 1, self)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> PredictionSets:
         """Read what `save` wrote."""
-        tensors, metadata = read_tensors(path)
-        if metadata.get("kind") != "salgp-sets":
-            raise FormatError(f"{path}: not prediction sets; expected what PredictionSets.save writes")
+        value = read_value(path, "salgp-sets", 1)
         with reading(path, "whole prediction sets"):
-            value = unpack(json.loads(metadata["value"]), tensors)
             if not isinstance(value, PredictionSets):
                 raise FormatError(f"{path}: expected PredictionSets, got {type(value).__name__}")
             _check_loaded(value)

@@ -244,3 +244,9 @@ def test_the_variance_that_labels_leave_by_the_formula(n: int) -> None:
         left = 0.2 * scaled + 0.8 / (1 / scaled + max(learned, 0.0))
         ends = torch.logit(torch.stack([found.lower[i], found.upper[i]]))  # type: ignore[index]
         assert float(ends[1] - ends[0]) == pytest.approx(2 * 1.6448536269514722 * math.sqrt(left), rel=1e-6)
+
+
+def test_a_correction_says_what_becomes_of_nine_tenths() -> None:
+    p = Prediction(torch.zeros(40).long(), torch.full((40, 2), 0.5), torch.full((40,), 0.9))
+    correction = learn_correction(p, [0] * 24 + [1] * 16)
+    assert str(correction).endswith(f"A confidence of 0.90 becomes {float(correction(p).confidence[0]):.2f}.")

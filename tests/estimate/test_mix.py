@@ -168,3 +168,10 @@ def test_a_number_of_samples_that_makes_no_sense_is_refused() -> None:
         class_mix(p, SOURCE, n_source=0)
     with pytest.raises(ValueError, match="leave out n_source"):
         class_mix(p, SOURCE, calibration=p, n_source=50)
+
+
+def test_shares_sum_to_one_within_a_thousandth() -> None:
+    p = Prediction(torch.zeros(4).long(), torch.full((4, 2), 0.5), torch.full((4,), 0.5))
+    assert class_mix(p, [0.5, 0.5009]).n == 4
+    with pytest.raises(ValueError, match="sum to 1"):
+        class_mix(p, [0.5, 0.5015])

@@ -24,10 +24,12 @@ calibrator has it. So an alarm can say what shifted.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from salgp.logits import log_odds
 from salgp.prediction import Prediction
@@ -60,36 +62,63 @@ def cells(values: FloatArray) -> IntArray:
 
 
 @dataclass(frozen=True, eq=False)
-class ConformalMartingale:
-    """Evidence against "the inputs are exchangeable with the reference", over ``J`` features.
+class Martingale:
+    """Capital of a mixture of fair bets.
 
     Args:
-        counts: ``(J, CELLS)`` values seen, reference included.
-        log_capital: ``(J, frequencies, stakes)`` log capital of every bet.
+        log_capital: log capital of every bet, of any shape.
         blocks: number of blocks so far.
         peak: largest log capital of all bets together so far.
     """
 
-    counts: IntArray
     log_capital: FloatArray
     blocks: int = 0
     peak: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.log_capital, self.blocks, self.peak)
+        """Refuse what no sequence of bets gives, such as a damaged file."""
+        capital = self.log_capital
+        if np.isnan(capital).any() or capital.max(initial=0) == np.inf or math.isnan(self.peak):
+            raise ValueError("log capital must be a number")
+        if not 0 <= self.blocks < 2**31:
+            raise ValueError(f"blocks must be from 0 to 2^31, got {self.blocks}")
+
+    @property
+    def log_total(self) -> float:
+        """Log capital of all bets together, what is not yet bet included."""
+        return float(np.logaddexp(_log_mean(self.log_capital), -np.log1p(self.blocks)))
+
+    def after_block(self, gain: FloatArray, **changes: Any) -> Self:
+        """After one more block, in which new bets start; ``gain`` is the log gain of every bet."""
+        b = self.blocks + 1
+        capital = np.logaddexp(self.log_capital, -np.log(b * (b + 1))) + gain
+        after = replace(self, log_capital=capital, blocks=b, **changes)
+        return replace(after, peak=max(self.peak, after.log_total))
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalMartingale(Martingale):
+    """Evidence against "the inputs are exchangeable with the reference", over ``J`` features.
+
+    Its log capital is ``(J, frequencies, stakes)``.
+
+    Args:
+        counts: ``(J, CELLS)`` values seen, reference included.
+    """
+
+    counts: IntArray = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.counts.min(initial=0) < 0 or self.counts.max(initial=0) > 2**48:
             raise ValueError("counts of samples must be from 0 to 2^48")
 
     @staticmethod
     def start(reference: IntArray) -> ConformalMartingale:
         """No bet yet; ``reference`` are the cells ``(n, J)`` of reference samples."""
-        counts = np.stack([np.bincount(column, minlength=CELLS) for column in reference.T])
-        return ConformalMartingale(counts, np.full((len(counts), len(FREQUENCIES), len(STAKES)), -np.inf))
-
-    @property
-    def log_total(self) -> float:
-        """Log capital of all bets together, what is not yet bet included."""
-        return _total(self.log_capital, self.blocks)
+        counts = cell_counts(reference)
+        nothing = np.full((len(counts), len(FREQUENCIES), len(STAKES)), -np.inf)
+        return ConformalMartingale(nothing, counts=counts)
 
     @property
     def log_features(self) -> FloatArray:
@@ -100,72 +129,43 @@ class ConformalMartingale:
         """Bet on new samples, cells ``(n, J)``, in their order."""
         found = self
         for first in range(0, len(values), BLOCK):
-            found = found._block(values[first : first + BLOCK], rng)
+            block = values[first : first + BLOCK]
+            p = _ranks(found.counts, block, rng.random(block.shape))
+            waves = np.cos(np.pi * FREQUENCIES * p[:, :, None])  # (n, J, frequencies)
+            gain = np.log1p(STAKES * waves[..., None]).sum(0)
+            found = found.after_block(gain, counts=found.counts + cell_counts(block))
         return found
-
-    def _block(self, values: IntArray, rng: np.random.Generator) -> ConformalMartingale:
-        p = _ranks(self.counts, values, rng.random(values.shape))
-        waves = np.cos(np.pi * FREQUENCIES * p[:, :, None])  # (n, J, frequencies)
-        gain = np.log1p(STAKES * waves[..., None]).sum(0)
-        new = np.stack([np.bincount(column, minlength=CELLS) for column in values.T])
-        capital = _grown(self.log_capital, self.blocks, gain)
-        after = replace(self, counts=self.counts + new, log_capital=capital, blocks=self.blocks + 1)
-        return replace(after, peak=max(self.peak, after.log_total))
 
 
 @dataclass(frozen=True, eq=False)
-class AccuracyMartingale:
+class AccuracyMartingale(Martingale):
     """Evidence against "answers are right at least as often as their confidence says, to within a tolerance".
 
     That is more than "nothing changed": a calibrator fitted on few samples may violate it from the start.
 
     A bet of ``1 + x (confidence - tolerance - right)`` cannot gain on average while that holds. It stays
     above 0 for every answer if ``x < 1 / (1 + tolerance)``: larger stakes are lowered to that.
-
-    Args:
-        log_capital: ``(stakes,)``.
-        blocks: number of blocks so far.
-        peak: largest log capital so far.
+    Its log capital is ``(stakes,)``.
     """
-
-    log_capital: FloatArray
-    blocks: int = 0
-    peak: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check(self.log_capital, self.blocks, self.peak)
 
     @staticmethod
     def start() -> AccuracyMartingale:
         """No bet yet."""
         return AccuracyMartingale(np.full(len(ACCURACY_STAKES), -np.inf))
 
-    @property
-    def log_total(self) -> float:
-        """Log capital of all bets together."""
-        return _total(self.log_capital, self.blocks)
-
     def bet(self, confidence: FloatArray, right: NDArray[np.bool_], tolerance: float) -> AccuracyMartingale:
         """Bet on labelled samples, in their order."""
         stakes = np.minimum(ACCURACY_STAKES, 0.99 / (1 + tolerance))
-        found = self
         excess = confidence - tolerance - right
+        found = self
         for first in range(0, len(excess), BLOCK):
-            gain = np.log1p(stakes * excess[first : first + BLOCK, None]).sum(0)
-            capital = _grown(found.log_capital, found.blocks, gain)
-            after = AccuracyMartingale(capital, found.blocks + 1)
-            found = replace(after, peak=max(found.peak, after.log_total))
+            found = found.after_block(np.log1p(stakes * excess[first : first + BLOCK, None]).sum(0))
         return found
 
 
-def _grown(log_capital: FloatArray, blocks: int, gain: FloatArray) -> FloatArray:
-    """Log capital after one more block, in which new bets start."""
-    b = blocks + 1
-    return np.logaddexp(log_capital, -np.log(b * (b + 1))) + gain
-
-
-def _total(log_capital: FloatArray, blocks: int) -> float:
-    return float(np.logaddexp(_log_mean(log_capital), -np.log1p(blocks)))
+def cell_counts(values: IntArray) -> IntArray:
+    """``(J, CELLS)`` how many of the cells ``(n, J)`` are which."""
+    return np.stack([np.bincount(column, minlength=CELLS) for column in values.T])
 
 
 def _ranks(counts: IntArray, values: IntArray, draws: FloatArray) -> FloatArray:
@@ -189,14 +189,6 @@ def _log_mean(log_values: FloatArray) -> float:
     return -np.inf if np.isneginf(top) else top + float(np.log(np.exp(log_values - top).mean()))
 
 
-def _check(log_capital: FloatArray, blocks: int, peak: float) -> None:
-    """Refuse what no sequence of bets gives, such as a damaged file."""
-    if np.isnan(log_capital).any() or log_capital.max(initial=0) == np.inf or math.isnan(peak):
-        raise ValueError("log capital must be a number")
-    if not 0 <= blocks < 2**31:
-        raise ValueError(f"blocks must be from 0 to 2^31, got {blocks}")
-
-
 BANDS = 64
 """Bands of equal weight in the reference, to measure effect sizes with."""
 
@@ -209,24 +201,28 @@ def feature_names(prediction: Prediction) -> tuple[str, ...]:
         >>> feature_names(Prediction(torch.tensor([0]), torch.tensor([[0.9, 0.1]]), torch.tensor([0.9])))
         ('confidence', 'class')
     """
-    novelty = () if prediction.novelty is None else ("novelty",)
-    layers = () if prediction.layers is None else tuple(f"layer {name}" for name in prediction.layers.names)
-    return ("confidence", "class", *novelty, *layers)
+    return tuple(_features(prediction))
 
 
 def feature_cells(prediction: Prediction) -> IntArray:
     """``(n, J)`` cells of the features."""
-    confidence = prediction.confidence.detach().cpu().double()
-    columns = [log_odds(confidence, 1e-9).numpy(), np.zeros(len(prediction))]
-    if prediction.novelty is not None:
-        columns.append(prediction.novelty.detach().cpu().double().numpy())
-    if prediction.layers is not None:
-        columns += list(prediction.layers.mean.detach().cpu().double().numpy().T)
+    columns = [x.detach().cpu().double().numpy() for x in _features(prediction).values()]
     values = np.stack(columns, 1)
     if not np.isfinite(values).all():
         raise ValueError("a prediction to be monitored must be finite; it has NaN or infinite entries")
     found = cells(values)
-    found[:, 1] = np.minimum(prediction.label.cpu().numpy(), CELLS - 1)
+    found[:, 1] = np.minimum(prediction.label.cpu().numpy(), CELLS - 1)  # a class is a cell of its own
+    return found
+
+
+def _features(prediction: Prediction) -> dict[str, Tensor]:
+    """What is monitored, by name."""
+    found = {"confidence": log_odds(prediction.confidence.double(), 1e-9), "class": prediction.label}
+    if prediction.novelty is not None:
+        found["novelty"] = prediction.novelty
+    if prediction.layers is not None:
+        columns = zip(prediction.layers.names, prediction.layers.mean.T, strict=True)
+        found |= {f"layer {name}": column for name, column in columns}
     return found
 
 

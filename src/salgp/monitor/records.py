@@ -196,7 +196,9 @@ def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
     """State and log; a record that only the state has is appended to the log."""
     path = folder / STATE
     tensors, metadata = read_tensors(path)
-    _check_origin(path, metadata.get("kind"), metadata.get("monitor"), settings)
+    if metadata.get("kind") != STATE_KIND:
+        raise FormatError(f"{path}: not the state of a monitor")
+    _check_origin(path, metadata.get("monitor"), settings)
     with reading(path, "the state of a monitor"):
         state = _state(tensors, json.loads(metadata["numbers"]), settings)
         pending = json.loads(metadata["record"])
@@ -210,7 +212,7 @@ def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
         )
     log = [from_json(Record, line, folder / LOG) for line in lines]
     for number, record in enumerate(log, 1):
-        _check_origin(folder / LOG, STATE_KIND, record.monitor, settings)
+        _check_origin(folder / LOG, record.monitor, settings)
         classes = {len(record.class_count), len(record.class_confidence)}
         if record.number != number or classes != {settings.n_classes if record.n else 0}:
             raise FormatError(f"{folder / LOG}: line {number} is not of this monitor; restore the file")
@@ -237,9 +239,7 @@ def read_settings(folder: Path) -> Settings:
         return from_json(Settings, read_header(path, KIND, 1), path)
 
 
-def _check_origin(path: Path, kind: str | None, monitor: str | None, settings: Settings) -> None:
-    if kind != STATE_KIND:
-        raise FormatError(f"{path}: not the state of a monitor")
+def _check_origin(path: Path, monitor: str | None, settings: Settings) -> None:
     if monitor != settings.id:
         raise FormatError(f"{path}: belongs to another monitor than {SETTINGS}; restore the files of one")
 
@@ -288,7 +288,7 @@ def _state(tensors: dict[str, torch.Tensor], numbers: dict[str, Any], settings: 
     if min(arrays["reference"].min(), arrays["recent"].min()) < 0:
         raise FormatError("a number of samples is negative")
     return State(
-        ConformalMartingale(arrays["counts"], arrays["shift"], *numbers["shift"]),
+        ConformalMartingale(arrays["shift"], *numbers["shift"], counts=arrays["counts"]),
         AccuracyMartingale(arrays["accuracy"], *numbers["accuracy"]),
         arrays["reference"],
         arrays["recent"],
