@@ -21,6 +21,7 @@ from salgp import FormatError, Monitor, Prediction
 from salgp.estimate import Spread, accuracy
 from salgp.io import ChecksumError
 from salgp.monitor import records
+from salgp.monitor.martingale import BANDS, CELLS, band_of_cells
 from salgp.prediction import LayerTerms
 
 
@@ -453,3 +454,29 @@ def test_metrics_are_plain_numbers_and_prometheus_reads_them() -> None:
     assert len(series) + text.count("# TYPE") == len(text.splitlines())
     assert float(series['salgp_effect{feature="novelty"}']) == found["effect"]["novelty"]
     assert r'salgp_predicted_share{class="a\"b"}' in series
+
+
+def test_the_table_says_how_many_labels_should_have_been_right() -> None:
+    monitor = Monitor.start(batch(300, 0)[0])
+    p, y = batch(50, 1)
+    monitor.feed(p)
+    monitor.observe(p[:20], y[:20])
+    expected = float(p.confidence[:20].sum())
+    assert monitor.history()["right_expected"].tolist() == pytest.approx([0.0, expected])
+
+
+def test_labels_before_any_batch_are_measured() -> None:
+    """A service may learn of old answers before the first new batch."""
+    monitor = Monitor.start(batch(300, 0)[0])
+    told = monitor.observe(*batch(40, 1))
+    assert told.measured is not None
+    assert told.measured.n == 40
+    assert told.accuracy.n == 0
+
+
+def test_the_last_band_is_that_of_all_larger_values() -> None:
+    counts = np.zeros((1, CELLS), dtype=np.int64)
+    counts[0, 100:228] = 1
+    bands = band_of_cells(counts)[0]
+    assert (bands[0], bands[99], bands[-1]) == (0, 0, BANDS - 1)
+    assert np.bincount(bands[100:228]).tolist() == [2] * BANDS

@@ -326,3 +326,17 @@ def test_command_writes_the_history_as_a_table(tmp_path: Path, capsys: pytest.Ca
     assert "left alone" in " ".join(capsys.readouterr().err.split())
     assert main([*watch, str(tmp_path / "history.txt")]) == 2
     assert ".parquet" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_colour_says_whether_an_alarm_matters() -> None:
+    def tone(monitor: Monitor) -> str:
+        found = re.search(r'class="verdict (\w+)"', render_page(monitor, "t"))
+        return "" if found is None else found.group(1)
+
+    monitor = Monitor.start(batch(500, 0)[0])
+    assert tone(monitor) == "good"
+    monitor.feed(batch(500, 1, shifted=2.0)[0])
+    assert tone(monitor) == "poor"
+    tolerant = Monitor.start(batch(500, 0)[0], tolerance=0.5)
+    tolerant.feed(batch(500, 1, shifted=2.0)[0])
+    assert tone(tolerant) == "fair"
