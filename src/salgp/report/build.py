@@ -6,8 +6,11 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from salgp import __version__
 from salgp.features import Features
@@ -20,7 +23,7 @@ from salgp.report.page import data_uri, page
 from salgp.report.selective import ASSURANCE, acceptable_levels, chosen_level, least_promise
 from salgp.report.slices import confusions, shift
 from salgp.report.slices import slices as slices_of
-from salgp.report.summary import metric_changes, most_corrected, scored, term_shares
+from salgp.report.summary import Scored, metric_changes, most_corrected, scored, term_shares
 from salgp.report.text import GLOSSARY, verdict
 
 __all__ = ["build", "render"]
@@ -121,15 +124,8 @@ def render(
     everyone = _everyone(features, prediction, method, others)
     sides = {name: scored(one, y) for name, one in everyone.items()}
     before, after = sides[MODEL], sides[method]
-    changes = metric_changes(before, after, y)
-    levels = acceptable_levels(before, after, y, acceptable_error)
-    point = chosen_level(levels, acceptable_error, len(y))
-
-    def name_of(label: int) -> str:
-        """The number itself where there are no names."""
-        known = range(features.n_classes) if class_names is None else class_names
-        return "unknown class" if label < 0 else str(known[label])
-
+    judged = _judged(before, after, y, method, acceptable_error)
+    name_of = partial(_name, class_names)
     columns = {PREDICTED: [name_of(label) for label in prediction.label.tolist()], **(slices or {})}
     return page(
         {
@@ -140,28 +136,15 @@ def render(
             "n_unknown": int((y < 0).sum()),
             "name_of": name_of,
             "picture": None if images is None else lambda row: data_uri(images[row]),
-            "before": before,
-            "after": after,
-            "verdict": verdict(before, after, method, point, changes, least_promise(levels, point)),
-            "point": point,
-            "changes": changes,
             "samples": most_corrected(features, y, prediction, n_shown),
             "layers": term_shares(features, prediction),
             "parts": slices_of(before, after, columns),
-            "by_class": PREDICTED,
             "confusions": confusions(after, y.numpy()),
-            "others": {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()}
-            if others
-            else {},
-            "model": MODEL,
-            "reliability": reliability,
-            "shift": new_data and shift((features, prediction), new_data, point, after.accuracy),
-            "shown": [metric for metric in METRICS.values() if metric.heading],
-            "assurance": ASSURANCE,
-            "glossary": GLOSSARY,
+            "others": others and {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()},
+            "shift": new_data and shift((features, prediction), new_data, judged["point"], after.accuracy),
             "settings": dict(settings or {}),
-            "versions": _versions(),
-            **slider(before, after, levels, point),
+            **judged,
+            **_constants(),
         }
     )
 
@@ -171,6 +154,43 @@ MODEL = "model alone"
 
 PREDICTED = "predicted class"
 """The column of parts that every report has."""
+
+
+def _judged(
+    before: Scored, after: Scored, labels: Tensor, method: str, acceptable_error: float | None
+) -> dict[str, Any]:
+    """Verdict, scores, and what can be used without asking."""
+    changes = metric_changes(before, after, labels)
+    levels = acceptable_levels(before, after, labels, acceptable_error)
+    point = chosen_level(levels, acceptable_error, len(labels))
+    return {
+        "before": before,
+        "after": after,
+        "changes": changes,
+        "point": point,
+        "verdict": verdict(before, after, method, point, changes, least_promise(levels, point)),
+        **slider(before, after, levels, point),
+    }
+
+
+def _name(class_names: Sequence[str] | None, label: int) -> str:
+    """The number itself where there are no names."""
+    if label < 0:
+        return "unknown class"
+    return str(label if class_names is None else class_names[label])
+
+
+def _constants() -> dict[str, Any]:
+    """What every report says alike."""
+    return {
+        "by_class": PREDICTED,
+        "model": MODEL,
+        "reliability": reliability,
+        "shown": [metric for metric in METRICS.values() if metric.heading],
+        "assurance": ASSURANCE,
+        "glossary": GLOSSARY,
+        "versions": _versions(),
+    }
 
 
 def _check(
