@@ -80,6 +80,27 @@ def test_examples_run(example: Path, tmp_path: Path) -> None:
     run([str(example)], tmp_path)
 
 
+PRIVATE = (
+    "rehears[a-z]*|rivals?|strangers?|heard|witness(es)?|opinions?|farewell|farness|strangeness|looseness|"
+    "crowding|surroundings|leaning"
+)
+"""Words that only this project would understand; the field has others for what they say."""
+
+
+def test_the_words_are_the_field_s() -> None:
+    read = {".py", ".md", ".html", ".toml", ".yml"}
+    folders = ("src", "study", "docs", "tests", "benchmarks", "examples", "tools")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in read]
+    texts = [*files, *ROOT.glob("[!C]*.md"), ROOT / "CONTRIBUTING.md"]  # the changelog names what is gone
+    word = re.compile(rf"\b({PRIVATE})\b", re.IGNORECASE)
+    found = {
+        str(path.relative_to(ROOT)): word.findall(path.read_text(encoding="utf-8"))
+        for path in texts
+        if path != Path(__file__).resolve()
+    }
+    assert {name: words for name, words in found.items() if words} == {}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_local_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -61,6 +61,7 @@ def test_lists_are_read_without_an_object_for_every_number(tmp_path: Path) -> No
 )
 def test_lists_that_make_no_matrix_are_refused(tmp_path: Path, rows: Any, kind: Any, why: str) -> None:
     pq.write_table(pa.table({"x": pa.array(rows, kind)}), tmp_path / "x.parquet")
-    with pytest.raises(salgp.FormatError, match=re.escape(why)) as refused:
+    older_pyarrow = "Expected all lists to be of size"  # it cannot read such a file at all
+    with pytest.raises(salgp.FormatError, match=f"{re.escape(why)}|{older_pyarrow}") as refused:
         read_arrays(tmp_path / "x.parquet")
     assert str(refused.value).count("x.parquet") == 1

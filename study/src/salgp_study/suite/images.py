@@ -1,8 +1,8 @@
 """Corruptions of images in the spirit of CIFAR-10-C: eighteen kinds, each with a severity in (0, 1].
 
 All take images ``(n, c, h, w)`` in [0, 1] and give images in [0, 1]; `IMAGE_CORRUPTIONS` says for each which
-rehearsed family it resembles. Strengths are near those of that set: severity 0.3 is mild, 1 is hard. The code
-is our own.
+family of augmentations it resembles. Strengths are near those of that set: severity 0.3 is mild, 1 is hard.
+The code is our own.
 
 Reference: Hendrycks and Dietterich, Benchmarking neural network robustness to common corruptions, 2019.
 """
