@@ -46,6 +46,29 @@ def binary_of_fixed_size(folder: Path) -> Path:
     return folder / "x.parquet"
 
 
+def column_of(values: pa.Array, folder: Path) -> Path:
+    pq.write_table(pa.table({"x": values}), folder / "x.parquet", compression="zstd")
+    return folder / "x.parquet"
+
+
+def decimals(folder: Path) -> Path:
+    return column_of(pa.array(np.zeros(5_000_000, np.int32)).cast(pa.decimal128(12, 0)), folder)
+
+
+def short_binary(folder: Path) -> Path:
+    zeros = pa.py_buffer(bytes(10_000_000))
+    return column_of(pa.FixedSizeBinaryArray.from_buffers(pa.binary(2), 5_000_000, [None, zeros]), folder)
+
+
+def lists_of_bits(folder: Path) -> Path:
+    bits = pa.array(np.zeros(80_000_000, bool))
+    return column_of(pa.FixedSizeListArray.from_arrays(bits, 1000), folder)
+
+
+def structs(folder: Path) -> Path:
+    return column_of(pa.StructArray.from_arrays([pa.array(np.zeros(5_000_000, np.int32))], ["a"]), folder)
+
+
 def deflated_weights(folder: Path) -> Path:
     torch.save({"weight": torch.zeros(50_000_000)}, folder / "plain.pt")
     with zipfile.ZipFile(folder / "plain.pt") as plain, zipfile.ZipFile(folder / "w.pt", "w") as packed:
@@ -55,18 +78,27 @@ def deflated_weights(folder: Path) -> Path:
     return folder / "w.pt"
 
 
-def one_bit_image(folder: Path) -> Path:
+def one_bit_image(folder: Path, size: int = 13_000) -> Path:
     image = pytest.importorskip("PIL.Image")
-    image.new("1", (13_000, 13_000)).save(folder / "x.png")
+    image.new("1", (size, size)).save(folder / "x.png")
     return folder / "x.png"
+
+
+def smaller_image(folder: Path) -> Path:
+    return one_bit_image(folder, 4_600)
 
 
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "csv": (csv_with_a_long_cell, "salgp.io.arrays.read_arrays(path)"),
     "dictionary": (text_of_a_dictionary, "salgp.io.arrays.read_arrays(path)"),
     "binary": (binary_of_fixed_size, "salgp.io.arrays.read_arrays(path)"),
+    "decimals": (decimals, "salgp.io.arrays.read_arrays(path)"),
+    "short binary": (short_binary, "salgp.io.arrays.read_arrays(path)"),
+    "lists of bits": (lists_of_bits, "salgp.io.arrays.read_arrays(path)"),
+    "structs": (structs, "salgp.io.arrays.read_arrays(path)"),
     "weights": (deflated_weights, "salgp.io.weights.load_weights(torch.nn.Linear(1, 1), path)"),
     "image": (one_bit_image, "salgp.io.images.read_image(path, salgp.io.images.ImageOptions())"),
+    "smaller image": (smaller_image, "salgp.io.images.read_image(path, salgp.io.images.ImageOptions())"),
 }
 
 

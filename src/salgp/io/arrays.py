@@ -27,8 +27,8 @@ __all__ = ["NUMBERS", "Arrays", "harmless", "matching", "read_arrays", "read_npz
 Arrays = dict[str, NDArray[Any]]
 NUMBERS = "fiub"
 """Kinds of NumPy types that are numbers."""
-WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
-"""Bytes of one value of a Parquet column; text is read as places in a list of its different values."""
+WIDTH = 16
+"""Bytes that one value of a Parquet column may become; text is a place in a list of its different values."""
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What a spreadsheet takes for the beginning of a formula, wide signs of Asian scripts among them."""
 
@@ -196,7 +196,7 @@ def _decoded_size(metadata: Any) -> int:
             raise FormatError(
                 f"column {declared.path!r} holds lists of text, which are not read; leave it out"
             )
-        width = WIDTHS.get(declared.physical_type, declared.length)
+        width = WIDTH + max(declared.length, 0)
         for part in (metadata.row_group(i).column(j) for i in range(metadata.num_row_groups)):
             total += part.num_values * width + part.total_uncompressed_size
     return total
@@ -206,8 +206,9 @@ def _array(column: Any, name: str) -> NDArray[Any]:
     """Values of a column without a Python object for each: texts are shared, lists are rows of a matrix."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(column.type):
-        whole = column.unify_dictionaries().combine_chunks()
+    plain = pa.types.is_primitive(column.type) and not pa.types.is_time(column.type)
+    if not plain and not _holds_lists(column):  # would be a Python object for each value
+        whole = column.dictionary_encode().unify_dictionaries().combine_chunks()
         different = np.array([*whole.dictionary.to_pylist(), None], dtype=object)
         return different[whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
     values, shape = column.combine_chunks(), [len(column)]
