@@ -119,9 +119,9 @@ def read_any(path: Path) -> Any:
 
 
 def read_table(path: Path) -> Any:
-    from salgp.store.columns import from_table, read_table, schema_of
+    from salgp.store.columns import Layout, from_table, read_table
 
-    schema = schema_of(3, {"a": 3, "b": 2}, "float32", ["label"])
+    schema = Layout(3, (("a", 3), ("b", 2)), ("label",), "float32").schema
     return from_table(read_table(path, 15, schema), ["a", "b"])
 
 

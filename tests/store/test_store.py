@@ -23,7 +23,7 @@ from salgp.store import columns, engines
 from salgp.store.extraction import extract_parts, extract_to_store
 from salgp.store.fit import stratified, subset_of
 from salgp.store.manifest import Manifest
-from salgp.store.store import FeatureStore, shard_rows, write_store
+from salgp.store.store import FeatureStore, write_store
 
 
 def same(a: Features, b: Features) -> bool:
@@ -169,9 +169,9 @@ def test_an_unfinished_store_is_continued_and_another_job_refused(tmp_path: Path
 def test_shards_are_of_bounded_size() -> None:
     wide = Features(torch.zeros(1, 10), {"a": torch.zeros(1, 100_000)})
     narrow = Features(torch.zeros(1, 2))
-    assert shard_rows(wide, "float32") == 128
-    assert shard_rows(narrow, "float32") == 2**23
-    assert shard_rows(wide, "float16") == 256
+    assert columns.Layout.of(wide, None, "float32").shard_rows == 128
+    assert columns.Layout.of(narrow, None, "float32").shard_rows == 2**23
+    assert columns.Layout.of(wide, None, "float16").shard_rows == 256
 
 
 @pytest.mark.parametrize(("n", "size", "offset"), [(50, 7, 0.0), (50, 7, 0.37), (50, 7, 0.99), (9, 20, 0.3)])
@@ -250,10 +250,10 @@ def test_what_a_table_becomes_in_memory_is_known_before(
     needed = 1000 * (3 * 4 + 50 * (4 if dtype == "float32" else 2) + 4)
     monkeypatch.setattr(files, "RATIO", 0)
     monkeypatch.setattr(files, "LARGE", needed)
-    assert columns.read_table(path, 1000, store.schema).num_rows == 1000
+    assert columns.read_table(path, 1000, store.layout.schema).num_rows == 1000
     monkeypatch.setattr(files, "LARGE", needed - 1)
     with pytest.raises(FormatError, match=f"that say they become {needed:,}"):
-        columns.read_table(path, 1000, store.schema)
+        columns.read_table(path, 1000, store.layout.schema)
 
 
 def test_a_subset_where_shards_lack_classes_is_that_of_one_shard(tmp_path: Path) -> None:

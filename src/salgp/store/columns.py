@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +15,77 @@ from salgp.extras import require
 from salgp.features import Features
 from salgp.io import FormatError, check_size, reading
 
-__all__ = ["DTYPES", "NUMBERS", "from_table", "read_table", "schema_of", "to_table", "write_table"]
+__all__ = ["Layout", "from_table", "read_table", "to_table", "write_table"]
 
 DTYPES = ("float16", "float32")
 """Types in which layers are stored; logits are float32, since a confidence is read from their differences."""
 NUMBERS = {"label": "int32", "group": "int64", "family": "int32", "strength": "float64"}
 """Columns of one number per sample that a shard may have."""
+SHARD_BYTES = 96 * 2**20
+"""Uncompressed size of a shard; what one worker holds in memory."""
 
 
-def schema_of(n_classes: int, widths: Mapping[str, int], dtype: str, numbers: Sequence[str]) -> Any:
-    """Columns of a shard.
+@dataclass(frozen=True)
+class Layout:
+    """What the shards of a store hold: its header in the manifest.
 
     Args:
         n_classes: width of the logits.
-        widths: of the layers.
-        dtype: of the layers, one of `DTYPES`.
+        layers: name and width of each layer.
         numbers: those of `NUMBERS` that there are.
+        dtype: of the layers, one of `DTYPES`.
+        source: where the features come from.
 
     Example:
-        >>> schema_of(3, {"conv1": 8}, "float16", ["label"]).names
+        >>> Layout(3, (("conv1", 8),), ("label",), "float16").schema.names
         ['logits', 'label', 'layers.conv1']
     """
-    require("pyarrow")
-    import pyarrow as pa
 
-    def column(name: str, kind: str, width: int | None = None) -> Any:
-        number = pa.from_numpy_dtype(np.dtype(kind))
-        item = pa.field("item", number, nullable=False)
-        return pa.field(name, number if width is None else pa.list_(item, width), nullable=False)
+    n_classes: int
+    layers: tuple[tuple[str, int], ...]
+    numbers: tuple[str, ...]
+    dtype: str
+    source: Mapping[str, Any] = field(default_factory=dict)
 
-    return pa.schema(
-        [
-            column("logits", "float32", n_classes),
-            *(column(name, NUMBERS[name]) for name in numbers),
-            *(column(f"layers.{name}", dtype, width) for name, width in widths.items()),
-        ]
-    )
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if not set(self.numbers) <= set(NUMBERS):
+            raise ValueError(f"numbers must be some of {', '.join(NUMBERS)}, got {', '.join(self.numbers)}")
+
+    @staticmethod
+    def of(
+        features: Features, labels: Tensor | None, dtype: str, source: Mapping[str, Any] | None = None
+    ) -> Layout:
+        """That of a store of features like these."""
+        numbers = tuple(_numbers(features, labels))
+        return Layout(features.n_classes, tuple(features.widths.items()), numbers, dtype, source or {})
+
+    @property
+    def schema(self) -> Any:
+        """Columns of a shard."""
+        require("pyarrow")
+        import pyarrow as pa
+
+        def column(name: str, kind: str, width: int | None = None) -> Any:
+            number = pa.from_numpy_dtype(np.dtype(kind))
+            item = pa.field("item", number, nullable=False)
+            return pa.field(name, number if width is None else pa.list_(item, width), nullable=False)
+
+        return pa.schema(
+            [
+                column("logits", "float32", self.n_classes),
+                *(column(name, NUMBERS[name]) for name in self.numbers),
+                *(column(f"layers.{name}", self.dtype, width) for name, width in self.layers),
+            ]
+        )
+
+    @property
+    def shard_rows(self) -> int:
+        """Samples in a shard of about `SHARD_BYTES`, a power of two."""
+        each = np.dtype(self.dtype).itemsize
+        size = 4 * self.n_classes + each * sum(width for _, width in self.layers)
+        return 1 << max(SHARD_BYTES // size, 1).bit_length() - 1
 
 
 def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") -> Any:
@@ -57,17 +93,10 @@ def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") 
     require("pyarrow")
     import pyarrow as pa
 
-    numbers = numbers_of(features, labels)
-    columns = {"logits": features.logits, **numbers}
+    columns = {"logits": features.logits, **_numbers(features, labels)}
     columns |= {f"layers.{name}": x for name, x in features.layers.items()}
-    schema = schema_of(features.n_classes, features.widths, dtype, list(numbers))
+    schema = Layout.of(features, labels, dtype).schema
     return pa.Table.from_arrays([_array(columns[field.name], field) for field in schema], schema=schema)
-
-
-def numbers_of(features: Features, labels: Tensor | None) -> dict[str, Tensor]:
-    """Those of `NUMBERS` that are known, by the name of their column."""
-    given = (labels, features.groups, features.families, features.strengths)
-    return {name: x for name, x in zip(NUMBERS, given, strict=True) if x is not None}
 
 
 def from_table(table: Any, layers: Sequence[str]) -> tuple[Features, Tensor | None]:
@@ -122,6 +151,12 @@ def _bytes_of(kind: Any) -> int:
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size * kind.value_type.bit_width // 8)
     return int(kind.bit_width // 8)
+
+
+def _numbers(features: Features, labels: Tensor | None) -> dict[str, Tensor]:
+    """Those of `NUMBERS` that are known, by the name of their column."""
+    given = (labels, features.groups, features.families, features.strengths)
+    return {name: x for name, x in zip(NUMBERS, given, strict=True) if x is not None}
 
 
 def _array(x: Tensor, field: Any) -> Any:

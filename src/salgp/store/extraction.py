@@ -10,10 +10,9 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from salgp.network.frozen_copy import fingerprint
 from salgp.network.read import Reading, collect, read_batches
 from salgp.network.reader import Reader, reader_header
 from salgp.progress import Advance, progress_bar, steps_in
+from salgp.store.columns import Layout
 from salgp.store.engines import run
 from salgp.store.manifest import Manifest, Shard, content_digest
-from salgp.store.store import KIND, FeatureStore, header_of, shard_rows, write_shard
+from salgp.store.store import KIND, FeatureStore, write_shard
 
 __all__ = ["extract_parts", "extract_to_store"]
 
@@ -75,14 +75,15 @@ def extract_to_store(
         if not first:
             raise ValueError("the loader gave no batch: there is nothing to extract")
         settled, features, labels = collect(job.read(model, first))
-        size = -(-(rows or shard_rows(features, store_dtype)) // max(len(features), 1))
-        source = job.source(model, {"batches": max(1, size)})
-        manifest = Manifest.open(out, KIND, header_of(features, labels, store_dtype, source))
+        layout = Layout.of(features, labels, store_dtype)
+        size = max(1, -(-(rows or layout.shard_rows) // max(len(features), 1)))
+        source = job.source(model, {"batches": size})
+        manifest = Manifest.open(out, KIND, asdict(replace(layout, source=source)))
         job = replace(job, reader=settled)
         with progress_bar("extracting", steps_in(loader), progress, unit="batches") as advance:
             stream, count = _told(itertools.chain(first, batches), advance), 0
             while batch := list(itertools.islice(stream, 1)):
-                shard = itertools.chain(batch, itertools.islice(stream, max(1, size) - 1))
+                shard = itertools.chain(batch, itertools.islice(stream, size - 1))
                 missing = manifest.needs(count)
                 manifest.add(count, *job.make(model, shard, count, source, missing, manifest.rows))
                 count += 1
@@ -175,15 +176,13 @@ class _Job:
             "forward": _function_names(self.reader.forward),
             "pooling_function": _function_names(self.reader.pooling),
         }
-        found = {
+        return {
             "network": known.structure,
             "weights": known.weights,
             **about,
             **reader_header(self.reader),
             **{key: names for key, names in functions.items() if names},
         }
-        plain: dict[str, object] = json.loads(json.dumps(found))
-        return plain
 
     def make(
         self,
@@ -205,7 +204,7 @@ class _Job:
         check_finite(features.logits, what, first or 0)
         data = content_digest(digests)
         shard = write_shard(self.out, index, features, labels, self.dtype, data)
-        return shard, header_of(features, labels, self.dtype, source)
+        return shard, asdict(Layout.of(features, labels, self.dtype, source))
 
 
 @dataclass(frozen=True, eq=False)

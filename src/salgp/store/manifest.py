@@ -7,6 +7,7 @@ A folder that holds another job, or was made from other data, is refused.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -123,7 +124,8 @@ class Manifest:
                 f"{folder} holds {found[0]!r}, and no job of salgp; it is left alone: choose an empty or a "
                 f"new folder"
             )
-        manifest = Manifest(folder, kind, header or {})
+        manifest = Manifest(folder, kind, {})
+        manifest.describe(header or {})
         manifest.save()
         return manifest
 
@@ -134,8 +136,9 @@ class Manifest:
 
     def describe(self, header: Mapping[str, Any]) -> None:
         """Say what the job is, where that was not known yet; refuse another one."""
-        self.header = self.header or dict(header)
-        differing = [name for key, x in header.items() for name in _differing(key, x, self.header.get(key))]
+        stored = json.loads(json.dumps(header))  # tuples become lists
+        self.header = self.header or stored
+        differing = [name for key, x in stored.items() for name in _differing(key, x, self.header.get(key))]
         if differing:
             raise ValueError(
                 f"{self.folder} holds the output of another job: {', '.join(differing)} differ; "

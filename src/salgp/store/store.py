@@ -8,33 +8,22 @@ stream, continued after a kill, and read shard by shard, so that memory does not
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from salgp.features import Features
-from salgp.io import FormatError, digest, locked
+from salgp.io import FormatError, digest, from_json, locked, reading
 from salgp.labels import as_labels
-from salgp.store.columns import (
-    DTYPES,
-    NUMBERS,
-    from_table,
-    numbers_of,
-    read_table,
-    schema_of,
-    to_table,
-    write_table,
-)
+from salgp.store.columns import Layout, from_table, read_table, to_table, write_table
 from salgp.store.manifest import Manifest, Shard, content_digest
 
 __all__ = ["FeatureStore", "write_store"]
 
 KIND = "salgp-feature-store"
-SHARD_BYTES = 96 * 2**20
-"""Uncompressed size of a shard; what one worker holds in memory."""
 Part = tuple[Features, Tensor | None]
 
 
@@ -56,13 +45,12 @@ class FeatureStore:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(folder, KIND)
-        header = self.manifest.header
-        if not self.manifest.shards or not _describes_features(header):
-            raise FormatError(f"{folder}: the manifest describes no features, but {str(header)[:120]}")
-        self.n_classes: int = header["n_classes"]
-        self.widths: dict[str, int] = dict(header["layers"])
-        self.numbers: tuple[str, ...] = tuple(header["numbers"])
-        self.schema = schema_of(self.n_classes, self.widths, header["dtype"], self.numbers)
+        if not self.manifest.shards:
+            raise FormatError(f"{folder}: the manifest lists no shards")
+        with reading(folder, "a feature store"):
+            self.layout = from_json(Layout, self.manifest.header, folder)
+        self.n_classes = self.layout.n_classes
+        self.widths = dict(self.layout.layers)
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -70,7 +58,7 @@ class FeatureStore:
     @property
     def has_labels(self) -> bool:
         """Are the true classes known?"""
-        return "label" in self.numbers
+        return "label" in self.layout.numbers
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -107,8 +95,9 @@ class FeatureStore:
         if unknown:
             known = ", ".join(self.layer_names) or "none"
             raise KeyError(f"no layer named {unknown[0]!r} in {self.folder}; it has {known}")
-        columns = ["logits", *self.numbers, *(f"layers.{name}" for name in names)]
-        return from_table(read_table(self.folder / shard.file, shard.rows, self.schema, columns), names)
+        columns = ["logits", *self.layout.numbers, *(f"layers.{name}" for name in names)]
+        table = read_table(self.folder / shard.file, shard.rows, self.layout.schema, columns)
+        return from_table(table, names)
 
     def batches(
         self, size: int = 8192, layers: Sequence[str] | None = None, verify: bool = True
@@ -159,7 +148,7 @@ def write_store(
     with locked(folder):
         manifest, count = Manifest.open(folder, KIND), 0
         for count, (features, labels) in enumerate(_regroup(parts, rows, dtype), 1):
-            manifest.describe(header_of(features, labels, dtype))
+            manifest.describe(asdict(Layout.of(features, labels, dtype)))
             data = content_digest(features.logits, features.layers, features.origin, labels)
             if manifest.needs(count - 1):
                 shard = write_shard(manifest.folder, count - 1, features, labels, dtype, data)
@@ -172,21 +161,6 @@ def write_store(
     return FeatureStore(folder)
 
 
-def header_of(
-    features: Features, labels: Tensor | None, dtype: str, source: Mapping[str, object] | None = None
-) -> dict[str, Any]:
-    """What a store of features like these says about itself; ``source`` says where they come from."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    return {
-        "n_classes": features.n_classes,
-        "layers": [[k, d] for k, d in features.widths.items()],
-        "numbers": list(numbers_of(features, labels)),
-        "dtype": dtype,
-        "source": dict(source or {}),
-    }
-
-
 def write_shard(
     folder: Path, index: int, features: Features, labels: Tensor | None, dtype: str, data: str
 ) -> Shard:
@@ -196,29 +170,11 @@ def write_shard(
     return Shard.write(folder, index, len(features), lambda part: write_table(table, part), data)
 
 
-def shard_rows(features: Features, dtype: str) -> int:
-    """Samples of this width in a shard of about `SHARD_BYTES`, a power of two."""
-    size = 4 * features.n_classes + (2 if dtype == "float16" else 4) * sum(features.widths.values())
-    return 1 << max(SHARD_BYTES // size, 1).bit_length() - 1
-
-
-def _describes_features(header: Mapping[str, Any]) -> bool:
-    layers, numbers = header.get("layers"), header.get("numbers")
-    return (
-        type(header.get("n_classes")) is int
-        and header.get("dtype") in DTYPES
-        and isinstance(layers, list)
-        and all(isinstance(layer, list) and [type(x) for x in layer] == [str, int] for layer in layers)
-        and isinstance(numbers, list)
-        and all(isinstance(name, str) and name in NUMBERS for name in numbers)
-    )
-
-
 def _regroup(parts: Iterable[Part], rows: int | None, dtype: str) -> Iterator[Part]:
     """The same samples in groups of ``rows``."""
     held: list[Part] = []
     for features, labels in parts:
-        rows = rows or shard_rows(features, dtype)
+        rows = rows or Layout.of(features, labels, dtype).shard_rows
         held.append((features, labels))
         while sum(len(f) for f, _ in held) >= rows:
             whole, y = _join(held)
