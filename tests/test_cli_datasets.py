@@ -21,7 +21,7 @@ from salgp.logits import check_finite
 from salgp.network.augment.augmentation import augment
 from salgp.network.extract import read_calibration_data
 from salgp.network.reader import FORMAT_VERSION, Reader
-from salgp.store import extract_to_store, score, write_store
+from salgp.store import extract_to_store, write_store
 
 Run = Callable[[str], tuple[int, str, str]]
 NETWORK = """
@@ -195,21 +195,14 @@ def test_a_store_counts_rows_over_all_shards(tmp_path: Path) -> None:
         extract_to_store(model, loader, tmp_path / "store", rows=10)
 
 
-@pytest.mark.parametrize("context", [None, "all"])
 @pytest.mark.parametrize("layer", [False, True])
-def test_score_names_the_row_of_the_store(
-    layer: bool, context: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("salgp.store.scoring.BATCH", 8)
+def test_a_store_of_features_that_are_not_finite_is_not_written(layer: bool, tmp_path: Path) -> None:
     features, labels = sample(200)
-    method: Any = salgp.calibrators.get("layer-evidence")
-    method.fit(with_copies(features), labels.repeat(2)).save(tmp_path / "cal")
     x = features.layers["layer0"] if layer else features.logits
     x[133, 0] = torch.nan
-    write_store([(features, labels)], tmp_path / "store", rows=50)
     what = "layer 'layer0' holds" if layer else "the class scores hold"
     with pytest.raises(ValueError, match=f"{what} NaN or infinity in row 133 "):
-        score(tmp_path / "store", tmp_path / "cal", tmp_path / "out", context=context)
+        write_store([(features, labels)], tmp_path / "store", rows=50)
 
 
 def test_numbers_whose_sum_overflows_are_finite() -> None:

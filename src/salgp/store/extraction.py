@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from salgp.io import locked
-from salgp.logits import check_finite
 from salgp.network.frozen_copy import fingerprint
 from salgp.network.read import Reading, collect, read_batches
 from salgp.network.reader import Reader, reader_header
@@ -200,10 +199,8 @@ class _Job:
             collections.deque(hashed, maxlen=0)
             return Shard("", 0, "", content_digest(digests)), {"source": dict(source)}
         _, features, labels = collect(self.read(model, hashed))
-        what = "the class scores hold" if first is not None else f"part {index}: the class scores hold"
-        check_finite(features.logits, what, first or 0)
         data = content_digest(digests)
-        shard = write_shard(self.out, index, features, labels, self.dtype, data)
+        shard = write_shard(self.out, index, features, labels, self.dtype, data, first)
         return shard, asdict(Layout.of(features, labels, self.dtype, source))
 
 

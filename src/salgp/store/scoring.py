@@ -10,8 +10,7 @@ import functools
 import operator
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from salgp.calibrators.base import FILE
 from salgp.calibrators.evidence.windows import Context
 from salgp.features import Features
 from salgp.io import digest, locked
-from salgp.logits import check_finite
 from salgp.prediction import Prediction
 from salgp.progress import progress_bar
 from salgp.store.columns import read_table, write_table
@@ -149,23 +147,9 @@ def score_shard(
     loaded, source = _loaded(calibrator), FeatureStore(store)
     features, _ = source.shard(index, source.layer_names if loaded.needs_layers else (), verify)
     predict, size = _predictor(loaded, context)
-    with _naming_rows(source, index, features):
-        parts = [_table(predict(features[i : i + size]), layers) for i in range(0, len(features), size)]
+    parts = [_table(predict(features[i : i + size]), layers) for i in range(0, len(features), size)]
     table = pa.concat_tables(parts).combine_chunks()
     return Shard.write(Path(out), index, len(features), lambda part: write_table(table, part))
-
-
-@contextmanager
-def _naming_rows(source: FeatureStore, index: int, features: Features) -> Iterator[None]:
-    """What is refused in a batch of a shard is said with the row of the store."""
-    try:
-        yield
-    except ValueError:
-        first = sum(source.rows[:index])
-        check_finite(features.logits, f"{source.folder}: the class scores hold", first)
-        for name, x in features.layers.items():
-            check_finite(x, f"{source.folder}: layer {name!r} holds", first)
-        raise
 
 
 def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str, np.ndarray]:
@@ -230,8 +214,7 @@ def shard_context(store: str, calibrator: str, index: int, verify: bool) -> Cont
     """Window statistics of one shard."""
     loaded, source = _loaded(calibrator), FeatureStore(store)
     features, _ = source.shard(index, verify=verify)
-    with _naming_rows(source, index, features):
-        parts = [loaded.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
+    parts = [loaded.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
     return functools.reduce(operator.add, parts)
 
 

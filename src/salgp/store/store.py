@@ -18,6 +18,7 @@ from torch import Tensor
 from salgp.features import Features
 from salgp.io import FormatError, digest, from_json, locked, reading
 from salgp.labels import as_labels
+from salgp.logits import check_finite
 from salgp.store.columns import Layout, from_table, read_table, to_table, write_table
 from salgp.store.manifest import Manifest, Shard, content_digest
 
@@ -145,13 +146,13 @@ def write_store(
         >>> len(store), store.n_shards
         (7, 2)
     """
-    with locked(folder):
+    with locked(folder) as where:
         manifest, count = Manifest.open(folder, KIND), 0
         for count, (features, labels) in enumerate(_regroup(parts, rows, dtype), 1):
             manifest.describe(asdict(Layout.of(features, labels, dtype)))
             data = content_digest(features.logits, features.layers, features.origin, labels)
             if manifest.needs(count - 1):
-                shard = write_shard(manifest.folder, count - 1, features, labels, dtype, data)
+                shard = write_shard(where, count - 1, features, labels, dtype, data, manifest.rows)
             else:
                 shard = Shard("", 0, "", data)
             manifest.add(count - 1, shard)
@@ -162,9 +163,29 @@ def write_store(
 
 
 def write_shard(
-    folder: Path, index: int, features: Features, labels: Tensor | None, dtype: str, data: str
+    folder: Path,
+    index: int,
+    features: Features,
+    labels: Tensor | None,
+    dtype: str,
+    data: str,
+    first: int | None,
 ) -> Shard:
-    """Write one shard, for the manifest to list."""
+    """Write one shard, for the manifest to list.
+
+    Args:
+        folder: of the store.
+        index: number of the shard.
+        features: refused where they are not finite.
+        labels: or None.
+        dtype: of the layers.
+        data: digest of what it was made from.
+        first: rows before it, where they are known.
+    """
+    part = f"part {index}: " if first is None else ""
+    check_finite(features.logits, f"{part}the class scores hold", first or 0)
+    for name, x in features.layers.items():
+        check_finite(x, f"{part}layer {name!r} holds", first or 0)
     labels = None if labels is None else as_labels(labels, len(features), features.n_classes)
     table = to_table(features, labels, dtype)
     return Shard.write(folder, index, len(features), lambda part: write_table(table, part), data)
