@@ -31,14 +31,15 @@ from salgp.network.batches import Batch, are_texts
 from salgp.network.extract import Families, read_calibration_data, reader_for
 from salgp.network.frozen_copy import Fingerprint, check_network, unwrap
 from salgp.network.layers import Poolings
-from salgp.network.read import collect, read_batches
 from salgp.network.reader import (
     FORMAT,
     FORMAT_VERSION,
     Forward,
     LostFunctionError,
     Reader,
+    collect,
     module_header,
+    read_batches,
     reader_from,
 )
 from salgp.prediction import Prediction

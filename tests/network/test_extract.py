@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
 from salgp.logits import as_logits, raw_logits
-from salgp.network.read import read_batches
-from salgp.network.reader import Reader, projection
+from salgp.network.reader import Reader, projection, read_batches
 from salgp_study.backbones import build_backbone
 
 N = 10

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import salgp
 from salgp.network.augment.augmentation import augment
 from salgp.network.layers import NetworkWarning
-from salgp.network.read import read_batches
-from salgp.network.reader import Reader
+from salgp.network.reader import Reader, read_batches
 from salgp.store import extract_to_store
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))

@@ -104,7 +104,7 @@ def _read(
     """The resolved reader, features and labels."""
     from salgp.logits import check_finite
     from salgp.network.augment.augmentation import augment
-    from salgp.network.read import collect, read_batches
+    from salgp.network.reader import collect, read_batches
 
     progress = console.shows_progress
     if perturb:
@@ -127,7 +127,7 @@ def _to_store(
     console: Console, model: nn.Module, loader: FileLoader, reader: Reader, out: Path, how: DataOptions
 ) -> FeatureStore:
     from salgp.files import network_metadata, write_metadata
-    from salgp.network.read import collect, read_batches
+    from salgp.network.reader import collect, read_batches
     from salgp.store import extract_to_store
 
     first = read_batches(model, itertools.islice(loader, 1), reader, progress=False)

@@ -19,8 +19,7 @@ from salgp.features import Features
 from salgp.logits import check_finite
 from salgp.network.augment.augmentation import Augmentation, augment, augment_readings
 from salgp.network.augment.families import Family
-from salgp.network.read import Reading, collect, read_batches
-from salgp.network.reader import Reader
+from salgp.network.reader import Reader, Reading, collect, read_batches
 from salgp.progress import steps_in
 
 __all__ = [

@@ -5,6 +5,10 @@ the same value with its taps filled in: which layers there are, how their output
 the logits depend on them. From then on `Reader.read` runs a frozen copy of the network
 (`salgp.network.frozen_copy`) and pools what passes its taps. `reader_header` and `reader_from` write it as
 JSON and read it back; functions are never stored.
+
+`read_batches` is the only loop over a loader: `extract`, `calibrate`, augmentation and feature stores all
+read networks through it. Torch's random state is handed back as it was found after every batch: a loader
+that shuffles gives the same order whether or not somebody reads features on the way.
 """
 
 from __future__ import annotations
@@ -12,28 +16,36 @@ from __future__ import annotations
 import hashlib
 import operator
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from salgp.features import Features
-from salgp.logits import FORWARD, OUTPUTS, as_logits, raw_logits
-from salgp.network.batches import Batch, KnownInputs, LabelsAt
+from salgp.labels import class_labels
+from salgp.logits import FORWARD, OUTPUTS, as_logits, check_undeclared, raw_logits
+from salgp.network.batches import Batch, KnownInputs, LabelsAt, in_pieces
 from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, fingerprint, unwrap
 from salgp.network.layers import Flow, Layers, Poolings, make_taps, pooling_for, trace
-from salgp.network.taps import Change, Layout, Probe, Tap, TapError
+from salgp.network.taps import Change, Probe, Tap, TapError
+from salgp.progress import progress_bar, steps_in
 
 __all__ = [
     "FORMAT",
     "FORMAT_VERSION",
     "Forward",
     "LostFunctionError",
+    "Prepare",
     "Reader",
+    "Reading",
+    "collect",
     "module_header",
     "projection",
+    "read_batches",
     "reader_from",
     "reader_header",
 ]
@@ -43,6 +55,9 @@ FORMAT_VERSION = 2
 
 Forward = Callable[[nn.Module, Any], Any]
 """``forward(model, batch) -> output``, for networks that are not simply called with the inputs."""
+
+PLAIN = ("output", "max_width", "seed", "labels_at", "form", "columns")
+"""Fields of a reader that JSON holds as they are."""
 
 HANDFUL = 5
 """Samples on which the taps are resolved."""
@@ -221,6 +236,159 @@ def projection(name: str, width: int, target: int, seed: int = 0) -> Tensor:
     return torch.randn(width, target, generator=generator) / target**0.5
 
 
+Prepare = Callable[[Batch, int], tuple[Batch, Change | None]]
+"""``prepare(batch, index) -> (batch, change)``: what really runs in place of a batch of the loader."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one batch gave.
+
+    Args:
+        reader: in use, resolved.
+        batch: as the loader gave it.
+        features: of its samples.
+        labels: ``(n,)`` class numbers on the CPU, or None where the batch has none.
+    """
+
+    reader: Reader
+    batch: Batch
+    features: Features
+    labels: Tensor | None
+
+
+def read_batches(
+    model: nn.Module,
+    loader: Iterable[Any],
+    reader: Reader,
+    *,
+    prepare: Prepare | None = None,
+    progress: bool | None = None,
+    title: str = "reading the network",
+    with_labels: bool = True,
+) -> Iterator[Reading]:
+    """Read every batch of a loader.
+
+    Args:
+        model: the network.
+        loader: yields batches, see `salgp.extract`.
+        reader: what to read; where it is not resolved yet, the first batch does so.
+        prepare: changes a batch before it runs.
+        progress: show a progress bar; None for "on a terminal and in notebooks".
+        title: of the progress bar.
+        with_labels: are the labels of interest? Else they may be anything, such as names of files.
+
+    Example:
+        >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)
+        >>> [len(reading.features) for reading in read_batches(model, [x, x], Reader())]
+        [2, 2]
+    """
+    _check_loader(loader)
+    loader = in_pieces(loader)
+    first: Reading | None = None
+    random = _PrivateRandom(model)
+    with progress_bar(title, steps_in(loader), progress) as advance:
+        with random.use():
+            items = enumerate(loader)
+        while True:
+            with random.use():
+                index, item = next(items, (0, _END))
+                if item is _END:
+                    break
+                batch = reader.batch_of(item)
+                if batch.is_empty:
+                    continue
+                changed, change = (batch, None) if prepare is None else prepare(batch, index)
+                reader = reader.resolved(model, changed)
+                features = reader.read(model, changed, change)
+            labels = _labels(batch, features, reader) if with_labels else None
+            place = features.logits.device if reader.keep_on_device else "cpu"
+            reading = Reading(reader, batch, features.to(place, reader.dtype), labels)
+            first = first or reading
+            _check_alike(first, reading, index)
+            yield reading
+            advance(1)
+    if first is None:
+        raise ValueError("the loader gave no batch: there is nothing to extract")
+
+
+def collect(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor | None]:
+    """Join the readings of a loader: reader in use, features, and labels where there are some. Batches are
+    let go as soon as they are read: inputs are often a thousand times as large as their features.
+    """
+    features: list[Features] = []
+    labels: list[Tensor] = []
+    readers: list[Reader] = []
+    for reading in readings:
+        readers = readers or [reading.reader]
+        features.append(reading.features)
+        labels += [] if reading.labels is None else [reading.labels]
+    joined, known = Features.concatenate(features), torch.cat(labels) if labels else None
+    reader = readers[0]
+    if reader.output is None:
+        check_undeclared(joined.logits, known)
+        reader = replace(reader, output="logits")
+    return reader, joined, known
+
+
+_END = object()
+
+
+def _check_loader(loader: Any) -> None:
+    if isinstance(loader, Tensor | np.ndarray | str | nn.Module) or not isinstance(loader, Iterable):
+        raise TypeError(
+            f"loader must yield batches, got a {type(loader).__name__}; wrap it: "
+            f"torch.utils.data.DataLoader(...) or [(x, y)]"
+        )
+    if isinstance(loader, tuple) and loader and all(isinstance(x, Tensor | np.ndarray) for x in loader):
+        raise TypeError(
+            f"loader must yield batches, got a tuple of {len(loader)} arrays, which is one batch; put it "
+            f"into a list: [(x, y)]"
+        )
+
+
+def _check_alike(first: Reading, reading: Reading, index: int) -> None:
+    if (first.labels is None) != (reading.labels is None):
+        raise ValueError(
+            f"batch {index + 1} differs from the first: only one of them has labels; give all or none"
+        )
+    if first.features.n_classes != reading.features.n_classes:
+        raise ValueError(
+            f"the network gave {first.features.n_classes} class scores for the first batch and "
+            f"{reading.features.n_classes} for batch {index + 1}"
+        )
+    for name, width in first.features.widths.items():
+        if reading.features.widths[name] != width:
+            raise ValueError(
+                f"layer {name!r} is {width} wide in the first batch and {reading.features.widths[name]} in "
+                f"batch {index + 1}; inputs of varying size need a pooling over positions, such as "
+                f"'spatial-avg' or 'time-max'"
+            )
+
+
+def _labels(batch: Batch, features: Features, reader: Reader) -> Tensor | None:
+    if batch.labels is None:
+        return None
+    return class_labels(batch.labels, len(features), features.n_classes, reader.classes).cpu()
+
+
+class _PrivateRandom:
+    """A stream of torch random numbers of its own that starts where the global one stands."""
+
+    def __init__(self, model: nn.Module) -> None:
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._devices = [device] if device.type in ("cuda", "xpu") else []
+        self._kind = device.type if self._devices else "cpu"
+        self._state = torch.get_rng_state()
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        with torch.random.fork_rng(self._devices, device_type=self._kind):
+            torch.set_rng_state(self._state)
+            yield
+            self._state = torch.get_rng_state()
+
+
 class LostFunctionError(ValueError):
     """A function is part of the reader, and code is never stored: it must be given again."""
 
@@ -259,70 +427,45 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
         >>> reader_from(reader_header(Reader(output="probabilities")), None, None).output
         'probabilities'
     """
-    _check_types(header, "reader")
-    if header["needs_forward"] and forward is None:
+    if _typed(bool, header["needs_forward"], "needs_forward") and forward is None:
         raise LostFunctionError(
             "this classifier was made with a forward function; pass it again: load(folder, "
             "model, forward=...)"
         )
-    inputs, taps, classes = header["inputs"], header["taps"], header["classes"]
+    kinds, taps = get_type_hints(Reader), header["taps"]
     if taps is not None:
         asked = header["pooling"] or "auto" if pooling is None else pooling
     else:
         asked = _stored_pooling(header["pooling"], pooling)
-    if inputs is not None:
-        _check_types(inputs, "inputs")
-        inputs = KnownInputs(inputs["count"], tuple(inputs["names"]), inputs["labels_at"])
     return Reader(
         header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"]),
         asked,
         forward=forward,
         taps=None if taps is None else tuple(_stored_tap(tap, pooling) for tap in taps),
-        inputs=inputs,
-        classes=None if classes is None else tuple(map(str, classes)),
-        **{name: header[name] for name in PLAIN},
+        inputs=None if header["inputs"] is None else _typed(KnownInputs, header["inputs"]),
+        classes=None if header["classes"] is None else _typed(tuple[str, ...], header["classes"], "classes"),
+        **{name: _typed(kinds[name], header[name], name) for name in PLAIN},
     )
 
 
-PLAIN = ("output", "max_width", "seed", "labels_at", "form", "columns")
-"""Fields of a reader that JSON holds as they are."""
-_MAYBE_INT, _MAYBE_TEXT = (int, type(None)), (str, type(None))
-_TYPES: dict[str, dict[str, tuple[type, ...]]] = {
-    "reader": {
-        "output": _MAYBE_TEXT,
-        "max_width": _MAYBE_INT,
-        "seed": (int,),
-        "needs_forward": (bool,),
-        "labels_at": (str, *_MAYBE_INT),
-        "form": _MAYBE_TEXT,
-        "layers": (str, int, list),
-        "taps": (list, type(None)),
-        "columns": _MAYBE_INT,
-        "classes": (list, type(None)),
-    },
-    "tap": {"name": (str,), "module": (str,), "call": (int,), "depth": _MAYBE_INT, "leads": (bool,)},
-    "inputs": {"count": (int,), "names": (list,), "labels_at": (str, *_MAYBE_INT)},
-    "layout": {"channels": (str,), "width": _MAYBE_INT, "recurrent": (bool,), "batch_axis": (int,)},
-}
-"""What JSON gives for each field."""
-
-
-def _check_types(stored: Mapping[str, Any], what: str) -> None:
-    for name, kinds in _TYPES[what].items():
-        if type(stored[name]) not in kinds:
-            expected = " or ".join(kind.__name__ for kind in kinds)
-            raise TypeError(f"{name!r} is {str(stored[name])[:80]!r}, expected {expected}")
-    for name in stored.get("names", ()):
-        if not isinstance(name, str):
-            raise TypeError(f"expected names of inputs, got {name!r}")
+def _typed(kind: Any, value: Any, name: str = "") -> Any:
+    """A value of this type, out of JSON; refused where that holds something else."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{key: _typed(hints[key], part, key) for key, part in value.items()})  # type: ignore[operator]
+    if get_origin(kind) is tuple and type(value) is list:
+        return tuple(_typed(get_args(kind)[0], part, name) for part in value)
+    kinds = get_args(kind) or (kind,)
+    if type(value) not in kinds:
+        expected = " or ".join(getattr(one, "__name__", str(one)) for one in kinds)
+        raise TypeError(f"{name!r} is {str(value)[:80]!r}, expected {expected}")
+    return value
 
 
 def _stored_tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
-    _check_types(stored, "tap")
-    _check_types(stored["layout"], "layout")
     given = None if pooling is None else pooling_for(stored["name"], pooling)
     how = _stored_pooling(stored["pooling"], given)
-    return Tap(**{**stored, "pooling": how, "layout": Layout(**stored["layout"])})
+    return replace(_typed(Tap, {**stored, "pooling": "auto"}), pooling=how)
 
 
 def _stored_pooling(stored: Any, given: Poolings | None) -> Any:

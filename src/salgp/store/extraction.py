@@ -21,8 +21,7 @@ from torch import nn
 
 from salgp.io import locked
 from salgp.network.frozen_copy import fingerprint
-from salgp.network.read import Reading, collect, read_batches
-from salgp.network.reader import Reader, reader_header
+from salgp.network.reader import Reader, Reading, collect, read_batches, reader_header
 from salgp.progress import Advance, progress_bar, steps_in
 from salgp.store.columns import Layout
 from salgp.store.engines import run

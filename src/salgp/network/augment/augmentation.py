@@ -35,8 +35,7 @@ from salgp.network.augment.families import (
 )
 from salgp.network.augment.text import Tokens, checked_tokenizer
 from salgp.network.batches import Batch, first_rows, rebatched
-from salgp.network.read import Prepare, Reading, read_batches
-from salgp.network.reader import Reader
+from salgp.network.reader import Prepare, Reader, Reading, read_batches
 from salgp.network.taps import Change, Tap
 from salgp.progress import Advance, progress_bar
 
