@@ -25,9 +25,10 @@ import torch
 from history import record_page
 from torch import Tensor, nn
 
-from salgp.network.augment.augmentation import TRIALS, augment
+from salgp.network.augment.augmentation import TRIALS
 from salgp.network.augment.families import KINDS
 from salgp.network.batches import Batch
+from salgp.network.extract import extract
 from salgp.network.reader import Reader
 from salgp_study.backbones import build_backbone
 
@@ -134,7 +135,7 @@ def _augmenting() -> list[str]:
         loader = [(x[i : i + 64], y[i : i + 64]) for i in range(0, n, 64)]
         bare = _milliseconds([lambda: [_bare(model, x)() for x, _ in loader]], 3)[0]  # noqa: B023
         start = time.process_time()
-        augment(model, loader, Reader(), progress=False)
+        extract(model, loader, perturb="auto", progress=False)
         took = 1000 * (time.process_time() - start)
         needed = 1 + len(KINDS["images"]) * (1 + min(TRIALS, n) / n)
         lines.append(f"| {title} | {n} | {needed:.1f} | {took / bare:.1f} |")

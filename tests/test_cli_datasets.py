@@ -18,7 +18,6 @@ import salgp
 from salgp.calibrators.loading import read_parts
 from salgp.cli import calibrate, main
 from salgp.logits import check_finite
-from salgp.network.augment.augmentation import augment
 from salgp.network.extract import read_calibration_data
 from salgp.network.reader import FORMAT_VERSION, Reader
 from salgp.store import extract_to_store, write_store
@@ -182,7 +181,7 @@ def test_nan_is_found_before_copies_are_made_of_it() -> None:
     x, y = made(30, 0)
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ValueError, match="class scores hold NaN or infinity in row 11 "):
-        augment(model, [(with_nan(x, 11), y)], Reader(), ["noise"])
+        read_calibration_data(model, [(with_nan(x, 11), y)], Reader(), ["noise"])
     with pytest.raises(ValueError, match="of the reference hold NaN or infinity in row 2 "):
         read_calibration_data(model, [(x, y)], Reader(), reference=[(with_nan(x, 2), y)])
 

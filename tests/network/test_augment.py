@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from salgp.features import Features
-from salgp.network.augment.augmentation import LEVELS, Augmentation, augment
+from salgp.network.augment.augmentation import LEVELS, Augmentation
 from salgp.network.augment.corruptions import Spread
 from salgp.network.augment.families import FAMILIES, KINDS, Family, families_for, layer_change
 from salgp.network.batches import Batch
-from salgp.network.extract import extract
+from salgp.network.extract import extract, read_calibration_data
 from salgp.network.reader import Reader
 
 
@@ -129,7 +129,7 @@ def test_layer_families_change_only_the_chosen_rows() -> None:
 
 
 def read(*arguments: Any, **options: Any) -> tuple[Features, torch.Tensor]:
-    found = augment(*arguments, **options)
+    found = read_calibration_data(*arguments, **options)
     return found.features, found.labels
 
 
@@ -137,11 +137,11 @@ def test_augmentation_keeps_originals_and_groups() -> None:
     model, loader = network(), labelled()
     plain, labels = extract(model, loader, reader=Reader(layers=("0", "1")))
     reader = Reader(layers=("0", "1"))
-    features, repeated = read(model, loader, reader, ["noise", "layer-noise"], per_sample=2)
-    assert len(features) == 5 * len(plain)
+    features, repeated = read(model, loader, reader, ["noise", "layer-noise"], budget=60)
+    assert len(features) == 7 * len(plain)
     assert torch.equal(features.logits[:40], plain.logits)
-    assert torch.equal(features.groups, torch.arange(40).repeat(5))
-    assert torch.equal(repeated, labels.repeat(5))
+    assert torch.equal(features.groups, torch.arange(40).repeat(7))
+    assert torch.equal(repeated, labels.repeat(7))
     assert 0.2 < float(features.correct(repeated)[40:].double().mean()) < 0.95
 
 
@@ -168,7 +168,7 @@ def test_layers_that_lead_nowhere_are_not_disturbed() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = DeadEnd()
-    features, _ = read(model, labelled(), Reader(layers=("trunk", "side")), ["layer-noise"], per_sample=1)
+    features, _ = read(model, labelled(), Reader(layers=("trunk", "side")), ["layer-noise"])
     moved = (features.logits[40:] != features.logits[:40]).any(dim=1)
     assert moved.all()
 
@@ -180,17 +180,17 @@ def test_tokens_are_rehearsed_inside() -> None:
             nn.Embedding(20, 6), nn.Flatten(), nn.Sequential(nn.Linear(24, 8), nn.ReLU()), nn.Linear(8, 3)
         )
     x = torch.randint(20, (30, 4), generator=torch.Generator().manual_seed(0))
-    features, _ = read(model, [(x, model(x).argmax(1))], Reader(layers=("2",)), "auto", per_sample=1)
+    features, _ = read(model, [(x, model(x).argmax(1))], Reader(layers=("2",)), "auto")
     assert len(features) == 30 * (1 + len(KINDS["tokens"]))
     with pytest.raises(ValueError, match="floating-point input"):
-        augment(model, [(x, model(x).argmax(1))], Reader(layers=("2",)), ["noise"])
+        read_calibration_data(model, [(x, model(x).argmax(1))], Reader(layers=("2",)), ["noise"])
 
 
 def test_labels_are_needed_and_empty_loaders_refused() -> None:
-    with pytest.raises(ValueError, match="need labels"):
-        augment(network(), [inputs("tabular")], Reader())
+    with pytest.raises(ValueError, match="needs labels"):
+        read_calibration_data(network(), [inputs("tabular")], Reader(), "auto")
     with pytest.raises(ValueError, match="no batch"):
-        augment(network(), [], Reader())
+        read_calibration_data(network(), [], Reader(), "auto")
 
 
 def test_own_family() -> None:
@@ -260,7 +260,9 @@ def test_what_a_batch_gets_does_not_depend_on_its_company() -> None:
 
 
 def test_strengths_make_balanced_environments() -> None:
-    found = augment(network(), labelled(80), Reader(layers=("0", "1")), ["noise", "layer-noise"], seed=1)
+    found = read_calibration_data(
+        network(), labelled(80), Reader(layers=("0", "1"), seed=1), ["noise", "layer-noise"]
+    )
     features, n = found.features, 80
     assert features.strengths[:n].abs().max() == 0
     for family in (1, 2):
@@ -283,10 +285,12 @@ def test_strengths_make_balanced_environments() -> None:
 def test_layer_families_stop_where_accuracy_stops_falling() -> None:
     """A disturbance that does no harm however strong is not scaled up to its bound."""
     harmless = Family("harmless", lambda x, strength, generator: x, 4.0, inside=True)
-    found = augment(network(), labelled(160), Reader(layers=("0",)), [harmless])
+    found = read_calibration_data(network(), labelled(160), Reader(layers=("0",)), [harmless])
     assert found.augmentation.scales == (0.25,)
     outside = Family("harmless", lambda x, strength, generator: x, 4.0)
-    assert augment(network(), labelled(160), Reader(layers=("0",)), [outside]).augmentation.scales == (4.0,)
+    assert read_calibration_data(
+        network(), labelled(160), Reader(layers=("0",)), [outside]
+    ).augmentation.scales == (4.0,)
 
 
 def test_batches_of_copies_are_large_and_in_order() -> None:
@@ -309,7 +313,7 @@ def test_batches_of_copies_are_large_and_in_order() -> None:
 def test_the_global_random_state_is_untouched_by_rehearsals() -> None:
     state = torch.get_rng_state()
     loader = DataLoader(TensorDataset(*labelled()[0]), batch_size=5, shuffle=True)
-    augment(network(), loader, Reader(), "auto")
+    read_calibration_data(network(), loader, Reader(), "auto")
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -356,7 +360,7 @@ class TestTogether:
             {"image": image, "exposure": exposure, "labels": labels} if named else (image, exposure, labels)
         )
         family = Family("longer", watch, 1.0, together=True)
-        found = augment(Exposed(), [batch], Reader(), [family], progress=False)
+        found = read_calibration_data(Exposed(), [batch], Reader(), [family], progress=False)
         assert found.augmentation.families == ("longer",)
         assert type(seen[-1][0]) is (dict if named else tuple)
         old, strength, new = seen[-1]
@@ -366,7 +370,9 @@ class TestTogether:
     def test_copies_are_what_the_network_makes_of_all_inputs(self) -> None:
         network = Exposed()
         image, exposure, labels = self.exposed()
-        found = augment(network, [(image, exposure, labels)], Reader(), [self.family], progress=False)
+        found = read_calibration_data(
+            network, [(image, exposure, labels)], Reader(), [self.family], progress=False
+        )
         copies = found.features[found.features.families == 1]
         assert copies.strengths is not None
         factor = (1 + found.augmentation.scales[0] * copies.strengths.float())[:, None]
@@ -385,14 +391,14 @@ class TestTogether:
     def test_what_comes_back_is_checked(self, wrong: Any, said: str) -> None:
         family = Family("wrong", wrong, 1.0, together=True)
         with pytest.raises(ValueError, match=said):
-            augment(Exposed(), [self.exposed()], Reader(), [family], progress=False)
+            read_calibration_data(Exposed(), [self.exposed()], Reader(), [family], progress=False)
 
     def test_a_missing_name_is_named(self) -> None:
         image, exposure, labels = self.exposed()
         family = Family("wrong", lambda inputs, s, g: {"image": image, "e": exposure}, 1.0, together=True)
         batch = {"image": image, "exposure": exposure, "labels": labels}
         with pytest.raises(ValueError, match="input 'exposure' in its shape"):
-            augment(Exposed(), [batch], Reader(), [family], progress=False)
+            read_calibration_data(Exposed(), [batch], Reader(), [family], progress=False)
 
     def test_contradictions_are_refused(self) -> None:
         with pytest.raises(ValueError, match="acts on all inputs together"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import salgp
-from salgp.network.augment.augmentation import augment
+from salgp.network.extract import read_calibration_data
 from salgp.network.layers import NetworkWarning
 from salgp.network.reader import Reader, read_batches
 from salgp.store import extract_to_store
@@ -115,7 +115,7 @@ def test_empty_batches_are_passed_over() -> None:
 
 
 def test_one_sample() -> None:
-    found = augment(mlp(), [(X[:1], Y[:1])], Reader())
+    found = read_calibration_data(mlp(), [(X[:1], Y[:1])], Reader(), "auto")
     assert bool(found.features.logits.isfinite().all())
     assert all(bool(x.isfinite().all()) for x in found.features.layers.values())
     assert len(found.features) == 1 + len(found.augmentation.families)
@@ -262,7 +262,7 @@ def test_padding_masks_and_nested_tensors() -> None:
     model = networks.randomised(Padded())
     y = torch.arange(60) % 3
     batch = {"attention_mask": mask, "x": x, "labels": y}
-    found = augment(model, [batch], Reader(), ["noise", "layer-noise"])
+    found = read_calibration_data(model, [batch], Reader(), ["noise", "layer-noise"])
     assert found.features.layer_names == ("encoder.layers.0", "encoder.layers.1", "encoder.layers.2")
     for family in (1, 2):
         strong = (found.features.families == family) & (found.features.strengths > 0.5)
@@ -301,7 +301,7 @@ def test_a_recurrent_layer_is_read_as_it_is_used(uses: str, layers: int, expecte
     x = torch.randn(48, 9, 5, generator=torch.Generator().manual_seed(0))
     model = networks.randomised(Series(uses, layers))
     y = labels_for(model, x)
-    found = augment(model, [(x, y)], Reader(), ["layer-noise"])
+    found = read_calibration_data(model, [(x, y)], Reader(), ["layer-noise"])
     features = found.features
     assert features.layer_names == expected  # and not the pooler
     last = features.layers[expected[-1]]

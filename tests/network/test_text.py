@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import salgp
-from salgp.network.augment.augmentation import augment
 from salgp.network.augment.families import FAMILIES, KINDS, first_tokens, perturbed_batch, real_tokens
 from salgp.network.augment.text import (
     Tokens,
@@ -22,6 +21,7 @@ from salgp.network.augment.text import (
     unknown_words,
 )
 from salgp.network.batches import Batch
+from salgp.network.extract import read_calibration_data
 from salgp.network.reader import Reader
 
 START, END, PAD = 1, 2, 0
@@ -129,7 +129,7 @@ def test_the_mask_follows_the_tokens(named: bool, marks_padding: bool) -> None:
             seen.append((input_ids, counts))
             return super().forward(input_ids, counts)
 
-    found = augment(Masked(), [item], Reader(layers=("hidden",)), ["token-drop"])
+    found = read_calibration_data(Masked(), [item], Reader(layers=("hidden",)), ["token-drop"])
     assert found.augmentation.families == ("token-drop",)
     assert len(found.features) == 2 * len(ids)
     for tokens, counts in seen:
@@ -173,7 +173,7 @@ def seen_by(item: Any, name: str, tokenizer: Any = None) -> dict[str, Tensor]:
             seen.append({"input_ids": input_ids, "attention_mask": attention_mask})
             return super().forward(input_ids, attention_mask)
 
-    augment(Watching(), [item], Reader(layers=("hidden",)), [name], tokenizer=tokenizer)
+    read_calibration_data(Watching(), [item], Reader(layers=("hidden",)), [name], tokenizer=tokenizer)
     return seen[-1]
 
 
@@ -260,15 +260,15 @@ def test_auto_uses_the_tokenizer_where_there_is_one() -> None:
     ids, mask = texts()
     labels = torch.arange(len(ids)) % 3
     loader = [{"input_ids": ids, "attention_mask": mask, "labels": labels}]
-    with_text = augment(Bag(), loader, Reader(), tokenizer=Letters()).augmentation
+    with_text = read_calibration_data(Bag(), loader, Reader(), "auto", tokenizer=Letters()).augmentation
     assert with_text.families == KINDS["text"]
-    assert augment(Bag(), loader, Reader()).augmentation.families == KINDS["tokens"]
+    assert read_calibration_data(Bag(), loader, Reader(), "auto").augmentation.families == KINDS["tokens"]
     features, _ = salgp.extract(Bag(), loader, perturb="auto", tokenizer=Letters())
     assert len(features) == len(ids) * (1 + len(KINDS["text"]))
     with pytest.raises(ValueError, match="pass tokenizer="):
-        augment(Bag(), loader, Reader(), ["typos"])
+        read_calibration_data(Bag(), loader, Reader(), ["typos"])
     with pytest.raises(ValueError, match="needs tokens"):
-        augment(nn.Linear(4, 3), [(torch.zeros(8, 4), labels[:8])], Reader(()), ["token-drop"])
+        read_calibration_data(nn.Linear(4, 3), [(torch.zeros(8, 4), labels[:8])], Reader(()), ["token-drop"])
     with pytest.raises(TypeError, match="Hugging Face tokenizer"):
         checked_tokenizer("bert")
 

@@ -240,6 +240,7 @@ def test_a_budget_decides_how_many_samples_are_augmented(budget: float, share: s
         assert found.augmentation.per_sample == 64 / 200
         assert int((families == 1).sum()) == 64
         assert len(found.reference[1]) == 50  # every eighth of its batches
+        assert "read of the reference: 12%" in str(found.augmentation)
     else:
         assert found.augmentation.per_sample == 3
         assert int((families == 2).sum()) == 600

@@ -103,12 +103,13 @@ def _read(
 ) -> tuple[Reader, Features, Tensor | None]:
     """The resolved reader, features and labels."""
     from salgp.logits import check_finite
-    from salgp.network.augment.augmentation import augment
+    from salgp.network.extract import read_calibration_data
     from salgp.network.reader import collect, read_batches
 
     progress = console.shows_progress
     if perturb:
-        made = augment(model, loader, reader, progress=progress, tokenizer=loader.tokenizer)
+        how = {"progress": progress, "tokenizer": loader.tokenizer}
+        made = read_calibration_data(model, loader, reader, "auto", **how)
         return made.reader, made.features, made.labels
     found = collect(read_batches(model, loader, reader, progress=progress))
     check_finite(found[1].logits)

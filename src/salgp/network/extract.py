@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.logits import check_finite
-from salgp.network.augment.augmentation import Augmentation, augment, augment_readings
+from salgp.network.augment.augmentation import Augmentation, augment
 from salgp.network.augment.families import Family
 from salgp.network.reader import Reader, Reading, collect, read_batches
 from salgp.progress import steps_in
@@ -81,8 +81,7 @@ def extract(
     reader = reader_for(reader, output, seed)
     if perturb is None:
         return collect(read_batches(model, loader, reader, progress=progress))[1:]
-    options: Any = {"seed": seed, "progress": progress, "tokenizer": tokenizer}
-    found = augment(model, loader, reader, perturb, **options)
+    found = read_calibration_data(model, loader, reader, perturb, tokenizer=tokenizer, progress=progress)
     return found.features, found.labels
 
 
@@ -157,22 +156,32 @@ def read_calibration_data(
     originals = () if perturb is None else tuple(readings)  # batches are kept only to be augmented
     reader, features, labels = _labelled(originals or readings)
     clock = None if budget is None else _Clock(budget, begin, len(features))
+    n_reference = _rows(reference, originals)
     augmentation: Augmentation | None = None
-    if perturb is not None and not (needs_layers and not features.layers):
-        passes = (
-            None if clock is None else clock.passes() - min(_rows(reference, originals), clock.passes() // 2)
+    if perturb is not None and (features.layers or not needs_layers):
+        passes = None if clock is None else clock.passes() - min(n_reference, clock.passes() // 2)
+        features, labels, augmentation = augment(
+            model,
+            reader,
+            [reading.batch for reading in originals],
+            features,
+            labels,
+            perturb,
+            passes=passes,
+            progress=progress,
+            tokenizer=tokenizer,
         )
-        how: Any = {"seed": reader.seed, "progress": progress, "tokenizer": tokenizer, "passes": passes}
-        found = augment_readings(model, originals, perturb, **how)
-        features, labels, augmentation = found.features, found.labels, found.augmentation
-    known = None
-    if reference is not None:
-        step = 1 if clock is None else -(-_rows(reference, originals) // max(clock.passes(), 1)) or 1
-        some = reference if step == 1 else _EveryFew(reference, step)
-        title = "reading the reference"
-        known = _labelled(read_batches(model, some, reader, progress=progress, title=title))[1:]
-        check_finite(known[0].logits, "the class scores of the reference hold")
-    return CalibrationData(reader, features, labels, known, augmentation)
+    if reference is None:
+        return CalibrationData(reader, features, labels, None, augmentation)
+    step = 1 if clock is None else -(-n_reference // max(clock.passes(), 1)) or 1
+    if step > 1:
+        reference = _EveryFew(reference, step)
+    title = "reading the reference"
+    _, known, classes = _labelled(read_batches(model, reference, reader, progress=progress, title=title))
+    check_finite(known.logits, "the class scores of the reference hold")
+    if augmentation is not None:
+        augmentation = replace(augmentation, reference=1 / step)
+    return CalibrationData(reader, features, labels, (known, classes), augmentation)
 
 
 @dataclass(frozen=True)

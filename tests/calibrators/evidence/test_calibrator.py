@@ -21,7 +21,7 @@ from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.shift import _permutation_p, shift_report
 from salgp.calibrators.rows import originals
 from salgp.features import Features
-from salgp.network.augment.augmentation import augment
+from salgp.network.extract import read_calibration_data
 from salgp.network.reader import Reader
 from salgp.prediction import Prediction
 
@@ -208,7 +208,7 @@ def test_from_network_to_prediction_in_one_call() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Sequential(nn.Linear(6, 12), nn.ReLU()), nn.Linear(12, 3))
     x, y = world(120, 11)[0].layers["one"], world(120, 11)[1]
-    found = augment(model, [(x, y)], Reader())
+    found = read_calibration_data(model, [(x, y)], Reader(), "auto")
     direct = LayerEvidence().fit(found.features, found.labels, reference=salgp.extract(model, [(x, y)]))
     p = direct.predict(salgp.extract(model, [x])[0])
     assert p.confidence.shape == (120,)

@@ -1,6 +1,6 @@
 """Read the features of a calibration set and of augmented samples: the same samples, perturbed.
 
-`augment` is what ``extract(..., perturb="auto")`` does. How strong is strong depends on data and network, so
+How strong is strong depends on data and network, so
 the scale of each family is found by trying: the strength that costs the network most of what it knows, or the
 family's own bound. Every sample then gets, in each family, one of eight strengths from 4 % of that scale to
 the whole of it. Samples of one family and strength are an *environment*: about n / 8 samples under the same
@@ -9,7 +9,7 @@ shift. Originals always stay, and augmented samples share their original's group
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from sklearn.isotonic import isotonic_regression
 from torch import Tensor, nn
 
 from salgp.features import Features
-from salgp.logits import check_finite, check_undeclared
+from salgp.logits import check_finite
 from salgp.network.augment.corruptions import Spread
 from salgp.network.augment.families import (
     Family,
@@ -39,7 +39,7 @@ from salgp.network.reader import Prepare, Reader, Reading, read_batches
 from salgp.network.taps import Change, Tap
 from salgp.progress import Advance, progress_bar
 
-__all__ = ["Augmentation", "Augmented", "augment", "augment_readings"]
+__all__ = ["Augmentation", "augment"]
 
 LEVELS = tuple(float(0.04 ** (1 - k / 7)) for k in range(8))
 """Strengths of augmented samples, as shares of the family's scale."""
@@ -62,6 +62,7 @@ class Augmentation:
         accuracy: of the network on the originals.
         under: accuracy in each family at each level.
         per_sample: augmented samples of every original in every family; below 1, of this share of them.
+        reference: share of the reference that was read.
 
     Example:
         >>> print(Augmentation(("noise",), (0.5,), (0.1, 1.0), 0.9, ((0.9, 0.4),)))
@@ -74,118 +75,86 @@ class Augmentation:
     accuracy: float
     under: tuple[tuple[float, ...], ...]
     per_sample: float = 1
+    reference: float = 1
 
     def __str__(self) -> str:
         rows = zip(self.families, self.scales, self.under, strict=True)
-        return "\n".join(
+        lines = [
             f"{name}: scale {scale:.2g}, accuracy {self.accuracy:.2f} -> {at[0]:.2f} to {at[-1]:.2f}"
             for name, scale, at in rows
-        )
+        ]
+        if self.per_sample != 1:
+            lines.append(f"augmented samples of each sample and family: {self.per_sample:.2g}")
+        if self.reference != 1:
+            lines.append(f"read of the reference: {self.reference:.0%}")
+        return "\n".join(lines)
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> Augmentation:
         """Read what ``dataclasses.asdict`` wrote."""
         tuples: dict[str, Any] = {key: tuple(stored[key]) for key in ("families", "scales", "levels")}
         under = tuple(tuple(row) for row in stored["under"])
-        rest = {key: stored[key] for key in ("accuracy", "per_sample") if key in stored}
+        rest = {key: stored[key] for key in ("accuracy", "per_sample", "reference") if key in stored}
         return Augmentation(**tuples, **rest, under=under)
-
-
-@dataclass(frozen=True, eq=False)
-class Augmented:
-    """Features of originals and augmented samples, and how they were made.
-
-    Args:
-        reader: in use, resolved.
-        features: of the originals, first, and of the augmented samples; with groups, families and strengths.
-        labels: of all of them.
-        augmentation: how the augmented samples were made.
-        originals: readings of the originals.
-    """
-
-    reader: Reader
-    features: Features
-    labels: Tensor
-    augmentation: Augmentation
-    originals: tuple[Reading, ...]
 
 
 def augment(
     model: nn.Module,
-    loader: Iterable[Any],
     reader: Reader,
+    batches: Sequence[Batch],
+    features: Features,
+    labels: Tensor,
     perturb: str | Sequence[str | Family] = "auto",
     *,
-    per_sample: float = 1,
-    seed: int = 0,
+    passes: int | None = None,
     progress: bool | None = None,
     tokenizer: Any = None,
-) -> Augmented:
-    """Read originals and augmented samples; rows of one original share a group.
+) -> tuple[Features, Tensor, Augmentation]:
+    """Features and labels of originals, first, and of augmented samples, and how these were made. Rows of one
+    original share a group.
 
     Args:
         model: the network.
-        loader: labelled calibration data; its batches are kept in memory meanwhile.
-        reader: what to read.
+        reader: how the originals were read; its seed is that of all random numbers.
+        batches: the originals.
+        features: of the originals.
+        labels: of the originals.
         perturb: see `salgp.network.augment.families.families_for`.
-        per_sample: augmented samples of every original in every family; below 1, of this share of them.
-        seed: of all random numbers.
+        passes: forward passes it may take; None for one augmented sample of each original and family.
         progress: show a progress bar; None for "on a terminal and in notebooks".
         tokenizer: of the network: the words themselves are then perturbed.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> loader = [(torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]))]
-        >>> augment(model, loader, Reader(), ["noise", "gain"]).augmentation.families
-        ('noise', 'gain')
+        >>> batch = Batch((torch.randn(8, 4),), labels=torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]))
+        >>> reader = Reader().resolved(model, batch)
+        >>> features = reader.read(model, batch)
+        >>> more, _, _ = augment(model, reader, [batch], features, batch.labels, ["noise", "gain"])
+        >>> more
+        Features(24 samples, 3 classes, layers: 1 (8), with perturbed copies)
     """
-    originals = tuple(read_batches(model, loader, reader, progress=progress))
-    how: Any = {"per_sample": per_sample, "seed": seed, "progress": progress, "tokenizer": tokenizer}
-    return augment_readings(model, originals, perturb, **how)
-
-
-def augment_readings(
-    model: nn.Module,
-    originals: tuple[Reading, ...],
-    perturb: str | Sequence[str | Family] = "auto",
-    *,
-    per_sample: float = 1,
-    seed: int = 0,
-    progress: bool | None = None,
-    tokenizer: Any = None,
-    passes: int | None = None,
-) -> Augmented:
-    """What `augment` does once the originals are read; ``passes`` are the forward passes it may take."""
-    if originals[0].labels is None:
-        raise ValueError(
-            "augmented samples need labels, but the loader yields inputs only; yield (x, y) or a mapping "
-            "with 'labels', or say where they are: reader=salgp.Reader(labels_at=...)"
-        )
     tokenizer = None if tokenizer is None else checked_tokenizer(tokenizer)
-    augmenter = _Augmenter(model, originals, torch.Generator().manual_seed(seed), tokenizer)
-    x: Any = values_of(first_input(originals[0].batch)[1])
-    x = first_tokens(originals[0].batch)[1] if x is None else x
-    x = first_texts(originals[0].batch)[1] if x is None else x
+    augmenter = _Augmenter(model, reader, batches, features, labels, tokenizer)
+    x: Any = values_of(first_input(batches[0])[1])
+    x = first_tokens(batches[0])[1] if x is None else x
+    x = first_texts(batches[0])[1] if x is None else x
     chosen = families_for(perturb, x, with_text=tokenizer is not None)
     families = [augmenter.prepared(family) for family in chosen]
     families = [family for family in families if not family.inside or augmenter.layers]
-    if passes is not None:
-        per_sample = augmenter.affordable(families, passes)
+    per_sample = 1.0 if passes is None else augmenter.affordable(families, passes)
+    total = augmenter.passes(families, per_sample)
     scales: list[float] = []
     parts = [augmenter.original]
-    with progress_bar(
-        "augmenting", augmenter.passes(families, per_sample), progress, unit="samples"
-    ) as advance:
+    with progress_bar("augmenting", total, progress, unit="samples") as advance:
         augmenter.advance = advance
         for number, family in enumerate(families, start=1):
             scales.append(augmenter.scale_of(family))
-            for share in _shares(per_sample):
-                parts.append(augmenter.augmented(family, scales[-1], number, share))
+            for _ in range(max(1, int(per_sample))):
+                parts.append(augmenter.augmented(family, scales[-1], number, min(per_sample, 1)))
     features = Features.concatenate(parts)
-    labels = augmenter.labels[torch.cat([part.groups.cpu() for part in parts if part.groups is not None])]
+    labels = labels[torch.cat([part.groups.cpu() for part in parts if part.groups is not None])]
     names = tuple(family.name for family in families)
-    augmentation = replace(_augmentation(names, tuple(scales), features, labels), per_sample=per_sample)
-    return Augmented(originals[0].reader, features, labels, augmentation, originals)
+    return features, labels, _augmentation(names, tuple(scales), features, labels, per_sample)
 
 
 class _Augmenter:
@@ -194,23 +163,20 @@ class _Augmenter:
     def __init__(
         self,
         model: nn.Module,
-        originals: Sequence[Reading],
-        generator: torch.Generator,
-        tokenizer: Any = None,
+        reader: Reader,
+        batches: Sequence[Batch],
+        features: Features,
+        labels: Tensor,
+        tokenizer: Any,
     ) -> None:
-        self.model, self.generator, self.tokenizer = model, generator, tokenizer
-        self.reader = originals[0].reader
-        self.batches = list(rebatched([reading.batch for reading in originals]))
-        self.labels = torch.cat([reading.labels for reading in originals if reading.labels is not None])
-        plain = Features.concatenate([reading.features for reading in originals])
-        check_finite(plain.logits)
-        if self.reader.output is None:
-            check_undeclared(plain.logits, self.labels)
-        n = len(plain)
-        self.original = replace(
-            plain, groups=torch.arange(n), families=torch.zeros(n), strengths=torch.zeros(n)
-        )
-        self.layers = [j for j, tap in enumerate(self.reader.taps or ()) if tap.leads]
+        check_finite(features.logits)
+        self.model, self.reader, self.labels, self.tokenizer = model, reader, labels, tokenizer
+        self.generator = torch.Generator().manual_seed(reader.seed)
+        self.batches = list(rebatched(batches))
+        n = len(features)
+        origin = {"groups": torch.arange(n), "families": torch.zeros(n), "strengths": torch.zeros(n)}
+        self.original = replace(features, **origin)  # type: ignore[arg-type]
+        self.layers = [j for j, tap in enumerate(reader.taps or ()) if tap.leads]
         self.advance: Advance = lambda steps=1, title=None: None
 
     def passes(self, families: Sequence[Family], per_sample: float) -> int:
@@ -328,18 +294,8 @@ class _Augmenter:
         return [_spread_of(tap, xs) for tap, xs in zip(taps, passed, strict=True)]
 
 
-def _shares(per_sample: float) -> list[float]:
-    """Shares of the originals that are augmented, one pass after the other.
-
-    Example:
-        >>> _shares(2), _shares(0.25)
-        ([1, 1], [0.25])
-    """
-    return [1] * int(per_sample) if per_sample >= 1 else [per_sample]
-
-
 def _augmentation(
-    names: tuple[str, ...], scales: tuple[float, ...], features: Features, labels: Tensor
+    names: tuple[str, ...], scales: tuple[float, ...], features: Features, labels: Tensor, per_sample: float
 ) -> Augmentation:
     right = features.correct(labels).cpu().double()
     assert features.families is not None
@@ -352,7 +308,7 @@ def _augmentation(
         )
         for k in range(1, len(names) + 1)
     )
-    return Augmentation(names, scales, LEVELS, float(right[families == 0].mean()), under)
+    return Augmentation(names, scales, LEVELS, float(right[families == 0].mean()), under, per_sample)
 
 
 def _doubled(largest: float) -> list[float]:

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from salgp.features import Features, load_features
-from salgp.network.augment.augmentation import augment
-from salgp.network.extract import extract
+from salgp.network.extract import extract, read_calibration_data
 from salgp.network.reader import Reader
 from salgp_study.suite.case import Case, TestSet
 
@@ -130,8 +129,9 @@ def read_test(path: Path) -> CachedTest:
 
 
 def _write_calibration(case: Case, folder: Path) -> None:
-    batches, reader = case.batches(case.calibration), Reader(layers=case.layers)
-    found = augment(case.network, batches, reader, case.perturb, seed=case.seed, progress=False)
+    batches, reader = case.batches(case.calibration), Reader(layers=case.layers, seed=case.seed)
+    found = read_calibration_data(case.network, batches, reader, case.perturb, progress=False)
+    assert found.augmentation is not None
     families, scales = found.augmentation.families, found.augmentation.scales
     shown = ",".join(f"{name}={scale:g}" for name, scale in zip(families, scales, strict=True))
     about = {"families": ",".join(families), "scales": shown}
