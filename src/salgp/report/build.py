@@ -86,7 +86,6 @@ def render(
     settings: Mapping[str, Any] | None = None,
     acceptable_error: float | None = None,
     slices: Mapping[str, Sequence[Any]] | None = None,
-    n_shown: int = 12,
 ) -> str:
     """The report as a string of HTML.
 
@@ -105,7 +104,6 @@ def render(
         acceptable_error: share of wrong answers that may remain; by default the smallest at which at least
             four fifths of the answers can be used.
         slices: name to ``(n,)`` values: parts of the data to look at one by one, such as the camera.
-        n_shown: how many of the most corrected samples are listed.
 
     Returns:
         The page.
@@ -136,7 +134,7 @@ def render(
             "n_unknown": int((y < 0).sum()),
             "name_of": name_of,
             "picture": None if images is None else lambda row: data_uri(images[row]),
-            "samples": most_corrected(features, y, prediction, n_shown),
+            "samples": most_corrected(features, y, prediction),
             "layers": term_shares(features, prediction),
             "parts": slices_of(before, after, columns),
             "confusions": confusions(after, y.numpy()),

@@ -153,12 +153,12 @@ def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
 
 
 def most_corrected(
-    features: Features, labels: Tensor, prediction: Prediction, n_shown: int
+    features: Features, labels: Tensor, prediction: Prediction, most: int = 12
 ) -> list[Corrected]:
     """The samples whose confidence changed most, largest change first."""
     before = features.confidence.double().cpu()
     change = (prediction.confidence.double().cpu() - before).abs()
-    rows = change.argsort(descending=True, stable=True)[:n_shown].tolist()
+    rows = change.argsort(descending=True, stable=True)[:most].tolist()
     logits = Features(features.logits)
     return [_corrected(row, logits[[row]], int(labels[row]), prediction[row : row + 1]) for row in rows]
 

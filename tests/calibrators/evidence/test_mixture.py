@@ -12,7 +12,7 @@ import torch
 from blobs import fitted, world
 
 from salgp.calibrators.evidence.layer_spaces import layer_evidence
-from salgp.calibrators.evidence.mixture import TOLERATED, log_odds_of
+from salgp.calibrators.evidence.mixture import TOLERATED, Scales, log_odds_of
 from salgp.calibrators.evidence.windows import Context, compressed, over_prediction, window_sums
 from salgp.features import Features
 
@@ -248,3 +248,11 @@ def test_an_unseen_family_widens_the_interval_by_the_squared_shift_weight() -> N
     mixture = calibrator.mixture_
     none, some = (replace(mixture, shift_variance=v)(samples) for v in (0.0, 0.7))
     torch.testing.assert_close(some.variance - none.variance, 0.7 * none.shift_weight.square())
+
+
+def test_scales_of_another_shape_are_refused() -> None:
+    """A file edited on purpose: a pair in place of the largest norm would fail in the middle of a prediction."""
+    pair, one = torch.zeros(2), torch.zeros(())
+    for energy, largest_norm in ((pair, pair), (one, one)):
+        with pytest.raises(ValueError, match="largest norm"):
+            Scales(1.0, torch.zeros(2, 3), torch.zeros(2, 3), energy, largest_norm)

@@ -66,6 +66,11 @@ class Scales:
     energy: Tensor
     largest_norm: Tensor
 
+    def __post_init__(self) -> None:
+        if self.largest_norm.ndim or self.energy.shape != (2,):
+            shapes = tuple(self.largest_norm.shape), tuple(self.energy.shape)
+            raise ValueError(f"expected a number and a pair as largest norm and energy, got shapes {shapes}")
+
 
 @storable
 @dataclass(frozen=True, eq=False)
