@@ -480,3 +480,17 @@ def test_the_last_band_is_that_of_all_larger_values() -> None:
     bands = band_of_cells(counts)[0]
     assert (bands[0], bands[99], bands[-1]) == (0, 0, BANDS - 1)
     assert np.bincount(bands[100:228]).tolist() == [2] * BANDS
+
+
+@pytest.mark.parametrize("name", ["counts", "reference", "recent"])
+@pytest.mark.parametrize("number", [-1, 2**62])
+def test_numbers_of_samples_that_cannot_be_are_refused(tmp_path: Path, name: str, number: int) -> None:
+    """The sum of a few of 2^62 is negative: the status would end in an error of NumPy."""
+    Monitor.start(batch(300, 0)[0], tmp_path).feed(batch(50, 1)[0])
+
+    def change(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+        tensors[name].view(-1)[:3] = number
+
+    edit_tensors(tmp_path / records.STATE, change)
+    with pytest.raises(FormatError, match="numbers of samples"):
+        Monitor.open(tmp_path)

@@ -228,7 +228,7 @@ def test_slices_find_the_part_that_is_off() -> None:
     assert parts["rare"].verdict == "too few to say"
     accuracy, low, high = parts["bad"].accuracy
     assert low < accuracy < high
-    assert parts["bad"].gap == pytest.approx(0.8 - accuracy)
+    assert parts["bad"].after == pytest.approx(0.8)
 
 
 def test_holm_by_its_definition() -> None:

@@ -108,11 +108,6 @@ class ConformalMartingale(Martingale):
 
     counts: IntArray = field(kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.counts.min(initial=0) < 0 or self.counts.max(initial=0) > 2**48:
-            raise ValueError("counts of samples must be from 0 to 2^48")
-
     @staticmethod
     def start(reference: IntArray) -> ConformalMartingale:
         """No bet yet; ``reference`` are the cells ``(n, J)`` of reference samples."""

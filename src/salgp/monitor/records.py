@@ -36,6 +36,8 @@ __all__ = ["Record", "Settings", "State", "read", "write"]
 SETTINGS, STATE, LOG = "monitor.json", "state.safetensors", "log.jsonl"
 KIND, STATE_KIND = "salgp-monitor", "salgp-monitor-state"
 IntArray = NDArray[np.int64]
+LARGEST_COUNT = 2**48
+"""More samples than any stream has; the sum over all cells is still a whole number of 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -285,8 +287,9 @@ def _state(tensors: dict[str, torch.Tensor], numbers: dict[str, Any], settings: 
         found = arrays[name]
         if (found.shape, found.dtype) != (expected.shape, expected.dtype):
             raise FormatError(f"{name} is {found.dtype} of shape {found.shape}, expected {expected.shape}")
-    if min(arrays["reference"].min(), arrays["recent"].min()) < 0:
-        raise FormatError("a number of samples is negative")
+    for name in ("counts", "reference", "recent"):
+        if arrays[name].min() < 0 or arrays[name].max() > LARGEST_COUNT:
+            raise FormatError("numbers of samples must be from 0 to 2^48")
     return State(
         ConformalMartingale(arrays["shift"], *numbers["shift"], counts=arrays["counts"]),
         AccuracyMartingale(arrays["accuracy"], *numbers["accuracy"]),

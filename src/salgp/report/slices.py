@@ -56,11 +56,6 @@ class Slice:
     after: float
     verdict: str
 
-    @property
-    def gap(self) -> float:
-        """Calibrated confidence minus accuracy."""
-        return self.after - self.accuracy[0]
-
 
 @dataclass(frozen=True)
 class Confusion:

@@ -251,7 +251,7 @@ def test_an_unseen_family_widens_the_interval_by_the_squared_shift_weight() -> N
 
 
 def test_scales_of_another_shape_are_refused() -> None:
-    """A file edited on purpose: a pair in place of the largest norm would fail in the middle of a prediction."""
+    """A pair in place of the largest norm, in a file edited on purpose, would fail in a prediction."""
     pair, one = torch.zeros(2), torch.zeros(())
     for energy, largest_norm in ((pair, pair), (one, one)):
         with pytest.raises(ValueError, match="largest norm"):
