@@ -202,6 +202,7 @@ class Flow:
         self, model: nn.Module, found: Trace, run: Callable[[nn.Module], Any], mask: Tensor | None = None
     ) -> None:
         self._taps = tuple(found.taps().values())
+        self._kinds = {tap.name: type(model.get_submodule(tap.module)) for tap in self._taps}
         self._run = run
         self._mask = mask
         self._frozen = FrozenCopy(model, lambda copied: Probe(copied, self._taps, pooled=False))
@@ -212,8 +213,31 @@ class Flow:
 
     def __call__(self, tap: Tap) -> bool:
         if tap.name not in self._known:
-            self._known[tap.name] = not torch.equal(self._disturbed(tap.name), self._before)
+            self._learn_together(tap)
+        if tap.name not in self._known:
+            self._known[tap.name] = not torch.equal(self._disturbed({tap.name: 1.0}), self._before)
         return self._known[tap.name]
+
+    def _learn_together(self, first: Tap) -> None:
+        """One pass for this tap and the next ones of its kind: each disturbs a sample of its own.
+
+        A sample that stays as it was proves nothing: its tap gets a pass for itself.
+        """
+        n = len(self._before)
+        behind = self._taps[self._taps.index(first) :]
+        alike = [tap.name for tap in behind if self._kinds[tap.name] is self._kinds[first.name]]
+        unknown = [name for name in alike if name not in self._known and self._is_by_sample(name)][:n]
+        shares = {name: torch.arange(n) == i for i, name in enumerate(unknown)}
+        after = self._disturbed(shares)
+        for name, own in shares.items():
+            if not torch.equal(after[own], self._before[own]):
+                self._known[name] = True
+
+    def _is_by_sample(self, name: str) -> bool:
+        """Does the tap give one row for each sample, whose rows do not touch those of others?"""
+        tap = next(tap for tap in self._taps if tap.name == name)
+        rows = self._shapes.get(name, ())[:1] == (len(self._before),)
+        return rows and tap.layout.batch_axis == 0 and not tap.layout.recurrent
 
     def with_pooling(self, tap: Tap) -> Tap:
         """The tap, with the last token instead of the mean over tokens where the network reads that."""
@@ -232,7 +256,7 @@ class Flow:
         real = torch.ones(n, width) if self._mask is None else self._mask.cpu()
         last = width - 1 - real.flip(1).bool().int().argmax(dim=1)
         others = 1 - torch.nn.functional.one_hot(last, width)
-        after = self._disturbed(deepest.name, others[:, :, None])
+        after = self._disturbed({deepest.name: others})
         return torch.allclose(after, self._before, rtol=SAME, atol=SAME)
 
     def _is_sequence(self, tap: Tap) -> bool:
@@ -244,14 +268,16 @@ class Flow:
         self._shapes[name] = x.shape
         return x
 
-    def _disturbed(self, disturbed: str, share: Tensor | float = 1.0) -> Tensor:
-        """The logits with noise on what one tap gives, a share of it at each position."""
+    def _disturbed(self, shares: Mapping[str, Tensor | float]) -> Tensor:
+        """The logits with noise on what some taps give, a share of it for each sample or position."""
 
         def change(name: str, x: Tensor) -> Tensor:
-            if name != disturbed:
+            if name not in shares:
                 return x
-            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) * share
-            return x + (x.abs().mean() + 1) * noise.to(x)
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+            share = torch.as_tensor(shares[name])
+            share = share.reshape(share.shape + (1,) * (x.ndim - share.ndim))
+            return x + (x.abs().mean() + 1) * (noise * share).to(x)
 
         return self._logits(change)
 
