@@ -336,3 +336,10 @@ def test_a_stream_whose_columns_change_is_refused(tmp_path: Path) -> None:
     narrow = Features(features.logits, {"layer0": features.layers["layer0"]})
     with pytest.raises(ValueError, match="differ"):
         write_store([(features, labels), (narrow, labels)], tmp_path / "a", rows=40)
+
+
+@pytest.mark.parametrize("width", [-1, 0, 2**31, 2**70])
+def test_widths_that_no_column_has_are_refused(width: int) -> None:
+    for layout in ((width, ()), (3, (("conv", width),))):
+        with pytest.raises(ValueError, match="widths must be"):
+            columns.Layout(*layout, ("label",), "float32")

@@ -52,6 +52,9 @@ class Layout:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if not set(self.numbers) <= set(NUMBERS):
             raise ValueError(f"numbers must be some of {', '.join(NUMBERS)}, got {', '.join(self.numbers)}")
+        widths = [self.n_classes, *(width for _, width in self.layers)]
+        if not all(0 < width < 2**31 for width in widths):
+            raise ValueError(f"widths must be from 1 to 2^31, got {widths[:20]}")
 
     @staticmethod
     def of(
