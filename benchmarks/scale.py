@@ -174,7 +174,7 @@ def _kill_a_worker() -> None:
         command = ["ps", "-eo", "pid,ppid,args"]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[1:]
         parents = {int(line.split()[0]): int(line.split()[1]) for line in listed}
-        busy = [int(line.split()[0]) for line in listed if "ray::MapBatches" in line]
+        busy = [int(line.split()[0]) for line in listed if "ray::Map" in line]
         mine = [pid for pid in busy if os.getpid() in _ancestors(pid, parents)]
         if mine:
             time.sleep(1)
