@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "svg": set(),
     "monitor": {*VALUES, "estimate", "metrics", "svg", "tables"},
     "classifier": {*VALUES, "network", "calibrators", "report"},
-    "onnx": {"logits", "network"},
+    "onnx": {"io", "logits", "network"},
     "files": {*VALUES, "calibrators", "network", "onnx", "store"},
     "text": {"network"},
     "outputs": {*VALUES, "calibrators"},

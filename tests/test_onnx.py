@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import onnx
@@ -36,3 +37,22 @@ def test_what_the_scores_mean_is_not_said_to_the_network(tmp_path: Path) -> None
     onnx.save(onnx.parser.parse_model(text), str(tmp_path / "net.onnx"))
     with pytest.raises(ValueError, match=r"it has z; .* salgp\.calibrate"):
         OnnxNetwork(tmp_path / "net.onnx", output="probabilities")
+
+
+def test_damaged_graphs_are_named(tmp_path: Path) -> None:
+    """Whatever parser or runtime complains: it is a format error with the name of the file."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,2] z)
+    <float[2,2] w = {1,0,0,1}> { a = MatMul(x, w) h = Relu(a) z = MatMul(h, w) }"""
+    whole = onnx.parser.parse_model(text).SerializeToString()
+    path, numbers, said = tmp_path / "net.onnx", random.Random(0), []
+    for _ in range(300):
+        changed = bytearray(whole[: numbers.choice([len(whole), numbers.randrange(1, len(whole))])])
+        for _ in range(numbers.randrange(3)):
+            changed[numbers.randrange(len(changed))] = numbers.randrange(256)
+        path.write_bytes(changed)
+        try:
+            OnnxNetwork(path)
+        except salgp.FormatError as error:
+            said.append(str(error))
+    assert len(said) > 100
+    assert all("net.onnx" in sentence for sentence in said)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.extras import require
+from salgp.io import FormatError, open_regular, reading
 from salgp.logits import OUTPUTS
 from salgp.network.layers import thinned
 
@@ -69,7 +70,8 @@ class OnnxNetwork(nn.Module):
         names = _named(graph, layers, path) if layers is not None else _between_weights(graph)
         self.tensor_names = _by_module(names)
         self.salgp_layers = [f"hidden.{name}" for name in self.tensor_names]
-        self._session = _session(graph, [self._scores, *names])
+        with reading(path, "a graph that onnxruntime can run"):
+            self._session = _session(graph, [self._scores, *names])
         self.hidden = nn.ModuleDict({key: _Passes() for key in self.tensor_names})
         self.scores = _Passes()
         digest = hashlib.sha256(graph.SerializeToString(deterministic=True)).digest()
@@ -97,12 +99,11 @@ def _read(path: str | os.PathLike[str]) -> Any:
     require("onnx", "onnxruntime")
     import onnx
 
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"no such file: {path}")
-    try:
-        return onnx.load(os.fspath(path))
-    except Exception as error:  # protobuf raises classes of its own
-        raise ValueError(f"{path}: not a whole ONNX file ({error})") from error
+    with open_regular(path), reading(path, "a whole ONNX file"):
+        graph = onnx.load(os.fspath(path))
+        if not graph.graph.output:
+            raise FormatError("the graph has no output")
+        return graph
 
 
 def _between_weights(graph: Any) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from torch import nn
 import salgp
 from salgp.calibrators import get, load_calibrator
 from salgp.features import Features
+from salgp.io import files, serialize, tensors
 
 LABELS = torch.arange(60) % 3
 MODEL = nn.Linear(3, 3)
@@ -57,6 +58,23 @@ def test_a_load_is_of_one_version_while_another_process_saves(tmp_path: Path) ->
     process.stdout.close()
     found = salgp.load(folder, MODEL)
     assert seen | {(found.calibrator.temperature_, found.taps.seed)} <= set(known)
+
+
+def test_a_load_opens_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name of one version and values of the next would not go together where the method changes too."""
+    opened: list[object] = []
+    real = files.open_regular
+
+    def counted(path: Path) -> object:
+        opened.append(path)
+        return real(path)
+
+    folder = get("temperature").fit(Features(X), LABELS).save(tmp_path)
+    monkeypatch.setattr(files, "open_regular", counted)
+    monkeypatch.setattr(serialize, "open_regular", counted)
+    monkeypatch.setattr(tensors, "open_regular", counted)
+    load_calibrator(folder)
+    assert opened == [folder / "calibrator.safetensors"]
 
 
 def test_other_files_of_a_folder_are_left_alone(tmp_path: Path) -> None:
