@@ -36,6 +36,15 @@ def fine_tune(model: nn.Module) -> None:
     optimizer.step()
 
 
+def fine_tune_fused(model: nn.Module) -> None:
+    """Fused optimizers do not count the versions of the weights that they change."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    before = model[0].weight._version
+    nn.functional.cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    assert model[0].weight._version == before
+
+
 def move_statistics(model: nn.Module) -> None:
     model.train()(X)
     model.eval()
@@ -45,7 +54,7 @@ def replace_weight(model: nn.Module) -> None:
     model[3].weight = nn.Parameter(torch.zeros_like(model[3].weight))
 
 
-@pytest.mark.parametrize("change", [fine_tune, move_statistics, replace_weight])
+@pytest.mark.parametrize("change", [fine_tune, fine_tune_fused, move_statistics, replace_weight])
 def test_a_network_trained_further_is_refused(change: object, tmp_path: Path) -> None:
     model = network()
     classifier = calibrated(model)

@@ -14,7 +14,7 @@ import copy
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -114,7 +114,8 @@ class FrozenCopy:
         self._parameters, buffers = [*model.parameters()], [*model.buffers()]
         self._tensors = [*self._parameters, *buffers]
         self._versions: list[tuple[int, int]] = []
-        self._hashed: tuple[list[Any], str] | None = None
+        self._hashed: tuple[Any, str] | None = None
+        self._last: Callable[[], list[float]] | None = None
         self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
         # while a graph is traced, its buffers are stand-ins that must stay the network's own
         self._shared = [] if torch.compiler.is_compiling() else [x.detach() for x in buffers]
@@ -155,8 +156,11 @@ class FrozenCopy:
         """
         if torch.compiler.is_compiling():
             return None
-        if self._hashed is None or self._hashed[0] != self._versions:
-            self._hashed = self._versions, fingerprint(self.model).weights
+        now = self._versions, [] if self._last is None else self._last()
+        if self._hashed is None or self._hashed[0] != now:
+            self._last = _last_numbers(self._parameters)
+            now = self._versions, self._last()
+            self._hashed = now, fingerprint(self.model).weights
         return self._hashed[1]
 
 
@@ -216,6 +220,17 @@ class Fingerprint:
 
     structure: str
     weights: str
+
+
+def _last_numbers(parameters: Sequence[Tensor]) -> Callable[[], list[float]]:
+    """Tells the last number of every parameter on one device, since fused optimizers count no versions."""
+    last = [
+        p.detach()[(-1,) * p.ndim]
+        for p in parameters
+        if p.numel() and p.is_floating_point() and p.itemsize > 1
+    ]
+    here = [x for x in last if x.device == last[0].device]
+    return lambda: torch.stack(here).tolist() if here else []
 
 
 def fingerprint(model: nn.Module) -> Fingerprint:
