@@ -28,6 +28,7 @@ from sealing import edit_tensors
 
 import salgp
 from salgp.cli import main
+from salgp.export import LOWEST_TORCH
 from salgp.io import write_tensors
 
 NETWORK = """
@@ -736,6 +737,7 @@ def test_end_to_end_with_a_network_of_the_user(run: Any, folder: Path, tmp_path:
     page = (tmp_path / "report.html").read_text()
     assert "&lt;b&gt;mid&lt;/b&gt;" in page
     assert "<b>mid" not in page
+    pytest.importorskip("torch", LOWEST_TORCH)
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     assert run("export OUT/calibrator -o OUT/head.onnx")[0] == 0
@@ -872,6 +874,7 @@ def test_extract_from_hugging_face_and_parquet(run: Any, tmp_path: Path) -> None
     assert features.n_classes == 3
     assert len(features.layers) >= 2
     assert labels is not None
+    pytest.importorskip("torch", LOWEST_TORCH)
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     assert run("fit OUT/f.safetensors -m uncalibrated -o OUT/cal")[0] == 0

@@ -14,6 +14,7 @@ from sealing import edit_header
 
 from salgp import FormatError, Prediction
 from salgp.decide import ALWAYS, NEVER, Rule, choose_threshold, samples_needed
+from salgp.export import LOWEST_TORCH, export_head
 from salgp.io import ChecksumError
 
 
@@ -272,6 +273,7 @@ def test_no_other_calibrator_is_saved_beside_a_rule(tmp_path: Path) -> None:
 
 
 def test_rule_goes_into_a_graph() -> None:
+    pytest.importorskip("torch", LOWEST_TORCH)
     prediction, truth, _ = answers(2000, 1, classes=3)
     rule = choose_threshold(prediction, truth, 0.2, per_class=True)
     graph = torch.export.export(rule.module(3), (prediction.label, prediction.confidence)).module()
@@ -282,8 +284,8 @@ def test_rule_goes_into_a_graph() -> None:
 def test_rule_is_exported_with_the_calibrator(suffix: str, tmp_path: Path) -> None:
     from salgp import Features
     from salgp.calibrators import get
-    from salgp.export import export_head
 
+    pytest.importorskip("torch", LOWEST_TORCH)
     prediction, truth, _ = answers(2000, 1, classes=3)
     features = Features(prediction.probs.float().log())
     calibrator = get("temperature").fit(features, truth)

@@ -15,14 +15,12 @@ from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.export import LOWEST_TORCH, OUTPUTS, export_classifier, export_head
 from salgp.features import Features
 
+pytest.importorskip("torch", LOWEST_TORCH)
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 # random layers tell a GP nothing, so the variances of its terms rightly end at their lower bounds
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds"),
-    pytest.mark.skipif(torch.__version__ < LOWEST_TORCH, reason="export needs a newer torch"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:hyperparameters ended on their bounds")
 
 SINGLE = 3e-4
 """Distances of layer evidence are in single precision, which runtimes round differently."""
