@@ -19,13 +19,11 @@ from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch import nn
 
-from salgp.io import FormatError
 from salgp.sklearn import CalibratedEstimator, CalibratedTorchClassifier
 
 SKIPPED = {
@@ -79,58 +77,6 @@ def test_same_seed_same_result_and_global_seed_untouched() -> None:
     first, second = (small(epochs=3).fit(X, y).predict_proba(X) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-# --- a network that is kept
-
-
-def normed(n_features: int, n_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(n_features, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, n_classes))
-
-
-@pytest.mark.parametrize("method", ["platt", "layer-evidence"])
-@pytest.mark.parametrize(
-    "names",
-    [np.arange(3), np.arange(3.0), np.array(["a", "b", "c"]), np.array(["a", "b", "c"], dtype=object)],
-    ids=lambda names: names.dtype.str,
-)
-@pytest.mark.filterwarnings("ignore::salgp.calibrators.checks.CalibrationWarning")
-def test_a_saved_network_predicts_the_same(method: str, names: np.ndarray, tmp_path: Path) -> None:
-    X, y = load_iris(return_X_y=True)
-    y = names[y]
-    fitted = small(method=method, epochs=8, network=normed).fit(X, y)
-    before = torch.random.get_rng_state()
-    again = CalibratedTorchClassifier.load(fitted.save(tmp_path / "kept"), normed)
-    assert torch.equal(before, torch.random.get_rng_state())
-    np.testing.assert_array_equal(again.predict_proba(X), fitted.predict_proba(X))
-    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
-    assert again.classes_.dtype == fitted.classes_.dtype
-    refitted = clone(again).fit(X, y)  # method and all
-    np.testing.assert_array_equal(refitted.predict_proba(X), fitted.predict_proba(X))
-
-
-def test_names_of_features_are_kept(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
-    X, y = load_iris(return_X_y=True, as_frame=True)
-    again = CalibratedTorchClassifier.load(small(method="platt", epochs=2).fit(X, y).save(tmp_path / "kept"))
-    assert again.predict_proba(X).shape == (150, 3)
-    with pytest.raises(ValueError, match="feature names should match"):
-        again.predict_proba(X.rename(columns={X.columns[0]: "other"}))
-
-
-def test_what_is_no_saved_network_is_refused(tmp_path: Path) -> None:
-    X, y = load_iris(return_X_y=True)
-    with pytest.raises(NotFittedError):
-        small().save(tmp_path / "none")
-    saved = small(method="platt", epochs=2).fit(X, y).save(tmp_path / "kept")
-    with pytest.raises(ValueError, match=r"another network: .* pass the same function"):
-        CalibratedTorchClassifier.load(saved, normed)
-    plain = CalibratedEstimator(GaussianNB().fit(X, y)).fit(X, y).save(tmp_path / "plain")
-    with pytest.raises(FileNotFoundError, match="not written by CalibratedTorchClassifier"):
-        CalibratedTorchClassifier.load(plain)
-    (saved / "calibrator.safetensors").write_bytes(b"")
-    with pytest.raises(FormatError):
-        CalibratedTorchClassifier.load(saved)
 
 
 # --- a fitted estimator with calibrated confidences

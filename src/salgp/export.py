@@ -180,9 +180,6 @@ class _Calibrated(nn.Module):
 class _Head(_Calibrated):
     """A calibrator alone."""
 
-    def __init__(self, calibrator: Calibrator, rule: Rule | None = None, context: bool = False) -> None:
-        super().__init__(calibrator, rule, context)
-
     def features(self, inputs: Sequence[Tensor]) -> Features:
         """Logits and layers, as they are given; a probability of 0 as the calibrator has learned it."""
         found = Features(inputs[0], dict(zip(self.calibrator.layer_widths_, inputs[1:], strict=True)))

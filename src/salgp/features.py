@@ -22,7 +22,7 @@ from salgp.io import FormatError, check_kind, read_tensors, refuse_foreign, writ
 from salgp.labels import as_labels
 from salgp.logits import as_array, as_logits, at_least_single, refuse_masked
 
-__all__ = ["Features", "load_features"]
+__all__ = ["Features", "features_of", "load_features"]
 
 FORMAT = "salgp-features"
 FORMAT_VERSION = 1
@@ -250,7 +250,13 @@ def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None
         >>> g.layer_names, labels
         (('a',), tensor([0, 2]))
     """
-    tensors, metadata = read_tensors(path)
+    return features_of(path, *read_tensors(path))
+
+
+def features_of(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> tuple[Features, Tensor | None]:
+    """Features and labels among the tensors of a file, whose metadata say what they are."""
     if "format" in metadata:
         check_kind(path, metadata, FORMAT, FORMAT_VERSION)
     if "logits" not in tensors:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.calibrators.rows import without_augmented
-from salgp.features import Features, load_features
+from salgp.features import Features, features_of
 from salgp.file_signatures import PREDICTION_TABLE
 from salgp.io import read_header, read_tensors, reading, write_header, write_tensors
 from salgp.io.arrays import write_table
@@ -157,7 +157,8 @@ def read_features(path: str | os.PathLike[str], probs: Sequence[str] | None = No
             f"{path} is a folder without Parquet shards; features are one .safetensors file, a folder of "
             f".parquet files, or class scores as .npz or .csv"
         )
-    return FeatureFile(path, *load_features(path), read_tensors(path)[1])
+    tensors, metadata = read_tensors(path)
+    return FeatureFile(path, *features_of(path, tensors, metadata), metadata)
 
 
 def first_shard(folder: Path) -> tuple[FeatureFile, int]:

@@ -22,24 +22,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, load_calibrator
-from salgp.calibrators.base import FILE, save_calibrator
-from salgp.calibrators.loading import read_parts
-from salgp.classifier import CalibratedClassifier, calibrate, load
+from salgp.classifier import CalibratedClassifier, calibrate
 from salgp.features import Features
-from salgp.io import reading
 from salgp.outputs import method_for
 from salgp.prediction import Prediction
 
 __all__ = ["CalibratedEstimator", "CalibratedTorchClassifier"]
 
-FORMAT = "salgp-torch-classifier"
-FORMAT_VERSION = 1
-SETTINGS = ("calibration_fraction", "epochs", "batch_size", "learning_rate", "random_state")
-"""Arguments of `CalibratedTorchClassifier` that are numbers."""
-
 
 class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
     """Train a PyTorch network on tabular data and calibrate it on a held-out part.
+
+    Pickle and joblib keep it, as any estimator; ``classifier_.save(folder)`` keeps the calibrator alone.
 
     Args:
         network: ``(n_features, n_classes) -> nn.Module`` giving logits; a small perceptron by default.
@@ -89,11 +83,10 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"a classifier needs at least 2 classes, got 1 class: {self.classes_[0]!r}")
         self.centre_, self.scale_ = X.mean(0), X.std(0) + 1e-9
         inputs, labels = self._tensor(X), torch.as_tensor(encoded)
-        train, held_out = self._split(encoded)
-        model = self._train(inputs[train], labels[train])
-        reference = [(inputs[train], labels[train])]
+        train, held_out = ((inputs[rows], labels[rows]) for rows in self._split(encoded))
+        model = self._train(*train)
         self.classifier_: CalibratedClassifier = calibrate(
-            model, [(inputs[held_out], labels[held_out])], method=self.method, reference=reference
+            model, [held_out], method=self.method, reference=[train]
         )
         return self
 
@@ -110,60 +103,6 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
         """Standard deviation of the confidence ``(n,)``, or None where the method has none."""
         std = self._prediction(X).std
         return None if std is None else np.asarray(std.cpu().numpy())
-
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the calibrator, the network's weights and the names of the classes; no code."""
-        check_is_fitted(self)
-        names = getattr(self, "feature_names_in_", None)
-        estimator = {
-            "classes": self.classes_.tolist(),
-            "type": self.classes_.dtype.str,
-            "feature_names": None if names is None else names.tolist(),
-            "settings": {name: np.asarray(getattr(self, name)).item() for name in SETTINGS},
-            "centre": torch.from_numpy(self.centre_),
-            "scale": torch.from_numpy(self.scale_),
-            "weights": dict(self.classifier_.model.state_dict()),
-        }
-        network = self.classifier_.network_header()
-        return save_calibrator(folder, self.classifier_.calibrator, network=network, estimator=estimator)
-
-    @classmethod
-    def load(
-        cls, folder: str | os.PathLike[str], network: Callable[[int, int], nn.Module] | None = None
-    ) -> Self:
-        """Read what `save` wrote; it predicts bit for bit the same.
-
-        Args:
-            folder: written by `save`.
-            network: the same function as then, where there was one: code is never stored.
-
-        Example:
-            >>> import tempfile
-            >>> from sklearn.datasets import load_iris
-            >>> X, y = load_iris(return_X_y=True)
-            >>> model = CalibratedTorchClassifier(method="platt", epochs=5).fit(X, y)
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     again = CalibratedTorchClassifier.load(model.save(folder))
-            >>> bool((again.predict_proba(X) == model.predict_proba(X)).all())
-            True
-        """
-        path = Path(folder) / FILE
-        parts = read_parts(folder)
-        if "estimator" not in parts:
-            raise FileNotFoundError(f"{path} was not written by CalibratedTorchClassifier.save")
-        with reading(path, "a whole classifier"):
-            saved = parts["estimator"]
-            found = cls(network, **saved["settings"])
-            found.classes_ = np.array(saved["classes"], dtype=saved["type"])
-            found.centre_, found.scale_ = saved["centre"].numpy(), saved["scale"].numpy()
-            found.n_features_in_ = len(found.centre_)
-            if saved["feature_names"] is not None:
-                found.feature_names_in_ = np.array(saved["feature_names"], dtype=object)
-        model = found._made(found.n_features_in_)
-        _take_weights(model, saved["weights"])
-        found.classifier_ = load(folder, model.eval())
-        found.method = clone(found.classifier_.calibrator)
-        return found
 
     def _prediction(self, X: Any) -> Prediction:
         check_is_fitted(self)
@@ -188,7 +127,9 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
 
     def _train(self, inputs: Tensor, labels: Tensor) -> nn.Module:
         generator = torch.Generator().manual_seed(self.random_state)
-        model = self._made(inputs.shape[1]).train()
+        with torch.random.fork_rng(devices=[]):  # the global random numbers stay as they are
+            torch.manual_seed(self.random_state)
+            model = _checked_factory(self.network)(inputs.shape[1], len(self.classes_)).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=self.learning_rate)
         for _ in range(self.epochs):
             for batch in torch.randperm(len(inputs), generator=generator).split(self.batch_size):
@@ -196,22 +137,6 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
                 torch.nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
                 optimizer.step()
         return model.eval()
-
-    def _made(self, n_features: int) -> nn.Module:
-        """A new network; the global random numbers stay as they are."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.random_state)
-            return _checked_factory(self.network)(n_features, len(self.classes_))
-
-
-def _take_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(
-            f"another network: the saved weights are not those of this {type(model).__name__}; pass the same "
-            f"function as when it was fitted: CalibratedTorchClassifier.load(folder, network) ({error})"
-        ) from error
 
 
 def _checked_factory(network: Any) -> Callable[[int, int], nn.Module]:

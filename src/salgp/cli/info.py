@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,10 +62,10 @@ def _text(value: Any) -> str:
 
     Example:
         >>> _text({"conv": 12, "fc": 8}), _text([0.25, 1 / 3]), _text(True), _text({})
-        ('conv 12, fc 8', '0.25, 0.3333', 'yes', 'none')
+        ('conv: 12, fc: 8', '0.25, 0.3333', 'yes', 'none')
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_text(part)}" for key, part in value.items()) or "none"
+        return ", ".join(f"{key}: {_text(part)}" for key, part in value.items()) or "none"
     if isinstance(value, list | tuple):
         more = f", ... ({len(value)} in all)" if len(value) > MOST else ""
         return (", ".join(map(_text, value[:MOST])) or "none") + more
@@ -137,14 +138,17 @@ def _features(path: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, Any]:
-    from salgp.io import read_tensors
+    from salgp.io import read_tensors, reading
 
     tensors, metadata = read_tensors(path)
     if metadata.get("format") == "salgp-features":
         return _features(path)
-    kind = metadata.get("kind") or metadata.get("format") or "tensors"
+    kind = metadata.pop("kind", metadata.get("format", "tensors"))
+    with reading(path, "what salgp wrote"):
+        fields = json.loads(metadata.pop("value", "{}")).get("fields", {})
+        plain = {name: x for name, x in fields.items() if not isinstance(x, dict)}
     shapes = {name: f"{tuple(x.shape)} {x.dtype}" for name, x in tensors.items()}
-    return {"kind": kind.removeprefix("salgp-"), **shapes, **metadata}
+    return {"kind": kind.removeprefix("salgp-"), **metadata, **plain, **shapes}
 
 
 def _table(path: Path) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def _class_scores(arrays: Arrays, path: Path) -> tuple[str, NDArray[Any], list[s
         raise ValueError(
             f"{path}: {what} here (it has {found}); name them 'logits' (before any softmax) or 'probs', or "
             f"one column per class: logits.CLASS or probs.CLASS; or name the columns of probabilities with "
-            f"--probs A,B,..."
+            f"--probs A,B,... (inputs of a network go through salgp extract first)"
         )
     kind = kinds[0]
     if kind in arrays:
