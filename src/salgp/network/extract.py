@@ -180,7 +180,8 @@ def read_calibration_data(
     _, known, classes = _labelled(read_batches(model, reference, reader, progress=progress, title=title))
     check_finite(known.logits, "the class scores of the reference hold")
     if augmentation is not None:
-        augmentation = replace(augmentation, reference=1 / step)
+        read = 1.0 if step == 1 else min(len(known) / n_reference, 1.0)
+        augmentation = replace(augmentation, reference=read)
     return CalibrationData(reader, features, labels, (known, classes), augmentation)
 
 
