@@ -20,12 +20,10 @@ LIMIT = 3000
 GAUSSIAN = ("sal-gp", "residual-gp")
 NETWORKS = (
     *(("mstar-soc", seed) for seed in (0, 1, 2)),
-    ("mstar-soc-aconvnet", 0),
-    ("mstar-soc-aconvnet", 1),
+    *(("mstar-soc-aconvnet", seed) for seed in (0, 1)),
     ("mstar-soc-resnet18", 0),
     ("mstar-convnet", 0),
-    ("spcc-rnn", 0),
-    ("spcc-rnn", 1),
+    *(("spcc-rnn", seed) for seed in (0, 1, 2)),
 )
 """Study and seed of the networks of the set exact."""
 
