@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from salgp.logits import refuse_masked
 
-__all__ = ["LABEL_KEYS", "as_labels", "class_labels", "pop_labels"]
+__all__ = ["LABEL_KEYS", "as_labels", "class_labels", "look_up", "pop_labels"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 """Names under which labels stand beside the inputs of a network."""
@@ -94,6 +94,27 @@ def pop_labels(arrays: dict[str, Any]) -> Any:
     return None if key is None else arrays.pop(key)
 
 
+def look_up(labels: Sequence[Any], places: Mapping[Any, int], where: str = "") -> list[int]:
+    """Class numbers of labels by their place among the classes.
+
+    Example:
+        >>> look_up(["eel", "cat"], {"cat": 0, "eel": 1})
+        [1, 0]
+        >>> look_up(["dog"], {"cat": 0, "eel": 1}, "data.csv: ")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: data.csv: label 'dog' is none of the classes cat, eel; samples of a ...
+    """
+    unknown = [label for label in labels if label not in places]
+    if unknown:
+        known = ", ".join(str(name) for name, place in places.items() if place >= 0)
+        raise ValueError(
+            f"{where}label {unknown[0]!r} is none of the classes {known}; samples of a class that the "
+            f"network does not know have the label -1"
+        )
+    return [places[label] for label in labels]
+
+
 def _numbers(names: list[str], classes: Sequence[str] | None) -> list[int]:
     """Class numbers of class names."""
     if classes is None:
@@ -101,14 +122,7 @@ def _numbers(names: list[str], classes: Sequence[str] | None) -> list[int]:
             f"labels are names, such as {names[0]!r}; pass classes=[...], the names in the order of the "
             f"network's outputs"
         )
-    numbers = {name: k for k, name in enumerate(classes)}
-    unknown = [name for name in names if name not in numbers]
-    if unknown:
-        raise ValueError(
-            f"label {unknown[0]!r} is none of the classes {', '.join(classes)}; samples of a class that the "
-            f"network does not know have the label -1"
-        )
-    return [numbers[name] for name in names]
+    return look_up(names, {name: k for k, name in enumerate(classes)})
 
 
 def _from_one_hot(y: Tensor) -> Tensor:

@@ -269,13 +269,6 @@ def test_headers_know_what_they_are(tmp_path: Path) -> None:
             read_header(path, "salgp-test", 2)
 
 
-@pytest.mark.parametrize("key", ["format", "format_version", "sha256"])
-def test_a_value_says_nothing_that_is_its_headers(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ValueError, match=f"'{key}' is written by the header itself"):
-        write_header(tmp_path / "x.json", "salgp-test", 1, {key: 2})
-    assert not (tmp_path / "x.json").exists()
-
-
 def test_links_are_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text("mine")
     (tmp_path / "link.json").symlink_to(tmp_path / "real.json")

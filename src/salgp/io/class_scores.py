@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.io.arrays import NUMBERS, Arrays, read_arrays
-from salgp.labels import pop_labels
+from salgp.labels import look_up, pop_labels
 
 __all__ = ["ClassScores", "read_scores"]
 
@@ -140,7 +140,8 @@ def _numbers(labels: NDArray[Any], classes: list[str] | None, path: Path) -> NDA
                 f"{path}: the labels are names ({labels[0]}, ...), the class scores are only numbered; name "
                 f"the columns probs.CLASS or logits.CLASS, or store the labels as class numbers"
             )
-        return _looked_up(map(str, labels.tolist()), {name: k for k, name in enumerate(classes)}, path)
+        names = list(map(str, labels.tolist()))
+        return np.array(look_up(names, {name: k for k, name in enumerate(classes)}, f"{path}: "))
     called = [int(name.partition(".")[0]) for name in classes or () if WHOLE.fullmatch(name)]
     whole = labels.dtype.kind in "iuf" and labels.ndim == 1 and bool((labels == np.round(labels)).all())
     if not called or not whole:
@@ -151,16 +152,4 @@ def _numbers(labels: NDArray[Any], classes: list[str] | None, path: Path) -> NDA
             f"are called by a number of their own; name the columns alike, or write the labels as these names"
         )
     places = {-1: -1} | {number: place for place, number in enumerate(called)}
-    return _looked_up(map(int, labels.tolist()), places, path)
-
-
-def _looked_up(labels: Any, places: Mapping[Any, int], path: Path) -> NDArray[Any]:
-    found = list(labels)
-    unknown = sorted(set(found) - set(places))
-    if unknown:
-        known = [str(name) for name, place in places.items() if place >= 0]
-        raise ValueError(
-            f"{path}: label {unknown[0]!r} is none of the classes {', '.join(known)}; a class the "
-            f"classifier does not know is written as number -1"
-        )
-    return np.array([places[label] for label in found], dtype=np.int64)
+    return np.array(look_up(list(map(int, labels.tolist())), places, f"{path}: "))

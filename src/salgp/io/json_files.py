@@ -52,9 +52,6 @@ def write_header(path: str | os.PathLike[str], kind: str, version: int, value: M
         version: of the format.
         value: what it says; ``format``, ``format_version`` and ``sha256`` are the header's own.
     """
-    own = [key for key in ("format", "format_version", CHECK) if key in value]
-    if own:
-        raise ValueError(f"{path}: {own[0]!r} is written by the header itself; leave it out of the value")
     stored = json.loads(json.dumps(value, default=plain_number))
     plain = {"format": kind, "format_version": version, **stored}
     return write_json(path, {**plain, CHECK: _digest(plain)})

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from salgp.io.arrays import NUMBERS, Arrays, matching, read_arrays, stacked
 from salgp.io.images import SUFFIXES, ImageOptions, Pictures, image_files, read_image
-from salgp.labels import as_labels, pop_labels
+from salgp.labels import as_labels, look_up, pop_labels
 
 __all__ = ["FileLoader", "open_data"]
 
@@ -206,16 +206,14 @@ def _numbers(x: NDArray[Any], name: str, path: Path, scale: float | None) -> Ten
 def _labels(x: NDArray[Any], classes: Sequence[str] | None, path: Path) -> tuple[Tensor, list[str] | None]:
     names = None if classes is None else list(classes)
     if x.dtype.kind in "OSU":
-        found = sorted({str(value) for value in x.tolist()})
+        found = [str(value) for value in x.tolist()]
         if names is None:
+            some = ", ".join(sorted(set(found))[:3])
             raise TypeError(
-                f"{path}: the labels are names ({', '.join(found[:3])}, ...), not class numbers; give the "
-                f"order of the classes with --classes A,B,..."
+                f"{path}: the labels are names ({some}, ...), not class numbers; give the order of the "
+                f"classes with --classes A,B,..."
             )
-        unknown = [value for value in found if value not in names]
-        if unknown:
-            raise ValueError(f"{path}: label {unknown[0]!r} is not among --classes {','.join(names)}")
-        x = np.asarray([names.index(str(value)) for value in x.tolist()], dtype=np.int64)
+        x = np.array(look_up(found, {name: k for k, name in enumerate(names)}, f"{path}: "))
     return as_labels(x, len(x), None if names is None else len(names)), names
 
 
