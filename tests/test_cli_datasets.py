@@ -208,13 +208,13 @@ def test_numbers_whose_sum_overflows_are_finite() -> None:
     check_finite(torch.full((4, 2), 3e38))
 
 
-@pytest.mark.parametrize("killed_in", ["_write", "_report"])
+@pytest.mark.parametrize("killed_in", ["salgp.cli.calibrate._write", "salgp.report.build"])
 def test_a_killed_calibrate_is_begun_anew(killed_in: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(calibrate, killed_in, killed)
+        patch.setattr(killed_in, killed)
         assert run(CALIBRATE)[0] == 130
     code, out, err = run(f"{CALIBRATE} --force")
     assert code == 0, err

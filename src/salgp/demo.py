@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +62,6 @@ class DemoResult:
 
 def run_demo(
     out: str | os.PathLike[str],
-    seed: int = 0,
     force: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> DemoResult:
@@ -71,7 +69,6 @@ def run_demo(
 
     Args:
         out: folder of the report.
-        seed: of data, network and calibration.
         force: replace an existing report.
         progress: called with a line whenever something is done, `STEPS` times in all.
 
@@ -80,21 +77,21 @@ def run_demo(
     """
     say = progress or (lambda line: None)
     train, calibration, test = (
-        draw_digits(n, 10 * seed + k) for k, n in enumerate((N_TRAIN, N_CALIBRATION, N_TEST), start=1)
+        draw_digits(n, seed) for seed, n in enumerate((N_TRAIN, N_CALIBRATION, N_TEST), start=1)
     )
     say("digits drawn")
-    network = train_network(train, seed, lambda epoch: say(f"training, epoch {epoch} of {EPOCHS}"))
-    classifier = calibrate(network, calibration.loader(), reference=train.loader(), seed=seed)
+    network = train_network(train, progress=lambda epoch: say(f"training, epoch {epoch} of {EPOCHS}"))
+    classifier = calibrate(network, calibration.loader(), reference=train.loader())
     say("calibrated")
     baselines = _baselines(classifier.features(calibration.images), calibration.labels)
     say("fitted the baselines")
-    sets = {"clean": test, "photographed": photograph(test, seed)}
+    sets = {"clean": test, "photographed": photograph(test)}
     predictions = {}
     for name, data in sets.items():
         predictions[name] = _all_methods(classifier, baselines, data)
         say(f"predicted the {name} digits")
     scores = {name: compare(found, sets[name].labels) for name, found in predictions.items()}
-    path = _report(Path(out), classifier, sets["photographed"], predictions["photographed"], force, seed)
+    path = _report(Path(out), classifier, sets["photographed"], predictions["photographed"], force)
     say("report written")
     shown = predictions["photographed"]
     tests = {
@@ -107,7 +104,8 @@ def run_demo(
 
 def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] | None = None) -> nn.Module:
     """A small convolutional network, trained until it knows its digits by heart."""
-    with _seeded(seed):
+    with torch.random.fork_rng(devices=[]):  # outside nothing changes
+        torch.manual_seed(seed)
         parts = {
             "strokes": nn.Sequential(nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.ReLU()),
             "corners": nn.Sequential(nn.Conv2d(12, 24, 3, stride=2, padding=1), nn.ReLU()),
@@ -207,7 +205,6 @@ def _report(
     digits: Digits,
     predictions: Mapping[str, Prediction],
     force: bool,
-    seed: int,
 ) -> Path:
     return build(
         out / "report.html",
@@ -223,14 +220,5 @@ def _report(
         settings={
             "network": f"small convolutional network, {N_TRAIN} training digits",
             "calibration": f"{N_CALIBRATION} clean digits",
-            "seed": seed,
         },
     )
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers from ``seed`` inside; outside nothing changes."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

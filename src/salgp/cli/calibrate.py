@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +23,7 @@ from salgp.cli.tables import score_table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from salgp import CalibratedClassifier, Features
+    from salgp import CalibratedClassifier, Features, Prediction
     from salgp.io.loader import FileLoader
     from salgp.metrics import Comparison
 
@@ -95,12 +96,11 @@ def calibrate(
     check_numbering(how, data, classifier.calibrator.n_classes_)
     if classifier.calibrator.uses_reference and train is None:
         console.say("note: no --train given; the calibration samples are compared with each other")
-    tested = _tested(console, classifier, sets)
+    check = _checked(console, classifier, sets)
     with locked(out):
         _check_folder(out, force)  # again: another process may have come and gone
-        _write(classifier, tested, data, out)
-        comparison = None if tested is None else _report(classifier, tested, sets, out)
-    _finish(console, classifier, out, sets, comparison)
+        _write(classifier, check, sets, out)
+    _finish(console, classifier, check, sets, out)
 
 
 def _check_folder(out: Path, force: bool, *inputs: Path | None) -> None:
@@ -121,83 +121,90 @@ def _check_folder(out: Path, force: bool, *inputs: Path | None) -> None:
         check_place(out)
 
 
-def _tested(
-    console: Console, classifier: CalibratedClassifier, sets: Mapping[str, FileLoader]
-) -> tuple[Features, Tensor] | None:
-    """Features and labels of the test data, with notes on what makes a check worthless."""
-    from salgp.logits import check_finite
+@dataclass(frozen=True, eq=False)
+class _Check:
+    """What was found on test data: predictions of all methods, ours last."""
 
-    features, labels = classifier.extract(sets.get("test", sets["calibration"]), progress=False)
+    features: Features
+    labels: Tensor
+    predictions: Mapping[str, Prediction]
+
+    @property
+    def comparison(self) -> Comparison:
+        """Scores of all methods."""
+        from salgp.metrics import compare
+
+        return compare(dict(self.predictions), self.labels)
+
+
+def _checked(
+    console: Console, classifier: CalibratedClassifier, sets: Mapping[str, FileLoader]
+) -> _Check | None:
+    """The test data, if any, beside temperature scaling; with a note where the network only guesses."""
+    from salgp.calibrators import get
+    from salgp.logits import check_finite
+    from salgp.prediction import Prediction
+
+    known = classifier.extract(sets["calibration"], progress=False)
+    if "test" not in sets:
+        note_guessing(console, *known)
+        return None
+    features, labels = classifier.extract(sets["test"], progress=False)
     assert labels is not None  # open_sets has refused data without
     note_guessing(console, features, labels)
-    if "test" not in sets:
-        return None
     check_finite(features.logits, "--test: the class scores hold")
-    classifier.calibrator.predict(features)  # what it refuses is refused before a file is replaced
-    return features, labels
+    calibrator = classifier.calibrator
+    found = {"uncalibrated": Prediction.from_probs(features, features.probs)}
+    if calibrator.name != BASELINE:
+        found[BASELINE] = get(BASELINE).fit(*known).predict(features)
+    return _Check(features, labels, found | {calibrator.display_name: calibrator.predict(features)})
 
 
 def _write(
     classifier: CalibratedClassifier,
-    tested: tuple[Features, Tensor] | None,
-    data: FileLoader,
-    out: Path,
-) -> None:
-    """The calibrator with where it came from, and the test features as `salgp extract` would write them."""
-    from salgp.calibrators.base import save_calibrator
-    from salgp.files import network_metadata, origin_of
-
-    metadata = network_metadata(classifier.model, classifier.taps, data.classes)
-    origin = origin_of("the calibration data", data.n, metadata, data.classes)
-    save_calibrator(out, classifier.calibrator, network=classifier.network_header(), origin=origin)
-    for name in (TEST, REPORT):  # of an earlier call, which may have had other data
-        (out / name).unlink(missing_ok=True)
-    if tested is not None:
-        tested[0].save(out / TEST, tested[1], metadata)
-
-
-def _report(
-    classifier: CalibratedClassifier,
-    tested: tuple[Features, Tensor],
+    check: _Check | None,
     sets: Mapping[str, FileLoader],
     out: Path,
-) -> Comparison:
-    """Scores on the test data beside those of the baseline, and the report."""
-    from salgp.calibrators import get
-    from salgp.metrics import compare
-    from salgp.prediction import Prediction
+) -> None:
+    """The calibrator with where it came from, the test features as `salgp extract` would write them, and the
+    report.
+    """
+    from salgp.calibrators.base import save_calibrator
+    from salgp.files import network_metadata, origin_of
     from salgp.report import build
 
-    features, labels = tested
-    calibrator, test = classifier.calibrator, sets["test"]
-    others = {}
-    if calibrator.name != BASELINE:
-        known = classifier.extract(sets["calibration"], progress=False)
-        others = {BASELINE: get(BASELINE).fit(*known).predict(features)}
-    prediction = calibrator.predict(features)
+    calibrator, data = classifier.calibrator, sets["calibration"]
+    metadata = network_metadata(classifier.model, classifier.taps, data.classes)
+    origin = origin_of("the calibration data", data.n, metadata, data.classes)
+    save_calibrator(out, calibrator, network=classifier.network_header(), origin=origin)
+    for name in (TEST, REPORT):  # of an earlier call, which may have had other data
+        (out / name).unlink(missing_ok=True)
+    if check is None:
+        return
+    check.features.save(out / TEST, check.labels, metadata)
+    *others, method = check.predictions
     build(
         out / REPORT,
-        features,
-        labels,
-        prediction,
-        method=calibrator.display_name,
-        class_names=test.classes,
-        images=test.pictures,
-        others=others,
+        check.features,
+        check.labels,
+        check.predictions[method],
+        method=method,
+        class_names=sets["test"].classes,
+        images=sets["test"].pictures,
+        others={name: check.predictions[name] for name in others if name == BASELINE},
         settings={"calibrator": out.name, "features": TEST},
     )
-    raw = {"uncalibrated": Prediction.from_probs(features, features.probs)}
-    return compare({**raw, **others, calibrator.display_name: prediction}, labels)
 
 
 def _finish(
     console: Console,
     classifier: CalibratedClassifier,
-    out: Path,
+    check: _Check | None,
     sets: Mapping[str, FileLoader],
-    comparison: Comparison | None,
+    out: Path,
 ) -> None:
     calibrator, n = classifier.calibrator, sets["calibration"].n
+    comparison = None if check is None else check.comparison
     told = {
         "out": str(out),
         "method": calibrator.name,
@@ -206,14 +213,13 @@ def _finish(
         "scores": None if comparison is None else comparison.as_dict(),
         "augmentation": None if classifier.augmentation is None else str(classifier.augmentation),
     }
-    shown: list[Any] = []
-    if comparison is not None:
-        checked = f"checked on {sets['test'].n:,} test samples"
-        shown.append(
-            score_table(comparison, f"{calibrator.display_name}, fitted on {n:,} samples, {checked}")
-        )
-    shown.append("\n".join(_lines(classifier, out, comparison is not None)))
-    console.finish(told, *shown)
+    lines = "\n".join(_lines(classifier, out, check is not None))
+    if comparison is None:
+        console.finish(told, lines)
+        return
+    tested = f"checked on {sets['test'].n:,} test samples"
+    title = f"{calibrator.display_name}, fitted on {n:,} samples, {tested}"
+    console.finish(told, score_table(comparison, title), lines)
 
 
 def _lines(classifier: CalibratedClassifier, out: Path, checked: bool) -> list[str]:
