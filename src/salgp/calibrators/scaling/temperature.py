@@ -193,7 +193,7 @@ def mixture_weights(likelihood: Tensor, start: Sequence[float]) -> Tensor:
     first = np.array(start, dtype=float)
 
     def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
-        mix = np.maximum(P @ w, np.finfo(float).tiny)
+        mix = np.maximum(P @ w, 1e-300)  # sums of quotients stay finite
         return -float(np.log(mix).mean()), -(P / mix[:, None]).mean(axis=0)
 
     if len(P) == 0:
