@@ -140,8 +140,9 @@ class CalibratedClassifier(nn.Module):
         function.
 
         Args:
-            loader: see `salgp.extract`.
-            progress: see `salgp.extract`.
+            loader: yields batches as at calibration, with labels or without.
+            progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal, elsewhere a
+                line now and then.
         """
         self.taps, features, labels = collect(read_batches(self.model, loader, self.taps, progress=progress))
         return features, labels
@@ -150,9 +151,10 @@ class CalibratedClassifier(nn.Module):
         """Calibrated predictions for everything a loader yields.
 
         Args:
-            loader: see `salgp.extract`; labels are not looked at.
+            loader: yields batches as at calibration; labels are not looked at.
             context: what the samples have in common, for calibrators that take it.
-            progress: see `salgp.extract`.
+            progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal, elsewhere a
+                line now and then.
         """
         readings = read_batches(self.model, loader, self.taps, progress=progress, with_labels=False)
         self.taps, features, _ = collect(readings)
@@ -169,7 +171,7 @@ class CalibratedClassifier(nn.Module):
         Args:
             loader: labelled data that neither training nor calibration has seen.
             path: target, e.g. ``report.html``.
-            options: see `salgp.report.build`; e.g. ``class_names``, ``force``.
+            options: those of `salgp.report.build`, such as ``class_names`` and ``force``.
 
         Returns:
             The path written.

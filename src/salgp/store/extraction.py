@@ -45,7 +45,7 @@ def extract_to_store(
 
     Args:
         model: any PyTorch classifier; it is the same afterwards.
-        loader: see `salgp.extract`; it must give the same batches in the same order when continuing (no
+        loader: yields ``(inputs, labels)`` or inputs; the same batches in the same order when continuing (no
             shuffling).
         out: folder of the store.
         store_dtype: of the stored layers, ``float32`` or ``float16``.
@@ -115,7 +115,7 @@ def extract_parts(
         ray_address: of a running Ray cluster.
         num_gpus: GPUs of each worker on Ray.
         store_dtype: of the stored layers.
-        reader: how to read the network, see `extract_to_store`.
+        reader: how to read the network.
         progress: show rate and time left (needs ``rich``).
 
     Returns:
