@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 from language_tasks import SHIFTS, Row, Task, drawn, load_tasks, shifted
-from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+from sklearn.calibration import _SigmoidCalibration
+from sklearn.linear_model import LogisticRegressionCV
 from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -128,10 +129,10 @@ class Confidences:
         """Confidence of every answer by every method."""
         return {
             "temperature": self.temperature.predict(features).confidence.numpy(),
-            "P(True), Platt": _scaled(self.true_platt, asked.numpy()),
+            "P(True), Platt": self.true_platt.predict(asked.numpy()),
             "CCPS": self.stability.predict_proba(self._stability(features))[:, 1],
             "linear probe (SAPLMA)": self.probe.predict_proba(features.layers[self.layer].numpy())[:, 1],
-            "class probe, Platt": _scaled(self.class_platt, self._class_log_odds(features)),
+            "class probe, Platt": self.class_platt.predict(self._class_log_odds(features)),
             "layer evidence": self.evidence.predict(features).confidence.numpy(),
             "layer evidence, context": self.evidence.predict(features, context="all").confidence.numpy(),
         }
@@ -168,7 +169,7 @@ class Confidences:
 
     def _platt(self, scores: np.ndarray) -> Any:
         right = self.calibration.correct(self.labels).numpy().astype(int)
-        return LogisticRegression(C=1e3).fit(scores[:, None], right)
+        return _SigmoidCalibration().fit(scores, right)
 
     @torch.no_grad()
     def _stability(self, features: Features) -> np.ndarray:
@@ -202,11 +203,6 @@ def _token_features(log_p: Tensor, token: Tensor) -> list[Tensor]:
 
 def _linear() -> Any:
     return make_pipeline(StandardScaler(), LogisticRegressionCV(Cs=[1e-3, 1e-2, 1e-1], cv=3, max_iter=500))
-
-
-def _scaled(platt: Any, scores: np.ndarray) -> np.ndarray:
-    found: np.ndarray = platt.predict_proba(scores[:, None])[:, 1]
-    return found
 
 
 def records_of(
