@@ -132,3 +132,13 @@ def test_good_data_are_no_reason_to_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         get("layer-evidence").fit(*network(), reference=network(seed=1))
+
+
+@pytest.mark.parametrize(("n", "seen"), [(400, 40), (200, 40), (4000, 213)])
+def test_classes_without_a_calibration_sample_are_named(n: int, seen: int) -> None:
+    """174 of 214 classes were missing, and no warning came."""
+    labels = torch.arange(n) % seen
+    said = torch.where(torch.arange(n) % 7 == 0, (labels + 1) % 214, labels)
+    features = Features(8 * torch.nn.functional.one_hot(said, 214).double())
+    with pytest.warns(CalibrationWarning, match=f"no calibration samples of {214 - seen} of 214 classes"):
+        get("temperature").fit(features, labels)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from blobs import augmented_world, world
 
 from salgp.calibrators.evidence import calibrator as module
+from salgp.calibrators.evidence import layer_spaces
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.cross_fitting import cross_fitted_evidence, fold_references, split_reference
-from salgp.calibrators.evidence.layer_spaces import layer_evidence, make_reference
+from salgp.calibrators.evidence.layer_spaces import Reference, layer_evidence, make_reference
 from salgp.features import Features
 
 OPTIONS = {"width": 64, "size": None, "seed": 0}
@@ -71,3 +73,25 @@ def test_two_samples_are_enough_for_folds() -> None:
     )
     assert bool(found.agreement.isinf().all())  # no other class, or no own, among the others
     assert bool(found.novelty.isfinite().all())
+
+
+def test_the_cost_without_a_reference_is_linear_in_the_calibration_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Distances from samples to reference points, over a whole fit: the calibration set is condensed."""
+    pairs = []
+    real = layer_spaces.class_distances
+
+    def counted(reference: Reference, x: torch.Tensor) -> torch.Tensor:
+        pairs.append(x.shape[1] * reference.columns[0].shape[-1])
+        return real(reference, x)
+
+    monkeypatch.setattr(layer_spaces, "class_distances", counted)
+    totals = []
+    for n in (1500, 3000, 6000):
+        pairs.clear()
+        LayerEvidence(size=60).fit(*world(n, 0))
+        totals.append(sum(pairs))
+    assert totals[0] > 1500
+    assert totals[1] / totals[0] < 2.2
+    assert totals[2] / totals[1] < 2.2
