@@ -253,8 +253,8 @@ def fitted(seen: salgp.Features, arguments: argparse.Namespace) -> dict[str, Any
     found: dict[str, Any] = {name: makers[name]() for name in arguments.methods}
     if "layer evidence" in found:
         model = found["layer evidence"].mixture_
-        if model.shift is None or model.layer_weight == 0:
-            raise RuntimeError("the layers got no weight in the fit: draw other features")
+        if model.shift is None or not model.layers_in_domain:
+            raise RuntimeError("the layers are not used in domain: draw other features")
     return found
 
 

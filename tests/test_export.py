@@ -336,5 +336,5 @@ def test_the_graph_of_layer_evidence_is_small(tmp_path: Path) -> None:
     both = Features(
         features.logits.repeat(2, 1), layers, torch.arange(120).repeat(2), torch.arange(240) // 120
     )
-    calibrator = LayerEvidence(layer_weight=0.5).fit(both, labels.repeat(2), reference=made(200, 1))
+    calibrator = LayerEvidence(layers_in_domain=True).fit(both, labels.repeat(2), reference=made(200, 1))
     assert len(onnx.load(export_head(calibrator, tmp_path / "head.onnx")).graph.node) < 260

@@ -71,23 +71,24 @@ def parts() -> list[Variant]:
         return change
 
     def plain_inputs(samples: Samples) -> Tensor:
-        return samples.agreement
+        return torch.cat([torch.ones_like(samples.t)[:, None], samples.agreement, samples.novelty], dim=1)
 
     return [
         Variant("the model"),
         Variant("layers other than the last (agreement)", layers="last"),
         Variant("novelty", ((mixture, "design", no_novelty),)),
         Variant("class offsets", settings=(("class_sd", 0.0),)),
-        Variant("choice of the layer weight: always temperature", settings=(("layer_weight", 0.0),)),
-        Variant("choice of the layer weight: always the layers", settings=(("layer_weight", 1.0),)),
+        Variant("choice in domain: always temperature", settings=(("layers_in_domain", False),)),
+        Variant("choice in domain: always the layers", settings=(("layers_in_domain", True),)),
         Variant(
             "coordinates in the shift score",
-            ((fitting, "score_inputs", plain_inputs), (mixture, "score_inputs", plain_inputs)),
+            ((Samples, "score_inputs", property(plain_inputs)),),
         ),
         Variant("shift score (its statistic)", change=without(0)),
         Variant("confidence of f_shift (its statistic)", change=without(1)),
         Variant("over-prediction", settings=(("over_prediction", False),)),
-        Variant("windows of 1 when w is learned", ((fitting, "SIZES", (10, 50)),)),
+        Variant("windows of 1 when w is learned", ((fitting, "SIZES", (50,)),)),
+        Variant("windows of 50 when w is learned", ((fitting, "SIZES", (1,)),)),
         Variant("norm excess", ((mixture, "TOLERATED", 1e9),)),
     ]
 
@@ -97,10 +98,9 @@ CONSTANTS: tuple[tuple[Any, str], ...] = (
     (fitting, "FEWEST_ERRORS"),
     (fitting, "SCORE_RIDGE"),
     (fitting, "AUGMENTED_SHARE"),
-    (fitting, "CLASS_PRIOR"),
     (windows, "SHRINK"),
     (mixture, "TOLERATED"),
-    (mixture, "LARGEST"),
+    (fitting, "DRAWS"),
 )
 """Constants of the model; `width`, `size` and `class_sd` are settings and follow below."""
 

@@ -29,7 +29,7 @@ def fitted() -> salgp.LayerEvidence:
         f = world(300, 1, noise)[0]
         parts.append(salgp.Features(f.logits, f.layers, torch.arange(300), torch.full((300,), family)))
     features = salgp.Features.concatenate(parts)
-    return salgp.LayerEvidence(layer_weight=0.5).fit(features, labels.repeat(3), reference=world(500, 0))
+    return salgp.LayerEvidence(layers_in_domain=True).fit(features, labels.repeat(3), reference=world(500, 0))
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -70,13 +70,10 @@ def expert(model: Any, e: dict[str, np.ndarray]) -> np.ndarray:
 def confidence(c: Any, z: np.ndarray, layers: list[np.ndarray], window: np.ndarray) -> np.ndarray:
     """Sections 2 and 3."""
     e, m = evidence(c, z, layers), c.mixture_
-    beta, y = m.layer_weight, e["y"]
-    f_in, f_shift = (1 - beta) * e["t"] + beta * expert(m.in_domain, e), expert(m.shift, e)
-    h = np.hstack([e["p"], e["p"] ** 2, e["A"]])
-    h = np.clip((h - m.score.centre.numpy()) / m.score.scale.numpy(), -6, 6)
-    q = m.score.weights.numpy()[0] + h @ m.score.weights.numpy()[1:]
+    y, f_in, f_shift = e["y"], expert(m.in_domain, e), expert(m.shift, e)
+    q = m.score.numpy()[0] + np.hstack([e["A"], e["N"], e["p"]]) @ m.score.numpy()[1:]
     s = np.stack([sigmoid(q), sigmoid(f_shift)], axis=1)
-    s = (s - m.window.centre.numpy()[y]) / m.window.scale.numpy()
+    s = (s - m.window.centre.numpy()) / m.window.scale.numpy()
     f = np.empty(len(z))
     for number in np.unique(window):
         here = np.flatnonzero(window == number)

@@ -79,7 +79,7 @@ def test_a_reference_without_any_point_says_nothing() -> None:
 def test_a_class_without_points_changes_no_other_confidence_to_nothing() -> None:
     features, labels = world(120, 2)
     known, classes = world(200, 0)
-    calibrator = LayerEvidence(layer_weight=1.0).fit(
+    calibrator = LayerEvidence(layers_in_domain=True).fit(
         features, labels, reference=(known, torch.where(classes == 2, -1, classes))
     )
     p = calibrator.predict(features)

@@ -57,12 +57,10 @@ def test_the_confidence_is_the_formula_of_the_docstring() -> None:
     assert mixture.window is not None
     assert mixture.score is not None
     window, label = mixture.window, samples.label
-    f_in = (1 - mixture.layer_weight) * samples.t + mixture.layer_weight * (
-        samples.design @ mixture.in_domain.weights + mixture.in_domain.offsets[label]
-    )
+    f_in = samples.design @ mixture.in_domain.weights + mixture.in_domain.offsets[label]
     f_shift = samples.design @ mixture.shift.weights + mixture.shift.offsets[label]
-    s = torch.stack([torch.sigmoid(mixture.score(samples)), torch.sigmoid(f_shift)], dim=1)
-    u = ((s - window.centre[label]) / window.scale).mean(dim=0)
+    s = torch.sigmoid(torch.stack([samples.score_inputs @ mixture.score, f_shift], dim=1))
+    u = ((s - window.centre) / window.scale).mean(dim=0)
     k = sum(float(w) * by_hand(float(x), 60) for w, x in zip(window.weights, u, strict=True))
     assert 0 < k < 1
     f = f_in + k * (f_shift - f_in)
@@ -94,7 +92,7 @@ def test_no_shift_weight_where_a_window_looks_like_calibration() -> None:
 
 
 def test_terms_add_up_to_the_change_of_log_odds() -> None:
-    calibrator = fitted(layer_weight=0.5)
+    calibrator = fitted(layers_in_domain=True)
     for factor in (1.0, 50.0):
         features = longer(world(40, 3, 1.0)[0], factor)
         before = log_odds_of(features.logits, features.label)
@@ -116,11 +114,11 @@ def longer(features: Features, factor: float) -> Features:
     return Features(factor * features.logits, {name: factor * x for name, x in features.layers.items()})
 
 
-@pytest.mark.parametrize("layer_weight", [0.0, 1.0])
+@pytest.mark.parametrize("layers", [False, True])
 @pytest.mark.parametrize("context", [None, "all"])
-def test_a_table_in_other_units_gets_chance(layer_weight: float, context: str | None) -> None:
+def test_a_table_in_other_units_gets_chance(layers: bool, context: str | None) -> None:
     """One column times 10,000: the linear network is as sure as can be, and its confidence is chance."""
-    calibrator, (home, _) = fitted(layer_weight=layer_weight), world(200, 3)
+    calibrator, (home, _) = fitted(layers_in_domain=layers), world(200, 3)
     x = home.layers["one"].clone()
     x[:, 0] *= 10_000
     moved = Features(6.0 * x[:, :3], {"one": x, "two": torch.cat([x, x[:, :3].square()], dim=1)})
@@ -230,7 +228,7 @@ def test_without_over_prediction_the_mix_of_classes_does_not_matter() -> None:
 
 
 def test_variance_in_domain_without_layers_is_that_of_a_ridge_logistic_regression() -> None:
-    calibrator, (features, _) = fitted(layer_weight=0.0), world(30, 5)
+    calibrator, (features, _) = fitted(layers_in_domain=False), world(30, 5)
     rows = calibrator.training_rows_
     t = rows.samples.t[rows.original].numpy()
     p, H = 1 / (1 + np.exp(-t)), 4.0 * np.eye(2)

@@ -70,7 +70,8 @@ class LayerEvidence(Calibrator):
         size: reference points per class and layer; by default 200, and fewer where there are more than 50
             classes.
         class_sd: prior standard deviation of the offset of a predicted class, in log-odds; 0 for no offsets.
-        layer_weight: weight of the layers in domain, from 0 (temperature scaling) to 1; None to choose it.
+        layers_in_domain: use the layers in domain, or temperature scaling? None: the layers where samples
+            left out show that they help.
         over_prediction: in a context, lower the confidence of a class that is predicted far more often than
             usual? False where the mix of classes varies from one context to the next.
         seed: of the reference points and the windows.
@@ -110,14 +111,14 @@ class LayerEvidence(Calibrator):
         width: int = WIDTH,
         size: int | None = None,
         class_sd: float = 1.0,
-        layer_weight: float | None = None,
+        layers_in_domain: bool | None = None,
         over_prediction: bool = True,
         seed: int = 0,
     ) -> None:
         self.width = width
         self.size = size
         self.class_sd = class_sd
-        self.layer_weight = layer_weight
+        self.layers_in_domain = layers_in_domain
         self.over_prediction = over_prediction
         self.seed = seed
 
@@ -154,8 +155,6 @@ class LayerEvidence(Calibrator):
     def _check_settings(self) -> None:
         if self.class_sd < 0:
             raise ValueError(f"class_sd must be 0 or more, got {self.class_sd}")
-        if self.layer_weight is not None and not 0 <= self.layer_weight <= 1:
-            raise ValueError(f"layer_weight must be None or between 0 and 1, got {self.layer_weight}")
 
     def _class_distances(
         self, reference: Reference, features: Features, labels: Tensor, own: bool
@@ -202,7 +201,7 @@ class LayerEvidence(Calibrator):
         )
         self.verdict_ = verdict(
             self.check_,
-            self.mixture_.layer_weight,
+            self.mixture_.layers_in_domain,
             self.display_name,
             errors=int((self.training_rows_.correct[first] == 0).sum()),
             votes=votes if bool(known.any()) else None,
@@ -226,7 +225,7 @@ class LayerEvidence(Calibrator):
 
     def _mixture(self, rows: TrainingRows, n_classes: int) -> Mixture:
         found = fit_mixture(
-            rows, n_classes, class_sd=self.class_sd, layer_weight=self.layer_weight, seed=self.seed
+            rows, n_classes, class_sd=self.class_sd, layers_in_domain=self.layers_in_domain, seed=self.seed
         )
         if found.window is None or self.over_prediction:
             return found

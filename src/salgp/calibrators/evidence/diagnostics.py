@@ -107,7 +107,7 @@ def shift_variance(parts: Sequence[HeldOut]) -> float:
 
 def verdict(
     check: Check,
-    layer_weight: float,
+    layers_in_domain: bool,
     name: str,
     *,
     errors: int,
@@ -118,7 +118,7 @@ def verdict(
 
     Args:
         check: from `check_fit`.
-        layer_weight: of the layers in domain.
+        layers_in_domain: are the layers used in domain?
         name: of our method.
         errors: how many calibration samples are classified wrongly.
         votes: accuracy of the network, and of the nearest class in its layers alone.
@@ -127,7 +127,7 @@ def verdict(
     if warning is not None:
         return f"Not to be relied on: {warning}"
     inside = check["in domain"]
-    if layer_weight == 0:
+    if not layers_in_domain:
         text = "In domain the layers add nothing certain, so temperature scaling is used there"
     else:
         text = (

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.calibrators.evidence.mixture import Mixture, Samples, ShiftScore, score_inputs
-from salgp.calibrators.evidence.monotone import fit_monotone, leave_group_out
+from salgp.calibrators.evidence.mixture import Mixture, Samples
+from salgp.calibrators.evidence.monotone import RIDGE, MonotoneLogistic, fit_monotone, leave_group_out
 from salgp.calibrators.evidence.windows import WindowModel, window_sums
 from salgp.calibrators.rows import is_augmented, originals
 from salgp.features import Features
@@ -20,26 +20,18 @@ from salgp.io import storable
 
 __all__ = ["fit_in_domain", "training_rows"]
 
-LAYER_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Weights of the layers in domain that are compared."""
 FEWEST_ERRORS = 10
-"""With fewer errors among the calibration samples, the layers get no weight in domain."""
+"""With fewer errors among the calibration samples, the expert in domain is temperature scaling."""
 SCORE_RIDGE = 20.0
-"""Prior precision of the weights of the shift score, on inputs of unit variance."""
+"""Prior precision of the weights of the shift score: it has many inputs."""
 AUGMENTED_SHARE = 0.1
 """Share of augmented samples in the weight of rows, for the expert in domain and for the shift score."""
 SCORE_ROWS = 6000
 """Most rows that the shift score is fitted to: more do not move its weights."""
-FOLDS = 3
-"""Parts of the calibration samples; the shift score of each part comes from a fit to the others."""
-SIZES = (1, 10, 50)
+SIZES = (1, 50)
 """Samples per window when the shift weight is learned."""
-CLASS_PRIOR = 10.0
-"""Samples by which the mean statistics of a predicted class are drawn to those of all classes: with few
-samples per class, their own mean would make new samples look shifted.
-"""
 DRAWS = 6
-"""Draws of 50 samples from each family and strength."""
+"""Runs of 50 samples drawn from each family and strength."""
 
 
 @storable
@@ -119,7 +111,7 @@ def training_rows(features: Features, samples: Samples, correct: Tensor) -> Trai
 
 
 def fit_mixture(
-    rows: TrainingRows, n_classes: int, *, class_sd: float, layer_weight: float | None, seed: int
+    rows: TrainingRows, n_classes: int, *, class_sd: float, layers_in_domain: bool | None, seed: int
 ) -> Mixture:
     """The mixture of the largest posterior.
 
@@ -127,42 +119,43 @@ def fit_mixture(
         rows: calibration samples, and augmented ones where there are any.
         n_classes: the network knows.
         class_sd: prior standard deviation of the offset of a predicted class, in log-odds.
-        layer_weight: of the layers in domain; None to choose it.
+        layers_in_domain: use the layers in domain? None to choose.
         seed: of the windows.
     """
-    inside = fit_in_domain(rows, n_classes, class_sd, layer_weight)
-    return inside if not rows.families else fit_shift(inside, rows, n_classes, class_sd, seed)
+    first = rows.original
+    inside = fit_in_domain(rows, n_classes, class_sd, layers_in_domain)
+    usual = rows.samples.design[first].mean(dim=0)
+    if not rows.families:
+        return Mixture(inside, usual)
+    X, label = rows.samples.design, rows.samples.label
+    weight = (~first).to(rows.correct) * (first.sum() / (~first).sum())
+    shift = fit_monotone(X, label, rows.correct, weight, n_classes, class_sd)
+    score = fit_score(rows)
+    f_in, f_shift = inside.log_odds(X, label), shift.log_odds(X, label)
+    statistics = torch.sigmoid(torch.stack([rows.samples.score_inputs @ score, f_shift], dim=1))
+    window = fit_window(rows, statistics, f_in, f_shift, n_classes, seed)
+    return Mixture(inside, usual, shift, score, window)
 
 
-def fit_in_domain(rows: TrainingRows, n_classes: int, class_sd: float, layer_weight: float | None) -> Mixture:
-    """The expert in domain, fitted to the calibration samples, with a little weight of augmented ones."""
-    X, t, label, first = rows.samples.design, rows.samples.t, rows.samples.label, rows.original
+def fit_in_domain(
+    rows: TrainingRows, n_classes: int, class_sd: float, layers: bool | None
+) -> MonotoneLogistic:
+    """The expert in domain: fitted to the calibration samples with a little weight of augmented ones, or
+    temperature scaling where the layers do not help.
+    """
+    X, label, first = rows.samples.design, rows.samples.label, rows.original
     weight = _weights(first, AUGMENTED_SHARE)
     found = fit_monotone(X, label, rows.correct, weight, n_classes, class_sd)
-    if layer_weight is None:
+    if layers is None:
         f, _ = leave_group_out(X, label, rows.correct, weight, found, rows.group)
-        layer_weight = choose_layer_weight(t[first], f[first], rows.correct[first])
-    plain = _plain_covariance(torch.stack([torch.ones_like(t[first]), t[first]], dim=1))
-    return Mixture(found, layer_weight, plain, X[first].mean(dim=0))
+        layers = layers_help(rows.samples.t[first], f[first], rows.correct[first])
+    return found if layers else temperature_scaling(X[first], n_classes)
 
 
-def fit_shift(inside: Mixture, rows: TrainingRows, n_classes: int, class_sd: float, seed: int) -> Mixture:
-    """The mixture with what augmented samples teach."""
-    label, first = rows.samples.label, rows.original
-    weight = (~first).to(rows.correct) * (first.sum() / (~first).sum())
-    shift = fit_monotone(rows.samples.design, label, rows.correct, weight, n_classes, class_sd)
-    score, left_out = fit_score(rows)
-    f_in, f_shift = inside.inside(rows.samples), shift.log_odds(rows.samples.design, label)
-    statistics = torch.sigmoid(torch.stack([left_out, f_shift], dim=1))
-    window = fit_window(rows, statistics, f_in, f_shift, n_classes, seed)
-    return Mixture(inside.in_domain, inside.layer_weight, inside.plain, inside.usual, shift, score, window)
+def layers_help(t: Tensor, layers: Tensor, correct: Tensor) -> bool:
+    """Do the layers beat a fitted constant and slope of ``t`` by one standard error of the likelihood?
 
-
-def choose_layer_weight(t: Tensor, layers: Tensor, correct: Tensor) -> float:
-    """Smallest weight of the layers whose likelihood is within one standard error of the best one's.
-
-    It is 0 with fewer than `FEWEST_ERRORS` errors, and where the best weight does not beat a fitted constant
-    and slope of ``t`` by a standard error.
+    Never with fewer than `FEWEST_ERRORS` errors.
 
     Args:
         t: ``(n,)`` log-odds by temperature scaling.
@@ -171,38 +164,43 @@ def choose_layer_weight(t: Tensor, layers: Tensor, correct: Tensor) -> float:
 
     Example:
         >>> right = (torch.arange(100) % 4 > 0).double()
-        >>> choose_layer_weight(torch.full((100,), 1.1).double(), 4 * (2 * right - 1), right)
-        1.0
-        >>> choose_layer_weight(torch.full((100,), 1.1).double(), torch.full((100,), 1.0).double(), right)
-        0.0
+        >>> layers_help(torch.full((100,), 1.1).double(), 4 * (2 * right - 1), right)
+        True
+        >>> layers_help(torch.full((100,), 1.1).double(), torch.full((100,), 1.0).double(), right)
+        False
     """
     if int((correct == 0).sum()) < FEWEST_ERRORS:
-        return 0.0
-    mixed = torch.stack([torch.lerp(t, layers, b) for b in LAYER_WEIGHTS], dim=1)
-    loss = softplus(mixed) - correct[:, None] * mixed
-    mean, root_n = loss.mean(dim=0), len(t) ** 0.5
-    best = int(mean.argmin())
-    gain = _platt_loss(t, correct) - loss[:, best]
-    if float(gain.mean()) < float(gain.std()) / root_n:
-        return 0.0
-    error = (loss - loss[:, best : best + 1]).std(dim=0) / root_n
-    return LAYER_WEIGHTS[int((mean <= mean[best] + error.nan_to_num(0.0)).nonzero()[0, 0])]
+        return False
+    gain = _loss(_platt(t, correct), correct) - _loss(layers, correct)
+    return float(gain.mean()) > float(gain.std()) / len(t) ** 0.5
 
 
-def fit_score(rows: TrainingRows) -> tuple[ShiftScore, Tensor]:
-    """The shift score, and the log-odds ``(n,)`` of every row by a score fitted without its group."""
-    x, first = score_inputs(rows.samples), rows.original
-    centre, scale = x[first].mean(dim=0), x[first].std(dim=0, correction=0).clamp_min(1e-6)
-    score = ShiftScore(centre, scale, torch.zeros_like(x[0]))
-    x = torch.cat([torch.ones_like(x[:, :1]), score.inputs(rows.samples)], dim=1)
-    fold = _folds(rows)
-    weights = _score_weights(x, rows, torch.arange(len(rows), device=fold.device))
-    left_out = x @ weights
-    for k in range(FOLDS):
-        others = (fold != k).nonzero()[:, 0]
-        if len(others):  # a single sample has no others
-            left_out[fold == k] = x[fold == k] @ _score_weights(x, rows, others, weights)
-    return replace(score, weights=weights), left_out
+def temperature_scaling(X: Tensor, n_classes: int) -> MonotoneLogistic:
+    """The expert that says ``t``. Its covariance is that of a constant and a slope by which temperature
+    scaling may be off: their curvature on the calibration samples ``(n, p)``, and a prior of standard
+    deviation 1/2 for each.
+    """
+    p = torch.sigmoid(X[:, 1])
+    ones = X[:, :2]
+    curvature = ones.T @ ((p * (1 - p))[:, None] * ones) + 4.0 * torch.eye(2).to(X)
+    covariance = X.new_zeros(X.shape[1], X.shape[1])
+    covariance[:2, :2] = inverse_positive(cholesky(curvature))
+    weights, none = X.new_zeros(X.shape[1]), X.new_zeros(n_classes)
+    weights[1] = 1.0
+    return MonotoneLogistic(weights, none, covariance, X.new_zeros(n_classes, X.shape[1]), none)
+
+
+def fit_score(rows: TrainingRows) -> Tensor:
+    """Weights of the shift score: logistic regression "augmented or original?"."""
+    augmented = _by_confidence(rows, (~rows.original).nonzero()[:, 0])
+    first = rows.original.nonzero()[:, 0]
+    step = -(-len(augmented) // max(SCORE_ROWS - len(first), len(first)))
+    used = torch.cat([first, augmented[::step]])
+    original = rows.original[used]
+    X = rows.samples[used].score_inputs
+    prior = X.new_full((X.shape[1],), SCORE_RIDGE)
+    prior[0] = RIDGE / 40
+    return logistic(X, (~original).to(X), _weights(original, AUGMENTED_SHARE), prior)
 
 
 def fit_window(
@@ -219,13 +217,10 @@ def fit_window(
         seed: of the windows.
     """
     label, first = rows.samples.label, rows.original
-    count = torch.bincount(label[first], minlength=n_classes).to(statistics)
-    mean = statistics[first].mean(dim=0)
-    total = statistics.new_zeros(n_classes, 2).index_add_(0, label[first], statistics[first] - mean)
-    centre = mean + total / (count + CLASS_PRIOR)[:, None]
-    scale = (statistics - centre[label])[first].std(dim=0, correction=0).clamp_min(1e-6)
-    shares = (count + 0.5) / (count + 0.5).sum()
-    start = WindowModel(centre, scale, torch.zeros_like(scale), shares, 0.0)
+    here = statistics[first]
+    scale = here.std(dim=0, correction=0).clamp_min(1e-6)
+    count = torch.bincount(label[first], minlength=n_classes).to(statistics) + 0.5
+    start = WindowModel(here.mean(dim=0), scale, torch.zeros_like(scale), count / count.sum(), 0.0)
     drawn = _drawn_rows(rows, seed)
     parts = start.parts(statistics, label)
     place = torch.arange(len(drawn), device=drawn.device)
@@ -236,57 +231,26 @@ def fit_window(
     w = _window_weights(m * gap[:, None], correct, base)
     k = (m @ w).clamp(0.0, 1.0)
     v = _window_weights((-k * r)[:, None], correct, base + k * gap)
-    return WindowModel(centre, scale, w, shares, min(max(float(v), 0.0), 1.0))
+    return replace(start, weights=w, over_prediction=min(max(float(v), 0.0), 1.0))
 
 
-def _platt_loss(t: Tensor, correct: Tensor) -> Tensor:
-    """Loss ``(n,)`` of a fitted constant and slope of ``t``, each sample left out."""
+def _platt(t: Tensor, correct: Tensor) -> Tensor:
+    """Log-odds ``(n,)`` by a fitted constant and slope of ``t``, each sample left out."""
     X, one = torch.stack([torch.ones_like(t), t], dim=1), torch.ones_like(t)
     label, group = torch.zeros_like(t).long(), torch.arange(len(t), device=t.device)
     model = fit_monotone(X, label, correct, one, 1, 0.0)
-    f = leave_group_out(X, label, correct, one, model, group)[0]
+    return leave_group_out(X, label, correct, one, model, group)[0]
+
+
+def _loss(f: Tensor, correct: Tensor) -> Tensor:
     return softplus(f) - correct * f
 
 
-def _plain_covariance(ones: Tensor) -> Tensor:
-    """Covariance ``(2, 2)`` of a constant and a slope by which temperature scaling may be off: its curvature
-    on the calibration samples ``(n, 2)``, and a prior of standard deviation 1/2 for each.
-    """
-    p = torch.sigmoid(ones[:, 1])
-    curvature = ones.T @ ((p * (1 - p))[:, None] * ones) + 4.0 * torch.eye(2).to(ones)
-    return inverse_positive(cholesky(curvature))
-
-
-def _score_weights(x: Tensor, rows: TrainingRows, some: Tensor, start: Tensor | None = None) -> Tensor:
-    """Weights of the shift score from some rows: all originals, and as many augmented ones as are of use."""
-    augmented = some[~rows.original[some]]
-    order = _by_confidence(rows, augmented)
-    n = len(some) - len(order)
-    step = -(-len(order) // max(SCORE_ROWS - n, n, 1))
-    used = torch.cat([some[rows.original[some]], order[:: max(step, 1)]])
-    y = (~rows.original[used]).to(x)
-    among = y.mean().clamp(1e-6, 1 - 1e-6)
-    weight = torch.where(y > 0, AUGMENTED_SHARE / among, (1 - AUGMENTED_SHARE) / (1 - among))
-    prior = x.new_full((x.shape[1],), SCORE_RIDGE)
-    prior[0] = 1e-3
-    return logistic(x[used], y, weight, prior, start=start)
-
-
-def _folds(rows: TrainingRows) -> Tensor:
-    """Fold ``(n,)`` of each row: groups are dealt out in the order of their originals' confidence."""
-    first = rows.original.nonzero()[:, 0]
-    fold = torch.zeros(int(rows.group.max()) + 1, dtype=torch.long, device=first.device)
-    order = _by_confidence(rows, first)
-    fold[rows.group[order]] = torch.arange(len(order), device=first.device) % FOLDS
-    return fold[rows.group]
-
-
 def _drawn_rows(rows: TrainingRows, seed: int) -> Tensor:
-    """Rows in runs of 50 of one family and strength, and as many runs of calibration samples."""
+    """Rows in runs of 50: `DRAWS` runs of each family and strength, and of the calibration samples."""
     generator = torch.Generator().manual_seed(seed)
-    original, *augmented = _environments(rows)
     drawn = []
-    for members in [*[original] * max(len(augmented), 1), *augmented]:
+    for members in _environments(rows):
         for _ in range(DRAWS):
             drawn.append(members[_draw(len(members), max(SIZES), generator).to(members.device)])
     return torch.cat(drawn)

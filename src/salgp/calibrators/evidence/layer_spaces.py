@@ -27,7 +27,6 @@ from salgp.io import storable
 from salgp.logits import at_least_single
 
 __all__ = [
-    "COORDINATES",
     "Evidence",
     "Reference",
     "LARGEST",
@@ -49,7 +48,7 @@ COORDINATES = 16
 SAMPLES_PER_POINT = 50
 """Most samples per cluster that k-means is given: more do not move the centres."""
 LARGEST = 6.0
-"""Bound of the inputs of the shift score, in standard deviations, and of differences of log distances."""
+"""Bound of differences of log distances."""
 NEAREST = 0.03
 """Least distance to a point: less is the rounding of points in half precision. It bounds the agreement."""
 NO_VARIANCE = 1e-12

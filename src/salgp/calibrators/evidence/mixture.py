@@ -1,16 +1,16 @@
 """The model of layer evidence: two experts, and one shift weight that mixes them.
 
-    f_in     monotone regression on the calibration samples (`salgp.calibrators.evidence.monotone`), mixed
-             with the tempered log-odds ``t`` by a layer weight that leaving samples out must justify
+    f_in     monotone regression on the calibration samples (`salgp.calibrators.evidence.monotone`), or the
+             tempered log-odds ``t`` where the layers do not help
     f_shift  the same regression on the augmented samples
     k        shift weight in [0, 1], from a window of ``n >= 1`` samples
 
     f(x | window) = f_in + k (f_shift - f_in) - k v r_class
 
 Two statistics of each sample tell a shifted window from a difficult sample: the shift score (logistic
-regression "augmented or original?" on the whitened coordinates of every layer) and the confidence of
-``f_shift``. Each is counted from its mean over the calibration samples of the same predicted class, in
-standard deviations. With ``u`` their mean over the window,
+regression "augmented or original?" on agreement, novelty and whitened coordinates of every layer) and the
+confidence of ``f_shift``. Each is counted from its mean over the calibration samples, in standard deviations.
+With ``u`` their mean over the window,
 
     u' = u^3 / (u^2 + 4 / n),      m = sign(u') log(1 + |u'|),      k = w . m  kept within [0, 1].
 
@@ -20,7 +20,7 @@ pi_c``,
 
     r = max(0, log(n_c / e_c)),      r_class = r^3 / (r^2 + 4 / e_c).
 
-It is 0 for a single sample, which is a window of one. ``w`` and ``v`` are learned on windows of 1, 10 and 50
+It is 0 for a single sample, which is a window of one. ``w`` and ``v`` are learned on windows of 1 and 50
 samples of one family and strength of augmentation, and of calibration samples.
 """
 
@@ -33,13 +33,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from salgp.calibrators.evidence.layer_spaces import LARGEST, Evidence
+from salgp.calibrators.evidence.layer_spaces import Evidence
 from salgp.calibrators.evidence.monotone import MonotoneLogistic, design
 from salgp.calibrators.evidence.windows import WindowModel
 from salgp.features import Features
 from salgp.io import storable
 
-__all__ = ["Mixture", "Samples", "Scales", "samples_of", "scales_of", "score_inputs"]
+__all__ = ["Mixture", "Samples", "Scales", "samples_of", "scales_of"]
 
 LARGEST_LOG_ODDS = 20.0
 """Log-odds of the network are kept within this bound, where double precision still tells them apart."""
@@ -102,6 +102,12 @@ class Samples:
         return design(self.t, self.agreement, self.novelty[:, -1])
 
     @property
+    def score_inputs(self) -> Tensor:
+        """Columns of the shift score ``(n, 1 + (2 + q) L)``: one, agreements, novelties, coordinates."""
+        one = torch.ones_like(self.t)[:, None]
+        return torch.cat([one, self.agreement, self.novelty, self.coordinates], dim=1)
+
+    @property
     def ood_score(self) -> Tensor:
         """One number ``(n,)`` that is large for unknown classes and under shift: energy, mean disagreement
         and the largest novelty, each as far as it is above its median, ``h(z) = log(1 + max(z, 0))``.
@@ -115,32 +121,6 @@ class Samples:
 
     def __getitem__(self, rows: Tensor) -> Samples:
         return Samples(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-
-@storable
-@dataclass(frozen=True, eq=False)
-class ShiftScore:
-    """Logistic regression "augmented or original?".
-
-    Args:
-        centre: ``(p,)`` mean of its inputs over the calibration samples.
-        scale: ``(p,)`` their standard deviation.
-        weights: ``(1 + p,)`` of a constant and of the standardised inputs.
-    """
-
-    centre: Tensor
-    scale: Tensor
-    weights: Tensor
-
-    def inputs(self, samples: Samples) -> Tensor:
-        """Coordinates, their squares, and the agreement of every layer, standardised ``(n, p)``."""
-        x = score_inputs(samples)
-        return ((x - self.centre.to(x)) / self.scale.to(x)).clamp(-LARGEST, LARGEST)
-
-    def __call__(self, samples: Samples) -> Tensor:
-        """Log-odds ``(n,)`` of being augmented."""
-        x = self.inputs(samples)
-        return x @ self.weights[1:].to(x) + self.weights[0].to(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,44 +150,36 @@ class Mixture:
     """Everything that turns samples into log-odds of being correct.
 
     Args:
-        in_domain: monotone regression on the calibration samples.
-        layer_weight: its weight beside plain temperature scaling, from 0 to 1.
-        plain: ``(2, 2)`` covariance of a constant and a slope of ``t`` around temperature scaling.
+        in_domain: monotone regression on the calibration samples, or temperature scaling.
         usual: ``(p,)`` mean columns of the calibration samples, from which terms are counted.
         shift: monotone regression on the augmented samples; None where there were none.
-        score: tells augmented from original samples; None likewise.
+        score: weights of the shift score; None likewise.
         window: gives the shift weight; None likewise.
         shift_variance: of the log-odds of ``shift`` on a family of augmentations it has not seen.
     """
 
     in_domain: MonotoneLogistic
-    layer_weight: float
-    plain: Tensor
     usual: Tensor
     shift: MonotoneLogistic | None = None
-    score: ShiftScore | None = None
+    score: Tensor | None = None
     window: WindowModel | None = None
     shift_variance: float = 0.0
 
-    def inside(self, samples: Samples) -> Tensor:
-        """``f_in``, ``(n,)``."""
-        f = self.in_domain.to(samples.t).log_odds(samples.design, samples.label)
-        return torch.lerp(samples.t, f, self.layer_weight)
-
-    def shifted(self, samples: Samples) -> Tensor:
-        """``f_shift``, ``(n,)``."""
-        assert self.shift is not None
-        return self.shift.to(samples.t).log_odds(samples.design, samples.label)
+    @property
+    def layers_in_domain(self) -> bool:
+        """Does the expert in domain use the layers, or is it temperature scaling?"""
+        return bool(self.in_domain.weights[2:].any()) or bool(self.in_domain.offsets.any())
 
     def parts(self, samples: Samples) -> Tensor:
         """What each sample adds to the sums of its window, ``(n, 2 + C)``."""
-        if self.window is None or self.score is None:
+        if self.window is None or self.score is None or self.shift is None:
             raise ValueError(
                 "this calibrator was fitted without augmented samples, so a context tells it nothing; "
                 "fit it on extract(..., perturb='auto'), or predict without a context"
             )
-        statistics = torch.stack([self.score(samples), self.shifted(samples)], dim=1)
-        return self.window.parts(torch.sigmoid(statistics), samples.label)
+        score = samples.score_inputs @ self.score.to(samples.t)
+        f_shift = self.shift.to(samples.t).log_odds(samples.design, samples.label)
+        return self.window.parts(torch.sigmoid(torch.stack([score, f_shift], dim=1)), samples.label)
 
     def __call__(self, samples: Samples, windows: tuple[Tensor, Tensor] | None = None) -> LogOdds:
         """Log-odds of samples.
@@ -216,12 +188,10 @@ class Mixture:
             samples: ``n`` of them.
             windows: sums ``(w, 2 + C)`` and the window ``(n,)`` of each sample; by default each is a window.
         """
-        X, label, b = samples.design, samples.label, self.layer_weight
+        X, label = samples.design, samples.label
         inside = self.in_domain.to(X)
-        ones = torch.stack([torch.ones_like(samples.t), samples.t], dim=1)
-        plain = ((ones @ self.plain.to(X)) * ones).sum(dim=1)
-        mean, variance = self.inside(samples), (1 - b) ** 2 * plain + b**2 * inside.variance(X, label)
-        terms, spread = (b * x for x in _terms(inside, X, label, self.usual))
+        mean, variance = inside.log_odds(X, label), inside.variance(X, label)
+        terms, spread = _terms(inside, X, label, self.usual)
         k, context = torch.zeros_like(mean), torch.zeros_like(mean)
         if self.shift is not None and self.window is not None:
             own = (self.parts(samples), torch.arange(label.shape[0], device=label.device))
@@ -249,12 +219,6 @@ def _terms(model: MonotoneLogistic, X: Tensor, label: Tensor, usual: Tensor) -> 
         for offset, part in pairs
     )
     return mean, spread
-
-
-def score_inputs(samples: Samples) -> Tensor:
-    """What the shift score reads: coordinates, their squares, and the agreement of every layer."""
-    x = samples.coordinates
-    return torch.cat([x, x.square(), samples.agreement], dim=1)
 
 
 def log_odds_of(logits: Tensor, label: Tensor, temperature: float = 1.0) -> Tensor:

@@ -36,9 +36,7 @@ from salgp.io import storable
 __all__ = ["MonotoneLogistic", "design"]
 
 RIDGE = 0.4
-"""Prior precision of the weights of agreement and novelty; the slope ``b`` is held a tenth as much, the
-constant a fortieth.
-"""
+"""Prior precision of the weights of agreement and novelty; constant and slope are held a fortieth as much."""
 PRECISE = {"maxiter": 5000, "maxfun": 50_000, "ftol": 1e-15, "gtol": 1e-8}
 """The optimum is unique; found to the last digits, the result does not depend on the order of rows."""
 GROUP_ENTRIES = 100_000
@@ -124,7 +122,7 @@ def fit_monotone(
 
     p, C = X.shape[1], n_classes if class_sd > 0 else 0
     prior, centre = X.new_full((p + C,), RIDGE), X.new_zeros(p + C)
-    prior[0], prior[1], prior[p:] = RIDGE / 40, RIDGE / 10, class_sd**-2 if C else 0.0
+    prior[:2], prior[p:] = RIDGE / 40, class_sd**-2 if C else 0.0
     centre[1] = 1.0
 
     def loss(v: object) -> tuple[float, object]:

@@ -27,7 +27,7 @@ class WindowModel:
     """How the shift weight follows from a window of samples.
 
     Args:
-        centre: ``(C, 2)`` mean of both statistics over calibration samples of each predicted class.
+        centre: ``(2,)`` mean of both statistics over the calibration samples.
         scale: ``(2,)`` their standard deviation.
         weights: ``(2,)``, ``w``.
         shares: ``(C,)`` of the predicted classes among the calibration samples, ``pi``.
@@ -42,7 +42,7 @@ class WindowModel:
 
     def parts(self, statistics: Tensor, label: Tensor) -> Tensor:
         """What each sample adds to the sums of its window, ``(n, 2 + C)``: statistics and a class count."""
-        u = (statistics - self.centre.to(statistics)[label]) / self.scale.to(statistics)
+        u = (statistics - self.centre.to(statistics)) / self.scale.to(statistics)
         counts = torch.arange(len(self.shares), device=label.device) == label[:, None]
         return torch.cat([u, counts.to(u)], dim=1)
 

@@ -83,5 +83,5 @@ def learn_evidence(
     monotone = None
     if not linear:
         rows = training_rows(features, samples, features.correct(labels).double())
-        monotone = fit_in_domain(rows, features.n_classes, class_sd, 1.0).in_domain
+        monotone = fit_in_domain(rows, features.n_classes, class_sd, True)
     return EvidenceInputs(known, scales, monotone), samples.design

@@ -193,8 +193,8 @@ BASELINES: dict[str, Entry] = {
 """Everything ours is compared with."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "temperature in domain": {"layer_weight": 0.0},
-    "layers in domain at full weight": {"layer_weight": 1.0},
+    "temperature in domain": {"layers_in_domain": False},
+    "layers in domain": {"layers_in_domain": True},
     "without over-prediction": {"over_prediction": False},
     "without class offsets": {"class_sd": 0.0},
     "whole training set as reference": {"size": 1_000_000},
