@@ -28,7 +28,7 @@ def fit(X: Tensor, label: Tensor, correct: Tensor, class_sd: float = 0.8) -> Mon
 def dense(X: Tensor, label: Tensor, class_sd: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Offsets as columns of ones and zeros; the prior's precisions and centre."""
     Z = np.hstack([X.numpy(), np.eye(3)[label.numpy()]])
-    prior = np.array([RIDGE / 40, RIDGE / 10, *[RIDGE] * (X.shape[1] - 2), *[class_sd**-2] * 3])
+    prior = np.array([RIDGE / 40, RIDGE / 40, *[RIDGE] * (X.shape[1] - 2), *[class_sd**-2] * 3])
     return Z, prior, np.eye(len(prior))[1]
 
 
@@ -60,7 +60,7 @@ def test_with_a_matching_penalty_it_is_sklearn_logistic_regression() -> None:
 
     X, label, correct = problem(300)
     found = fit(X, label, correct, class_sd=0.0)
-    scale = np.sqrt(np.array([40.0, 10.0, 1.0, 1.0]))
+    scale = np.sqrt(np.array([40.0, 40.0, 1.0, 1.0]))
     # around a slope of 1: the objective's centre moves into an offset, which sklearn lacks, so that rows are
     # compared by the gradient at its optimum with the centre at 0
     peer = LogisticRegression(C=1 / RIDGE, fit_intercept=False, tol=1e-10, max_iter=5000)
@@ -87,7 +87,7 @@ def test_without_rows_it_is_the_prior() -> None:
     X, label, correct = problem(5)
     found = fit_monotone(X, label, correct, torch.zeros(5).double(), 3, 0.5)
     torch.testing.assert_close(found.weights, torch.tensor([0.0, 1.0, 0.0, 0.0]).double())
-    torch.testing.assert_close(found.covariance.diagonal(), torch.tensor([100, 25, 2.5, 2.5]).double())
+    torch.testing.assert_close(found.covariance.diagonal(), torch.tensor([100, 100, 2.5, 2.5]).double())
     torch.testing.assert_close(found.class_variance, torch.full((3,), 0.25).double())
 
 
@@ -108,7 +108,7 @@ def test_without_offsets_classes_have_no_variance() -> None:
     assert not found.offsets.any()
     assert not found.class_variance.any()
     p = torch.sigmoid(X @ found.weights)
-    prior = torch.tensor([RIDGE / 40, RIDGE / 10, RIDGE, RIDGE]).double()
+    prior = torch.tensor([RIDGE / 40, RIDGE / 40, RIDGE, RIDGE]).double()
     H = X.T @ ((p * (1 - p))[:, None] * X) + prior.diag()
     torch.testing.assert_close(found.variance(X, label), ((X @ torch.linalg.inv(H)) * X).sum(dim=1))
 

@@ -23,7 +23,7 @@ from salgp.gp.regression import Posterior, condition_exact
 CLASS_SD = 1.0
 PRIOR = {
     "layer:constant.log_variance": np.log(40 / RIDGE),
-    "layer:log-odds.log_variance": np.log(10 / RIDGE),
+    "layer:log-odds.log_variance": np.log(40 / RIDGE),
     "layer:one.log_variance": np.log(1 / RIDGE),
     "layer:two.log_variance": np.log(1 / RIDGE),
     "class.log_own": np.full(3, np.log(CLASS_SD**2)),
@@ -93,7 +93,7 @@ def rows_by_class(made: Structure, seen: Features) -> Rows:
 def newton(X: Tensor, label: Tensor, correct: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Mode and covariance of logistic weights under the prior of layer evidence, by plain Newton steps."""
     Z = np.hstack([X.numpy(), np.eye(3)[label.numpy()]])
-    prior = np.array([RIDGE / 40, RIDGE / 10, *[RIDGE] * 3, *[CLASS_SD**-2] * 3])
+    prior = np.array([RIDGE / 40, RIDGE / 40, *[RIDGE] * 3, *[CLASS_SD**-2] * 3])
     centre = np.eye(len(prior))[1]
     w = centre.copy()
     for _ in range(100):

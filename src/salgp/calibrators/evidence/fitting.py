@@ -166,7 +166,7 @@ def layers_help(t: Tensor, layers: Tensor, correct: Tensor) -> bool:
         >>> right = (torch.arange(100) % 4 > 0).double()
         >>> layers_help(torch.full((100,), 1.1).double(), 4 * (2 * right - 1), right)
         True
-        >>> layers_help(torch.full((100,), 1.1).double(), torch.full((100,), 1.0).double(), right)
+        >>> layers_help(torch.full((100,), 1.1).double(), torch.full((100,), -1.0).double(), right)
         False
     """
     if int((correct == 0).sum()) < FEWEST_ERRORS:

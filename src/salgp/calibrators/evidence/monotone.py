@@ -122,7 +122,7 @@ def fit_monotone(
 
     p, C = X.shape[1], n_classes if class_sd > 0 else 0
     prior, centre = X.new_full((p + C,), RIDGE), X.new_zeros(p + C)
-    prior[:2], prior[p:] = RIDGE / 40, class_sd**-2 if C else 0.0
+    prior[:2], prior[p:] = RIDGE / 40, float(class_sd) ** -2 if C else 0.0
     centre[1] = 1.0
 
     def loss(v: object) -> tuple[float, object]:
