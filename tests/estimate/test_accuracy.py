@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,7 +133,8 @@ def test_left_out_families_give_the_spread_of_a_calibrator() -> None:
     spread = left_out_spread(LayerEvidence(), copies, y.repeat(3))
     assert spread.n_environments == 3  # two families, and the originals
     assert 0.5 < spread.confidence < 1
-    finer = left_out_spread(LayerEvidence(), copies, y.repeat(3), environments=torch.arange(450) % 2)
+    by_strength = replace(copies, strengths=torch.arange(450) % 2)
+    finer = left_out_spread(LayerEvidence(), by_strength, y.repeat(3))
     assert finer.n_environments == 6
     with pytest.raises(ValueError, match="no augmented samples"):
         left_out_spread(LayerEvidence(), Features(x), y)

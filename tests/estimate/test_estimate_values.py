@@ -21,6 +21,7 @@ from salgp.estimate import (
     error_above,
     left_out_spread,
     measure_spread,
+    mix,
     per_class,
 )
 from salgp.estimate.accuracy import _halves, from_sums
@@ -98,10 +99,10 @@ def test_halves_keep_copies_with_their_sample() -> None:
     assert _halves(torch.tensor([7, 3, 9, 7, 3, 12])).tolist() == [1, 0, 0, 1, 0, 1]
 
 
-def test_class_mix_is_the_likeliest_one_with_its_curvature() -> None:
+def test_class_mix_is_the_likeliest_one_with_its_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
     source = np.array([0.5, 0.3, 0.2])
     p, _ = drawn(300, 3)
-    found = class_mix(p, source, max_steps=5000, tolerance=1e-12)
+    found = class_mix(p, source)
     ratio = p.probs.numpy() / source
 
     def loss(v: np.ndarray) -> float:
@@ -126,7 +127,8 @@ def test_class_mix_is_the_likeliest_one_with_its_curvature() -> None:
     low, high = found.interval(0.8)
     np.testing.assert_allclose(high - low, 2 * norm.ppf(0.9) * found.std)
     assert (found.n, found.converged) == (300, True)
-    assert not class_mix(p, source, max_steps=1).converged
+    monkeypatch.setattr(mix, "STEPS", 1)
+    assert not class_mix(p, source).converged
     largest = int(np.argmax(np.abs(found.share - source)))
     assert f"class {largest}, from {source[largest]:.1%} to {found.share[largest]:.1%}" in str(found)
 

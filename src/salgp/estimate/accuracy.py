@@ -219,10 +219,10 @@ def left_out_spread(
     features: Features,
     labels: Any,
     reference: tuple[Features, Tensor] | None = None,
-    environments: Tensor | None = None,
     level: float = 0.9,
 ) -> Spread:
-    """`measure_spread` on families of augmented samples, each predicted by a fit that has not seen them.
+    """`measure_spread` on families of augmented samples, strength by strength, predicted by fits that have not
+    seen the family.
 
     Half of the samples and one family are left out at a time. Augmented samples whose originals the fit has
     seen would make calibration look better than it is, above all the weak ones.
@@ -232,7 +232,6 @@ def left_out_spread(
         features: originals and augmented samples, with ``groups`` and ``families``.
         labels: ``(n,)`` true classes.
         reference: features and labels of the network's training set.
-        environments: ``(n,)`` numbers that divide a family further; by default ``features.strengths``.
         level: of the intervals the spread is for.
 
     Example:
@@ -251,8 +250,7 @@ def left_out_spread(
         raise ValueError('these features have no augmented samples; extract them with perturb="auto"')
     y = as_labels(labels, len(features), features.n_classes)
     family, half = features.families.cpu(), _halves(features.groups.cpu())
-    given = features.strengths if environments is None else environments
-    part = family if given is None else given.cpu()
+    part = family if features.strengths is None else features.strengths.cpu()
     found: dict[tuple[int, float], list[tuple[Prediction, Tensor]]] = {}
     for number in family.unique().tolist():
         for side in (0, 1):

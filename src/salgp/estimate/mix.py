@@ -28,6 +28,9 @@ __all__ = ["ClassMix", "adapt", "class_mix"]
 
 FloatArray = NDArray[np.float64]
 
+STEPS, SETTLED = 2000, 1e-9
+"""Most steps of a search, and the largest change at which it has settled."""
+
 
 @dataclass(frozen=True, eq=False)
 class ClassMix:
@@ -66,8 +69,6 @@ class ClassMix:
 def class_mix(
     prediction: Prediction,
     source_mix: ArrayLike,
-    max_steps: int = 500,
-    tolerance: float = 1e-7,
     calibration: Prediction | None = None,
     n_source: int | None = None,
 ) -> ClassMix:
@@ -81,8 +82,6 @@ def class_mix(
     Args:
         prediction: of the batch.
         source_mix: ``(c,)`` shares of the true classes among the calibration samples, all above 0.
-        max_steps: of the search.
-        tolerance: largest change of a share at which it stops.
         calibration: prediction, by the same calibrator, of the calibration samples or others of that mix.
             The mix is taken as counted on them.
         n_source: without ``calibration``, the number of samples that the mix was counted on. With neither
@@ -109,23 +108,21 @@ def class_mix(
         factors = _factors(given, source)
         at_source, probs = _scaled(given, factors), _scaled(probs, factors)
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
-    share, converged = _likeliest(ratio, source, max_steps, tolerance)
+    share, converged = _likeliest(ratio, source)
     freedom = max(len(source) - 1, 1)
     p_value = float(chdtrc(freedom, _evidence(probs, share, source, at_source, n_source)))
     variance = _batch_variance(ratio, share) + _source_variance(ratio, share, source, at_source, n_source)
     return ClassMix(share, np.sqrt(variance.clip(0)), source, p_value, len(probs), converged)
 
 
-def _likeliest(
-    ratio: FloatArray, source: FloatArray, max_steps: int, tolerance: float
-) -> tuple[FloatArray, bool]:
+def _likeliest(ratio: FloatArray, source: FloatArray) -> tuple[FloatArray, bool]:
     """Expectation maximisation; did it settle?"""
     share = source.copy()
-    for _ in range(max_steps):
+    for _ in range(STEPS):
         responsibility = ratio * share
         responsibility /= responsibility.sum(1, keepdims=True)
         before, share = share, responsibility.mean(0)
-        if np.abs(share - before).max() < tolerance:
+        if np.abs(share - before).max() < SETTLED:
             return share, True
     return share, False
 
@@ -212,15 +209,15 @@ def _multinomial(source: FloatArray) -> FloatArray:
     return np.diag(source) - np.outer(source, source)
 
 
-def _factors(calibration: np.ndarray, source: np.ndarray, steps: int = 500) -> np.ndarray:
+def _factors(calibration: np.ndarray, source: np.ndarray) -> np.ndarray:
     """One factor per class ``(c,)`` that brings the mean probability there to the class's share."""
     if calibration.shape[1:] != source.shape or not len(calibration):
         raise ValueError(f"calibration has probabilities {calibration.shape}, the mix {len(source)} classes")
     factors = np.ones_like(source)
-    for _ in range(steps):
+    for _ in range(STEPS):
         change = source / _scaled(calibration, factors).mean(0)
         factors *= change
-        if np.abs(change - 1).max() < 1e-9:
+        if np.abs(change - 1).max() < SETTLED:
             break
     return factors
 
