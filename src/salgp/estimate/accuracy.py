@@ -221,7 +221,7 @@ def left_out_spread(
     reference: tuple[Features, Tensor] | None = None,
     level: float = 0.9,
 ) -> Spread:
-    """`measure_spread` on families of augmented samples, by strength, with fits that have not seen the family.
+    """`measure_spread` on families of augmented samples, with fits that have not seen the family.
 
     Half of the samples and one family are left out at a time. Augmented samples whose originals the fit has
     seen would make calibration look better than it is, above all the weak ones.
