@@ -21,7 +21,7 @@ from salgp.calibrators.registry import get
 from salgp.features import Features
 from salgp.io import FormatError, read_value, reading
 
-__all__ = ["load_calibrator", "load_parts", "read_parts"]
+__all__ = ["load_parts", "read_parts"]
 
 LARGEST = 10_000_000
 """Most classes and features per sample that a file may announce."""

@@ -17,14 +17,7 @@ from torch import Tensor
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.logits import at_least_single
 
-__all__ = [
-    "BOUNDS",
-    "best_temperature",
-    "careful_temperature",
-    "rest_temperature",
-    "row_chunks",
-    "tempered_softmax",
-]
+__all__ = ["BOUNDS", "best_temperature", "careful_temperature", "row_chunks", "tempered_softmax"]
 
 BOUNDS = (0.01, 20.0)
 """Smallest and largest temperature looked for."""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 __all__ = [
-    "SMALL",
     "cholesky",
     "inverse_positive",
     "log_determinant",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from salgp.gp.linalg import NotPositiveDefiniteError, one_blas_thread
 
-__all__ = ["AtBoundWarning", "Fit", "Parameter", "Scale", "maximise", "started", "tell_unless_settled"]
+__all__ = ["tell_unless_settled"]
 
 GPYTORCH_START = 0.6931471805599453
 """Where GPyTorch starts every positive parameter: ``softplus(0) = log 2``."""

@@ -17,15 +17,7 @@ import numpy as np
 from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_binary, as_distribution, as_scores
 from salgp.metrics.metric import Groups, Statistic, metric
 
-__all__ = [
-    "ReliabilityBins",
-    "adaptive_ece",
-    "classwise_ece",
-    "debiased_ece",
-    "ece",
-    "mce",
-    "reliability_bins",
-]
+__all__ = []
 
 Scheme: TypeAlias = Literal["width", "mass"]
 """Bins of equal ``"width"``, or holding equally many samples (equal ``"mass"``)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from salgp.labels import as_labels
 from salgp.logits import refuse_masked
 
-__all__ = ["ArrayLike", "FloatArray", "IntArray", "as_numbers"]
+__all__ = ["ArrayLike", "FloatArray", "as_numbers"]
 
 ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 FloatArray: TypeAlias = NDArray[np.float64]

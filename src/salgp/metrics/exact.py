@@ -13,7 +13,7 @@ from scipy.special import betaincinv
 from salgp.metrics.binned import ReliabilityBins
 from salgp.metrics.checks import FloatArray, IntArray
 
-__all__ = ["accuracy_band", "exact_interval"]
+__all__ = ["exact_interval"]
 
 
 def accuracy_band(bins: ReliabilityBins, level: float = 0.9) -> tuple[FloatArray, FloatArray]:

@@ -14,7 +14,7 @@ from salgp.metrics.binned import assign_bins
 from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_scores
 from salgp.metrics.metric import Statistic, mean_of, metric
 
-__all__ = ["interval_coverage", "interval_width"]
+__all__ = []
 
 _POINTS = 200
 """Quantiles of the normal distribution by which confidences vary within their intervals."""

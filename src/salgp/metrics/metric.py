@@ -20,7 +20,7 @@ import numpy as np
 
 from salgp.metrics.checks import FloatArray, IntArray
 
-__all__ = ["Groups", "Metric", "Statistic", "metric"]
+__all__ = ["metric"]
 
 P = ParamSpec("P")
 

@@ -14,17 +14,7 @@ from salgp.metrics.binned import Scheme, assign_bins
 from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_distribution, as_numbers, as_scores
 from salgp.metrics.metric import Statistic, mean_of, metric
 
-__all__ = [
-    "BrierDecomposition",
-    "accuracy",
-    "brier",
-    "brier_correct",
-    "brier_decomposition",
-    "mean_confidence",
-    "mean_variance",
-    "nll",
-    "nll_correct",
-]
+__all__ = []
 
 EPS = float(np.finfo(np.float64).eps)
 """Probabilities are kept this far from 0 in logarithms, as in scikit-learn: one certain error costs 36 nats,

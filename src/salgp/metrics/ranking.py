@@ -12,7 +12,7 @@ import numpy as np
 from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_numbers
 from salgp.metrics.metric import Groups, Statistic, metric
 
-__all__ = ["RiskCoverage", "aurc", "auroc", "fpr95", "ood_auroc", "risk_coverage"]
+__all__ = []
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from salgp.metrics.checks import FloatArray, IntArray
 from salgp.metrics.metric import Metric, Statistic
 
-__all__ = ["Interval", "bootstrap"]
+__all__ = []
 
 _CHUNK = 2**18
 """Counts made at a time: few enough to stay in cache."""

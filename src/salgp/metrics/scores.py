@@ -21,7 +21,7 @@ from salgp.prediction import checked
 if TYPE_CHECKING:
     from salgp.prediction import Prediction
 
-__all__ = ["METRICS", "Comparison", "Scores", "arrays_of", "compare", "evaluate", "register"]
+__all__ = ["register"]
 
 METRICS: dict[str, Metric[...]] = {
     metric.name: metric

@@ -12,7 +12,7 @@ import numpy as np
 from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_scores
 from salgp.metrics.metric import metric
 
-__all__ = ["smooth_ece"]
+__all__ = []
 
 _GRID = 2048
 

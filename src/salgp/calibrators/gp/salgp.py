@@ -46,7 +46,7 @@ from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
 from salgp.prediction import Prediction
 
-__all__ = ["PAPER", "SALGP"]
+__all__ = ["SALGP"]
 
 PAPER: dict[str, dict[str, Any]] = {
     "ml": {"covariance": "ml"},

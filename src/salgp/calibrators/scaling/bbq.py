@@ -32,7 +32,7 @@ from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
 from salgp.prediction import Prediction
 
-__all__ = ["BBQ"]
+__all__ = []
 
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Pseudo-counts tried in cross-validation."""

@@ -40,7 +40,7 @@ from salgp.features import Features
 from salgp.logits import at_least_single
 from salgp.prediction import Prediction
 
-__all__ = ["DirichletCalibration", "MatrixScaling", "StackedScaling", "VectorScaling"]
+__all__ = []
 
 DIAGONAL_PENALTY = 1e-6
 """Pull of the diagonal towards 1: too weak to matter, except where separable data would drive it to infinity.

@@ -20,7 +20,7 @@ from salgp.features import Features
 from salgp.gp.linalg import solve_positive
 from salgp.prediction import Prediction
 
-__all__ = ["BetaCalibration", "PlattScaling", "fit_logistic", "platt_targets"]
+__all__ = ["fit_logistic", "platt_targets"]
 
 
 class PlattScaling(Calibrator):

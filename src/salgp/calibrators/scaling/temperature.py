@@ -33,14 +33,7 @@ from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled
 from salgp.prediction import Prediction
 
-__all__ = [
-    "AdaptiveCalibratorEnsemble",
-    "EnsembleTemperatureScaling",
-    "PerturbedTemperatureScaling",
-    "TemperatureScaling",
-    "Uncalibrated",
-    "ensemble_softmax",
-]
+__all__ = []
 
 
 class Uncalibrated(Calibrator):

@@ -33,7 +33,7 @@ from salgp.features import Features
 from salgp.logits import at_least_single
 from salgp.prediction import Prediction
 
-__all__ = ["HistogramBinning", "IsotonicRegression", "from_top_label", "interpolate", "monotone_fit"]
+__all__ = ["from_top_label"]
 
 
 @dataclass(frozen=True, eq=False)
