@@ -74,10 +74,6 @@ KERNELS: dict[str, Kernel] = {
 """Base kernels by name; the one place where a kernel is looked up."""
 
 
-BLOCK = 16_384
-"""Entries evaluated at once with their derivative, so that what is made on the way stays in the cache."""
-
-
 def stationary(
     kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None = None
 ) -> Tensor:
@@ -103,16 +99,9 @@ class _OnFixedDistances(torch.autograd.Function):
     def forward(
         ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None
     ) -> Tensor:
-        square = squared * (-2.0 * log_lengthscale).exp()
-        value, by_lengthscale = torch.empty_like(square), torch.empty_like(square)
-        flat = (x.view(-1).split(BLOCK) for x in (square, value, by_lengthscale))
-        for part, its_value, its_slope in zip(*flat, strict=True):
-            found, slope = KERNELS[kernel](part)
-            its_value.copy_(found)
-            its_slope.copy_(slope())
-        if log_variance is not None:
-            value *= log_variance.exp()
-            by_lengthscale *= log_variance.exp()
+        value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
+        scale = 1.0 if log_variance is None else log_variance.exp()
+        value, by_lengthscale = value * scale, slope() * scale
         ctx.save_for_backward(value, by_lengthscale)
         ctx.shapes = log_lengthscale.shape, None if log_variance is None else log_variance.shape
         return value
@@ -144,6 +133,8 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
         >>> squared_distance(torch.tensor([[1.0]]), torch.tensor([[0.0], [3.0]]))
         tensor([[1., 4.]], dtype=torch.float64)
     """
+    if a is b and a.shape[-2] == 1:  # each row with itself
+        return torch.zeros(*a.shape[:-1], 1, dtype=torch.float64, device=a.device)
     y = b.double()
     centre = y.mean(dim=-2, keepdim=True) if y.shape[-2] else y.new_zeros(())
     y = y - centre
@@ -185,8 +176,8 @@ class Rows:
 
     def flatten(self) -> Rows:
         """Merge leading axes: ``(n, L, d)`` becomes ``(n * L, d)``; the result shares no memory."""
-        blocks, groups = self.blocks.values(), self.groups.values()
-        lead = torch.broadcast_shapes(*(x.shape[:-1] for x in blocks), *(g.shape for g in groups))
+        numbers = [x[..., 0] for x in self.blocks.values()]
+        lead = torch.broadcast_tensors(*numbers, *self.groups.values())[0].shape
         copy = torch.contiguous_format
         return self.map(
             lambda x: x.expand(*lead, -1).reshape(-1, x.shape[-1]).clone(memory_format=copy),

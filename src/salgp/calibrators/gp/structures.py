@@ -192,10 +192,14 @@ def _block(name: str, structure: Structure, features: Features) -> Tensor:
     if not structure.stacked:
         return layers[0]
     width = max(x.shape[1] for x in layers)
-    padded = torch.stack([torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in layers], dim=1)
+    padded = torch.stack([_padded(x, width) for x in layers], dim=1)
     if name == "features":
         return padded
     return torch.cat([padded.double(), s[:, None, :].expand(-1, len(layers), -1)], dim=2)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[1] == width else torch.nn.functional.pad(x, (0, width - x.shape[1]))
 
 
 def _group(name: str, structure: Structure, features: Features) -> Tensor:
