@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -52,8 +53,10 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="beside one busy process")
     parser.add_argument(
         "--clocks",
-        action="store_true",
-        help="fits by both clocks, on 1 and 2 threads, alone and beside a process",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="fits of N samples by both clocks, on 1 and 2 threads, alone and beside a process",
     )
     arguments = parser.parse_args()
     if arguments.job:
@@ -63,7 +66,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     if arguments.clocks:
-        print(clocks_table())
+        print(clocks_table(arguments.clocks))
         return
     with busy_process() if arguments.busy else contextlib.nullcontext():
         page = report(arguments.parts)
@@ -338,27 +341,26 @@ def yes(value: bool) -> str:
     return "yes" if value else "**no**"
 
 
-def clocks_table() -> str:
-    """Fits at n = 500 by processor time and by the clock on the wall, on one thread and on two, alone and
+def clocks_table(sizes: list[int]) -> str:
+    """Fits by processor time and by the clock on the wall, on one thread and on two, alone and
     beside one busy process; ours and GPyTorch's in turns.
     """
     lines = [
         f"Load {os.getloadavg()[0]:.1f} at the start. Seconds, processor time / wall clock; a GPyTorch fit "
         "is 2,000 times its median step.",
         "",
-        "| threads | beside it | GPyTorch | ML | ratio | sum | ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| n | threads | beside it | GPyTorch | ML | ratio | sum | ratio |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for busy in (False, True):
-        for threads in (1, 2):
-            with busy_process() if busy else contextlib.nullcontext():
-                found = {name: run("clocks", threads, what=name) for name in ("gpytorch", "ml", "sum")}
-            theirs, *ours = (both_clocks(found[name]) for name in ("gpytorch", "ml", "sum"))
-            cells = [str(threads), "one busy process" if busy else "nothing", clock_cell(theirs)]
-            for own in ours:
-                ratio = [b / a for a, b in zip(own, theirs, strict=True)]
-                cells += [clock_cell(own), f"{ratio[0]:,.0f}x / {ratio[1]:,.0f}x"]
-            lines.append(row(cells))
+    for n, busy, threads in itertools.product(sizes, (False, True), (1, 2)):
+        with busy_process() if busy else contextlib.nullcontext():
+            found = {name: run("clocks", threads, what=name, n=n) for name in ("gpytorch", "ml", "sum")}
+        theirs, *ours = (both_clocks(found[name]) for name in ("gpytorch", "ml", "sum"))
+        cells = [str(n), str(threads), "one busy process" if busy else "nothing", clock_cell(theirs)]
+        for own in ours:
+            ratio = [b / a for a, b in zip(own, theirs, strict=True)]
+            cells += [clock_cell(own), f"{ratio[0]:,.0f}x / {ratio[1]:,.0f}x"]
+        lines.append(row(cells))
     return "\n".join(lines)
 
 
@@ -573,16 +575,16 @@ def gpytorch_predict(n: int, new: int, fast: bool) -> dict[str, Any]:
         return {"seconds": median_time(predicted, 3)}
 
 
-def clocks(what: str) -> dict[str, Any]:
-    """A fit at n = 500 by both clocks: ours, or 2,000 times a step of the faster of GPyTorch's two ways."""
+def clocks(what: str, n: int) -> dict[str, Any]:
+    """A fit by both clocks: ours, or 2,000 times a step of the faster of GPyTorch's two ways."""
     from salgp.calibrators.gp.salgp import SALGP
 
     if what != "gpytorch":
-        features, labels = sample(500, 0)
+        features, labels = sample(n, 0)
         return median_clocks([lambda: SALGP(what).fit(features, labels)] * 3)
     import gpytorch
 
-    model, likelihood, loss, x, y = recipe(500)
+    model, likelihood, loss, x, y = recipe(n)
     model.train(), likelihood.train()
     adam = torch.optim.Adam(model.parameters(), lr=RATE)
     ways = []
