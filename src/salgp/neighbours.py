@@ -7,6 +7,8 @@ duplicate is at distance 0 whatever the size of the features.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -51,20 +53,22 @@ def nearest(
     scale = (reference - centre).abs().amax().clamp_min(torch.finfo(reference.dtype).tiny)
     points = ((reference - centre) / scale).float()
     squares = points.square().sum(dim=1)
-    step = max(1, ENTRIES // len(reference))
-    found = [(query.new_zeros(0, k), torch.zeros(0, k, dtype=torch.long, device=query.device))]
-    for start in range(0, len(query), step):
-        rows = query[start : start + step]
-        D = torch.addmm(squares, ((rows - centre) / scale).float(), points.T, alpha=-2)
+    distances, rows = [query.new_zeros(0, k)], [torch.zeros(0, k, dtype=torch.long, device=query.device)]
+    for start, some in _blocks(query, max(1, ENTRIES // len(reference))):
+        D = torch.addmm(squares, ((some - centre) / scale).float(), points.T, alpha=-2)
         if leave_one_out:
-            place = torch.arange(len(rows), device=rows.device)
-            D[place, start + place] = torch.inf
+            D.diagonal(start).fill_(torch.inf)
         near, column = D.topk(min(k + SPARE, len(reference)), dim=1, largest=False)
-        exact = torch.linalg.vector_norm(reference[column] - rows[:, None], dim=2)
-        exact = exact.masked_fill(near == torch.inf, torch.inf)
-        distance, order = exact.sort(dim=1, stable=True)
-        found.append((distance[:, :k], column.gather(1, order)[:, :k]))
-    return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+        exact = torch.linalg.vector_norm(reference[column] - some[:, None], dim=2)
+        distance, order = exact.masked_fill(near == torch.inf, torch.inf).sort(dim=1, stable=True)
+        distances.append(distance[:, :k])
+        rows.append(column.gather(1, order)[:, :k])
+    return torch.cat(distances), torch.cat(rows)
+
+
+def _blocks(query: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """Rows of a few at a time, each with the number of its first."""
+    return ((start, query[start : start + size]) for start in range(0, len(query), size))
 
 
 def class_distances(

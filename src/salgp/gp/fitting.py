@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -329,16 +330,9 @@ def _prepare(
 def _search(
     objective: Objective, parameters: Sequence[Parameter], settings: Settings, tolerance: float = 1e-6
 ) -> Fit:
-    return maximise(
-        objective,
-        parameters,
-        optimizer=settings.optimizer,
-        max_steps=settings.max_steps,
-        tolerance=tolerance,
-        learning_rate=settings.learning_rate,
-        restarts=settings.restarts,
-        seed=settings.seed,
-    )
+    names = ("optimizer", "max_steps", "learning_rate", "restarts", "seed")
+    options: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    return maximise(objective, parameters, tolerance=tolerance, **options)
 
 
 def _finish(problem: _Problem, fit: Fit, sites: Sites, weights: Tensor) -> Fitted:
@@ -410,11 +404,20 @@ def retract(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
         return reconditioned(fitted, fitted.summary - _summary_of(fitted.posterior, rows, sites))
     assert fitted.y is not None
     assert fitted.noise is not None
-    known = fitted.posterior.rows
-    keep = torch.ones(len(known), dtype=torch.bool, device=fitted.y.device)
-    for i in range(len(rows)):
-        keep[_find(known, rows[[i]], keep)] = False
-    return _exact_again(fitted, known[keep], fitted.y[keep], fitted.noise[keep])
+    known, gone = _numbers(fitted.posterior.rows), _numbers(rows)
+    keep = torch.ones(len(known), dtype=torch.bool, device=known.device)
+    for row in gone:
+        same = (keep & (known == row).all(dim=1)).nonzero()
+        if not len(same):
+            raise ValueError("a sample to forget is not among those the calibrator was fitted on")
+        keep[same[0]] = False
+    return _exact_again(fitted, fitted.posterior.rows[keep], fitted.y[keep], fitted.noise[keep])
+
+
+def _numbers(rows: Rows) -> Tensor:
+    """All that a row holds, ``(N, d)``."""
+    groups = (g[:, None] for g in rows.groups.values())
+    return torch.cat([x.double() for x in (*rows.blocks.values(), *groups)], dim=1)
 
 
 def new_sites(
@@ -461,14 +464,3 @@ def _exact_again(fitted: Fitted, rows: Rows, y: Tensor, noise: Tensor) -> Fitted
     p = fitted.posterior
     posterior = condition_exact(p.covariance, p.theta, rows, y, noise)
     return replace(fitted, posterior=posterior, y=y, noise=noise)
-
-
-def _find(known: Rows, row: Rows, keep: Tensor) -> int:
-    same = keep.clone()
-    for name, x in known.blocks.items():
-        same &= (x == row.blocks[name].to(x.dtype)).all(-1)
-    for name, g in known.groups.items():
-        same &= g == row.groups[name]
-    if not bool(same.any()):
-        raise ValueError("a sample to forget is not among those the calibrator was fitted on")
-    return int(same.nonzero()[0, 0])

@@ -79,10 +79,11 @@ class BBQ(Calibrator):
         top = top_label(features)
         score, hit = _sorted(top.confidence.cpu().double().numpy(), (top.label == labels).cpu().numpy())
         prior = self._choose_prior(score, hit)
-        found = _average(_binnings(score, hit), prior)
+        bins = _binnings(score, hit)
+        found = _average(bins, prior)
         self.alpha_: float | None = prior and prior[0]
         self.beta_: float | None = prior and prior[1]
-        self.n_bins_, self.weights_ = torch.tensor(found.n_bins), torch.tensor(found.weights)
+        self.n_bins_, self.weights_ = torch.tensor(bins.n_bins), torch.tensor(found.weights)
         self.steps_at_, self.steps_ = torch.tensor(found.at), torch.tensor(found.value)
 
     def _choose_prior(self, score: np.ndarray, hit: np.ndarray) -> tuple[float, float] | None:
@@ -124,7 +125,6 @@ class _Binnings:
 class _Average:
     """The averaged step function: ``value[i]`` from ``at[i]`` on; and the weight of each binning."""
 
-    n_bins: np.ndarray
     weights: np.ndarray
     at: np.ndarray
     value: np.ndarray
@@ -184,7 +184,7 @@ def _average(bins: _Binnings, prior: tuple[float, float] | None) -> _Average:
     first = np.append(True, bins.model[1:] != bins.model[:-1])
     jump = weights[bins.model] * np.where(first, value, value - np.roll(value, 1))
     order = np.lexsort((~first, bins.left))
-    return _Average(bins.n_bins, weights, bins.left[order], np.clip(np.cumsum(jump[order]), 0, 1))
+    return _Average(weights, bins.left[order], np.clip(np.cumsum(jump[order]), 0, 1))
 
 
 def _empirical_bayes(bins: _Binnings) -> tuple[float, float]:
