@@ -113,17 +113,18 @@ class Trace:
 
     Args:
         calls: what ran.
-        n: number of samples.
-        n_scores: number of class scores the network gave for them, ``n * c``.
         module_names: all modules of the network, run or not.
-        logits: the scores themselves, ``(n, c)`` or ``(n,)``.
+        logits: the class scores, ``(n, c)`` or ``(n,)``.
     """
 
     calls: tuple[Call, ...]
-    n: int
-    n_scores: int
     module_names: tuple[str, ...]
     logits: Tensor
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.logits)
 
     @property
     def names(self) -> frozenset[str]:
@@ -152,12 +153,16 @@ def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
         >>> [c.name for c in trace(model, lambda network: network(torch.zeros(2, 4))).calls]
         ['0', '1', '2', '']
     """
-    seen: list[_Run] = []
-    frozen = FrozenCopy(model, lambda network: _record(network, seen))
+    seen: list[_Seen] = []
+    network = FrozenCopy(model).network
+    for name, module in network.named_modules():
+        scripted = isinstance(module, torch.jit.ScriptModule)  # takes no hooks: nobody can look into it
+        if not scripted and "parametrizations" not in name.split("."):
+            module.register_forward_hook(_recorder(name, seen))
     with torch.no_grad():
-        logits = raw_logits(run(frozen.network))
+        logits = raw_logits(run(network))
     names = tuple(name for name, _ in model.named_modules() if name)
-    return Trace(tuple(_calls(seen, logits)), len(logits), logits.numel(), names, logits.clone())
+    return Trace(tuple(_calls(seen, logits)), names, logits.clone())
 
 
 def ancestors(name: str) -> list[str]:
@@ -288,48 +293,37 @@ class Flow:
             return raw_logits(self._run(self._frozen.network)).clone()
 
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    name: str
-    module: nn.Module
-    shape: tuple[int, ...] | None
-    layout: Layout
-    padded: bool  # packed and nested sequences arrive batch first
-    small: Tensor | None  # kept to recognise the logits
+_Seen = tuple[str, nn.Module, Tensor | None, bool, Layout]
+"""Name, module and output of a call, was it padded (then it is batch first), and its layout."""
 
 
-def _record(network: nn.Module, seen: list[_Run]) -> None:
-    """Watch every module; those of TorchScript take no hooks, and nobody can look into them."""
-    for name, module in network.named_modules():
-        scripted = isinstance(module, torch.jit.ScriptModule)
-        if not scripted and "parametrizations" not in name.split("."):
-            module.register_forward_hook(_recorder(name, seen))
-
-
-def _recorder(name: str, seen: list[_Run]) -> Callable[[nn.Module, Any, Any], None]:
+def _recorder(name: str, seen: list[_Seen]) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, _: Any, output: Any) -> None:
         x, mask, _ = activation(output)
-        layout = _own_layout(module) or (seen[-1].layout if seen else Layout())
-        small = x if x is not None and x.numel() == x.shape[:2].numel() else None
-        seen.append(
-            _Run(name, module, None if x is None else tuple(x.shape), layout, mask is not None, small)
-        )
+        layout = _own_layout(module) or (seen[-1][-1] if seen else Layout())
+        if x is not None and x.numel() > x.shape[:2].numel():
+            x = x.to("meta")  # only the logits are to be recognised by where they lie
+        seen.append((name, module, x, mask is not None, layout))
 
     return hook
 
 
-def _calls(seen: Iterable[_Run], logits: Tensor) -> Iterator[Call]:
+def _calls(seen: Iterable[_Seen], logits: Tensor) -> Iterator[Call]:
     counts: Counter[str] = Counter()
-    where = logits.untyped_storage().data_ptr()
-    for s in seen:
-        counts[s.name] += 1
-        is_logits = (
-            s.small is not None
-            and s.small.untyped_storage().data_ptr() == where
-            and s.small.numel() == logits.numel()
+    for name, module, x, padded, layout in seen:
+        counts[name] += 1
+        shape = None if x is None else tuple(x.shape)
+        axis = 0 if shape is None or padded else _batch_axis(shape, len(logits), module)
+        yield Call(
+            name, counts[name], module, shape, replace(layout, batch_axis=axis), _same_values(x, logits)
         )
-        axis = 0 if s.shape is None or s.padded else _batch_axis(s.shape, len(logits), s.module)
-        yield Call(s.name, counts[s.name], s.module, s.shape, replace(s.layout, batch_axis=axis), is_logits)
+
+
+def _same_values(x: Tensor | None, logits: Tensor) -> bool:
+    """Are the logits this output, or a view of it?"""
+    if x is None or x.is_meta or x.numel() != logits.numel():
+        return False
+    return x.untyped_storage().data_ptr() == logits.untyped_storage().data_ptr()
 
 
 def _batch_axis(shape: tuple[int, ...], n: int, module: nn.Module) -> int:
@@ -542,9 +536,8 @@ def _classifier(found: Trace) -> Call | None:
     if sure or not weighty:
         return sure[0] if sure else None
     last = weighty[-1]
-    per_class = (
-        last.layout.width == found.n_scores // max(found.n, 1) or prod(last.shape or ()) == found.n_scores
-    )
+    n_scores = found.logits.numel()
+    per_class = n_scores in (prod(last.shape or ()), found.n * (last.layout.width or -1))
     return last if per_class else None
 
 
