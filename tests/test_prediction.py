@@ -29,7 +29,7 @@ def test_confidence_sits_on_the_label_and_rows_sum_to_one() -> None:
 
 
 def test_other_classes_keep_their_proportions_where_flips_are_allowed() -> None:
-    p = Prediction.from_confidence(FEATURES, CONFIDENCE, allow_flips=True)
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE).with_probs(FEATURES, allow_flips=True)
     for i in range(8):
         others = [j for j in range(4) if j != int(p.label[i])]
         before, after = FEATURES.probs[i, others], p.probs[i, others]
@@ -43,7 +43,7 @@ def test_unchanged_confidence_gives_back_the_softmax() -> None:
 
 
 def test_label_is_kept_where_another_class_overtakes() -> None:
-    p = Prediction.from_confidence(FEATURES, CONFIDENCE, allow_flips=True)
+    p = Prediction.from_confidence(FEATURES, CONFIDENCE).with_probs(FEATURES, allow_flips=True)
     overtaken = p.probs.argmax(1) != p.label
     assert bool(overtaken.any())
     assert torch.equal(p.flips, overtaken)

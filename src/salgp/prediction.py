@@ -182,7 +182,6 @@ class Prediction:
         layers: LayerTerms | None = None,
         novelty: Tensor | None = None,
         temperature: float = 1.0,
-        allow_flips: bool = False,
         eps: float = 1e-6,
     ) -> Prediction:
         """A method that gives the confidence only: the other classes share the rest, see `spread_confidence`.
@@ -195,21 +194,16 @@ class Prediction:
             layers: per-layer corrections.
             novelty: ``(n,)`` novelty score.
             temperature: of the softmax by which the others share; a calibrator's ``rest_temperature_``.
-            allow_flips: may another class get more than the label?
             eps: distance kept from 0 and 1.
         """
         inside = confidence.clamp(eps, 1 - eps)
         if interval is None and std is not None:
-            interval = (
-                (confidence - INTERVAL_SD * std).clamp(0, 1),
-                (confidence + INTERVAL_SD * std).clamp(0, 1),
-            )
-        low, high = (
-            (None, None) if interval is None else (interval[0].minimum(inside), interval[1].maximum(inside))
-        )
+            half = INTERVAL_SD * std
+            interval = (confidence - half).clamp(0, 1), (confidence + half).clamp(0, 1)
+        low = None if interval is None else interval[0].minimum(inside)
+        high = None if interval is None else interval[1].maximum(inside)
         label = features.label
-        others = _others(features, temperature, inside.dtype)
-        probs = _shared(others, label, inside, allow_flips)
+        probs = _shared(_others(features, temperature, inside.dtype), label, inside, False)
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
     @staticmethod
@@ -221,7 +215,7 @@ class Prediction:
             features: what was predicted on.
             log_odds: ``(n,)`` mean.
             variance: ``(n,)``.
-            more: ``layers``, ``novelty``, ``temperature``, ``allow_flips``, see `from_confidence`.
+            more: ``layers``, ``novelty``, ``temperature``, see `from_confidence`.
 
         Example:
             >>> f = Features(torch.tensor([[2.0, 0.0]]))
@@ -231,23 +225,6 @@ class Prediction:
         """
         confidence, std, low, high = confidence_of(log_odds, variance)
         return Prediction.from_confidence(features, confidence, std, (low, high), **more)
-
-    def checked(self) -> Prediction:
-        """Itself; refused where a confidence or a class probability is none, before anybody acts on it.
-
-        Example:
-            >>> Prediction(torch.zeros(1).long(), torch.ones(1, 2), torch.tensor([1.5])).checked()
-            Traceback (most recent call last):
-            ...
-            ValueError: expected confidences between 0 and 1, got 1.5 for sample 0
-        """
-        for what, values in (("confidences", self.confidence), ("class probabilities", self.probs)):
-            inside = (values >= 0) & (values <= 1 + _ROUNDING)
-            if not bool(inside.all()):
-                place = (~inside).nonzero()[0].tolist()
-                value = float(values[tuple(place)])
-                raise ValueError(f"expected {what} between 0 and 1, got {value:.4g} for sample {place[0]}")
-        return self
 
     def with_probs(
         self, features: Features, temperature: float = 1.0, *, allow_flips: bool = False
@@ -309,7 +286,8 @@ class Prediction:
 
 
 def checked(prediction: Any) -> Prediction:
-    """A prediction whose confidences are probabilities (`Prediction.checked`); anything else is refused.
+    """A prediction whose confidences and class probabilities are some; anything else is refused, before
+    anybody acts on it.
 
     Numbers alone are not taken: they do not say whether they are logits, probabilities or confidences.
 
@@ -318,13 +296,23 @@ def checked(prediction: Any) -> Prediction:
         Traceback (most recent call last):
         ...
         TypeError: expected a salgp.Prediction, as calibrator.predict(features) gives it, got a Tensor
+        >>> checked(Prediction(torch.zeros(1).long(), torch.ones(1, 2), torch.tensor([1.5])))
+        Traceback (most recent call last):
+        ...
+        ValueError: expected confidences between 0 and 1, got 1.5 for sample 0
     """
     if not isinstance(prediction, Prediction):
         raise TypeError(
             f"expected a salgp.Prediction, as calibrator.predict(features) gives it, got a "
             f"{type(prediction).__name__}"
         )
-    return prediction.checked()
+    for what, values in (("confidences", prediction.confidence), ("class probabilities", prediction.probs)):
+        inside = (values >= 0) & (values <= 1 + _ROUNDING)
+        if not bool(inside.all()):
+            place = (~inside).nonzero()[0].tolist()
+            value = float(values[tuple(place)])
+            raise ValueError(f"expected {what} between 0 and 1, got {value:.4g} for sample {place[0]}")
+    return prediction
 
 
 def confidence_of(log_odds: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
