@@ -39,6 +39,13 @@ from salgp.network.extract import CalibrationData, read_calibration_data
 from salgp_study.suite.case import Case, TestSet
 from salgp_study.suite.sets import cifar
 
+HEAD = """# What calibrate costs
+
+`OMP_NUM_THREADS=1 python benchmarks/calibrate.py`. A row such as "0.5, 100%" is half an augmented sample of
+each original and family, and the whole reference.
+
+"""
+
 
 @dataclass
 class Clock:
@@ -80,8 +87,7 @@ def main() -> None:
     if arguments.write is None:
         print(text)
     else:
-        head = "# What calibrate costs\n\n`python benchmarks/calibrate.py`\n\n"
-        arguments.write.write_text(head + text, encoding="utf-8")
+        arguments.write.write_text(HEAD + text, encoding="utf-8")
         record_page("calibrate", text)
 
 
