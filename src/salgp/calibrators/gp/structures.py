@@ -206,7 +206,7 @@ def _group(name: str, structure: Structure, features: Features) -> Tensor:
     label = features.label
     if not structure.stacked:
         return label
-    n, L = len(label), len(structure.layers)
+    n, L = label.shape[0], len(structure.layers)  # len() of a tensor is a constant in an exported graph
     layer = torch.arange(L, device=label.device).expand(n, L)
     return {
         "layer": layer,
