@@ -83,11 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def add_records(records: Sequence[Record], archive: Path) -> int:
     """Add records to an archive, in place of older ones of the same row; give the number of new ones."""
     known = read_archive(archive) if archive.is_file() else []
-    keys = {r["key"] for r in known}
-    new = [r for r in records if r["key"] not in keys]
-    replaced = {_row(r) for r in new}
-    write_archive([*(r for r in known if _row(r) not in replaced), *new], archive)
-    return len(new)
+    added = {_row(r) for r in records}
+    write_archive([*(r for r in known if _row(r) not in added), *records], archive)
+    return len({r["key"] for r in records} - {r["key"] for r in known})
 
 
 def _row(record: Record) -> tuple[object, ...]:
