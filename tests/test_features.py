@@ -150,7 +150,7 @@ def test_labels_of_any_integer_kind(labels: Any) -> None:
 
 def test_repr_says_what_is_there_not_the_numbers() -> None:
     many = Features(torch.zeros(2000, 3), {"conv": torch.ones(2000, 4)}, groups=torch.arange(2000))
-    assert repr(many) == "Features(2,000 samples, 3 classes, layers: conv (4), with perturbed copies)"
+    assert repr(many) == "Features(2,000 samples, 3 classes, layers: conv (4), with augmented samples)"
     assert repr(Features(torch.zeros(2, 3))) == "Features(2 samples, 3 classes, no layers)"
 
 

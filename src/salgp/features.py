@@ -114,10 +114,10 @@ class Features:
 
     def __repr__(self) -> str:
         layers = ", ".join(f"{name} ({width})" for name, width in self.widths.items())
-        copies = ", with perturbed copies" if self.groups is not None else ""
+        augmented = ", with augmented samples" if self.groups is not None else ""
         return (
             f"Features({len(self):,} samples, {self.n_classes:,} classes, "
-            f"{f'layers: {layers}' if layers else 'no layers'}{copies})"
+            f"{f'layers: {layers}' if layers else 'no layers'}{augmented})"
         )
 
     @property

@@ -173,7 +173,7 @@ def test_layers_that_lead_nowhere_are_not_disturbed() -> None:
     assert moved.all()
 
 
-def test_tokens_are_rehearsed_inside() -> None:
+def test_tokens_are_augmented_inside() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -310,7 +310,7 @@ def test_batches_of_copies_are_large_and_in_order() -> None:
     assert calls[-1] == 60
 
 
-def test_the_global_random_state_is_untouched_by_rehearsals() -> None:
+def test_the_global_random_state_is_untouched_by_augmentation() -> None:
     state = torch.get_rng_state()
     loader = DataLoader(TensorDataset(*labelled()[0]), batch_size=5, shuffle=True)
     read_calibration_data(network(), loader, Reader(), "auto")

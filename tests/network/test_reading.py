@@ -205,7 +205,7 @@ def test_calibrate_shows_progress_where_asked(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
-def test_what_was_rehearsed_is_kept_and_saved(tmp_path: Any) -> None:
+def test_how_samples_were_augmented_is_saved(tmp_path: Any) -> None:
     classifier = salgp.calibrate(mlp(), [(X, Y)], method="perturbed-temperature", perturb=["noise", "gain"])
     assert classifier.augmentation.families == ("noise", "gain")
     assert len(classifier.augmentation.under[0]) == len(classifier.augmentation.levels) == 8
@@ -217,10 +217,10 @@ def test_features_stay_on_the_device_where_asked() -> None:
     (reading,) = read_batches(mlp(), [X], Reader(dtype=torch.float64, keep_on_device=True))
     assert reading.features.logits.dtype == torch.float64
     assert {x.dtype for x in reading.features.layers.values()} == {torch.float64}
-    rehearsed_double, _ = salgp.extract(
+    augmented_double, _ = salgp.extract(
         mlp(), [(X, Y)], perturb=["noise"], reader=salgp.Reader(dtype=torch.float64)
     )
-    assert rehearsed_double.logits.dtype == torch.float64
+    assert augmented_double.logits.dtype == torch.float64
 
 
 def test_calibrators_move() -> None:

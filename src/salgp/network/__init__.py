@@ -1,3 +1,3 @@
-"""Reading a network: which layers to tap, hooks that leave no trace, pooling, perturbed copies,
+"""Reading a network: which layers to tap, hooks that leave no trace, pooling, augmented samples,
 extraction.
 """

@@ -128,9 +128,9 @@ class FrozenCopy:
     @property
     def placement(self) -> tuple[torch.device, torch.dtype | None]:
         """Device of the network, and the floating-point type of its parameters, None where they differ."""
-        home = self._tensors[0].device if self._tensors else torch.device("cpu")
+        device = self._tensors[0].device if self._tensors else torch.device("cpu")
         dtypes = {p.dtype for p in self._parameters if p.is_floating_point()}
-        return home, dtypes.pop() if len(dtypes) == 1 else None
+        return device, dtypes.pop() if len(dtypes) == 1 else None
 
     def follow(self) -> bool:
         """Take over the network's buffers, and put those back that a pass replaced. False where a module,
@@ -167,7 +167,7 @@ class FrozenCopy:
 class FrozenCopies:
     """Idle copies of one network, so that any number of threads may predict at once.
 
-    A copy of whoever holds them has none. A copy is thrown away when a module, parameter, buffer, hook or
+    Copied or pickled, they are none. A copy is thrown away when a module, parameter, buffer, hook or
     setting of the network was replaced.
 
     Example:

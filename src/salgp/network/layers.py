@@ -156,7 +156,7 @@ def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
     seen: list[_Seen] = []
     network = FrozenCopy(model).network
     for name, module in network.named_modules():
-        scripted = isinstance(module, torch.jit.ScriptModule)  # takes no hooks: nobody can look into it
+        scripted = isinstance(module, torch.jit.ScriptModule)  # takes no hooks
         if not scripted and "parametrizations" not in name.split("."):
             module.register_forward_hook(_recorder(name, seen))
     with torch.no_grad():

@@ -133,8 +133,8 @@ class Reader:
         if self.taps is not None:
             return self
         network = unwrap(model)
-        home, dtype = FrozenCopy(network).placement
-        few = batch.take(slice(HANDFUL)).to(self.device or home, dtype)
+        device, dtype = FrozenCopy(network).placement
+        few = batch.take(slice(HANDFUL)).to(self.device or device, dtype)
         found = trace(network, lambda frozen: self._run(frozen, few))
         taps: tuple[Tap, ...] = ()
         if isinstance(self.layers, str | int) or len(self.layers):
@@ -172,8 +172,8 @@ class Reader:
                 "the reader does not know its taps yet; use reader.resolved(model, batch).read(...)"
             )
         with self._copies.lent(unwrap(model), lambda network: Probe(network, taps)) as frozen:
-            home, dtype = frozen.placement
-            batch = batch.to(self.device or home, dtype)
+            device, dtype = frozen.placement
+            batch = batch.to(self.device or device, dtype)
             mask = batch.mask(frozen.network if self.forward is None else None)
             with frozen.probe.reading(mask, change) as found:
                 scores = raw_logits(self._run(frozen.network, batch))

@@ -131,7 +131,7 @@ def augment(
         >>> features = reader.read(model, batch)
         >>> more, _, _ = augment(model, reader, [batch], features, batch.labels, ["noise", "gain"])
         >>> more
-        Features(24 samples, 3 classes, layers: 1 (8), with perturbed copies)
+        Features(24 samples, 3 classes, layers: 1 (8), with augmented samples)
     """
     tokenizer = None if tokenizer is None else checked_tokenizer(tokenizer)
     augmenter = _Augmenter(model, reader, batches, features, labels, tokenizer)
