@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from salgp.features import Features
-from salgp.network.augment.augmentation import LEVELS, Augmentation
-from salgp.network.augment.corruptions import Spread
+from salgp.network.augment.augmentation import LEVELS, Augmentation, _Augmenter
+from salgp.network.augment.corruptions import Spread, quantise
 from salgp.network.augment.families import FAMILIES, KINDS, Family, families_for, layer_change
 from salgp.network.batches import Batch
 from salgp.network.extract import extract, read_calibration_data
@@ -403,3 +404,25 @@ class TestTogether:
     def test_contradictions_are_refused(self) -> None:
         with pytest.raises(ValueError, match="acts on all inputs together"):
             Family("both", longer, together=True, measured=True)
+
+
+def test_quantised_values_stay_within_half_a_step_wherever_the_range_begins() -> None:
+    """A range from 10 to 12: strength 1 leaves steps of 1, two over the range."""
+    x = torch.linspace(10, 12, 64).reshape(1, 1, 8, 8).repeat(20, 1, 1, 1)
+    one = torch.ones(1, 1, 1, 1)
+    spread = Spread(11 * one, 0.6 * one, 10 * one, 12 * one)
+    found = quantise(x, torch.ones(20), torch.Generator().manual_seed(0), spread)
+    assert float((found - x).abs().max()) <= 0.5 + 1e-5
+    assert {len(sample.unique()) for sample in found} <= {3, 4}
+
+
+@pytest.mark.parametrize("n_families", [1, 3])
+def test_a_budget_of_passes_buys_augmented_samples(n_families: int) -> None:
+    augmenter = _Augmenter.__new__(_Augmenter)
+    augmenter.labels = torch.zeros(1000)
+    families = [SimpleNamespace(inside=False)] * n_families
+    trials = augmenter.passes(families, 0)
+    for each in (1, 2):
+        assert augmenter.passes(families, each) == trials + 1000 * each * n_families
+        assert augmenter.affordable(families, trials + 1000 * each * n_families) == each
+    assert augmenter.affordable(families, trials + 500 * n_families) == 0.5

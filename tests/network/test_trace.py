@@ -150,3 +150,38 @@ def test_layers_behind_no_grad_and_layers_that_lead_nowhere(frozen: bool) -> Non
     reader = Reader(layers=["one", "two", "lost"]).resolved(model, Batch((torch.randn(8, 4),)))
     assert {tap.name: tap.leads for tap in reader.taps or ()} == {"one": True, "two": True, "lost": False}
     assert all(p.grad is None for p in model.parameters())
+
+
+class Stage(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.act, self.two = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.two(self.act(self.one(x)))
+
+
+class TwoStages(nn.Module):
+    """Two blocks of one kind with something between them: a stack all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.down, self.leave = Stage(6), nn.Linear(6, 4), Stage(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.leave(self.down(self.enter(x))))
+
+
+def test_two_blocks_of_one_kind_are_a_stack() -> None:
+    features, _ = salgp.extract(TwoStages(), [torch.randn(8, 6)])
+    assert list(features.layers) == ["enter", "leave"]
+
+
+def test_named_and_unnamed_inputs_of_a_call() -> None:
+    x, mask = torch.zeros(2, 6), torch.ones(2, 1)
+    network = nn.Bilinear(6, 1, 3)
+    both = Batch.given((x,), {"input2": mask}, network)
+    assert both.as_made is x
+    assert dict(both.keywords) == {"input2": mask}
+    assert Batch.given((), {"input1": x, "input2": mask}, network).as_made == {"input1": x, "input2": mask}
