@@ -281,9 +281,10 @@ processor: differences of a few hundredths are chance.
 - *layer evidence*: reference and calibration texts with augmented samples (typing errors, words
   dropped, unknown words, layer noise); *context* sees the whole set.
 
-The gain of the methods that read layers comes from the task's labels. Where the probe answers better than the
-model, another head is the better use of these labels. A reworded instruction is a shift that no augmentation
-here resembles.
+The gain of the methods that read layers comes from the task's labels. The class probe uses the same labels,
+and its confidence is mostly the better one; it also answers better than the model, so another head is the
+better use of these labels. A reworded instruction is a shift that no augmentation here resembles: no method is
+reliable there.
 
 Made by `python benchmarks/language_models.py --data DATA --cache CACHE`; texts, draws and shifts are in
 `benchmarks/language_tasks.py`."""
