@@ -283,8 +283,8 @@ processor: differences of a few hundredths are chance.
 
 The gain of the methods that read layers comes from the task's labels. The class probe uses the same labels,
 and its confidence is mostly the better one; it also answers better than the model, so another head is the
-better use of these labels. A reworded instruction is a shift that no augmentation here resembles: no method is
-reliable there.
+better use of these labels. A reworded instruction is a shift that no augmentation here resembles: no method
+is reliable there.
 
 Made by `python benchmarks/language_models.py --data DATA --cache CACHE`; texts, draws and shifts are in
 `benchmarks/language_tasks.py`."""
