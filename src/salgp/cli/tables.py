@@ -20,22 +20,19 @@ def score_table(comparison: Comparison, title: str) -> Table:
 
     Calibration changes no label, so the accuracy of all methods is one number and stands below the table.
     """
+    from salgp.metrics import METRICS
+
     rows = comparison.as_dict()
-    accuracies = {scores["accuracy"] for scores in rows.values()}
-    alike = accuracies.pop() if len(accuracies) == 1 else None
+    accuracy = next(iter(rows.values()))["accuracy"]
+    shown = {name: metric for name, metric in METRICS.items() if metric.heading and name != "accuracy"}
     table = Table(
         title=title,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption=_CAPTION if alike is None else f"accuracy {alike:.3f} for every method; {_CAPTION}",
+        caption=f"accuracy {accuracy:.3f} for every method; {_CAPTION}",
         caption_justify="left",
     )
-    from salgp.metrics import METRICS
-
-    shown = {name: metric for name, metric in METRICS.items() if metric.heading}
-    if alike is not None:
-        shown.pop("accuracy")
     arrows = {None: "", True: "↑", False: "↓"}
     table.add_column("method", no_wrap=True)
     for metric in shown.values():
