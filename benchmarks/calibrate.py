@@ -83,7 +83,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with mock.patch.object(cifar, "N_REFERENCE", arguments.reference):
         case = cifar.cifar10(20)(0, None, Path())
-    text = f"{cost(case, arguments)}\n{curve(case, arguments)}"
+    text = "\n".join(part(case, arguments) for part in (cost, overhead, curve))
     if arguments.write is None:
         print(text)
     else:
@@ -126,6 +126,29 @@ def cost(case: Case, arguments: argparse.Namespace) -> str:
     for name, spent in rows.items():
         share = spent.cpu / network.cpu
         lines.append(f"| {name} | {spent.cpu:.1f} | {spent.wall:.1f} | {100 * share:.0f} % |")
+    return "\n".join([*lines, ""])
+
+
+def overhead(case: Case, arguments: argparse.Namespace) -> str:
+    """Table of what a prediction costs beside the bare network; both take turns, medians are given."""
+    calibration = Subset(case.calibration, range(arguments.calibration))
+    loader, reference = (DataLoader(data, arguments.batch) for data in (calibration, case.reference))
+    much: Any = {"reference": reference, "perturb": ["noise", "gain"], "progress": False}
+    classifier = salgp.calibrate(case.network, loader, **much)
+    images = torch.stack([calibration[i][0] for i in range(250)])
+    lines = [
+        "## Overhead of a prediction, eager\n",
+        "| batch | bare, ms | reading it, ms | prediction, ms | overhead |\n|---|---|---|---|---|",
+    ]
+    for n, repeat in ((1, 400), (32, 60), (250, 9)):
+        calls = (torch.no_grad()(case.network), classifier.features, classifier)
+        clocks: list[list[Clock]] = [[] for _ in calls]
+        for _ in range(repeat):
+            for call, spent in zip(calls, clocks, strict=True):
+                spent.append(Clock())
+                spent[-1].of(call)(images[:n])
+        bare, read, whole = (1000 * median(clock.cpu for clock in spent) for spent in clocks)
+        lines.append(f"| {n} | {bare:.2f} | {read:.2f} | {whole:.2f} | {100 * (whole / bare - 1):.0f} % |")
     return "\n".join([*lines, ""])
 
 
