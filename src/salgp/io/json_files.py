@@ -13,7 +13,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,13 +27,11 @@ __all__ = [
     "CHECK",
     "check_kind",
     "check_text",
-    "fits",
     "from_json",
     "plain_number",
     "read_header",
     "read_json",
     "readable",
-    "type_name",
     "write_header",
     "write_json",
 ]
@@ -189,14 +187,15 @@ def from_json(cls: type[T], value: Any, path: str | os.PathLike[str]) -> T:
     if not isinstance(value, Mapping):
         raise FormatError(f"{path}: expected the fields of {cls.__name__}, got a {type(value).__name__}")
     kinds = typing.get_type_hints(cls)
-    given = {}
-    for name, item in value.items():
+    given = {name: _tuples(item) for name, item in value.items()}
+    for name, item in given.items():
         if name not in kinds:
             raise FormatError(f"{path}: {cls.__name__} has no field {str(name)[:80]!r}")
-        given[name] = _tuples(item)
-        if not fits(given[name], kinds[name]):
-            expected = type_name(kinds[name])
-            raise FormatError(f"{path}: {name!r} of {cls.__name__} is {str(item)[:80]}, expected {expected}")
+        kind = kinds[name]
+        if not _fits(item, kind):
+            expected = kind if typing.get_args(kind) else kind.__name__
+            found = str(value[name])[:80]
+            raise FormatError(f"{path}: {name!r} of {cls.__name__} is {found}, expected {expected}")
     try:
         return cls(**given)
     except TypeError as error:  # a field is missing
@@ -207,42 +206,23 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def type_name(kind: Any) -> str:
-    """A declared type, as a message names it.
-
-    Example:
-        >>> type_name(int), type_name(tuple[float, float])
-        ('int', 'tuple[float, float]')
-    """
-    plain = isinstance(kind, type) and not typing.get_args(kind)
-    return kind.__name__ if plain else str(kind).replace("typing.", "")
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Is a value from JSON of the declared type? Lists count as tuples, whole numbers as numbers, truth
-    values do not; types that JSON does not know are not judged.
-
-    Example:
-        >>> fits(3, float), fits("3", int), fits(True, int), fits([1, 2], tuple[float, float])
-        (True, False, False, True)
+def _fits(value: Any, kind: Any) -> bool:
+    """Is a value of the declared type? Whole numbers count as numbers, truth values do not; types that JSON
+    does not know are not judged.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, one) for one in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin in (tuple, list, Sequence):
-        return isinstance(value, list | tuple) and _each_fits(value, arguments)
+        return any(_fits(value, one) for one in arguments)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        each = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return len(value) == len(each) and all(map(_fits, value, each))
     if origin in (dict, Mapping):
-        return isinstance(value, dict) and all(fits(one, arguments[1]) for one in value.values())
+        return isinstance(value, dict) and all(_fits(one, arguments[1]) for one in value.values())
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     return type(value) is kind if kind in (bool, int, str, types.NoneType) else True
-
-
-def _each_fits(values: Sequence[Any], kinds: tuple[Any, ...]) -> bool:
-    each = kinds if len(kinds) > 1 and kinds[-1] is not Ellipsis else kinds[:1] * len(values)
-    return len(values) == len(each) and all(map(fits, values, each))
 
 
 def _digest(value: Any) -> str:
