@@ -148,6 +148,19 @@ def test_a_store_is_read_as_the_calibrator_was(tmp_path: Path) -> None:
     assert torch.equal(whole.to_features()[0].logits, expected.logits)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_scores_of_another_network_of_the_same_shape_are_refused(tmp_path: Path) -> None:
+    fitted = salgp.calibrators.get("temperature").fit(*salgp.extract(network(), batches(20)))
+    saved = fitted.save(tmp_path / "cal")
+    features, labels = salgp.extract(network(1), batches())
+    assert score(extract(tmp_path / "own").folder, saved, tmp_path / "out").rows == 40
+    read = extract(tmp_path / "read", network(1))
+    written = write_store([(features, labels)], tmp_path / "written")
+    for store in (read, written):
+        with pytest.raises(ValueError, match="a network with other weights"):
+            score(store.folder, saved, tmp_path / f"out {store.folder.name}")
+
+
 def test_other_labels_are_other_data(tmp_path: Path) -> None:
     extract(tmp_path)
     with pytest.raises(ValueError, match="other data"):

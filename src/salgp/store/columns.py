@@ -62,7 +62,14 @@ class Layout:
     ) -> Layout:
         """That of a store of features like these."""
         numbers = tuple(_numbers(features, labels))
-        return Layout(features.n_classes, tuple(features.widths.items()), numbers, dtype, source or {})
+        known = {} if features.network is None else {"weights": features.network}
+        return Layout(features.n_classes, tuple(features.widths.items()), numbers, dtype, source or known)
+
+    @property
+    def network(self) -> str | None:
+        """Fingerprint of the network that the features were read from, where it is known."""
+        weights = self.source.get("weights")
+        return weights if isinstance(weights, str) else None
 
     @property
     def schema(self) -> Any:

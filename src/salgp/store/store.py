@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -98,7 +98,8 @@ class FeatureStore:
             raise KeyError(f"no layer named {unknown[0]!r} in {self.folder}; it has {known}")
         columns = ["logits", *self.layout.numbers, *(f"layers.{name}" for name in names)]
         table = read_table(self.folder / shard.file, shard.rows, self.layout.schema, columns)
-        return from_table(table, names)
+        features, labels = from_table(table, names)
+        return replace(features, network=self.layout.network), labels
 
     def batches(
         self, size: int = 8192, layers: Sequence[str] | None = None, verify: bool = True
