@@ -100,7 +100,7 @@ bench-shift: $(VENV)/.dev  ## calibration under shift, every baseline in the sam
 	$(BIN)/python -m salgp_study.suite tables --out out/shift-results.md
 
 bench-scale: $(VENV)/.dev  ## a million samples, out of core
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/scale.py all --out benchmarks/results/scale.md
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/scale.py --out benchmarks/results/scale.md
 
 clean:           ## remove what the commands made, except the environment
 	rm -rf out site build dist .mypy_cache .ruff_cache .pytest_cache
