@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 from salgp import metrics
-from salgp.metrics.exact import exact_interval
+from salgp.metrics.interval import exact_interval
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.99])

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.decide.rule import ALWAYS, NEVER, Rule
-from salgp.metrics.exact import exact_interval
+from salgp.metrics.interval import exact_interval
 
 __all__ = []
 

@@ -17,8 +17,7 @@ from salgp.metrics.binned import (
     mce,
     reliability_bins,
 )
-from salgp.metrics.exact import accuracy_band
-from salgp.metrics.interval import interval_coverage, interval_width
+from salgp.metrics.interval import accuracy_band, interval_coverage, interval_width
 from salgp.metrics.metric import Metric, Statistic, metric
 from salgp.metrics.proper import (
     BrierDecomposition,

@@ -2,19 +2,25 @@
 
 The true probability of being correct is never seen for one sample; it is seen, up to sampling noise, as the
 accuracy of many samples of like confidence. So intervals are checked by bins of confidence.
+
+Exact intervals of a share, after Clopper and Pearson (1934): all shares under which what was seen, or
+something further off, is not too improbable. They cover with *at least* the stated probability, for any
+number of samples. Redrawing outcomes does not: a bin of three right answers is right in every resample, and
+its interval would have no width.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.special import betaincinv
 
 from salgp.logits import log_odds
-from salgp.metrics.binned import assign_bins
-from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_scores
+from salgp.metrics.binned import ReliabilityBins, assign_bins
+from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_binary, as_scores
 from salgp.metrics.metric import Statistic, mean_of, metric
 
-__all__ = []
+__all__ = ["exact_interval"]
 
 _POINTS = 200
 """Quantiles of the normal distribution by which confidences vary within their intervals."""
@@ -94,6 +100,44 @@ def interval_width(lower: ArrayLike, upper: ArrayLike) -> Statistic:
     """
     low, high = _checked_ends(lower, upper)
     return mean_of(high - low)
+
+
+def accuracy_band(bins: ReliabilityBins, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
+    """Exact interval of the accuracy of each bin.
+
+    Args:
+        bins: of `salgp.metrics.reliability_bins`.
+        level: probability with which it holds the true accuracy of the bin, at least.
+
+    Returns:
+        Lower and upper ends, ``(B,)`` each; NaN in empty bins.
+
+    Example:
+        >>> from salgp.metrics import reliability_bins
+        >>> bins = reliability_bins([0.4] * 50 + [0.9] * 50, [1, 0] * 25 + [1] * 50, n_bins=2)
+        >>> lower, upper = accuracy_band(bins)
+        >>> lower.round(2), upper.round(2)
+        (array([0.38, 0.94]), array([0.62, 1.  ]))
+    """
+    hits = np.rint(np.nan_to_num(bins.accuracy) * bins.count).astype(np.int64)
+    return exact_interval(hits, bins.count, level)
+
+
+def exact_interval(hits: IntArray, n: IntArray, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper ends for ``hits`` of ``n`` each; NaN where ``n`` is 0.
+
+    Example:
+        >>> lower, upper = exact_interval(np.array([0, 9]), np.array([10, 10]))
+        >>> lower.round(3), upper.round(3)
+        (array([0.   , 0.606]), array([0.259, 0.995]))
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"expected 0 < level < 1, got {level}")
+    tail = (1 - level) / 2
+    some, missed = np.maximum(hits, 1), np.maximum(n - hits, 1)  # 1: not used, but defined
+    lower = np.where(hits > 0, betaincinv(some, n - hits + 1, tail), 0.0)
+    upper = np.where(hits < n, betaincinv(hits + 1, missed, 1 - tail), 1.0)
+    return np.where(n > 0, lower, np.nan), np.where(n > 0, upper, np.nan)
 
 
 def _checked(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.estimate.accuracy import Estimate, Spread, from_sums
-from salgp.metrics.exact import exact_interval
+from salgp.metrics.interval import exact_interval
 from salgp.monitor.martingale import effects
 from salgp.monitor.records import Record, Settings, State
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from salgp.estimate import Estimate, accuracy
 from salgp.features import Features
-from salgp.metrics.exact import exact_interval
+from salgp.metrics.interval import exact_interval
 from salgp.prediction import Prediction
 from salgp.report.page import percent
 from salgp.report.selective import OperatingPoint

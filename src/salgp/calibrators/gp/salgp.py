@@ -29,7 +29,6 @@ from salgp.calibrators.gp.streaming import fit_rows
 from salgp.calibrators.gp.structures import Structure, observe, structure
 from salgp.calibrators.rows import spread_choice
 from salgp.features import Features
-from salgp.gp.covariance import Index, Product, Sum
 from salgp.gp.fitting import (
     EXACT_LIMIT,
     Fitted,
@@ -283,15 +282,6 @@ class SALGP(Calibrator):
             new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
             offset = new.design @ self.fitted_.mean_weights
             return new.rows, new_sites(self.fitted_, new.rows, new.target, offset, new.weight)
-
-    @property
-    def coregionalisation_(self) -> Tensor | None:
-        """The learned layer matrix ``B`` (of the first latent process), where the covariance has one."""
-        covariance = self.structure_.covariance
-        terms = covariance.terms if isinstance(covariance, Sum) else (covariance,)
-        parts = [f for t in terms for f in (t.factors if isinstance(t, Product) else (t,))]
-        index = [part for part in parts if isinstance(part, Index)]
-        return index[0].matrix(self.fitted_.posterior.theta) if index else None
 
 
 def paper_settings(recipe: str) -> dict[str, Any]:
