@@ -1,1 +1,1 @@
-"""Calibrators that see the logits alone: one file each."""
+"""Calibrators that see the logits alone."""
