@@ -466,12 +466,15 @@ def test_the_table_says_how_many_labels_should_have_been_right() -> None:
 
 
 def test_labels_before_any_batch_are_measured() -> None:
-    """A service may learn of old answers before the first new batch."""
+    """A service may learn of old answers before the first new batch, also that they were wrong."""
     monitor = Monitor.start(batch(300, 0)[0])
     told = monitor.observe(*batch(40, 1))
     assert told.measured is not None
     assert told.measured.n == 40
     assert told.accuracy.n == 0
+    assert str(told).startswith("Ready: no new data yet. Measured accuracy")
+    told = monitor.observe(*batch(600, 2, bias=0.3))
+    assert str(told).startswith("Alarm: labels show more errors")
 
 
 def test_the_last_band_is_that_of_all_larger_values() -> None:

@@ -96,19 +96,15 @@ class Status:
     @property
     def headline(self) -> str:
         """The alarm in one sentence."""
-        if not self.batches:
-            return "Ready: no new data yet."
         if not self.alarm:
-            return "No alarm."
+            return "No alarm." if self.batches else "Ready: no new data yet."
         return f"Alarm: {' and '.join(CAUSES[name] for name in self.alarm)} ({self._weight})."
 
     @property
     def details(self) -> str:
         """Accuracy, measured before expected, and the largest shift where there is an alarm."""
-        reference = f"{100 * self.reference:.1f} % on the reference"
-        if not self.batches:
-            return f"Expected accuracy {reference}."
-        expected = f"xpected accuracy {self.accuracy} of the last {self.n:,} samples, {reference}."
+        now = f"{self.accuracy} of the last {self.n:,} samples, " if self.batches else ""
+        expected = f"xpected accuracy {now}{100 * self.reference:.1f} % on the reference."
         said = f"E{expected}"
         if self.measured is not None:
             said = f"Measured accuracy {self.measured} on {self.measured.n:,} labels; e{expected}"
