@@ -72,14 +72,14 @@ def extract_to_store(
         first = list(itertools.islice(batches, 1))
         if not first:
             raise ValueError("the loader gave no batch: there is nothing to extract")
-        settled, features, labels = collect(job.read(model, first))
+        resolved, features, labels = collect(job.read(model, first))
         layout = Layout.of(features, labels, store_dtype)
         size = max(1, -(-(rows or layout.shard_rows) // max(len(features), 1)))
         source = job.source(model, {"batches": size})
         manifest = Manifest.open(out, KIND, asdict(replace(layout, source=source)))
-        job = replace(job, reader=settled)
+        job = replace(job, reader=resolved)
         with progress_bar("extracting", steps_in(loader), progress, unit="batches") as advance:
-            stream, count = _told(itertools.chain(first, batches), advance), 0
+            stream, count = _counted(itertools.chain(first, batches), advance), 0
             while batch := list(itertools.islice(stream, 1)):
                 shard = itertools.chain(batch, itertools.islice(stream, size - 1))
                 missing = manifest.needs(count)
@@ -236,15 +236,15 @@ def _function_names(value: Any) -> str:
     return " ".join(f"{part.__module__}.{part.__qualname__}" for part in parts if callable(part))
 
 
-def _told(batches: Iterable[Any], advance: Advance) -> Iterator[Any]:
-    """The same batches; the bar learns of each that is done with."""
+def _counted(batches: Iterable[Any], advance: Advance) -> Iterator[Any]:
+    """The same batches; each that is done with advances the bar."""
     for batch in batches:
         yield batch
         advance()
 
 
 def _hashed(batches: Iterable[Any], digests: list[str]) -> Iterator[Any]:
-    """The same batches; ``digests`` learns the contents of each that has passed."""
+    """The same batches; the digest of each that has passed is added to ``digests``."""
     for batch in batches:
         digests.append(content_digest(batch))
         yield batch
