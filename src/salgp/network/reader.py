@@ -286,7 +286,7 @@ def read_batches(
     _check_loader(loader)
     loader = in_pieces(loader)
     first: Reading | None = None
-    random = _PrivateRandom(model)
+    random = _PrivateRandom(unwrap(model))
     with progress_bar(title, steps_in(loader), progress) as advance:
         with random.use():
             items = enumerate(loader)
