@@ -18,7 +18,7 @@ from scipy.stats import binomtest
 from sealing import edit_header, edit_tensors
 
 from salgp import FormatError, Monitor, Prediction
-from salgp.estimate import Spread, accuracy
+from salgp.estimate import Spread, accuracy, per_class
 from salgp.io import ChecksumError
 from salgp.monitor import records
 from salgp.monitor.martingale import BANDS, CELLS, band_of_cells
@@ -401,6 +401,7 @@ def test_a_copy_of_a_monitor_that_went_another_way_is_another_one(tmp_path: Path
     "change",
     [
         {"false_alarm": 2.0},
+        {"level": 1.5},
         {"window": 0},
         {"window": "20"},
         {"class_share": [1.0]},
@@ -497,3 +498,31 @@ def test_numbers_of_samples_that_cannot_be_are_refused(tmp_path: Path, name: str
     edit_tensors(tmp_path / records.STATE, change)
     with pytest.raises(FormatError, match="numbers of samples"):
         Monitor.open(tmp_path)
+
+
+def test_a_cell_belongs_to_the_band_of_its_middle() -> None:
+    counts = np.zeros((1, CELLS), dtype=np.int64)
+    counts[0, [100, 200]] = 50
+    bands = band_of_cells(counts)[0]
+    assert (bands[100], bands[200]) == (BANDS // 4, 3 * BANDS // 4)
+
+
+def test_batches_and_deliveries_without_a_key_are_numbered() -> None:
+    monitor = Monitor.start(batch(300, 0)[0])
+    p, y = batch(50, 1)
+    monitor.feed(p)
+    monitor.observe(p, y)
+    monitor.feed(p, key="monday")
+    assert monitor.history()["key"].tolist() == ["batch 1", "labels 2", "monday"]
+
+
+def test_without_error_bars_the_interval_holds_chance_alone() -> None:
+    """That of a batch and that of each class, where every confidence of the class is the same."""
+    label = torch.arange(300) % 3
+    s = torch.tensor([0.6, 0.7, 0.9], dtype=torch.float64)[label]
+    probs = ((1 - s) / 2)[:, None].repeat(1, 3).scatter(1, label[:, None], s[:, None])
+    p = Prediction(label, probs, s)
+    told = Monitor.start(p).feed(p)
+    assert vars(told.accuracy) == pytest.approx(vars(accuracy(p)))
+    for shift in told.classes:
+        assert vars(shift.accuracy) == pytest.approx(vars(per_class(p)[shift.label]))

@@ -340,3 +340,13 @@ def test_the_colour_says_whether_an_alarm_matters() -> None:
     tolerant = Monitor.start(batch(500, 0)[0], tolerance=0.5)
     tolerant.feed(batch(500, 1, shifted=2.0)[0])
     assert tone(tolerant) == "fair"
+
+
+@pytest.mark.parametrize(
+    ("second", "marks"), [("2026-05-02T10:00:00", "May 02"), ("2026-05-01T11:30:00", "11:30")]
+)
+def test_the_axis_shows_days_or_hours(second: str, marks: str) -> None:
+    monitor = Monitor.start(batch(500, 0)[0])
+    for seed, time in enumerate(("2026-05-01T10:00:00", second)):
+        monitor.feed(batch(100, 1 + seed)[0], time=time)
+    assert f">{marks}</text>" in render_page(monitor, "t")
