@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -179,13 +180,18 @@ def test_scores_of_a_single_shard(folder: Path, tmp_path: Path) -> None:
 def test_a_shard_in_windows_is_the_prediction_in_windows(tmp_path: Path, window: int) -> None:
     """Also where the shard is read in pieces, which end where windows end."""
     features, labels = samples(400)
-    families = Features(
-        torch.cat([features.logits, features.logits / 3]),
-        {name: torch.cat([x, x + torch.randn(x.shape)]) for name, x in features.layers.items()},
-        torch.arange(400).repeat(2),
-        torch.arange(2).repeat_interleave(400),
+    g = torch.Generator().manual_seed(0)
+    copies = [features]
+    for noise in (2.0, 4.0):  # more often wrong than their confidences say
+        shaken = {k: x + noise * torch.randn(x.shape, generator=g) for k, x in features.layers.items()}
+        wrong = features.logits + noise * torch.randn(features.logits.shape, generator=g)
+        copies.append(Features(wrong, shaken))
+    families = replace(
+        Features.concatenate(copies),
+        groups=torch.arange(400).repeat(3),
+        families=torch.arange(3).repeat_interleave(400),
     )
-    calibrators.get("layer-evidence").fit(families, labels.repeat(2)).save(tmp_path / "cal")
+    calibrators.get("layer-evidence").fit(families, labels.repeat(3)).save(tmp_path / "cal")
     store = write_store([(features, labels)], tmp_path / "store", rows=400)
     (tmp_path / "out").mkdir()
     given = (
