@@ -755,7 +755,7 @@ def test_extract_to_shards_and_score(run: Any, tmp_path: Path) -> None:
     assert run("extract IN/net.py:make IN/data.npz -o OUT/f.safetensors")[0] == 0
     whole, stored = (json.loads(run(f"info OUT/{name} --json")[1]) for name in ("f.safetensors", "shards"))
     assert whole["layers"] == stored["layers"]
-    features, labels = salgp.load_features(tmp_path / "f.safetensors")
+    features, labels = salgp.store.FeatureStore(tmp_path / "shards").to_features()  # of the same network
     salgp.calibrators.get("uncalibrated").fit(features, labels).save(tmp_path / "cal")
     code, out, _ = run("score OUT/cal OUT/shards -o OUT/scored --workers 1 --json")
     assert code == 0
