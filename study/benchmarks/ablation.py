@@ -110,11 +110,15 @@ def constants() -> list[Variant]:
     found = []
     for module, name in CONSTANTS:
         value = getattr(module, name)
-        found += [Variant(f"{name} {x:g}", ((module, name, x),)) for x in (value / 2, value * 2)]
+        found += [Variant(f"{name} {x:g}", ((module, name, x),)) for x in _half_and_double(value)]
     found += [Variant(f"class_sd {x:g}", settings=(("class_sd", x),)) for x in (0.5, 2.0)]
     found += [Variant(f"width {x}", settings=(("width", x),)) for x in (32, 128)]
     found += [Variant(f"size {x}", settings=(("size", x),)) for x in (100, 400)]
     return [*found, *(Variant(f"COORDINATES {x}", ((layer_spaces, "COORDINATES", x),)) for x in (8, 32))]
+
+
+def _half_and_double(value: float) -> tuple[float, float]:
+    return (value // 2, value * 2) if isinstance(value, int) else (value / 2, value * 2)
 
 
 def main() -> None:
