@@ -31,7 +31,16 @@ from salgp.calibrators.evidence.windows import window_sums
 from salgp.features import Features
 from salgp_study.suite.cache import case_folder, read_case
 
-SETS = ("tabular-wine", "tabular-breast-cancer", "tabular-digits", "digits", "digits-weak", "mstar-convnet")
+SETS = (
+    "tabular-wine",
+    "tabular-breast-cancer",
+    "tabular-digits",
+    "digits",
+    "digits-weak",
+    "mstar-convnet",
+    "banking77-minilm",
+    "cifar10-resnet32",
+)
 WINDOW = 50
 Scores = dict[str, list[float]]
 
