@@ -216,7 +216,6 @@ def test_presets_hold_the_papers_numbers() -> None:
     assert (paper.epochs["convnet"], paper.epochs["aconvnet"], paper.epochs["resnet18"]) == (100, 100, 50)
     own = methods_of("adam", 5, paper.gp.get("mstar", {}))
     assert {(m.arguments["max_steps"], m.arguments["learning_rate"]) for m in own} == {(2000, 5e-3)}
-    assert {m.arguments["start"] for m in own} == {"gpytorch"}
     assert paper.n_test == 25_000
     recipe = next(iter(open_runs("mstar-convnet", "smoke", (0,), "unused"))).recipe
     assert (recipe.learning_rate, recipe.batch, recipe.step, recipe.gamma) == (5e-4, 32, 100, 0.1)

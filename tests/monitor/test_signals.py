@@ -79,9 +79,10 @@ def test_a_monitor_stopped_at_any_moment_goes_on_as_if_unharmed(work: Path) -> N
     takes = time.monotonic() - start
     rng = random.Random(0)
     codes = set()
-    for how in [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * 4:
+    delays = sorted(rng.uniform(0, takes) for _ in range(12))  # the first ones long before the end
+    for how, delay in zip([signal.SIGKILL, signal.SIGTERM, signal.SIGINT] * 4, delays, strict=True):
         child = begin(watch(work, "killed", *days))
-        time.sleep(rng.uniform(0, takes))
+        time.sleep(delay)
         os.kill(child, how)
         codes.add(finish(child))
         assert not list((work / "killed").glob("*.part")) or how is signal.SIGKILL
