@@ -111,7 +111,7 @@ def sets(cache: Path, path: Path) -> None:
 
 def estimate(cache: Path, path: Path) -> None:
     points = json.loads(POINTS.read_text(encoding="utf-8"))
-    methods = [m for m in ("average confidence", "ATC, entropy") if m in points[0]["estimates"]]
+    methods = [m for m in ("average confidence", "COTT") if m in points[0]["estimates"]]
     ours = (
         "layer evidence, context" if "layer evidence, context" in points[0]["estimates"] else "layer evidence"
     )
