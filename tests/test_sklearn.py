@@ -158,6 +158,19 @@ def test_a_network_in_place_of_its_factory_is_refused(wrong: object) -> None:
     CalibratedTorchClassifier(nn.Linear, method="temperature", epochs=2).fit(X, y)
 
 
+@pytest.mark.parametrize("what", [None, 3, "model"])
+def test_what_cannot_predict_is_no_classifier(what: object) -> None:
+    with pytest.raises(TypeError, match="expected a fitted classifier"):
+        CalibratedEstimator(what).fit([[0.0], [1.0]], [0, 1])
+
+
+def test_masked_inputs_are_refused() -> None:
+    x, y = np.arange(40.0)[:, None], np.arange(40) // 20
+    found = CalibratedEstimator(LogisticRegression().fit(x, y)).fit(x, y)
+    with pytest.raises(ValueError, match="masked"):
+        found.predict_proba(np.ma.masked_less(x, 3.0))
+
+
 def test_a_regressor_is_no_classifier() -> None:
     from sklearn.linear_model import LinearRegression
 

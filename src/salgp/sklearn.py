@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from salgp.calibrators import Calibrator, load_calibrator
 from salgp.classifier import CalibratedClassifier, calibrate
 from salgp.features import Features
+from salgp.logits import refuse_masked
 from salgp.outputs import method_for
 from salgp.prediction import Prediction
 
@@ -154,6 +155,8 @@ def _checked_factory(network: Any) -> Callable[[int, int], nn.Module]:
 
 def _check_fitted(estimator: Any) -> None:
     """Refuse what is no fitted classifier."""
+    if getattr(estimator, "predict", None) is None:
+        raise TypeError(f"expected a fitted classifier, got {type(estimator).__name__}, which cannot predict")
     if not is_classifier(estimator) and getattr(estimator, "classes_", None) is None:
         kind = "a regressor" if is_regressor(estimator) else "no fitted classifier: it has no classes_"
         raise TypeError(
@@ -288,6 +291,7 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
                 f"{type(self.estimator).__name__} has no predict_proba; calibrate its decision_function with "
                 f"salgp.calibrate_outputs(logits, labels)"
             )
+        refuse_masked(X, "X")
         return Features.from_probs(
             self.estimator.predict_proba(X), None if self.layers is None else self.layers(X)
         )

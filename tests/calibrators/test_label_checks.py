@@ -134,7 +134,7 @@ def test_good_data_are_no_reason_to_warn() -> None:
         get("layer-evidence").fit(*network(), reference=network(seed=1))
 
 
-@pytest.mark.parametrize(("n", "seen"), [(400, 40), (200, 40), (4000, 213)])
+@pytest.mark.parametrize(("n", "seen"), [(400, 40), (200, 40), (100, 40), (4000, 213)])
 def test_classes_without_a_calibration_sample_are_named(n: int, seen: int) -> None:
     """174 of 214 classes were missing, and no warning came."""
     labels = torch.arange(n) % seen

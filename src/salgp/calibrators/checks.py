@@ -49,10 +49,9 @@ FEW_SAMPLES = 50
 """Fewer calibration samples than this are worth a warning."""
 
 PER_CLASS = 10
-"""With this many samples for each class on average, a class without any is worth a warning."""
-
-MISSING = 1.5
-"""With fewer samples, more than half of the classes and this many times what chance leaves out are."""
+"""With this many samples for each class on average, a class without any is worth a warning; with fewer, more
+than half of the classes are.
+"""
 
 LARGEST_LOGIT = 1e18
 """Logits of larger size are shifted and cut: their squares would overflow in single precision."""
@@ -203,8 +202,7 @@ def _missing_classes(features: Features, labels: Tensor) -> str | None:
     count = torch.bincount(labels[labels >= 0], minlength=features.n_classes)
     missing = (count == 0).nonzero()[:, 0].tolist()
     n, c = int(count.sum()), features.n_classes
-    by_chance = c * (1 - 1 / c) ** n  # so many of c equally frequent classes are missing among n samples
-    if not missing or (n < PER_CLASS * c and len(missing) <= max(c / 2, MISSING * by_chance)):
+    if not missing or (n < PER_CLASS * c and len(missing) <= c / 2):
         return None
     names = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
     return (
