@@ -192,6 +192,7 @@ def test_fewer_points_stay_close_to_many() -> None:
     ("wrong", "word"),
     [
         ({"class_sd": -1.0}, "class_sd"),
+        ({"layers_in_domain": 0.5}, "layers_in_domain"),
         ({"width": 0}, "width"),
         ({"size": 0}, "size"),
     ],

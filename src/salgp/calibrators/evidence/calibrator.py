@@ -155,6 +155,8 @@ class LayerEvidence(Calibrator):
     def _check_settings(self) -> None:
         if self.class_sd < 0:
             raise ValueError(f"class_sd must be 0 or more, got {self.class_sd}")
+        if self.layers_in_domain not in (None, False, True):
+            raise ValueError(f"layers_in_domain must be True, False or None, got {self.layers_in_domain!r}")
 
     def _class_distances(
         self, reference: Reference, features: Features, labels: Tensor, own: bool

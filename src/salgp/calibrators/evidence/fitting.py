@@ -1,4 +1,4 @@
-"""Fit the model of layer evidence: both experts, the layer weight, the shift score, the shift weight."""
+"""Fit the model of layer evidence: both experts, the shift score, and the shift weight of windows."""
 
 from __future__ import annotations
 
