@@ -79,6 +79,13 @@ def test_logits_are_those_of_the_first_tokens_at_the_last_position(kind: str) ->
             torch.testing.assert_close(row, expected, atol=2e-4, rtol=1e-4)
         torch.testing.assert_close(prompt(texts[1])[0], found[1], atol=2e-4, rtol=1e-4)
         assert len(prompt._prefix.ids) > 30
+        given: list[int] = []
+        inputs = model.get_input_embeddings()
+        hook = inputs.register_forward_hook(lambda module, ids, found: given.append(ids[0].shape[1]))
+        prompt(texts[1:2])
+        hook.remove()
+        whole = TEMPLATE.replace("{labels}", "money, food, travel").replace("{text}", "a") + " "
+        assert given == [len(tokenizer(whole)["input_ids"]) - len(prompt._prefix.ids)]
         model.get_output_embeddings().weight.mul_(2)
         model.get_input_embeddings().weight.mul_(3)
         changed = prompt(texts)

@@ -16,6 +16,7 @@ from salgp.network.augment.text import (
     checked_tokenizer,
     lose_words,
     misspell,
+    retokenize,
     rewrite,
     swap_words,
     unknown_words,
@@ -88,6 +89,16 @@ def test_tokens_keep_their_frame(name: str, left: bool) -> None:
             assert all(token in rest for token in now)  # same order, fewer of them
         if name == "token-replace":
             assert len(now) == len(old)
+
+
+@pytest.mark.parametrize("name", ["token-drop", "token-swap", "token-replace"])
+def test_no_copy_of_a_text_at_the_least_strength(name: str) -> None:
+    ids, mask = texts()
+    unlike = 3 + (torch.arange(10) + torch.arange(len(ids))[:, None]) % 20  # no token beside its equal
+    ids[:, 1:-1] = torch.where(mask[:, 2:].bool(), unlike, ids[:, 1:-1])
+    family = FAMILIES[name].on(Tokens.of([ids], [mask]))
+    new = family(ids, torch.full((len(ids),), 0.01), torch.Generator().manual_seed(0))
+    assert bool((new != ids).any(dim=1).all())
 
 
 def test_a_text_without_a_frame_never_loses_all_its_tokens() -> None:
@@ -204,6 +215,22 @@ def test_a_template_around_the_text_stays(name: str) -> None:
         text = Letters().decode(row[: sum(mask)])
         assert text.startswith(before)
         assert text.endswith(after)
+
+
+@pytest.mark.parametrize(("own_limit", "added"), [(31, 4), (40, 8), (10**30, 4)])
+def test_a_text_that_gets_too_long_is_changed_less_and_not_cut(own_limit: int, added: int) -> None:
+    """It may be as wide as its batch, or as the tokenizer's own limit where that is larger."""
+
+    def longer(text: str, strength: float, chance: Any) -> str:
+        return "x" * round(8 * strength) + text
+
+    tokenizer, text = Letters(), "wake me at six in the hours"
+    tokenizer.model_max_length = own_limit
+    ids = torch.tensor([tokenizer.encode(text, False) + [PAD] * 4])
+    tokens = Tokens(torch.tensor([PAD]), ids[ids != PAD], PAD)
+    g = torch.Generator().manual_seed(0)
+    new, real, _ = retokenize(ids, ids != PAD, tokens, tokenizer, longer, torch.ones(1), g)
+    assert tokenizer.decode(new[real].tolist()) == "x" * added + text
 
 
 def test_types_of_tokens_follow_their_words() -> None:
