@@ -125,6 +125,17 @@ def test_repeated_observations_are_learned_by_leaving_each_out(monkeypatch: pyte
     assert found.log_noise == pytest.approx(-1.5)
 
 
+def test_a_search_can_begin_where_another_ended() -> None:
+    rows, y = made(40)
+    found = fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    assert set(found.learned) == {"x.log_lengthscale", "x.log_variance", "log_noise"}
+    again = fit_gaussian(Stationary("x", "rbf"), rows, y, replace(EXACT, max_steps=1, start=found.learned))
+    assert again.converged
+    assert again.log_evidence == pytest.approx(found.log_evidence, abs=1e-6)
+    for name, value in found.learned.items():
+        torch.testing.assert_close(again.learned[name], value, rtol=0, atol=1e-3)
+
+
 def test_correctness_is_learned_at_the_optimum_of_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Better than any small change of a hyperparameter, by the fit's own measure of the bound."""
     rows, y = made(60, 3)

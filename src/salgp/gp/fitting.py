@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,7 +79,7 @@ and less than this is lost.
 @dataclass(frozen=True)
 class Settings:
     """How to learn: see the arguments of `salgp.SALGP` of the same names; each observation stands in
-    ``repeats`` consecutive rows.
+    ``repeats`` consecutive rows, and the search begins at the values of ``start`` (see `Fitted.learned`).
     """
 
     inference: str = "auto"
@@ -93,6 +93,7 @@ class Settings:
     repeats: int = 1
     exact_limit: int = EXACT_LIMIT
     prior: str | None = None
+    start: Mapping[str, Tensor] | None = None
 
     def exact(self, n_rows: int) -> bool:
         """Is the exact matrix affordable, or asked for?"""
@@ -149,6 +150,12 @@ class Fitted:
     def is_gaussian(self) -> bool:
         """Was it fitted to residuals, and not to correctness?"""
         return len(self.mean_weights) == 0
+
+    @property
+    def learned(self) -> dict[str, Tensor]:
+        """Hyperparameters of covariance and noise, from which another search can begin."""
+        noise = torch.tensor(self.log_noise, dtype=torch.float64)
+        return {**self.posterior.theta, "log_noise": noise}
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,8 +320,9 @@ def _prepare(
     scale = Scale({name: typical_square(rows.blocks[name]) for name, _ in covariance.reads()}, variance)
     every = [*covariance.parameters(scale), *more]
     device = next(iter(rows.blocks.values())).device
+    known = settings.start or {}
     parameters = [
-        replace(p, start=p.start.to(device))
+        replace(p, start=known.get(p.name, p.start).to(device))
         for p in started(every, settings.prior, gpytorch=settings.optimizer == "adam")
     ]
     each = rows.single()
