@@ -17,7 +17,7 @@ from salgp_study.store import read_archive
 ROOT = Path(__file__).parents[2]
 LIMIT = 3000
 """Rows up to which the paper's models are declared exact."""
-GAUSSIAN = ("sal-gp", "residual-gp")
+GAUSSIAN = ("sal-gp", "refined-sal-gp", "residual-gp")
 NETWORKS = (
     *(("mstar-soc", seed) for seed in (0, 1, 2)),
     *(("mstar-soc-aconvnet", seed) for seed in (0, 1)),
@@ -48,9 +48,11 @@ def test_rows_that_fit_are_exact_unless_their_name_says_otherwise(records: list[
             assert r["inference"] == "exact", r["method"]
 
 
-def test_the_set_exact_is_exact(records: list[dict[str, Any]]) -> None:
-    """All verdicts follow from it: no row of its claims may be an approximation that its name hides."""
-    mine = [r for r in records if r["preset"] == "exact" and r["config"]["calibrator"] in GAUSSIAN]
+@pytest.mark.parametrize("preset", ["exact", "exact-all"])
+def test_the_exact_sets_are_exact(records: list[dict[str, Any]], preset: str) -> None:
+    """Verdicts follow from them: no row of their claims may be an approximation that its name hides."""
+    mine = [r for r in records if r["preset"] == preset and r["config"]["calibrator"] in GAUSSIAN]
+    assert mine
     for r in mine:
         assert r["n_rows"] <= LIMIT
         assert r["inference"] == ("inducing" if r["method"].endswith(APPROXIMATE) else "exact"), r["method"]
@@ -66,16 +68,29 @@ def test_exact_and_approximate_rows_stand_beside_each_other(records: list[dict[s
             assert (*network, name + APPROXIMATE) in found
 
 
+def test_the_set_exact_all_is_of_all_validation_samples(records: list[dict[str, Any]]) -> None:
+    """ML and HL of every network: as many stacked rows as in the paper's protocol, 1,285 to 2,755."""
+    mine = [r for r in records if r["preset"] == "exact-all" and r["config"]["calibrator"] in GAUSSIAN]
+    stacked = [r for r in mine if r["method"] in ("SAL-GP (ML) G", "SAL-GP (HL) G")]
+    networks = {(r["study"], r["seed"]) for r in mine}
+    assert {(r["study"], r["seed"], r["method"][8:10]) for r in stacked} == {
+        (*network, model) for network in networks for model in ("ML", "HL")
+    }
+    for r in stacked:
+        assert r["n_rows"] == 5 * r["sizes"]["validation"]
+        assert 1285 <= r["n_rows"] <= 2755
+
+
 def test_rows_of_a_network_come_from_one_training(records: list[dict[str, Any]]) -> None:
-    trained: dict[tuple[str, int], set[tuple[str, float]]] = {}
+    trained: dict[tuple[str, str, int], set[tuple[str, float]]] = {}
     for r in records:
-        if r["preset"] == "exact" and r["test"] in NEAR:
-            network = trained.setdefault((r["study"], r["seed"]), set())
+        if r["preset"] in ("exact", "exact-all") and r["test"] in NEAR:
+            network = trained.setdefault((r["preset"], r["study"], r["seed"]), set())
             network.add((r["cache"]["train"], r["accuracy"]))
     assert all(len(found) == 1 for found in trained.values())
 
 
-@pytest.mark.parametrize("preset", ["cpu", "paper", "exact"])
+@pytest.mark.parametrize("preset", ["cpu", "paper", "exact", "exact-all"])
 def test_no_preset_approximates_what_can_be_exact(preset: str) -> None:
     gp = PRESETS[preset].gp.get("mstar", {})
     for group in ("ml", "hl", "coregionalised", "additive", "architectures", "single"):

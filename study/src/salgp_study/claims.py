@@ -31,6 +31,7 @@ __all__ = [
     "VERDICTS",
     "PLACES",
     "WHOLE",
+    "by_inducing_rows",
     "claims_table",
     "claims_tables",
     "compare",
@@ -171,6 +172,14 @@ def compare(
     return Comparison(len(values), wins, mean, mean / base if base else 0.0, sign_flip_p(values))
 
 
+def by_inducing_rows(claim: Claim, records: Sequence[Record], fit_on: str, where: str) -> Comparison | None:
+    """The comparison by inducing rows; None where neither method has such."""
+    names = {name + APPROXIMATE for name in (claim.better, claim.other)}
+    if not any(r["method"] in names for r in records):
+        return None
+    return compare(claim, records, fit_on, where, approximate=True)
+
+
 def lower(score: float, other: float) -> bool:
     """Is a score lower than another, as far as the four digits of the tables show?
 
@@ -193,7 +202,7 @@ def claims_tables(records: Sequence[Record]) -> list[Table]:
 def claims_table(records: Sequence[Record], where: str, fit_on: str) -> Table:
     """Every claim by exact inference with its verdict, and its size by inducing rows."""
     found = {claim: compare(claim, records, fit_on, where) for claim in CLAIMS}
-    near = {claim: _by_inducing_rows(claim, records, fit_on, where) for claim in CLAIMS}
+    near = {claim: by_inducing_rows(claim, records, fit_on, where) for claim in CLAIMS}
     tested = {claim: exact.p for claim, exact in found.items() if exact is not None}
     corrected = dict(zip(tested, holm([*tested.values()]), strict=True))
     rows = []
@@ -213,14 +222,6 @@ def claims_table(records: Sequence[Record], where: str, fit_on: str) -> Table:
     return Table(f"claims-{preset}-{where}-{fit_on}", title, (note,), (*heads, *last), tuple(rows))
 
 
-def _by_inducing_rows(claim: Claim, records: Sequence[Record], fit_on: str, where: str) -> Comparison | None:
-    """The comparison by inducing rows; None where neither method has such."""
-    names = {name + APPROXIMATE for name in (claim.better, claim.other)}
-    if not any(r["method"] in names for r in records):
-        return None
-    return compare(claim, records, fit_on, where, approximate=True)
-
-
 def _size(found: Comparison | None) -> tuple[str, str]:
     return ("-", "-") if found is None else (f"{100 * found.relative:+.1f} %", f"{found.wins} of {found.n}")
 
@@ -237,9 +238,9 @@ def of_networks(records: Sequence[Record]) -> list[Record]:
 
 
 def _approximate(records: Sequence[Record]) -> list[Record]:
-    """The rows by inducing rows under the name of the exact ones, which they replace."""
-    stands = {(_network(r), r["method"].removesuffix(APPROXIMATE)) for r in records if _is_approximate(r)}
-    kept = [r for r in records if _is_approximate(r) or (_network(r), r["method"]) not in stands]
+    """The rows by inducing rows under the name of the exact ones, in place of these on every network."""
+    names = {r["method"].removesuffix(APPROXIMATE) for r in records if _is_approximate(r)}
+    kept = [r for r in records if _is_approximate(r) or r["method"] not in names]
     return [{**r, "method": r["method"].removesuffix(APPROXIMATE)} for r in kept]
 
 

@@ -16,6 +16,7 @@ from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp_study.deep_gp import DeepGPCalibrator
 from salgp_study.gradient_temperature import GradientTemperature
+from salgp_study.refined import RefinedSALGP
 
 __all__ = ["APPROXIMATE", "GROUPS", "INDUCING", "ONE_START", "Method", "methods_of", "rows_of_prediction"]
 
@@ -186,7 +187,8 @@ def _conventional() -> list[Method]:
 
 
 def _single(name: str, form: str, layer: int, gp: Mapping[str, Any]) -> Method:
-    arguments = ResidualGP.paper(form, **gp).get_params()
+    own = {name: value for name, value in gp.items() if name != "refine_steps"}
+    arguments = ResidualGP.paper(form, **own).get_params()
     label = f"{name} (Layer {layer})"
     return Method(label, "residual-gp", arguments, (layer,), reads_layers=True)
 
@@ -201,10 +203,12 @@ def _paper(
 ) -> Method:
     """A model of the paper: every argument comes from `salgp.SALGP.paper`. ML and HL, and models of ours in
     their place, are searched from three starting points, save by the paper's own recipe, which has one.
+    With ``refine_steps`` the search is on a part of the samples.
     """
     searched = {"restarts": RESTARTS} if model in _STACKED.values() and "recipe" not in gp else {}
-    arguments = SALGP.paper(model, **{**searched, **gp, **more}).get_params()
-    return Method(name, "sal-gp", arguments, layers, True, per_layer)
+    form = RefinedSALGP if "refine_steps" in gp else SALGP
+    arguments = form.paper(model, **{**searched, **gp, **more}).get_params()
+    return Method(name, form.name, arguments, layers, True, per_layer)
 
 
 def _ours(name: str, gp: Mapping[str, Any], covariance: str, **more: Any) -> Method:

@@ -20,7 +20,7 @@ SCORES = {"ece": "ECE", "brier": "Brier", "nll_correct": "NLL", "auroc": "AUROC"
 def side_by_side_tables(records: Sequence[Record]) -> list[Table]:
     """For radar at the near angle and for all test data, by preset and split the methods were fitted on."""
     chosen = [r for r in of_networks(records) if r["pooling"] in ("avg", "none")]
-    places = product(("exact", "paper"), PLACES, values_of(chosen, "fit_on"))
+    places = product(("exact", "exact-all", "paper"), PLACES, values_of(chosen, "fit_on"))
     return [_beside(preset, where, fit_on, chosen) for preset, where, fit_on in places]
 
 
