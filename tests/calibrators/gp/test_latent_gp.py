@@ -17,7 +17,7 @@ from salgp.calibrators.gp.latent_gp import (
     _Rows,
 )
 from salgp.calibrators.scaling.temperature import TemperatureScaling
-from salgp.metrics import nll
+from salgp.metrics import ece, nll
 
 
 def drawn(n: int, c: int, bend: float, seed: int = 0) -> tuple[Features, torch.Tensor]:
@@ -88,6 +88,21 @@ def test_beats_temperature_where_the_map_is_bent() -> None:
     best = nll(torch.softmax(new.logits - 0.8 * torch.relu(new.logits), 1), truth)
     assert nll(gp.probs, truth) < nll(ts.probs, truth) - 0.005
     assert nll(gp.probs, truth) < best + 0.01
+
+
+@pytest.mark.parametrize("scale", [1e-6, 0.01, 50.0, 1000.0, 1e6])
+def test_the_scale_of_the_logits_does_not_matter(scale: float) -> None:
+    """They are divided by their temperature where the prior, which is in logits, would not suit them."""
+    f, labels = drawn(400, 4, -0.6)
+    new, truth = drawn(2000, 4, -0.6, seed=1)
+    plain = GPCalibration().fit(f, labels)
+    scaled = GPCalibration().fit(Features(scale * f.logits), labels)
+    assert plain.scale_ == 1.0
+    assert scaled.scale_ == pytest.approx(1.851 * scale, rel=1e-3)  # temperature scaling's of these logits
+    found = scaled.predict(Features(scale * new.logits)).confidence
+    assert ece(found, new.label == truth) < 0.02  # .36 for logits times 1,000 as they are
+    other = GPCalibration().fit(Features(100 * f.logits), labels).predict(Features(100 * new.logits))
+    torch.testing.assert_close(found, other.confidence, atol=1e-6, rtol=0)
 
 
 def test_std_shrinks_with_data() -> None:

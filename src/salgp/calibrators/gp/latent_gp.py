@@ -24,6 +24,7 @@ from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.calibrators.temperature import best_temperature, row_chunks
 from salgp.features import Features
 from salgp.gp.linalg import cholesky, inverse_positive, log_determinant, lower_inverse, solve_positive
+from salgp.logits import at_least_single
 from salgp.prediction import INTERVAL_SD, Prediction
 
 __all__ = ["GPCalibration"]
@@ -37,7 +38,7 @@ LENGTHSCALES = (0.2, 0.5, 1.0)
 LEAST_JITTER = 1e-6
 """Smallest jitter of the inducing points' covariance: they are close together on a line."""
 SCALES = (0.1, 10.0)
-"""Temperatures that the amplitudes suit: the prior is in logits, so the method is not scale-free."""
+"""Temperatures that the amplitudes suit, which are in logits; logits of any other are divided by theirs."""
 SEARCH_ELEMENTS = 2**18
 """Logits (samples times classes) used to choose them; the posterior itself always uses all."""
 
@@ -54,6 +55,7 @@ class GPCalibration(Calibrator):
         n_inducing: number of inducing points, evenly spaced over the range of the logits.
 
     Attributes:
+        scale_: what the logits are divided by; 1 where their temperature is within `SCALES`.
         inducing_: ``(m,)`` inducing logits.
         amplitude_: prior standard deviation of ``g(z) - z``.
         lengthscale_: of the kernel, in logits.
@@ -75,15 +77,17 @@ class GPCalibration(Calibrator):
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         known = labels >= 0
-        z, y = features.logits[known], labels[known]
+        y = labels[known]
+        self.scale_ = _scale(features.logits[known], y)
+        logits = features.logits / self.scale_
+        z = logits[known]
         if len(z) == 0:
             warnings.warn(
                 "no calibration sample has a known class: the posterior is the prior",
                 CalibrationWarning,
                 stacklevel=3,
             )
-        _warn_of_scale(z, y)
-        u = _inducing_points(features.logits, self.n_inducing)
+        u = _inducing_points(logits, self.n_inducing)
         basis = _choose_basis(*_spread_subset(z, y), u)
         found = _posterior(z, y, basis)
         self.inducing_, self.amplitude_, self.lengthscale_ = u, basis.amplitude, basis.lengthscale
@@ -97,9 +101,8 @@ class GPCalibration(Calibrator):
         )
         spread = probs.new_zeros(len(features))
         for rows in row_chunks(len(features), features.n_classes * self.n_inducing):
-            probs[rows], spread[rows] = _mean_and_std(
-                features.logits[rows].double(), features.label[rows], basis, points
-            )
+            z = features.logits[rows].double() / self.scale_
+            probs[rows], spread[rows] = _mean_and_std(z, features.label[rows], basis, points)
         mean = Prediction.from_probs(features, probs.clamp_(min=torch.finfo(probs.dtype).tiny))
         half = INTERVAL_SD * spread
         return replace(
@@ -245,14 +248,11 @@ def _mean_and_std(z: Tensor, label: Tensor, basis: _Basis, points: Tensor) -> tu
     return total / len(points), torch.stack(confidences).std(dim=0, correction=0)
 
 
-def _warn_of_scale(z: Tensor, y: Tensor) -> None:
-    temperature, at_bound = best_temperature(z, y, warn=False) if len(y) else (1.0, False)
-    without_errors = at_bound and temperature < 1
-    if without_errors or SCALES[0] <= temperature <= SCALES[1]:
-        return
-    warnings.warn(
-        f"these logits have a temperature of {temperature:.2g}: the prior of latent-gp suits "
-        f"{SCALES[0]:g} to {SCALES[1]:g}; divide the logits by their temperature first",
-        CalibrationWarning,
-        stacklevel=5,
-    )
+def _scale(z: Tensor, y: Tensor) -> float:
+    """Temperature of the logits where it lies outside `SCALES`; 1 elsewhere, and where they have none."""
+    size = float(z.double().square().mean().sqrt()) if len(y) else 0.0
+    if size == 0.0:
+        return 1.0
+    temperature, at_bound = best_temperature(at_least_single(z) / size, y, warn=False)
+    suits = SCALES[0] <= temperature * size <= SCALES[1]
+    return 1.0 if at_bound or suits else temperature * size
