@@ -45,11 +45,14 @@ from salgp.gp.optimise import (
 from salgp.gp.regression import (
     Posterior,
     Statistics,
+    Trend,
     condition_exact,
     condition_inducing,
     exact_log_evidence,
+    exact_trend,
     inducing_log_evidence,
     inducing_rows,
+    inducing_trend,
     statistics,
 )
 from salgp.io import storable
@@ -131,7 +134,9 @@ class Fitted:
             switched off, a noise or a lengthscale there is not determined by the data.
         y: site targets, for exact inference.
         noise: site noise, for exact inference.
+        design: columns of the parametric mean of each row, for exact inference.
         summary: summed statistics, for inducing inference.
+        trend: uncertainty of ``mean_weights``, for a Bernoulli likelihood.
     """
 
     posterior: Posterior
@@ -144,7 +149,9 @@ class Fitted:
     at_bounds: tuple[str, ...] = ()
     y: Tensor | None = None
     noise: Tensor | None = None
+    design: Tensor | None = None
     summary: Statistics | None = None
+    trend: Trend | None = None
 
     @property
     def is_gaussian(self) -> bool:
@@ -190,15 +197,14 @@ class _Problem:
     def prior_variance(self, theta: Theta) -> Tensor:
         return self.covariance(theta, self.single)[..., 0, 0]
 
-    def summarise(self, theta: Theta, sites: Sites) -> Statistics:
+    def summarise(self, theta: Theta, sites: Sites, design: Tensor | None = None) -> Statistics:
         K = self.covariance(theta, self.full)
-        return statistics(K, self.prior_variance(theta), sites.target, sites.noise)
+        return statistics(K, self.prior_variance(theta), sites.target, sites.noise, design)
 
-    def condition(self, theta: Theta, sites: Sites) -> tuple[Posterior, Statistics | None]:
+    def condition(self, theta: Theta, sites: Sites) -> Posterior:
         if self.inducing is None:
-            return condition_exact(self.covariance, theta, self.rows, sites.target, sites.noise), None
-        summary = self.summarise(theta, sites)
-        return condition_inducing(self.covariance, theta, self.inducing, summary), summary
+            return condition_exact(self.covariance, theta, self.rows, sites.target, sites.noise)
+        return condition_inducing(self.covariance, theta, self.inducing, self.summarise(theta, sites))
 
 
 def fit_gaussian(
@@ -236,7 +242,8 @@ def fit_gaussian(
     )
     if leaves_out or settings.prior:
         fit = replace(fit, value=float(evidence(fit.theta)))
-    return _finish(problem, fit, gaussian_sites(y, fit.theta["log_noise"], weight), y.new_zeros(0))
+    sites = gaussian_sites(y, fit.theta["log_noise"], weight)
+    return _finish(problem, fit, sites, y.new_zeros(0), y.new_zeros(len(y), 0))
 
 
 def fit_bernoulli(
@@ -265,7 +272,8 @@ def fit_bernoulli(
     ]
     fit, sites = max(climbs, key=lambda climb: climb[0].value)
     weights = torch.cat([fit.theta["mean.bias"][None], fit.theta["mean.slopes"]])
-    return _finish(problem, fit, replace(sites, target=sites.target - design @ weights), weights)
+    centred = replace(sites, target=sites.target - design @ weights)
+    return _finish(problem, fit, centred, weights, design)
 
 
 def _climb(
@@ -293,7 +301,7 @@ def _climb(
         few = replace(settings, max_steps=min(stride, total - done), restarts=0)
         before, here = fit.value, [replace(p, start=fit.theta[p.name]) for p in parameters]
         fit = _search(bound, here, few)
-        posterior, _ = problem.condition(fit.theta, centred(fit.theta))
+        posterior = problem.condition(fit.theta, centred(fit.theta))
         K = problem.covariance(fit.theta, problem.full)
         correction, variance = posterior.moments(K.T, problem.prior_variance(fit.theta))
         sites = bernoulli_sites(correct, _mean(fit.theta, design) + correction, variance, weight)
@@ -343,26 +351,19 @@ def _search(
     return maximise(objective, parameters, tolerance=tolerance, **options)
 
 
-def _finish(problem: _Problem, fit: Fit, sites: Sites, weights: Tensor) -> Fitted:
+def _finish(problem: _Problem, fit: Fit, sites: Sites, weights: Tensor, design: Tensor) -> Fitted:
     """Say how the search ended, and condition."""
     _report(fit)
     log_noise = float(fit.theta.get("log_noise", 0.0))
     theta = {k: v for k, v in fit.theta.items() if k != "log_noise" and not k.startswith("mean.")}
-    posterior, summary = problem.condition(theta, sites)
-    exact = summary is None
-    return Fitted(
-        posterior,
-        log_noise,
-        weights,
-        fit.value,
-        "exact" if exact else "inducing",
-        fit.converged,
-        fit.reason,
-        fit.at_bounds,
-        y=sites.target if exact else None,
-        noise=sites.noise if exact else None,
-        summary=summary,
-    )
+    rows = problem.rows if problem.inducing is None else problem.inducing
+    inference = "exact" if problem.inducing is None else "inducing"
+    nothing = Posterior(problem.covariance, theta, rows, weights[:0], weights[:0])
+    outcome = (fit.value, inference, fit.converged, fit.reason, fit.at_bounds)
+    empty = Fitted(nothing, log_noise, weights, *outcome)
+    if problem.inducing is None:
+        return _exact_again(empty, rows, sites.target, sites.noise, design)
+    return reconditioned(empty, problem.summarise(theta, sites, design))
 
 
 def _report(fit: Fit) -> None:
@@ -392,26 +393,22 @@ def _shown(value: Tensor) -> str:
     return f"[{numbers}]" if value.ndim else numbers
 
 
-def extend(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
-    """Condition on further rows."""
+def extend(fitted: Fitted, rows: Rows, sites: Sites, design: Tensor) -> Fitted:
+    """Condition on further rows, with the columns ``design`` of their parametric mean."""
     if fitted.summary is not None:
-        return reconditioned(fitted, fitted.summary + _summary_of(fitted.posterior, rows, sites))
-    assert fitted.y is not None
-    assert fitted.noise is not None
+        return reconditioned(fitted, fitted.summary + _summary_of(fitted.posterior, rows, sites, design))
     known = Rows.concatenate([fitted.posterior.rows, rows])
-    y, noise = torch.cat([fitted.y, sites.target]), torch.cat([fitted.noise, sites.noise])
-    return _exact_again(fitted, known, y, noise)
+    new = sites.target, sites.noise, design
+    return _exact_again(fitted, known, *map(torch.cat, zip(_observed(fitted), new, strict=True)))
 
 
-def retract(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
+def retract(fitted: Fitted, rows: Rows, sites: Sites, design: Tensor) -> Fitted:
     """Condition on all but the given rows, which must be among those known."""
     n_known = len(fitted.posterior.rows) if fitted.summary is None else fitted.summary.n
     if len(rows) >= n_known:
         raise ValueError(f"cannot forget {len(rows)} rows: the calibrator knows {n_known}")
     if fitted.summary is not None:
-        return reconditioned(fitted, fitted.summary - _summary_of(fitted.posterior, rows, sites))
-    assert fitted.y is not None
-    assert fitted.noise is not None
+        return reconditioned(fitted, fitted.summary - _summary_of(fitted.posterior, rows, sites, design))
     known, gone = _numbers(fitted.posterior.rows), _numbers(rows)
     keep = torch.ones(len(known), dtype=torch.bool, device=known.device)
     for row in gone:
@@ -419,7 +416,15 @@ def retract(fitted: Fitted, rows: Rows, sites: Sites) -> Fitted:
         if not len(same):
             raise ValueError("a sample to forget is not among those the calibrator was fitted on")
         keep[same[0]] = False
-    return _exact_again(fitted, fitted.posterior.rows[keep], fitted.y[keep], fitted.noise[keep])
+    return _exact_again(fitted, fitted.posterior.rows[keep], *(x[keep] for x in _observed(fitted)))
+
+
+def _observed(fitted: Fitted) -> tuple[Tensor, Tensor, Tensor]:
+    """Site targets, site noise and columns of the mean of an exact fit."""
+    assert fitted.y is not None
+    assert fitted.noise is not None
+    assert fitted.design is not None
+    return fitted.y, fitted.noise, fitted.design
 
 
 def _numbers(rows: Rows) -> Tensor:
@@ -429,7 +434,7 @@ def _numbers(rows: Rows) -> Tensor:
 
 
 def new_sites(
-    fitted: Fitted, rows: Rows, target: Tensor, offset: Tensor, weight: float, rounds: int = 50
+    fitted: Fitted, rows: Rows, target: Tensor, design: Tensor, weight: float, rounds: int = 50
 ) -> Sites:
     """Sites of new samples: residuals as they are, or refined Bernoulli sites around the posterior that
     includes them.
@@ -438,37 +443,40 @@ def new_sites(
         fitted: current GP.
         rows: flat rows of the new samples.
         target: residuals, or correctness for a Bernoulli likelihood.
-        offset: parametric log-odds of each row, for a Bernoulli likelihood.
+        design: columns of the parametric mean of each row.
         weight: of each observation.
         rounds: most refinements.
     """
     if fitted.is_gaussian:
         return gaussian_sites(target, target.new_tensor(fitted.log_noise), weight)
     mean, variance = fitted.posterior(rows)
+    offset = design @ fitted.mean_weights
     for _ in range(rounds):
         sites = bernoulli_sites(target, mean + offset, variance, weight)
         centred = replace(sites, target=sites.target - offset)
         before = mean
-        mean, variance = extend(fitted, rows, centred).posterior(rows)
+        mean, variance = extend(fitted, rows, centred, design).posterior(rows)
         if float((mean - before).abs().max()) < 1e-8:
             break
     return centred
 
 
-def _summary_of(posterior: Posterior, rows: Rows, sites: Sites) -> Statistics:
+def _summary_of(posterior: Posterior, rows: Rows, sites: Sites, design: Tensor) -> Statistics:
     """Sums over the rows on the inducing rows of a posterior."""
     Kuf = posterior.covariance_to(rows).mT
-    return statistics(Kuf, posterior.prior_variance(rows), sites.target, sites.noise)
+    return statistics(Kuf, posterior.prior_variance(rows), sites.target, sites.noise, design)
 
 
 def reconditioned(fitted: Fitted, summary: Statistics) -> Fitted:
     """The same GP on the same inducing rows, given other sums."""
     p = fitted.posterior
     posterior = condition_inducing(p.covariance, p.theta, p.rows, summary)
-    return replace(fitted, posterior=posterior, summary=summary)
+    trend = None if fitted.is_gaussian else inducing_trend(posterior, summary)
+    return replace(fitted, posterior=posterior, summary=summary, trend=trend)
 
 
-def _exact_again(fitted: Fitted, rows: Rows, y: Tensor, noise: Tensor) -> Fitted:
+def _exact_again(fitted: Fitted, rows: Rows, y: Tensor, noise: Tensor, design: Tensor) -> Fitted:
     p = fitted.posterior
     posterior = condition_exact(p.covariance, p.theta, rows, y, noise)
-    return replace(fitted, posterior=posterior, y=y, noise=noise)
+    trend = None if fitted.is_gaussian else exact_trend(posterior, design)
+    return replace(fitted, posterior=posterior, y=y, noise=noise, design=design, trend=trend)

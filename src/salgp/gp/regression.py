@@ -40,6 +40,7 @@ __all__ = [
     "INDUCING_JITTER",
     "Posterior",
     "Statistics",
+    "Trend",
     "condition_inducing",
     "inducing_log_evidence",
     "inducing_rows",
@@ -50,6 +51,11 @@ __all__ = [
 INDUCING_JITTER = 1e-8
 """Smallest jitter of inducing covariances: their rows are often alike, and a fixed one keeps the objective
 smooth.
+"""
+
+TREND_PRECISION = 1.0 / 75.0
+"""Prior precision of a trend's weights, that of equal chances between 0 and 30: only a column that the data
+hardly tell of feels it.
 """
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -100,6 +106,29 @@ class Posterior:
         return self.moments(self.covariance_to(rows), self.prior_variance(rows))
 
 
+@storable
+@dataclass(frozen=True, eq=False)
+class Trend:
+    """Uncertainty of the weights ``w`` of a parametric mean, ``y = X w + f + e``: universal kriging.
+
+    With ``C = k + N`` the covariance of the data, ``var(x' w + f(x)) = var f(x) + r' (X' C^-1 X)^-1 r``,
+    ``r = x - X' C^-1 k(., x)``. Reference: Rasmussen & Williams 2006, eq. 2.42.
+
+    Args:
+        explained: ``(m, p)`` weights ``C^-1 X`` on the rows ``U``, so that ``r = x - k(x, U) @ explained``.
+        root: ``(p, p)`` root of the covariance of the weights.
+    """
+
+    explained: Tensor
+    root: Tensor
+
+    def variance(self, columns: Tensor, explained: Tensor) -> Tensor:
+        """What the weights add to the variance where the columns are ``(n, p)``, ``explained`` being
+        ``k(x, U) @ self.explained``.
+        """
+        return ((columns - explained) @ self.root).square().sum(dim=-1)
+
+
 def remaining(prior: Tensor, reduced: Tensor) -> Tensor:
     """Posterior variance: ``prior - |reduced|^2``, with ``reduced = k(x, U) R``."""
     return (prior - torch.linalg.vector_norm(reduced, dim=-1).square()).clamp_min(0.0)
@@ -126,6 +155,17 @@ def condition_exact(
     return Posterior(covariance, theta, rows, root @ (root.T @ y), root)
 
 
+def exact_trend(posterior: Posterior, X: Tensor) -> Trend:
+    """Trend with the columns ``X (n, p)`` of all rows."""
+    explained = posterior.root @ (posterior.root.T @ X)
+    return _trend(explained, X.T @ explained)
+
+
+def _trend(explained: Tensor, information: Tensor) -> Trend:
+    prior = TREND_PRECISION * torch.eye(len(information), dtype=explained.dtype, device=explained.device)
+    return Trend(explained, lower_inverse(cholesky(information + prior)).T)
+
+
 @storable
 @dataclass(frozen=True, eq=False)
 class Statistics:
@@ -138,6 +178,8 @@ class Statistics:
         log_noise: ``sum log noise``.
         trace: ``sum k_ii / noise_i``.
         n: number of rows.
+        B: ``Kuf N^-1 X``, ``(m, p)``, of the columns of the trend.
+        XX: ``X' N^-1 X``, ``(p, p)``.
     """
 
     A: Tensor
@@ -146,6 +188,8 @@ class Statistics:
     log_noise: Tensor
     trace: Tensor
     n: int
+    B: Tensor
+    XX: Tensor
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(*map(operator.add, vars(self).values(), vars(other).values()))
@@ -154,10 +198,15 @@ class Statistics:
         return Statistics(*map(operator.sub, vars(self).values(), vars(other).values()))
 
 
-def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
-    """Sums over one batch of rows: ``Kuf`` is ``(m, n)``, ``prior`` the variances ``k_ii``."""
+def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor, X: Tensor | None = None) -> Statistics:
+    """Sums over one batch of rows: ``Kuf`` is ``(m, n)``, ``prior`` the variances ``k_ii``, ``X`` the columns
+    of the trend where there is one.
+    """
     A, b = _Weighted.apply(Kuf, y, noise)  # type: ignore[no-untyped-call]
-    return Statistics(A, b, (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum(), len(y))
+    X = y.new_zeros(len(y), 0) if X is None else X
+    weighted = X / noise[:, None]
+    sums = (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum()
+    return Statistics(A, b, *sums, len(y), Kuf @ weighted, X.T @ weighted)
 
 
 def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
@@ -179,6 +228,15 @@ def condition_inducing(
     b = inverse @ s.b
     alpha = inverse.T @ (b - half @ (half.T @ b))
     return Posterior(covariance, theta, inducing, alpha, inverse.T @ half)
+
+
+def inducing_trend(posterior: Posterior, s: Statistics) -> Trend:
+    """Trend on the inducing rows from the summed statistics of all data."""
+    Luu, A = _whiten(posterior.covariance_to(posterior.rows), s)
+    LB = cholesky(A + torch.eye(len(A), dtype=A.dtype, device=A.device))
+    root = lower_inverse(Luu).T @ lower_inverse(LB).T
+    explained = root @ (root.T @ s.B)
+    return _trend(explained, s.XX - s.B.T @ explained)
 
 
 def inducing_rows(

@@ -4,10 +4,13 @@ science.
 
 from __future__ import annotations
 
+import functools
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from posteriors import joint
@@ -25,10 +28,11 @@ from salgp.calibrators.gp.structures import log_odds_design, rows_of, structure
 from salgp.calibrators.loading import read_parts
 from salgp.features import Features
 from salgp.gp.covariance import Index, Sum, gaps
-from salgp.gp.fitting import Settings
+from salgp.gp.fitting import Settings, reconditioned
 from salgp.gp.optimise import NotConvergedWarning
-from salgp.gp.regression import condition_exact
+from salgp.gp.regression import condition_exact, statistics
 from salgp.metrics import nll_correct
+from salgp.prediction import INTERVAL_SD
 
 COVARIANCES = ["sum", "ml", "hl", "additive", "icm", "lcm", "nested", "concat"]
 FEATURES, LABELS = sample(40)
@@ -470,6 +474,72 @@ def test_degenerate_calibration_sets_end_where_they_should(case: str, likelihood
         "certain and half wrong": (0.35, 0.65),
     }[case]
     assert low <= float(confidence.mean()) <= high
+
+
+def logistic_truth(n: int, seed: int) -> tuple[Features, Tensor, Tensor]:
+    """Two classes, labels, and the true probability of being correct, logistic in the log-odds alone."""
+    g = torch.Generator().manual_seed(seed)
+    z = (1.5 * torch.randn(n, generator=g, dtype=torch.float64) + 2).abs()
+    layer = torch.randn(n, 2, generator=g, dtype=torch.float64)
+    truth = torch.sigmoid(0.6 * z - 0.5)
+    wrong = torch.rand(n, generator=g, dtype=torch.float64) >= truth
+    return Features(torch.stack([z, 0 * z], dim=1), {"a": layer}), wrong.long(), truth
+
+
+def test_intervals_count_the_weights_of_the_mean_as_uncertain() -> None:
+    """Nominal 90 %: .91 of the true probabilities here, .29 where the weights count as known."""
+    inside, without = [], []
+    for seed in range(12):
+        features, labels, _ = logistic_truth(100, 2 * seed)
+        new, _, truth = logistic_truth(300, 2 * seed + 1)
+        gp = fitted(SALGP(likelihood="bernoulli"), features, labels)
+        p = gp.predict(new)
+        inside.append(((p.lower <= truth) & (truth <= p.upper)).double().mean())
+        trend = gp.fitted_.trend
+        gp.fitted_ = replace(gp.fitted_, trend=replace(trend, root=0 * trend.root))
+        p = gp.predict(new)
+        without.append(((p.lower <= truth) & (truth <= p.upper)).double().mean())
+    assert 0.82 < float(torch.stack(inside).mean()) < 0.97
+    assert float(torch.stack(without).mean()) < 0.5
+
+
+@pytest.mark.parametrize("covariance", ["sum", "ml"])
+@pytest.mark.parametrize("inference", ["exact", "inducing"])
+def test_variance_of_log_odds_is_that_of_universal_kriging(covariance: str, inference: str) -> None:
+    """Rasmussen & Williams (2006), eq. 2.42, by NumPy; the mean of the log-odds of a sample's rows."""
+    repeats = 3 if covariance == "ml" else 1
+    gp = fitted(quick(covariance, likelihood="bernoulli", inference="exact"))
+    exact, made = gp.fitted_, gp.structure_
+    between = functools.partial(exact.posterior.covariance.between, exact.posterior.theta)
+    rows, new = rows_of(made, FEATURES).flatten(), rows_of(made, NEW).ungrouped("layer").flatten()
+    if inference == "inducing":
+        Kff = between(rows, rows)
+        gp.fitted_ = reconditioned(exact, statistics(Kff, Kff.diagonal(), exact.y, exact.noise, exact.design))
+    C = (between(rows, rows) + exact.noise.diag()).numpy()
+    X = log_odds_design(FEATURES).repeat_interleave(repeats, 0).numpy()
+    k, K = between(new, rows).numpy(), between(new, new).numpy()
+    average = np.kron(np.eye(len(NEW)), np.full((1, repeats), 1 / repeats))
+    gap = log_odds_design(NEW).numpy() - average @ k @ np.linalg.solve(C, X)
+    information = X.T @ np.linalg.solve(C, X) + np.eye(2) / 75
+    weights = (gap * np.linalg.solve(information, gap.T).T).sum(1)
+    left = average @ (K - k @ np.linalg.solve(C, k.T)) @ average.T
+    expected = np.diag(left) + weights
+    mean = log_odds_design(NEW) @ exact.mean_weights + torch.as_tensor(
+        average @ k @ np.linalg.solve(C, exact.y.numpy())
+    )
+    half = INTERVAL_SD * torch.as_tensor(expected).sqrt()
+    atol = 1e-9 if inference == "exact" else 1e-5
+    found = gp.predict(NEW)
+    torch.testing.assert_close(found.upper, torch.sigmoid(mean + half), rtol=0, atol=atol)
+    torch.testing.assert_close(found.lower, torch.sigmoid(mean - half), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("inference", ["exact", "inducing"])
+def test_new_labels_narrow_the_weights_of_the_mean(inference: str) -> None:
+    gp = fitted(quick("sum", likelihood="bernoulli", inference=inference, n_inducing=20))
+    before = gp.fitted_.trend.root
+    after = gp.update(NEW, NEW_LABELS).fitted_.trend.root
+    assert float(torch.linalg.eigvalsh(before @ before.T - after @ after.T)[0]) > 0.0
 
 
 def test_empty_prediction() -> None:

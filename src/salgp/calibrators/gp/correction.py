@@ -49,17 +49,23 @@ def to_prediction(
         temperature: by which the other classes share what is left.
         design: ``(n, p)`` columns of a Bernoulli likelihood's mean, by default those of `log_odds_design`.
     """
-    mean, variance, layer_mean, layer_variance = predict_corrections(structure, fitted.posterior, features)
+    posterior, trend = fitted.posterior, fitted.trend
+    if trend is not None:  # what the rows explain of the mean's columns is one more linear functional of each
+        posterior = replace(posterior, alpha=torch.column_stack([posterior.alpha, trend.explained]))
+    mean, variance, layer_mean, layer_variance = predict_corrections(structure, posterior, features)
+    if trend is not None:
+        explained, mean, layer_mean = mean[:, 1:], mean[:, 0], layer_mean[..., 0]
     terms = None
     if structure.has_layer_terms:
         names, scale = structure.terms or structure.layers, "confidence" if fitted.is_gaussian else "log-odds"
         terms = LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
     shared: dict[str, Any] = {"layers": terms, "temperature": temperature}
-    if fitted.is_gaussian:
+    if trend is None:
         corrected = features.confidence.double() + mean
         return Prediction.from_confidence(features, corrected, variance.sqrt(), **shared)
     columns = log_odds_design(features) if design is None else design
     log_odds = columns @ fitted.mean_weights + mean
+    variance = variance + trend.variance(columns, explained)
     half = INTERVAL_SD * variance.sqrt()
     ends = torch.sigmoid(log_odds - half), torch.sigmoid(log_odds + half)
     return Prediction.from_confidence(features, *sigmoid_moments(log_odds, variance), ends, **shared)

@@ -94,8 +94,9 @@ class SALGP(Calibrator):
     Args:
         covariance: ``sum`` (ours), ``ml``, ``hl`` (the paper's), ``additive``, ``icm``, ``lcm``, ``nested``,
             ``global``, ``class``, ``concat``.
-        likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness. The weights of the
-            Bernoulli mean count as known, so that its error bars are too narrow where the kernels add little.
+        likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness. The
+            error bars of a Bernoulli likelihood count the weights of its mean as uncertain too, except those
+            of the monotone log-odds under ``inputs="evidence"``.
         kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``, ``linear``.
         inference: ``exact``, ``inducing``, or ``auto`` by the number of rows.
         n_inducing: number of inducing rows. Stacked covariances on wide raw features may need 512 or more to
@@ -246,8 +247,7 @@ class SALGP(Calibrator):
         """Add labelled samples without learning the hyperparameters again; the same as conditioning on all
         from scratch.
         """
-        rows, sites = self._observed(features, labels)
-        self.fitted_ = extend(self.fitted_, rows, sites)
+        self.fitted_ = extend(self.fitted_, *self._observed(features, labels))
         return self
 
     @one_at_a_time
@@ -261,8 +261,7 @@ class SALGP(Calibrator):
                 "forget needs likelihood='gaussian': Bernoulli sites depend on every sample; "
                 "fit again on what is to be kept"
             )
-        rows, sites = self._observed(features, labels)
-        self.fitted_ = retract(self.fitted_, rows, sites)
+        self.fitted_ = retract(self.fitted_, *self._observed(features, labels))
         return self
 
     def suggest(self, features: Features, k: int) -> Tensor:
@@ -273,15 +272,15 @@ class SALGP(Calibrator):
         assert std is not None
         return spread_choice(features, std, k)
 
-    def _observed(self, features: Features, labels: Any) -> tuple[Rows, Sites]:
-        """New samples as the GP sees them, on the device of what it knows."""
+    def _observed(self, features: Features, labels: Any) -> tuple[Rows, Sites, Tensor]:
+        """New samples as the GP sees them, with the columns of their mean, on the device of what it knows."""
         features = self.check_input(features, allow_empty=False).to(self.fitted_.posterior.alpha.device)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
             seen, design = self._seen(features)
             new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
-            offset = new.design @ self.fitted_.mean_weights
-            return new.rows, new_sites(self.fitted_, new.rows, new.target, offset, new.weight)
+            sites = new_sites(self.fitted_, new.rows, new.target, new.design, new.weight)
+            return new.rows, sites, new.design
 
 
 def paper_settings(recipe: str) -> dict[str, Any]:

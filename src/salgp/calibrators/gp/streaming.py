@@ -145,7 +145,8 @@ def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0
         else:
             mean, variance = fitted.posterior.moments(Kfu, prior)
             sites = bernoulli_sites(y, mean + own, variance, state.weight)
-        parts.append(PassSummary(statistics(Kfu.T, prior, sites.target - own, sites.noise), sites.constant))
+        sums = statistics(Kfu.T, prior, sites.target - own, sites.noise, seen.design[part])
+        parts.append(PassSummary(sums, sites.constant))
     return sum(parts[1:], parts[0])
 
 
