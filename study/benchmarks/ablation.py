@@ -15,6 +15,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def parts() -> list[Variant]:
         Variant("over-prediction", settings=(("over_prediction", False),)),
         Variant("windows of 1 when w is learned", ((fitting, "SIZES", (50,)),)),
         Variant("windows of 50 when w is learned", ((fitting, "SIZES", (1,)),)),
+        Variant("how families differ (the root)", change=partial(replace, level_variance=0.0)),
         Variant("norm excess", ((mixture, "TOLERATED", 1e9),)),
     ]
 
@@ -171,7 +173,7 @@ def _scored(variant: Variant, cache: Path, name: str, seed: int, known: dict[Any
     with _patched(variant), torch.no_grad():
         calibrator = LayerEvidence(**dict(variant.settings))
         (features, labels), found, tests = _evidence(calibrator, cache, name, seed, known)
-        scales, _, model = calibrator._model(features, labels, _kept(found, variant.layers))
+        scales, _, model, _ = calibrator._checked_model(features, labels, _kept(found, variant.layers))
         model = model if variant.change is None else variant.change(model)
         scores: Scores = {}
         for kind, test, y, its in tests:

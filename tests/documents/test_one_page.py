@@ -69,7 +69,7 @@ def expert(model: Any, e: dict[str, np.ndarray]) -> np.ndarray:
 
 def confidence(c: Any, z: np.ndarray, layers: list[np.ndarray], window: np.ndarray) -> np.ndarray:
     """Sections 2 and 3."""
-    e, m = evidence(c, z, layers), c.mixture_
+    e, m, families = evidence(c, z, layers), c.mixture_, len(NOISES)
     y, f_in, f_shift = e["y"], expert(m.in_domain, e), expert(m.shift, e)
     q = m.score.numpy()[0] + np.hstack([e["A"], e["N"], e["p"]]) @ m.score.numpy()[1:]
     s = np.stack([sigmoid(q), sigmoid(f_shift)], axis=1)
@@ -85,6 +85,7 @@ def confidence(c: Any, z: np.ndarray, layers: list[np.ndarray], window: np.ndarr
             r = max(0.0, np.log((y[here] == y[i]).sum() / expected))
             over = r**3 / (r**2 + 4 / expected)
             f[i] = f_in[i] + k * (f_shift[i] - f_in[i]) - k * m.window.over_prediction * over
+            f[i] /= np.sqrt(1 + np.pi / 8 * k**2 * m.shift_variance / (families - 1))
     chance = -np.log(z.shape[1] - 1)
     return sigmoid(chance + (f - chance) / e["excess"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from salgp.calibrators.evidence.diagnostics import (
     _missed,
     _window_numbers,
     check_fit,
+    family_variance,
     held_out,
-    shift_variance,
     verdict,
 )
 from salgp.calibrators.evidence.layer_spaces import layer_evidence
@@ -85,8 +86,8 @@ def test_the_table_has_every_situation_method_and_score() -> None:
 def test_scores_of_families_are_means_of_their_scores() -> None:
     right, wrong = torch.ones(50).double(), torch.zeros(50).double()
     f = torch.zeros(50).double()
-    parts = [HeldOut(k, y, f, f, f, f, f) for k, y in ((1, right), (2, wrong))]
-    parts.append(HeldOut(0, right, f, f, f, f, f))
+    parts = [HeldOut(k, y, f, f, f, f, f, f) for k, y in ((1, right), (2, wrong))]
+    parts.append(HeldOut(0, right, f, f, f, f, f, f))
     table = check_fit(parts, "ours")
     assert table["left-out families"]["ours"]["ece"] == pytest.approx(
         0.5, abs=1e-6
@@ -100,15 +101,26 @@ def test_what_is_missed_makes_the_mean_right() -> None:
     assert float(torch.sigmoid(f + delta).mean()) == pytest.approx((2 + 0.5) / 5, abs=1e-9)
 
 
-def test_shift_variance_by_hand() -> None:
+def test_variance_over_families_by_hand() -> None:
     g = torch.Generator().manual_seed(0)
     f, k = torch.randn(2, 200, generator=g).double(), torch.full((2, 200), 0.5).double()
     y = torch.bernoulli(torch.sigmoid(f + torch.tensor([[1.0], [-0.5]])), generator=g)
-    parts = [HeldOut(j + 1, y[j], f[j], f[j], f[j], f[j], k[j]) for j in range(2)]
+    parts = [HeldOut(j + 1, y[j], f[j], f[j], f[j], f[j], k[j], k[j]) for j in range(2)]
     missed = [_missed(f[j], y[j]) for j in range(2)]
-    assert shift_variance(parts) == pytest.approx((missed[0] ** 2 + missed[1] ** 2) / 0.5)
-    in_domain = HeldOut(0, y[0], f[0], f[0], f[0], f[0], k[0])
-    assert shift_variance([in_domain]) == 0.0
+    variance = (missed[0] ** 2 + missed[1] ** 2) / 0.5
+    assert family_variance(parts) == pytest.approx((variance, variance))
+    assert family_variance([*parts, parts[0]])[1] == pytest.approx(family_variance([*parts, parts[0]])[0] / 2)
+    assert family_variance(parts[:1])[1] == 0.0  # of one family it is not known how families differ
+    in_domain = HeldOut(0, y[0], f[0], f[0], f[0], f[0], k[0], k[0])
+    assert family_variance([in_domain]) == (0.0, 0.0)
+
+
+def test_what_is_promised_is_moderated_like_a_prediction() -> None:
+    f, k = torch.tensor([2.0, -1.0]).double(), torch.tensor([0.0, 1.0]).double()
+    part = HeldOut(1, f, f, f, f, f, k, k.flip(0)).moderated(8 / math.pi)
+    torch.testing.assert_close(part.single, torch.tensor([2.0, -(0.5**0.5)]).double())
+    torch.testing.assert_close(part.context, torch.tensor([2 * 0.5**0.5, -1.0]).double())
+    torch.testing.assert_close(part.temperature, f)
 
 
 def test_windows_hold_rows_of_one_strength() -> None:

@@ -68,6 +68,7 @@ def test_the_confidence_is_the_formula_of_the_docstring() -> None:
         count = torch.tensor([float((label == c).sum())])
         r = float(over_prediction(count, torch.tensor([60.0]), window.shares[c : c + 1]))
         f[i] -= k * window.over_prediction * r
+    f /= (1 + math.pi / 8 * k**2 * mixture.level_variance) ** 0.5
     found = calibrator.predict(features, context="all").confidence
     torch.testing.assert_close(found, torch.sigmoid(f), rtol=0, atol=1e-7)
 
@@ -246,6 +247,18 @@ def test_an_unseen_family_widens_the_interval_by_the_squared_shift_weight() -> N
     mixture = calibrator.mixture_
     none, some = (replace(mixture, shift_variance=v)(samples) for v in (0.0, 0.7))
     torch.testing.assert_close(some.variance - none.variance, 0.7 * none.shift_weight.square())
+
+
+def test_confidence_is_the_mean_over_what_families_tell_of_the_level() -> None:
+    calibrator, samples = fitted(), fitted()._samples(world(40, 3, 1.5)[0])
+    mixture = calibrator.mixture_
+    plain, some = (replace(mixture, level_variance=v)(samples) for v in (0.0, 3.0))
+    k, draws = plain.shift_weight, torch.randn(200_000, generator=torch.Generator().manual_seed(0)).double()
+    assert bool((k > 0.5).any())
+    for i in range(40):
+        level = 3.0**0.5 * float(k[i]) * draws
+        mean = float(torch.sigmoid(plain.mean[i] + level).mean())
+        assert float(torch.sigmoid(some.mean[i])) == pytest.approx(mean, abs=0.02)
 
 
 def test_scales_of_another_shape_are_refused() -> None:

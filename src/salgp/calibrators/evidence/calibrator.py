@@ -24,7 +24,7 @@ from salgp.calibrators.evidence.cross_fitting import (
     fold_references,
     split_reference,
 )
-from salgp.calibrators.evidence.diagnostics import check_fit, held_out, shift_variance, verdict
+from salgp.calibrators.evidence.diagnostics import HeldOut, check_fit, family_variance, held_out, verdict
 from salgp.calibrators.evidence.fitting import TrainingRows, fit_mixture, training_rows
 from salgp.calibrators.evidence.layer_spaces import (
     WIDTH,
@@ -189,9 +189,9 @@ class LayerEvidence(Calibrator):
     ) -> None:
         with threads_for(len(features) * COLUMNS):
             self.reference_ = reference
-            self.scales_, self.training_rows_, self.mixture_ = self._model(features, labels, evidence)
-            parts = held_out(features, labels, evidence, lambda *rows: self._model(*rows)[::2])  # type: ignore[arg-type, return-value]
-            self.mixture_ = replace(self.mixture_, shift_variance=shift_variance(parts))
+            self.scales_, self.training_rows_, self.mixture_, parts = self._checked_model(
+                features, labels, evidence
+            )
             self.classes_model_ = fit_classes(sample[0], distance, sample[1], self.scales_.temperature)
         self.check_ = check_fit(parts, self.display_name)
         first, _ = originals(features)
@@ -224,6 +224,16 @@ class LayerEvidence(Calibrator):
         samples = samples_of(features, evidence, scales)
         rows = training_rows(features, samples, features.correct(labels).double())
         return scales, rows, self._mixture(rows, features.n_classes)
+
+    def _checked_model(
+        self, features: Features, labels: Tensor, evidence: Evidence
+    ) -> tuple[Scales, TrainingRows, Mixture, list[HeldOut]]:
+        """The model that knows how families differ, and how such a model does on what it has not seen."""
+        scales, rows, mixture = self._model(features, labels, evidence)
+        parts = held_out(features, labels, evidence, lambda *some: self._model(*some)[::2])  # type: ignore[arg-type, return-value]
+        variance, level = family_variance(parts)
+        mixture = replace(mixture, shift_variance=variance, level_variance=level)
+        return scales, rows, mixture, [part.moderated(level) for part in parts]
 
     def _mixture(self, rows: TrainingRows, n_classes: int) -> Mixture:
         found = fit_mixture(
@@ -375,7 +385,12 @@ class LayerEvidence(Calibrator):
     def _refit(self, rows: TrainingRows) -> Self:
         """Fit the mixture to other rows; where that fails, all stays as it was."""
         with torch.no_grad():
-            found = replace(self._mixture(rows, self.n_classes_), shift_variance=self.mixture_.shift_variance)
+            old = self.mixture_
+            found = replace(
+                self._mixture(rows, self.n_classes_),
+                shift_variance=old.shift_variance,
+                level_variance=old.level_variance,
+            )
             self.training_rows_, self.mixture_ = rows, found
         return self
 

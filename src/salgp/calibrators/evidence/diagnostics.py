@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from salgp.calibrators.evidence.cross_fitting import confidence_rank
 from salgp.calibrators.evidence.layer_spaces import Evidence
-from salgp.calibrators.evidence.mixture import Mixture, Scales, log_odds_of, samples_of
+from salgp.calibrators.evidence.mixture import Mixture, Scales, log_odds_of, moderated, samples_of
 from salgp.calibrators.evidence.windows import window_sums
 from salgp.calibrators.rows import originals
 from salgp.features import Features
@@ -48,6 +48,7 @@ class HeldOut:
         temperature: ``(n,)`` by temperature scaling.
         single: ``(n,)`` by the model, each sample by itself.
         context: ``(n,)`` by the model, in windows.
+        own_weight: ``(n,)`` shift weight of each sample by itself.
         shift_weight: ``(n,)`` in windows.
     """
 
@@ -57,7 +58,14 @@ class HeldOut:
     temperature: Tensor
     single: Tensor
     context: Tensor
+    own_weight: Tensor
     shift_weight: Tensor
+
+    def moderated(self, level_variance: float) -> HeldOut:
+        """The same with the confidence of a model that knows this variance."""
+        single = moderated(self.single, level_variance * self.own_weight.square())
+        context = moderated(self.context, level_variance * self.shift_weight.square())
+        return replace(self, single=single, context=context)
 
 
 def held_out(features: Features, labels: Tensor, evidence: Evidence, learn: Learn) -> list[HeldOut]:
@@ -95,14 +103,17 @@ def check_fit(parts: Sequence[HeldOut], name: str) -> Check:
     return table
 
 
-def shift_variance(parts: Sequence[HeldOut]) -> float:
-    """Variance of the log-odds on a family that was not seen, per squared shift weight."""
+def family_variance(parts: Sequence[HeldOut]) -> tuple[float, float]:
+    """Variance of the log-odds on a family that was not seen, per squared shift weight, and that of the mean
+    over the families; of one family it is not known, and 0.
+    """
     shifted = [part for part in parts if part.family]
     if not shifted:
-        return 0.0
+        return 0.0, 0.0
     missed = [_missed(part.context, part.correct) for part in shifted]
     weight = [float(part.shift_weight.square().mean()) for part in shifted]
-    return min(sum(x * x for x in missed) / max(sum(weight), 0.1 * len(weight)), LARGEST_VARIANCE)
+    found = min(sum(x * x for x in missed) / max(sum(weight), 0.1 * len(weight)), LARGEST_VARIANCE)
+    return found, found / (len(shifted) - 1) if len(shifted) > 1 else 0.0
 
 
 def verdict(
@@ -168,7 +179,8 @@ def _scored(
         context = model(samples, window_sums(model.parts(samples), _window_numbers(features)))
     correct = features.correct(labels).double()
     network = log_odds_of(features.logits, features.label)
-    return HeldOut(family, correct, network, samples.t, single.mean, context.mean, context.shift_weight)
+    weights = single.shift_weight, context.shift_weight
+    return HeldOut(family, correct, network, samples.t, single.mean, context.mean, *weights)
 
 
 def _window_numbers(features: Features) -> Tensor:

@@ -5,7 +5,7 @@
     f_shift  the same regression on the augmented samples
     k        shift weight in [0, 1], from a window of ``n >= 1`` samples
 
-    f(x | window) = f_in + k (f_shift - f_in) - k v r_class
+    f(x | window) = (f_in + k (f_shift - f_in) - k v r_class) / sqrt(1 + pi/8 k^2 s^2)
 
 Two statistics of each sample tell a shifted window from a difficult sample: the shift score (logistic
 regression "augmented or original?" on agreement, novelty and whitened coordinates of every layer) and the
@@ -21,7 +21,9 @@ pi_c``,
     r = max(0, log(n_c / e_c)),      r_class = r^3 / (r^2 + 4 / e_c).
 
 It is 0 for a single sample, which is a window of one. ``w`` and ``v`` are learned on windows of 1 and 50
-samples of one family and strength of augmentation, and of calibration samples.
+samples of one family and strength of augmentation, and of calibration samples. ``s^2`` is the variance with
+which the families left out of a fit tell the level of ``f_shift``: where they disagree, or are few, the mean
+of the probability is nearer to one half than the probability of the mean.
 """
 
 from __future__ import annotations
@@ -156,6 +158,7 @@ class Mixture:
         score: weights of the shift score; None likewise.
         window: gives the shift weight; None likewise.
         shift_variance: of the log-odds of ``shift`` on a family of augmentations it has not seen.
+        level_variance: of its mean over the families.
     """
 
     in_domain: MonotoneLogistic
@@ -164,6 +167,7 @@ class Mixture:
     score: Tensor | None = None
     window: WindowModel | None = None
     shift_variance: float = 0.0
+    level_variance: float = 0.0
 
     @property
     def layers_in_domain(self) -> bool:
@@ -199,6 +203,7 @@ class Mixture:
             shift = self.shift.to(X)
             context = -k * self.window.over_prediction * r
             mean = torch.lerp(mean, shift.log_odds(X, label), k) + context
+            mean = moderated(mean, self.level_variance * k.square())
             there = shift.variance(X, label) + self.shift_variance
             variance = (1 - k).square() * variance + k.square() * there
             more, wider = _terms(shift, X, label, self.usual)
@@ -206,6 +211,16 @@ class Mixture:
         chance = -math.log(max(len(inside.offsets) - 1, 1))
         mean = chance + (mean - chance) / samples.norm_excess
         return LogOdds(mean, variance, k, terms, spread.square(), context)
+
+
+def moderated(f: Tensor, variance: Tensor) -> Tensor:
+    """Log-odds of the mean probability, where log-odds ``f`` have this normal variance (MacKay, 1992).
+
+    Example:
+        >>> moderated(torch.tensor([2.0, 2.0]), torch.tensor([0.0, 4.0]))
+        tensor([2.0000, 1.2473])
+    """
+    return f * (1 + math.pi / 8 * variance).rsqrt()
 
 
 def _terms(model: MonotoneLogistic, X: Tensor, label: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
