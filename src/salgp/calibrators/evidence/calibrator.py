@@ -254,17 +254,23 @@ class LayerEvidence(Calibrator):
                 `Context` from `context`, or the `Features` of other samples met at the same place and time.
         """
         features = self.check_input(features)
+        if features.logits.device != self.reference_.points.device:
+            return self.predict(self._at_home(features), context).to(features.logits.device)
         with torch.no_grad():
             samples = self._samples(features)
             windows = None if context is None else self._windows(samples, context)
             return self._prediction(features, samples, windows)
 
+    def _at_home(self, features: Features) -> Features:
+        """The features where the reference is."""
+        home = self.reference_.points.device
+        return features if features.logits.device == home else features.to(home)
+
     def _predict(self, features: Features) -> Prediction:
         return self._prediction(features, self._samples_at_once(features))
 
     def _samples(self, features: Features) -> Samples:
-        reference = self.reference_.to(features.logits.device)
-        return samples_of(features, layer_evidence(reference, features), self.scales_)
+        return samples_of(features, layer_evidence(self.reference_, features), self.scales_)
 
     def _samples_at_once(self, features: Features) -> Samples:
         """The same without a loop over chunks, for exported graphs."""
@@ -313,15 +319,12 @@ class LayerEvidence(Calibrator):
             features: of the samples.
             context: as in `predict`.
         """
-        features = self.check_input(features)
+        features = self._at_home(self.check_input(features))
         with torch.no_grad():
-            samples = self._samples(features)
+            samples, reference = self._samples(features), self.reference_
             windows = None if context is None else self._windows(samples, context)
-            found, k = (
-                self._prediction(features, samples, windows),
-                self.mixture_(samples, windows).shift_weight,
-            )
-            reference = self.reference_.to(features.logits.device)
+            found = self._prediction(features, samples, windows)
+            k = self.mixture_(samples, windows).shift_weight
             few = chunks(features, rows_at_once(len(reference.spaces), features.n_classes))
             model = self.classes_model_
             probs = torch.cat([model(part.logits, class_log_distances(reference, part)) for part in few])
@@ -346,7 +349,7 @@ class LayerEvidence(Calibrator):
             >>> calibrator.context(both[300:]).count
             300
         """
-        features = self.check_input(features)
+        features = self._at_home(self.check_input(features))
         with torch.no_grad():
             return Context(self.mixture_.parts(self._samples(features)).sum(dim=0))
 
@@ -358,8 +361,8 @@ class LayerEvidence(Calibrator):
 
     def prepare_export(self) -> None:
         """Work out what the graph holds as it is."""
-        _ = self.reference_.columns, self.mixture_.in_domain.deviations
-        _ = None if self.mixture_.shift is None else self.mixture_.shift.deviations
+        _ = self.reference_.columns, self.reference_.even_spaces, self.reference_.leading
+        _ = self.mixture_.experts.slopes, self.mixture_.experts.levels
 
     @one_at_a_time
     def update(self, features: Features, labels: Any) -> Self:
@@ -377,7 +380,7 @@ class LayerEvidence(Calibrator):
 
     def _observed(self, features: Features, labels: Any) -> TrainingRows:
         """New samples as the model sees them, on the device of those it knows."""
-        features = self.check_input(features).to(self.training_rows_.correct.device)
+        features = self._at_home(self.check_input(features))
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
             return training_rows(features, self._samples(features), features.correct(y).double())
@@ -404,7 +407,7 @@ class LayerEvidence(Calibrator):
 
     def standard_novelty(self, features: Features) -> Tensor:
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
-        return self._samples(self.check_input(features)).novelty
+        return self._samples(self._at_home(self.check_input(features))).novelty
 
 
 def _terms(features: Features, found: LogOdds, context: bool) -> LayerTerms:

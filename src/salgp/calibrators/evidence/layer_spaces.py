@@ -14,7 +14,7 @@ One matrix product per layer gives all distances, for one sample as for many.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -90,10 +90,10 @@ class LayerSpace:
     centre: Tensor
     directions: Tensor
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinates ``(n, q)`` of features ``(n, d)``, and their log lengths ``(n,)``."""
-        unit, log_length = unit_length(at_least_single(x))
-        return unit.to(self.directions) @ self.directions - self.centre, log_length
+    def project(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Coordinates ``(n, q)`` of features ``(n, d)``, and their lengths, see `unit_length`."""
+        unit, length = unit_length(at_least_single(x))
+        return torch.addmm(self.centre, unit.to(self.directions), self.directions, beta=-1), length
 
 
 @storable
@@ -129,14 +129,22 @@ class Reference:
         squares.index_copy_(1, place, points.square().sum(dim=2))
         return grid.mT.contiguous(), squares[:, None, :].contiguous()
 
-    def to(self, device: torch.device) -> Reference:
-        """The same reference on another device."""
-        if self.points.device == device:
-            return self
-        spaces = {
-            name: LayerSpace(s.centre.to(device), s.directions.to(device)) for name, s in self.spaces.items()
+    @cached_property
+    def even_spaces(self) -> dict[str, LayerSpace]:
+        """The spaces, narrow ones filled up with zeros as the points are."""
+        q = self.points.shape[2]
+        return {
+            name: LayerSpace(_filled(space.centre, q), _filled(space.directions, q))
+            for name, space in self.spaces.items()
         }
-        return replace(self, spaces=spaces, points=self.points.to(device), classes=self.classes.to(device))
+
+    @cached_property
+    def leading(self) -> Tensor:
+        """Places of the first coordinates of every layer among all coordinates ``L q``."""
+        q = self.points.shape[2]
+        widths = (min(space.directions.shape[1], COORDINATES) for space in self.spaces.values())
+        places = [i * q + torch.arange(width) for i, width in enumerate(widths)]
+        return torch.cat(places).to(self.points.device)
 
 
 def make_reference(
@@ -225,15 +233,11 @@ def layer_evidence(reference: Reference, features: Features) -> Evidence:
 def evidence_at_once(reference: Reference, features: Features) -> Evidence:
     """The same, with the distances of all samples in memory."""
     x, norm = coordinates(reference, features)
-    own, other = (side.double() for side in _sides(class_distances(reference, x), features.label))
-    agreement = torch.where(own.isinf() | other.isinf(), torch.inf, other - own)
-    novelty = torch.minimum(own, other)
-    novelty = torch.where(novelty.isinf(), 0.0, novelty)
-    leading = [
-        x[i, :, : min(space.directions.shape[1], COORDINATES)]
-        for i, space in enumerate(reference.spaces.values())
-    ]
-    return Evidence(agreement, novelty, torch.cat(leading, dim=1).double(), norm)
+    own, other = _sides(class_distances(reference, x), features.label)
+    agreement = (other - own).nan_to_num(torch.inf, torch.inf, torch.inf)  # a class has no points
+    novelty = torch.minimum(own, other).nan_to_num(torch.nan, posinf=0.0)
+    leading = x.transpose(0, 1).flatten(1).index_select(1, reference.leading)
+    return Evidence(agreement, novelty, leading.double(), norm)
 
 
 def class_distances(reference: Reference, x: Tensor) -> Tensor:
@@ -246,18 +250,19 @@ def class_distances(reference: Reference, x: Tensor) -> Tensor:
     return (least + x.square().sum(dim=2, keepdim=True)).clamp_min(NEAREST**2).sqrt()
 
 
-def unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``(n, d)`` divided by their length, and the logs ``(n,)`` of their lengths; no number is too
+def unit_length(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Rows ``(n, d)`` divided by their length, and two factors ``(n, 1)`` of the lengths; no number is too
     large.
 
     Example:
         >>> unit_length(torch.tensor([[3e300, 4e300]], dtype=torch.float64))[0]
         tensor([[0.6000, 0.8000]], dtype=torch.float64)
     """
-    largest = x.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    largest = torch.linalg.vector_norm(x, torch.inf, dim=1, keepdim=True)
+    largest = largest.clamp_min(torch.finfo(x.dtype).tiny)
     x = x / largest
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
-    return x / length, (length.log() + largest.log())[:, 0]
+    return x / length, (length, largest)
 
 
 def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: int) -> LayerSpace:
@@ -278,22 +283,22 @@ def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: 
 
 def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tensor]:
     """Coordinates ``(L, n, q)`` of all layers, and the log length ``(n,)`` of the last layer's features."""
-    found = [space.project(features.layers[name]) for name, space in reference.spaces.items()]
-    q = reference.points.shape[2]
-    return torch.stack([_filled(x, q) for x, _ in found]), found[-1][1].double()
+    found = [space.project(features.layers[name]) for name, space in reference.even_spaces.items()]
+    length = torch.cat(found[-1][1], dim=1)
+    return torch.stack([x for x, _ in found]), length.double().log().sum(dim=1)
 
 
-def _sides(distance: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """Log distances ``(n, L)`` to the predicted class and to the nearest other one."""
-    here = label[None, :, None].expand(len(distance), -1, 1)
-    own = distance.gather(2, here)[:, :, 0]
-    other = distance.scatter(2, here, torch.inf).amin(dim=2)
-    return own.log().T, other.log().T
+def _sides(distance: Tensor, label: Tensor) -> Tensor:
+    """Log distances ``(2, n, L)`` to the predicted class and to the nearest other one."""
+    here = label[None, :, None].expand(distance.shape[0], -1, 1)
+    own = distance.gather(2, here)
+    other = distance.scatter(2, here, torch.inf).amin(dim=2, keepdim=True)
+    return torch.cat([own, other], dim=2).double().log().permute(2, 1, 0)
 
 
 def _filled(x: Tensor, q: int) -> Tensor:
     """Filled up with zeros to width ``q``."""
-    return x if x.shape[1] == q else pad(x, (0, q - x.shape[1]))
+    return pad(x, (0, q - x.shape[-1]))
 
 
 def principal_directions(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -106,8 +106,7 @@ class Samples:
     @property
     def score_inputs(self) -> Tensor:
         """Columns of the shift score ``(n, 1 + (2 + q) L)``: one, agreements, novelties, coordinates."""
-        one = torch.ones_like(self.t)[:, None]
-        return torch.cat([one, self.agreement, self.novelty, self.coordinates], dim=1)
+        return torch.cat([self.design[:, :1], self.agreement, self.novelty, self.coordinates], dim=1)
 
     @property
     def ood_score(self) -> Tensor:
@@ -174,16 +173,25 @@ class Mixture:
         """Does the expert in domain use the layers, or is it temperature scaling?"""
         return bool(self.in_domain.weights[2:].any()) or bool(self.in_domain.offsets.any())
 
+    @cached_property
+    def experts(self) -> MonotoneLogistic:
+        """In domain and, where there is one, under shift: both as one."""
+        return MonotoneLogistic.stacked([self.in_domain, *([] if self.shift is None else [self.shift])])
+
     def parts(self, samples: Samples) -> Tensor:
         """What each sample adds to the sums of its window, ``(n, 2 + C)``."""
-        if self.window is None or self.score is None or self.shift is None:
+        if self.window is None or self.shift is None:
             raise ValueError(
                 "this calibrator was fitted without augmented samples, so a context tells it nothing; "
                 "fit it on extract(..., perturb='auto'), or predict without a context"
             )
-        score = samples.score_inputs @ self.score.to(samples.t)
-        f_shift = self.shift.to(samples.t).log_odds(samples.design, samples.label)
-        return self.window.parts(torch.sigmoid(torch.stack([score, f_shift], dim=1)), samples.label)
+        f_shift = self.shift.log_odds(samples.design, samples.label)
+        return self.window.parts(self.statistics(samples, f_shift), samples.label)
+
+    def statistics(self, samples: Samples, f_shift: Tensor) -> Tensor:
+        """Shift score and confidence of the expert under shift, ``(n, 2)``."""
+        assert self.score is not None
+        return torch.sigmoid(torch.stack([samples.score_inputs @ self.score, f_shift], dim=1))
 
     def __call__(self, samples: Samples, windows: tuple[Tensor, Tensor] | None = None) -> LogOdds:
         """Log-odds of samples.
@@ -193,24 +201,24 @@ class Mixture:
             windows: sums ``(w, 2 + C)`` and the window ``(n,)`` of each sample; by default each is a window.
         """
         X, label = samples.design, samples.label
-        inside = self.in_domain.to(X)
-        mean, variance = inside.log_odds(X, label), inside.variance(X, label)
-        terms, spread = _terms(inside, X, label, self.usual)
-        k, context = torch.zeros_like(mean), torch.zeros_like(mean)
-        if self.shift is not None and self.window is not None:
-            own = (self.parts(samples), torch.arange(label.shape[0], device=label.device))
-            k, r = self.window.shift(*(own if windows is None else windows), label)
-            shift = self.shift.to(X)
-            context = -k * self.window.over_prediction * r
-            mean = torch.lerp(mean, shift.log_odds(X, label), k) + context
-            mean = moderated(mean, self.level_variance * k.square())
-            there = shift.variance(X, label) + self.shift_variance
-            variance = (1 - k).square() * variance + k.square() * there
-            more, wider = _terms(shift, X, label, self.usual)
-            terms, spread = torch.lerp(terms, more, k[:, None]), torch.lerp(spread, wider, k[:, None])
-        chance = -math.log(max(len(inside.offsets) - 1, 1))
+        means, variances = self.experts.log_odds(X, label), self.experts.variance(X, label)
+        all_terms = self.experts.terms(X - self.usual, label)
+        mean, variance, terms = means[0], variances[0], all_terms[0]
+        k = context = torch.zeros_like(mean)
+        if self.window is not None:
+            if windows is None:
+                k = self.window.shift_of_one(self.statistics(samples, means[1]))
+            else:
+                k, r = self.window.shift(*windows, label)
+                context = -k * self.window.over_prediction * r
+            squared = k.square()
+            mean = torch.lerp(mean, means[1], k) + context
+            mean = moderated(mean, self.level_variance * squared)
+            variance = (1 - k).square() * variance + squared * (variances[1] + self.shift_variance)
+            terms = torch.lerp(terms, all_terms[1], k[:, None])
+        chance = -math.log(max(len(self.in_domain.offsets) - 1, 1))
         mean = chance + (mean - chance) / samples.norm_excess
-        return LogOdds(mean, variance, k, terms, spread.square(), context)
+        return LogOdds(mean, variance, k, terms[0], terms[1].square(), context)
 
 
 def moderated(f: Tensor, variance: Tensor) -> Tensor:
@@ -218,22 +226,9 @@ def moderated(f: Tensor, variance: Tensor) -> Tensor:
 
     Example:
         >>> moderated(torch.tensor([2.0, 2.0]), torch.tensor([0.0, 4.0]))
-        tensor([2.0000, 1.2473])
+        tensor([2.0000, 1.2474])
     """
     return f * (1 + math.pi / 8 * variance).rsqrt()
-
-
-def _terms(model: MonotoneLogistic, X: Tensor, label: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-    """Part ``(n, 1 + L)`` of the predicted class and of each layer in the log-odds, and its standard
-    deviation; the novelty belongs to the last layer.
-    """
-    away, (deviation, own) = X - usual.to(X), model.deviations
-    pairs = ((model.offsets, away * model.weights), (own, away.abs() * deviation))
-    mean, spread = (
-        torch.cat([offset[label][:, None], part[:, 2:-2], part[:, -2:].sum(dim=1, keepdim=True)], dim=1)
-        for offset, part in pairs
-    )
-    return mean, spread
 
 
 def log_odds_of(logits: Tensor, label: Tensor, temperature: float = 1.0) -> Tensor:
@@ -243,9 +238,16 @@ def log_odds_of(logits: Tensor, label: Tensor, temperature: float = 1.0) -> Tens
         >>> log_odds_of(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor([2.], dtype=torch.float64)
     """
+    return log_odds_and_energy(logits, label, temperature)[0]
+
+
+def log_odds_and_energy(logits: Tensor, label: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """`log_odds_of`, and the energy, ``(n,)`` each: low where some class is likely, high where the network
+    knows none.
+    """
     z = logits.double() / temperature
-    others = z.scatter(1, label[:, None], -torch.inf).logsumexp(dim=1)
-    return (z.amax(dim=1) - others).clamp_max(LARGEST_LOG_ODDS)
+    top, others = z.amax(dim=1), z.scatter(1, label[:, None], -torch.inf).logsumexp(dim=1)
+    return (top - others).clamp_max(LARGEST_LOG_ODDS), -torch.logaddexp(top, others)
 
 
 def scales_of(features: Features, evidence: Evidence, temperature: float) -> Scales:
@@ -253,7 +255,7 @@ def scales_of(features: Features, evidence: Evidence, temperature: float) -> Sca
     A = evidence.agreement
     median = A.masked_fill(A.isinf(), torch.nan).nanquantile(0.5, dim=0).nan_to_num(0.0)
     spread = torch.where(A.isinf(), median, A).std(dim=0, correction=0).clamp_min(1e-6)
-    energy = _robust(_energy(features.logits, temperature)[:, None])[:, 0]
+    energy = _robust(log_odds_and_energy(features.logits, features.label, temperature)[1][:, None])[:, 0]
     return Scales(
         temperature, torch.stack([median, spread]), _robust(evidence.novelty), energy, evidence.norm.amax()
     )
@@ -261,18 +263,18 @@ def scales_of(features: Features, evidence: Evidence, temperature: float) -> Sca
 
 def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Samples:
     """The samples in units of the calibration samples."""
-    median, spread = scales.agreement.to(evidence.agreement)
-    A = (torch.where(evidence.agreement.isinf(), median, evidence.agreement) - median) / spread
-    N = (evidence.novelty - scales.novelty[0].to(A)) / scales.novelty[1].to(A)
-    energy = (_energy(features.logits, scales.temperature) - scales.energy[0].to(A)) / scales.energy[1].to(A)
-    excess = (evidence.norm - scales.largest_norm.to(A) - math.log(TOLERATED)).clamp(0.0, 700.0).exp()
-    t = log_odds_of(features.logits, features.label, scales.temperature)
+    A = _standardised(evidence.agreement, scales.agreement)
+    A = A.nan_to_num(torch.nan, posinf=0.0)  # as usual, where a class has no reference points
+    N = _standardised(evidence.novelty, scales.novelty)
+    t, energy = log_odds_and_energy(features.logits, features.label, scales.temperature)
+    energy = _standardised(energy, scales.energy)
+    excess = (evidence.norm - scales.largest_norm - math.log(TOLERATED)).clamp(0.0, 700.0).exp()
     return Samples(t, A, N, evidence.coordinates, excess, energy, features.label)
 
 
-def _energy(logits: Tensor, temperature: float) -> Tensor:
-    """Low where some class is likely, high where the network knows none, ``(n,)``."""
-    return -(logits.double() / temperature).logsumexp(dim=1)
+def _standardised(x: Tensor, scale: Tensor) -> Tensor:
+    """In units of a scale that holds location and spread."""
+    return (x - scale[0]) / scale[1]
 
 
 def _robust(x: Tensor) -> Tensor:

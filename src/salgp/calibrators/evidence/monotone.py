@@ -46,7 +46,8 @@ GROUP_ENTRIES = 100_000
 @storable
 @dataclass(frozen=True, eq=False)
 class MonotoneLogistic:
-    """Posterior of the log-odds of being correct.
+    """Posterior of the log-odds of being correct; of several models at once where its tensors have one more
+    axis in front, as then all that it returns.
 
     Args:
         weights: ``(p,)`` of the columns.
@@ -62,25 +63,41 @@ class MonotoneLogistic:
     pull: Tensor
     class_variance: Tensor
 
-    def to(self, X: Tensor) -> MonotoneLogistic:
-        """The same posterior on the device and in the precision of ``X``."""
-        if self.weights.device == X.device and self.weights.dtype == X.dtype:
-            return self
-        return MonotoneLogistic(*(getattr(self, f.name).to(X) for f in fields(self)))
+    @staticmethod
+    def stacked(models: Sequence[MonotoneLogistic]) -> MonotoneLogistic:
+        """Several models of the same columns and classes as one."""
+        return MonotoneLogistic(
+            *(torch.stack([getattr(model, f.name) for model in models]) for f in fields(MonotoneLogistic))
+        )
 
     @cached_property
-    def deviations(self) -> tuple[Tensor, Tensor]:
-        """Standard deviations of the weights ``(p,)``, and of the offsets given the weights ``(C,)``."""
-        return self.covariance.diagonal().clamp_min(0).sqrt(), self.class_variance.sqrt()
+    def slopes(self) -> Tensor:
+        """Mean and standard deviation ``(2, 1, p)`` of the weights."""
+        deviation = self.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        return torch.stack([self.weights, deviation], dim=-2).unsqueeze(-2)
+
+    @cached_property
+    def levels(self) -> Tensor:
+        """Mean and standard deviation ``(2, C)`` of the offsets, the latter given the weights."""
+        return torch.stack([self.offsets, self.class_variance.sqrt()], dim=-2)
 
     def log_odds(self, X: Tensor, label: Tensor) -> Tensor:
         """Mean ``(n,)`` of the log-odds of rows ``(n, p)``."""
-        return X @ self.weights + self.offsets[label]
+        return self.weights @ X.mT + self.offsets[..., label]
 
     def variance(self, X: Tensor, label: Tensor) -> Tensor:
         """Variance ``(n,)`` of the log-odds."""
-        phi = X - self.pull[label]
-        return ((phi @ self.covariance) * phi).sum(dim=1) + self.class_variance[label]
+        phi = X - self.pull[..., label, :]
+        return ((phi @ self.covariance) * phi).sum(dim=-1) + self.class_variance[..., label]
+
+    def terms(self, away: Tensor, label: Tensor) -> Tensor:
+        """Mean and standard deviation ``(2, n, 1 + L)`` of the part of the predicted class and of each layer
+        in the log-odds of rows that are this far from the usual one, ``(n, L + 3)``; the novelty belongs to
+        the last layer.
+        """
+        parts = torch.stack([away, away.abs()]) * self.slopes
+        layers = torch.cat([parts[..., 2:-2], parts[..., -2:].sum(dim=-1, keepdim=True)], dim=-1)
+        return torch.cat([self.levels[..., label, None], layers], dim=-1)
 
     def joint(self, X: Tensor, label: Tensor) -> Tensor:
         """Covariance ``(..., n, n)`` of the log-odds of rows ``(..., n, p)``."""

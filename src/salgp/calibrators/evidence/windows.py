@@ -42,23 +42,28 @@ class WindowModel:
 
     def parts(self, statistics: Tensor, label: Tensor) -> Tensor:
         """What each sample adds to the sums of its window, ``(n, 2 + C)``: statistics and a class count."""
-        u = (statistics - self.centre.to(statistics)) / self.scale.to(statistics)
+        u = (statistics - self.centre) / self.scale
         counts = torch.arange(len(self.shares), device=label.device) == label[:, None]
         return torch.cat([u, counts.to(u)], dim=1)
+
+    def shift_of_one(self, statistics: Tensor) -> Tensor:
+        """Shift weight ``(n,)`` of samples that are a window each; none is predicted too often."""
+        u = (statistics - self.centre) / self.scale
+        return (compressed(u, 1.0) @ self.weights).clamp(0.0, 1.0)
 
     def shift(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Shift weight ``k`` and over-prediction ``r_class``, ``(n,)`` each, of samples in the windows
         ``window (n,)``, which have these sums ``(w, 2 + C)``.
         """
         m, r = self.describe(sums, window, label)
-        return (m @ self.weights.to(m)).clamp(0.0, 1.0), r
+        return (m @ self.weights).clamp(0.0, 1.0), r
 
     def describe(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Compressed statistics ``m (n, 2)`` of each sample's window, and ``r_class (n,)``."""
         n = sums[:, 2:].sum(dim=1)
-        m = compressed(sums[:, :2] / n[:, None], n)
+        m = compressed(sums[:, :2] / n[:, None], n[:, None])
         count = sums[window, 2 + label]
-        return m[window], over_prediction(count, n[window], self.shares.to(n)[label])
+        return m[window], over_prediction(count, n[window], self.shares[label])
 
 
 @storable
@@ -127,15 +132,16 @@ def window_sums(parts: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
     return parts.new_zeros(len(found), parts.shape[1]).index_add_(0, window, parts), window
 
 
-def compressed(u: Tensor, n: Tensor) -> Tensor:
-    """Window means ``u (w, q)`` of ``n (w,)`` samples, shrunk for their own noise and on a log scale.
+def compressed(u: Tensor, n: Tensor | float) -> Tensor:
+    """Window means ``u (w, q)`` of ``n (w, 1)`` samples, shrunk for their own noise and on a log scale.
 
     Example:
-        >>> compressed(torch.tensor([[1.0], [1.0]]), torch.tensor([1.0, 50.0]))
+        >>> compressed(torch.tensor([[1.0], [1.0]]), torch.tensor([[1.0], [50.0]]))
         tensor([[0.1823],
                 [0.6554]])
     """
-    shrunk = u.pow(3) / (u.square() + SHRINK / n[:, None])
+    squared = u.square()
+    shrunk = squared * u / (squared + SHRINK / n)
     return shrunk.sign() * torch.log1p(shrunk.abs())
 
 

@@ -43,8 +43,7 @@ class EvidenceInputs:
 
     def view(self, features: Features) -> tuple[Features, Tensor]:
         """The samples with their evidence as layers, and the columns of the mean of their log-odds."""
-        reference = self.reference.to(features.logits.device)
-        X = samples_of(features, layer_evidence(reference, features), self.scales).design
+        X = samples_of(features, layer_evidence(self.reference, features), self.scales).design
         return self.view_of(features, X)
 
     def view_of(self, features: Features, X: Tensor) -> tuple[Features, Tensor]:
@@ -54,7 +53,7 @@ class EvidenceInputs:
         if self.monotone is None:
             linear = {"constant": X[:, :1], "log-odds": X[:, 1:2], **layers}
             return replace(features, layers=linear), X[:, :2]
-        f = self.monotone.to(X).log_odds(X, features.label)
+        f = self.monotone.log_odds(X, features.label)
         return replace(features, layers=layers), torch.stack([torch.ones_like(f), f], dim=1)
 
 
