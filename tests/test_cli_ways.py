@@ -21,7 +21,7 @@ from salgp.calibrators import get
 from salgp.calibrators.loading import read_parts
 from salgp.cli import main
 from salgp.cli.fit import notes_on
-from salgp.files import FeatureFile
+from salgp.files import FeatureFile, read_features
 from salgp.io import append_line
 from salgp.io.weights import load_weights
 
@@ -273,18 +273,40 @@ def test_weights_by_any_suffix_give_the_same_features(run: Run, tmp_path: Path) 
     assert torch.equal(one.logits, two.logits)
 
 
-def onnx_network(path: Path, model: nn.Sequential, batch: str = "N") -> None:
+def onnx_network(path: Path, model: nn.Sequential, batch: str = "N", end: str = "Identity") -> None:
     """``Linear, ReLU, Linear`` written by hand: the export of PyTorch takes long."""
     import onnx
     from onnx import numpy_helper
 
     text = f"""<ir_version: 8, opset_import: ["" : 17]> net (float[{batch},4] x) => (float[{batch},3] z)
-    {{ a = Gemm<transB=1>(x, w0, b0)  h = Relu(a)  z = Gemm<transB=1>(h, w1, b1) }}"""
+    {{ a = Gemm<transB=1>(x, w0, b0)  h = Relu(a)  y = Gemm<transB=1>(h, w1, b1)  z = {end}(y) }}"""
     graph = onnx.parser.parse_model(text)
     values = {"w0": model[0].weight, "b0": model[0].bias, "w1": model[2].weight, "b1": model[2].bias}
     for name, x in values.items():
         graph.graph.initializer.append(numpy_helper.from_array(x.detach().numpy(), name))
     onnx.save(graph, str(path))
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"), [("Softmax", "probabilities"), ("Sigmoid", "sigmoids"), ("Identity", "logits")]
+)
+@pytest.mark.parametrize("out", ["f.safetensors", "store"])
+def test_extract_says_what_undeclared_outputs_look_like(
+    run: Run, tmp_path: Path, end: str, kind: str, out: str
+) -> None:
+    """Into one file and into shards, also where the first batch is too small to tell."""
+    model = network()
+    onnx_network(tmp_path / "net.onnx", model, end=end)
+    np.savez(tmp_path / "d.npz", x=torch.randn(60, 4, generator=torch.Generator().manual_seed(0)).numpy())
+    line = "extract net.onnx d.npz --batch-size 1 -o"
+    code, _, err = run(f"{line} undeclared-{out}")
+    assert code == (kind != "logits")
+    assert f"look like {kind}: say output='{kind}'" in err or code == 0
+    assert run(f"{line} {out} --output {kind}")[0] == 0
+    read = read_features(tmp_path / out)
+    assert read.metadata["output"] == kind
+    expected = model(torch.from_numpy(np.load(tmp_path / "d.npz")["x"])).detach()
+    torch.testing.assert_close(read.features.probs, expected.softmax(1), atol=1e-5, rtol=0)
 
 
 def test_an_onnx_network_is_read_like_its_original(run: Run, tmp_path: Path) -> None:

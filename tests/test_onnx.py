@@ -56,3 +56,27 @@ def test_damaged_graphs_are_named(tmp_path: Path) -> None:
             said.append(str(error))
     assert len(said) > 100
     assert all("net.onnx" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ((torch.zeros(3, 5),), "index: 1 Got: 5 Expected: 2"),
+        ((torch.zeros(3, 2), torch.zeros(3, 2)), "takes x; got 2 inputs"),
+        ((torch.full((3, 2), 2.0),), "out of data bounds"),
+    ],
+)
+def test_errors_of_the_runtime_name_the_file(
+    tmp_path: Path, inputs: tuple[torch.Tensor, ...], said: str
+) -> None:
+    """Inputs that do not fit, and a graph that fails only when it runs."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,2] z)
+    <float[1,2] w = {1,0}> { i = Cast<to = 7>(x) row = ReduceMax<keepdims = 0, axes = [1]>(i)
+    rows = Gather(w, row) z = Add(x, rows) }"""
+    onnx.save(onnx.parser.parse_model(text), str(tmp_path / "net.onnx"))
+    model = OnnxNetwork(tmp_path / "net.onnx", layers=())
+    assert model(torch.zeros(3, 2)).tolist() == [[1, 0]] * 3
+    with pytest.raises((RuntimeError, ValueError), match=rf"(?s)net\.onnx: .*({said})"):
+        model(*inputs)
+    with pytest.raises(RuntimeError, match=r"net\.onnx"):
+        salgp.extract(model, [{"x": inputs[0]} if len(inputs) == 1 else {"y": inputs[0]}])

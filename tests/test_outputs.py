@@ -80,7 +80,7 @@ def test_probabilities_given_as_logits_are_told() -> None:
     with pytest.warns(CalibrationWarning, match=r"look like probabilities.*call them probs"):
         salgp.calibrate_outputs(softmax(z), y, method="platt")
     p = 1 / (1 + np.exp(-z[:, 0]))
-    with pytest.warns(CalibrationWarning, match="one column of them"):
+    with pytest.warns(CalibrationWarning, match="look like probabilities"):
         salgp.calibrate_outputs(p, (y == 0).astype(int), method="platt")
 
 

@@ -268,13 +268,18 @@ def _float_labels(folder: Path) -> None:
         salgp.calibrate_outputs(z, y + 0.5)
 
 
-@situation("a network that ends in a softmax or sigmoid, undeclared", "refused; say `output='probabilities'`")
+@situation(
+    "a network that ends in a softmax or sigmoid, undeclared",
+    "refused; say `output='probabilities'`, or `'sigmoids'` for one sigmoid per class",
+)
 def _undeclared(folder: Path) -> None:
     x, y = data()
     with pytest.raises(ValueError, match="look like probabilities"):
         salgp.calibrate(network(3, nn.Softmax(1)), [(x, y)], method="platt")
     with pytest.raises(ValueError, match="look like probabilities"):
         salgp.calibrate(nn.Sequential(nn.Linear(6, 1), nn.Sigmoid()), [(x, y % 2)], method="platt")
+    with pytest.raises(ValueError, match="say output='sigmoids'"):
+        salgp.calibrate(network(3, nn.Sigmoid()), [(x, y)], method="platt")
 
 
 @situation("the same, declared", "works, and agrees with the logits")
@@ -285,6 +290,11 @@ def _declared(folder: Path) -> None:
     )
     by_logits = salgp.calibrate(network(), [(x, y)], method="temperature")
     torch.testing.assert_close(by_probs(x).confidence, by_logits(x).confidence, atol=1e-3, rtol=0)
+    sigmoids = network(3, nn.Sigmoid())
+    by_class = salgp.calibrate(sigmoids, [(x, y)], method="temperature", output="sigmoids")
+    torch.testing.assert_close(by_class(x).confidence, by_logits(x).confidence, atol=1e-3, rtol=0)
+    with pytest.raises(ValueError, match="output='sigmoids'"):
+        salgp.calibrate(sigmoids, [(x, y)], method="temperature", output="probabilities")
 
 
 @situation(

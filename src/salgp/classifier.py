@@ -245,8 +245,8 @@ def calibrate(
         method: a calibrator (a fitted copy is made), its name, or None (also ``"auto"``) for layer evidence,
             the library's default, and for temperature scaling where no layer of the network can be read.
         reference: loader of the network's training data, for methods that compare against it.
-        output: what the network returns: ``"logits"`` (the default), ``"probabilities"`` or
-            ``"log-probabilities"``.
+        output: what the network returns: ``"logits"`` (the default), ``"probabilities"``,
+            ``"log-probabilities"`` or ``"sigmoids"`` (one probability per class, against the rest).
         classes: names of the classes in the order of the network's outputs; labels may then be names, and
             reports name the classes.
         reader: how to read the network: layers, pooling, how it is called, where labels are, devices.

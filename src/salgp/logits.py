@@ -34,8 +34,8 @@ __all__ = [
     "tell_nothing",
 ]
 
-OUTPUTS = ("logits", "probabilities", "log-probabilities")
-"""What the numbers a classifier returns can mean."""
+OUTPUTS = ("logits", "probabilities", "log-probabilities", "sigmoids")
+"""What the numbers a classifier returns can mean; sigmoids are one probability per class against the rest."""
 
 ZERO = -1000.5
 """Logit that stands for a probability of exactly 0, in every precision: below the logarithm of any positive
@@ -45,13 +45,16 @@ number (-745), and nothing a network would give. Calibrators put a learned one i
 
 TOLERANCE = 1e-2
 """Rows of probabilities may miss 1 by this much: half precision, rounded files."""
+ENOUGH = 20
+"""Fewer samples of small scores may all lie between 0 and 1 by chance."""
 
 
 def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
     """Turn class scores into logits ``(n, c)`` with at least single precision.
 
     A binary network with one column gives ``z``, the log-odds of class 1: its logits are ``[0, z]``, and with
-    ``p`` in place of ``z`` they are ``[log(1 - p), log p]``. A probability of 0 becomes `ZERO`.
+    ``p`` in place of ``z`` they are ``[log(1 - p), log p]``. A probability of 0 becomes `ZERO`. Sigmoids, one
+    per class, become their log-odds.
 
     Args:
         raw: ``(n, c)``, or ``(n,)`` / ``(n, 1)`` for a binary network.
@@ -64,6 +67,8 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
                 [ 0., -1.]])
         >>> as_logits(torch.tensor([[0.5, 0.5]]), "probabilities").exp()
         tensor([[0.5000, 0.5000]])
+        >>> as_logits(torch.tensor([[0.5, 0.9]]), "sigmoids")
+        tensor([[0.0000, 2.1972]])
     """
     if output not in OUTPUTS:
         raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
@@ -80,7 +85,11 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
         )
     z = at_least_single(raw)
     binary = z.ndim == 1 or z.shape[1] == 1
-    if output == "logits":
+    if output == "sigmoids":
+        if not torch.compiler.is_compiling():
+            _check_sigmoids(z)
+        z = log_odds(z.double()).to(z.dtype)
+    if output in ("logits", "sigmoids"):
         return torch.stack([torch.zeros_like(z.reshape(-1)), z.reshape(-1)], dim=1) if binary else z
     p = z.exp() if output == "log-probabilities" else z
     p = torch.stack([1 - p.reshape(-1), p.reshape(-1)], dim=1) if binary else p
@@ -146,23 +155,24 @@ def refuse_masked(values: Any, what: str) -> None:
         )
 
 
-def look_like_probabilities(logits: Tensor) -> bool:
-    """Do numbers given as logits look like a softmax, or like ``[0, sigmoid]``?
+def look_like_probabilities(logits: Tensor) -> str | None:
+    """What numbers given as logits look like: ``"probabilities"``, ``"sigmoids"`` or None.
 
-    This decides nothing. It is for a warning: real logits do not have rows of non-negative numbers that all
-    sum to 1.
+    This decides nothing. It is for a refusal or a warning: real logits do not all lie between 0 and 1.
 
     Example:
         >>> look_like_probabilities(torch.tensor([[0.2, 0.8], [0.5, 0.5]]))
-        True
+        'probabilities'
+        >>> look_like_probabilities(torch.rand(20, 3))
+        'sigmoids'
         >>> look_like_probabilities(torch.tensor([[0.2, 3.8], [0.5, -0.5]]))
-        False
     """
-    if len(logits) < 2 or bool((logits < 0).any()) or bool((logits > 1).any()):
-        return False
-    totals = logits.double().sum(dim=1)
-    one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all()) and bool((logits[:, 1] > 0).any())
-    return one_column or bool(((totals - 1).abs() < TOLERANCE).all())
+    if len(logits) < 2 or bool((logits < 0).any()) or bool((logits > 1).any()) or tell_nothing(logits):
+        return None
+    one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all())
+    if one_column or bool(((logits.double().sum(dim=1) - 1).abs() < TOLERANCE).all()):
+        return "probabilities"
+    return "sigmoids" if len(logits) >= ENOUGH else None
 
 
 def check_undeclared(logits: Tensor, labels: Tensor | None = None) -> None:
@@ -179,11 +189,11 @@ def check_undeclared(logits: Tensor, labels: Tensor | None = None) -> None:
         ...
         ValueError: the outputs look like probabilities: say output='probabilities', or output='logits' ...
     """
-    enough = logits.shape[1] > 2 or len(logits) >= 20  # a few small log-odds may all lie between 0 and 1
-    if enough and look_like_probabilities(logits):
+    kind = look_like_probabilities(logits)
+    if kind and (logits.shape[1] > 2 or len(logits) >= ENOUGH):
         raise ValueError(
-            "the outputs look like probabilities: say output='probabilities', or output='logits' if they are "
-            "scores before any softmax all the same"
+            f"the outputs look like {kind}: say output={kind!r}, or output='logits' if they are scores "
+            f"before any softmax or sigmoid all the same"
         )
     if labels is not None and _looks_like_regression(logits, labels.to(logits.device)):
         raise ValueError(
@@ -226,8 +236,14 @@ def _check_probabilities(p: Tensor, output: str) -> None:
         )
     raise ValueError(
         f"{output} were announced, but the rows are not distributions (smallest value "
-        f"{float(p.min()):.3g}); are they logits?"
+        f"{float(p.min()):.3g}); are they logits? One sigmoid per class is output='sigmoids'"
     )
+
+
+def _check_sigmoids(p: Tensor) -> None:
+    wrong = p[~((p >= 0) & (p <= 1))]  # NaN is wrong, too
+    if len(wrong):
+        raise ValueError(f"sigmoids must lie between 0 and 1, got {float(wrong[0]):.3g}; are they logits?")
 
 
 def check_finite(x: Tensor, what: str = "the class scores hold", first: int = 0) -> None:

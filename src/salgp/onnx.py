@@ -60,6 +60,7 @@ class OnnxNetwork(nn.Module):
         self, path: str | os.PathLike[str], layers: Sequence[str] | None = None, output: str | None = None
     ) -> None:
         super().__init__()
+        self._path = os.fspath(path)
         graph = _read(path)
         given = [x.name for x in graph.graph.output]
         if output is not None and output not in given:
@@ -79,9 +80,13 @@ class OnnxNetwork(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """Class scores of one batch."""
-        values = _by_name(self._session.get_inputs(), inputs, keywords)
         device = next((x.device for x in (*inputs, *keywords.values()) if isinstance(x, Tensor)), None)
-        found = [torch.from_numpy(x).to(device) for x in _run(self._session, values)]
+        try:
+            made = _run(self._session, _by_name(self._session.get_inputs(), inputs, keywords))
+        except Exception as error:  # onnxruntime raises classes of its own
+            kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            raise kind(f"{self._path}: {error}") from error
+        found = [torch.from_numpy(x).to(device) for x in made]
         for key, x in zip(self.tensor_names, found[1:], strict=True):
             self.hidden[key](x)
         scores: Tensor = self.scores(found[0])
@@ -196,11 +201,7 @@ def _run(session: Any, values: dict[str, Any]) -> list[Any]:
     """All outputs; a graph of fixed batch size runs several times."""
     import numpy as np
 
-    pieces = list(_pieces(session, values))
-    try:
-        parts = [session.run(None, piece) for piece in pieces]
-    except Exception as error:  # onnxruntime raises classes of its own
-        raise RuntimeError(str(error)) from error
+    parts = [session.run(None, piece) for piece in _pieces(session, values)]
     return parts[0] if len(parts) == 1 else [np.concatenate(x) for x in zip(*parts, strict=True)]
 
 

@@ -71,8 +71,8 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """File, line and what was done."""
-        return f"{self.file.as_posix()}:{self.line} {self._made[2]}"
+        """File, line, number of the place in the file, and what was done; no other mutant has it."""
+        return f"{self.file.as_posix()}:{self.line} [{self.index}] {self._made[2]}"
 
     @property
     def function(self) -> int | None:

@@ -212,13 +212,14 @@ def _missing_classes(features: Features, labels: Tensor) -> str | None:
 
 
 def _probabilities(features: Features) -> str | None:
-    if not look_like_probabilities(features.logits[:LOOKED_AT]):
+    kind = look_like_probabilities(features.logits[:LOOKED_AT])
+    if kind is None:
         return None
+    arrays = "call them probs" if kind == "probabilities" else "pass log(p / (1 - p))"
     return (
-        "the logits look like probabilities: all lie in [0, 1] and every row sums to 1, or there is one "
-        "column of them. They are used as logits, as announced; if the classifier ends in a softmax or "
-        "sigmoid, say so: call them probs instead of logits, as an argument or in a file; of a network, "
-        'output="probabilities", on the command line --output probabilities'
+        f"the logits look like {kind}: all lie in [0, 1]. They are used as logits, as announced; if the "
+        f"classifier ends in a softmax or sigmoid, say so: {arrays} instead of logits, as an argument or in "
+        f'a file; of a network, output="{kind}", on the command line --output {kind}'
     )
 
 

@@ -191,7 +191,7 @@ class ReadingOptions:
     output: Annotated[
         str | None,
         typer.Option(
-            "--output", help="What the network returns: logits, probabilities or log-probabilities."
+            "--output", help="What the network returns: logits, probabilities, log-probabilities or sigmoids."
         ),
     ] = None
 

@@ -56,8 +56,8 @@ def extract(
             ``labels``, ``label``, ``targets``, ``target`` or ``y``). Labels are class numbers or one-hot
             rows.
         reader: how to read the network: layers, pooling, how it is called, where labels are, devices.
-        output: what the network returns: ``"logits"`` (the default), ``"probabilities"`` or
-            ``"log-probabilities"``.
+        output: what the network returns: ``"logits"`` (the default), ``"probabilities"``,
+            ``"log-probabilities"`` or ``"sigmoids"`` (one probability per class, against the rest).
         perturb: ``"auto"``, or families of perturbations (`salgp.network.augment.families.families_for`):
             labelled originals are followed by augmented samples that share their original's group.
         tokenizer: of a network that reads text, a Hugging Face one (or an object with its ``encode``,

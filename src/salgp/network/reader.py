@@ -72,9 +72,10 @@ class Reader:
             among the automatic layers (``-1``), one or several; empty for the logits only.
         pooling: one of `salgp.network.taps.POOLINGS`, a function, or a mapping from layer name or glob to
             those.
-        output: what the network returns: ``"logits"``, ``"probabilities"`` or ``"log-probabilities"``. None
-            means logits, and numbers that look like something else are refused. A binary network with one
-            output column ``z`` gets the logits ``[0, z]``.
+        output: what the network returns: ``"logits"``, ``"probabilities"``, ``"log-probabilities"`` or
+            ``"sigmoids"`` (one probability per class, against the rest). None means logits, and numbers that
+            look like something else are refused. A binary network with one output column ``z`` gets the
+            logits ``[0, z]``.
         max_width: wider layers are projected to this width by a random Gaussian matrix fixed by ``seed`` and
             layer name.
         seed: of the projections.

@@ -77,7 +77,7 @@ def extract_to_store(
         size = max(1, -(-(rows or layout.shard_rows) // max(len(features), 1)))
         source = job.source(model, {"batches": size})
         manifest = Manifest.open(out, KIND, asdict(replace(layout, source=source)))
-        job = replace(job, reader=resolved)
+        job = replace(job, reader=replace(resolved, output=job.reader.output))  # undeclared: each is checked
         with progress_bar("extracting", steps_in(loader), progress, unit="batches") as advance:
             stream, count = _counted(itertools.chain(first, batches), advance), 0
             while batch := list(itertools.islice(stream, 1)):
