@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -130,29 +131,115 @@ def test_control_characters_and_lone_surrogates_are_replaced(tmp_path: Path, nam
     assert "\N{REPLACEMENT CHARACTER}" in text
 
 
-def test_lines_are_drawn_where_the_numbers_are() -> None:
-    """Pixels of the expected accuracy and of the evidence, and the marks beside them."""
+def numbers(points: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in points.split())]
+
+
+def test_everything_is_drawn_where_the_numbers_are() -> None:
+    """Pixels of lines, band, dots, limit and marks of both figures, from the table of the same monitor."""
     monitor = Monitor.start(batch(500, 0)[0], window=3)
-    for day in range(2):
-        monitor.feed(batch(200, 1 + day, shifted=2.0 * day)[0], time=f"2026-05-0{day + 1}")
+    for day in range(4):
+        fed, y = batch(200, 1 + day, shifted=1.0 * (day == 3))
+        monitor.feed(fed, y if day in (1, 3) else None, time=f"2026-05-0{day + 1}")
     table, text = monitor.history(), render_page(monitor, "t")
-    lines = [
-        [tuple(map(float, pair.split(","))) for pair in points.split()]
-        for points in re.findall(r'<polyline points="([^"]*)" class="line"', text)
+    low = math.floor(10 * min(table["lower"].min(), 0.5)) / 10
+    xs = [66 + 484 * (day + 0.5) / 4 for day in range(4)]
+
+    def at(share: float) -> float:
+        return pytest.approx(14 + 186 * (1 - share), abs=0.06)
+
+    def height(accuracy: float) -> float:
+        return at((accuracy - low) / (1 - low))
+
+    lines = list(map(numbers, re.findall(r'<polyline points="([^"]*)" class="line"', text)))
+    second = numbers(re.findall(r'<polyline points="([^"]*)" class="second"', text)[0])
+    band = numbers(re.findall(r'<polygon points="([^"]*)" class="band"', text)[0])
+    circles = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="([\d.]+)" class="(\w+)"', text)
+    dots = [(float(x), float(y)) for x, y, _, css in circles if css == "dot"]
+    assert lines[0] == [
+        (pytest.approx(x, abs=0.06), height(a)) for x, a in zip(xs, table["accuracy"], strict=True)
     ]
-    low = math.floor(10 * table["lower"].min()) / 10
+    assert band == [
+        *((pytest.approx(x, abs=0.06), height(a)) for x, a in zip(xs, table["upper"], strict=True)),
+        *(
+            (pytest.approx(x, abs=0.06), height(a))
+            for x, a in zip(xs[::-1], table["lower"][::-1], strict=True)
+        ),
+    ]
+    right = table["right"] / np.maximum(table["labelled"], 1)
+    assert dots == [(pytest.approx(xs[day], abs=0.06), height(right[day])) for day in (1, 3)]
+    assert [css for *_, css in circles] == ["expected", "expected", "dot", "expected", "expected", "dot"]
     limit = math.log10(200)
     high = max(limit + 1, min(float(table["shift_evidence"].max()), 3 * limit))
-    for day in range(2):
-        x = 66 + 484 * (day + 0.5) / 2
-        accuracy, evidence = (line[day] for line in lines)
-        assert accuracy == pytest.approx((x, 14 + 186 * (1 - table["accuracy"][day]) / (1 - low)), abs=0.06)
-        share = (high - min(table["shift_evidence"][day], high)) / (high + 3)
-        assert evidence == pytest.approx((x, 14 + 186 * share), abs=0.06)
+    for drawn, name in ((lines[1], "shift_evidence"), (second, "accuracy_evidence")):
+        inside = np.clip(table[name], -3, high)
+        assert drawn == [
+            (pytest.approx(x, abs=0.06), at((v + 3) / (high + 3))) for x, v in zip(xs, inside, strict=True)
+        ]
+    across = {
+        css: float(y)
+        for y, css in re.findall(r'<line x1="66" y1="([\d.]+)"[^>]* class="(reference|limit)"', text)
+    }
+    assert across["reference"] == height(monitor.settings.reference)
+    assert across["limit"] == at((limit + 3) / (high + 3))
     marks = re.findall(r'text-anchor="end">(\N{MINUS SIGN}?\d+)</text>', text)
     step = math.ceil((high + 3) / 6)
     shown = [int(mark.replace("\N{MINUS SIGN}", "-")) for mark in marks]
     assert shown == list(range(-3, math.floor(high) + 1, step))
+    days = re.findall(r'<text x="([\d.]+)" y="220" class="tick below"[^>]*>([^<]*)<', text)[:4]
+    assert days == [(f"{x:.1f}".removesuffix(".0"), f"May 0{k + 1}") for k, x in enumerate(xs)]
+
+
+@pytest.mark.parametrize(("fed", "high"), [(1, math.log10(200) + 1), (60, 3 * math.log10(200))])
+def test_evidence_that_is_large_does_not_hide_the_limit(fed: int, high: float) -> None:
+    """Little of it leaves room above the limit; much of it ends at three times the limit."""
+    monitor = Monitor.start(batch(500, 0)[0])
+    for day in range(fed):
+        monitor.feed(batch(100, 1 + day, shifted=2.0 * (fed > 1))[0], time="2026-05-01")
+    text = render_page(monitor, "t")
+    y = re.findall(r'<line x1="66" y1="([\d.]+)"[^>]* class="limit"', text)[0]
+    limit = math.log10(200)
+    assert float(y) == pytest.approx(14 + 186 * (high - limit) / (high + 3), abs=0.06)
+
+
+def test_the_page_holds_eight_weeks_fourteen_batches_and_ten_classes() -> None:
+    """The newest batch first; of the classes those whose share changed most."""
+    n, k = 600, 12
+    rng = np.random.default_rng(0)
+
+    def of(share: np.ndarray) -> Prediction:
+        label = torch.from_numpy(rng.choice(k, n, p=share))
+        probs = torch.full((n, k), 0.2 / (k - 1)).scatter(1, label[:, None], 0.8)
+        return Prediction(label, probs, torch.full((n,), 0.8))
+
+    even = np.full(k, 1 / k)
+    monitor = Monitor.start(of(even), class_names=[f"kind {c:02d}" for c in range(k)])
+    monitor.feed(of(even), key="too old", time="2026-03-05T23:59:59")
+    monitor.feed(of(even), key="old", time="2026-03-06T00:00:00")
+    for day in range(1, 17):
+        monitor.feed(of(np.arange(1, k + 1) / 78), key=f"day {day:02d}", time=f"2026-04-{14 + day}T00:00:00")
+    monitor.feed(of(even), key="last", time="2026-05-01T00:00:00")
+    text = render_page(monitor, "t")
+    assert "18 batches shown, 2026-03-06 00:00 to 2026-05-01 00:00" in text
+    batches = re.findall(r'scope="row">([^<]*)<small>', text)
+    assert batches == ["last", *(f"day {day:02d}" for day in range(16, 3, -1))]
+    shown = re.findall(r'scope="row">(kind \d\d)<', text)
+    assert shown == [f"kind {shift.label:02d}" for shift in monitor.status().classes[:10]]
+
+
+def test_records_without_labels_say_so_and_late_ones_their_share() -> None:
+    monitor = Monitor.start(batch(500, 0)[0])
+    assert "no labels" not in render_page(monitor, "t")
+    fed, y = batch(40, 1)
+    monitor.feed(fed, time="2026-05-01")
+    text = render_page(monitor, "t")
+    assert "<td>no labels</td>" in text
+    assert "measured nothing" in text
+    assert "Measured on" not in text
+    monitor.observe(fed, y, time="2026-05-02")
+    assert f"Measured on 40 labels in the window: {monitor.status().measured}".replace(
+        " %", "\N{NO-BREAK SPACE}%"
+    ) in render_page(monitor, "t")
 
 
 def test_a_large_shift_is_not_green() -> None:

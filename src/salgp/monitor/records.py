@@ -286,7 +286,8 @@ def _state(tensors: dict[str, torch.Tensor], numbers: dict[str, Any], settings: 
     for name, expected in _arrays(fresh).items():
         found = arrays[name]
         if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-            raise FormatError(f"{name} is {found.dtype} of shape {found.shape}, expected {expected.shape}")
+            wanted = f"{expected.dtype} of shape {expected.shape}"
+            raise FormatError(f"{name} is {found.dtype} of shape {found.shape}, expected {wanted}")
     for name in ("counts", "reference", "recent"):
         if arrays[name].min() < 0 or arrays[name].max() > LARGEST_COUNT:
             raise FormatError("numbers of samples must be from 0 to 2^48")
