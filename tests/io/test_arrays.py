@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tracemalloc
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ LISTS = {
     "lists of lists": ([[[1], [2]], [[3], [4]]], pa.list_(pa.list_(pa.uint8())), np.float32),
     "empty lists": ([[], []], pa.list_(pa.float32()), np.float32),
     "no rows": ([], pa.list_(pa.float32()), np.float32),
+    "decimals": ([[Decimal("1.5")], [Decimal("-2.25")]], pa.list_(pa.decimal128(5, 2)), np.float32),
     "truth values": ([[True], [False]], pa.list_(pa.bool_()), np.float32),
 }
 
@@ -56,6 +58,7 @@ def test_lists_are_read_without_an_object_for_every_number(tmp_path: Path) -> No
         ([None, [1.0]], pa.list_(pa.float32(), 1), "column 'x' has nothing in row 0"),
         ([[1, 2], [3, None]], pa.list_(pa.int64()), "column 'x' has nothing in row 1"),
         ([[[1.0]], [[2.0]], [None]], pa.list_(pa.list_(pa.float32())), "column 'x' has nothing in row 2"),
+        ([[b"ab"]], pa.list_(pa.binary(2)), "column 'x' holds lists of fixed_size_binary[2]"),
         ([[1.0], [1.0, 2.0]], pa.list_(pa.float32()), "column 'x' have different lengths (1 to 2)"),
     ],
 )
@@ -65,3 +68,51 @@ def test_lists_that_make_no_matrix_are_refused(tmp_path: Path, rows: Any, kind: 
     with pytest.raises(salgp.FormatError, match=f"{re.escape(why)}|{older_pyarrow}") as refused:
         read_arrays(tmp_path / "x.parquet")
     assert str(refused.value).count("x.parquet") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoding", "expected"),
+    [
+        (pa.decimal128(18, 2), "DELTA_BINARY_PACKED", np.float64),
+        (pa.decimal128(30, 2), "PLAIN", np.float64),
+        (pa.decimal256(50, 2), "PLAIN", np.float64),
+        (pa.time64("us"), "DELTA_BINARY_PACKED", np.int64),
+        (pa.time32("ms"), "DELTA_BINARY_PACKED", np.int32),
+    ],
+)
+def test_decimals_and_times_are_numbers_and_no_objects(
+    tmp_path: Path, kind: Any, encoding: str, expected: type
+) -> None:
+    """400,000 objects of Python would take more than 40 MB; a file of a few bytes may hold millions."""
+    n, path = 400_000, tmp_path / "x.parquet"
+    column = pa.array(np.arange(n, dtype=np.int32 if pa.types.is_time32(kind) else np.int64))
+    if pa.types.is_decimal(kind):
+        column = column.cast(pa.decimal128(30, 2))
+    table = pa.table({"x": column.cast(kind)})
+    how: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"x": encoding}}
+    pq.write_table(table, path, store_decimal_as_integer=kind == pa.decimal128(18, 2), **how)
+    read_arrays(path)
+    tracemalloc.start()
+    found = read_arrays(path)["x"]
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found, np.arange(n, dtype=expected), strict=True)
+    assert taken < 3 * found.nbytes
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(8)])
+def test_texts_that_are_all_different_are_counted_as_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """A column of a few different texts is a list of places; one of many is refused where it is too large."""
+    monkeypatch.setattr(salgp.io.files, "RATIO", 1)
+    monkeypatch.setattr(salgp.io.files, "LARGE", 40 * 2**20)
+    for different, large in ((10, False), (500_000, True)):
+        names = [f"{k % different:08d}" for k in range(500_000)]
+        values = pa.array(names if kind == pa.string() else [name.encode() for name in names], kind)
+        pq.write_table(pa.table({"x": values}), tmp_path / "x.parquet", compression="zstd")
+        if large:
+            with pytest.raises(salgp.FormatError, match=r"x\.parquet"):
+                read_arrays(tmp_path / "x.parquet")
+        else:
+            assert len(read_arrays(tmp_path / "x.parquet")["x"]) == 500_000

@@ -27,8 +27,10 @@ __all__ = ["NUMBERS", "Arrays", "harmless", "matching", "read_arrays", "read_npz
 Arrays = dict[str, NDArray[Any]]
 NUMBERS = "fiub"
 """Kinds of NumPy types that are numbers."""
-WIDTH = 16
-"""Bytes that one value of a Parquet column may become; text is a place in a list of its different values."""
+WIDTH, OBJECT = 16, 80
+"""Bytes that one value of a Parquet column may become; text is a place in a list of its different values,
+each of which is an object.
+"""
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What a spreadsheet takes for the beginning of a formula, wide signs of Asian scripts among them."""
 
@@ -196,9 +198,10 @@ def _decoded_size(metadata: Any) -> int:
             raise FormatError(
                 f"column {declared.path!r} holds lists of text, which are not read; leave it out"
             )
-        width = WIDTH + max(declared.length, 0)
+        width, text = WIDTH + max(declared.length, 0), declared.physical_type.endswith("BYTE_ARRAY")
         for part in (metadata.row_group(i).column(j) for i in range(metadata.num_row_groups)):
-            total += part.num_values * width + part.total_uncompressed_size
+            size = part.total_uncompressed_size
+            total += part.num_values * width + size + text * min(part.num_values, size) * OBJECT
     return total
 
 
@@ -206,8 +209,10 @@ def _array(column: Any, name: str) -> NDArray[Any]:
     """Values of a column without a Python object for each: texts are shared, lists are rows of a matrix."""
     import pyarrow as pa
 
-    plain = pa.types.is_primitive(column.type) and not pa.types.is_time(column.type)
-    if not plain and not _holds_lists(column):  # would be a Python object for each value
+    column = _as_numbers(column)
+    if not pa.types.is_primitive(column.type) and not _holds_lists(
+        column
+    ):  # would be an object for each value
         whole = column.dictionary_encode().unify_dictionaries().combine_chunks()
         different = np.array([*whole.dictionary.to_pylist(), None], dtype=object)
         return different[whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
@@ -218,11 +223,24 @@ def _array(column: Any, name: str) -> NDArray[Any]:
     while _holds_lists(values) and len(values):
         _check_present(values, name, len(column))
         shape.append(_length(values, name))
-        values = values.flatten()
+        values = _as_numbers(values.flatten())
+    if len(values) and not pa.types.is_primitive(values.type):
+        raise FormatError(f"column {name!r} holds lists of {values.type}, which are not read; leave it out")
     if integer:
         _check_present(values, name, len(column))
     flat = values.to_numpy(zero_copy_only=False)  # may be a view that cannot be written to
     return np.asarray(flat.astype(np.int64 if integer else np.float32).reshape(shape))
+
+
+def _as_numbers(values: Any) -> Any:
+    """Decimals and times of day as numbers: as Python objects they take more than ten times the memory."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(values.type):
+        return values.cast(pa.float64())
+    if pa.types.is_time(values.type):
+        return values.cast(pa.int64() if pa.types.is_time64(values.type) else pa.int32())
+    return values
 
 
 def _holds_lists(values: Any) -> bool:
