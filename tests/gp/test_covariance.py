@@ -164,8 +164,8 @@ def test_ungrouped_reaches_groups_nested_in_it() -> None:
     loose = some.ungrouped("layer")
     assert loose.groups["layer"].tolist() == loose.groups["layer/class"].tolist() == [-1] * 7
     assert loose.groups["class"].tolist() == LAYER.tolist()
-    assert Same("layer/class").uses_group("layer")
-    assert not Same("class").uses_group("layer")
+    assert not Same("layer/class").shares("layer")
+    assert Same("class").shares("layer")
 
 
 def test_linear_kernel_is_the_inner_product() -> None:

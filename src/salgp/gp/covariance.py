@@ -51,13 +51,9 @@ class Covariance(ABC):
         """Blocks it reads, each with how: ``squared`` distances, or the ``points`` themselves."""
         return set()
 
-    def uses_group(self, group: str) -> bool:
-        """Does the value depend on membership of ``group``?"""
-        return False
-
     def shares(self, group: str) -> bool:
         """Does a row that belongs to no ``group`` still covary with the others?"""
-        return not self.uses_group(group)
+        return True
 
     def between(self, theta: Theta, a: Rows, b: Rows) -> Tensor:
         """``k(a, b)``, ``(..., N, M)``."""
@@ -140,8 +136,8 @@ class Stationary(Covariance):
     def reads(self) -> set[tuple[str, str]]:
         return {(self.block, "squared")}
 
-    def uses_group(self, group: str) -> bool:
-        return is_within(self.per, group)
+    def shares(self, group: str) -> bool:
+        return not is_within(self.per, group)
 
 
 @storable
@@ -243,11 +239,8 @@ class Index(Covariance):
         start = size * (0.6 + 0.3 * angle.cos()).reshape(self.n_groups, self.rank)
         return [Parameter(f"{self._name}.W", start, -30.0 * size, 30.0 * size), own]
 
-    def uses_group(self, group: str) -> bool:
-        return is_within(self.group, group)
-
     def shares(self, group: str) -> bool:
-        return not self.uses_group(group) or (self.rank == 0 and self.keep_shared)
+        return not is_within(self.group, group) or (self.rank == 0 and self.keep_shared)
 
     @property
     def _name(self) -> str:
@@ -268,8 +261,8 @@ class Same(Covariance):
     def parameters(self, scale: Scale) -> list[Parameter]:
         return []
 
-    def uses_group(self, group: str) -> bool:
-        return is_within(self.group, group)
+    def shares(self, group: str) -> bool:
+        return not is_within(self.group, group)
 
 
 @storable
@@ -288,9 +281,6 @@ class Sum(Covariance):
 
     def reads(self) -> set[tuple[str, str]]:
         return set().union(*(term.reads() for term in self.terms))
-
-    def uses_group(self, group: str) -> bool:
-        return any(term.uses_group(group) for term in self.terms)
 
     def shares(self, group: str) -> bool:
         return any(term.shares(group) for term in self.terms)
@@ -314,9 +304,6 @@ class Product(Covariance):
 
     def reads(self) -> set[tuple[str, str]]:
         return set().union(*(factor.reads() for factor in self.factors))
-
-    def uses_group(self, group: str) -> bool:
-        return any(factor.uses_group(group) for factor in self.factors)
 
     def shares(self, group: str) -> bool:
         return all(factor.shares(group) for factor in self.factors)

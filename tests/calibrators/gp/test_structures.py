@@ -14,7 +14,7 @@ from samples import sample
 
 from salgp.calibrators.gp.structures import STACKED, STRUCTURES, Structure, rows_of, structure
 from salgp.features import Features
-from salgp.gp.covariance import Covariance, Index, Product, Same, Stationary, Sum, gaps
+from salgp.gp.covariance import Covariance, Index, Product, Stationary, gaps
 from salgp.gp.kernels import Rows
 from salgp.gp.optimise import Scale
 from salgp.gp.regression import (
@@ -273,23 +273,10 @@ def test_three_level_tree_has_the_block_matrix_of_its_functions() -> None:
     torch.testing.assert_close(K[h, h] - K[g, h], Kh, rtol=1e-12, atol=1e-12)
 
 
-def test_split_separates_what_layers_share() -> None:
-    shared, local = structure("ml", {"a": 2, "b": 2}, 3).split()
-    assert shared == Sum((Stationary("features"), Stationary("confidence")))
-    assert local == Sum((Index("layer", 2, 0),))
-    assert structure("icm", {"a": 2, "b": 2}, 3).split()[0] == Sum(())
-    assert structure("sum", {"a": 2, "b": 2}, 3).split()[1] == Sum(())
-    nested = structure("nested", {"a": 2}, 3, groups=("class", "layer/class"))
-    assert nested.split()[1] == Sum(
-        (Product((Same("layer/class"), Stationary("joint", "matern52", "local-layer-class"))),)
-    )
-
-
 def test_ungrouped_rows_keep_only_what_layers_share() -> None:
     made, _, rows, _ = build("nested", {"groups": ("layer", "layer/class")}, 4)
     theta = perturbed_start(made, scale_of(made.covariance))
-    shared, _ = made.split()
-    assert shared is not None
+    shared = Stationary("joint", name="global")
     loose = rows.ungrouped("layer")
     torch.testing.assert_close(
         made.covariance(theta, gaps(loose, rows, made.covariance)),

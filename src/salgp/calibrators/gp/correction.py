@@ -9,7 +9,6 @@ of rank 1 and more) averages its layer predictions, again under the joint poster
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from salgp.calibrators.gp.structures import Structure, log_odds_design, rows_of
 from salgp.features import Features
 from salgp.gp.covariance import Sum, gaps
 from salgp.gp.fitting import Fitted
-from salgp.gp.kernels import Gaps, Rows, pairs_of
+from salgp.gp.kernels import Rows, pairs_of
 from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.regression import Posterior, remaining
 from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction
@@ -109,31 +108,13 @@ def _stacked_moments(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One row per sample and layer."""
     covariance, theta = posterior.covariance, posterior.theta
-    free, local = structure.split()
     compared = gaps(rows, posterior.rows, covariance)
-    shared = _projected(posterior, free, rows, compared)
-    layers = _added(shared + _projected(posterior, local, rows, compared))
-    layer_variance = remaining(covariance.variance(theta, rows), layers[1])
-    whole, seen = layers, rows
+    layer_mean, layer_reduced = posterior.project(covariance(theta, compared))
+    layer_variance = remaining(covariance.variance(theta, rows), layer_reduced)
+    mean, reduced, seen = layer_mean, layer_reduced, rows
     if covariance.shares("layer"):
         seen = rows.ungrouped("layer")
-        stays = local if local.shares("layer") else Sum(())
-        whole = _added(shared + _projected(posterior, stays, seen, compared))
+        compared = replace(compared, pairs=pairs_of(seen, posterior.rows))
+        mean, reduced = posterior.project(covariance(theta, compared))
     within = covariance.between(theta, seen, seen).mean((-1, -2))
-    return whole[0].mean(1), remaining(within, whole[1].mean(1)), layers[0], layer_variance
-
-
-def _projected(posterior: Posterior, part: Sum, rows: Rows, compared: Gaps) -> list[tuple[Tensor, Tensor]]:
-    """Projection of some terms under the groups of ``rows``; none where there are no terms."""
-    if not part.terms:
-        return []
-    if not part.reads():  # the same for every sample
-        rows = rows.map(lambda x: x[:1], lambda g: g[:1])
-    Kfu = part(posterior.theta, replace(compared, pairs=pairs_of(rows, posterior.rows)))
-    return [posterior.project(Kfu)]
-
-
-def _added(projections: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Sum of projections: they are linear."""
-    means, reduced = zip(*projections, strict=True)
-    return functools.reduce(torch.add, means), functools.reduce(torch.add, reduced)
+    return mean.mean(1), remaining(within, reduced.mean(1)), layer_mean, layer_variance

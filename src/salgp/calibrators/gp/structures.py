@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from salgp.features import Features
 from salgp.gp.covariance import ARD, Covariance, Index, Same, Stationary, Sum, kernel_on
@@ -73,12 +74,6 @@ class Structure:
     def has_layer_terms(self) -> bool:
         """Does each layer (or term) have a correction of its own?"""
         return self.stacked or bool(self.terms) or len(self.layers) == 1
-
-    def split(self) -> tuple[Sum, Sum]:
-        """The terms that know no layers, and those that depend on the layer."""
-        terms = self.covariance.terms if isinstance(self.covariance, Sum) else (self.covariance,)
-        local = tuple(t for t in terms if t.uses_group("layer"))
-        return Sum(tuple(t for t in terms if not t.uses_group("layer"))), Sum(local)
 
     @property
     def repeats(self) -> int:
@@ -121,18 +116,16 @@ def structure(
     _check(name, widths, kernel, groups)
     layers = tuple(widths)
     L, width = len(layers), max(widths.values())
-    own_rank = 1 if rank is None else rank
-    by_class = name == "class" or (name == "nested" and groups == ("class",))
-    stacked = name in STACKED and not by_class
-    levels = ("class",) if by_class else groups if name == "nested" else ("layer",) if stacked else ()
-    terms = (*layers, *(["confidence"] if confidence else [])) if name == "sum" else ()
+    levels = {"class": ("class",), "nested": groups}.get(name, ("layer",) if name in STACKED else ())
+    stacked = name in STACKED and levels != ("class",)
+    terms = (*layers, *["confidence"] * confidence) if name == "sum" else ()
 
     def k(block: str, called: str = "") -> Covariance:
         return kernel_on(block, kernel, called)
 
     def icm(q: int) -> Covariance:
-        unit = Stationary("joint", kernel, f"latent{q}", unit=True)
-        return unit * Index("layer", L, own_rank, f"layer{q}")
+        B = Index("layer", L, 1 if rank is None else rank, f"layer{q}")
+        return Stationary("joint", kernel, f"latent{q}", unit=True) * B
 
     def nested(block: str) -> Covariance:
         local = (Same(level) * k(block, f"local-{level.replace('/', '-')}") for level in levels)
@@ -151,7 +144,7 @@ def structure(
         "additive": lambda: k("joint", "global") + Stationary("joint", kernel, "local", False, "layer", L),
         "icm": lambda: icm(0),
         "lcm": lambda: functools.reduce(operator.add, map(icm, range(n_latent))),
-        "nested": lambda: nested("concat" if by_class else "joint"),
+        "nested": lambda: nested("joint" if stacked else "concat"),
     }
     return Structure(formulas[name](), layers, stacked, terms, levels)
 
@@ -177,29 +170,24 @@ def rows_of(structure: Structure, features: Features) -> Rows:
 
 
 def _block(name: str, structure: Structure, features: Features) -> Tensor:
-    s = features.probs.double().amax(dim=1, keepdim=True)
-    layers = [features.layers[layer] for layer in structure.layers]
     if name.startswith("layer:"):
         return features.layers[name.removeprefix("layer:")]
     if name == "softmax":
         return features.probs.double()
-    if name == "first":
-        return torch.cat([layers[0].double(), s], dim=1)
-    if name == "concat":
-        return torch.cat([*(x.double() for x in layers), s], dim=1)
+    s = features.probs.double().amax(dim=1, keepdim=True)
+    layers = [features.layers[layer] for layer in structure.layers]
     if name == "confidence":
         return s[:, None, :] if structure.stacked else s
+    if name in ("first", "concat"):
+        seen = layers[:1] if name == "first" else layers
+        return torch.cat([*(x.double() for x in seen), s], dim=1)
     if not structure.stacked:
         return layers[0]
     width = max(x.shape[1] for x in layers)
-    padded = torch.stack([_padded(x, width) for x in layers], dim=1)
+    padded = torch.stack([pad(x, (0, width - x.shape[1])) for x in layers], dim=1)
     if name == "features":
         return padded
     return torch.cat([padded.double(), s[:, None, :].expand(-1, len(layers), -1)], dim=2)
-
-
-def _padded(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[1] == width else torch.nn.functional.pad(x, (0, width - x.shape[1]))
 
 
 def _group(name: str, structure: Structure, features: Features) -> Tensor:
@@ -213,9 +201,6 @@ def _group(name: str, structure: Structure, features: Features) -> Tensor:
         "class": label[:, None].expand(n, L),
         "layer/class": layer * features.n_classes + label[:, None],
     }[name]
-
-
-LIKELIHOODS = ("gaussian", "bernoulli")
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +238,7 @@ def observe(
         tempering: weigh each of a sample's ``L`` rows by ``1/L``.
         design: ``(n, p)`` columns of a Bernoulli likelihood's mean, by default those of `log_odds_design`.
     """
-    if likelihood not in LIKELIHOODS:
+    if likelihood not in ("gaussian", "bernoulli"):
         raise ValueError(f"likelihood must be 'gaussian' or 'bernoulli', got {likelihood!r}")
     repeats = structure.repeats
     if likelihood == "gaussian":
