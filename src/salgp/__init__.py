@@ -22,7 +22,7 @@ _WHERE = {
     "Monitor": "monitor.monitor",
     "Prediction": "prediction",
     "Reader": "network.reader",
-    "ResidualGP": "calibrators.gp.residual",
+    "ResidualGP": "calibrators.gp.salgp",
     "SALGP": "calibrators.gp.salgp",
     "calibrate": "classifier",
     "calibrate_outputs": "outputs",

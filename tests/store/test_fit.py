@@ -13,8 +13,7 @@ import torch
 from scale_jobs import samples, small_calibrator, small_store
 
 from salgp import calibrators
-from salgp.calibrators.gp.residual import ResidualGP
-from salgp.calibrators.gp.salgp import SALGP
+from salgp.calibrators.gp.salgp import SALGP, ResidualGP
 from salgp.calibrators.gp.structures import log_odds_design, rows_of
 from salgp.features import Features
 from salgp.gp.covariance import gaps

@@ -13,7 +13,7 @@ from scale_jobs import contents, samples, small_calibrator, small_store
 
 from salgp import calibrators
 from salgp.calibrators import load_calibrator
-from salgp.calibrators.gp.residual import ResidualGP
+from salgp.calibrators.gp.salgp import ResidualGP
 from salgp.features import Features
 from salgp.io import ChecksumError
 from salgp.store import scoring

@@ -49,7 +49,7 @@ CLASSES = {
     "density-aware": "density.DensityAwareCalibration",
     "trust-score": "density.TrustScore",
     "deep-knn": "density.DeepKNN",
-    "residual-gp": "gp.residual.ResidualGP",
+    "residual-gp": "gp.salgp.ResidualGP",
     "layer-evidence": "evidence.calibrator.LayerEvidence",
     "sal-gp": "gp.salgp.SALGP",
 }

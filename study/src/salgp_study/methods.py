@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from salgp.calibrators.gp.residual import ResidualGP
-from salgp.calibrators.gp.salgp import SALGP
+from salgp.calibrators.gp.salgp import SALGP, ResidualGP
 from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp_study.deep_gp import DeepGPCalibrator

@@ -11,8 +11,7 @@ import pytest
 import torch
 from samples import sample
 
-from salgp.calibrators.gp.residual import ResidualGP
-from salgp.calibrators.gp.salgp import PAPER, RECIPES, SALGP
+from salgp.calibrators.gp.salgp import PAPER, RECIPES, SALGP, ResidualGP
 from salgp.features import Features
 from salgp.gp.optimise import AtBoundWarning, NotConvergedWarning
 

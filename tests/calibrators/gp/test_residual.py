@@ -11,8 +11,7 @@ import torch
 from samples import sample
 
 import salgp
-from salgp.calibrators.gp.residual import ResidualGP
-from salgp.calibrators.gp.salgp import SALGP
+from salgp.calibrators.gp.salgp import SALGP, ResidualGP
 from salgp.gp.optimise import NotConvergedWarning
 
 FEATURES, LABELS = sample(40)

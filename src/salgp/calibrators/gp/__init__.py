@@ -1,1 +1,1 @@
-"""Calibrators that are Gaussian processes: one file each."""
+"""Calibrators that are Gaussian processes."""

@@ -11,12 +11,17 @@ to the whole correction exactly, each with its own variance.
 (`salgp.calibrators.gp.inputs`: agreement and novelty, two numbers per layer) instead of on their
 features; with a Bernoulli likelihood the mean is then ``a + b f``, ``f`` the monotone log-odds of layer
 evidence, and the processes take what is not monotone.
+
+`ResidualGP` sees a single layer, one row per sample. RIO (Qiu et al. 2020) adds a kernel on the confidence;
+RED (Qiu & Miikkulainen 2022) uses ARD kernels on the features and on the whole softmax vector, from several
+random starting points. The best restart is chosen by evidence, never by test labels.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -45,7 +50,7 @@ from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
 from salgp.prediction import Prediction
 
-__all__ = ["SALGP"]
+__all__ = ["SALGP", "ResidualGP", "fit_structure", "settings_of"]
 
 PAPER: dict[str, dict[str, Any]] = {
     "ml": {"covariance": "ml"},
@@ -87,8 +92,49 @@ RECIPES: dict[str, dict[str, Any]] = {
 """How the hyperparameters are searched for: to convergence, or by the paper's recipe for its data sets."""
 
 
+FORMS = {"feature": "single", "rio": "rio", "red": "red"}
+"""Covariances of a single layer by the names of their authors."""
+
+
 @dataclass(repr=False, eq=False)
-class SALGP(Calibrator):
+class LayerwiseGP(Calibrator):
+    """What `SALGP` and `ResidualGP` have in common: how they learn, and predictions by ``structure_`` and
+    ``fitted_``.
+    """
+
+    gives_confidence_only: ClassVar[bool] = True
+    needs_layers: ClassVar[bool] = True
+
+    _: KW_ONLY
+    kernel: str = "matern52"
+    inference: str = "auto"
+    n_inducing: int = 256
+    optimizer: str = "lbfgs"
+    max_steps: int | None = None
+    learning_rate: float = 5e-3
+    restarts: int = 0
+    seed: int = 0
+    exact_limit: int = EXACT_LIMIT
+
+    def fit_stream(self, source: Source) -> Self | None:
+        """Fit to all rows of a source."""
+        fit_rows(self, source)
+        return self
+
+    def _predict(self, features: Features) -> Prediction:
+        seen, design = self._seen(features)
+        return to_prediction(self.structure_, self.fitted_, seen, self.rest_temperature_, design)
+
+    @abstractmethod
+    def _seen(self, features: Features) -> tuple[Features, Tensor | None]:
+        """What the GP sees of the samples, and the columns of its parametric mean (None: the usual ones)."""
+
+    def _chunk(self) -> int:
+        return chunk_size(self.structure_, self.fitted_)
+
+
+@dataclass(repr=False, eq=False)
+class SALGP(LayerwiseGP):
     """Layerwise Gaussian process calibration (SAL-GP): the paper's structured kernels and ours.
 
     Args:
@@ -140,27 +186,17 @@ class SALGP(Calibrator):
     """
 
     name: ClassVar[str] = "sal-gp"
-    gives_confidence_only: ClassVar[bool] = True
-    needs_layers: ClassVar[bool] = True
 
     covariance: str = "sum"
     likelihood: str = "gaussian"
-    kernel: str = "matern52"
-    inference: str = "auto"
-    n_inducing: int = 256
+    _: KW_ONLY
     rank: int | None = None
     n_latent: int = 2
     groups: Sequence[str] = ("layer",)
     tempering: bool = False
-    optimizer: str = "lbfgs"
-    max_steps: int | None = None
-    learning_rate: float = 5e-3
-    restarts: int = 0
-    seed: int = 0
     inputs: str = "features"
     objective: str = "auto"
     shared_offset: bool = True
-    exact_limit: int = EXACT_LIMIT
     prior: str | None = None
 
     @classmethod
@@ -210,23 +246,12 @@ class SALGP(Calibrator):
             self.structure_, seen, labels, self.likelihood, settings, self.tempering, design
         )
 
-    def _predict(self, features: Features) -> Prediction:
-        seen, design = self._seen(features)
-        return to_prediction(self.structure_, self.fitted_, seen, self.rest_temperature_, design)
-
     def _seen(self, features: Features) -> tuple[Features, Tensor | None]:
-        """What the GP sees of the samples, and the columns of its parametric mean (None: the usual ones)."""
         return (features, None) if self.evidence_ is None else self.evidence_.view(features)
-
-    def _chunk(self) -> int:
-        return chunk_size(self.structure_, self.fitted_)
 
     def fit_stream(self, source: Source) -> Self | None:
         """Fit to all rows of a source; None for ``inputs="evidence"``, which needs them in memory."""
-        if self.inputs == "evidence":
-            return None
-        fit_rows(self, source)
-        return self
+        return None if self.inputs == "evidence" else super().fit_stream(source)
 
     @property
     def display_name(self) -> str:
@@ -247,7 +272,8 @@ class SALGP(Calibrator):
         """Add labelled samples without learning the hyperparameters again; the same as conditioning on all
         from scratch.
         """
-        self.fitted_ = extend(self.fitted_, *self._observed(features, labels))
+        new = self._observed(features, labels)
+        self.fitted_ = extend(self.fitted_, *new)
         return self
 
     @one_at_a_time
@@ -261,7 +287,8 @@ class SALGP(Calibrator):
                 "forget needs likelihood='gaussian': Bernoulli sites depend on every sample; "
                 "fit again on what is to be kept"
             )
-        self.fitted_ = retract(self.fitted_, *self._observed(features, labels))
+        gone = self._observed(features, labels)
+        self.fitted_ = retract(self.fitted_, *gone)
         return self
 
     def suggest(self, features: Features, k: int) -> Tensor:
@@ -281,6 +308,64 @@ class SALGP(Calibrator):
             new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
             sites = new_sites(self.fitted_, new.rows, new.target, new.design, new.weight)
             return new.rows, sites, new.design
+
+
+@dataclass(repr=False, eq=False)
+class ResidualGP(LayerwiseGP):
+    """Residual GP on one layer: feature-only, RIO (input + output kernel) or RED (ARD) form.
+
+    Args:
+        form: ``feature``, ``rio`` or ``red``.
+        layer: name or position of the layer; the last one by default.
+        likelihood: ``gaussian`` on the residual, or ``bernoulli`` on correctness.
+        kernel: base kernel (``red`` always uses RBF, as its authors do).
+        inference: ``exact``, ``inducing`` or ``auto``.
+        n_inducing: number of inducing rows.
+        optimizer: ``lbfgs``, or ``adam`` with the starting points and steps of GPyTorch.
+        max_steps: of the optimiser.
+        learning_rate: of Adam.
+        restarts: further random starts; 9 for RED's ten.
+        seed: of the restarts.
+        exact_limit: rows up to which ``inference="auto"`` is exact.
+
+    Example:
+        >>> import torch
+        >>> g = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(40, 3, generator=g)
+        >>> features, labels = Features(3 * x, {"a": x}), (x + torch.randn(40, 3, generator=g)).argmax(dim=1)
+        >>> calibrator = ResidualGP("rio", likelihood="bernoulli").fit(features, labels)
+        >>> calibrator.predict(features).std.shape
+        torch.Size([40])
+    """
+
+    name: ClassVar[str] = "residual-gp"
+
+    form: str = "rio"
+    layer: str | int = -1
+    likelihood: str = "gaussian"
+
+    @classmethod
+    def paper(
+        cls, form: str = "rio", layer: str | int = -1, recipe: str = "converged", **changes: Any
+    ) -> ResidualGP:
+        """The paper's single-layer GP: see `salgp.SALGP.paper` for the settings and recipes.
+
+        Example:
+            >>> ResidualGP.paper(layer=0, recipe="adam-mstar").max_steps
+            2000
+        """
+        return cls(**{"form": form, "layer": layer, **paper_settings(recipe), **changes})
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}")
+        self.layer_ = _layer_name(features, self.layer)
+        one = features.select([self.layer_])
+        self.structure_ = structure(FORMS[self.form], one.widths, one.n_classes, kernel=self.kernel)
+        self.fitted_ = fit_structure(self.structure_, one, labels, self.likelihood, settings_of(self))
+
+    def _seen(self, features: Features) -> tuple[Features, None]:
+        return features.select([self.layer_]), None
 
 
 def paper_settings(recipe: str) -> dict[str, Any]:
@@ -320,3 +405,14 @@ def settings_of(calibrator: Calibrator) -> Settings:
     names = {field.name for field in fields(Settings)}
     given = calibrator.get_params(deep=False)
     return Settings(**{name: value for name, value in given.items() if name in names})
+
+
+def _layer_name(features: Features, layer: str | int) -> str:
+    L = len(features.layer_names)
+    if isinstance(layer, str):
+        return layer
+    if not -L <= layer < L:
+        raise ValueError(
+            f"layer {layer} does not exist, the features have {L} layers: {', '.join(features.layer_names)}"
+        )
+    return features.layer_names[layer]
