@@ -132,6 +132,16 @@ def test_wrong_uses_write_nothing(fitted: Run, line: str, word: str, tmp_path: P
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    "line", ["decide c cal.csv -o r.json --error 0.3", "sets c cal.csv -o s.safetensors"]
+)
+def test_samples_of_the_fit_are_noticed(fitted: Run, line: str) -> None:
+    code, _, err = fitted(f"{line} --probs ant,bee,cow")
+    assert code == 0
+    assert "note: c was fitted on a file of this name, cal.csv" in err
+    assert "note" not in fitted(f"{line} --probs ant,bee,cow --force".replace("cal.csv", "labelled.csv"))[2]
+
+
 def test_a_rule_over_a_file_of_somebody_else_is_refused(fitted: Run, tmp_path: Path) -> None:
     (tmp_path / "rule.json").write_text("{}")
     for more in ("", " --force"):

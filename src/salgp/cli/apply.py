@@ -46,7 +46,7 @@ def apply(
 ) -> None:
     """Write calibrated confidences, with error bars, for every sample (.csv, .parquet or .safetensors).
 
-    With --rule a column says act or ask, with --sets one per class says whether it remains possible.
+    Rows are in the order of the samples. With --rule a column says act or ask, with --sets one per class says whether it remains possible.
     """
     check_suffix(out, *KINDS)
     check_inputs(rule, sets)

@@ -88,6 +88,11 @@ class PredictionOptions:
         context, columns = context_of(self.context), split_names(self.probs)
         fitted = read_calibrator(self.calibrator)
         loaded = read_samples(console, self.features, columns, labelled, augmented)
+        if labelled and fitted.origin.get("features") == self.features.name:
+            console.say(
+                f"note: {self.calibrator} was fitted on a file of this name, {self.features.name}; on the same "
+                f"samples scores are too good and no guarantee holds"
+            )
         prediction = fitted.predict(console, loaded, context)
         if self.field_labels is None:
             return Predicted(fitted, loaded, prediction)
