@@ -1,10 +1,12 @@
 """A web service that answers, says when to ask a human, and watches itself: ONNX graph, rule and monitor.
 
 The graph holds network, calibrator and rule, so that the service needs no PyTorch model. Here it is called in
-the same process by a test client; serve it with ``uvicorn serve_fastapi:app``.
+the same process by a test client; serve it with ``uvicorn serve_fastapi:app``, and let Prometheus scrape
+``/metrics``.
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import onnxruntime
@@ -12,7 +14,7 @@ import torch
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -47,9 +49,9 @@ def prepare() -> tuple[np.ndarray, np.ndarray]:
 
 
 class Images(BaseModel):
-    """What a client sends: a batch of flattened images."""
+    """What a client sends: a batch of flattened images; others are refused."""
 
-    pixels: list[list[float]]
+    pixels: list[Annotated[list[float], Field(min_length=64, max_length=64)]] = Field(min_length=1)
 
 
 class Service:
