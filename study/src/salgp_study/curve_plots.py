@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from salgp.metrics.checks import ArrayLike, FloatArray, as_numbers
-from salgp.plots.reliability import CYCLE, new_figure
+from salgp.plots import CYCLE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from salgp.plots.reliability import new_figure
+from salgp.plots import new_figure
 from salgp_study.curve_plots import flux_distributions, light_curves
 from salgp_study.lightcurves import LightCurves
 from salgp_study.mstar import Chips

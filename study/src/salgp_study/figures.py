@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from salgp.io import write_whole
-from salgp.plots import confusion_matrix, reliability_diagram, residual_fit
-from salgp.plots.reliability import new_figure
+from salgp.plots import confusion_matrix, new_figure, reliability_diagram, residual_fit
 from salgp.prediction import Prediction
 from salgp_study.drawings import (
     draw_architectures,
