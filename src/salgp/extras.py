@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["EXTRAS", "hint", "require"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["EXTRAS", "as_frame", "hint", "require"]
 
 EXTRAS = {
     "typer": "cli",
@@ -48,3 +54,20 @@ def hint(library: str) -> str:
     """
     what = f'"salgp[{EXTRAS[library]}]"' if library in EXTRAS else library
     return f"this needs {library}, which is not installed; pip install {what}"
+
+
+def as_frame(columns: Mapping[str, NDArray[Any]]) -> Any:
+    """The columns as the first kind of table that is installed: a pandas data frame, a pyarrow table, or a
+    mapping from column name to NumPy array.
+
+    Example:
+        >>> import numpy as np
+        >>> list(as_frame({"n": np.array([1, 2]), "key": np.array(["a", "b"])}))
+        ['n', 'key']
+    """
+    for library, make in (("pandas", "DataFrame"), ("pyarrow", "table")):
+        try:
+            return getattr(importlib.import_module(library), make)(columns)
+        except ImportError:
+            continue
+    return dict(columns)

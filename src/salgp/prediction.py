@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salgp.extras import as_frame
 from salgp.features import Features
-from salgp.tables import as_frame
 
 __all__ = ["INTERVAL_SD", "LayerTerms", "Prediction", "checked", "confidence_of", "spread_confidence"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.estimate.accuracy import Spread
-from salgp.extras import require
+from salgp.extras import as_frame, require
 from salgp.io import locked, readable
 from salgp.labels import as_labels
 from salgp.monitor import export, records
@@ -23,7 +23,6 @@ from salgp.monitor.martingale import band_counts, band_of_cells, feature_cells, 
 from salgp.monitor.records import Record, Settings, State
 from salgp.monitor.rules import Status, alarms, status_of
 from salgp.prediction import Prediction, checked
-from salgp.tables import as_frame
 
 __all__ = ["Monitor"]
 
