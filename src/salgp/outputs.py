@@ -17,7 +17,7 @@ from salgp.calibrators.registry import method_for
 from salgp.features import Features
 from salgp.prediction import Prediction
 
-__all__ = ["CalibratedOutputs", "calibrate_outputs", "method_for"]
+__all__ = ["CalibratedOutputs", "calibrate_outputs"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -22,16 +23,34 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from salgp.calibrators import Calibrator, load_calibrator
+from salgp.calibrators.registry import method_for
 from salgp.classifier import CalibratedClassifier, calibrate
 from salgp.features import Features
 from salgp.logits import refuse_masked
-from salgp.outputs import method_for
 from salgp.prediction import Prediction
 
 __all__ = ["CalibratedEstimator", "CalibratedTorchClassifier"]
 
 
-class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
+class _Calibrated(ClassifierMixin, BaseEstimator, ABC):
+    """A classifier of scikit-learn's manner, whose answers come from a `Prediction`."""
+
+    classes_: np.ndarray
+
+    @abstractmethod
+    def prediction(self, X: Any) -> Prediction:
+        """Labels as numbers, confidences and their error bars."""
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Calibrated class probabilities ``(n, c)``."""
+        return np.asarray(self.prediction(X).probs.double().cpu().numpy())
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Class labels: the classifier's own; calibration never changes them."""
+        return np.asarray(self.classes_[self.prediction(X).label.cpu().numpy()])
+
+
+class CalibratedTorchClassifier(_Calibrated):
     """Train a PyTorch network on tabular data and calibrate it on a held-out part.
 
     Pickle and joblib keep it, as any estimator; ``classifier_.save(folder)`` keeps the calibrator alone.
@@ -91,21 +110,13 @@ class CalibratedTorchClassifier(ClassifierMixin, BaseEstimator):
         )
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Calibrated class probabilities ``(n, c)``."""
-        return np.asarray(self._prediction(X).probs.double().cpu().numpy())
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Class labels: the network's own; calibration never changes them."""
-        label = self._prediction(X).label.cpu().numpy()
-        return np.asarray(self.classes_[label])
-
     def predict_std(self, X: Any) -> np.ndarray | None:
         """Standard deviation of the confidence ``(n,)``, or None where the method has none."""
-        std = self._prediction(X).std
+        std = self.prediction(X).std
         return None if std is None else np.asarray(std.cpu().numpy())
 
-    def _prediction(self, X: Any) -> Prediction:
+    def prediction(self, X: Any) -> Prediction:
+        """Labels as numbers, confidences and their error bars."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         return self.classifier_(self._tensor(X))
@@ -179,7 +190,7 @@ def _perceptron(n_features: int, n_classes: int) -> nn.Module:
     )
 
 
-class CalibratedEstimator(ClassifierMixin, BaseEstimator):
+class CalibratedEstimator(_Calibrated):
     """A fitted classifier of scikit-learn's manner (XGBoost, LightGBM, ...) with calibrated confidences.
 
     `fit` takes samples the classifier was not trained on. The classifier itself is used as it is; labels stay
@@ -233,14 +244,6 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
         """Labels as numbers, confidences and their error bars."""
         check_is_fitted(self)
         return self.calibrator_.predict(self._features(X))
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Calibrated class probabilities ``(n, c)``."""
-        return np.asarray(self.prediction(X).probs.double().cpu().numpy())
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Class labels: the estimator's own."""
-        return np.asarray(self.classes_[self.prediction(X).label.cpu().numpy()])
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the calibrator, without the estimator: that is kept by whoever made it."""
