@@ -22,7 +22,7 @@ from salgp.extras import require
 from salgp.io.files import FormatError, check_size, open_regular, reading, write_whole
 from salgp.io.tensors import read_tensors
 
-__all__ = ["NUMBERS", "Arrays", "harmless", "matching", "read_arrays", "read_npz", "stacked", "write_table"]
+__all__ = ["read_arrays", "read_npz", "write_table"]
 
 Arrays = dict[str, NDArray[Any]]
 NUMBERS = "fiub"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from salgp.io.arrays import NUMBERS, Arrays, read_arrays
 from salgp.labels import look_up, pop_labels
 
-__all__ = ["ClassScores", "read_scores"]
+__all__ = ["read_scores"]
 
 OUTPUTS = {"logits": "logits", "probs": "probabilities", "probabilities": "probabilities"}
 """Name of the arrays -> what the numbers are, as in `salgp.logits.OUTPUTS`."""

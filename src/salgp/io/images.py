@@ -14,7 +14,7 @@ from torch import Tensor
 
 from salgp.io.files import check_size, open_regular, reading
 
-__all__ = ["SUFFIXES", "ImageOptions", "Pictures", "image_files", "read_image"]
+__all__ = ["ImageOptions", "Pictures"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 

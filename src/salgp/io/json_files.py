@@ -23,18 +23,7 @@ from torch import Tensor
 
 from salgp.io.files import ChecksumError, FormatError, open_regular, reading, write_whole
 
-__all__ = [
-    "CHECK",
-    "check_kind",
-    "check_text",
-    "from_json",
-    "plain_number",
-    "read_header",
-    "read_json",
-    "readable",
-    "write_header",
-    "write_json",
-]
+__all__ = []
 
 T = TypeVar("T")
 CHECK = "sha256"

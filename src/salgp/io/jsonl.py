@@ -19,7 +19,7 @@ from typing import IO, Any
 from salgp.io.files import ChecksumError, FormatError, lock_file, open_regular, refuse_special, writing
 from salgp.io.json_files import CHECK, plain_number
 
-__all__ = ["append_line", "read_lines"]
+__all__ = []
 
 
 def append_line(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from salgp.io.files import FormatError, open_regular, reading
 from salgp.io.json_files import check_kind, plain_number
 from salgp.io.tensors import tensor_bytes, tensors_from, write_tensors
 
-__all__ = ["pack", "read_value", "storable", "unpack", "value_bytes", "value_from", "write_value"]
+__all__ = []
 
 T = TypeVar("T", bound=type)
 _STORABLE: dict[str, type] = {}

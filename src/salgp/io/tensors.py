@@ -23,7 +23,7 @@ from torch import Tensor
 from salgp.io.files import ChecksumError, open_regular, reading, write_whole
 from salgp.io.json_files import CHECK, check_text
 
-__all__ = ["read_tensors", "tensor_bytes", "tensors_from", "write_tensors"]
+__all__ = []
 
 BLANK = "0" * 64
 """Stands for the checksum while it is computed."""

@@ -9,18 +9,16 @@ Writing and scoring continue with the missing shards when called again after a k
 from __future__ import annotations
 
 from salgp.store.extraction import extract_parts, extract_to_store
-from salgp.store.fit import fit_store, subset_of
-from salgp.store.scoring import Scoring, read_scores, score
+from salgp.store.fit import fit_store
+from salgp.store.scoring import read_scores, score
 from salgp.store.store import FeatureStore, write_store
 
 __all__ = [
     "FeatureStore",
-    "Scoring",
     "extract_parts",
     "extract_to_store",
     "fit_store",
     "read_scores",
     "score",
-    "subset_of",
     "write_store",
 ]

@@ -15,7 +15,7 @@ from salgp.extras import require
 from salgp.features import Features
 from salgp.io import FormatError, check_size, reading
 
-__all__ = ["Layout", "from_table", "read_table", "to_table", "write_table"]
+__all__ = []
 
 DTYPES = ("float16", "float32")
 """Types in which layers are stored; logits are float32, since a confidence is read from their differences."""

@@ -21,7 +21,7 @@ import torch
 
 from salgp.extras import require
 
-__all__ = ["ENGINES", "run"]
+__all__ = ["run"]
 
 ENGINES = ("local", "ray")
 OBJECT_STORE = 96 * 2**20

@@ -22,7 +22,7 @@ from salgp.progress import progress_bar
 from salgp.store.engines import run
 from salgp.store.store import FeatureStore
 
-__all__ = ["StoreSource", "fit_store", "stratified", "subset_of"]
+__all__ = ["fit_store"]
 
 
 def fit_store(

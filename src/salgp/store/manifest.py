@@ -21,7 +21,7 @@ from torch import Tensor
 from salgp.io import ChecksumError, FormatError, digest, from_json, read_header, write_header, write_whole
 from salgp.io.files import LEFT_BEHIND, LOCK
 
-__all__ = ["Manifest", "Shard", "content_digest"]
+__all__ = []
 
 NAME = "manifest.json"
 FORMAT_VERSION = 2

@@ -29,7 +29,7 @@ from salgp.store.engines import run
 from salgp.store.manifest import Manifest, Shard
 from salgp.store.store import FeatureStore
 
-__all__ = ["Scoring", "read_scores", "score"]
+__all__ = ["score"]
 
 KIND = "salgp-scores"
 BATCH = 8192

@@ -22,7 +22,7 @@ from salgp.logits import check_finite
 from salgp.store.columns import Layout, from_table, read_table, to_table, write_table
 from salgp.store.manifest import Manifest, Shard, content_digest
 
-__all__ = ["FeatureStore", "write_store"]
+__all__ = ["FeatureStore"]
 
 KIND = "salgp-feature-store"
 Part = tuple[Features, Tensor | None]
