@@ -22,14 +22,17 @@ from salgp.demo_digits import Digits, draw_digits, photograph
 from salgp.features import Features
 from salgp.metrics import Comparison, compare
 from salgp.prediction import Prediction
-from salgp.report import build
 
-__all__ = ["STEPS", "DemoResult", "run_demo", "train_network"]
+__all__ = ["STEPS", "run_demo"]
 
 EPOCHS = 20
 STEPS = EPOCHS + 6
 """Times `run_demo` reports progress."""
 N_TRAIN, N_CALIBRATION, N_TEST = 600, 600, 2000
+SETTINGS = {
+    "network": f"small convolutional network, {N_TRAIN} training digits",
+    "calibration": f"{N_CALIBRATION} clean digits",
+}
 SURE = 0.9
 """Answers at least this confident are acted on in the demo's closing sentence."""
 NETWORK, TEMPERATURE, PAPER, OURS = "network alone", "temperature", "SAL-GP (paper)", "layer evidence"
@@ -91,9 +94,18 @@ def run_demo(
         predictions[name] = _all_methods(classifier, baselines, data)
         say(f"predicted the {name} digits")
     scores = {name: compare(found, sets[name].labels) for name, found in predictions.items()}
-    path = _report(Path(out), classifier, sets["photographed"], predictions["photographed"], force)
-    say("report written")
     shown = predictions["photographed"]
+    path = classifier.report(
+        sets["photographed"].loader(),
+        Path(out, "report.html"),
+        force=force,
+        title="Photographed digits: can the network be trusted?",
+        class_names=[str(k) for k in range(10)],
+        images=sets["photographed"].images.numpy(),
+        others={name: shown[name] for name in (TEMPERATURE, PAPER)},
+        settings=SETTINGS,
+    )
+    say("report written")
     tests = {
         "clean": "digits like those it was trained on",
         "photographed": "the same digits turned, blurred, in shadow and noisy; never seen before",
@@ -197,28 +209,3 @@ def _layers(classifier: CalibratedClassifier, prediction: Prediction) -> tuple[d
     sizes = dict(zip(terms.names, terms.mean.abs().mean(dim=0).tolist(), strict=True))
     names = sorted(classifier.calibrator.layer_widths_, key=lambda name: -sizes[name])
     return {name: sizes[name] for name in names}, terms.scale
-
-
-def _report(
-    out: Path,
-    classifier: CalibratedClassifier,
-    digits: Digits,
-    predictions: Mapping[str, Prediction],
-    force: bool,
-) -> Path:
-    return build(
-        out / "report.html",
-        classifier.features(digits.images),
-        digits.labels,
-        predictions[OURS],
-        force=force,
-        method=OURS,
-        title="Photographed digits: can the network be trusted?",
-        class_names=[str(k) for k in range(10)],
-        images=digits.images.numpy(),
-        others={name: predictions[name] for name in (TEMPERATURE, PAPER)},
-        settings={
-            "network": f"small convolutional network, {N_TRAIN} training digits",
-            "calibration": f"{N_CALIBRATION} clean digits",
-        },
-    )
