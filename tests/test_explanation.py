@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from salgp.explanation import confidence_points, explain_line, term_points
+from salgp.explanation import confidence_points, explain_sample, term_points
 from salgp.features import Features
 from salgp.prediction import LayerTerms, Prediction
 
@@ -75,6 +75,6 @@ def test_line_names_every_term_largest_first_and_leaves_out_a_bar_that_does_not_
     terms = LayerTerms(("small", "large"), torch.tensor([[0.01, -0.3]]), None, "confidence", True)
     one = Features(torch.tensor([[2.0, 0.0]]))
     p = Prediction.from_confidence(one, one.confidence - 0.29, layers=terms)
-    assert explain_line(one, p) == "0.88 -> 0.59: large -0.30, small +0.01"
+    assert str(explain_sample(one, p)) == "0.88 -> 0.59: large -0.30, small +0.01"
     with pytest.raises(ValueError, match="no layer terms"):
-        explain_line(one, Prediction.from_confidence(one, one.confidence))
+        term_points(one, Prediction.from_confidence(one, one.confidence))

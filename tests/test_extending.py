@@ -149,7 +149,7 @@ def test_a_metric_is_scored_tabled_resampled_and_reported(outside: Any) -> None:
     assert found.lower <= expected <= found.upper
     page = salgp.report.render(features, labels, prediction, method="temperature")
     assert "Mean of confidence above correctness." in page
-    table = pytest.importorskip("salgp.cli.tables").score_table(comparison, "scores")
+    table = pytest.importorskip("salgp.cli.console").score_table(comparison, "scores")
     assert "over\N{DOWNWARDS ARROW}" in [column.header for column in table.columns]
 
 

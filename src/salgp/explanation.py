@@ -7,39 +7,81 @@ these functions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from salgp.features import Features
 from salgp.prediction import Prediction
 
-__all__ = ["explain_line", "shown_term", "term_points"]
+__all__ = ["Explanation", "explain_sample", "shown_term", "term_points"]
 
 
-def explain_line(features: Features, prediction: Prediction) -> str:
-    """One line for a single sample: confidence before and after, its 90 % interval, and the points of every
-    term, largest first.
+@dataclass(frozen=True)
+class Explanation:
+    """Why the confidence of one sample changed; prints as one line.
+
+    Args:
+        label: the class predicted.
+        network_confidence: the network's own.
+        confidence: the calibrated one.
+        lower: end of its 90 % interval, or None.
+        upper: other end, or None.
+        points: confidence points of every term, largest first; they add up to the change.
+    """
+
+    label: int
+    network_confidence: float
+    confidence: float
+    lower: float | None
+    upper: float | None
+    points: Mapping[str, float]
+
+    @property
+    def reasons(self) -> str:
+        """The terms and their points in words."""
+        return ", ".join(f"{shown_term(name)} {value + 0.0:+.2f}" for name, value in self.points.items())
+
+    def __str__(self) -> str:
+        return f"{self.network_confidence:.2f} -> {self.calibrated}: {self.reasons}"
+
+    @property
+    def calibrated(self) -> str:
+        """The calibrated confidence in words, with its interval."""
+        bar = "" if self.lower is None else f" ({self.lower:.2f} to {self.upper:.2f})"
+        return f"{self.confidence:.2f}{bar}"
+
+
+def explain_sample(features: Features, prediction: Prediction) -> Explanation:
+    """Why the confidence of a single sample changed.
 
     Args:
         features: of one sample.
-        prediction: of that sample, with terms.
+        prediction: of that sample; without terms there are no points.
 
     Example:
         >>> from salgp.prediction import LayerTerms
         >>> f = Features(torch.tensor([[2.0, 0.0]]))
         >>> terms = LayerTerms(("confidence", "conv"), torch.tensor([[0.0, -1.0]]), None, "log-odds", True)
         >>> p = Prediction.from_log_odds(f, torch.tensor([1.0]), torch.tensor([0.01]), layers=terms)
-        >>> explain_line(f, p)
-        '0.88 -> 0.73 (0.70 to 0.76): conv -0.15, confidence +0.00'
+        >>> print(explain_sample(f, p))
+        0.88 -> 0.73 (0.70 to 0.76): conv -0.15, confidence +0.00
     """
-    names, points = term_points(features, prediction)
-    before, after = float(features.confidence[0]), float(prediction.confidence[0])
-    bar = ""
-    if prediction.lower is not None and prediction.upper is not None:
-        bar = f" ({float(prediction.lower[0]):.2f} to {float(prediction.upper[0]):.2f})"
-    order = points[0].abs().argsort(descending=True, stable=True).tolist()
-    parts = ", ".join(f"{shown_term(names[j])} {float(points[0, j]) + 0.0:+.2f}" for j in order)
-    return f"{before:.2f} -> {after:.2f}{bar}: {parts}"
+    points: dict[str, float] = {}
+    if prediction.layers is not None:
+        names, values = term_points(features, prediction)
+        points = dict(zip(names, values[0].tolist(), strict=True))
+    lower, upper = (None if x is None else float(x[0]) for x in (prediction.lower, prediction.upper))
+    return Explanation(
+        int(prediction.label[0]),
+        float(features.confidence[0]),
+        float(prediction.confidence[0]),
+        lower,
+        upper,
+        dict(sorted(points.items(), key=lambda item: -abs(item[1]))),
+    )
 
 
 def shown_term(name: str) -> str:

@@ -16,8 +16,7 @@ import torch
 import salgp
 from salgp import Features, Prediction
 from salgp.prediction import LayerTerms
-from salgp.report import build, render
-from salgp.report.build import _versions
+from salgp.report import _versions, build, render
 
 EVIL = "<script>alert(1)</script>"
 LAYERS = ("conv1", f"block</title>{EVIL}", "confidence")

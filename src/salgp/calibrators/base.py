@@ -48,7 +48,7 @@ from salgp.calibrators.checks import (
 )
 from salgp.calibrators.rows import originals
 from salgp.calibrators.temperature import rest_temperature
-from salgp.explanation import explain_line
+from salgp.explanation import explain_sample
 from salgp.features import Features
 from salgp.file_signatures import is_of_kind
 from salgp.io import pack, refuse_foreign, unpack, value_bytes, value_from, write_value
@@ -194,7 +194,10 @@ class Calibrator(BaseEstimator, ABC):
             '0.52 ->'
         """
         one = features[[_place(i, len(features))]]
-        return explain_line(one, self.predict(one))
+        prediction = self.predict(one)
+        if prediction.layers is None:
+            raise ValueError(f"{self.display_name} has no layer terms to explain")
+        return str(explain_sample(one, prediction))
 
     def check_input(self, features: Features, allow_empty: bool = True) -> Features:
         """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not

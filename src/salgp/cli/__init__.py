@@ -30,11 +30,16 @@ from salgp.cli import (
     report,
     score,
 )
-from salgp.cli.console import FAILURE, INTERRUPTED, USAGE, complain, sentence
+from salgp.cli.console import FAILURE, INTERRUPTED, USAGE, add_command, complain, sentence
 
 __all__ = ["add_plugins", "app", "main"]
 
-COMMANDS = (calibrate, extract, fit, apply, compare, report, decide, score, demo, monitor, export, info)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(calibrate.calibrate, extract.extract, fit.fit),
+    *(apply.apply, apply.evaluate, apply.explain, compare.compare, report.report),
+    *(decide.decide, decide.sets, score.score, demo.demo, monitor.monitor, export.export, info.info),
+)
+"""In the order of the help."""
 GROUP = "salgp.commands"
 """Entry points of this group name commands of other packages."""
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -126,5 +131,5 @@ def _usage(error: Exception) -> str:
 
 
 for _command in COMMANDS:
-    _command.register(app)
+    add_command(app, _command)
 add_plugins(app)

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import salgp
+from salgp.calibrators.registry import known_names
 from salgp.cli import options
-from salgp.cli.console import Console, command, sentence
+from salgp.cli.checks import check_inputs
+from salgp.cli.console import Console, score_table, sentence
 from salgp.cli.fit import fitting_rows, read_reference
-from salgp.cli.predictions import check_alike, note_shared, read_samples
-from salgp.cli.preflight import check_inputs
-from salgp.cli.tables import score_table
+from salgp.cli.inputs import check_alike, note_shared, read_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from salgp.features import Features
-    from salgp.prediction import Prediction
+    from salgp import Features, Prediction
 
-__all__ = ["register"]
+__all__ = []
 
 SORTED_BY = "nll_correct"
-HeldOut = Annotated[
-    Path | None, typer.Option("--test", help="Labelled features to score on. Default: half of FEATURES.")
-]
-Methods = Annotated[
-    str | None, typer.Option("--method", "-m", help="Methods, separated by commas. Default: all.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    some = "salgp compare scores.csv --method temperature,beta,vector"
-    command(app, "compare", "salgp compare calibration.safetensors --test test.safetensors", some)(compare)
+HeldOut = Annotated[Path | None, typer.Option(help="Features to score on. Default: half of FEATURES.")]
+Methods = Annotated[str | None, typer.Option("--method", "-m", help="Methods, with commas. Default: all.")]
 
 
 def compare(
@@ -46,26 +35,28 @@ def compare(
     reference: options.Reference = None,
     probs: options.Probs = None,
 ) -> None:
-    """Fit calibrators on the same data and score all of them on the same held-out data."""
-    methods = options.split_names(method) or options.known_names()
+    """Fit calibrators on the same data and score all of them on the same held-out data.
+
+    Example:
+        salgp compare calibration.safetensors --test test.safetensors
+        salgp compare scores.csv --method temperature,beta,vector
+    """
+    methods = options.split_names(method) or known_names()
     options.check_method(*methods)
     check_inputs(features, test, reference)
-    from salgp.files import read_features
-    from salgp.metrics import compare as compare_predictions
-
     columns = options.split_names(probs)
-    loaded = read_features(features, columns)
+    loaded = salgp.files.read_features(features, columns)
     if test is None:
         data, held_out = _halves(loaded.features, loaded.known_labels)
     else:
         data = loaded.features, loaded.known_labels
         tested = read_samples(console, test, columns, labelled=True)
         check_alike(str(features), loaded.origin, tested)
-        note_shared(console, ("--test", tested.features), {features.name: loaded.features})
+        note_shared(console, "--test", tested.features, features.name, loaded.features)
         held_out = tested.features, tested.known_labels
     known = read_reference(console, reference, loaded, data[0])
     predictions, failed = _fit_all(console, methods, data, held_out[0], known)
-    comparison = compare_predictions(predictions, held_out[1]).best_first(SORTED_BY)
+    comparison = salgp.metrics.compare(predictions, held_out[1]).best_first(SORTED_BY)
     for name, reason in failed.items():
         console.say(f"note: {name} was left out: {reason}")
     n, n_test = len(data[0]), len(held_out[0])
@@ -95,21 +86,19 @@ def _halves(features: Features, labels: Tensor) -> Any:
 
 def _fit_all(
     console: Console,
-    methods: Sequence[str],
+    methods: list[str],
     data: tuple[Features, Tensor],
     held_out: Features,
     reference: Any,
 ) -> tuple[dict[str, Prediction], dict[str, str]]:
     """Predictions of the methods that could be fitted, and the reasons of the others."""
-    from salgp.calibrators import get
-
     predictions: dict[str, Prediction] = {}
     failed: dict[str, str] = {}
     with console.progress("comparing", total=len(methods)) as advance:
         for name in methods:
             advance(0, f"fitting {name}")
             try:
-                calibrator = get(name)
+                calibrator = salgp.calibrators.get(name)
                 with console.warnings_as_notes(f"{name}: "):
                     calibrator.fit(*fitting_rows(calibrator, *data), reference=reference)
                     predictions[name] = calibrator.predict(held_out)

@@ -1,7 +1,7 @@
 """How every command speaks: results to stdout, everything else to stderr, one sentence for a mistake.
 
-`command` turns a plain function into a command with the options all commands share. What it raises becomes
-one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 130, as shells expect.
+`add_command` turns a plain function into a command with the options all commands share. What it raises
+becomes one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 130, as shells expect.
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import rich.console
 import typer
+from rich import box
+from rich.table import Table
 from rich.text import Text
 
 from salgp.extras import EXTRAS, hint
 from salgp.progress import Advance, progress_bar
 
-__all__ = [
-    "FAILURE",
-    "INTERRUPTED",
-    "USAGE",
-    "Console",
-    "UsageError",
-    "command",
-    "complain",
-    "pasteable",
-    "sentence",
-    "visible",
-]
+if TYPE_CHECKING:
+    from salgp.metrics import Comparison, Metric
+
+__all__ = ["Console", "UsageError", "add_command", "pasteable"]
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UsageError(ValueError):
@@ -139,41 +132,40 @@ class Console:
             yield advance
 
 
-def command(app: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
+def add_command(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
     """Register ``function(console, ...)`` as a command with ``--json``, ``--quiet`` and ``--debug``.
 
-    A parameter whose type is a dataclass stands for a group of options, one for each of its fields.
+    Its help is its docstring, with the lines below ``Example:`` last. A parameter whose type is a dataclass
+    stands for a group of options, one for each of its fields.
     """
+    own = inspect.signature(function, eval_str=True).parameters
+    groups: dict[str, Any] = {key: p.annotation for key, p in own.items() if is_dataclass(p.annotation)}
+    last = sorted(own, key=lambda key: key == "console")  # what all commands share stands below
+    parts = [_options(groups[key]) if key in groups else [own[key]] for key in last]
+    taken = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
 
-    def decorate(function: F) -> F:
-        own = inspect.signature(function, eval_str=True).parameters
-        groups: dict[str, Any] = {key: p.annotation for key, p in own.items() if is_dataclass(p.annotation)}
-        last = sorted(own, key=lambda key: key == "console")  # what all commands share stands below
-        parts = [_options(groups[key]) if key in groups else [own[key]] for key in last]
-        taken = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
+    def run(**arguments: Any) -> None:
+        for key, group in groups.items():
+            of_group = {f.name: arguments.pop(f.name) for f in fields(group)}
+            arguments[key] = group(**of_group)
+        raise typer.Exit(_exit_code(arguments.pop("console"), function, arguments))
 
-        def run(**arguments: Any) -> None:
-            for key, group in groups.items():
-                of_group = {f.name: arguments.pop(f.name) for f in fields(group)}
-                arguments[key] = group(**of_group)
-            raise typer.Exit(_exit_code(arguments.pop("console"), function, arguments))
-
-        run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in taken}
-        told = (inspect.getdoc(function) or "").split("\n\n")
-        app.command(
-            name,
-            help="\n\n".join(" ".join(part.split()) for part in told),
-            short_help=" ".join(told[0].split()),
-            epilog="\n\n".join(f"Example:  {example}" for example in examples),
-        )(run)
-        return function
-
-    return decorate
+    run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in taken}
+    app.command(name or function.__name__, **_help(function))(run)
 
 
 def _options(group: Any) -> list[inspect.Parameter]:
     return list(inspect.signature(group, eval_str=True).parameters.values())
+
+
+def _help(function: Callable[..., None]) -> dict[str, Any]:
+    """Help of a command from the docstring of its function; an example may take several lines."""
+    text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExample:\n")
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+    lines = [" ".join(line.split()) for line in examples.split("salgp ")[1:]]
+    epilog = "\n\n".join(f"Example:  salgp {line}" for line in lines)
+    return {"help": "\n\n".join(paragraphs), "short_help": paragraphs[0], "epilog": epilog}
 
 
 def _exit_code(console: Console, function: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
@@ -233,3 +225,44 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def score_table(comparison: Comparison, title: str) -> Table:
+    """One row per method; the best of each column in bold, and the mean error bar last.
+
+    Calibration changes no label, so the accuracy of all methods is one number and stands below the table.
+    """
+    from salgp.metrics import METRICS
+
+    rows = comparison.as_dict()
+    accuracy = next(iter(rows.values()))["accuracy"]
+    shown = [metric for metric in METRICS.values() if metric.heading and metric.name != "accuracy"]
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption = f"accuracy {accuracy:.3f} for every method; {_CAPTION}"
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("method", no_wrap=True)
+    for heading in [*(metric.heading + _ARROWS[metric.larger_is_better] for metric in shown), "± std"]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    best = {metric.name: _best(comparison, metric) for metric in shown}
+    for name, scores in rows.items():
+        cells = [_cell(scores[metric.name], best[metric.name] == name) for metric in shown]
+        variance = scores["mean_variance"]
+        table.add_row(name, *cells, _cell(None if variance is None else variance**0.5))
+    return table
+
+
+_ARROWS = {None: "", True: "↑", False: "↓"}
+_CAPTION = (
+    "conf.: mean confidence; NLLc: of being correct; AUROC: of spotting errors; ↓ small is good, "
+    "↑ large is good"
+)
+
+
+def _best(comparison: Comparison, metric: Metric[...]) -> str | None:
+    """The best method, where there are several, the metric has a better side, and they differ."""
+    values = {scores[metric.name] for scores in comparison.as_dict().values()} - {None}
+    return comparison.best(metric.name) if metric.larger_is_better is not None and len(values) > 1 else None
+
+
+def _cell(value: float | None, best: bool = False) -> Text:
+    return Text("-" if value is None else f"{value:.3f}", style="bold green" if best else "")

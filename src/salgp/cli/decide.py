@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+import salgp
 from salgp.cli import options
-from salgp.cli.console import Console, UsageError, command, pasteable
-from salgp.cli.predictions import PredictionOptions
-from salgp.cli.preflight import check_suffix, check_target
+from salgp.cli.checks import check_suffix, check_target
+from salgp.cli.console import Console, UsageError, pasteable
+from salgp.cli.inputs import PredictionOptions
 
-__all__ = ["register"]
+__all__ = []
 
-Assurance = Annotated[
-    float, typer.Option("--assurance", help="Probability that the guarantee holds, at least 0.5.")
-]
-Costs = Annotated[
-    str | None,
-    typer.Option(
-        "--costs", metavar="WRONG,ASK", help="Instead of --error: prices of a wrong answer and of asking."
-    ),
-]
-By = Annotated[
-    str, typer.Option("--by", metavar="all|class", help="One guarantee, or one per predicted class.")
-]
-Coverage = Annotated[
-    float, typer.Option("--coverage", help="Probability that the set contains the true class.")
-]
+Assurance = Annotated[float, typer.Option(help="Probability that the guarantee holds, at least 0.5.")]
+Costs = Annotated[str | None, typer.Option(metavar="WRONG,ASK", help="Prices, instead of --error.")]
+By = Annotated[str, typer.Option(metavar="all|class", help="One guarantee, or one per predicted class.")]
+Coverage = Annotated[float, typer.Option(help="Probability that the set contains the true class.")]
 Groups = Annotated[
-    str,
-    typer.Option(
-        "--by",
-        metavar="all|class|confidence|novelty",
-        help="Hold the coverage for all samples together, or in each group.",
-    ),
+    str, typer.Option(metavar="all|class|confidence|novelty", help="In which groups it holds.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    by_cost = "salgp decide cal labelled.safetensors --costs 10,1 -o rule.json"
-    command(app, "decide", "salgp decide cal labelled.safetensors --error 0.05 -o rule.json", by_cost)(decide)
-    command(app, "sets", "salgp sets cal labelled.safetensors --coverage 0.95 -o sets.safetensors")(sets)
 
 
 def decide(
@@ -60,6 +38,10 @@ def decide(
 
     The labelled samples must not have been used to fit the calibrator. The rule is written as JSON for
     `salgp apply --rule`, `salgp export --rule` and salgp.decide.Rule.load.
+
+    Example:
+        salgp decide cal labelled.safetensors --error 0.05 -o rule.json
+        salgp decide cal labelled.safetensors --costs 10,1 -o rule.json
     """
     if by not in ("all", "class"):
         raise UsageError(f"--by {by}: expected all or class")
@@ -67,11 +49,9 @@ def decide(
     check_target(out, "rule", force, *given.inputs)
     wrong, ask = _prices(costs)
     _, loaded, prediction = given.predict(console, labelled=True)
-    from salgp.decide import choose_threshold
-
-    groups, labels = by == "class", loaded.known_labels
-    rule = choose_threshold(
-        prediction, labels, error, assurance, per_class=groups, cost_wrong=wrong, cost_ask=ask
+    prices: Any = {"cost_wrong": wrong, "cost_ask": ask}
+    rule = salgp.decide.choose_threshold(
+        prediction, loaded.known_labels, error, assurance, per_class=by == "class", **prices
     )
     rule.save(out)
     following = pasteable("salgp", "apply", given.calibrator, "NEW", "--rule", out, "-o", "predictions.csv")
@@ -102,13 +82,14 @@ def sets(
 
     The labelled samples must not have been used to fit the calibrator. The sets are written for
     `salgp apply --sets` and salgp.sets.PredictionSets.load.
+
+    Example:
+        salgp sets cal labelled.safetensors --coverage 0.95 -o sets.safetensors
     """
     check_suffix(out, ".safetensors")
     check_target(out, "prediction sets", force, *given.inputs)
     _, loaded, prediction = given.predict(console, labelled=True)
-    from salgp.sets import fit_sets
-
-    fitted, n = fit_sets(prediction, loaded.known_labels, coverage, by=by), len(prediction)
+    fitted, n = salgp.sets.fit_sets(prediction, loaded.known_labels, coverage, by=by), len(prediction)
     fitted.save(out)
     size = float(fitted(prediction).sum(1).double().mean())
     following = pasteable("salgp", "apply", given.calibrator, "NEW", "--sets", out, "-o", "predictions.csv")

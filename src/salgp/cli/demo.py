@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from salgp.cli import options
-from salgp.cli.console import Console, command
-from salgp.cli.preflight import check_target
-from salgp.cli.tables import score_table
+from salgp.cli.checks import check_target
+from salgp.cli.console import Console, score_table
 
-__all__ = ["register"]
+__all__ = []
 
 DemoFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder of the demo's files.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    command(app, "demo", "salgp demo --out demo")(demo)
-
-
-def demo(
-    console: Console,
-    out: DemoFolder = Path("salgp-demo"),
-    force: options.Force = False,
-) -> None:
+def demo(console: Console, out: DemoFolder = Path("salgp-demo"), force: options.Force = False) -> None:
     """Train a small network on hand-drawn digits, calibrate it, and show what that buys on photographs of
     them.
+
+    Example:
+        salgp demo --out demo
     """
     check_target(out / "report.html", "report", force)
     from salgp.demo import STEPS, run_demo
 
     with console.progress("demo", total=STEPS) as advance:
         result = run_demo(out, force=force, progress=lambda text: advance(1, text))
-    shown: list[Any] = [
-        score_table(result.scores[name], f"{name}: {what}") for name, what in result.tests.items()
-    ]
+    tables = [score_table(result.scores[name], f"{name}: {what}") for name, what in result.tests.items()]
     layers = ", ".join(f"{name} ({size:.2f})" for name, size in result.layers.items())
     text = (
         f"What this means. {result.words}\n\nlayers that mattered (mean correction, {result.unit}): "
@@ -45,4 +36,4 @@ def demo(
     )
     scores = {name: comparison.as_dict() for name, comparison in result.scores.items()}
     told = {"report": str(result.report), "scores": scores, "layers": result.layers, "words": result.words}
-    console.finish(told, *shown, text)
+    console.finish(told, *tables, text)

@@ -8,31 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import salgp
 from salgp.cli import options
-from salgp.cli.console import Console, command, pasteable
-from salgp.cli.predictions import check_alike, read_samples
-from salgp.cli.preflight import CALIBRATOR, check_apart, check_inputs, check_target
+from salgp.cli.checks import CALIBRATOR, SHARDS, check_apart, check_inputs, check_target
+from salgp.cli.console import Console, pasteable
+from salgp.cli.inputs import check_alike, read_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from salgp import Features
     from salgp.calibrators import Calibrator
-    from salgp.features import Features
     from salgp.files import FeatureFile
 
-__all__ = ["fitting_rows", "notes_on", "read_reference", "register"]
+    Fitted = tuple[Calibrator, FeatureFile, int, str]
+    """A fitted calibrator, what it was fitted on, and its rows, as a number and in words."""
+
+__all__ = []
 
 LARGE = 200_000
 """Rows of feature stores beyond which a calibrator is fitted out of core."""
-LayerSubset = Annotated[
-    str | None, typer.Option("--layers", help="Use only these layers, separated by commas.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    scores = "salgp fit scores.csv --probs ant,bee -o cal"
-    command(app, "fit", "salgp fit calibration.safetensors -o cal", scores)(fit)
+LayerSubset = Annotated[str | None, typer.Option(help="Use only these layers, separated by commas.")]
 
 
 def fit(
@@ -49,63 +45,79 @@ def fit(
 
     Class scores come as .npz, .csv or .parquet: arrays 'logits' or 'probs', 'labels', and embeddings as
     'layers.NAME'; in a table one column per class, e.g. probs.cat, probs.dog, label, or named by --probs.
+
+    Example:
+        salgp fit calibration.safetensors -o cal
+        salgp fit scores.csv --probs ant,bee -o cal
     """
     check_inputs(features, reference)
     check_apart(out, features, reference)
     check_target(out / CALIBRATOR, "calibrator", force)
     options.check_method(method)
     from salgp.calibrators.base import check_place
-    from salgp.calibrators.registry import method_for
-    from salgp.files import read_features
 
     check_place(out)
     if layers is None and _is_large(features, reference):
-        _fit_large(console, method_for(method), features, reference, out)
-        return
-    loaded = read_features(features, options.split_names(probs))
-    chosen = options.split_names(layers)
-    data = loaded.features if chosen is None else loaded.features.select(chosen)
+        found = _fit_large(console, method, features, reference)
+    else:
+        found = _fit(console, method, features, reference, options.split_names(layers), probs)
+    calibrator, source, n, counted = found
+    _save(out, calibrator, source, n)
+    columns = [] if probs is None else ["--probs", probs]
+    following = pasteable("salgp", "evaluate", out, f"TEST{features.suffix}", *columns)
+    told = {"calibrator": str(out), "method": calibrator.name, "n": n}
+    console.finish(
+        told | {"layers": list(calibrator.layer_widths_)},
+        f"fitted {calibrator.name} on {counted}; saved in {out}\nnext: {following}",
+    )
+
+
+def _fit(
+    console: Console,
+    method: str | None,
+    features: Path,
+    reference: Path | None,
+    layers: list[str] | None,
+    probs: str | None,
+) -> Fitted:
+    """Fit in memory; notes say what is odd about the data."""
+    from salgp.calibrators.registry import method_for
+    from salgp.calibrators.rows import originals
+
+    loaded = salgp.files.read_features(features, options.split_names(probs))
+    data = loaded.features if layers is None else loaded.features.select(layers)
     calibrator = method_for(method, bool(data.layers))
     known = read_reference(console, reference, loaded, data)
     data, labels = fitting_rows(calibrator, data, loaded.known_labels)
     for note in notes_on(calibrator, loaded, data, known is not None):
         console.say(f"note: {note}")
-    counted = _counted(data)
+    n = len(originals(data)[0])
+    counted = f"{n:,} samples" + (f" and {len(data) - n:,} augmented ones" if len(data) > n else "")
     with console.progress(f"fitting {calibrator.name} on {counted}"):
-        calibrator.fit(data, labels, known)
-    columns = [] if probs is None else ["--probs", probs]
-    following = pasteable("salgp", "evaluate", out, f"TEST{features.suffix}", *columns)
-    _finish(console, calibrator, loaded, len(data), out, f"{counted}; saved in {out}\nnext: {following}")
+        return calibrator.fit(data, labels, known), loaded, len(data), counted
 
 
 def _is_large(*folders: Path | None) -> bool:
     """Are all of these feature stores, and do they have more than `LARGE` rows together?"""
-    from salgp.store.store import FeatureStore
-
     given = [folder for folder in folders if folder is not None]
-    if not all((folder / "manifest.json").is_file() for folder in given):
+    if not all((folder / SHARDS).is_file() for folder in given):
         return False
-    return sum(len(FeatureStore(folder)) for folder in given) > LARGE
+    return sum(len(salgp.store.FeatureStore(folder)) for folder in given) > LARGE
 
 
-def _fit_large(
-    console: Console, calibrator: Calibrator, features: Path, reference: Path | None, out: Path
-) -> None:
+def _fit_large(console: Console, method: str | None, features: Path, reference: Path | None) -> Fitted:
     """Fit out of core to a folder of shards."""
-    from salgp.files import first_shard
-    from salgp.store import fit_store
+    from salgp.calibrators.registry import method_for
 
-    loaded, n = first_shard(features)
+    calibrator, (loaded, n) = method_for(method), salgp.files.first_shard(features)
     if reference is not None:
-        check_alike(str(features), loaded.origin, first_shard(reference)[0])
-    with console.progress(f"fitting {calibrator.name} on {n:,} samples, out of core"):
-        fit_store(calibrator, features, reference=reference)
-    _finish(console, calibrator, loaded, n, out, f"{n:,} samples, out of core; saved in {out}")
+        check_alike(str(features), loaded.origin, salgp.files.first_shard(reference)[0])
+    counted = f"{n:,} samples, out of core"
+    with console.progress(f"fitting {calibrator.name} on {counted}"):
+        return salgp.store.fit_store(calibrator, features, reference=reference), loaded, n, counted
 
 
-def _finish(
-    console: Console, calibrator: Calibrator, source: FeatureFile, n: int, out: Path, shown: str
-) -> None:
+def _save(out: Path, calibrator: Calibrator, source: FeatureFile, n: int) -> None:
     """Save the calibrator with what its data say of their network, so that `salgp.load` can put both
     together.
     """
@@ -121,9 +133,6 @@ def _finish(
         network["taps"] = [tap for tap in network.get("taps") or () if tap["name"] in needed]
         parts["network"] = network
     save_calibrator(out, calibrator, **parts)
-    told = {"calibrator": str(out), "method": calibrator.name, "n": n}
-    layers = {"layers": list(calibrator.layer_widths_)}
-    console.finish(told | layers, f"fitted {calibrator.name} on {shown}")
 
 
 def read_reference(
@@ -162,11 +171,3 @@ def notes_on(calibrator: Calibrator, loaded: FeatureFile, data: Features, refere
             "training data serve better"
         )
     return notes
-
-
-def _counted(features: Features) -> str:
-    from salgp.calibrators.rows import originals
-
-    n = len(originals(features)[0])
-    augmented = f" and {len(features) - n:,} augmented ones" if len(features) > n else ""
-    return f"{n:,} samples{augmented}"

@@ -10,51 +10,44 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from salgp.cli.console import Console, command, pasteable
-from salgp.cli.preflight import CALIBRATOR, SHARDS, check_inputs
+import salgp
+from salgp.cli.checks import CALIBRATOR, SHARDS, check_inputs
+from salgp.cli.console import Console
 
-__all__ = ["describe", "register"]
+__all__ = []
 
 ANY_VERSION = 10**9
 """What is only shown may be of any version."""
 MOST = 20
 """Entries of a list that are shown."""
-WEIGHTS = "weights; give them to extract or calibrate with --weights"
 OTHERS = {
     ".html": "a page; open it in a browser",
     ".onnx": "a graph; salgp extract takes one as MODEL, onnxruntime runs what salgp export wrote",
     ".pt2": "an exported program; torch.export.load opens it",
-    ".pt": WEIGHTS,
-    ".pth": WEIGHTS,
-    ".ckpt": WEIGHTS,
     ".py": "code; name a network in it as FILE.py:FUNCTION",
+    **dict.fromkeys((".pt", ".pth", ".ckpt"), "weights; give them to extract or calibrate with --weights"),
 }
 """Files that other programs show better, and what to do with them."""
 AnyPath = Annotated[Path | None, typer.Argument(help="Any file or folder of salgp. None: list the methods.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    command(app, "info", "salgp info calibration.safetensors")(info)
-
-
 def info(console: Console, path: AnyPath = None) -> None:
-    """Say what is in a file or folder that salgp wrote or reads; without one, list the methods."""
-    if path is None:
-        from salgp.calibrators import names
+    """Say what is in a file or folder that salgp wrote or reads; without one, list the methods.
 
+    Example:
+        salgp info calibration.safetensors
+    """
+    if path is None:
+        found = salgp.calibrators.names()
         table = Table("method", "what it is")
-        for name, what in names().items():
-            table.add_row(name, what)
-        console.finish({"methods": names()}, table)
-        return
-    check_inputs(path)
-    found = describe(path)
-    table = Table(show_header=False)
+    else:
+        check_inputs(path)
+        found = describe(path)
+        table = Table(show_header=False)
     for key, value in found.items():
         if value is not None:
             table.add_row(key, _text(value))
-    console.finish(found, table)
+    console.finish({"methods": found} if path is None else found, table)
 
 
 def _text(value: Any) -> str:
@@ -84,14 +77,13 @@ def describe(path: Path) -> dict[str, Any]:
         return _values(path)
     if path.suffix == ".safetensors":
         return _tensors(path)
-    raise ValueError(
-        f"{path}: {OTHERS.get(path.suffix, 'a kind of file that salgp neither writes nor reads')}"
-    )
+    unknown = "a kind of file that salgp neither writes nor reads"
+    raise ValueError(f"{path}: {OTHERS.get(path.suffix, unknown)}")
 
 
 def _folder(path: Path) -> dict[str, Any]:
     """Told apart by the file that each kind of folder has."""
-    known = {CALIBRATOR: _calibrator, SHARDS: _shards, "monitor.json": _monitor, "records.jsonl": _study}
+    known = {CALIBRATOR: _calibrator, SHARDS: _shards, "monitor.json": _monitor}
     for name, describe_folder in known.items():
         if (path / name).is_file():
             return describe_folder(path)
@@ -117,9 +109,7 @@ def _calibrator(path: Path) -> dict[str, Any]:
 
 
 def _features(path: Path) -> dict[str, Any]:
-    from salgp.files import read_features
-
-    loaded = read_features(path)
+    loaded = salgp.files.read_features(path)
     plain = loaded.without_augmented()
     f, labels = plain.features, plain.labels
     return {
@@ -172,28 +162,15 @@ def _shards(path: Path) -> dict[str, Any]:
     if "store" in listed["kind"]:
         return _features(path)
     shards = listed["shards"].values()
-    return {
-        "kind": listed["kind"],
-        "samples": sum(int(shard["rows"]) for shard in shards),
-        "shards": len(shards),
-        "complete": listed["complete"],
-    }
+    rows = sum(int(shard["rows"]) for shard in shards)
+    return {"kind": listed["kind"], "samples": rows, "shards": len(shards), "complete": listed["complete"]}
 
 
 def _monitor(path: Path) -> dict[str, Any]:
     from salgp.io import read_lines
 
-    settings = _values(path / "monitor.json")
-    return {"kind": "monitor", "batches": len(read_lines(path / "log.jsonl"))} | {
-        name.replace("_", " "): value for name, value in settings.items() if name != "kind"
-    }
-
-
-def _study(path: Path) -> dict[str, Any]:
-    from salgp.io import read_lines
-
-    found = read_lines(path / "records.jsonl")
-    return {"kind": "study", "records": len(found), "next": pasteable("salgp", "study", "table", path)}
+    settings = {name.replace("_", " "): value for name, value in _values(path / "monitor.json").items()}
+    return settings | {"kind": "monitor", "batches": len(read_lines(path / "log.jsonl"))}
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -8,41 +8,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import salgp
 from salgp.cli import options
-from salgp.cli.console import FAILURE, Console, UsageError, command, pasteable
-from salgp.cli.predictions import SavedCalibrator, read_calibrator, read_samples
-from salgp.cli.preflight import check_apart, check_inputs, check_no_other, check_suffix, check_target
+from salgp.cli.checks import check_apart, check_inputs, check_no_other, check_suffix, check_target
+from salgp.cli.console import FAILURE, Console, UsageError, pasteable
+from salgp.cli.inputs import SavedCalibrator, read_calibrator, read_samples
 
 if TYPE_CHECKING:
+    from salgp import Monitor
     from salgp.files import FeatureFile
-    from salgp.monitor import Monitor
     from salgp.monitor.records import Record
 
-__all__ = ["register"]
+__all__ = []
 
 WRITTEN = {".html": "monitor page", ".csv": "monitor history", ".parquet": "monitor history"}
 """Suffix of what is written on request, and its kind."""
 
-State = Annotated[Path, typer.Option("--state", help="Folder that keeps everything; made on the first call.")]
+State = Annotated[Path, typer.Option(help="Folder that keeps everything; made on the first call.")]
 Batches = Annotated[
     list[Path] | None,
     typer.Argument(metavar="DATA...", help="Features of new batches, oldest first, with labels or without."),
 ]
 Baseline = Annotated[
     Path | None,
-    typer.Option(
-        "--reference", help="First call: features like the calibration data, but not those it was fitted on."
-    ),
+    typer.Option(help="First call: features like the calibration data, but not those it was fitted on."),
 ]
-FalseAlarm = Annotated[
-    float,
-    typer.Option("--false-alarm", help="First call: chance of ever alarming though nothing changes."),
-]
-Tolerance = Annotated[float, typer.Option("--tolerance", help="First call: fall of accuracy that matters.")]
-Late = Annotated[
-    list[Path] | None,
-    typer.Option("--late", help="Features with labels that came later, of samples fed before. Repeatable."),
-]
+FalseAlarm = Annotated[float, typer.Option(help="First call: chance of an alarm though nothing changes.")]
+Tolerance = Annotated[float, typer.Option(help="First call: fall of accuracy that matters.")]
+Late = Annotated[list[Path] | None, typer.Option(help="Labelled features of samples fed before. Repeatable.")]
 Written = Annotated[
     list[Path] | None,
     typer.Option(
@@ -50,12 +43,6 @@ Written = Annotated[
     ),
 ]
 Fail = Annotated[bool, typer.Option("--fail", help="Exit with code 1 while an alarm stands.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    begin = "salgp monitor cal --state watch --reference held_out.safetensors"
-    command(app, "monitor", begin, "salgp monitor cal today.safetensors --state watch -o watch.html")(monitor)
 
 
 def monitor(
@@ -74,44 +61,46 @@ def monitor(
 
     The alarm is false with at most the stated chance, however long one watches. A batch is named after
     its file and its contents; one that was counted before is not counted again.
+
+    Example:
+        salgp monitor cal --state watch --reference held_out.safetensors
+        salgp monitor cal today.safetensors --state watch -o watch.html
     """
-    given = [*(data or []), *(late or [])]
-    check_inputs(calibrator, reference, *given)
-    check_apart(state, calibrator, reference, *given)
+    batches, labelled, written = data or [], late or [], out or []
+    inputs = [calibrator, reference, *batches, *labelled]
+    check_inputs(*inputs)
+    check_apart(state, *inputs)
     check_no_other(state)
-    for path in out or []:
+    for path in written:
         check_suffix(path, *WRITTEN)
-        check_target(path, WRITTEN[path.suffix], True, calibrator, reference, *given)
+        check_target(path, WRITTEN[path.suffix], True, *inputs)
     fitted = read_calibrator(calibrator)
-    watching = _opened(
-        console, fitted, state, reference, {"false_alarm": false_alarm, "tolerance": tolerance}
-    )
-    for path in data or []:
+    watching = _opened(console, fitted, state, reference, false_alarm, tolerance)
+    for path in batches:
         _feed(console, watching, fitted, path)
-    for path in late or []:
+    for path in labelled:
         _observe(console, watching, fitted, path)
-    for path in out or []:
+    for path in written:
         _write(watching, path)
     status = watching.status()
     following = pasteable("salgp", "monitor", calibrator, "NEW.safetensors", "--state", state)
-    told = watching.metrics() | {
-        "state": str(state),
-        "out": [str(path) for path in out or []],
-        "alarm": list(status.alarm),
-        "matters": status.matters,
-        "may_matter": status.may_matter,
-    }
-    console.finish(told, str(status) if given else f"{status}\nnext: {following}")
+    seen = {"alarm": list(status.alarm), "matters": status.matters, "may_matter": status.may_matter}
+    told = watching.metrics() | {"state": str(state), "out": [str(path) for path in written]} | seen
+    console.finish(told, str(status) if batches or labelled else f"{status}\nnext: {following}")
     if fail and status.alarm:
         raise typer.Exit(FAILURE)
 
 
 def _opened(
-    console: Console, fitted: SavedCalibrator, state: Path, reference: Path | None, settings: dict[str, float]
+    console: Console,
+    fitted: SavedCalibrator,
+    state: Path,
+    reference: Path | None,
+    false_alarm: float,
+    tolerance: float,
 ) -> Monitor:
     """The monitor in a folder, or a new one."""
     from salgp.calibrators.base import calibrator_digest
-    from salgp.monitor import Monitor
 
     begun = (state / "monitor.json").exists()
     if begun and reference is not None:
@@ -122,10 +111,16 @@ def _opened(
         )
     digest = calibrator_digest(fitted.calibrator)
     if reference is None:
-        return Monitor.open(state, digest)
+        return salgp.Monitor.open(state, digest)
     loaded = read_samples(console, reference)
-    prediction = fitted.predict(console, loaded)
-    return Monitor.start(prediction, state, class_names=loaded.classes, calibrator=digest, **settings)  # type: ignore[arg-type]
+    return salgp.Monitor.start(
+        fitted.predict(console, loaded),
+        state,
+        false_alarm=false_alarm,
+        tolerance=tolerance,
+        class_names=loaded.classes,
+        calibrator=digest,
+    )
 
 
 def _feed(console: Console, watching: Monitor, fitted: SavedCalibrator, path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import salgp
 from salgp.calibrators.registry import check_names, known_names
 from salgp.cli.console import Console, UsageError
 
@@ -21,29 +22,8 @@ if TYPE_CHECKING:
 
     from salgp.io.images import ImageOptions
     from salgp.io.loader import FileLoader
-    from salgp.network.reader import Reader
 
-__all__ = [
-    "CalibratorFolder",
-    "Context",
-    "DataOptions",
-    "Engine",
-    "Error",
-    "FeaturesFile",
-    "FieldLabels",
-    "Force",
-    "Method",
-    "NetworkOptions",
-    "Out",
-    "Probs",
-    "ReadingOptions",
-    "Reference",
-    "RuleFile",
-    "check_method",
-    "context_of",
-    "known_names",
-    "split_names",
-]
+__all__ = ["Engine"]
 
 HUGGING_FACE = "hf:"
 IMAGENET = "0.485,0.456,0.406:0.229,0.224,0.225"
@@ -59,54 +39,30 @@ CalibratorFolder = Annotated[Path, typer.Argument(metavar="CAL", help="Folder of
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result is written.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing result.")]
 Probs = Annotated[
-    str | None,
-    typer.Option(
-        "--probs", metavar="A,B,...", help="Columns of a table that hold the classes' probabilities."
-    ),
+    str | None, typer.Option(metavar="A,B,...", help="Columns with the classes' probabilities.")
 ]
 Context = Annotated[
-    str | None,
-    typer.Option(
-        "--context",
-        metavar="all|N",
-        help="Samples met together: 'all', or windows of N consecutive ones. By default each by itself.",
-    ),
+    str | None, typer.Option(metavar="all|N", help="Samples met together: all, or N in a row.")
 ]
 FieldLabels = Annotated[
     Path | None,
     typer.Option(
-        "--field-labels",
-        help="Features of a few labelled samples from the same place and time, ten or more: confidences are "
-        "corrected by them.",
+        help="Features of ten or more labelled samples from the same place and time, to correct by."
     ),
 ]
-Reference = Annotated[
-    Path | None,
-    typer.Option(
-        "--reference", help="Features of the network's training data, for methods that compare against it."
-    ),
-]
+Reference = Annotated[Path | None, typer.Option(help="Features of the training data, to compare with.")]
 Method = Annotated[
     str | None,
     typer.Option(
         "--method",
         "-m",
         autocompletion=known_names,
-        help="Calibrator; `salgp info` lists them. auto, the default: layer evidence where there are layers, "
-        "else the best scaling by cross-validation.",
+        help="Calibrator, see `salgp info`. auto: layer evidence with layers, else cross-validated scaling.",
     ),
 ]
-Error = Annotated[
-    float | None,
-    typer.Option("--error", help="Largest acceptable share of wrong answers, e.g. 0.05."),
-]
-RuleFile = Annotated[
-    Path | None, typer.Option("--rule", help="Rule of `salgp decide`: also say for each answer, act or ask.")
-]
-Engine = Annotated[
-    str,
-    typer.Option("--engine", help="local; ray, started here; or the address of a running Ray cluster."),
-]
+Error = Annotated[float | None, typer.Option(help="Largest acceptable share of wrong answers, e.g. 0.05.")]
+RuleFile = Annotated[Path | None, typer.Option(help="Rule of `salgp decide`: also say act or ask.")]
+Engine = Annotated[str, typer.Option(help="local, ray (started here), or the address of a Ray cluster.")]
 
 
 def check_method(*methods: str | None) -> None:
@@ -152,20 +108,15 @@ class NetworkOptions:
             help="package.module:factory, path/to/file.py:factory, net.onnx, or hf:FOLDER (local).",
         ),
     ]
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            "--weights", help="Weights of the network: .safetensors, or .pt/.pth/.ckpt with tensors only."
-        ),
-    ] = None
-    device: Annotated[str | None, typer.Option("--device", help="Device to run on, e.g. cuda.")] = None
+    weights: Annotated[Path | None, typer.Option(help=".safetensors, or .pt/.pth/.ckpt of tensors only.")] = (
+        None
+    )
+    device: Annotated[str | None, typer.Option(help="Device to run on, e.g. cuda.")] = None
 
     def open(self, console: Console) -> nn.Module:
         """The network, ready to be read."""
-        from salgp.files import has_own_weights, open_network
-
-        network = open_network(self.model, self.weights)
-        if self.weights is None and not has_own_weights(self.model):
+        network = salgp.files.open_network(self.model, self.weights)
+        if self.weights is None and not salgp.files.has_own_weights(self.model):
             console.say("note: no --weights given; the network is used as the factory made it")
         try:
             return network if self.device is None else network.to(self.device)
@@ -178,73 +129,41 @@ class NetworkOptions:
 class ReadingOptions:
     """What is read from the network."""
 
-    layers: Annotated[
-        str,
-        typer.Option("--layers", help="auto, or layer names, globs and positions, separated by commas."),
-    ] = "auto"
-    pooling: Annotated[
-        str,
-        typer.Option(
-            "--pooling", help="How layers are pooled, e.g. auto, spatial-avg, channel-max, flatten."
-        ),
-    ] = "auto"
+    layers: Annotated[str, typer.Option(help="auto, or names, globs and positions, with commas.")] = "auto"
+    pooling: Annotated[str, typer.Option(help="How layers are pooled, e.g. spatial-avg, flatten.")] = "auto"
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", help="What the network returns: logits, probabilities, log-probabilities or sigmoids."
-        ),
+        str | None, typer.Option(help="logits, probabilities, log-probabilities, sigmoids.")
     ] = None
 
-    def reader(self) -> Reader:
+    def reader(self) -> salgp.Reader:
         """The same for Python; numbers among the layers are positions."""
-        from salgp.network.reader import Reader
-
         names = split_names(self.layers) or []
         layers: Any = [int(name) if name.lstrip("-").isdecimal() else name for name in names]
-        return Reader("auto" if self.layers == "auto" else layers, self.pooling, output=self.output)
+        return salgp.Reader("auto" if self.layers == "auto" else layers, self.pooling, output=self.output)
 
 
 @dataclass(frozen=True)
 class DataOptions:
     """How the data of a network are read; the same for every set."""
 
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            "--inputs",
-            help="Arrays passed to the network, in order, with commas between; 'f*' stacks a table's "
-            "columns.",
-        ),
-    ] = None
+    inputs: Annotated[str | None, typer.Option(help="Input arrays, in order; 'f*' stacks columns.")] = None
     prepare: Annotated[
         str | None,
         typer.Option(
-            "--prepare",
-            metavar="FILE.py:NAME",
-            help="Your own preprocessing: a function that takes the dictionary of columns (or arrays) by "
-            "name and returns the network's input.",
+            metavar="FILE.py:NAME", help="Your function that makes the inputs of the columns by name."
         ),
     ] = None
-    classes: Annotated[
-        str | None, typer.Option("--classes", help="Class names in the order of the network's outputs.")
-    ] = None
-    scale: Annotated[
-        float | None, typer.Option("--scale", help="Multiply the inputs, e.g. by 0.00392157 for bytes.")
-    ] = None
-    image_size: Annotated[
-        str | None,
-        typer.Option("--image-size", help="Size images are brought to: HEIGHT or HEIGHT,WIDTH."),
-    ] = None
+    classes: Annotated[str | None, typer.Option(help="Class names in the order of the outputs.")] = None
+    scale: Annotated[float | None, typer.Option(help="Factor of the inputs, 0.00392157 for bytes.")] = None
+    image_size: Annotated[str | None, typer.Option(help="HEIGHT or HEIGHT,WIDTH to bring images to.")] = None
     gray: Annotated[bool, typer.Option("--gray", help="Read images as gray.")] = False
     normalize: Annotated[
         str | None,
         typer.Option(
-            "--normalize",
-            metavar="MEAN:STD",
-            help="Standardise images in [0, 1], per channel: imagenet, or e.g. 0.5,0.5,0.5:0.2,0.2,0.2.",
+            metavar="MEAN:STD", help="Per channel of images: imagenet, or e.g. 0.5,0.5,0.5:0.2,0.2,0.2."
         ),
     ] = None
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per batch.")] = 64
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 64
 
     def open(
         self, model: str, path: Path, classes: list[str] | None = None, labels: bool = True

@@ -7,42 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
+import salgp
 from salgp.cli import options
-from salgp.cli.console import Console, UsageError, command
+from salgp.cli.checks import check_inputs, check_target
+from salgp.cli.console import Console, UsageError
+from salgp.cli.inputs import PredictionOptions, SavedCalibrator, read_samples
 from salgp.cli.options import split_names
-from salgp.cli.predictions import PredictionOptions, SavedCalibrator, read_samples
-from salgp.cli.preflight import check_inputs, check_target
 
-__all__ = ["register"]
+__all__ = []
 
-NewData = Annotated[
-    Path | None, typer.Option("--new-data", help="Features of unlabelled new data, for a section on shift.")
-]
-PictureData = Annotated[
-    Path | None,
-    typer.Option(
-        "--images", help="The samples as pictures (.npz, .safetensors or image folder), in the same order."
-    ),
-]
-PictureArray = Annotated[
-    str | None, typer.Option("--inputs", help="Array of --images that holds the pictures.")
-]
-Classes = Annotated[str | None, typer.Option("--classes", help="Class names, separated by commas.")]
+NewData = Annotated[Path | None, typer.Option(help="Features of unlabelled new data, to show a shift.")]
+PictureData = Annotated[Path | None, typer.Option(help="Pictures of the samples, in the same order.")]
+PictureArray = Annotated[str | None, typer.Option(help="Array of --images that holds the pictures.")]
+Classes = Annotated[str | None, typer.Option(help="Class names, separated by commas.")]
 Slices = Annotated[
-    Path | None,
-    typer.Option(
-        "--slices",
-        metavar="TABLE",
-        help="One row per sample (.csv, .npz, .parquet); the data are looked at by each of its columns.",
-    ),
+    Path | None, typer.Option(metavar="TABLE", help="One row per sample; its columns part the data.")
 ]
 MOST_PARTS = 50
 """A column of more different values is no way to slice the data."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    command(app, "report", "salgp report cal test.safetensors -o report.html")(report)
 
 
 def report(
@@ -57,7 +39,11 @@ def report(
     slices: Slices = None,
     force: options.Force = False,
 ) -> None:
-    """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human."""
+    """Write one self-contained HTML page: verdict, figures, reliability, layers, what to send to a human.
+
+    Example:
+        salgp report cal test.safetensors -o report.html
+    """
     check_inputs(new_data, images, slices)
     if error is not None and not 0 < error < 1:
         raise UsageError(f"--error {error:g}: expected a share above 0 and below 1, such as 0.05")
@@ -74,10 +60,8 @@ def report(
         "settings": files | calibrator.get_params(deep=False),
         "slices": None if slices is None else _slices(console, slices),
     }
-    from salgp.report import build
-
     with console.progress("writing the report"):
-        build(out, loaded.features, loaded.known_labels, prediction, force=force, **content)
+        salgp.report.build(out, loaded.features, loaded.known_labels, prediction, force=force, **content)
     size = out.stat().st_size
     console.finish({"report": str(out), "bytes": size}, f"report: {out} (open it in any browser)")
 
@@ -104,8 +88,7 @@ def _slices(console: Console, path: Path) -> dict[str, list[Any]]:
 
 
 def _pictures(path: Path, inputs: str | None) -> Any:
-    from salgp.files import open_data
     from salgp.io.images import Pictures
 
-    data = open_data(path, inputs=split_names(inputs), scale=1.0, labels=False)
+    data = salgp.files.open_data(path, inputs=split_names(inputs), scale=1.0, labels=False)
     return Pictures(data.n, data.take)

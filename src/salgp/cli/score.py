@@ -7,28 +7,18 @@ from typing import Annotated
 
 import typer
 
+import salgp
 from salgp.cli import options
-from salgp.cli.console import Console, UsageError, command
-from salgp.cli.predictions import check_alike, read_calibrator
-from salgp.cli.preflight import check_apart, check_inputs
+from salgp.cli.checks import check_apart, check_inputs
+from salgp.cli.console import Console, UsageError
+from salgp.cli.inputs import check_alike, read_calibrator
 
-__all__ = ["register"]
+__all__ = []
 
-Store = Annotated[
-    Path, typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract -o FOLDER` writes it.")
-]
-Scored = Annotated[
-    Path, typer.Option("--out", "-o", help="Folder of the scored shards; a stopped run continues there.")
-]
-Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Pieces of work at a time. Default: one per core.")
-]
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract` writes.")]
+Scored = Annotated[Path, typer.Option("--out", "-o", help="Folder of the scores; a stopped run continues.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Pieces of work at a time. Default: one per core.")]
 WithLayers = Annotated[bool, typer.Option("--layers", help="Also write each layer's part of the correction.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    command(app, "score", "salgp score cal shards/ -o scored/")(score)
 
 
 def score(
@@ -41,7 +31,11 @@ def score(
     layers: WithLayers = False,
     context: options.Context = None,
 ) -> None:
-    """Score any number of samples shard by shard, on this machine or on Ray; a stopped run continues."""
+    """Score any number of samples shard by shard, on this machine or on Ray; a stopped run continues.
+
+    Example:
+        salgp score cal shards/ -o scored/
+    """
     check_inputs(calibrator, features)
     check_apart(out, calibrator, features)
     if features.is_file():
@@ -50,12 +44,9 @@ def score(
             f"apply on a file"
         )
     window = options.context_of(context)
-    from salgp.files import first_shard
-    from salgp.store import score as score_store
-
     fitted = read_calibrator(calibrator)
-    check_alike(str(calibrator), fitted.origin, first_shard(features)[0])
-    done = score_store(
+    check_alike(str(calibrator), fitted.origin, salgp.files.first_shard(features)[0])
+    done = salgp.store.score(
         features,
         calibrator,
         out,
@@ -66,8 +57,6 @@ def score(
         context=window,
         progress=console.shows_progress,
     )
-    told = {key: getattr(done, key) for key in ("rows", "new_rows", "seconds")}
-    console.finish(
-        {"out": str(out)} | told,
-        f"{done.rows:,} samples in {out}, {done.new_rows:,} of them now ({done.rate:,.0f} per second)",
-    )
+    told = {"out": str(out), "rows": done.rows, "new_rows": done.new_rows, "seconds": done.seconds}
+    rate = f"{done.new_rows:,} of them now ({done.rate:,.0f} per second)"
+    console.finish(told, f"{done.rows:,} samples in {out}, {rate}")

@@ -19,7 +19,7 @@ from salgp.report.summary import Scored
 from salgp.report.text import no_promise, share
 from salgp.svg import Canvas, Frame
 
-__all__ = ["reliability", "slider"]
+__all__ = []
 
 N_BINS = 10
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
+from salgp.explanation import shown_term
 from salgp.extras import require
 from salgp.report.text import share
 from salgp.svg import without_control_characters
 
-__all__ = ["page", "percent"]
+__all__ = []
 
 
-def page(context: Mapping[str, Any]) -> str:
+def page(**context: Any) -> str:
     """The whole page as a string."""
     require("jinja2")
     import jinja2
@@ -36,12 +36,7 @@ def page(context: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(
-        percent=percent,
-        signed=_signed,
-        share=share,
-        number=_number,
-    )
+    environment.filters.update(percent=percent, signed=_signed, share=share, number=_number, term=shown_term)
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     text = environment.from_string(template).render(
         css=Markup(css), js=Markup(js), script_hash=digest, **context

@@ -15,7 +15,7 @@ from torch import Tensor
 from salgp.decide import ALWAYS, choose_threshold
 from salgp.report.summary import Scored
 
-__all__ = ["ASSURANCE"]
+__all__ = []
 
 ASSURANCE = 0.95
 """Probability that a limit keeps its promise."""

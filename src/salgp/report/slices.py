@@ -25,7 +25,7 @@ from salgp.report.page import percent
 from salgp.report.selective import OperatingPoint
 from salgp.report.summary import Scored, term_shares
 
-__all__ = ["holm", "shift", "slices"]
+__all__ = []
 
 FEWEST = 10
 """Smaller parts are listed, but not judged."""

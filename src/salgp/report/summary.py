@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from salgp import metrics
-from salgp.explanation import shown_term, term_points
+from salgp.explanation import Explanation, explain_sample, shown_term, term_points
 from salgp.features import Features
 from salgp.metrics import METRICS, Metric, RiskCoverage, arrays_of
 from salgp.prediction import Prediction
 
-__all__ = ["Change", "Corrected", "Scored", "scored"]
+__all__ = []
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -87,31 +87,6 @@ class LayerShare:
         return self.lowers + self.raises
 
 
-@dataclass(frozen=True)
-class Corrected:
-    """A sample whose confidence changed much.
-
-    Args:
-        row: its position in the data.
-        predicted: class.
-        true: class, -1 if unknown to the model.
-        before: the model's confidence.
-        after: calibrated confidence.
-        lower: end of the interval or None.
-        upper: end of the interval or None.
-        points: every term and its confidence points, which add up to the change; largest first.
-    """
-
-    row: int
-    predicted: int
-    true: int
-    before: float
-    after: float
-    lower: float | None
-    upper: float | None
-    points: tuple[tuple[str, float], ...]
-
-
 def scored(prediction: Prediction, labels: Tensor) -> Scored:
     """Confidence, correctness and curves of one prediction."""
     confidence = prediction.confidence.double().cpu().numpy()
@@ -154,13 +129,12 @@ def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
 
 def most_corrected(
     features: Features, labels: Tensor, prediction: Prediction, most: int = 12
-) -> list[Corrected]:
-    """The samples whose confidence changed most, largest change first."""
-    before = features.confidence.double().cpu()
-    change = (prediction.confidence.double().cpu() - before).abs()
+) -> list[tuple[int, int, Explanation]]:
+    """Row, true class and explanation of the samples whose confidence changed most, largest change first."""
+    change = (prediction.confidence.double().cpu() - features.confidence.double().cpu()).abs()
     rows = change.argsort(descending=True, stable=True)[:most].tolist()
-    logits = Features(features.logits)
-    return [_corrected(row, logits[[row]], int(labels[row]), prediction[row : row + 1]) for row in rows]
+    own = Features(features.logits)
+    return [(i, int(labels[i]), explain_sample(own[[i]], prediction[i : i + 1])) for i in rows]
 
 
 def _resampled(metric: Metric[...], arrays: Mapping[str, Any], n: int) -> metrics.Interval:
@@ -189,15 +163,3 @@ def _judge(before: metrics.Interval, after: metrics.Interval, larger_is_better: 
     if larger_is_better is None:
         return "higher" if low > 0 else "lower"
     return "better" if (low > 0) == larger_is_better else "worse"
-
-
-def _corrected(row: int, one: Features, true: int, prediction: Prediction) -> Corrected:
-    """Of a single sample, given as features and prediction of one row."""
-    points: list[tuple[str, float]] = []
-    if prediction.layers is not None:
-        names, values = term_points(one, prediction)
-        pairs = zip(map(shown_term, names), values[0].tolist(), strict=True)
-        points = sorted(pairs, key=lambda item: -abs(item[1]))
-    lower, upper = (None if x is None else float(x[0]) for x in (prediction.lower, prediction.upper))
-    before, after = float(one.confidence[0]), float(prediction.confidence[0])
-    return Corrected(row, int(prediction.label[0]), true, before, after, lower, upper, tuple(points))

@@ -1,4 +1,4 @@
-"""The report in words: its first sentences, and the glossary.
+"""The report in words: its first sentences.
 
 "Better" is said only where the paired bootstrap agrees, so that no sentence contradicts a figure.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from salgp.report.selective import ASSURANCE, OperatingPoint
 from salgp.report.summary import Change, Scored
 
-__all__ = ["GLOSSARY", "share", "verdict"]
+__all__ = []
 
 SMALL = 0.015
 """A confidence error below this needs no correction."""
@@ -154,29 +154,3 @@ def _action(point: OperatingPoint, n: int, accuracy: float, least: float | None)
     if human == 0:
         return f"Used without asking, {allowed} of the answers are wrong, {sure}."
     return f"Send {human:,} of {n:,} predictions to a human; of the others, {allowed} are wrong, {sure}."
-
-
-GLOSSARY = {
-    "Confidence": "How sure the model says it is of its answer: of 100 answers given with 90 % confidence, "
-    "90 should be right.",
-    "Calibration": "Changing the confidences, never the answers, until they say how often the answers are "
-    "right.",
-    "Point": "One per cent of confidence. From 80 % to 75 % is five points less.",
-    "Confidence error (ECE)": "Mean gap between the confidence and how often it is right, over groups of "
-    "answers of similar confidence.",
-    "Interval": "Where the true figure of a group of answers lies in 90 of 100 cases; it says nothing of a "
-    "single answer.",
-    "Assurance": "In 95 of 100 cases in which a limit is chosen like this, its promise holds on new answers "
-    "of the same kind.",
-    "Limit": "Answers with a higher confidence are used, the others go to a human.",
-    "Layer": "A stage of a neural network, from its inputs to its answer.",
-    "Predicted class": "Some answers are right less often than others at the same confidence; this is the "
-    "part of the correction that depends on the answer alone.",
-    "Context": "A group of unlabelled samples taken together, which shows whether the data shifted.",
-    "Bootstrap": "Redrawing the data at random many times, to see how much a figure depends on luck.",
-    "Novelty": "How unlike the training data a sample looks to the layers of the model.",
-    "Negative log-likelihood (NLL, NLLc)": "Small where right answers were given with high "
-    "confidence, large where wrong ones were.",
-    "Slice": "A part of the data, such as all samples of one camera.",
-}
-"""Every word of the page that needs one."""

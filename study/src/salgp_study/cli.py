@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from salgp.cli.console import Console, UsageError, command, pasteable
+from salgp.cli.console import Console, UsageError, add_command, pasteable
 from salgp.cli.options import Engine
 
 __all__ = ["register"]
@@ -35,15 +35,18 @@ def register(app: typer.Typer) -> None:
     """Add ``salgp study`` and its commands to ``app``."""
     what = "Reproduce the paper's study: list, run, table, figures."
     study = typer.Typer(help=what, no_args_is_help=True, rich_markup_mode=None)
-    command(study, "list", "salgp study list")(list_)
-    command(study, "run", "salgp study run mstar-convnet --preset cpu --seeds 0,1,2 -o study")(run)
-    command(study, "table", "salgp study table study")(table)
-    command(study, "figures", "salgp study figures study")(figures)
+    add_command(study, list_, "list")
+    for function in (run, table, figures):
+        add_command(study, function)
     app.add_typer(study, name="study")
 
 
 def list_(console: Console) -> None:
-    """List the studies and presets."""
+    """List the studies and presets.
+
+    Example:
+        salgp study list
+    """
     from salgp_study.presets import PRESETS, list_studies
 
     shown = Table("study", "what it is", title=f"presets: {', '.join(PRESETS)}", title_justify="left")
@@ -63,7 +66,11 @@ def run(
     engine: Engine = "local",
     workers: Tasks = None,
 ) -> None:
-    """Run a study; finished parts are not run again."""
+    """Run a study; finished parts are not run again.
+
+    Example:
+        salgp study run mstar-convnet --preset cpu --seeds 0,1,2 -o study
+    """
     from salgp_study.grid import run_grid
     from salgp_study.run import run_study
 
@@ -91,7 +98,11 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def table(console: Console, out: Records) -> None:
-    """Write the tables of a study folder as Markdown and LaTeX."""
+    """Write the tables of a study folder as Markdown and LaTeX.
+
+    Example:
+        salgp study table study
+    """
     from salgp_study.tables import make_tables
 
     written = [str(path) for path in make_tables(out)]
@@ -99,7 +110,11 @@ def table(console: Console, out: Records) -> None:
 
 
 def figures(console: Console, out: Records, data: Data = None) -> None:
-    """Draw the figures of a study folder."""
+    """Draw the figures of a study folder.
+
+    Example:
+        salgp study figures study
+    """
     from salgp_study.figures import make_figures
 
     with console.progress("drawing"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from salgp.cli.console import UsageError
 from salgp.file_signatures import refuse_foreign
 
-__all__ = ["CALIBRATOR", "check_apart", "check_inputs", "check_no_other", "check_suffix", "check_target"]
+__all__ = []
 
 CALIBRATOR, SHARDS = "calibrator.safetensors", "manifest.json"
 """Files that tell a folder of a calibrator, and one of shards."""

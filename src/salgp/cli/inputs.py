@@ -1,41 +1,27 @@
-"""Calibrators and features of the user's files and what the one says of the other, with notes on both."""
+"""Calibrators, features and data of the user's files: read, compared with each other, and noted where odd."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import salgp
+from salgp.cli import options
+from salgp.cli.checks import check_inputs
 from salgp.cli.console import Console
-from salgp.cli.options import (
-    CalibratorFolder,
-    Context,
-    FeaturesFile,
-    FieldLabels,
-    Probs,
-    context_of,
-    split_names,
-)
-from salgp.cli.preflight import check_inputs
 
 if TYPE_CHECKING:
-    from salgp.calibrators import Calibrator
-    from salgp.features import Features
-    from salgp.files import FeatureFile
-    from salgp.prediction import Prediction
+    from torch import Tensor
 
-__all__ = [
-    "Predicted",
-    "PredictionOptions",
-    "SavedCalibrator",
-    "check_alike",
-    "note_overlap",
-    "note_shared",
-    "read_calibrator",
-    "read_samples",
-    "uncalibrated",
-]
+    from salgp import Features, Prediction
+    from salgp.calibrators import Calibrator
+    from salgp.files import FeatureFile
+    from salgp.io.loader import FileLoader
+
+__all__ = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +51,11 @@ class Predicted(NamedTuple):
 class PredictionOptions:
     """A calibrator, features, and how the one is used on the other."""
 
-    calibrator: CalibratorFolder
-    features: FeaturesFile
-    probs: Probs = None
-    context: Context = None
-    field_labels: FieldLabels = None
+    calibrator: options.CalibratorFolder
+    features: options.FeaturesFile
+    probs: options.Probs = None
+    context: options.Context = None
+    field_labels: options.FieldLabels = None
 
     @property
     def inputs(self) -> tuple[Path | None, ...]:
@@ -85,7 +71,7 @@ class PredictionOptions:
             augmented: predict augmented samples, too, not only those they were made of.
         """
         check_inputs(*self.inputs)
-        context, columns = context_of(self.context), split_names(self.probs)
+        context, columns = options.context_of(self.context), options.split_names(self.probs)
         fitted = read_calibrator(self.calibrator)
         loaded = read_samples(console, self.features, columns, labelled, augmented)
         if labelled and fitted.origin.get("features") == self.features.name:
@@ -98,11 +84,10 @@ class PredictionOptions:
             return Predicted(fitted, loaded, prediction)
         known = read_samples(console, self.field_labels, columns, labelled=True)
         if labelled:
-            note_shared(console, (self.features.name, loaded.features), {"--field-labels": known.features})
-        from salgp.estimate import learn_correction
-
+            note_shared(console, self.features.name, loaded.features, "--field-labels", known.features)
         around = None if context is None else fitted.calibrator.context(loaded.features)
-        correction = learn_correction(fitted.predict(console, known, around), known.known_labels)
+        at_field = fitted.predict(console, known, around)
+        correction = salgp.estimate.learn_correction(at_field, known.known_labels)
         console.say(f"{known.path.name}: {correction}")
         return Predicted(fitted, loaded, correction(prediction))
 
@@ -135,9 +120,7 @@ def read_samples(
         labelled: refuse features without labels.
         augmented: keep augmented samples.
     """
-    from salgp.files import read_features
-
-    loaded = read_features(path, probs)
+    loaded = salgp.files.read_features(path, probs)
     if labelled:
         _ = loaded.known_labels
     plain = loaded.without_augmented()
@@ -171,24 +154,16 @@ def _short(value: Any) -> str:
     return value[:20] if isinstance(value, str) else ", ".join(value[:5])
 
 
-def note_shared(console: Console, test: tuple[str, Features], others: Mapping[str, Features]) -> None:
-    """Say that test samples are among those that a calibrator learns from: it looks better than it is.
-
-    Args:
-        console: to say it.
-        test: name and features of the test data.
-        others: features it is fitted on, by the names of their options.
-    """
+def note_shared(console: Console, test: str, tested: Features, other: str, known: Features) -> None:
+    """Say that test samples are among those that a calibrator learns from: it looks better than it is."""
     from salgp.calibrators.checks import rows_in
     from salgp.calibrators.rows import originals
 
-    name, tested = test
-    for other, known in others.items():
-        shared = rows_in(tested.logits, known[originals(known)[0]].logits)
-        note_overlap(console, shared, len(tested), name, other)
+    shared = rows_in(tested.logits, known[originals(known)[0]].logits)
+    _note_overlap(console, shared, len(tested), test, other)
 
 
-def note_overlap(console: Console, shared: int, n: int, test: str, other: str) -> None:
+def _note_overlap(console: Console, shared: int, n: int, test: str, other: str) -> None:
     """Say it where more of ``n`` test samples are in another set than chance explains."""
     from salgp.calibrators.checks import SHARED
 
@@ -199,8 +174,80 @@ def note_overlap(console: Console, shared: int, n: int, test: str, other: str) -
         )
 
 
-def uncalibrated(loaded: FeatureFile) -> Prediction:
-    """The network's own confidence as a prediction."""
-    from salgp.prediction import Prediction
+def open_sets(
+    data: options.DataOptions, model: str, paths: Mapping[str, Path | None]
+) -> dict[str, FileLoader]:
+    """Labelled data by the names of their options, all with the same columns and class numbers."""
+    from salgp.labels import LABEL_KEYS
 
-    return Prediction.from_probs(loaded.features, loaded.features.probs)
+    given = {name: path for name, path in paths.items() if path is not None}
+    sets = {name: data.open(model, path) for name, path in given.items()}
+    numbered = [found.classes for found in sets.values() if found.classes is not None]
+    if data.classes is None and numbered:  # by the names of their sub-folders: one set must have them all
+        widest = max(numbered, key=len)
+        sets = {name: data.open(model, path, widest) for name, path in given.items()}
+    first, *_ = sets
+    mine = sets[first].columns
+    for name, found in sets.items():
+        if found.labels is None:
+            raise ValueError(f"--{name}: no labels there; name them {' or '.join(map(repr, LABEL_KEYS))}")
+        if found.columns != mine:
+            raise ValueError(
+                f"--{name}: the columns of --inputs ({', '.join(found.columns[:3])}, ...) are not those of "
+                f"--{first} ({', '.join(mine[:3])}, ...) in the same order; the network takes them by place"
+            )
+    return sets
+
+
+def check_numbering(data: options.DataOptions, found: FileLoader, n_classes: int) -> None:
+    """Refuse sub-folders as class numbers where the network has more or fewer outputs: some class has no
+    folder, and those after it would get wrong numbers.
+    """
+    if data.classes is None and found.classes is not None and len(found.classes) != n_classes:
+        raise ValueError(
+            f"{len(found.classes)} sub-folders ({', '.join(found.classes[:5])}) for a network of {n_classes} "
+            f"classes: which is which? Name all classes in the order of its outputs: --classes A,B,..."
+        )
+
+
+def note_shared_samples(console: Console, sets: Mapping[str, FileLoader]) -> None:
+    """Say that test samples are among those that a calibrator learns from: scores on them are too good."""
+    if "test" not in sets:
+        return
+    tested = _digests(sets["test"])
+    for name in [name for name in sets if name != "test"]:
+        known = set(_digests(sets[name]))
+        shared = sum(digest in known for digest in tested)
+        _note_overlap(console, shared, len(tested), "--test", f"--{name}")
+
+
+def _digests(data: FileLoader) -> list[bytes]:
+    """One digest per sample, of its inputs without zeros at the end: padding does not count."""
+    found = []
+    for start in range(0, data.n, data.batch_size):
+        inputs = data.take(slice(start, min(start + data.batch_size, data.n)))
+        columns = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+        for row in zip(*columns, strict=True):
+            parts = (x.contiguous().numpy().tobytes().rstrip(b"\0") for x in row)
+            found.append(hashlib.sha256(b"|".join(parts)).digest())
+    return found
+
+
+def note_guessing(console: Console, features: Features, labels: Tensor | None) -> float | None:
+    """The network's accuracy on the samples themselves; with a note where it is no better than a guess, which
+    is what forgotten weights and wrong preprocessing look like.
+    """
+    from salgp.calibrators.rows import originals
+
+    if labels is None or not len(features):
+        return None
+    rows = originals(features)[0]
+    n, chance = len(rows), 1 / features.n_classes
+    accuracy = float(features[rows].correct(labels[rows]).double().mean())
+    if accuracy <= chance + 2 * (chance * (1 - chance) / n) ** 0.5:
+        console.say(
+            f"note: the network is right on {accuracy:.0%} of these samples, no more than a guess among "
+            f"{features.n_classes:,} classes; are these its weights, and the inputs it was trained on "
+            f"(--weights, --scale, --normalize, --prepare)?"
+        )
+    return accuracy
