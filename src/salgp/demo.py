@@ -23,7 +23,7 @@ from salgp.features import Features
 from salgp.metrics import Comparison, compare
 from salgp.prediction import Prediction
 
-__all__ = ["STEPS", "run_demo"]
+__all__ = ["STEPS", "TESTS", "run_demo"]
 
 EPOCHS = 20
 STEPS = EPOCHS + 6
@@ -32,6 +32,10 @@ N_TRAIN, N_CALIBRATION, N_TEST = 600, 600, 2000
 SETTINGS = {
     "network": f"small convolutional network, {N_TRAIN} training digits",
     "calibration": f"{N_CALIBRATION} clean digits",
+}
+TESTS = {
+    "clean": "digits like those it was trained on",
+    "photographed": "the same digits turned, blurred, in shadow and noisy; never seen before",
 }
 SURE = 0.9
 """Answers at least this confident are acted on in the demo's closing sentence."""
@@ -44,7 +48,6 @@ class DemoResult:
 
     Args:
         report: the page it wrote.
-        tests: name of each test set and what it is.
         scores: test set to the scores of all methods.
         layers: mean size of each layer's correction on the photographs.
         unit: of ``layers``.
@@ -54,7 +57,6 @@ class DemoResult:
     """
 
     report: Path
-    tests: Mapping[str, str]
     scores: Mapping[str, Comparison]
     layers: Mapping[str, float]
     unit: str
@@ -95,23 +97,10 @@ def run_demo(
         say(f"predicted the {name} digits")
     scores = {name: compare(found, sets[name].labels) for name, found in predictions.items()}
     shown = predictions["photographed"]
-    path = classifier.report(
-        sets["photographed"].loader(),
-        Path(out, "report.html"),
-        force=force,
-        title="Photographed digits: can the network be trusted?",
-        class_names=[str(k) for k in range(10)],
-        images=sets["photographed"].images.numpy(),
-        others={name: shown[name] for name in (TEMPERATURE, PAPER)},
-        settings=SETTINGS,
-    )
+    path = _report(Path(out, "report.html"), classifier, sets["photographed"], shown, force)
     say("report written")
-    tests = {
-        "clean": "digits like those it was trained on",
-        "photographed": "the same digits turned, blurred, in shadow and noisy; never seen before",
-    }
     words = in_plain_words(shown[NETWORK], shown[OURS], sets["photographed"].labels)
-    return DemoResult(path, tests, scores, *_layers(classifier, shown[OURS]), words, sets, predictions)
+    return DemoResult(path, scores, *_layers(classifier, shown[OURS]), words, sets, predictions)
 
 
 def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] | None = None) -> nn.Module:
@@ -209,3 +198,22 @@ def _layers(classifier: CalibratedClassifier, prediction: Prediction) -> tuple[d
     sizes = dict(zip(terms.names, terms.mean.abs().mean(dim=0).tolist(), strict=True))
     names = sorted(classifier.calibrator.layer_widths_, key=lambda name: -sizes[name])
     return {name: sizes[name] for name in names}, terms.scale
+
+
+def _report(
+    path: Path,
+    classifier: CalibratedClassifier,
+    digits: Digits,
+    predictions: Mapping[str, Prediction],
+    force: bool,
+) -> Path:
+    return classifier.report(
+        digits.loader(),
+        path,
+        force=force,
+        title="Photographed digits: can the network be trusted?",
+        class_names=[str(k) for k in range(10)],
+        images=digits.images.numpy(),
+        others={name: predictions[name] for name in (TEMPERATURE, PAPER)},
+        settings=SETTINGS,
+    )

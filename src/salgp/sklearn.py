@@ -47,7 +47,8 @@ class _Calibrated(ClassifierMixin, BaseEstimator, ABC):
 
     def predict(self, X: Any) -> np.ndarray:
         """Class labels: the classifier's own; calibration never changes them."""
-        return np.asarray(self.classes_[self.prediction(X).label.cpu().numpy()])
+        label = self.prediction(X).label.cpu().numpy()
+        return np.asarray(self.classes_[label])
 
 
 class CalibratedTorchClassifier(_Calibrated):

@@ -295,10 +295,10 @@ def test_term_shares_and_most_corrected() -> None:
         ("b", 0.0667, 0.0167, 0.0833),
     ]
     top = most_corrected(features, labels, prediction, 2)
-    assert [s.row for s in top] == [1, 0]
-    assert [name for name, _ in top[1].points] == ["b", "a"]
-    for one in top:
-        assert sum(points for _, points in one.points) == pytest.approx(one.after - one.before, abs=1e-9)
+    assert [(row, true) for row, true, _ in top] == [(1, 1), (0, 0)]
+    assert list(top[1][2].points) == ["b", "a"]
+    for _, _, one in top:
+        assert sum(one.points.values()) == pytest.approx(one.confidence - one.network_confidence, abs=1e-9)
 
 
 def test_shift_says_what_to_expect() -> None:

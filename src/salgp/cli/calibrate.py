@@ -120,14 +120,13 @@ def _checked(
 ) -> _Check | None:
     """The test data, if any, beside temperature scaling; with a note where the network only guesses."""
     known = classifier.extract(sets["calibration"], progress=False)
+    note_guessing(console, *known)
     if "test" not in sets:
-        note_guessing(console, *known)
         return None
     from salgp.logits import check_finite
 
     features, labels = classifier.extract(sets["test"], progress=False)
     assert labels is not None  # open_sets has refused data without
-    note_guessing(console, features, labels)
     check_finite(features.logits, "--test: the class scores hold")
     calibrator = classifier.calibrator
     found = {"uncalibrated": salgp.Prediction.from_probs(features, features.probs)}

@@ -24,11 +24,11 @@ def demo(console: Console, out: DemoFolder = Path("salgp-demo"), force: options.
         salgp demo --out demo
     """
     check_target(out / "report.html", "report", force)
-    from salgp.demo import STEPS, run_demo
+    from salgp.demo import STEPS, TESTS, run_demo
 
     with console.progress("demo", total=STEPS) as advance:
         result = run_demo(out, force=force, progress=lambda text: advance(1, text))
-    tables = [score_table(result.scores[name], f"{name}: {what}") for name, what in result.tests.items()]
+    tables = [score_table(result.scores[name], f"{name}: {what}") for name, what in TESTS.items()]
     layers = ", ".join(f"{name} ({size:.2f})" for name, size in result.layers.items())
     text = (
         f"What this means. {result.words}\n\nlayers that mattered (mean correction, {result.unit}): "

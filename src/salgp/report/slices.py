@@ -198,27 +198,33 @@ def shift(
     """
     before = _mean(known[0].confidence), _mean(new[0].confidence)
     after = _mean(known[1].confidence), _mean(new[1].confidence)
-    drop = after[0] - after[1]
+    drop, expected = after[0] - after[1], accuracy(new[1])
     tone = "good" if drop < 0.03 else "fair" if drop < 0.1 else "poor"
-    human = [_human(p, point) for _, p in (known, new)]
-    expected = accuracy(new[1])
+    human = _human(known[1], point), _human(new[1], point)
     said = f"{percent(expected.lower, 1)} to {percent(expected.upper, 1)}"
-    shares = [
-        ("model's own confidence", "", before),
-        ("corrected confidence", f"the share of right answers to expect; of the new data {said}", after),
-        ("would go to a human", "by the same limit", human),
+    rows = [
+        _row("model's own confidence", "", before),
+        _row("corrected confidence", f"the share of right answers to expect; of the new data {said}", after),
+        _row("would go to a human", "by the same limit", human),
     ]
     if known[1].novelty is not None and new[1].novelty is not None:
         unlike = 0.05, _beyond(known[1].novelty, new[1].novelty)
-        shares.append(("unlike anything known", "more novel than 95 % of the labelled data", unlike))
-    rows = [(name, note, percent(a, 1), percent(b, 1)) for name, note, (a, b) in shares]
-    theirs = {share.name: share.size for share in term_shares(*new)}
-    points = [(s.name, s.size, theirs[s.name]) for s in term_shares(*known) if s.name in theirs]
-    rows += [
-        (f"mean correction by {n}, points", "", f"{100 * a:.1f}", f"{100 * b:.1f}") for n, a, b in points
-    ]
+        rows.append(_row("unlike anything known", "more novel than 95 % of the labelled data", unlike))
     sentence = _sentence(before, after, expected, measured)
-    return Shift(len(new[1]), sentence, tone, expected, human[1], rows)
+    return Shift(len(new[1]), sentence, tone, expected, human[1], rows + _term_rows(known, new))
+
+
+def _row(name: str, note: str, shares: tuple[float, float]) -> tuple[str, str, str, str]:
+    return name, note, percent(shares[0], 1), percent(shares[1], 1)
+
+
+def _term_rows(
+    known: tuple[Features, Prediction], new: tuple[Features, Prediction]
+) -> list[tuple[str, str, str, str]]:
+    """Mean size of every term that both have."""
+    theirs = {term.name: f"{100 * term.size:.1f}" for term in term_shares(*new)}
+    mine = {term.name: f"{100 * term.size:.1f}" for term in term_shares(*known)}
+    return [(f"mean correction by {k}, points", "", mine[k], theirs[k]) for k in mine if k in theirs]
 
 
 def _sentence(

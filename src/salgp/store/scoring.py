@@ -10,7 +10,6 @@ import functools
 import operator
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import numpy as np
 from salgp.calibrators import Calibrator, load_calibrator
 from salgp.calibrators.base import FILE
 from salgp.calibrators.evidence.windows import Context
-from salgp.features import Features
 from salgp.io import digest, locked
 from salgp.prediction import Prediction
 from salgp.progress import progress_bar
@@ -34,6 +32,8 @@ __all__ = ["score"]
 KIND = "salgp-scores"
 BATCH = 8192
 """Samples whose confidences are computed together."""
+SCORED = ("label", "confidence", "std", "lower", "upper", "novelty")
+"""Columns that are written, those that the calibrator has."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,10 @@ def score_shard(
 
     loaded, source = _loaded(calibrator), FeatureStore(store)
     features, _ = source.shard(index, source.layer_names if loaded.needs_layers else (), verify)
-    predict, size = _predictor(loaded, context)
-    parts = [_table(predict(features[i : i + size]), layers) for i in range(0, len(features), size)]
-    table = pa.concat_tables(parts).combine_chunks()
+    window = context if isinstance(context, int) else 1
+    size = window * max(1, BATCH // window)  # no window of consecutive samples is cut in two
+    predicted = (loaded.predict(features[i : i + size], context) for i in range(0, len(features), size))
+    table = pa.concat_tables([_table(part, layers) for part in predicted]).combine_chunks()
     return Shard.write(Path(out), index, len(features), lambda part: write_table(table, part))
 
 
@@ -187,17 +188,6 @@ def _cached(calibrator: str, contents: str) -> Calibrator:
     return load_calibrator(calibrator)
 
 
-def _predictor(
-    calibrator: Calibrator, context: int | Context | None
-) -> tuple[Callable[[Features], Prediction], int]:
-    """How samples are predicted, and how many at once."""
-    if context is None:
-        return calibrator.predict, BATCH
-    # no window of consecutive samples is cut in two
-    size = context * max(1, BATCH // context) if isinstance(context, int) else BATCH
-    return functools.partial(calibrator.predict, context=context), size
-
-
 def _check_context(context: int | str | None, calibrator: Path) -> None:
     if context is None:
         return
@@ -221,13 +211,12 @@ def shard_context(store: str, calibrator: str, index: int, verify: bool) -> Cont
 def _table(prediction: Prediction, layers: bool) -> Any:
     import pyarrow as pa
 
-    columns = {k: getattr(prediction, k) for k in ("confidence", "std", "lower", "upper", "novelty")}
+    arrays = {name: x for name, x in prediction.numpy().items() if name in SCORED}
     terms = prediction.layers
     if layers and terms is not None:
-        for i, name in enumerate(terms.names):
-            columns[f"layer_mean.{name}"] = terms.mean[:, i]
-            columns[f"layer_std.{name}"] = None if terms.std is None else terms.std[:, i]
-    arrays = {"label": prediction.label.cpu().numpy().astype(np.int32)}
-    arrays |= {k: x.detach().cpu().numpy().astype(np.float32) for k, x in columns.items() if x is not None}
-    fields = [pa.field(k, pa.from_numpy_dtype(x.dtype), nullable=False) for k, x in arrays.items()]
-    return pa.Table.from_arrays([pa.array(x) for x in arrays.values()], schema=pa.schema(fields))
+        for what, values in (("mean", terms.mean), ("std", terms.std)):
+            columns = () if values is None else values.T.cpu().numpy()
+            arrays |= {f"layer_{what}.{name}": x for name, x in zip(terms.names, columns, strict=False)}
+    kinds = {name: pa.int32() if name == "label" else pa.float32() for name in arrays}
+    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
+    return pa.table(arrays, schema=schema)
