@@ -76,8 +76,8 @@ class PredictionOptions:
         loaded = read_samples(console, self.features, columns, labelled, augmented)
         if labelled and fitted.origin.get("features") == self.features.name:
             console.say(
-                f"note: {self.calibrator} was fitted on a file of this name, {self.features.name}; on the same "
-                f"samples scores are too good and no guarantee holds"
+                f"note: {self.calibrator} was fitted on a file of this name, {self.features.name}; on the "
+                f"samples of the fit scores are too good and no guarantee holds"
             )
         prediction = fitted.predict(console, loaded, context)
         if self.field_labels is None:
