@@ -209,6 +209,7 @@ class CalibratedClassifier(nn.Module):
         """Which network it is and what is read from it, as `load` needs it; refused where the network was
         trained further since calibration.
         """
+        self.taps.check(self.model)
         header = {"format": FORMAT, "format_version": FORMAT_VERSION, **module_header(self.model, self.taps)}
         if self.calibrator.network_ not in (None, header["fingerprint"]["weights"]):
             raise ValueError(

@@ -6,6 +6,7 @@ import copy
 import time
 from pathlib import Path
 
+import networks
 import pytest
 import torch
 from torch import Tensor, nn
@@ -257,3 +258,24 @@ def test_a_budget_decides_how_many_samples_are_augmented(budget: float, share: s
     assert torch.equal(found.labels, Y[found.features.groups])
     with pytest.raises(ValueError, match="positive"):
         read_calibration_data(Slow(), loader, Reader(), budget=0.0)
+
+
+@pytest.mark.parametrize("change", [nn.Tanh(), nn.LeakyReLU(0.5)])
+def test_a_module_replaced_after_calibration_is_refused(tmp_path: Path, change: nn.Module) -> None:
+    """Its weights are the same, so their fingerprint does not tell."""
+    x = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
+    model = networks.randomised(nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.1), nn.Linear(8, 3)))
+    y = torch.where(torch.arange(80) % 4 > 0, model(x).argmax(1), 0)
+    classifier = salgp.calibrate(model, [(x, y)], method="temperature")
+    before, model[1] = model[1], change
+    for use in (
+        lambda: classifier(x),
+        lambda: classifier.predict([x]),
+        lambda: classifier.save(tmp_path / "c"),
+    ):
+        with pytest.raises(ValueError, match="calibrate again"):
+            use()
+    model[1] = before
+    model.register_forward_hook(lambda *_: None)  # not a part of what it computes
+    assert len(classifier(x)) == 80
+    classifier.save(tmp_path / "c")

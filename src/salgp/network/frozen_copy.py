@@ -181,6 +181,7 @@ class FrozenCopies:
 
     def __init__(self) -> None:
         self._idle: list[FrozenCopy] = []
+        self._structure: str | None = None
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -206,6 +207,16 @@ class FrozenCopies:
         with torch.no_grad():
             yield frozen
         self._idle.append(frozen)
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a network whose modules or settings are not those of the one that was first checked."""
+        found = _structure(unwrap(model))
+        self._structure = self._structure or found
+        if found != self._structure:
+            raise ValueError(
+                "modules of the network, or their settings, were replaced since it was calibrated or first "
+                "read: calibrate again"
+            )
 
 
 @dataclass(frozen=True)
@@ -247,16 +258,26 @@ def fingerprint(model: nn.Module) -> Fingerprint:
         >>> fingerprint(nn.ReLU()) == fingerprint(nn.Tanh())
         False
     """
-    structure, weights = hashlib.sha256(), hashlib.sha256()
-    network = unwrap(model)
+    weights, network = hashlib.sha256(), unwrap(model)
+    for name, value in _state(network):
+        weights.update(f"{name}{value.dtype};".encode())
+        weights.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return Fingerprint(_structure(network), weights.hexdigest())
+
+
+def _structure(network: nn.Module) -> str:
+    found = hashlib.sha256()
     for name, module in network.named_modules():
-        structure.update(f"{name}:{type(module).__name__}({_settings(module)});".encode())
-    for name, value in network.state_dict().items():
-        if isinstance(value, Tensor) and not name.endswith("num_batches_tracked"):
-            structure.update(f"{name}{tuple(value.shape)};".encode())
-            weights.update(f"{name}{value.dtype};".encode())
-            weights.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return Fingerprint(structure.hexdigest(), weights.hexdigest())
+        found.update(f"{name}:{type(module).__name__}({_settings(module)});".encode())
+    for name, value in _state(network):
+        found.update(f"{name}{tuple(value.shape)};".encode())
+    return found.hexdigest()
+
+
+def _state(network: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers by name, without batch counters."""
+    named = network.state_dict().items()
+    return [(k, x) for k, x in named if isinstance(x, Tensor) and not k.endswith("num_batches_tracked")]
 
 
 def check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:

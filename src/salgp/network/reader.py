@@ -159,6 +159,10 @@ class Reader:
         """Inputs and labels of what a loader yields."""
         return item if isinstance(item, Batch) else Batch.of(item, self.labels_at, self.inputs)
 
+    def check(self, model: nn.Module) -> None:
+        """Refuse a network whose modules or settings are not those of the network that was read."""
+        self._copies.check(model)
+
     def read(self, model: nn.Module, batch: Batch, change: Change | None = None) -> Features:
         """Run the network on one batch; the features stay where it runs.
 
@@ -172,7 +176,12 @@ class Reader:
             raise ValueError(
                 "the reader does not know its taps yet; use reader.resolved(model, batch).read(...)"
             )
-        with self._copies.lent(unwrap(model), lambda network: Probe(network, taps)) as frozen:
+
+        def prepare(network: nn.Module) -> Probe:
+            self.check(model)
+            return Probe(network, taps)
+
+        with self._copies.lent(unwrap(model), prepare) as frozen:
             device, dtype = frozen.placement
             batch = batch.to(self.device or device, dtype)
             mask = batch.mask(frozen.network if self.forward is None else None)
