@@ -54,23 +54,17 @@ def label_shift_error(
     source: FloatArray, labels: NDArray[np.int64], target: FloatArray, weights: FloatArray, n_bins: int = 15
 ) -> float:
     """Estimated classwise squared calibration error of the target's probabilities ``(m, c)``."""
-    per_class = [
-        _class_error(source[:, k], labels == k, target[:, k], float(weights[k]), n_bins)
-        for k in range(target.shape[1])
-    ]
-    return float(np.mean(per_class))
-
-
-def _class_error(
-    source: FloatArray, is_class: NDArray[np.bool_], target: FloatArray, weight: float, n_bins: int
-) -> float:
-    edges = np.quantile(target, np.linspace(0, 1, n_bins + 1)[1:-1])
-    bin_source, bin_target = (np.searchsorted(edges, x, side="left") for x in (source, target))
-    hits = np.bincount(bin_source[is_class], minlength=n_bins)
-    count = np.bincount(bin_target, minlength=n_bins)
-    rate = weight * (len(target) - 1) / len(source) * hits / np.maximum(count - 1, 1)
-    counted = count[bin_target] > 1
-    return float((counted * (target - rate[bin_target]) ** 2).sum() / len(target))
+    ordered = np.sort(target.T, axis=1)  # (c, m): samples of a bin are neighbours
+    c, m = ordered.shape
+    edges = np.quantile(ordered, np.linspace(0, 1, n_bins + 1)[1:-1], axis=1).T  # (c, n_bins - 1)
+    below = [np.searchsorted(p, edge, side="right") for p, edge in zip(ordered, edges, strict=True)]
+    count = np.diff(below, prepend=0, append=m, axis=1)  # (c, n_bins)
+    own = source[np.arange(len(labels)), labels]
+    bin_own = (edges[labels] < own[:, None]).sum(axis=1)
+    hits = np.bincount(labels * n_bins + bin_own, minlength=c * n_bins).reshape(c, n_bins)
+    rate = weights[:, None] * (m - 1) / len(source) * hits / np.maximum(count - 1, 1)
+    errors = (ordered.ravel() - np.repeat(rate, count.ravel())) ** 2
+    return float((errors * np.repeat(count > 1, count.ravel())).mean())
 
 
 def _softmax(logits: Tensor, temperature: float) -> FloatArray:

@@ -15,12 +15,16 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from salgp.calibrators import Calibrator, get
 from salgp.calibrators.gp.salgp import SALGP
+from salgp.calibrators.temperature import tempered_softmax
+from salgp.estimate import class_mix
 from salgp.features import Features
 from salgp.prediction import Prediction
+from salgp_study.lascal import label_shift_temperature
 
 __all__ = [
     "ABLATIONS",
@@ -127,6 +131,39 @@ class NetcalENIR:
         return Prediction.from_confidence(features, clean.clamp(1e-6, 1 - 1e-6))
 
 
+class LaSCal:
+    """One temperature for each test set, see `salgp_study.lascal`: all samples of the set are its unlabelled
+    target.
+
+    The weights of the classes come from `salgp.estimate.class_mix` (expectation maximisation on tempered
+    probabilities, with a factor for each class); the authors estimate them by RLLS. A class without
+    calibration samples counts as if it had one.
+    """
+
+    def fit(
+        self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None
+    ) -> Self:
+        """Keep the samples of known classes, and temper them."""
+        known = labels >= 0
+        self.features, self.labels = Features(features.logits[known]), labels[known]
+        self.tempered = get("temperature").fit(self.features, self.labels)
+        return self
+
+    def predict(self, features: Features) -> Prediction:
+        """Tempered probabilities; the network's label is kept."""
+        temperature = label_shift_temperature(
+            self.features.logits, self.labels, features.logits, self.weights(features)
+        )
+        return Prediction.from_probs(features, tempered_softmax(features.logits, temperature))
+
+    def weights(self, features: Features) -> NDArray[np.float64]:
+        """``(c,)`` estimated share of each class here over its share among the calibration samples."""
+        count = self.labels.bincount(minlength=features.logits.shape[1]).clamp_min(1).double()
+        here, there = (self.tempered.predict(Features(f.logits)) for f in (features, self.features))
+        mix = class_mix(here, count / count.sum(), calibration=there)
+        return mix.share / mix.source
+
+
 def takes_context(method: Method) -> bool:
     """Can the method look at a window of unlabelled samples?"""
     return bool(getattr(method, "takes_context", False))
@@ -178,6 +215,7 @@ BASELINES: dict[str, Entry] = {
     "netcal ENIR": Entry(NetcalENIR),
     "probmetrics SMS": Entry(lambda: Probmetrics("sms")),
     "probmetrics TS-mix": Entry(lambda: Probmetrics("ts-mix")),
+    "LaSCal, whole test set": Entry(LaSCal),
     "GP on the confidence alone": Entry(named("residual-gp", form="feature"), sees="confidence"),
     "GP on the last layer alone": Entry(named("residual-gp", form="feature"), sees="last"),
     "RIO, last layer": Entry(named("residual-gp", form="rio"), sees="last"),
