@@ -181,7 +181,11 @@ class CalibratedClassifier(nn.Module):
         features, labels = self.extract(loader)
         if labels is None:
             raise ValueError("a report needs labels, but the loader yields inputs only; yield (x, y)")
-        usual = {"method": self.calibrator.display_name, "class_names": self.taps.classes}
+        usual = {
+            "method": self.calibrator.display_name,
+            "class_names": self.taps.classes,
+            "fit": getattr(self.calibrator, "verdict_", None),
+        }
         return build(path, features, labels, self._predicted(features), **{**usual, **options})
 
     @property

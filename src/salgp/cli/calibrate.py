@@ -163,6 +163,7 @@ def _write(
         images=test.pictures,
         others={name: check.predictions[name] for name in others if name == BASELINE},
         settings={"calibrator": out.name, "features": TEST},
+        fit=getattr(classifier.calibrator, "verdict_", None),
     )
 
 

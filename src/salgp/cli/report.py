@@ -59,6 +59,7 @@ def report(
         "new_data": None if new_data is None else _new(console, fitted, new_data, given.probs),
         "settings": files | calibrator.get_params(deep=False),
         "slices": None if slices is None else _slices(console, slices),
+        "fit": getattr(calibrator, "verdict_", None),
     }
     with console.progress("writing the report"):
         salgp.report.build(out, loaded.features, loaded.known_labels, prediction, force=force, **content)

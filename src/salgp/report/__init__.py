@@ -89,6 +89,7 @@ def render(
     settings: Mapping[str, Any] | None = None,
     acceptable_error: float | None = None,
     slices: Mapping[str, Sequence[Any]] | None = None,
+    fit: str | None = None,
 ) -> str:
     """The report as a string of HTML.
 
@@ -107,6 +108,7 @@ def render(
         acceptable_error: share of wrong answers that may remain; by default the smallest at which at least
             four fifths of the answers can be used.
         slices: name to ``(n,)`` values: parts of the data to look at one by one, such as the camera.
+        fit: what the calibrator's fit found, its ``verdict_``.
 
     Returns:
         The page.
@@ -143,6 +145,7 @@ def render(
         others=others and {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()},
         shift=new_data and shift((features, prediction), new_data, judged["point"], after.accuracy),
         settings=dict(settings or {}),
+        fit=fit,
         by_class=PREDICTED,
         model=MODEL,
         reliability=reliability,

@@ -15,6 +15,7 @@ from salgp.calibrators.evidence.diagnostics import (
     HeldOut,
     _missed,
     _window_numbers,
+    answers_of,
     check_fit,
     family_variance,
     held_out,
@@ -71,7 +72,8 @@ def test_the_promise_is_not_better_than_what_a_fresh_family_shows() -> None:
 
 
 def test_the_table_has_every_situation_method_and_score() -> None:
-    check = fitted().check_
+    check = dict(fitted().check_)
+    assert set(check.pop("answers")) == {"network", "nearest class"}
     assert list(check) == ["in domain", "left-out families", "left-out families, in context"]
     for table in check.values():
         assert list(table) == ["uncalibrated", "temperature", "layer evidence"]
@@ -80,7 +82,7 @@ def test_the_table_has_every_situation_method_and_score() -> None:
             assert scores["low"] <= scores["ece"] <= scores["high"] + 1e-12
     alone = check["left-out families"]
     assert alone["layer evidence"]["nll"] < alone["temperature"]["nll"] < alone["uncalibrated"]["nll"]
-    assert list(LayerEvidence().fit(*world(100, 1)).check_) == ["in domain"]
+    assert list(LayerEvidence().fit(*world(100, 1)).check_) == ["in domain", "answers"]
 
 
 def test_scores_of_families_are_means_of_their_scores() -> None:
@@ -147,11 +149,26 @@ def test_the_verdict_says_what_was_found() -> None:
     text = verdict(both, 0.5, "ours", errors=30)
     assert "0.030 to 0.080" in text
     assert "nothing is known" not in text
-    assert "last layer" in verdict(both, 0.5, "ours", errors=30, votes=(0.8, 0.9))
-    assert "last layer" not in verdict(both, 0.5, "ours", errors=30, votes=(0.8, 0.81))
     assert verdict(both, 0.5, "ours", errors=30, warning="labels are shuffled").endswith(
         "labels are shuffled"
     )
+
+
+@pytest.mark.parametrize(
+    ("n", "network", "nearest", "said"),
+    [(1000, 800, 900, True), (1000, 900, 800, False), (40, 36, 38, False), (100_000, 90_000, 91_000, False)],
+)
+def test_a_certain_and_worthwhile_gain_is_said(n: int, network: int, nearest: int, said: bool) -> None:
+    """Two more of forty are chance, and one per cent is certain there but no reason for another head."""
+    rank = torch.arange(n)
+    answers = answers_of(rank < network, rank < nearest)
+    assert answers["network"]["accuracy"] == pytest.approx(network / n)
+    assert answers["nearest class"]["accuracy"] == pytest.approx(nearest / n)
+    gain = (nearest - network) / n
+    spread = (abs(gain) - gain**2) ** 0.5
+    assert answers["nearest class"]["low"] == pytest.approx(gain - 2 * spread / n**0.5)
+    text = verdict({"in domain": TABLE, "answers": answers}, 0.5, "ours", errors=30)
+    assert ("last layer" in text) == said
 
 
 def test_a_vote_of_the_layers_that_beats_the_network_is_said() -> None:
@@ -162,6 +179,10 @@ def test_a_vote_of_the_layers_that_beats_the_network_is_said() -> None:
     logits = x[:, :3] + 2.0 * torch.randn(400, 3, generator=g)
     features = Features(logits, {"a": x})
     calibrator = LayerEvidence().fit(features[:200], y[:200], reference=(features[200:], y[200:]))
+    answers = calibrator.check_["answers"]
+    right = features[:200].correct(y[:200]).double().mean()
+    assert answers["network"]["accuracy"] == pytest.approx(float(right))
+    assert answers["nearest class"]["accuracy"] > 0.95
     assert "last layer" in calibrator.verdict_
     assert "last layer" not in fitted().verdict_
 

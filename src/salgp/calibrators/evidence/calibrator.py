@@ -24,7 +24,14 @@ from salgp.calibrators.evidence.cross_fitting import (
     fold_references,
     split_reference,
 )
-from salgp.calibrators.evidence.diagnostics import HeldOut, check_fit, family_variance, held_out, verdict
+from salgp.calibrators.evidence.diagnostics import (
+    HeldOut,
+    answers_of,
+    check_fit,
+    family_variance,
+    held_out,
+    verdict,
+)
 from salgp.calibrators.evidence.fitting import TrainingRows, fit_mixture, training_rows
 from salgp.calibrators.evidence.layer_spaces import (
     WIDTH,
@@ -83,7 +90,7 @@ class LayerEvidence(Calibrator):
         classes_model_: class probabilities for `predict_classes`.
         training_rows_: the rows it was fitted on, for `update` and `forget`.
         check_: scores on samples and families left out of the fit, beside the network's own and temperature
-            scaling's.
+            scaling's; and how often network and nearest class answer rightly.
         verdict_: the same in a few sentences.
         relevance_: layer name -> standard deviation of its term over the calibration data, in log-odds.
         novelty_: ``(n, L)`` standardised novelty of the calibration samples.
@@ -196,17 +203,14 @@ class LayerEvidence(Calibrator):
         self.check_ = check_fit(parts, self.display_name)
         first, _ = originals(features)
         known = sample[1] >= 0
-        vote = distance.mean(dim=0).argmin(dim=1) == sample[1]
-        votes = (
-            float((sample[0].argmax(dim=1) == sample[1])[known].double().mean()),
-            float(vote[known].double().mean()),
-        )
+        if bool(known.any()):
+            nearest, truth = distance.mean(dim=0).argmin(dim=1)[known], sample[1][known]
+            self.check_["answers"] = answers_of(sample[0].argmax(dim=1)[known] == truth, nearest == truth)
         self.verdict_ = verdict(
             self.check_,
             self.mixture_.layers_in_domain,
             self.display_name,
             errors=int((self.training_rows_.correct[first] == 0).sum()),
-            votes=votes if bool(known.any()) else None,
             warning=misaligned(Features(features.logits[first]), labels[first]),
         )
         samples = self.training_rows_.samples

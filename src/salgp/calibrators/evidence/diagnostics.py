@@ -23,7 +23,7 @@ from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.metrics import auroc, debiased_ece, nll_correct
 
-__all__ = ["Check", "HeldOut", "held_out", "verdict"]
+__all__ = ["Check", "HeldOut", "answers_of", "held_out", "verdict"]
 
 Learn = Callable[[Features, Tensor, Evidence], tuple[Scales, Mixture]]
 """``learn(features, labels, evidence)`` fits the model."""
@@ -33,6 +33,8 @@ Check = dict[str, dict[str, dict[str, float]]]
 FITS = 4
 WINDOW = 50
 """Samples per window of augmented samples."""
+WORTH_SAYING = 0.02
+"""Accuracy that another last layer must promise."""
 LARGEST_VARIANCE = 4.0
 """Beyond this variance of the log-odds an interval says nothing anyway."""
 
@@ -116,23 +118,39 @@ def family_variance(parts: Sequence[HeldOut]) -> tuple[float, float]:
     return found, found / (len(shifted) - 1) if len(shifted) > 1 else 0.0
 
 
+def answers_of(network: Tensor, nearest: Tensor) -> dict[str, dict[str, float]]:
+    """Accuracy of the network's answers, and of the nearest class in its layers alone.
+
+    Args:
+        network: ``(n,)`` is the network right?
+        nearest: ``(n,)`` is the nearest class?
+
+    Returns:
+        ``accuracy`` of both; ``low`` is what the layers gain at least, two standard errors below the mean.
+    """
+    gain = nearest.double() - network.double()
+    low = float(gain.mean() - 2 * gain.std(correction=0) / math.sqrt(len(gain)))
+    return {
+        "network": {"accuracy": float(network.double().mean())},
+        "nearest class": {"accuracy": float(nearest.double().mean()), "low": low},
+    }
+
+
 def verdict(
     check: Check,
     layers_in_domain: bool,
     name: str,
     *,
     errors: int,
-    votes: tuple[float, float] | None = None,
     warning: str | None = None,
 ) -> str:
     """What the fit found, in a few sentences.
 
     Args:
-        check: from `check_fit`.
+        check: from `check_fit`, with ``answers`` from `answers_of`.
         layers_in_domain: are the layers used in domain?
         name: of our method.
         errors: how many calibration samples are classified wrongly.
-        votes: accuracy of the network, and of the nearest class in its layers alone.
         warning: why the labels may not be those of the samples; then nothing else is worth saying.
     """
     if warning is not None:
@@ -146,11 +164,7 @@ def verdict(
             f"out, temperature scaling {inside['temperature']['nll']:.3f}"
         )
     text += f" ({errors} error{'' if errors == 1 else 's'} among the calibration samples)."
-    if votes is not None and votes[1] > votes[0] + 0.02:
-        text += (
-            f" The nearest class in the layers is right on {votes[1]:.0%}, the network on {votes[0]:.0%}: "
-            f"consider replacing its last layer."
-        )
+    text += _better_answers(check)
     if "left-out families" not in check:
         return f"{text} Without augmented samples nothing is known about shift."
     alone, together = check["left-out families"], check["left-out families, in context"]
@@ -159,6 +173,19 @@ def verdict(
         f"({alone[name]['low']:.3f} to {alone[name]['high']:.3f}) by single samples and "
         f"{together[name]['ece']:.3f} ({together[name]['low']:.3f} to {together[name]['high']:.3f}) with a "
         f"context, temperature scaling's {alone['temperature']['ece']:.3f}."
+    )
+
+
+def _better_answers(check: Check) -> str:
+    """Where the layers alone answer better than the network, certainly and by more than a trifle, says so."""
+    if "answers" not in check:
+        return ""
+    network, nearest = (check["answers"][name]["accuracy"] for name in ("network", "nearest class"))
+    if check["answers"]["nearest class"]["low"] <= 0 or nearest < network + WORTH_SAYING:
+        return ""
+    return (
+        f" The nearest class in the layers is right on {nearest:.0%}, the network on {network:.0%}: consider "
+        f"replacing its last layer."
     )
 
 
