@@ -151,6 +151,11 @@ class Features:
         """Predicted class, ``(n,)``."""
         return self.logits.argmax(dim=1)
 
+    @cached_property
+    def other_logits(self) -> Tensor:
+        """The logits ``(n, c)`` with minus infinity in place of that of the predicted class."""
+        return self.logits.scatter(1, self.label[:, None], -torch.inf)
+
     @property
     def confidence(self) -> Tensor:
         """Network confidence ``s = max softmax(z)``, ``(n,)``."""

@@ -26,6 +26,8 @@ INTERVAL = 0.90
 INTERVAL_SD = 1.6448536269514722
 """Half its width in standard deviations of a normal distribution: the quantile of ``(1 + INTERVAL) / 2``."""
 
+_STEPS = torch.tensor([[0.0], [-1.0], [1.0], [-INTERVAL_SD], [INTERVAL_SD]], dtype=torch.float64)
+"""Standard deviations from the median to both ends of the standard deviation and of the interval."""
 _ROUNDING = 1e-5
 """By which probabilities in single precision may exceed 1."""
 _PER_SAMPLE = ("label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped")
@@ -328,8 +330,7 @@ def confidence_of(log_odds: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, T
         (tensor([0.5000]), tensor([0.2311]), tensor([0.1618]), tensor([0.8382]))
     """
     sd = variance.clamp_min(0).sqrt()
-    steps = torch.tensor([[0.0], [-1.0], [1.0], [-INTERVAL_SD], [INTERVAL_SD]]).to(sd)
-    at = torch.sigmoid(torch.addcmul(log_odds, steps, sd))
+    at = torch.sigmoid(torch.addcmul(log_odds, _STEPS.to(sd), sd))
     confidence, below, above, low, high = (at[i] for i in range(5))  # unbinding makes graphs longer
     return confidence, (above - below) / 2, low, high
 
@@ -368,19 +369,17 @@ def _shared(others: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool
     """`spread_confidence` by proportions ``(n, c)`` whose entries off the label add up to 1."""
     label, confidence = label[:, None], confidence[:, None]  # everything below is a column, (n, 1)
     tiny, left = torch.finfo(others.dtype).tiny, 1 - confidence
-    if allow_flips:
-        found = others * left
-    else:
-        top, cap = left * others.amax(dim=1, keepdim=True), confidence * (1 - _STRICTLY)
-        even = left / max(others.shape[1] - 1, 1)
+    if not allow_flips:
+        even = 1 / max(others.shape[1] - 1, 1)
+        cap = confidence * (1 - _STRICTLY) / left.clamp_min(tiny)  # most that one of the others may have
+        top = others.amax(dim=1, keepdim=True)
         keep = ((cap - even) / (top - even).clamp_min(tiny)).clamp_max(1)  # share of the proportions, 1 - w
-        keep = torch.maximum(keep, 1 - cap / even.clamp_min(tiny))  # of both, the one that is not negative
-        found = others * (keep * left) + (1 - keep) * even
-    found = found.clamp_min(tiny)  # no class is impossible, so that every log-likelihood is finite
+        keep = torch.maximum(keep, 1 - cap / even)  # of both, the one that is not negative
+        others = (others - even) * keep + even
+    found = (others * left).clamp_min(tiny)  # no class is impossible: every log-likelihood is finite
     return found.scatter(1, label, confidence)
 
 
 def _others(features: Features, temperature: float, dtype: torch.dtype) -> Tensor:
     """Tempered softmax ``(n, c)`` of the classes other than the predicted one, 0 for that."""
-    z = features.logits.to(dtype) / temperature
-    return torch.softmax(z.scatter(1, features.label[:, None], -torch.inf), dim=1)
+    return torch.softmax(features.other_logits.to(dtype) / temperature, dim=1)

@@ -54,6 +54,7 @@ from salgp.file_signatures import is_of_kind
 from salgp.io import pack, refuse_foreign, unpack, value_bytes, value_from, write_value
 from salgp.io.files import refuse_link
 from salgp.labels import as_labels
+from salgp.logits import ZERO
 from salgp.prediction import Prediction
 
 __all__ = [
@@ -204,13 +205,13 @@ class Calibrator(BaseEstimator, ABC):
         fitted for.
         """
         self._check_fitted()
-        check_features(features, self.needs_layers, allow_empty)
+        largest = check_features(features, self.needs_layers, allow_empty)
         _check_network(features, self.network_, "these features were read from", "this calibrator")
-        features = bounded_logits(features)
         if features.n_classes != self.n_classes_:
             raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
-        features = self.floor_zeros(features)
-        if not self.needs_layers:
+        if largest >= -ZERO:
+            features = self.floor_zeros(bounded_logits(features))
+        if not self.needs_layers or [*features.widths.items()] == [*self.layer_widths_.items()]:
             return features
         for name, width in self.layer_widths_.items():
             if name not in features.layers:
@@ -223,8 +224,7 @@ class Calibrator(BaseEstimator, ABC):
                     f"layer {name!r} has width {features.widths[name]}, fitted on {width}: is it the same "
                     f"network?"
                 )
-        names = tuple(self.layer_widths_)
-        return features if features.layer_names == names else features.select(names)
+        return features.select(tuple(self.layer_widths_))
 
     def _learn_zero_logits(self, features: Features) -> None:
         """Keep what takes the place of probabilities of 0, where there are any."""

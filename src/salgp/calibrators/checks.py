@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -75,8 +76,8 @@ class CalibrationWarning(UserWarning):
     """
 
 
-def check_features(features: Features, with_layers: bool, allow_empty: bool = False) -> None:
-    """Refuse features no calibrator can work with, naming the layer and the row.
+def check_features(features: Features, with_layers: bool, allow_empty: bool = False) -> float:
+    """The size of the largest logit; refuses features no calibrator can work with, naming layer and row.
 
     Rows are those of the original samples: a perturbed copy counts with its original.
 
@@ -98,18 +99,21 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
             f"logits must have at least 2 columns (classes), got {features.n_classes}; for a "
             f"binary network pass (n, 2) logits [0, z]"
         )
-    hollow = [name for name, width in features.widths.items() if width == 0]
-    if with_layers and hollow:
+    layers = features.layers if with_layers else {}
+    hollow = [name for name, x in layers.items() if x.shape[1] == 0]
+    if hollow:
         raise ValueError(f"layer {hollow[0]!r} has no columns; leave it out: features.select([...])")
-    if with_layers and not features.layers:
+    if with_layers and not layers:
         raise ValueError(
             "this method reads hidden layers, but the features have none; extract them with "
             "salgp.extract(model, loader), or take a method that reads the scores only, such as temperature"
         )
-    if len(features):
-        _check_numbers("logits", features.logits, features, torch.finfo(torch.float64).max)
-        for name, x in features.layers.items() if with_layers else ():
-            _check_numbers(f"layer {name!r}", x, features, LARGEST_FEATURE)
+    sizes = largest_sizes([features.logits, *layers.values()])
+    if not (sizes[0] < math.inf and all(size <= LARGEST_FEATURE for size in sizes[1:])):
+        _check_numbers("logits", features.logits, sizes[0], features, torch.finfo(torch.float64).max)
+        for (name, x), size in zip(layers.items(), sizes[1:], strict=True):
+            _check_numbers(f"layer {name!r}", x, size, features, LARGEST_FEATURE)
+    return sizes[0]
 
 
 def check_reference(reference: Features, features: Features, with_layers: bool) -> Features:
@@ -143,7 +147,7 @@ def bounded_logits(features: Features) -> Features:
         tensor([[ 0.0000e+00, -1.0000e+18]])
     """
     z = features.logits
-    if not z.numel() or largest_size(z) <= LARGEST_LOGIT:
+    if largest_sizes([z])[0] <= LARGEST_LOGIT:
         return features
     return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
 
@@ -261,20 +265,21 @@ def rows_in(rows: Tensor, others: Tensor) -> int:
     return sum(row.tobytes() in known for row in alike.contiguous().numpy())
 
 
-def largest_size(x: Tensor) -> float:
-    """Size of the largest number, in one pass and without a copy; NaN where there is one.
+def largest_sizes(tensors: Sequence[Tensor]) -> list[float]:
+    """Size of the largest number of each tensor, without a copy; NaN where there is one.
 
     Example:
-        >>> largest_size(torch.tensor([1.0, -3.0]))
-        3.0
+        >>> largest_sizes([torch.tensor([1.0, -3.0]), torch.zeros(0, 2)])
+        [3.0, 0.0]
     """
-    low, high = torch.aminmax(x)
-    return float(torch.maximum(-low, high))
+    if not all(x.numel() for x in tensors):
+        return [largest_sizes([x])[0] if x.numel() else 0.0 for x in tensors]
+    found: list[float] = torch.stack(torch._foreach_norm(list(tensors), torch.inf)).tolist()
+    return found
 
 
-def _check_numbers(what: str, x: Tensor, features: Features, limit: float) -> None:
+def _check_numbers(what: str, x: Tensor, largest: float, features: Features, limit: float) -> None:
     """Refuse NaN, infinity and numbers above the limit."""
-    largest = largest_size(x)
     if largest <= limit:
         return
     if largest < math.inf:

@@ -96,7 +96,7 @@ def test_terms_add_up_to_the_change_of_log_odds() -> None:
     calibrator = fitted(layers_in_domain=True)
     for factor in (1.0, 50.0):
         features = longer(world(40, 3, 1.0)[0], factor)
-        before = log_odds_of(features.logits, features.label)
+        before = log_odds_of(features)
         for context in (None, "all"):
             p = calibrator.predict(features, context)
             assert p.layers is not None

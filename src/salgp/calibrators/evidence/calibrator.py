@@ -422,7 +422,7 @@ def _terms(features: Features, found: LogOdds, context: bool) -> LayerTerms:
         names = (*names, "context")
         mean = torch.cat([mean, found.context[:, None]], dim=1)
         variance = torch.cat([variance, torch.zeros_like(found.context)[:, None]], dim=1)
-    rest = found.mean - log_odds_of(features.logits, features.label).to(mean) - mean.sum(dim=1)
+    rest = found.mean - log_odds_of(features) - mean.sum(dim=1)
     spread = (found.variance - variance.sum(dim=1)).clamp_min(0.0)
     mean, variance = torch.cat([rest[:, None], mean], dim=1), torch.cat([spread[:, None], variance], dim=1)
     return LayerTerms(("confidence", *names), mean, variance.sqrt(), "log-odds", True)

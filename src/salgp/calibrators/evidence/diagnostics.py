@@ -205,7 +205,7 @@ def _scored(
     if model.window is not None:
         context = model(samples, window_sums(model.parts(samples), _window_numbers(features)))
     correct = features.correct(labels).double()
-    network = log_odds_of(features.logits, features.label)
+    network = log_odds_of(features)
     weights = single.shift_weight, context.shift_weight
     return HeldOut(family, correct, network, samples.t, single.mean, context.mean, *weights)
 

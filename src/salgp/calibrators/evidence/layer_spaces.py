@@ -290,7 +290,7 @@ def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tenso
 
 def _sides(distance: Tensor, label: Tensor) -> Tensor:
     """Log distances ``(2, n, L)`` to the predicted class and to the nearest other one."""
-    here = label[None, :, None].expand(distance.shape[0], -1, 1)
+    here = label.view(1, -1, 1).expand(distance.shape[0], -1, 1)
     own = distance.gather(2, here)
     other = distance.scatter(2, here, torch.inf).amin(dim=2, keepdim=True)
     return torch.cat([own, other], dim=2).double().log().permute(2, 1, 0)

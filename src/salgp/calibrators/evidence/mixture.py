@@ -115,7 +115,7 @@ class Samples:
         """
         a, N = self.agreement.mean(dim=1), self.novelty.amax(dim=1)
         parts = torch.stack([self.energy, -a, N]).clamp_min(0.0).log1p()
-        return parts[0] + parts[1] + parts[2] / 3 + self.norm_excess.log()
+        return torch.sub(parts.sum(dim=0), parts[2], alpha=2 / 3) + self.norm_excess.log()
 
     def __len__(self) -> int:
         return len(self.t)
@@ -175,8 +175,8 @@ class Mixture:
 
     @cached_property
     def experts(self) -> MonotoneLogistic:
-        """In domain and, where there is one, under shift: both as one."""
-        return MonotoneLogistic.stacked([self.in_domain, *([] if self.shift is None else [self.shift])])
+        """Both experts as one: in domain and, where there is one, under shift."""
+        return MonotoneLogistic.stacked([self.in_domain, self.shift or self.in_domain])
 
     def parts(self, samples: Samples) -> Tensor:
         """What each sample adds to the sums of its window, ``(n, 2 + C)``."""
@@ -201,21 +201,22 @@ class Mixture:
             windows: sums ``(w, 2 + C)`` and the window ``(n,)`` of each sample; by default each is a window.
         """
         X, label = samples.design, samples.label
-        means, variances = self.experts.log_odds(X, label), self.experts.variance(X, label)
-        all_terms = self.experts.terms(X - self.usual, label)
-        mean, variance, terms = means[0], variances[0], all_terms[0]
+        mean, f_shift = self.experts.log_odds(X, label).unbind()
+        variance, variance_shift = self.experts.variance(X, label).unbind()
+        terms, terms_shift = self.experts.terms(X - self.usual, label).unbind()
         k = context = torch.zeros_like(mean)
         if self.window is not None:
             if windows is None:
-                k = self.window.shift_of_one(self.statistics(samples, means[1]))
+                k = self.window.shift_of_one(self.statistics(samples, f_shift))
+                mean = torch.lerp(mean, f_shift, k)
             else:
                 k, r = self.window.shift(*windows, label)
                 context = -k * self.window.over_prediction * r
+                mean = torch.lerp(mean, f_shift, k) + context
             squared = k.square()
-            mean = torch.lerp(mean, means[1], k) + context
             mean = moderated(mean, self.level_variance * squared)
-            variance = (1 - k).square() * variance + squared * (variances[1] + self.shift_variance)
-            terms = torch.lerp(terms, all_terms[1], k[:, None])
+            variance = (1 - k).square() * variance + squared * (variance_shift + self.shift_variance)
+            terms = torch.lerp(terms, terms_shift, k[:, None])
         chance = -math.log(max(len(self.in_domain.offsets) - 1, 1))
         mean = chance + (mean - chance) / samples.norm_excess
         return LogOdds(mean, variance, k, terms[0], terms[1].square(), context)
@@ -231,23 +232,21 @@ def moderated(f: Tensor, variance: Tensor) -> Tensor:
     return f * (1 + math.pi / 8 * variance).rsqrt()
 
 
-def log_odds_of(logits: Tensor, label: Tensor, temperature: float = 1.0) -> Tensor:
+def log_odds_of(features: Features, temperature: float = 1.0) -> Tensor:
     """Log-odds ``log s / (1 - s)`` of the tempered confidence, ``(n,)``, without cancellation.
 
     Example:
-        >>> log_odds_of(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        >>> log_odds_of(Features(torch.tensor([[2.0, 0.0]])))
         tensor([2.], dtype=torch.float64)
     """
-    return log_odds_and_energy(logits, label, temperature)[0]
+    top, others = two_sides(features, temperature)
+    return (top - others).clamp_max(LARGEST_LOG_ODDS)
 
 
-def log_odds_and_energy(logits: Tensor, label: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """`log_odds_of`, and the energy, ``(n,)`` each: low where some class is likely, high where the network
-    knows none.
-    """
-    z = logits.double() / temperature
-    top, others = z.amax(dim=1), z.scatter(1, label[:, None], -torch.inf).logsumexp(dim=1)
-    return (top - others).clamp_max(LARGEST_LOG_ODDS), -torch.logaddexp(top, others)
+def two_sides(features: Features, temperature: float) -> tuple[Tensor, Tensor]:
+    """Tempered logit of the predicted class, and the logarithm of the sum over the others, ``(n,)`` each."""
+    top, others = features.logits.amax(dim=1).double(), features.other_logits.double()
+    return top / temperature, (others / temperature).logsumexp(dim=1)
 
 
 def scales_of(features: Features, evidence: Evidence, temperature: float) -> Scales:
@@ -255,7 +254,7 @@ def scales_of(features: Features, evidence: Evidence, temperature: float) -> Sca
     A = evidence.agreement
     median = A.masked_fill(A.isinf(), torch.nan).nanquantile(0.5, dim=0).nan_to_num(0.0)
     spread = torch.where(A.isinf(), median, A).std(dim=0, correction=0).clamp_min(1e-6)
-    energy = _robust(log_odds_and_energy(features.logits, features.label, temperature)[1][:, None])[:, 0]
+    energy = _robust(-torch.logaddexp(*two_sides(features, temperature))[:, None])[:, 0]
     return Scales(
         temperature, torch.stack([median, spread]), _robust(evidence.novelty), energy, evidence.norm.amax()
     )
@@ -266,15 +265,17 @@ def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Sample
     A = _standardised(evidence.agreement, scales.agreement)
     A = A.nan_to_num(torch.nan, posinf=0.0)  # as usual, where a class has no reference points
     N = _standardised(evidence.novelty, scales.novelty)
-    t, energy = log_odds_and_energy(features.logits, features.label, scales.temperature)
-    energy = _standardised(energy, scales.energy)
+    top, others = two_sides(features, scales.temperature)
+    t = (top - others).clamp_max(LARGEST_LOG_ODDS)
+    energy = _standardised(-torch.logaddexp(top, others), scales.energy)  # high where no class is likely
     excess = (evidence.norm - scales.largest_norm - math.log(TOLERATED)).clamp(0.0, 700.0).exp()
     return Samples(t, A, N, evidence.coordinates, excess, energy, features.label)
 
 
 def _standardised(x: Tensor, scale: Tensor) -> Tensor:
     """In units of a scale that holds location and spread."""
-    return (x - scale[0]) / scale[1]
+    location, spread = scale.unbind()
+    return (x - location) / spread
 
 
 def _robust(x: Tensor) -> Tensor:

@@ -83,12 +83,12 @@ class MonotoneLogistic:
 
     def log_odds(self, X: Tensor, label: Tensor) -> Tensor:
         """Mean ``(n,)`` of the log-odds of rows ``(n, p)``."""
-        return self.weights @ X.mT + self.offsets[..., label]
+        return self.weights @ X.mT + self.offsets.index_select(-1, label)
 
     def variance(self, X: Tensor, label: Tensor) -> Tensor:
         """Variance ``(n,)`` of the log-odds."""
-        phi = X - self.pull[..., label, :]
-        return ((phi @ self.covariance) * phi).sum(dim=-1) + self.class_variance[..., label]
+        phi = X - self.pull.index_select(-2, label)
+        return ((phi @ self.covariance) * phi).sum(dim=-1) + self.class_variance.index_select(-1, label)
 
     def terms(self, away: Tensor, label: Tensor) -> Tensor:
         """Mean and standard deviation ``(2, n, 1 + L)`` of the part of the predicted class and of each layer
@@ -97,7 +97,7 @@ class MonotoneLogistic:
         """
         parts = torch.stack([away, away.abs()]) * self.slopes
         layers = torch.cat([parts[..., 2:-2], parts[..., -2:].sum(dim=-1, keepdim=True)], dim=-1)
-        return torch.cat([self.levels[..., label, None], layers], dim=-1)
+        return torch.cat([self.levels.index_select(-1, label)[..., None], layers], dim=-1)
 
     def joint(self, X: Tensor, label: Tensor) -> Tensor:
         """Covariance ``(..., n, n)`` of the log-odds of rows ``(..., n, p)``."""
