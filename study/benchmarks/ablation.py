@@ -192,7 +192,7 @@ def _evidence(calibrator: LayerEvidence, cache: Path, name: str, seed: int, know
     key = (name, seed, calibrator.width, calibrator.size, layer_spaces.COORDINATES)
     if key not in known:
         case = read_case(case_folder(cache, name, seed))
-        reference = make_reference(*case.reference, width=calibrator.width, size=calibrator.size)
+        reference = make_reference(*case.reference, calibrator._reference_settings)
 
         def of(features: Features) -> tuple[Features, Evidence]:
             bare = Features(features.logits, {}, features.groups, features.families, features.strengths)

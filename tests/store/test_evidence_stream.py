@@ -10,7 +10,7 @@ from scale_jobs import contents, evidence_stores, samples
 
 from salgp.calibrators import load_calibrator
 from salgp.calibrators.evidence.calibrator import LayerEvidence
-from salgp.calibrators.evidence.layer_spaces import layer_evidence, make_reference
+from salgp.calibrators.evidence.layer_spaces import ReferenceSettings, layer_evidence, make_reference
 from salgp.features import Features
 from salgp.store.fit import fit_store
 from salgp.store.store import FeatureStore, write_store
@@ -41,7 +41,7 @@ def test_a_small_reference_is_the_one_made_in_memory(stores: Stores) -> None:
     """Streaming changes nothing but the order of the sums."""
     calibration, reference = stores
     streamed = fit_store(LayerEvidence(size=1000), calibration, reference=reference)
-    known = make_reference(*reference.to_features(), size=1000)
+    known = make_reference(*reference.to_features(), ReferenceSettings(size=1000))
     query = samples(50, seed=3)[0]
     a, b = layer_evidence(streamed.reference_, query), layer_evidence(known, query)
     torch.testing.assert_close(a.agreement, b.agreement, rtol=0, atol=2e-3)

@@ -10,16 +10,19 @@ from salgp.calibrators.evidence import calibrator as module
 from salgp.calibrators.evidence import layer_spaces
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.cross_fitting import cross_fitted_evidence, fold_references, split_reference
-from salgp.calibrators.evidence.layer_spaces import Reference, layer_evidence, make_reference
+from salgp.calibrators.evidence.layer_spaces import (
+    Reference,
+    ReferenceSettings,
+    layer_evidence,
+    make_reference,
+)
 from salgp.features import Features
-
-OPTIONS = {"width": 64, "size": None, "seed": 0}
 
 
 def test_evidence_is_of_the_kind_that_new_samples_have() -> None:
     features, labels = world(150, 0)
     whole = make_reference(features, labels)
-    seen = cross_fitted_evidence(whole, features, labels, **OPTIONS)
+    seen = cross_fitted_evidence(whole, features, labels, ReferenceSettings())
     fresh, itself = layer_evidence(whole, world(600, 1)[0]), layer_evidence(whole, features)
     for name in ("agreement", "novelty"):
         a, b = getattr(seen, name), getattr(fresh, name)
@@ -32,7 +35,7 @@ def test_evidence_is_of_the_kind_that_new_samples_have() -> None:
 def test_folds_leave_out_a_sample_and_all_that_is_made_of_it() -> None:
     features, labels = augmented_world(60, 0)
     rows_seen = []
-    for reference, samples, rows in fold_references(features, labels, **OPTIONS):
+    for reference, samples, rows in fold_references(features, labels, ReferenceSettings()):
         assert len(reference.classes) == 54
         assert len(samples) == len(rows) == 18
         groups = features.groups[rows]
@@ -45,7 +48,7 @@ def test_folds_leave_out_a_sample_and_all_that_is_made_of_it() -> None:
 def test_a_fold_is_compared_with_a_reference_of_the_others() -> None:
     """Narrowed features are those of the layer as far as unit length and whitening go."""
     features, labels = world(60, 0)
-    reference, samples, rows = next(iter(fold_references(features, labels, **OPTIONS)))
+    reference, samples, rows = next(iter(fold_references(features, labels, ReferenceSettings())))
     others = torch.tensor([i for i in range(60) if i not in rows.tolist()])
     direct = make_reference(features[others], labels[others])
     a, b = layer_evidence(reference, samples), layer_evidence(direct, features[rows])
@@ -69,7 +72,7 @@ def test_every_second_sample_becomes_the_reference_where_there_are_many(monkeypa
 def test_two_samples_are_enough_for_folds() -> None:
     features = Features(torch.eye(2), {"a": torch.eye(2)})
     found = cross_fitted_evidence(
-        make_reference(features, torch.arange(2)), features, torch.arange(2), **OPTIONS
+        make_reference(features, torch.arange(2)), features, torch.arange(2), ReferenceSettings()
     )
     assert bool(found.agreement.isinf().all())  # no other class, or no own, among the others
     assert bool(found.novelty.isfinite().all())

@@ -14,6 +14,7 @@ from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.layer_spaces import (
     Evidence,
     Reference,
+    ReferenceSettings,
     class_distances,
     coordinates,
     layer_evidence,
@@ -154,7 +155,7 @@ def test_more_features_than_samples_have_the_same_directions() -> None:
 
 def test_many_samples_of_a_class_become_few_points() -> None:
     known, labels = world(300, 0)
-    reference = make_reference(known, labels, size=5)
+    reference = make_reference(known, labels, ReferenceSettings(size=5))
     assert reference.classes.tolist() == [0] * 5 + [1] * 5 + [2] * 5
     x = coordinates(reference, known)[0]
     D = class_distances(reference, x)
@@ -174,7 +175,7 @@ def test_coordinates_are_the_leading_ones_of_every_layer() -> None:
     g = torch.Generator().manual_seed(0)
     wide, narrow = torch.randn(120, 40, generator=g), torch.randn(120, 5, generator=g)
     features = Features(torch.randn(120, 3, generator=g), {"wide": wide, "narrow": narrow})
-    reference = make_reference(features, torch.arange(120) % 3, width=32)
+    reference = make_reference(features, torch.arange(120) % 3, ReferenceSettings(width=32))
     found = layer_evidence(reference, features[:7]).coordinates
     assert found.shape == (7, 16 + 5)
     columns: dict[str, Tensor] = {"wide": found[:, :16], "narrow": found[:, 16:]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -180,14 +179,6 @@ def test_environments_are_windows_of_their_own() -> None:
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
-def test_a_context_as_plain_numbers_and_back() -> None:
-    context = fitted().context(world(40, 3)[0])
-    numbers = context.as_dict()
-    assert set(numbers) == {"score", "confidence", "classes"}
-    assert sum(numbers["classes"]) == 40
-    torch.testing.assert_close(Context.from_dict(numbers).total, context.total)
-
-
 def test_an_empty_context_tells_nothing() -> None:
     calibrator, (features, _) = fitted(), world(30, 3, 1.0)
     empty = calibrator.predict(features, context=Context(torch.zeros(5).double()))
@@ -197,23 +188,6 @@ def test_an_empty_context_tells_nothing() -> None:
 def test_a_context_of_another_network_is_refused() -> None:
     with pytest.raises(ValueError, match="5 sums"):
         fitted().predict(world(30, 3)[0], context=Context(torch.zeros(12).double()))
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        {},
-        {"score": 0.0, "confidence": None, "classes": [1]},
-        {"score": 0.0, "confidence": 0.0, "classes": 3},
-        {"score": 0.0, "confidence": 0.0, "classes": [[1]]},
-        {"score": 0.0, "confidence": 0.0, "classes": ["one"]},
-        {"score": 0.0, "confidence": 0.0, "classes": [4, -1]},
-        {"score": math.nan, "confidence": 0.0, "classes": [4, 1]},
-    ],
-)
-def test_numbers_that_are_no_context_are_refused(numbers: Any) -> None:
-    with pytest.raises(ValueError, match="context"):
-        Context.from_dict(numbers)
 
 
 def test_without_over_prediction_the_mix_of_classes_does_not_matter() -> None:

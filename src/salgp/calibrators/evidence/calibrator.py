@@ -20,8 +20,8 @@ from salgp.calibrators.checks import misaligned
 from salgp.calibrators.evidence.class_probabilities import class_log_distances, fit_classes, rows_at_once
 from salgp.calibrators.evidence.cross_fitting import (
     MANY,
-    cross_fitted_evidence,
     fold_references,
+    reference_and_evidence,
     split_reference,
 )
 from salgp.calibrators.evidence.diagnostics import (
@@ -37,9 +37,9 @@ from salgp.calibrators.evidence.layer_spaces import (
     WIDTH,
     Evidence,
     Reference,
+    ReferenceSettings,
     evidence_at_once,
     layer_evidence,
-    make_reference,
 )
 from salgp.calibrators.evidence.mixture import (
     LogOdds,
@@ -93,7 +93,6 @@ class LayerEvidence(Calibrator):
             scaling's; and how often network and nearest class answer rightly.
         verdict_: the same in a few sentences.
         relevance_: layer name -> standard deviation of its term over the calibration data, in log-odds.
-        novelty_: ``(n, L)`` standardised novelty of the calibration samples.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -135,13 +134,7 @@ class LayerEvidence(Calibrator):
             known, rows = split_reference(features, labels)
             reference = (features[known], labels[known])
             features, labels = features[rows], labels[rows]
-        first, _ = originals(features)
-        options = {"width": self.width, "size": self.size, "seed": self.seed}
-        whole = make_reference(*(reference or (features[first], labels[first])), **options)  # type: ignore[arg-type]
-        if reference is None:
-            evidence = cross_fitted_evidence(whole, features, labels, **options)  # type: ignore[arg-type]
-        else:
-            evidence = layer_evidence(whole, features)
+        whole, evidence = reference_and_evidence(features, labels, reference, self._reference_settings)
         distance, sample = self._class_distances(whole, features, labels, own=reference is None)
         self._learn(features, labels, evidence, whole, distance, sample)
 
@@ -150,7 +143,7 @@ class LayerEvidence(Calibrator):
         if not source.has_reference:
             return None
         self._check_settings()
-        found = stream_evidence(source, width=self.width, size=self.size, seed=self.seed)
+        found = stream_evidence(source, self._reference_settings)
         self._learn_zero_logits(found.features)
         features = self.floor_zeros(found.features)
         some, labels = source.subset()
@@ -158,6 +151,10 @@ class LayerEvidence(Calibrator):
         self._learn(features, found.labels, found.evidence, found.reference, distance, sample)
         self.n_classes_, self.layer_widths_ = found.features.n_classes, found.widths
         return self
+
+    @property
+    def _reference_settings(self) -> ReferenceSettings:
+        return ReferenceSettings(self.width, self.size, self.seed)
 
     def _check_settings(self) -> None:
         if self.class_sd < 0:
@@ -176,9 +173,8 @@ class LayerEvidence(Calibrator):
         some = first[torch.linspace(0, len(first) - 1, min(len(first), most)).long().to(first.device)]
         if not own:
             return class_log_distances(reference, features[some]), (features.logits[some], labels[some])
-        options = {"width": self.width, "size": self.size, "seed": self.seed}
         found, kept = [], []
-        for other, samples, rows in fold_references(features, labels, **options):  # type: ignore[arg-type]
+        for other, samples, rows in fold_references(features, labels, self._reference_settings):
             here = torch.isin(rows, some).nonzero()[:, 0]
             found.append(class_log_distances(other, samples[here]))
             kept.append(rows[here])
@@ -214,7 +210,6 @@ class LayerEvidence(Calibrator):
             warning=misaligned(Features(features.logits[first]), labels[first]),
         )
         samples = self.training_rows_.samples
-        self.novelty_ = samples.novelty[first]
         spread = self.mixture_(samples).terms[:, 1:].std(dim=0, correction=0).tolist()
         self.relevance_ = dict(zip(reference.spaces, spread, strict=True))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from salgp.calibrators.evidence.layer_spaces import (
     Evidence,
     Reference,
+    ReferenceSettings,
     layer_evidence,
     make_reference,
     principal_directions,
@@ -27,7 +28,7 @@ from salgp.calibrators.evidence.layer_spaces import (
 from salgp.calibrators.rows import originals
 from salgp.features import Features
 
-__all__ = ["cross_fitted_evidence"]
+__all__ = ["reference_and_evidence"]
 
 FOLDS = 10
 MANY = 4_000
@@ -55,27 +56,44 @@ def split_reference(features: Features, labels: Tensor) -> tuple[Tensor, Tensor]
 
 
 def fold_references(
-    features: Features, labels: Tensor, *, width: int, size: int | None, seed: int
+    features: Features, labels: Tensor, settings: ReferenceSettings
 ) -> Iterator[tuple[Reference, Features, Tensor]]:
     """For each fold a reference of the others, the samples of the fold, and their rows."""
     first, original = originals(features)
     rank = confidence_rank(features[first])
     fold = rank % min(FOLDS, len(first))
-    narrow = _narrowed(features, first, 2 * width)
+    narrow = _narrowed(features, first, 2 * settings.width)
     for k in range(int(fold.max()) + 1):
         others = first[fold != k]
         rows = (fold[original] == k).nonzero()[:, 0]
-        reference = make_reference(narrow[others], labels[others], width=width, size=size, seed=seed)
+        reference = make_reference(narrow[others], labels[others], settings)
         yield reference, narrow[rows], rows
 
 
+def reference_and_evidence(
+    features: Features,
+    labels: Tensor,
+    reference: tuple[Features, Tensor] | None,
+    settings: ReferenceSettings,
+) -> tuple[Reference, Evidence]:
+    """Reference points, and the evidence of the calibration data; without a reference the
+    calibration samples are one.
+    """
+    if reference is not None:
+        known = make_reference(*reference, settings)
+        return known, layer_evidence(known, features)
+    first, _ = originals(features)
+    known = make_reference(features[first], labels[first], settings)
+    return known, cross_fitted_evidence(known, features, labels, settings)
+
+
 def cross_fitted_evidence(
-    whole: Reference, features: Features, labels: Tensor, *, width: int, size: int | None, seed: int
+    whole: Reference, features: Features, labels: Tensor, settings: ReferenceSettings
 ) -> Evidence:
     """Evidence of every row by the samples of other folds; coordinates and norm in the space of all."""
     found = layer_evidence(whole, features)
     agreement, novelty = found.agreement.clone(), found.novelty.clone()
-    for reference, samples, rows in fold_references(features, labels, width=width, size=size, seed=seed):
+    for reference, samples, rows in fold_references(features, labels, settings):
         here = layer_evidence(reference, samples)
         agreement[rows], novelty[rows] = here.agreement, here.novelty
     return replace(found, agreement=agreement, novelty=novelty)

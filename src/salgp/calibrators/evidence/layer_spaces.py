@@ -29,6 +29,7 @@ from salgp.logits import at_least_single
 __all__ = [
     "Evidence",
     "Reference",
+    "ReferenceSettings",
     "LARGEST",
     "WIDTH",
     "class_distances",
@@ -147,17 +148,47 @@ class Reference:
         return torch.cat(places).to(self.points.device)
 
 
-def make_reference(
-    features: Features, labels: Tensor, *, width: int = WIDTH, size: int | None = None, seed: int = 0
-) -> Reference:
+@storable
+@dataclass(frozen=True)
+class ReferenceSettings:
+    """How the points of a reference are made.
+
+    Args:
+        width: largest number of principal directions per layer.
+        size: points per class and layer; by default 200, fewer where there are more than 50 classes.
+        seed: of the clustering.
+    """
+
+    width: int = WIDTH
+    size: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("width", self.width), ("size", self.size)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def points(self, n_classes: int) -> int:
+        """Points that stand for each class.
+
+        Example:
+            >>> settings = ReferenceSettings()
+            >>> settings.points(10), settings.points(1000), ReferenceSettings(size=7).points(1000)
+            (200, 10, 7)
+        """
+        return max(1, min(POINTS, MOST_POINTS // max(n_classes, 1))) if self.size is None else self.size
+
+
+USUAL = ReferenceSettings()
+
+
+def make_reference(features: Features, labels: Tensor, settings: ReferenceSettings = USUAL) -> Reference:
     """Whitened spaces and class points of all layers.
 
     Args:
         features: of the reference samples, usually the network's training set.
         labels: ``(m,)`` their true classes; samples of unknown class (-1) are left out.
-        width: largest number of principal directions per layer.
-        size: points per class and layer; by default 200, fewer where there are more than 50 classes.
-        seed: of the clustering.
+        settings: see `ReferenceSettings`.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.1, 1.0], [0.0, 1.0]])
@@ -167,20 +198,15 @@ def make_reference(
     spaces = {}
     for name, x in features.layers.items():
         unit = unit_length(x.double())[0]
-        spaces[name] = whitened_space(*principal_directions(unit), width)
-    return reference_points(spaces, features, labels, size=size, seed=seed)
+        spaces[name] = whitened_space(*principal_directions(unit), settings.width)
+    return reference_points(spaces, features, labels, settings)
 
 
 def reference_points(
-    spaces: Mapping[str, LayerSpace],
-    features: Features,
-    labels: Tensor,
-    *,
-    size: int | None = None,
-    seed: int = 0,
+    spaces: Mapping[str, LayerSpace], features: Features, labels: Tensor, settings: ReferenceSettings
 ) -> Reference:
     """The points of every class in spaces that are known already; see `make_reference`."""
-    most = points_per_class(size, features.n_classes)
+    most = settings.points(features.n_classes)
     labels = labels.to(features.logits.device)
     known = (labels >= 0).nonzero()[:, 0]
     order = known[labels[known].argsort(stable=True)]
@@ -188,24 +214,12 @@ def reference_points(
     layers = []
     for name, space in spaces.items():
         x = space.project(features.layers[name][order])[0]
-        layers.append(torch.cat([_representatives(part, most, seed) for part in x.split(sizes)]))
+        layers.append(torch.cat([_representatives(part, most, settings.seed) for part in x.split(sizes)]))
     kept = torch.tensor([min(n, most) for n in sizes], device=labels.device)
     classes = torch.arange(features.n_classes, device=labels.device).repeat_interleave(kept)
     q = max((x.shape[1] for x in layers), default=1)
     points = torch.stack([_filled(x, q) for x in layers]) if layers else labels.new_zeros(0, len(classes), q)
     return Reference(dict(spaces), points.half().contiguous(), classes, features.n_classes)
-
-
-def points_per_class(size: int | None, n_classes: int) -> int:
-    """Points that stand for each class.
-
-    Example:
-        >>> points_per_class(None, 10), points_per_class(None, 1000), points_per_class(7, 1000)
-        (200, 10, 7)
-    """
-    if size is not None and size < 1:
-        raise ValueError(f"size must be at least 1, got {size}")
-    return max(1, min(POINTS, MOST_POINTS // max(n_classes, 1))) if size is None else size
 
 
 def layer_evidence(reference: Reference, features: Features) -> Evidence:
@@ -271,8 +285,6 @@ def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: 
     Directions whose variance is below a millionth of the largest are left out; a thousandth of it is added to
     the others, so that noise is not blown up.
     """
-    if width < 1:
-        raise ValueError(f"width must be at least 1, got {width}")
     variance = variance[:width]
     largest = variance[0].clamp_min(NO_VARIANCE)
     kept = max(int((variance > 1e-6 * largest).sum()), 1)

@@ -24,8 +24,8 @@ from salgp.calibrators.evidence.layer_spaces import (
     Evidence,
     LayerSpace,
     Reference,
+    ReferenceSettings,
     layer_evidence,
-    points_per_class,
     reference_points,
     unit_length,
     whitened_space,
@@ -112,25 +112,6 @@ class ReferenceSums:
         return ReferenceSums(self.n + other.n, moments, drawn, self.per_class)
 
 
-@storable
-@dataclass(frozen=True)
-class DrawSettings:
-    """How many reference samples are drawn.
-
-    Args:
-        size: points per class; None for the usual number.
-        seed: of the draw.
-    """
-
-    size: int | None
-    seed: int
-
-    def per_class(self, n_classes: int) -> int:
-        """Most samples of a class: many per point, and not too many in all."""
-        size = points_per_class(self.size, n_classes)
-        return max(size, min(SAMPLES_PER_POINT * size, DRAWN_ROWS // n_classes))
-
-
 @dataclass(frozen=True, eq=False)
 class EvidenceRows:
     """What a fit needs to know of the calibration data.
@@ -150,16 +131,12 @@ class EvidenceRows:
     widths: dict[str, int]
 
 
-def stream_evidence(source: Source, *, width: int, size: int | None, seed: int) -> EvidenceRows:
-    """Condense a source's reference, and compare all its rows with it; the options are those of
-    `salgp.calibrators.evidence.layer_spaces.make_reference`.
-    """
-    found: ReferenceSums = source.over_rows(
-        "reference-sums", sum_reference, DrawSettings(size, seed), reference=True
-    )
-    spaces = {name: m.space(found.n, width) for name, m in found.moments.items()}
+def stream_evidence(source: Source, settings: ReferenceSettings) -> EvidenceRows:
+    """Condense a source's reference, and compare all its rows with it."""
+    found: ReferenceSums = source.over_rows("reference-sums", sum_reference, settings, reference=True)
+    spaces = {name: m.space(found.n, settings.width) for name, m in found.moments.items()}
     drawn = found.drawn
-    reference = reference_points(spaces, drawn.features(), drawn.values["label"], size=size, seed=seed)
+    reference = reference_points(spaces, drawn.features(), drawn.values["label"], settings)
     rows: SampleRows = source.over_rows("evidence", compare_rows, reference)
     seen = dict(rows.values)
     labels = seen.pop("label")
@@ -169,16 +146,19 @@ def stream_evidence(source: Source, *, width: int, size: int | None, seed: int) 
     return EvidenceRows(SampleRows(seen).features(), labels, evidence, reference, widths)
 
 
-def sum_reference(state: DrawSettings, features: Features, labels: Tensor, number: int) -> ReferenceSums:
+def sum_reference(
+    settings: ReferenceSettings, features: Features, labels: Tensor, number: int
+) -> ReferenceSums:
     """Moments of every layer, and the samples drawn from this part."""
     moments = {}
     for name, x in features.layers.items():
         unit = unit_length(x.double())[0]
         moments[name] = Moments(unit.sum(dim=0), unit.T @ unit)
-    generator = torch.Generator().manual_seed((state.seed << 32) + number)
+    generator = torch.Generator().manual_seed((settings.seed << 32) + number)
     rows = {"logits": features.logits, "label": labels, "key": torch.rand(len(labels), generator=generator)}
     rows |= {f"layers.{name}": x for name, x in features.layers.items()}
-    per_class = state.per_class(features.n_classes)
+    points = settings.points(features.n_classes)
+    per_class = max(points, min(SAMPLES_PER_POINT * points, DRAWN_ROWS // features.n_classes))
     return ReferenceSums(len(labels), moments, first_of_class(SampleRows(rows), per_class), per_class)
 
 

@@ -6,9 +6,7 @@ The formulas are in `salgp.calibrators.evidence.mixture`; which samples share a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,26 +92,6 @@ class Context:
     def mean(self) -> Tensor:
         """``(2,)`` of the two statistics."""
         return self.total[:2] / max(self.count, 1)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for a file or a message."""
-        score, confidence, *classes = self.total.tolist()
-        return {"score": score, "confidence": confidence, "classes": [round(x) for x in classes]}
-
-    @staticmethod
-    def from_dict(numbers: Mapping[str, Any]) -> Context:
-        """The context that `as_dict` gave; raises `ValueError` for anything else."""
-        try:
-            found = [numbers["score"], numbers["confidence"], *numbers["classes"]]
-            total = torch.tensor(found, dtype=torch.float64)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"a context has the numbers 'score' and 'confidence' and the list 'classes'; got "
-                f"{numbers!r:.100}"
-            ) from error
-        if total.ndim != 1 or not bool(total.isfinite().all()) or bool((total[2:] < 0).any()):
-            raise ValueError(f"a context holds finite sums, and counts from 0 on; got {numbers!r:.100}")
-        return Context(total)
 
 
 def window_sums(parts: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:

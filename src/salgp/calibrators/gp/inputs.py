@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from salgp.calibrators.evidence.cross_fitting import cross_fitted_evidence
+from salgp.calibrators.evidence.cross_fitting import reference_and_evidence
 from salgp.calibrators.evidence.fitting import fit_in_domain, training_rows
-from salgp.calibrators.evidence.layer_spaces import WIDTH, Reference, layer_evidence, make_reference
+from salgp.calibrators.evidence.layer_spaces import Reference, ReferenceSettings, layer_evidence
 from salgp.calibrators.evidence.mixture import Scales, samples_of, scales_of
 from salgp.calibrators.evidence.monotone import MonotoneLogistic
 from salgp.calibrators.rows import originals
@@ -71,11 +71,7 @@ def learn_evidence(
     with the *others*, as any new sample will be.
     """
     first, _ = originals(features)
-    known = make_reference(*(reference or (features[first], labels[first])), seed=seed)
-    if reference is None:
-        evidence = cross_fitted_evidence(known, features, labels, width=WIDTH, size=None, seed=seed)
-    else:
-        evidence = layer_evidence(known, features)
+    known, evidence = reference_and_evidence(features, labels, reference, ReferenceSettings(seed=seed))
     temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
     scales = scales_of(features[first], evidence[first], temperature)
     samples = samples_of(features, evidence, scales)
