@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from salgp.gp.linalg import cholesky, inverse_positive, solve_lower, solve_positive
 from salgp.gp.regression import INDUCING_JITTER, LOG_2PI
@@ -182,16 +183,18 @@ def logistic(
     prior: Tensor,
     offset: Tensor | None = None,
     start: Tensor | None = None,
+    lower: Tensor | None = None,
 ) -> Tensor:
-    """Weights ``(p,)`` of the largest posterior of a logistic regression, by Newton's steps.
+    """Weights ``(p,)`` of the largest posterior of a logistic regression, by projected Newton steps.
 
     Args:
         X: ``(n, p)`` inputs.
-        y: ``(n,)`` 0 or 1.
+        y: ``(n,)`` in [0, 1].
         weight: ``(n,)`` of the rows.
         prior: ``(p,)`` precision of the weights around 0.
         offset: ``(n,)`` added to the log-odds.
         start: ``(p,)`` weights to begin with; by default 0.
+        lower: ``(p,)`` smallest allowed weights; by default none.
 
     Example:
         >>> X, y = torch.ones(4, 1).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()
@@ -200,13 +203,28 @@ def logistic(
     """
     w = torch.zeros_like(prior) if start is None else start
     base = torch.zeros_like(y) if offset is None else offset
-    for _ in range(50):
+    floor = torch.full_like(prior, -torch.inf) if lower is None else lower
+
+    def loss(w: Tensor) -> float:
+        f = X @ w + base
+        return float(weight @ (softplus(f) - y * f) + 0.5 * (prior * w) @ w)
+
+    value = loss(w)
+    for _ in range(100):
         p = torch.sigmoid(X @ w + base)
         slope = X.T @ (weight * (p - y)) + prior * w
-        curvature = _curvature(X, p, weight, prior)
-        step = solve_positive(curvature, slope)
+        free = ((w > floor) | (slope < 0)).to(prior)  # the others stay at their bounds
+        curvature = _curvature(X, p, weight, prior) * torch.outer(free, free) + (1 - free).diag()
+        step = solve_positive(curvature, slope * free)
         reach = float((X @ step).abs().max().clamp_min(1e-9))
-        w = w - min(1.0, 5.0 / reach) * step
+        rate = min(1.0, 5.0 / reach)
+        before = w
+        for halving in range(20):
+            w = torch.maximum(before - rate * 0.5**halving * step, floor)
+            reached = loss(w)
+            if reached <= value + 1e-12 * abs(value):
+                break
+        value = reached
         if float(step.abs().max()) < 1e-9:
             break
     return w

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from torch.nn.functional import softplus
 
 from salgp import Features
 from salgp.calibrators.scaling.sigmoid import BetaCalibration, PlattScaling, fit_logistic, platt_targets
@@ -73,6 +74,21 @@ def test_logistic_fit_equals_a_general_optimiser() -> None:
         found = fit_logistic(X, t, lower)
         np.testing.assert_allclose(found.numpy(), best.x, atol=1e-4)
         assert loss(found.numpy()) <= best.fun + 1e-9
+
+
+def test_bounded_fits_end_where_no_free_weight_has_a_slope() -> None:
+    g = torch.Generator().manual_seed(0)
+    lower = torch.tensor([0.0, 0.0, -torch.inf], dtype=torch.float64)
+    for i in range(200):
+        size = 10.0 ** float(4 * torch.rand(1, generator=g) - 2)
+        u = (size * torch.randn(20 + i, generator=g, dtype=torch.float64)).clamp(-87, 87)
+        correct = (u > u.median()) == bool(i % 2) if i % 3 else torch.rand(20 + i, generator=g) < 0.7
+        X, t = torch.stack([-softplus(-u), softplus(u), torch.ones_like(u)], dim=1), platt_targets(correct)
+        w = fit_logistic(X, t, lower)
+        scale = X.abs().amax(0)
+        slope = X.T @ (torch.sigmoid(X @ w) - t) / len(t) / scale + 1e-9 * scale * w
+        assert bool((w >= lower).all())
+        assert float(torch.where(w > lower, slope.abs(), (-slope).clamp_min(0)).max()) < 1e-9
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])

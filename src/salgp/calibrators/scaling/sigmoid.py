@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.scaling.toplabel import from_top_label, top_label
 from salgp.features import Features
-from salgp.gp.linalg import solve_positive
+from salgp.gp.likelihood import logistic
 from salgp.prediction import Prediction
 
 __all__ = ["fit_logistic", "platt_targets"]
@@ -124,54 +124,10 @@ def fit_logistic(X: Tensor, targets: Tensor, lower: Tensor | None = None, ridge:
         tensor([3.0000], dtype=torch.float64)
     """
     scale = X.abs().amax(dim=0).clamp_min(1e-30)
-    Z = (X / scale).T.contiguous().T  # each column in one piece: sums over samples are twice as fast
-    floor = X.new_full((X.shape[1],), -torch.inf) if lower is None else lower
-    w = torch.zeros_like(floor)
-    value = _logistic_loss(Z, targets, w, ridge)
-    for _ in range(100):
-        step, decrement = _projected_newton_step(Z, targets, w, floor, ridge)
-        if decrement < 1e-9:  # convergence is quadratic: the last step needs no check
-            w = torch.maximum(w + step, floor)
-            break
-        w, value = _backtrack(Z, targets, w, step, floor, ridge, value)
-    return w / scale
+    prior = X.new_full((X.shape[1],), ridge * len(X))
+    return logistic(X / scale, targets, torch.ones_like(targets), prior, lower=lower) / scale
 
 
 def _beta_inputs(u: Tensor) -> Tensor:
     """Columns ``log s``, ``-log(1 - s)`` and 1, from the log-odds."""
     return torch.stack([-softplus(-u), softplus(u), torch.ones_like(u)], dim=1)
-
-
-def _logistic_loss(Z: Tensor, targets: Tensor, w: Tensor, ridge: float) -> float:
-    eta = Z @ w
-    return float((softplus(eta) - targets * eta).mean() + 0.5 * ridge * (w @ w))
-
-
-def _projected_newton_step(
-    Z: Tensor, targets: Tensor, w: Tensor, floor: Tensor, ridge: float
-) -> tuple[Tensor, float]:
-    """Newton step in the coefficients that are free to move (those held at their floor stay), and the gain it
-    promises.
-    """
-    p = torch.sigmoid(Z @ w)
-    gradient = Z.T @ (p - targets) / len(Z) + ridge * w
-    hessian = (Z.T * (p * (1 - p))) @ Z / len(Z)
-    hessian.diagonal().add_(ridge)
-    held = (w <= floor) & (gradient > 0)
-    if bool(held.any()):
-        hessian[held, :], hessian[:, held] = 0.0, 0.0
-        hessian[held, held] = 1.0
-        gradient = gradient.masked_fill(held, 0.0)
-    step = -solve_positive(hessian, gradient)
-    return step, -float(gradient @ step)
-
-
-def _backtrack(
-    Z: Tensor, targets: Tensor, w: Tensor, step: Tensor, floor: Tensor, ridge: float, value: float
-) -> tuple[Tensor, float]:
-    for halving in range(20):
-        new = torch.maximum(w + step * 0.5**halving, floor)
-        loss = _logistic_loss(Z, targets, new, ridge)
-        if loss < value:
-            return new, loss
-    return w, value
