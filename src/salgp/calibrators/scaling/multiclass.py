@@ -50,8 +50,19 @@ MANY_PARAMETERS = 10**6
 """Beyond this the search stops at five digits of the loss: the penalties decide there, not the data."""
 
 
+class AffineScaling(Calibrator):
+    """Predicts ``softmax(W x + b)``, with ``W`` in ``weight_`` and ``b`` in ``bias_``."""
+
+    def _inputs(self, features: Features) -> Tensor:
+        return features.logits
+
+    def _predict(self, features: Features) -> Prediction:
+        x = at_least_single(self._inputs(features))
+        return Prediction.from_probs(features, affine_softmax(x, self.weight_, self.bias_))
+
+
 @dataclass(repr=False, eq=False)
-class VectorScaling(Calibrator):
+class VectorScaling(AffineScaling):
     """A scale and an offset per class, ``softmax(w * z + b)``.
 
     Args:
@@ -79,12 +90,9 @@ class VectorScaling(Calibrator):
             features.logits, labels, start, penalty, self.intercept_penalty, self.max_iterations
         )
 
-    def _predict(self, features: Features) -> Prediction:
-        return _affine_prediction(features, features.logits, self.weight_, self.bias_)
-
 
 @dataclass(repr=False, eq=False)
-class MatrixScaling(Calibrator):
+class MatrixScaling(AffineScaling):
     """A full linear map of the logits, ``softmax(W z + b)``, with regularised off-diagonal entries and
     intercept.
 
@@ -108,15 +116,17 @@ class MatrixScaling(Calibrator):
     max_iterations: int = 500
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        penalties = (self.off_diagonal_penalty, self.intercept_penalty)
-        self.weight_, self.bias_ = _fit_matrix(features.logits, labels, *penalties, self.max_iterations)
-
-    def _predict(self, features: Features) -> Prediction:
-        return _affine_prediction(features, features.logits, self.weight_, self.bias_)
+        c = features.n_classes
+        start = torch.eye(c, dtype=torch.float64)
+        off_diagonal = torch.full_like(start, self.off_diagonal_penalty / (c * (c - 1)))
+        penalty = off_diagonal.fill_diagonal_(DIAGONAL_PENALTY / c)
+        self.weight_, self.bias_ = fit_affine(
+            self._inputs(features), labels, start, penalty, self.intercept_penalty, self.max_iterations
+        )
 
 
 @dataclass(repr=False, eq=False)
-class DirichletCalibration(Calibrator):
+class DirichletCalibration(MatrixScaling):
     """A full linear map of the log-probabilities, ``softmax(W log p + b)``, as if each class had
     Dirichlet-distributed ``p``.
 
@@ -139,26 +149,12 @@ class DirichletCalibration(Calibrator):
 
     name: ClassVar[str] = "dirichlet"
 
-    off_diagonal_penalty: float = 1.0
-    intercept_penalty: float = 1.0
-    max_iterations: int = 500
-
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        penalties = (self.off_diagonal_penalty, self.intercept_penalty)
-        self.weight_, self.bias_ = _fit_matrix(_log_probs(features), labels, *penalties, self.max_iterations)
-
-    def _predict(self, features: Features) -> Prediction:
-        return _affine_prediction(features, _log_probs(features), self.weight_, self.bias_)
+    def _inputs(self, features: Features) -> Tensor:
+        return _log_probs(features)
 
 
 def _log_probs(features: Features) -> Tensor:
     return torch.log_softmax(at_least_single(features.logits), dim=1)
-
-
-def _affine_prediction(features: Features, x: Tensor, weight: Tensor, bias: Tensor) -> Prediction:
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    W, b = weight.to(x.device, dtype), bias.to(x.device, dtype)
-    return Prediction.from_probs(features, tempered_softmax(affine(x.to(dtype), W, b), 1.0))
 
 
 def affine(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
@@ -171,14 +167,9 @@ def affine(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     return x * W + b if W.ndim == 1 else torch.addmm(b, x, W.T)
 
 
-def _fit_matrix(
-    x: Tensor, labels: Tensor, off: float, intercept: float, max_iterations: int
-) -> tuple[Tensor, Tensor]:
-    """A full matrix with off-diagonal and intercept regularisation (ODIR)."""
-    c = x.shape[1]
-    start = torch.eye(c, dtype=torch.float64)
-    penalty = torch.full_like(start, off / (c * (c - 1))).fill_diagonal_(DIAGONAL_PENALTY / c)
-    return fit_affine(x, labels, start, penalty, intercept, max_iterations)
+def affine_softmax(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """``softmax(W x + b)`` of each row, in the precision of ``x``."""
+    return tempered_softmax(affine(x, W.to(x), b.to(x)), 1.0)
 
 
 def fit_affine(
@@ -205,7 +196,7 @@ def fit_affine(
     c = x.shape[1]
     known = labels >= 0
     x, y = (x, labels) if bool(known.all()) else (x[known], labels[known])
-    if len(x) == 0:
+    if not len(x):
         warnings.warn(
             "no calibration sample has a known class: the map stays the identity",
             CalibrationWarning,
@@ -382,4 +373,4 @@ def _maps(x: Tensor, y: Tensor, temperature: float, identity: Tensor | None) -> 
 
 def _components(x: Tensor, maps: Iterable[Sequence[Tensor]]) -> Iterator[Tensor]:
     """Probabilities ``(n, c)`` by each map."""
-    return (tempered_softmax(affine(x, W.to(x), b.to(x)), 1.0) for W, b in maps)
+    return (affine_softmax(x, W, b) for W, b in maps)
