@@ -47,12 +47,13 @@ def in_memory(fitted: SALGP, store: FeatureStore, n_rounds: int = 1, weight: flo
         .double()
         .repeat_interleave(repeats)
     )
-    offset = (log_odds_design(features) @ f.mean_weights).repeat_interleave(repeats) if bernoulli else 0.0
+    X = log_odds_design(features).repeat_interleave(repeats, 0) if bernoulli else None
+    offset = 0.0 if X is None else X @ f.mean_weights
     for _ in range(n_rounds):
         mean, variance = p.moments(Kuf.T, prior)
         gaussian = gaussian_sites(y, torch.tensor(f.log_noise, dtype=torch.float64), weight)
         sites = bernoulli_sites(y, mean + offset, variance, weight) if bernoulli else gaussian
-        sums = statistics(Kuf, prior, sites.target - offset, sites.noise)
+        sums = statistics(Kuf, prior, sites.target - offset, sites.noise, X)
         p = condition_inducing(p.covariance, p.theta, p.rows, sums)
     Kuu = p.covariance(p.theta, gaps(p.rows, p.rows, p.covariance))
     evidence = float(inducing_log_evidence(Kuu, sums) + sites.constant)

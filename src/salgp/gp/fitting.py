@@ -7,7 +7,7 @@ conditional variance) beyond that; which one was used is part of the result.
 `extend` and `retract` add labelled samples to a fitted GP and take some back. Hyperparameters stay as they
 are. With inducing rows that is an addition or subtraction of summed statistics; exactly, it is a new
 factorisation. For a Bernoulli likelihood the sites of the samples already known are kept, those of new
-samples are refined until they settle (`new_sites`).
+samples are refined until they settle.
 """
 
 from __future__ import annotations
@@ -45,14 +45,11 @@ from salgp.gp.optimise import (
 from salgp.gp.regression import (
     Posterior,
     Statistics,
-    Trend,
     condition_exact,
     condition_inducing,
     exact_log_evidence,
-    exact_trend,
     inducing_log_evidence,
     inducing_rows,
-    inducing_trend,
     statistics,
 )
 from salgp.io import storable
@@ -60,11 +57,11 @@ from salgp.io import storable
 __all__ = [
     "EXACT_LIMIT",
     "Fitted",
+    "Observations",
     "Settings",
     "extend",
     "fit_bernoulli",
     "fit_gaussian",
-    "new_sites",
     "reconditioned",
     "retract",
 ]
@@ -77,6 +74,9 @@ LEAVE_OUT_TOLERANCE = 3e-5
 """Relative change at which a search by leave-one-out density stops: the density is flat around its optimum,
 and less than this is lost.
 """
+
+MOST_ROUNDS = 50
+"""Refinements of the Bernoulli sites of new samples."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,23 @@ class Settings:
         return self.objective == "leave-one-out" or (self.objective == "auto" and self.repeats > 1)
 
 
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Samples as a GP sees them.
+
+    Args:
+        rows: ``N`` flat rows; a stacked structure has one per sample and layer.
+        target: ``(N,)`` residuals (Gaussian) or correctness (Bernoulli).
+        weight: of each row in the likelihood.
+        design: ``(N, p)`` columns of the parametric mean of the log-odds; ``(N, 0)`` where the mean is zero.
+    """
+
+    rows: Rows
+    target: Tensor
+    weight: float
+    design: Tensor
+
+
 @storable
 @dataclass(frozen=True, eq=False)
 class Fitted:
@@ -136,7 +153,6 @@ class Fitted:
         noise: site noise, for exact inference.
         design: columns of the parametric mean of each row, for exact inference.
         summary: summed statistics, for inducing inference.
-        trend: uncertainty of ``mean_weights``, for a Bernoulli likelihood.
     """
 
     posterior: Posterior
@@ -151,7 +167,6 @@ class Fitted:
     noise: Tensor | None = None
     design: Tensor | None = None
     summary: Statistics | None = None
-    trend: Trend | None = None
 
     @property
     def is_gaussian(self) -> bool:
@@ -181,11 +196,10 @@ class _Problem:
         return sum(p.log_prior(theta[p.name]) for p in self.parameters)
 
     def log_evidence(self, theta: Theta, sites: Sites) -> Tensor:
-        if self.small is None:
-            value = exact_log_evidence(self.covariance(theta, self.full), sites.target, sites.noise)
-        else:
-            value = inducing_log_evidence(self.covariance(theta, self.small), self.summarise(theta, sites))
-        return value + sites.constant
+        if self.small is not None:
+            return inducing_log_evidence(self.covariance(theta, self.small), self.summarise(theta, sites))
+        K = self.covariance(theta, self.full)
+        return exact_log_evidence(K, sites.target, sites.noise) + sites.constant
 
     def leave_out_density(self, theta: Theta, sites: Sites, repeats: int) -> Tensor:
         K = self.covariance(theta, self.full)
@@ -198,8 +212,8 @@ class _Problem:
         return self.covariance(theta, self.single)[..., 0, 0]
 
     def summarise(self, theta: Theta, sites: Sites, design: Tensor | None = None) -> Statistics:
-        K = self.covariance(theta, self.full)
-        return statistics(K, self.prior_variance(theta), sites.target, sites.noise, design)
+        K, prior = self.covariance(theta, self.full), self.prior_variance(theta)
+        return statistics(K, prior, sites.target, sites.noise, design, sites.constant)
 
     def condition(self, theta: Theta, sites: Sites) -> Posterior:
         if self.inducing is None:
@@ -393,30 +407,54 @@ def _shown(value: Tensor) -> str:
     return f"[{numbers}]" if value.ndim else numbers
 
 
-def extend(fitted: Fitted, rows: Rows, sites: Sites, design: Tensor) -> Fitted:
-    """Condition on further rows, with the columns ``design`` of their parametric mean."""
-    if fitted.summary is not None:
-        return reconditioned(fitted, fitted.summary + _summary_of(fitted.posterior, rows, sites, design))
-    known = Rows.concatenate([fitted.posterior.rows, rows])
-    new = sites.target, sites.noise, design
-    return _exact_again(fitted, known, *map(torch.cat, zip(_observed(fitted), new, strict=True)))
+@torch.no_grad()
+def extend(fitted: Fitted, new: Observations) -> Fitted:
+    """Condition on further samples: on residuals as they are, or with Bernoulli sites refined around the
+    posterior that includes them.
+    """
+    if fitted.is_gaussian:
+        return _with_sites(fitted, new, _gaussian_sites(fitted, new))
+    mean, variance = fitted.posterior(new.rows)
+    offset = new.design @ fitted.mean_weights
+    for _ in range(MOST_ROUNDS):
+        sites = bernoulli_sites(new.target, mean + offset, variance, new.weight)
+        extended = _with_sites(fitted, new, replace(sites, target=sites.target - offset))
+        before = mean
+        mean, variance = extended.posterior(new.rows)
+        if float((mean - before).abs().max()) < 1e-8:
+            break
+    return extended
 
 
-def retract(fitted: Fitted, rows: Rows, sites: Sites, design: Tensor) -> Fitted:
-    """Condition on all but the given rows, which must be among those known."""
-    n_known = len(fitted.posterior.rows) if fitted.summary is None else fitted.summary.n
+@torch.no_grad()
+def retract(fitted: Fitted, gone: Observations) -> Fitted:
+    """Condition on all but the given samples, which must be among those known; residuals only."""
+    rows, n_known = gone.rows, len(fitted.posterior.rows) if fitted.summary is None else fitted.summary.n
     if len(rows) >= n_known:
         raise ValueError(f"cannot forget {len(rows)} rows: the calibrator knows {n_known}")
     if fitted.summary is not None:
-        return reconditioned(fitted, fitted.summary - _summary_of(fitted.posterior, rows, sites, design))
-    known, gone = _numbers(fitted.posterior.rows), _numbers(rows)
+        summary = _summary_of(fitted.posterior, gone, _gaussian_sites(fitted, gone))
+        return reconditioned(fitted, fitted.summary - summary)
+    known = _numbers(fitted.posterior.rows)
     keep = torch.ones(len(known), dtype=torch.bool, device=known.device)
-    for row in gone:
+    for row in _numbers(rows):
         same = (keep & (known == row).all(dim=1)).nonzero()
         if not len(same):
             raise ValueError("a sample to forget is not among those the calibrator was fitted on")
         keep[same[0]] = False
     return _exact_again(fitted, fitted.posterior.rows[keep], *(x[keep] for x in _observed(fitted)))
+
+
+def _with_sites(fitted: Fitted, new: Observations, sites: Sites) -> Fitted:
+    if fitted.summary is not None:
+        return reconditioned(fitted, fitted.summary + _summary_of(fitted.posterior, new, sites))
+    rows = Rows.concatenate([fitted.posterior.rows, new.rows])
+    more = sites.target, sites.noise, new.design
+    return _exact_again(fitted, rows, *map(torch.cat, zip(_observed(fitted), more, strict=True)))
+
+
+def _gaussian_sites(fitted: Fitted, new: Observations) -> Sites:
+    return gaussian_sites(new.target, new.target.new_tensor(fitted.log_noise), new.weight)
 
 
 def _observed(fitted: Fitted) -> tuple[Tensor, Tensor, Tensor]:
@@ -433,50 +471,20 @@ def _numbers(rows: Rows) -> Tensor:
     return torch.cat([x.double() for x in (*rows.blocks.values(), *groups)], dim=1)
 
 
-def new_sites(
-    fitted: Fitted, rows: Rows, target: Tensor, design: Tensor, weight: float, rounds: int = 50
-) -> Sites:
-    """Sites of new samples: residuals as they are, or refined Bernoulli sites around the posterior that
-    includes them.
-
-    Args:
-        fitted: current GP.
-        rows: flat rows of the new samples.
-        target: residuals, or correctness for a Bernoulli likelihood.
-        design: columns of the parametric mean of each row.
-        weight: of each observation.
-        rounds: most refinements.
-    """
-    if fitted.is_gaussian:
-        return gaussian_sites(target, target.new_tensor(fitted.log_noise), weight)
-    mean, variance = fitted.posterior(rows)
-    offset = design @ fitted.mean_weights
-    for _ in range(rounds):
-        sites = bernoulli_sites(target, mean + offset, variance, weight)
-        centred = replace(sites, target=sites.target - offset)
-        before = mean
-        mean, variance = extend(fitted, rows, centred, design).posterior(rows)
-        if float((mean - before).abs().max()) < 1e-8:
-            break
-    return centred
-
-
-def _summary_of(posterior: Posterior, rows: Rows, sites: Sites, design: Tensor) -> Statistics:
-    """Sums over the rows on the inducing rows of a posterior."""
-    Kuf = posterior.covariance_to(rows).mT
-    return statistics(Kuf, posterior.prior_variance(rows), sites.target, sites.noise, design)
+def _summary_of(posterior: Posterior, new: Observations, sites: Sites) -> Statistics:
+    """Sums over the samples on the inducing rows of a posterior."""
+    Kuf, prior = posterior.covariance_to(new.rows).mT, posterior.prior_variance(new.rows)
+    return statistics(Kuf, prior, sites.target, sites.noise, new.design, sites.constant)
 
 
 def reconditioned(fitted: Fitted, summary: Statistics) -> Fitted:
     """The same GP on the same inducing rows, given other sums."""
     p = fitted.posterior
     posterior = condition_inducing(p.covariance, p.theta, p.rows, summary)
-    trend = None if fitted.is_gaussian else inducing_trend(posterior, summary)
-    return replace(fitted, posterior=posterior, summary=summary, trend=trend)
+    return replace(fitted, posterior=posterior, summary=summary)
 
 
 def _exact_again(fitted: Fitted, rows: Rows, y: Tensor, noise: Tensor, design: Tensor) -> Fitted:
     p = fitted.posterior
-    posterior = condition_exact(p.covariance, p.theta, rows, y, noise)
-    trend = None if fitted.is_gaussian else exact_trend(posterior, design)
-    return replace(fitted, posterior=posterior, y=y, noise=noise, design=design, trend=trend)
+    posterior = condition_exact(p.covariance, p.theta, rows, y, noise, design)
+    return replace(fitted, posterior=posterior, y=y, noise=noise, design=design)

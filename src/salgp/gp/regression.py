@@ -63,6 +63,29 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 @storable
 @dataclass(frozen=True, eq=False)
+class Trend:
+    """Uncertainty of the weights ``w`` of a parametric mean, ``y = X w + f + e``: universal kriging.
+
+    With ``C = k + N`` the covariance of the data, ``var(x' w + f(x)) = var f(x) + r' (X' C^-1 X)^-1 r``,
+    ``r = x - X' C^-1 k(., x)``. Reference: Rasmussen & Williams 2006, eq. 2.42.
+
+    Args:
+        explained: ``(m, p)`` weights ``C^-1 X`` on the rows ``U``, so that ``r = x - k(x, U) @ explained``.
+        root: ``(p, p)`` root of the covariance of the weights.
+    """
+
+    explained: Tensor
+    root: Tensor
+
+    def variance(self, columns: Tensor, explained: Tensor) -> Tensor:
+        """What the weights add to the variance where the columns are ``(n, p)``, ``explained`` being
+        ``k(x, U) @ self.explained``.
+        """
+        return ((columns - explained) @ self.root).square().sum(dim=-1)
+
+
+@storable
+@dataclass(frozen=True, eq=False)
 class Posterior:
     """A conditioned GP: everything needed to predict, nothing else.
 
@@ -72,6 +95,7 @@ class Posterior:
         rows: the rows ``U`` it is expressed on (all rows, or the inducing ones).
         alpha: ``(m,)`` weights of the mean.
         root: ``(m, r)`` root ``R`` of what the data removed from the prior covariance.
+        trend: of the columns of the parametric mean; None where the mean is zero.
     """
 
     covariance: Covariance
@@ -79,6 +103,7 @@ class Posterior:
     rows: Rows
     alpha: Tensor
     root: Tensor
+    trend: Trend | None = None
 
     def covariance_to(self, rows: Rows) -> Tensor:
         """``k(rows, U)``, ``(..., N, m)``."""
@@ -106,29 +131,6 @@ class Posterior:
         return self.moments(self.covariance_to(rows), self.prior_variance(rows))
 
 
-@storable
-@dataclass(frozen=True, eq=False)
-class Trend:
-    """Uncertainty of the weights ``w`` of a parametric mean, ``y = X w + f + e``: universal kriging.
-
-    With ``C = k + N`` the covariance of the data, ``var(x' w + f(x)) = var f(x) + r' (X' C^-1 X)^-1 r``,
-    ``r = x - X' C^-1 k(., x)``. Reference: Rasmussen & Williams 2006, eq. 2.42.
-
-    Args:
-        explained: ``(m, p)`` weights ``C^-1 X`` on the rows ``U``, so that ``r = x - k(x, U) @ explained``.
-        root: ``(p, p)`` root of the covariance of the weights.
-    """
-
-    explained: Tensor
-    root: Tensor
-
-    def variance(self, columns: Tensor, explained: Tensor) -> Tensor:
-        """What the weights add to the variance where the columns are ``(n, p)``, ``explained`` being
-        ``k(x, U) @ self.explained``.
-        """
-        return ((columns - explained) @ self.root).square().sum(dim=-1)
-
-
 def remaining(prior: Tensor, reduced: Tensor) -> Tensor:
     """Posterior variance: ``prior - |reduced|^2``, with ``reduced = k(x, U) R``."""
     return (prior - torch.linalg.vector_norm(reduced, dim=-1).square()).clamp_min(0.0)
@@ -147,21 +149,26 @@ def exact_log_evidence(K: Tensor, y: Tensor, noise: Tensor) -> Tensor:
 
 
 def condition_exact(
-    covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, y: Tensor, noise: Tensor
+    covariance: Covariance,
+    theta: Mapping[str, Tensor],
+    rows: Rows,
+    y: Tensor,
+    noise: Tensor,
+    X: Tensor | None = None,
 ) -> Posterior:
-    """Posterior given all rows: ``alpha = (K + N)^-1 y`` and ``R R' = (K + N)^-1``."""
+    """Posterior given all rows, ``X`` being their columns of the trend: ``alpha = (K + N)^-1 y`` and ``R R' =
+    (K + N)^-1``.
+    """
     L = cholesky(covariance.between(theta, rows, rows) + noise.diag())
     root = lower_inverse(L).T.contiguous()
-    return Posterior(covariance, theta, rows, root @ (root.T @ y), root)
+    X = y.new_zeros(len(y), 0) if X is None else X
+    explained = root @ (root.T @ X)
+    return Posterior(covariance, theta, rows, root @ (root.T @ y), root, _trend(explained, X.T @ explained))
 
 
-def exact_trend(posterior: Posterior, X: Tensor) -> Trend:
-    """Trend with the columns ``X (n, p)`` of all rows."""
-    explained = posterior.root @ (posterior.root.T @ X)
-    return _trend(explained, X.T @ explained)
-
-
-def _trend(explained: Tensor, information: Tensor) -> Trend:
+def _trend(explained: Tensor, information: Tensor) -> Trend | None:
+    if not len(information):
+        return None
     prior = TREND_PRECISION * torch.eye(len(information), dtype=explained.dtype, device=explained.device)
     return Trend(explained, lower_inverse(cholesky(information + prior)).T)
 
@@ -178,6 +185,7 @@ class Statistics:
         log_noise: ``sum log noise``.
         trace: ``sum k_ii / noise_i``.
         n: number of rows.
+        constant: what the sites add to the log evidence.
         B: ``Kuf N^-1 X``, ``(m, p)``, of the columns of the trend.
         XX: ``X' N^-1 X``, ``(p, p)``.
     """
@@ -188,6 +196,7 @@ class Statistics:
     log_noise: Tensor
     trace: Tensor
     n: int
+    constant: Tensor
     B: Tensor
     XX: Tensor
 
@@ -198,15 +207,30 @@ class Statistics:
         return Statistics(*map(operator.sub, vars(self).values(), vars(other).values()))
 
 
-def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor, X: Tensor | None = None) -> Statistics:
-    """Sums over one batch of rows: ``Kuf`` is ``(m, n)``, ``prior`` the variances ``k_ii``, ``X`` the columns
-    of the trend where there is one.
+def statistics(
+    Kuf: Tensor,
+    prior: Tensor,
+    y: Tensor,
+    noise: Tensor,
+    X: Tensor | None = None,
+    constant: Tensor | None = None,
+) -> Statistics:
+    """Sums over one batch of rows.
+
+    Args:
+        Kuf: ``(m, n)`` covariance with the inducing rows.
+        prior: ``(n,)`` variances ``k_ii``.
+        y: ``(n,)`` targets.
+        noise: ``(n,)`` their noise variances.
+        X: ``(n, p)`` columns of the trend, where there is one.
+        constant: what the sites add to the log evidence.
     """
     A, b = _Weighted.apply(Kuf, y, noise)  # type: ignore[no-untyped-call]
     X = y.new_zeros(len(y), 0) if X is None else X
     weighted = X / noise[:, None]
     sums = (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum()
-    return Statistics(A, b, *sums, len(y), Kuf @ weighted, X.T @ weighted)
+    constant = y.new_zeros(()) if constant is None else constant
+    return Statistics(A, b, *sums, len(y), constant, Kuf @ weighted, X.T @ weighted)
 
 
 def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
@@ -215,7 +239,7 @@ def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
     LB = cholesky(A + torch.eye(len(A), dtype=A.dtype, device=A.device))
     c = solve_lower(LB, solve_lower(Luu, s.b))
     fit = s.n * LOG_2PI + s.log_noise + log_determinant(LB) + s.yy - c @ c
-    return -0.5 * (fit + s.trace - A.diagonal().sum())
+    return -0.5 * (fit + s.trace - A.diagonal().sum()) + s.constant
 
 
 def condition_inducing(
@@ -225,18 +249,14 @@ def condition_inducing(
     Luu, A = _whiten(covariance.between(theta, inducing, inducing), s)
     inverse = lower_inverse(Luu)
     half = spectral_root(A)
-    b = inverse @ s.b
-    alpha = inverse.T @ (b - half @ (half.T @ b))
-    return Posterior(covariance, theta, inducing, alpha, inverse.T @ half)
 
+    def solve(sums: Tensor) -> Tensor:
+        whitened = inverse @ sums
+        return inverse.T @ (whitened - half @ (half.T @ whitened))
 
-def inducing_trend(posterior: Posterior, s: Statistics) -> Trend:
-    """Trend on the inducing rows from the summed statistics of all data."""
-    Luu, A = _whiten(posterior.covariance_to(posterior.rows), s)
-    LB = cholesky(A + torch.eye(len(A), dtype=A.dtype, device=A.device))
-    root = lower_inverse(Luu).T @ lower_inverse(LB).T
-    explained = root @ (root.T @ s.B)
-    return _trend(explained, s.XX - s.B.T @ explained)
+    explained = solve(s.B)
+    trend = _trend(explained, s.XX - s.B.T @ explained)
+    return Posterior(covariance, theta, inducing, solve(s.b), inverse.T @ half, trend)
 
 
 def inducing_rows(

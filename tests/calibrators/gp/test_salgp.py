@@ -495,8 +495,9 @@ def test_intervals_count_the_weights_of_the_mean_as_uncertain() -> None:
         gp = fitted(SALGP(likelihood="bernoulli"), features, labels)
         p = gp.predict(new)
         inside.append(((p.lower <= truth) & (truth <= p.upper)).double().mean())
-        trend = gp.fitted_.trend
-        gp.fitted_ = replace(gp.fitted_, trend=replace(trend, root=0 * trend.root))
+        known = gp.fitted_.posterior
+        known = replace(known, trend=replace(known.trend, root=0 * known.trend.root))
+        gp.fitted_ = replace(gp.fitted_, posterior=known)
         p = gp.predict(new)
         without.append(((p.lower <= truth) & (truth <= p.upper)).double().mean())
     assert 0.82 < float(torch.stack(inside).mean()) < 0.97
@@ -537,8 +538,8 @@ def test_variance_of_log_odds_is_that_of_universal_kriging(covariance: str, infe
 @pytest.mark.parametrize("inference", ["exact", "inducing"])
 def test_new_labels_narrow_the_weights_of_the_mean(inference: str) -> None:
     gp = fitted(quick("sum", likelihood="bernoulli", inference=inference, n_inducing=20))
-    before = gp.fitted_.trend.root
-    after = gp.update(NEW, NEW_LABELS).fitted_.trend.root
+    before = gp.fitted_.posterior.trend.root
+    after = gp.update(NEW, NEW_LABELS).fitted_.posterior.trend.root
     assert float(torch.linalg.eigvalsh(before @ before.T - after @ after.T)[0]) > 0.0
 
 

@@ -48,7 +48,7 @@ def to_prediction(
         temperature: by which the other classes share what is left.
         design: ``(n, p)`` columns of a Bernoulli likelihood's mean, by default those of `log_odds_design`.
     """
-    posterior, trend = fitted.posterior, fitted.trend
+    posterior, trend = fitted.posterior, fitted.posterior.trend
     if trend is not None:  # what the rows explain of the mean's columns is one more linear functional of each
         posterior = replace(posterior, alpha=torch.column_stack([posterior.alpha, trend.explained]))
     mean, variance, layer_mean, layer_variance = predict_corrections(structure, posterior, features)

@@ -37,15 +37,13 @@ from salgp.features import Features
 from salgp.gp.fitting import (
     EXACT_LIMIT,
     Fitted,
+    Observations,
     Settings,
     extend,
     fit_bernoulli,
     fit_gaussian,
-    new_sites,
     retract,
 )
-from salgp.gp.kernels import Rows
-from salgp.gp.likelihood import Sites
 from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
 from salgp.prediction import Prediction
@@ -273,7 +271,7 @@ class SALGP(LayerwiseGP):
         from scratch.
         """
         new = self._observed(features, labels)
-        self.fitted_ = extend(self.fitted_, *new)
+        self.fitted_ = extend(self.fitted_, new)
         return self
 
     @one_at_a_time
@@ -288,7 +286,7 @@ class SALGP(LayerwiseGP):
                 "fit again on what is to be kept"
             )
         gone = self._observed(features, labels)
-        self.fitted_ = retract(self.fitted_, *gone)
+        self.fitted_ = retract(self.fitted_, gone)
         return self
 
     def suggest(self, features: Features, k: int) -> Tensor:
@@ -299,15 +297,13 @@ class SALGP(LayerwiseGP):
         assert std is not None
         return spread_choice(features, std, k)
 
-    def _observed(self, features: Features, labels: Any) -> tuple[Rows, Sites, Tensor]:
-        """New samples as the GP sees them, with the columns of their mean, on the device of what it knows."""
+    def _observed(self, features: Features, labels: Any) -> Observations:
+        """Samples as the GP sees them, on the device of what it knows."""
         features = self.check_input(features, allow_empty=False).to(self.fitted_.posterior.alpha.device)
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
             seen, design = self._seen(features)
-            new = observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
-            sites = new_sites(self.fitted_, new.rows, new.target, new.design, new.weight)
-            return new.rows, sites, new.design
+            return observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
 
 
 @dataclass(repr=False, eq=False)

@@ -70,23 +70,6 @@ class GPState:
 
 @storable
 @dataclass(frozen=True, eq=False)
-class PassSummary:
-    """Sums of one pass over some rows.
-
-    Args:
-        summary: statistics of the inducing posterior.
-        constant: what the sites add to the log evidence.
-    """
-
-    summary: Statistics
-    constant: Tensor
-
-    def __add__(self, other: PassSummary) -> PassSummary:
-        return PassSummary(self.summary + other.summary, self.constant + other.constant)
-
-
-@storable
-@dataclass(frozen=True, eq=False)
 class Candidates:
     """At most ``most`` rows proposed as inducing rows: those with the largest conditional variance."""
 
@@ -131,7 +114,7 @@ def propose(state: GPState, features: Features, labels: Tensor, number: int) -> 
 
 
 @torch.no_grad()
-def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0) -> PassSummary:
+def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0) -> Statistics:
     """Statistics of the samples on the inducing rows; Bernoulli sites are taken around the posterior."""
     fitted = state.fitted
     likelihood = "gaussian" if fitted.is_gaussian else "bernoulli"
@@ -145,8 +128,8 @@ def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0
         else:
             mean, variance = fitted.posterior.moments(Kfu, prior)
             sites = bernoulli_sites(y, mean + own, variance, state.weight)
-        sums = statistics(Kfu.T, prior, sites.target - own, sites.noise, seen.design[part])
-        parts.append(PassSummary(sums, sites.constant))
+        design = seen.design[part]
+        parts.append(statistics(Kfu.T, prior, sites.target - own, sites.noise, design, sites.constant))
     return sum(parts[1:], parts[0])
 
 
@@ -185,11 +168,11 @@ def _condition(state: GPState, source: Source) -> GPState:
     return replace(state, fitted=replace(state.fitted, converged=False, reason=reason))
 
 
-def _updated(state: GPState, total: PassSummary) -> GPState:
+def _updated(state: GPState, total: Statistics) -> GPState:
     """The posterior on the same inducing rows, given the sums of a pass."""
     posterior = state.fitted.posterior
-    evidence = inducing_log_evidence(posterior.covariance_to(posterior.rows), total.summary) + total.constant
-    fitted = reconditioned(state.fitted, total.summary)
+    evidence = inducing_log_evidence(posterior.covariance_to(posterior.rows), total)
+    fitted = reconditioned(state.fitted, total)
     return replace(state, fitted=replace(fitted, log_evidence=float(evidence)))
 
 

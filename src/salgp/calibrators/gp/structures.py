@@ -38,6 +38,7 @@ from torch.nn.functional import pad
 
 from salgp.features import Features
 from salgp.gp.covariance import ARD, Covariance, Index, Same, Stationary, Sum, kernel_on
+from salgp.gp.fitting import Observations
 from salgp.gp.kernels import Rows
 from salgp.io import storable
 
@@ -201,23 +202,6 @@ def _group(name: str, structure: Structure, features: Features) -> Tensor:
         "class": label[:, None].expand(n, L),
         "layer/class": layer * features.n_classes + label[:, None],
     }[name]
-
-
-@dataclass(frozen=True, eq=False)
-class Observations:
-    """Samples as a GP sees them.
-
-    Args:
-        rows: ``N`` flat rows; a stacked structure has one per sample and layer.
-        target: ``(N,)`` residuals (Gaussian) or correctness (Bernoulli).
-        weight: of each row in the likelihood.
-        design: ``(N, p)`` columns of the parametric mean of the log-odds; ``(N, 0)`` where the mean is zero.
-    """
-
-    rows: Rows
-    target: Tensor
-    weight: float
-    design: Tensor
 
 
 def observe(
