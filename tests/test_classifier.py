@@ -445,3 +445,5 @@ def test_labels_may_be_names() -> None:
         salgp.calibrate(model, [(x, names)], method="uncalibrated")
     with pytest.raises(ValueError, match="names 2 classes, but the network has 3"):
         salgp.calibrate(model, [(x, names)], method="uncalibrated", classes=["ant", "bee"])
+    with pytest.raises(ValueError, match="different names, got ant, ant, bee"):
+        salgp.calibrate(model, [(x[:2], names[:2])], method="uncalibrated", classes=["ant", "ant", "bee"])

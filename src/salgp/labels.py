@@ -74,6 +74,8 @@ def class_labels(labels: Any, n: int, n_classes: int, classes: Sequence[str] | N
     """
     if classes is not None and len(classes) != n_classes:
         raise ValueError(f"classes names {len(classes)} classes, but the network has {n_classes}")
+    if classes is not None and len(set(classes)) != n_classes:
+        raise ValueError(f"classes must have different names, got {', '.join(classes)}")
     y = labels if isinstance(labels, Tensor) else np.asarray(labels)
     if isinstance(y, np.ndarray) and y.ndim == 1 and all(isinstance(name, str) for name in y.tolist()):
         return as_labels(_numbers(y.tolist(), classes), n)
