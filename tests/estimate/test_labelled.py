@@ -228,7 +228,7 @@ def test_the_variance_that_labels_leave_by_the_formula(n: int) -> None:
     _, labelled, y = made(n, 0.7, -0.5)
     correction = learn_correction(labelled, y)
     p = np.array([0.6, 0.9, 0.99])
-    std, low, high = np.array([0.2, 0.02, 0.005]), np.array([0.5, 0.6, 0.9]), np.array([0.7, 1.0, 1.0])
+    std, low, high = np.array([0.2, 0.02, 0.005]), np.array([0.45, 0.6, 0.9]), np.array([0.7, 1.0, 1.0])
     tensors = [torch.from_numpy(x) for x in (p, std, low, high)]
     probs = torch.stack([tensors[0], 1 - tensors[0]], dim=1)
     found = correction(Prediction(torch.zeros(3).long(), probs, *tensors))
@@ -250,3 +250,17 @@ def test_a_correction_says_what_becomes_of_nine_tenths() -> None:
     p = Prediction(torch.zeros(40).long(), torch.full((40, 2), 0.5), torch.full((40,), 0.9))
     correction = learn_correction(p, [0] * 24 + [1] * 16)
     assert str(correction).endswith(f"A confidence of 0.90 becomes {float(correction(p).confidence[0]):.2f}.")
+
+
+def test_what_a_correction_rests_on_by_the_formula() -> None:
+    """Curvature of the posterior by NumPy; of the answers, how many were right and how many should have been."""
+    _, labelled, y = made(60, 0.7, -0.5)
+    found = learn_correction(labelled, y)
+    f = np.clip(torch.logit(labelled.confidence.double()).numpy(), -5, 5)
+    p = 1 / (1 + np.exp(-(found.slope * f + found.offset)))
+    line = np.stack([f, np.ones(60)])
+    curvature = (line * p * (1 - p)) @ line.T + np.diag([1 / 0.1, 1 / 0.5])
+    np.testing.assert_allclose(found.covariance, np.linalg.inv(curvature), rtol=1e-6)
+    assert found.n == 60
+    assert found.right == int((labelled.label == y).sum())
+    assert found.expected == pytest.approx(math.fsum(labelled.confidence.tolist()))
