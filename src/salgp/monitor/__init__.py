@@ -1,8 +1,8 @@
 """Monitor a stream of predictions without labels, with few, or with late ones.
 
-`martingale` (evidence valid at any time), `features` (what is monitored), `records` (what is kept, and
-where), `monitor` (the `Monitor`), `rules` (from what is kept to a status), `status` (what it says), `page`
-(the same as one HTML page), `export` (table, dictionary, Prometheus).
+`martingale` (what is monitored, and evidence valid at any time), `records` (what is kept, and where),
+`monitor` (the `Monitor`), `rules` (from what is kept to what it says), `page` (the same as one HTML page),
+`export` (table, dictionary, Prometheus).
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Evidence against "nothing changed" that may be looked at any time.
 
+Monitored of a prediction are its *features*, a column of numbers each: the confidence, the predicted class,
+the novelty, and every layer's term of the correction, each where the calibrator has it. So an alarm can say
+what shifted.
+
 If samples are exchangeable, the rank of each among all before it is uniform and independent of the past: the
 conformal p-value ``p_t``, with ties broken at random. Betting on it with
 
@@ -14,11 +18,6 @@ false alarm over the whole life of a monitor, not per look. ``k = 1`` gains when
 
 Ranks are exact on values rounded to `CELLS` fixed cells, which keeps memory constant; rounding makes ties,
 which are broken at random, so the bound still holds.
-
-What is monitored of a prediction, one column of numbers per feature.
-
-The confidence, the predicted class, the novelty, and every layer's term of the correction, each where the
-calibrator has it. So an alarm can say what shifted.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 from torch import Tensor
 
 from salgp.logits import log_odds
@@ -41,6 +41,9 @@ CELLS = 4096
 
 BLOCK = 256
 """Samples between two starts of new bets."""
+
+BANDS = 64
+"""Bands of equal weight in the reference, to measure effect sizes with."""
 
 FREQUENCIES = np.arange(1, 4)
 STAKES = np.array([-0.8, -0.3, -0.1, 0.1, 0.3, 0.8])
@@ -180,12 +183,7 @@ def _ranks(counts: IntArray, values: IntArray, draws: FloatArray) -> FloatArray:
 
 
 def _log_mean(log_values: FloatArray) -> float:
-    top = float(log_values.max())
-    return -np.inf if np.isneginf(top) else top + float(np.log(np.exp(log_values - top).mean()))
-
-
-BANDS = 64
-"""Bands of equal weight in the reference, to measure effect sizes with."""
+    return float(logsumexp(log_values)) - math.log(log_values.size)
 
 
 def feature_names(prediction: Prediction) -> tuple[str, ...]:
@@ -243,6 +241,6 @@ def effects(reference: IntArray, now: IntArray) -> FloatArray:
         array([0.5])
     """
     below = reference.cumsum(1) - reference
-    above = reference.sum(1, keepdims=True) - below - reference
+    above = reference.sum(1, keepdims=True) - reference.cumsum(1)
     pairs = np.maximum(reference.sum(1) * now.sum(1), 1)
     return (now * (below - above)).sum(1) / pairs

@@ -1,8 +1,6 @@
-"""From what a monitor keeps to what it says: alarms, expected and measured accuracy, what shifted.
+"""From what a monitor keeps to what it says: alarms, accuracy, and which features and classes shifted.
 
 Nothing here changes anything: every function reads settings, state and log.
-
-What a monitor says: alarms, accuracy, and which features and classes shifted.
 """
 
 from __future__ import annotations
@@ -118,10 +116,7 @@ class Status:
         return "whether it matters cannot be told yet" if self.may_matter else "too little to matter so far"
 
 
-IntArray = NDArray[np.int64]
-
-
-def status_of(settings: Settings, state: State, bands: IntArray, log: Sequence[Record]) -> Status:
+def status_of(settings: Settings, state: State, bands: NDArray[np.int64], log: Sequence[Record]) -> Status:
     """How things stand.
 
     Args:
@@ -145,7 +140,7 @@ def status_of(settings: Settings, state: State, bands: IntArray, log: Sequence[R
         settings.reference,
         _matters(settings, found, labelled),
         _may_have_fallen(settings, found if labelled is None else labelled),
-        {name: total / math.log(10) for name, total in _log_totals(state).items()},
+        {name: getattr(state, name).log_total / math.log(10) for name in CAUSES},
         _feature_shifts(settings, state, bands),
         _class_shifts(settings, fed),
         sum(record.n for record in fed),
@@ -156,8 +151,7 @@ def status_of(settings: Settings, state: State, bands: IntArray, log: Sequence[R
 def alarms(settings: Settings, state: State) -> tuple[str, ...]:
     """Which alarms stand: each has half of the stated probability."""
     limit = math.log(2 / settings.false_alarm)
-    peaks = {"shift": state.shift.peak, "accuracy": state.accuracy.peak}
-    return tuple(name for name, peak in peaks.items() if peak >= limit)
+    return tuple(name for name in CAUSES if getattr(state, name).peak >= limit)
 
 
 def expected(settings: Settings, fed: Sequence[Record]) -> Estimate:
@@ -197,10 +191,6 @@ def with_late_labels(log: Sequence[Record]) -> list[Record]:
     return list(found.values())
 
 
-def _log_totals(state: State) -> dict[str, float]:
-    return {"shift": state.shift.log_total, "accuracy": state.accuracy.log_total}
-
-
 def _matters(settings: Settings, found: Estimate, labelled: Estimate | None) -> bool:
     """Labels decide; the estimate counts beside them only where they do not contradict it."""
     if labelled is None:
@@ -219,7 +209,7 @@ def _may_have_fallen(settings: Settings, found: Estimate) -> bool:
     return found.n > 0 and found.lower < settings.reference - settings.tolerance
 
 
-def _feature_shifts(settings: Settings, state: State, bands: IntArray) -> tuple[FeatureShift, ...]:
+def _feature_shifts(settings: Settings, state: State, bands: NDArray[np.int64]) -> tuple[FeatureShift, ...]:
     """Every feature against the reference, largest effect first."""
     size = state.recent.shape[2]
     pairs = zip(bands, state.reference, strict=True)
