@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.scaling.sigmoid import fit_logistic, platt_targets
-from salgp.calibrators.scaling.toplabel import from_top_label
+from salgp.calibrators.scaling.toplabel import fit_logistic, from_top_label, platt_targets
 from salgp.calibrators.temperature import BOUNDS, best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
 from salgp.gp.optimise import tell_unless_settled

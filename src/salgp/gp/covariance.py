@@ -111,20 +111,14 @@ class Stationary(Covariance):
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
         name = self.name or self.block
-        squared = gaps.squared[self.block]
-        log_lengthscale = theta[f"{name}.log_lengthscale"]
-        log_variance = None if self.unit else theta[f"{name}.log_variance"]
+        scales = [theta[f"{name}.log_lengthscale"]]
+        if not self.unit:
+            scales.append(theta[f"{name}.log_variance"])
         if not self.per:
-            return stationary(self.kernel, squared, log_lengthscale, log_variance)
+            return stationary(self.kernel, gaps.squared[self.block], *scales)
         left, _ = gaps.pairs[self.per]
-        own = left.clamp_min(0)
-        K = stationary(
-            self.kernel,
-            squared,
-            log_lengthscale[own],
-            None if log_variance is None else log_variance[own],
-        )
-        return K * Same(self.per)(theta, gaps)
+        own = (scale[left.clamp_min(0)] for scale in scales)
+        return stationary(self.kernel, gaps.squared[self.block], *own) * Same(self.per)(theta, gaps)
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         name = self.name or self.block

@@ -55,7 +55,6 @@ from salgp.gp.regression import (
 from salgp.io import storable
 
 __all__ = [
-    "EXACT_LIMIT",
     "Fitted",
     "Observations",
     "Settings",

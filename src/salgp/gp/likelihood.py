@@ -34,7 +34,7 @@ from torch.nn.functional import softplus
 from salgp.gp.linalg import cholesky, inverse_positive, solve_lower, solve_positive
 from salgp.gp.regression import INDUCING_JITTER, LOG_2PI
 
-__all__ = ["Sites", "bernoulli_sites", "gaussian_sites", "logistic", "logistic_covariance", "sigmoid_moments"]
+__all__ = ["bernoulli_sites", "gaussian_sites", "logistic", "logistic_covariance", "sigmoid_moments"]
 
 
 @dataclass(frozen=True, eq=False)

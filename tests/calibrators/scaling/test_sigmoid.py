@@ -11,8 +11,13 @@ from scipy.optimize import minimize
 from torch.nn.functional import softplus
 
 from salgp import Features
-from salgp.calibrators.scaling.sigmoid import BetaCalibration, PlattScaling, fit_logistic, platt_targets
-from salgp.calibrators.scaling.toplabel import top_label
+from salgp.calibrators.scaling.toplabel import (
+    BetaCalibration,
+    PlattScaling,
+    fit_logistic,
+    platt_targets,
+    top_label,
+)
 
 
 def drawn(n: int = 600, c: int = 4, temperature: float = 2.0, seed: int = 0) -> tuple[Features, torch.Tensor]:

@@ -27,7 +27,7 @@ from salgp.gp.linalg import cholesky, inverse_positive, log_determinant, lower_i
 from salgp.logits import at_least_single
 from salgp.prediction import INTERVAL_SD, Prediction
 
-__all__ = ["GPCalibration"]
+__all__ = []
 
 AMPLITUDES = (0.3, 1.0, 3.0, 10.0)
 """Prior standard deviations of ``g(z) - z`` that the bound chooses from, in logits; smaller ones would claim

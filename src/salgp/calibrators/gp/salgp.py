@@ -35,7 +35,6 @@ from salgp.calibrators.gp.structures import Structure, observe, structure
 from salgp.calibrators.rows import spread_choice
 from salgp.features import Features
 from salgp.gp.fitting import (
-    EXACT_LIMIT,
     Fitted,
     Observations,
     Settings,
@@ -112,7 +111,7 @@ class LayerwiseGP(Calibrator):
     learning_rate: float = 5e-3
     restarts: int = 0
     seed: int = 0
-    exact_limit: int = EXACT_LIMIT
+    exact_limit: int = Settings.exact_limit
 
     def fit_stream(self, source: Source) -> Self | None:
         """Fit to all rows of a source."""

@@ -42,7 +42,7 @@ from salgp.gp.fitting import Observations
 from salgp.gp.kernels import Rows
 from salgp.io import storable
 
-__all__ = ["observe", "rows_of", "structure"]
+__all__ = ["structure"]
 
 STACKED = ("ml", "hl", "additive", "icm", "lcm", "nested")
 STRUCTURES = ("single", "rio", "red", "global", "class", "concat", "sum", *STACKED)

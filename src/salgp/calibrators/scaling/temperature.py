@@ -84,7 +84,7 @@ class TemperatureScaling(Calibrator):
         return Prediction.from_probs(features, tempered_softmax(features.logits, self.temperature_))
 
 
-class PerturbedTemperatureScaling(Calibrator):
+class PerturbedTemperatureScaling(TemperatureScaling):
     """Temperature scaling fitted on augmented calibration samples, for use under shift.
 
     The network's input is repeated under noise of several strengths before the features are taken, so that
@@ -103,6 +103,7 @@ class PerturbedTemperatureScaling(Calibrator):
     """
 
     name: ClassVar[str] = "perturbed-temperature"
+    display_name: ClassVar[str] = "perturbed temperature"
     uses_augmented: ClassVar[bool] = True
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
@@ -117,9 +118,6 @@ class PerturbedTemperatureScaling(Calibrator):
             _, of, count = torch.unique(features.groups, return_inverse=True, return_counts=True)
             weights = (1 / count.double())[of]
         self.temperature_, self.at_bound_ = best_temperature(features.logits, labels, weights=weights)
-
-    def _predict(self, features: Features) -> Prediction:
-        return Prediction.from_probs(features, tempered_softmax(features.logits, self.temperature_))
 
 
 class EnsembleTemperatureScaling(Calibrator):
