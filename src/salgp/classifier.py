@@ -236,9 +236,7 @@ def calibrate(
     classes: Sequence[str] | None = None,
     reader: Reader | None = None,
     perturb: Families | bool | None = True,
-    tokenizer: Any = None,
     budget: float | None = None,
-    seed: int = 0,
     progress: bool | None = None,
 ) -> CalibratedClassifier:
     """Calibrate a trained classifier on labelled samples it was not trained on.
@@ -254,14 +252,13 @@ def calibrate(
             ``"log-probabilities"`` or ``"sigmoids"`` (one probability per class, against the rest).
         classes: names of the classes in the order of the network's outputs; labels may then be names, and
             reports name the classes.
-        reader: how to read the network: layers, pooling, how it is called, where labels are, devices.
+        reader: how to read the network: layers, pooling, how it is called, where labels are, devices, the
+            tokenizer of a network that reads text, the seed of augmented samples.
         perturb: families of perturbations of the calibration data, see `salgp.extract`. True means ``"auto"``
             for methods that learn from augmented samples and nothing for the others; False or None nothing.
-        tokenizer: of a network that reads text, see `salgp.extract`.
         budget: seconds that reading and fitting may take, about. It is spent on augmented samples, up to
             three of each sample and family; where it is short, part of the samples is augmented and part of
             the reference read. ``.augmentation`` says what was done. By default, one of each and all of it.
-        seed: of augmented samples and projections.
         progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal and in notebooks,
             and elsewhere a line now and then.
 
@@ -276,7 +273,7 @@ def calibrate(
         torch.Size([2, 3])
     """
     calibrator = method_for(method)
-    reader = reader_for(reader, output, seed)
+    reader = reader_for(reader, output)
     if classes is not None:
         reader = replace(reader, classes=tuple(classes))
     if not calibrator.needs_layers:
@@ -289,14 +286,13 @@ def calibrate(
         reader,
         perturb or None,
         reference=reference,
-        tokenizer=tokenizer,
         needs_layers=calibrator.needs_layers,
         budget=budget,
         progress=progress,
     )
     calibrator = with_fallback(calibrator, data.features, method not in DEFAULT)
     calibrator.fit(data.features, data.labels, data.reference)
-    return CalibratedClassifier(model, calibrator, data.reader, data.augmentation)
+    return CalibratedClassifier(model, calibrator, replace(data.reader, tokenizer=None), data.augmentation)
 
 
 def with_fallback(calibrator: Calibrator, features: Features, asked_for: bool) -> Calibrator:

@@ -27,7 +27,8 @@ model.load_state_dict(torch.load(sys.argv[2], weights_only=True))
 x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 both = []
 for k in (0, 1):
-    both.append(salgp.calibrate(model, [(x, (torch.arange(60) + k) % 3)], method="temperature", seed=k))
+    loader, reader = [(x, (torch.arange(60) + k) % 3)], salgp.Reader(seed=k)
+    both.append(salgp.calibrate(model, loader, method="temperature", reader=reader))
 print("ready", flush=True)
 while True:
     for one in both:
@@ -36,7 +37,10 @@ while True:
 
 
 def classifiers() -> list[salgp.CalibratedClassifier]:
-    return [salgp.calibrate(MODEL, [(X, (LABELS + k) % 3)], method="temperature", seed=k) for k in (0, 1)]
+    return [
+        salgp.calibrate(MODEL, [(X, (LABELS + k) % 3)], method="temperature", reader=salgp.Reader(seed=k))
+        for k in (0, 1)
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -148,11 +148,13 @@ def test_augmentation_keeps_originals_and_groups() -> None:
 
 def test_extract_takes_families_by_name() -> None:
     model, loader = network(), labelled()
-    features, labels = extract(model, loader, perturb="auto", seed=3)
-    again, _ = extract(model, loader, perturb="auto", seed=3)
+    features, labels = extract(model, loader, perturb="auto", reader=Reader(seed=3))
+    again, _ = extract(model, loader, perturb="auto", reader=Reader(seed=3))
     assert len(features) == len(labels) == 40 * (1 + len(KINDS["tabular"]))
     assert torch.equal(features.logits, again.logits)
-    assert not torch.equal(features.logits, extract(model, loader, perturb="auto", seed=4)[0].logits)
+    assert not torch.equal(
+        features.logits, extract(model, loader, perturb="auto", reader=Reader(seed=4))[0].logits
+    )
 
 
 def test_layers_that_lead_nowhere_are_not_disturbed() -> None:

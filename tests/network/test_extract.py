@@ -353,7 +353,7 @@ def test_wide_layers_are_projected_the_same_way_every_time():
     torch.testing.assert_close(narrow.layers["3"], wide.layers["3"] @ projection("3", 256, 20, 0))
     again, _ = salgp.extract(model, _loader(x), reader=salgp.Reader(pooling="flatten", max_width=20))
     assert torch.equal(again.layers["3"], narrow.layers["3"])
-    other, _ = salgp.extract(model, _loader(x), reader=salgp.Reader(pooling="flatten", max_width=20), seed=1)
+    other, _ = salgp.extract(model, _loader(x), reader=salgp.Reader(pooling="flatten", max_width=20, seed=1))
     assert not torch.equal(other.layers["3"], narrow.layers["3"])
     with pytest.raises(ValueError, match="max_width must be at least 1"):
         salgp.extract(model, _loader(x), reader=salgp.Reader(max_width=0))

@@ -184,7 +184,7 @@ def seen_by(item: Any, name: str, tokenizer: Any = None) -> dict[str, Tensor]:
             seen.append({"input_ids": input_ids, "attention_mask": attention_mask})
             return super().forward(input_ids, attention_mask)
 
-    read_calibration_data(Watching(), [item], Reader(layers=("hidden",)), [name], tokenizer=tokenizer)
+    read_calibration_data(Watching(), [item], Reader(("hidden",), tokenizer=tokenizer), [name])
     return seen[-1]
 
 
@@ -287,12 +287,12 @@ def test_auto_uses_the_tokenizer_where_there_is_one() -> None:
     ids, mask = texts()
     labels = torch.arange(len(ids)) % 3
     loader = [{"input_ids": ids, "attention_mask": mask, "labels": labels}]
-    with_text = read_calibration_data(Bag(), loader, Reader(), "auto", tokenizer=Letters()).augmentation
+    with_text = read_calibration_data(Bag(), loader, Reader(tokenizer=Letters()), "auto").augmentation
     assert with_text.families == KINDS["text"]
     assert read_calibration_data(Bag(), loader, Reader(), "auto").augmentation.families == KINDS["tokens"]
-    features, _ = salgp.extract(Bag(), loader, perturb="auto", tokenizer=Letters())
+    features, _ = salgp.extract(Bag(), loader, perturb="auto", reader=Reader(tokenizer=Letters()))
     assert len(features) == len(ids) * (1 + len(KINDS["text"]))
-    with pytest.raises(ValueError, match="pass tokenizer="):
+    with pytest.raises(ValueError, match="tokenizer="):
         read_calibration_data(Bag(), loader, Reader(), ["typos"])
     with pytest.raises(ValueError, match="needs tokens"):
         read_calibration_data(nn.Linear(4, 3), [(torch.zeros(8, 4), labels[:8])], Reader(()), ["token-drop"])

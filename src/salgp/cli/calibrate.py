@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -73,8 +74,7 @@ def calibrate(
         data,
         method=method,
         reference=sets.get("train") if compares else None,
-        reader=reading.reader(),
-        tokenizer=data.tokenizer,
+        reader=replace(reading.reader(), tokenizer=data.tokenizer),
         progress=console.shows_progress,
     )
     check_numbering(how, data, classifier.calibrator.n_classes_)

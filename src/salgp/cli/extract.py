@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,8 +95,8 @@ def _write_file(
     labels: Tensor | None
     progress = console.shows_progress
     if perturb:
-        tokenizer = loader.tokenizer
-        made = read_calibration_data(model, loader, reader, "auto", tokenizer=tokenizer, progress=progress)
+        reader = replace(reader, tokenizer=loader.tokenizer)
+        made = read_calibration_data(model, loader, reader, "auto", progress=progress)
         reader, features, labels = made.reader, made.features, made.labels
     else:
         reader, features, labels = collect(read_batches(model, loader, reader, progress=progress))

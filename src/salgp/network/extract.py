@@ -44,8 +44,6 @@ def extract(
     reader: Reader | None = None,
     output: str | None = None,
     perturb: Families | None = None,
-    tokenizer: Any = None,
-    seed: int = 0,
     progress: bool | None = None,
 ) -> tuple[Features, Tensor | None]:
     """Logits and pooled layer features of everything a loader yields.
@@ -55,15 +53,12 @@ def extract(
         loader: yields ``(x, y)``, ``(x1, x2, ..., y)``, ``x`` alone, or mappings with keyword arguments (and
             ``labels``, ``label``, ``targets``, ``target`` or ``y``). Labels are class numbers or one-hot
             rows.
-        reader: how to read the network: layers, pooling, how it is called, where labels are, devices.
+        reader: how to read the network: layers, pooling, how it is called, where labels are, devices, the
+            tokenizer and the seed of augmented samples.
         output: what the network returns: ``"logits"`` (the default), ``"probabilities"``,
             ``"log-probabilities"`` or ``"sigmoids"`` (one probability per class, against the rest).
         perturb: ``"auto"``, or families of perturbations (`salgp.network.augment.families.families_for`):
             labelled originals are followed by augmented samples that share their original's group.
-        tokenizer: of a network that reads text, a Hugging Face one (or an object with its ``encode``,
-            ``decode`` and ``all_special_ids``); augmented texts then have typing errors, lost, swapped and
-            unknown words.
-        seed: of ``perturb`` and of projections.
         progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal and in notebooks,
             and elsewhere a line now and then.
 
@@ -78,18 +73,18 @@ def extract(
         >>> len(features), features.widths, labels
         (3, {'1': 8}, tensor([0, 1, 2]))
     """
-    reader = reader_for(reader, output, seed)
+    reader = reader_for(reader, output)
     if perturb is None:
         return collect(read_batches(model, loader, reader, progress=progress))[1:]
-    found = read_calibration_data(model, loader, reader, perturb, tokenizer=tokenizer, progress=progress)
+    found = read_calibration_data(model, loader, reader, perturb, progress=progress)
     return found.features, found.labels
 
 
-def reader_for(reader: Reader | None, output: str | None, seed: int) -> Reader:
-    """The reader, or the default one, with the output and seed of a call.
+def reader_for(reader: Reader | None, output: str | None) -> Reader:
+    """The reader, or the default one, with the output of a call.
 
     Example:
-        >>> reader_for(Reader(layers=-1), "probabilities", 3).output
+        >>> reader_for(Reader(layers=-1), "probabilities").output
         'probabilities'
     """
     if reader is not None and not isinstance(reader, Reader):
@@ -97,7 +92,7 @@ def reader_for(reader: Reader | None, output: str | None, seed: int) -> Reader:
     reader = reader or Reader()
     if output is not None and reader.output not in (None, output):
         raise ValueError(f"output is {output!r}, but that of the reader {reader.output!r}")
-    return replace(reader, output=output or reader.output, seed=seed if seed != 0 else reader.seed)
+    return replace(reader, output=output or reader.output)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +121,6 @@ def read_calibration_data(
     perturb: Families | None = None,
     *,
     reference: Iterable[Any] | None = None,
-    tokenizer: Any = None,
     needs_layers: bool = False,
     budget: float | None = None,
     progress: bool | None = None,
@@ -139,7 +133,6 @@ def read_calibration_data(
         reader: how to read the network; its seed is also that of the augmented samples.
         perturb: see `extract`.
         reference: labelled training data.
-        tokenizer: see `extract`.
         needs_layers: are the augmented samples for a method that reads layers? Then none are made where no
             layer of the network can be read.
         budget: seconds to spend on all this; see `salgp.calibrate`.
@@ -170,7 +163,6 @@ def read_calibration_data(
             perturb,
             passes=passes,
             progress=progress,
-            tokenizer=tokenizer,
         )
     if reference is None:
         return CalibrationData(reader, features, labels, None, augmentation)

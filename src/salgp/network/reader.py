@@ -78,7 +78,7 @@ class Reader:
             logits ``[0, z]``.
         max_width: wider layers are projected to this width by a random Gaussian matrix fixed by ``seed`` and
             layer name.
-        seed: of the projections.
+        seed: of the projections and of augmented samples.
         forward: ``forward(model, batch) -> output`` for networks that are not simply called with the inputs,
             or that return several tensors; it gets the batch as the loader made it, on the network's device.
         labels_at: where a batch has its labels, if not at its end: a position, such as 1 for ``(x, y, id)``,
@@ -93,6 +93,9 @@ class Reader:
         inputs: which inputs they had beside their labels, where they had some.
         columns: how many scores the network gave for each sample; 1 for a binary network of one output.
         classes: names of the classes in the order of the scores, for labels that are names.
+        tokenizer: of a network that reads text, a Hugging Face one (or an object with its ``encode``,
+            ``decode`` and ``all_special_ids``): augmented texts then have typing errors, lost, swapped and
+            unknown words. A calibrated classifier does not keep it.
 
     Example:
         >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.zeros(2, 4)
@@ -116,6 +119,7 @@ class Reader:
     inputs: KnownInputs | None = None
     columns: int | None = None
     classes: tuple[str, ...] | None = None
+    tokenizer: Any = None
     _copies: FrozenCopies = field(default_factory=FrozenCopies, repr=False, compare=False)
     _projections: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 

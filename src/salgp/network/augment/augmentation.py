@@ -108,21 +108,20 @@ def augment(
     *,
     passes: int | None = None,
     progress: bool | None = None,
-    tokenizer: Any = None,
 ) -> tuple[Features, Tensor, Augmentation]:
     """Features and labels of originals, first, and of augmented samples, and how these were made. Rows of one
     original share a group.
 
     Args:
         model: the network.
-        reader: how the originals were read; its seed is that of all random numbers.
+        reader: how the originals were read; its seed is that of all random numbers, and with its tokenizer
+            the words themselves are perturbed.
         batches: the originals.
         features: of the originals.
         labels: of the originals.
         perturb: see `salgp.network.augment.families.families_for`.
         passes: forward passes it may take; None for one augmented sample of each original and family.
         progress: show a progress bar; None for "on a terminal and in notebooks".
-        tokenizer: of the network: the words themselves are then perturbed.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -133,7 +132,7 @@ def augment(
         >>> more
         Features(24 samples, 3 classes, layers: 1 (8), with augmented samples)
     """
-    tokenizer = None if tokenizer is None else checked_tokenizer(tokenizer)
+    tokenizer = None if reader.tokenizer is None else checked_tokenizer(reader.tokenizer)
     augmenter = _Augmenter(model, reader, batches, features, labels, tokenizer)
     x: Any = values_of(first_input(batches[0])[1])
     x = first_tokens(batches[0])[1] if x is None else x

@@ -274,7 +274,9 @@ def _retokenized(
 ) -> Batch:
     """The words behind the tokens perturbed; types of tokens follow their words."""
     if tokenizer is None:
-        raise ValueError(f"perturbation {family.name!r} changes the text: pass tokenizer=...")
+        raise ValueError(
+            f"perturbation {family.name!r} changes the text: pass reader=salgp.Reader(tokenizer=...)"
+        )
     where, ids = first_tokens(batch)
     assert where is not None
     real = real_or_guessed(ids, real_tokens(batch, ids))
