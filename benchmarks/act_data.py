@@ -19,11 +19,11 @@ from salgp.calibrators import get
 
 __all__ = [
     "MOST",
-    "Judged",
+    "Predicted",
     "Suite",
     "clean",
     "digits",
-    "judged",
+    "predictions",
     "plain",
     "published",
     "read_suite",
@@ -67,7 +67,7 @@ class Suite:
     shifted: dict[str, tuple[Features, Tensor]]
 
     def evidence(self) -> LayerEvidence:
-        """Layer evidence fitted on originals and copies."""
+        """Layer evidence fitted on originals and augmented samples."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return LayerEvidence().fit(*self.calibration, self.reference)
@@ -94,13 +94,13 @@ def read_suite(cache: Path, name: str) -> Suite:
 
 
 def clean(features: Features, labels: Tensor) -> tuple[Features, Tensor]:
-    """The originals, without their copies."""
+    """The originals, without augmented samples."""
     rows = features.families == 0
     return plain(features[rows]), labels[rows]
 
 
 def plain(features: Features) -> Features:
-    """Without the columns that say which rows are copies."""
+    """Without the columns that say which rows are augmented."""
     return Features(features.logits, features.layers)
 
 
@@ -116,7 +116,7 @@ MOST = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Predicted:
     """What temperature scaling and layer evidence say of one set of samples.
 
     ``alone``: layer evidence one sample at a time; ``together``: with the whole set as its context;
@@ -130,7 +130,7 @@ class Judged:
     labels: Tensor
 
 
-def judged(cache: Path, name: str) -> dict[str, Judged]:
+def predictions(cache: Path, name: str) -> dict[str, Predicted]:
     """Predictions of one network's sets: ``home`` (calibration), ``test``, and the shifted ones by name.
 
     Kept in ``CACHE/act`` under the source of the calibrator, so that a run goes on where another stopped and
@@ -172,7 +172,7 @@ def _columns(temperature, evidence, batch: Features) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in columns.items()}
 
 
-def _read(key: str, file: np.lib.npyio.NpzFile) -> Judged:
+def _read(key: str, file: np.lib.npyio.NpzFile) -> Predicted:
     column = {
         name: torch.from_numpy(file[f"{key}|{name}"])
         for name in ("probs", "label", "alone", "novelty", "together", "std", "classes", "y")
@@ -182,7 +182,7 @@ def _read(key: str, file: np.lib.npyio.NpzFile) -> Judged:
     alone = Prediction(label, probs, column["alone"], novelty=column["novelty"])
     together = Prediction(label, probs, column["together"], std=column["std"])
     classes = replace(alone, probs=column["classes"])
-    return Judged(tempered, alone, together, classes, column["y"])
+    return Predicted(tempered, alone, together, classes, column["y"])
 
 
 def _model() -> str:

@@ -18,7 +18,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from act_data import judged, plain, read_suite, unshared
+from act_data import plain, predictions, read_suite, unshared
 from act_estimate import POINTS
 from act_guarantee import _naive
 from act_sets import _tried
@@ -78,7 +78,7 @@ def decide(cache: Path, path: Path) -> None:
 
 
 def sets(cache: Path, path: Path) -> None:
-    found = judged(cache, SET)
+    found = predictions(cache, SET)
     labels = found["test"].labels
     rows = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))[:4500]
 

@@ -174,8 +174,8 @@ def _mapie_sequence(prediction: Prediction, labels: Tensor, error: float) -> flo
 
 
 def _noise(draws: int) -> float:
-    doubt = 1 - ASSURANCE
-    return doubt + 2.33 * math.sqrt(doubt * ASSURANCE / draws)
+    risk = 1 - ASSURANCE
+    return risk + 2.33 * math.sqrt(risk * ASSURANCE / draws)
 
 
 _METHODS: dict[str, Choose] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from act_data import Judged, judged, suite_sets
+from act_data import Predicted, predictions, suite_sets
 from mapie.classification import SplitConformalClassifier
 from mapie.conformity_scores import APSConformityScore, LACConformityScore
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -59,7 +59,7 @@ def section(data: Path, cache: Path, quick: bool) -> str:
     ]
     ratios: dict[str, list[float]] = {"lac": [], "aps": []}
     for name in (*SETS, *REPORTED)[: 2 if quick else None]:
-        found = judged(cache, name)
+        found = predictions(cache, name)
         binary = found["test"].tempered.probs.shape[1] == 2  # MAPIE has no APS for two classes
         for score in ("lac",) if binary else ("lac", "aps"):
             cells = [_cell(found, which, kind, score, draws) for which, kind in COLUMNS]
@@ -80,7 +80,7 @@ def _other_draws(cache: Path, draws: int) -> str:
     parts = []
     for name in (*SETS, *REPORTED):
         others = [other for other in suite_sets(cache) if other[:-1] == name[:-1] and other != name]
-        found = [judged(cache, other) for other in others]
+        found = [predictions(cache, other) for other in others]
         for score in ("lac", "aps") if found else ():
             ratios = [_ratio(one, score, draws) for one in found]
             cells = ", ".join(f"{ratio:.3f}" for ratio in ratios)
@@ -92,7 +92,7 @@ def _other_draws(cache: Path, draws: int) -> str:
     )
 
 
-def _ratio(found: dict[str, Judged], score: str, draws: int) -> float:
+def _ratio(found: dict[str, Predicted], score: str, draws: int) -> float:
     ours, theirs = (_cell(found, which, "all", score, draws)[1] for which in ("evidence", "tempered"))
     return ours / theirs
 
@@ -100,12 +100,12 @@ def _ratio(found: dict[str, Judged], score: str, draws: int) -> float:
 COLUMNS = (("tempered", "mapie"), ("tempered", "all"), ("evidence", "all"), ("evidence", "novelty"))
 
 
-def _of(which: str, found: Judged) -> Prediction:
+def _of(which: str, found: Predicted) -> Prediction:
     """Tempered softmax, or what layer evidence says of all classes."""
     return found.tempered if which == "tempered" else found.classes
 
 
-def _cell(found: dict[str, Judged], which: str, kind: str, score: str, draws: int) -> tuple[str, float]:
+def _cell(found: dict[str, Predicted], which: str, kind: str, score: str, draws: int) -> tuple[str, float]:
     """The cell, and the mean size in domain."""
     rng = np.random.default_rng(0)
     home, labels = _of(which, found["test"]), found["test"].labels

@@ -1,8 +1,8 @@
 """What `calibrate` costs beside its forward passes: CIFAR-10, the public ResNet-20.
 
-1,000 calibration images with their copies and 10,000 reference images, batches of 128. The time inside the
-network is measured where `calibrate` calls it; *bare* is what the same number of images takes in the bare
-network, in the same run. The rest is perturbing images, pooling, moving data, and the fit.
+1,000 calibration images, augmented samples of them and 10,000 reference images, batches of 128. The time
+inside the network is measured where `calibrate` calls it; *bare* is what the same number of images takes in
+the bare network, in the same run. The rest is perturbing images, pooling, moving data, and the fit.
 
     SALGP_DATA=folder python benchmarks/calibrate.py
     SALGP_DATA=folder python benchmarks/calibrate.py --threads 2
@@ -170,7 +170,7 @@ def curve(case: Case, arguments: argparse.Namespace) -> str:
         rows, passes = chosen(data, per_sample, share)
         known = None if data.reference is None else tuple(x[:: round(1 / share)] for x in data.reference)
         fitted = LayerEvidence().fit(data.features[rows], data.labels[rows], known)
-        scores = {name: judged(fitted, *found) for name, found in read.items()}
+        scores = {name: scored(fitted, *found) for name, found in read.items()}
         in_domain = scores.pop("test")[0]
         means = torch.tensor(list(scores.values())).mean(dim=0).tolist()
         cells = [f"{per_sample:g}, {share:.0%}", f"{passes:,}", *(f"{x:.3f}" for x in (*means, in_domain))]
@@ -205,7 +205,7 @@ def labelled(
     return features, labels
 
 
-def judged(
+def scored(
     fitted: LayerEvidence, features: salgp.Features, labels: torch.Tensor
 ) -> tuple[float, float, float]:
     """ECE, NLL and AUROC of a test set."""

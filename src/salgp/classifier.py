@@ -92,7 +92,7 @@ class CalibratedClassifier(nn.Module):
         return f"calibrated by {self.calibrator.display_name}; layers read: {layers}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: method, network, layers, augmentation and how the fit judged itself."""
+        """What a notebook shows: method, network, layers, augmentation and the verdict of the fit."""
         layers = [f"{name} ({width})" for name, width in self.calibrator.layer_widths_.items()]
         families = [] if self.augmentation is None else list(self.augmentation.families)
         rows = {
@@ -112,7 +112,7 @@ class CalibratedClassifier(nn.Module):
         return found if found.label.device == features.logits.device else found.to(features.logits.device)
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
-        """What the calibrator sees of one batch."""
+        """Logits and layer features of one batch, as the calibrator reads them."""
         batch = Batch.given(inputs, keywords, unwrap(self.model), self.taps.labels_at, self.taps.inputs)
         if not torch.compiler.is_compiling() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
@@ -134,7 +134,7 @@ class CalibratedClassifier(nn.Module):
     def extract(
         self, loader: Iterable[Any], *, progress: bool | None = None
     ) -> tuple[Features, Tensor | None]:
-        """What the calibrator sees of everything a loader yields, and the labels where there are some.
+        """Features of everything a loader yields, and the labels where there are some.
 
         It is read exactly as it was for calibration: same layers, pooling, projection, output and forward
         function.
@@ -181,22 +181,22 @@ class CalibratedClassifier(nn.Module):
         features, labels = self.extract(loader)
         if labels is None:
             raise ValueError("a report needs labels, but the loader yields inputs only; yield (x, y)")
-        usual = {
+        defaults = {
             "method": self.calibrator.display_name,
             "class_names": self.taps.classes,
             "fit": getattr(self.calibrator, "verdict_", None),
         }
-        return build(path, features, labels, self._predicted(features), **{**usual, **options})
+        return build(path, features, labels, self._predicted(features), **{**defaults, **options})
 
     @property
     def check_(self) -> dict[str, dict[str, dict[str, float]]]:
-        """How the fit judged itself, where the calibrator does so: situation -> method -> score."""
+        """Scores of the fit on data left out of it, if any: situation -> method -> score."""
         return getattr(self.calibrator, "check_", {})
 
     @property
     def verdict_(self) -> str:
-        """The same in one sentence."""
-        return getattr(self.calibrator, "verdict_", "This calibrator does not judge itself.")
+        """The same in a few sentences."""
+        return getattr(self.calibrator, "verdict_", "This calibrator does not check its own fit.")
 
     def train(self, mode: bool = True) -> Self:
         """Set the flag of this module only: the network's modes are the user's."""

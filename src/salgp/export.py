@@ -38,7 +38,7 @@ __all__ = ["TARGETS", "Example", "export_classifier", "export_head"]
 Example = Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
 """One batch as a network takes it, its only input, its inputs in order or by name; or as loaders make it."""
 MADE_BY = KINDS["exported graph"][0].decode()
-"""What an exported file says of itself."""
+"""Metadata of an exported file."""
 OUTPUTS = ("label", "confidence", "std", "lower", "upper", "probs")
 LOWEST_TORCH = "2.13"
 """Earlier ones fix the size of the batch in the graph, or lack operations."""

@@ -61,7 +61,7 @@ ONNX = ".onnx"
 
 @dataclass(frozen=True, eq=False)
 class FeatureFile:
-    """Features of a file, and what the file says of them.
+    """Features of a file, and what the file records about them.
 
     Args:
         path: of the file or folder.
@@ -116,7 +116,7 @@ def origin_of(name: str, n: int, metadata: Mapping[str, str], classes: list[str]
 
 
 def network_metadata(network: nn.Module, reader: Reader, classes: Sequence[str] | None) -> dict[str, str]:
-    """What a file of features says of its network: enough to put network and calibrator together again."""
+    """Description of the network in a file of features: enough to put network and calibrator together."""
     header = module_header(network, reader)
     kept = {
         "network": header["fingerprint"]["weights"],
@@ -205,7 +205,7 @@ def write_prediction(
         prediction: calibrated.
         before: ``(n,)`` the network's own confidence.
         classes: names; a table has them in a column ``class``, and in ``probs.NAME``.
-        act: ``(n,)`` what a rule says of each answer.
+        act: ``(n,)`` decision of a rule on each answer.
         sets: ``(n, c)`` prediction sets; a table has them in ``set.NAME``.
     """
     given = {"network_confidence": before, "act": act, "sets": sets}

@@ -61,7 +61,7 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
 def class_labels(labels: Any, n: int, n_classes: int, classes: Sequence[str] | None = None) -> Tensor:
     """Labels ``(n,)`` as class numbers, from class numbers (also 0. and 1. as floats), one-hot rows or names.
 
-    Data of other classes than the network's may be read and predicted; who learns from labels or judges by
+    Data of other classes than the network's may be read and predicted; who learns from labels or scores by
     them asks whether the network knows them.
 
     Example:

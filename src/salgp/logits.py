@@ -228,10 +228,10 @@ def _check_probabilities(p: Tensor, output: str) -> None:
     off = ~((p.sum(dim=1) - 1).abs() <= TOLERANCE)  # NaN is off, too
     if not bool((p < 0).any()) and not bool(off.any()):
         return
-    lost = (~torch.isfinite(p).all(dim=1)).nonzero()[:, 0].tolist()
-    if lost:
+    bad = (~torch.isfinite(p).all(dim=1)).nonzero()[:, 0].tolist()
+    if bad:
         raise ValueError(
-            f"{output} hold NaN or infinity in row {lost[0]} ({len(lost)} rows in all); clean the data or "
+            f"{output} hold NaN or infinity in row {bad[0]} ({len(bad)} rows in all); clean the data or "
             f"the network first"
         )
     raise ValueError(

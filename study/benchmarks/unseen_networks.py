@@ -81,7 +81,7 @@ INTRODUCTION = """# Networks that the shift suite does not know
 Thirteen small networks of different kinds on public data that are no part of the shift suite, {draws} draws
 of each (other samples, other weights), with 12 to 15 shifts: {sets} shifted sets. Every network is calibrated
 with the defaults of `salgp.calibrate` and its training set as reference; temperature scaling is fitted on the
-same calibration samples. *Ours* judges every sample by itself, or with a context of 50 samples in random
+same calibration samples. *Ours* predicts every sample by itself, or with a context of 50 samples in random
 order. ECE has 15 bins of equal mass, NLL is that of being correct, AUROC that of spotting errors. Noise,
 gains, blur and rotations are also among the augmentations of the fit, in forms and strengths of its own; most
 other shifts are not. The data come inside three wheels, which are only read:

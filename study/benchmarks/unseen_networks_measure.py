@@ -30,7 +30,7 @@ METHODS = {
 }
 COMPARED = (TEMPERATURE, OURS, TOGETHER)
 CONTEXT = 50
-"""Samples that are judged together."""
+"""Samples that are predicted together."""
 
 
 @dataclass(frozen=True)

@@ -141,9 +141,9 @@ def test_one_sample_is_refused_with_a_reason(name: str) -> None:
     [
         (
             [5, 35, 65],
-            r"NaN or infinity in row 5 \(1 rows in all, perturbed copies not counted\)",
+            r"NaN or infinity in row 5 \(1 rows in all, augmented samples not counted\)",
         ),
-        ([37, 67, 9], r"in a perturbed copy of row 7 \(2 rows in all"),
+        ([37, 67, 9], r"in an augmented sample of row 7 \(2 rows in all"),
         ([70, 9], r"in row 9 \(2 rows in all"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from salgp.calibrators.temperature import BOUNDS, best_temperature, careful_temperature, tempered_softmax
+from salgp.calibrators.temperature import BOUNDS, best_temperature, shrunk_temperature, tempered_softmax
 
 
 def drawn(
@@ -76,7 +76,7 @@ def test_without_an_optimum_the_bound_is_returned(size: float) -> None:
     assert best_temperature(z, labels, warn=False) == (BOUNDS[0], True)
 
 
-def test_a_careful_temperature_is_the_posterior_mode_of_a_plain_search() -> None:
+def test_a_shrunk_temperature_is_the_posterior_mode_of_a_plain_search() -> None:
     for true in (0.3, 3.0):
         z, labels = drawn(60, 4, true)
 
@@ -85,7 +85,7 @@ def test_a_careful_temperature_is_the_posterior_mode_of_a_plain_search() -> None
             return float(fit) + 0.5 * (min(log_t, 0.0) / 0.5) ** 2
 
         expected = minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x
-        assert np.log(careful_temperature(z, labels)) == pytest.approx(expected, abs=1e-5)
+        assert np.log(shrunk_temperature(z, labels)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_parity_with_sklearn() -> None:

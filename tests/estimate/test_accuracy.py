@@ -57,7 +57,7 @@ def test_own_error_bars_widen_the_interval_and_do_not_fade_with_n() -> None:
 
 @pytest.mark.parametrize("name", ["temperature", "isotonic", "platt"])
 @pytest.mark.parametrize("n", [200, 5000])
-def test_sampling_spread_makes_intervals_right_at_home(name: str, n: int) -> None:
+def test_sampling_spread_makes_intervals_right_in_domain(name: str, n: int) -> None:
     """100 calibrators of 300 samples, too sure networks; 3 sd of the share covered are .09."""
     rng = np.random.default_rng(0)
 

@@ -72,7 +72,7 @@ def test_bernoulli_learns_from_new_errors_and_says_why_it_cannot_forget() -> Non
         gp.forget(new, wrong)
 
 
-def test_forgetting_a_stranger_is_refused() -> None:
+def test_forgetting_an_unknown_sample_is_refused() -> None:
     gp = SALGP("sum", inference="exact").fit(*made(40))
     with pytest.raises(ValueError, match="not among those"):
         gp.forget(*made(3, 9))

@@ -167,7 +167,7 @@ def test_the_verdict_does_not_follow_the_confidence_error_alone(
 def test_few_samples_come_with_a_caveat() -> None:
     few, enough = eighty(0.9, 3), eighty(0.9, 50)
     found = verdict(few, few, "M", OperatingPoint(0.1, 3, 3, 0.8), changes(ece="better"))
-    assert found.headline.startswith("Only 3 labelled predictions: too few to judge.")
+    assert found.headline.startswith("Only 3 labelled predictions: too few for a verdict.")
     assert found.tone == "fair"
     assert "too few" not in verdict(enough, enough, "M", USED, changes(ece="better")).headline
 
@@ -201,7 +201,7 @@ def test_action_at_the_ends(kept: int, words: str) -> None:
     assert words in verdict(one, one, "M", point, changes(ece="unchanged")).action
 
 
-def test_slices_are_judged_together_and_by_a_simulation() -> None:
+def test_slices_are_tested_together_and_by_a_simulation() -> None:
     """Where all confidences are right, any of many parts is called off in at most about 5 % of the worlds."""
     g = torch.Generator().manual_seed(0)
     called = 0

@@ -164,7 +164,7 @@ def test_contexts_that_are_none(folder: Path, tmp_path: Path, context: object) -
 
 @pytest.mark.parametrize("context", [1, "all"])
 def test_a_context_for_a_method_without_one(folder: Path, tmp_path: Path, context: int | str) -> None:
-    with pytest.raises(ValueError, match="judges each sample by itself: it takes no context"):
+    with pytest.raises(ValueError, match="predicts each sample by itself: it takes no context"):
         score(folder / "store", folder / "temperature", tmp_path / "a", context=context)  # type: ignore[arg-type]
 
 

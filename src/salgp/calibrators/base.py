@@ -95,7 +95,7 @@ class Calibrator(BaseEstimator, ABC):
     uses_augmented: ClassVar[bool] = False
     """Does the method learn from augmented calibration samples (`Features.groups`)?"""
     takes_context: ClassVar[bool] = False
-    """May samples be judged by what others seen beside them show?"""
+    """Can `predict` use other unlabelled samples from the same place and time (``context=``)?"""
     gives_confidence_only: ClassVar[bool] = False
     """Does the method say how sure to be of the label, and nothing about the other classes? Then `fit` also
     learns ``rest_temperature_``, by which `Prediction.from_confidence` shares what is left among them.
@@ -246,7 +246,7 @@ class Calibrator(BaseEstimator, ABC):
         """Compute the prediction; called under ``no_grad`` with checked input."""
 
     def context(self, features: Features) -> Any:
-        """What unlabelled samples that were met together tell of their environment, where `takes_context`."""
+        """Summary of unlabelled samples that were met together, for `predict`, where `takes_context`."""
         raise self._without_context()
 
     def predict_in_window(self, features: Features, window: Tensor) -> tuple[Prediction, Tensor]:
@@ -266,7 +266,7 @@ class Calibrator(BaseEstimator, ABC):
         """Work out, once and with real numbers, what an exported graph is to hold as it is."""
 
     def _without_context(self) -> ValueError:
-        return ValueError(f"{self.display_name} judges each sample by itself: it takes no context")
+        return ValueError(f"{self.display_name} predicts each sample by itself: it takes no context")
 
     def _chunk(self) -> int:
         """Samples predicted at once; bounds memory whatever the number of samples."""

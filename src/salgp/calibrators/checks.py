@@ -79,7 +79,7 @@ class CalibrationWarning(UserWarning):
 def check_features(features: Features, with_layers: bool, allow_empty: bool = False) -> float:
     """The size of the largest logit; refuses features no calibrator can work with, naming layer and row.
 
-    Rows are those of the original samples: a perturbed copy counts with its original.
+    Rows are those of the original samples: an augmented sample counts with its original.
 
     Example:
         >>> check_features(Features(torch.tensor([[0.0, torch.nan]])), with_layers=False)
@@ -158,7 +158,7 @@ def warn_of_data(
     """Warn of what ruins a calibration, one sentence for each.
 
     Args:
-        features: original calibration samples, without perturbed copies.
+        features: original calibration samples, without augmented ones.
         labels: ``(n,)`` their true classes.
         reference: training samples compared against and their classes, if any.
         zeros: do probabilities of exactly 0 matter to the method?
@@ -291,16 +291,16 @@ def _check_numbers(what: str, x: Tensor, largest: float, features: Features, lim
     rows, place = originals(features)
     samples = rows[place[wrong].unique()]
     first = int(samples[0])
-    where = f"row {first}" if bool((wrong == first).any()) else f"a perturbed copy of row {first}"
-    copies = "" if features.groups is None else ", perturbed copies not counted"
+    where = f"row {first}" if bool((wrong == first).any()) else f"an augmented sample of row {first}"
+    note = "" if features.groups is None else ", augmented samples not counted"
     raise ValueError(
-        f"{what} holds NaN or infinity in {where} ({len(samples)} rows in all{copies}); clean the data "
+        f"{what} holds NaN or infinity in {where} ({len(samples)} rows in all{note}); clean the data "
         f"or the network first"
     )
 
 
 CLAIMED = 0.1
-"""By how much the confidences must exceed the accuracy before labels at the level of a guess are doubted."""
+"""Labels at the level of a guess raise a warning where the confidences exceed the accuracy by this."""
 SURE = 5.0
 """Standard deviations that are no accident."""
 ENOUGH = 50
@@ -382,7 +382,7 @@ def misaligned_reference(
     calibration: tuple[Features, Tensor], reference: tuple[Features, Tensor]
 ) -> str | None:
     """A sentence where the network is far worse on the reference than on the calibration samples, though it
-    was trained on it; references without class scores are not judged.
+    was trained on it; references without class scores are not checked.
     """
     if tell_nothing(reference[0].logits):
         return None
@@ -390,8 +390,8 @@ def misaligned_reference(
     if min(here.n, there.n) == 0 or there.skill > here.skill / 2:
         return None
     accuracy = here.hits / here.n
-    doubt = SURE * (accuracy * (1 - accuracy) * (1 / here.n + 1 / there.n)) ** 0.5
-    if there.hits / there.n > accuracy - max(doubt, CLAIMED):
+    noise = SURE * (accuracy * (1 - accuracy) * (1 / here.n + 1 / there.n)) ** 0.5
+    if there.hits / there.n > accuracy - max(noise, CLAIMED):
         return None
     return (
         f"the network is right on {there.hits / there.n:.0%} of the reference samples, and on {accuracy:.0%} "

@@ -78,7 +78,7 @@ def get(name: str, **arguments: Any) -> Calibrator:
 
 
 def method_for(method: Calibrator | str | None, has_layers: bool = True) -> Calibrator:
-    """An unfitted calibrator: the given one copied, one by name, or what suits the data.
+    """An unfitted calibrator: the given one copied, one by name, or the default for the data.
 
     Example:
         >>> method_for("auto", has_layers=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.logits import at_least_single
 
-__all__ = ["BOUNDS", "best_temperature", "careful_temperature", "row_chunks", "tempered_softmax"]
+__all__ = ["BOUNDS", "best_temperature", "shrunk_temperature", "row_chunks", "tempered_softmax"]
 
 BOUNDS = (0.01, 20.0)
 """Smallest and largest temperature looked for."""
@@ -84,16 +84,16 @@ def rest_temperature(logits: Tensor, labels: Tensor) -> float:
     return 1.0 if at_bound or temperature < FLAT else temperature
 
 
-def careful_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> float:
+def shrunk_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> float:
     """Temperature of the largest likelihood if that is 1 or more; below 1, of the largest posterior with
     ``log T ~ N(0, spread^2)``.
 
     A temperature below 1 raises confidences. Few samples, or hardly an error among them, are no reason to do
-    so, and it stays near 1. One above 1 lowers them, which needs no further caution.
+    so, and it stays near 1. One above 1 lowers them and is not shrunk.
 
     Example:
         >>> z = torch.tensor([[2.0, 0.0]]).repeat(4, 1)
-        >>> round(careful_temperature(z, torch.tensor([0, 0, 0, 0])), 1)
+        >>> round(shrunk_temperature(z, torch.tensor([0, 0, 0, 0])), 1)
         0.8
     """
     if not bool((labels >= 0).any()):

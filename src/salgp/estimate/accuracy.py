@@ -1,4 +1,4 @@
-"""What calibrated confidences say of an unlabelled batch, and how far to trust it.
+"""Accuracy of an unlabelled batch, estimated from its calibrated confidences, with an interval.
 
 A confidence is the probability of being right, so the expected accuracy of a batch is the mean confidence.
 Two things make the truth differ. *Chance*: ``n`` answers with confidences ``c_i`` are right a random number

@@ -28,8 +28,8 @@ __all__ = ["ClassMix", "adapt", "class_mix"]
 
 FloatArray = NDArray[np.float64]
 
-STEPS, SETTLED = 2000, 1e-9
-"""Most steps of a search, and the largest change at which it has settled."""
+STEPS, TOLERANCE = 2000, 1e-9
+"""Most steps of a search, and the largest change at which it has converged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class ClassMix:
         source: ``(c,)`` shares that the calibrator was fitted for.
         p_value: of "the mix is still the source's"; small means it changed.
         n: samples.
-        converged: did the search settle?
+        converged: did the search converge?
     """
 
     share: FloatArray
@@ -75,9 +75,9 @@ def class_mix(
     """Estimate the class mix of an unlabelled batch.
 
     The estimate takes the class probabilities at their word, class by class. Those of a calibrated
-    *confidence* need not be right for each class: then a mix "moves" that did not. With ``calibration``, the
-    prediction of the calibration samples, every class is first scaled by one factor, so that its mean
-    probability there is its share.
+    *confidence* need not be right for each class: then a mix seems to change that did not.
+    With ``calibration``, the prediction of the calibration samples, every class is first scaled by one
+    factor, so that its mean probability there is its share.
 
     Args:
         prediction: of the batch.
@@ -116,13 +116,13 @@ def class_mix(
 
 
 def _likeliest(ratio: FloatArray, source: FloatArray) -> tuple[FloatArray, bool]:
-    """Expectation maximisation; did it settle?"""
+    """Expectation maximisation; did it converge?"""
     share = source.copy()
     for _ in range(STEPS):
         responsibility = ratio * share
         responsibility /= responsibility.sum(1, keepdims=True)
         before, share = share, responsibility.mean(0)
-        if np.abs(share - before).max() < SETTLED:
+        if np.abs(share - before).max() < TOLERANCE:
             return share, True
     return share, False
 
@@ -217,7 +217,7 @@ def _factors(calibration: np.ndarray, source: np.ndarray) -> np.ndarray:
     for _ in range(STEPS):
         change = source / _scaled(calibration, factors).mean(0)
         factors *= change
-        if np.abs(change - 1).max() < SETTLED:
+        if np.abs(change - 1).max() < TOLERANCE:
             break
     return factors
 

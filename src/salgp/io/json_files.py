@@ -197,7 +197,7 @@ def _tuples(value: Any) -> Any:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Is a value of the declared type? Whole numbers count as numbers, truth values do not; types that JSON
-    does not know are not judged.
+    does not know are not checked.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):

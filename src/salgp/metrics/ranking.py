@@ -119,7 +119,7 @@ def aurc(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
 
 @metric(
     "Spotting unknown classes (AUROC)",
-    "Chance that a strange sample is rated more novel than a usual one.",
+    "Chance that an out-of-distribution sample has a larger novelty than one from the distribution.",
     larger_is_better=True,
 )
 def ood_auroc(novelty: ArrayLike, is_ood: ArrayLike) -> Statistic:
@@ -141,8 +141,8 @@ def ood_auroc(novelty: ArrayLike, is_ood: ArrayLike) -> Statistic:
 
 
 @metric(
-    "Strange samples let in",
-    "Share of strange samples accepted by the threshold that accepts 95 % of the usual ones.",
+    "Out-of-distribution samples accepted",
+    "Share of out-of-distribution samples accepted by the threshold that accepts 95 % of the others.",
     larger_is_better=False,
 )
 def fpr95(novelty: ArrayLike, is_ood: ArrayLike) -> float:

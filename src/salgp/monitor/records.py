@@ -1,4 +1,4 @@
-"""What a monitor keeps, and the folder it keeps it in.
+"""Settings, state and log of a monitor, and their files.
 
 ``monitor.json`` (settings, written once), ``state.safetensors`` (everything needed to go on, replaced whole
 after every batch, with the batch's record inside) and ``log.jsonl`` (one record per batch, append-only, with

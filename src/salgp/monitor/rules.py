@@ -1,6 +1,7 @@
-"""From what a monitor keeps to what it says: alarms, accuracy, and which features and classes shifted.
+"""Status of a monitor: alarms, expected and measured accuracy, and which features and classes shifted.
 
-Nothing here changes anything: every function reads settings, state and log.
+Every function reads settings, state and log, and changes nothing. An alarm stands where the evidence of
+`salgp.monitor.martingale` passes its limit.
 """
 
 from __future__ import annotations

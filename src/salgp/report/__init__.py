@@ -127,7 +127,7 @@ def render(
     everyone = _everyone(features, prediction, method, others)
     sides = {name: scored(one, y) for name, one in everyone.items()}
     before, after = sides[MODEL], sides[method]
-    judged = _judged(before, after, y, method, acceptable_error)
+    summary = _summary(before, after, y, method, acceptable_error)
     name_of = partial(_name, class_names)
     columns = {PREDICTED: [name_of(label) for label in prediction.label.tolist()], **(slices or {})}
     return page(
@@ -143,7 +143,7 @@ def render(
         parts=slices_of(before, after, columns),
         confusions=confusions(after, y.numpy()),
         others=others and {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()},
-        shift=new_data and shift((features, prediction), new_data, judged["point"], after.accuracy),
+        shift=new_data and shift((features, prediction), new_data, summary["point"], after.accuracy),
         settings=dict(settings or {}),
         fit=fit,
         by_class=PREDICTED,
@@ -152,7 +152,7 @@ def render(
         shown=[metric for metric in METRICS.values() if metric.heading],
         assurance=ASSURANCE,
         versions=_versions(),
-        **judged,
+        **summary,
     )
 
 
@@ -163,7 +163,7 @@ PREDICTED = "predicted class"
 """The column of parts that every report has."""
 
 
-def _judged(
+def _summary(
     before: Scored, after: Scored, labels: Tensor, method: str, acceptable_error: float | None
 ) -> dict[str, Any]:
     """Verdict, scores, and what can be used without asking."""

@@ -28,7 +28,7 @@ from salgp.report.summary import Scored, term_shares
 __all__ = []
 
 FEWEST = 10
-"""Smaller parts are listed, but not judged."""
+"""Smaller parts are listed, but get no verdict."""
 
 LEVEL = 0.05
 """Chance of calling any part off where all are right."""
@@ -77,7 +77,7 @@ class Confusion:
 
 
 def slices(before: Scored, after: Scored, columns: Mapping[str, Sequence[Any]]) -> list[Slice]:
-    """Every part of every column, the most samples first; judged together.
+    """Every part of every column, the most samples first; tested together.
 
     Args:
         before: the model's own confidence.
@@ -244,7 +244,7 @@ def _sentence(
 
 
 def _off(estimated: float, measured: float | None) -> str:
-    """What to know of the estimate, where it was wrong on the labelled data."""
+    """Caveat of the estimate, where it was wrong on the labelled data."""
     if measured is None or abs(estimated - measured) < 0.03:
         return ""
     return (

@@ -112,7 +112,7 @@ def metric_changes(before: Scored, after: Scored, labels: Tensor) -> list[Change
         if not metric.heading or missing or ("labels" in metric.reads and not known):
             continue
         one, two = (_resampled(metric, each, len(labels)) for each in arrays)
-        found.append(Change(metric, _spread(one), _spread(two), _judge(one, two, metric.larger_is_better)))
+        found.append(Change(metric, _spread(one), _spread(two), _verdict(one, two, metric.larger_is_better)))
     return found
 
 
@@ -152,7 +152,7 @@ def _spread(found: metrics.Interval) -> tuple[float, float, float]:
     return found.value, max(found.value + float(low - middle), 0.0), found.value + float(high - middle)
 
 
-def _judge(before: metrics.Interval, after: metrics.Interval, larger_is_better: bool | None) -> str:
+def _verdict(before: metrics.Interval, after: metrics.Interval, larger_is_better: bool | None) -> str:
     change = after.replicates - before.replicates
     change = change[np.isfinite(change)]
     if not len(change) or not np.any(change):

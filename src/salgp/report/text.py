@@ -58,7 +58,7 @@ def verdict(
     said = f"{_diagnosis(before)}; {_result(before, after, method, changes)}."
     if n < FEWEST:
         samples = "one labelled prediction" if n == 1 else f"{n} labelled predictions"
-        said = f"Only {samples}: too few to judge. {said}"
+        said = f"Only {samples}: too few for a verdict. {said}"
     action = _action(point, n, after.accuracy, least)
     return Verdict(said, action, _tone(before, after, point, changes))
 

@@ -86,7 +86,7 @@ def score(
         ray_address: of a running Ray cluster; by default Ray is started on this machine.
         layers: also write each layer's part of the correction.
         context: samples that were met together, for calibrators that take it: ``"all"`` of the store, in one
-            pass more, or windows of so many consecutive ones; a window ends with its shard. None judges each
+            pass more, or windows of so many consecutive ones; a window ends with its shard. None: every
             sample by itself.
         verify: compare the checksum of every shard that is read.
         progress: show rate and time left (needs ``rich``).
@@ -197,7 +197,7 @@ def _check_context(context: int | str | None, calibrator: Path) -> None:
         )
     loaded = load_calibrator(calibrator)
     if not loaded.takes_context:
-        raise ValueError(f"{loaded.display_name} judges each sample by itself: it takes no context")
+        raise ValueError(f"{loaded.display_name} predicts each sample by itself: it takes no context")
 
 
 def shard_context(store: str, calibrator: str, index: int, verify: bool) -> Context:

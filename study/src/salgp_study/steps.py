@@ -36,7 +36,7 @@ from salgp_study.table import Table, mean_std
 __all__ = ["STEPS", "Step", "main", "measure", "steps_table"]
 
 WINDOW = 50
-"""Unlabelled samples that are judged together."""
+"""Unlabelled samples that are predicted together."""
 SCORES = ("ece", "nll", "auroc")
 """Calibration error, negative log-likelihood of correctness, area under the curve of spotting errors."""
 

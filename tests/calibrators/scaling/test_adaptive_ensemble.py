@@ -43,7 +43,7 @@ def test_parity_with_the_steps_of_the_authors() -> None:
     )
 
 
-def test_windows_are_judged_apart_and_other_samples_can_be_the_window() -> None:
+def test_windows_are_predicted_apart_and_other_samples_can_be_the_window() -> None:
     z, y = drawn(600)
     ace = AdaptiveCalibratorEnsemble().fit(Features(z), y)
     easy, hard = Features(drawn(40, 2)[0]), Features(drawn(40, 3)[0] / 3)

@@ -1,1 +1,1 @@
-"""Layer evidence, the default: what every layer says of a prediction, made log-odds of being correct."""
+"""Layer evidence, the default: log-odds of being correct from the features of every layer."""

@@ -53,7 +53,7 @@ from salgp.calibrators.evidence.mixture import (
 from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import Context, window_sums
 from salgp.calibrators.rows import originals, spread_choice, window_numbers
-from salgp.calibrators.temperature import careful_temperature
+from salgp.calibrators.temperature import shrunk_temperature
 from salgp.features import Features
 from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
@@ -80,7 +80,7 @@ class LayerEvidence(Calibrator):
         layers_in_domain: use the layers in domain, or temperature scaling? None: the layers where samples
             left out show that they help.
         over_prediction: in a context, lower the confidence of a class that is predicted far more often than
-            usual? False where the mix of classes varies from one context to the next.
+            in calibration? False where the mix of classes varies from one context to the next.
         seed: of the reference points and the windows.
 
     Attributes:
@@ -134,9 +134,9 @@ class LayerEvidence(Calibrator):
             known, rows = split_reference(features, labels)
             reference = (features[known], labels[known])
             features, labels = features[rows], labels[rows]
-        whole, evidence = reference_and_evidence(features, labels, reference, self._reference_settings)
-        distance, sample = self._class_distances(whole, features, labels, own=reference is None)
-        self._learn(features, labels, evidence, whole, distance, sample)
+        points, evidence = reference_and_evidence(features, labels, reference, self._reference_settings)
+        distance, sample = self._class_distances(points, features, labels, own=reference is None)
+        self._learn(features, labels, evidence, points, distance, sample)
 
     def fit_stream(self, source: Source) -> Self | None:
         """Fit to all rows of a source that has a reference; None where it has none."""
@@ -218,7 +218,7 @@ class LayerEvidence(Calibrator):
     ) -> tuple[Scales, TrainingRows, Mixture]:
         """Temperature, scales and mixture of some rows."""
         first, _ = originals(features)
-        temperature = careful_temperature(features.logits[first], labels[first])
+        temperature = shrunk_temperature(features.logits[first], labels[first])
         scales = scales_of(features[first], evidence[first], temperature)
         samples = samples_of(features, evidence, scales)
         rows = training_rows(features, samples, features.correct(labels).double())
@@ -227,7 +227,7 @@ class LayerEvidence(Calibrator):
     def _checked_model(
         self, features: Features, labels: Tensor, evidence: Evidence
     ) -> tuple[Scales, TrainingRows, Mixture, list[HeldOut]]:
-        """The model that knows how families differ, and how such a model does on what it has not seen."""
+        """The model with the variance between families, and its scores on what was left out of the fit."""
         scales, rows, mixture = self._model(features, labels, evidence)
         parts = held_out(features, labels, evidence, lambda *some: self._model(*some)[::2])  # type: ignore[arg-type, return-value]
         variance, level = family_variance(parts)
@@ -247,23 +247,23 @@ class LayerEvidence(Calibrator):
 
         Args:
             features: of the samples.
-            context: what the samples have in common. None judges each by itself, whatever stands beside it.
+            context: what the samples have in common. None predicts each by itself, whatever stands beside it.
                 ``"all"``: these samples were met together, and nothing else is known. A number: windows of
                 so many consecutive samples. ``(n,)`` integers or names: the environment of each sample. A
                 `Context` from `context`, or the `Features` of other samples met at the same place and time.
         """
         features = self.check_input(features)
         if features.logits.device != self.reference_.points.device:
-            return self.predict(self._at_home(features), context).to(features.logits.device)
+            return self.predict(self._on_own_device(features), context).to(features.logits.device)
         with torch.no_grad():
             samples = self._samples(features)
             windows = None if context is None else self._windows(samples, context)
             return self._prediction(features, samples, windows)
 
-    def _at_home(self, features: Features) -> Features:
+    def _on_own_device(self, features: Features) -> Features:
         """The features where the reference is."""
-        home = self.reference_.points.device
-        return features if features.logits.device == home else features.to(home)
+        device = self.reference_.points.device
+        return features if features.logits.device == device else features.to(device)
 
     def _predict(self, features: Features) -> Prediction:
         return self._prediction(features, self._samples_at_once(features))
@@ -318,7 +318,7 @@ class LayerEvidence(Calibrator):
             features: of the samples.
             context: as in `predict`.
         """
-        features = self._at_home(self.check_input(features))
+        features = self._on_own_device(self.check_input(features))
         with torch.no_grad():
             samples, reference = self._samples(features), self.reference_
             windows = None if context is None else self._windows(samples, context)
@@ -327,12 +327,12 @@ class LayerEvidence(Calibrator):
             few = chunks(features, rows_at_once(len(reference.spaces), features.n_classes))
             model = self.classes_model_
             probs = torch.cat([model(part.logits, class_log_distances(reference, part)) for part in few])
-            moved = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
+            spread = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
             k = torch.maximum(k, 1 - 1 / samples.norm_excess)
-            return replace(found, probs=torch.lerp(probs, moved, k[:, None]))
+            return replace(found, probs=torch.lerp(probs, spread, k[:, None]))
 
     def context(self, features: Features) -> Context:
-        """What unlabelled samples that were met together tell of their environment; contexts add up.
+        """Context of unlabelled samples that were met together: their sums; contexts add up.
 
         Example:
             >>> g = torch.Generator().manual_seed(0)
@@ -348,7 +348,7 @@ class LayerEvidence(Calibrator):
             >>> calibrator.context(both[300:]).count
             300
         """
-        features = self._at_home(self.check_input(features))
+        features = self._on_own_device(self.check_input(features))
         with torch.no_grad():
             return Context(self.mixture_.parts(self._samples(features)).sum(dim=0))
 
@@ -366,7 +366,7 @@ class LayerEvidence(Calibrator):
     @one_at_a_time
     def update(self, features: Features, labels: Any) -> Self:
         """Add labelled samples; reference, temperature and scales stay, the mixture is that of a fit to all
-        rows. ``check_``, ``verdict_`` and ``relevance_`` tell of the fit.
+        rows. ``check_``, ``verdict_`` and ``relevance_`` stay those of the fit.
         """
         more = self._observed(features, labels)
         return self._refit(self.training_rows_.joined(more))
@@ -379,7 +379,7 @@ class LayerEvidence(Calibrator):
 
     def _observed(self, features: Features, labels: Any) -> TrainingRows:
         """New samples as the model sees them, on the device of those it knows."""
-        features = self._at_home(self.check_input(features))
+        features = self._on_own_device(self.check_input(features))
         y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
         with torch.no_grad():
             return training_rows(features, self._samples(features), features.correct(y).double())
@@ -406,7 +406,7 @@ class LayerEvidence(Calibrator):
 
     def standard_novelty(self, features: Features) -> Tensor:
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
-        return self._samples(self._at_home(self.check_input(features))).novelty
+        return self._samples(self._on_own_device(self.check_input(features))).novelty
 
 
 def _terms(features: Features, found: LogOdds, context: bool) -> LayerTerms:

@@ -1,8 +1,8 @@
 """Probabilities of all classes from logits and layers together, for prediction sets.
 
-A confidence speaks of one class, the network's label. A set needs all classes on equal terms. With ``z`` the
-logits, ``T`` the temperature and ``d_lc`` the distance at layer ``l`` to the nearest reference point of class
-``c``,
+A confidence is the probability of one class, the network's label. A set needs all classes on equal terms.
+With ``z`` the logits, ``T`` the temperature and ``d_lc`` the distance at layer ``l`` to the nearest reference
+point of class ``c``,
 
     q_c  proportional to  exp(b z_c / T - sum_l w_l log d_lc),      b, w_l >= 0.
 
@@ -71,8 +71,8 @@ def class_log_distances(reference: Reference, features: Features) -> Tensor:
     known = D.isfinite()
     logs = D.log()
     logs = (logs - logs.amin(dim=2, keepdim=True)).clamp_max(LARGEST)
-    usual = logs.where(known, 0.0).sum(dim=2, keepdim=True) / known.sum(dim=2, keepdim=True).clamp_min(1)
-    return logs.where(known, usual)
+    mean = logs.where(known, 0.0).sum(dim=2, keepdim=True) / known.sum(dim=2, keepdim=True).clamp_min(1)
+    return logs.where(known, mean)
 
 
 def rows_at_once(n_layers: int, n_classes: int) -> int:

@@ -1,4 +1,4 @@
-"""Calibration samples as their own reference: evidence of each of them by others alone.
+"""Calibration samples as their own reference: the evidence of each comes from the others alone.
 
 Where no training set is given, new samples are compared with the calibration samples. These must be
 compared with *others*, or new samples would look novel for being new. Leaving a sample out of the search is
@@ -88,10 +88,10 @@ def reference_and_evidence(
 
 
 def cross_fitted_evidence(
-    whole: Reference, features: Features, labels: Tensor, settings: ReferenceSettings
+    points: Reference, features: Features, labels: Tensor, settings: ReferenceSettings
 ) -> Evidence:
     """Evidence of every row by the samples of other folds; coordinates and norm in the space of all."""
-    found = layer_evidence(whole, features)
+    found = layer_evidence(points, features)
     agreement, novelty = found.agreement.clone(), found.novelty.clone()
     for reference, samples, rows in fold_references(features, labels, settings):
         here = layer_evidence(reference, samples)

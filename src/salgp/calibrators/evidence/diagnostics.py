@@ -1,4 +1,4 @@
-"""What a fit can promise: measured on samples and families of augmentations that it has not seen.
+"""Check of a fit: its scores on samples and families of augmentations that were left out, and a verdict.
 
 The model is fitted again four times, from the temperature on: each time without a quarter of the families and
 with one half of the calibration samples. The other half, as it came and under the families left out, is then
@@ -96,9 +96,9 @@ def check_fit(parts: Sequence[HeldOut], name: str) -> Check:
     for too little on another. ``low`` and ``high`` are the ECE of the family that is done best and worst, but
     for a tenth of them on either side.
     """
-    inside = [part for part in parts if part.family == 0]
+    in_domain = [part for part in parts if part.family == 0]
     shifted = [part for part in parts if part.family]
-    table = {"in domain": _compared(inside, name, context=False)}
+    table = {"in domain": _compared(in_domain, name, context=False)}
     if shifted:
         table["left-out families"] = _compared(shifted, name, context=False)
         table["left-out families, in context"] = _compared(shifted, name, context=True)
@@ -155,13 +155,13 @@ def verdict(
     """
     if warning is not None:
         return f"Not to be relied on: {warning}"
-    inside = check["in domain"]
+    in_domain = check["in domain"]
     if not layers_in_domain:
         text = "In domain the layers add nothing certain, so temperature scaling is used there"
     else:
         text = (
-            f"In domain the layers help: negative log-likelihood {inside[name]['nll']:.3f} on samples left "
-            f"out, temperature scaling {inside['temperature']['nll']:.3f}"
+            f"In domain the layers help: negative log-likelihood {in_domain[name]['nll']:.3f} on samples "
+            f"left out, temperature scaling {in_domain['temperature']['nll']:.3f}"
         )
     text += f" ({errors} error{'' if errors == 1 else 's'} among the calibration samples)."
     text += _better_answers(check)

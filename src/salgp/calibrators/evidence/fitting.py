@@ -1,4 +1,7 @@
-"""Fit the model of layer evidence: both experts, the shift score, and the shift weight of windows."""
+"""Fit the model of layer evidence: both experts, the shift score, and the shift weight of windows.
+
+`layers_help` decides whether the layers are used in domain.
+"""
 
 from __future__ import annotations
 
@@ -123,18 +126,18 @@ def fit_mixture(
         seed: of the windows.
     """
     first = rows.original
-    inside = fit_in_domain(rows, n_classes, class_sd, layers_in_domain)
-    usual = rows.samples.design[first].mean(dim=0)
+    in_domain = fit_in_domain(rows, n_classes, class_sd, layers_in_domain)
+    baseline = rows.samples.design[first].mean(dim=0)
     if not rows.families:
-        return Mixture(inside, usual)
+        return Mixture(in_domain, baseline)
     X, label = rows.samples.design, rows.samples.label
     weight = (~first).to(rows.correct) * (first.sum() / (~first).sum())
     shift = fit_monotone(X, label, rows.correct, weight, n_classes, class_sd)
     score = fit_score(rows)
-    f_in, f_shift = inside.log_odds(X, label), shift.log_odds(X, label)
+    f_in, f_shift = in_domain.log_odds(X, label), shift.log_odds(X, label)
     statistics = torch.sigmoid(torch.stack([rows.samples.score_inputs @ score, f_shift], dim=1))
     window = fit_window(rows, statistics, f_in, f_shift, n_classes, seed)
-    return Mixture(inside, usual, shift, score, window)
+    return Mixture(in_domain, baseline, shift, score, window)
 
 
 def fit_in_domain(

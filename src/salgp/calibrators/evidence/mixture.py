@@ -132,7 +132,7 @@ class LogOdds:
         mean: ``(n,)``.
         variance: ``(n,)``.
         shift_weight: ``(n,)``, ``k``.
-        terms: ``(n, 1 + L)`` part of the predicted class and of each layer, from its usual value.
+        terms: ``(n, 1 + L)`` part of the predicted class and of each layer, from its mean in calibration.
         term_variance: ``(n, 1 + L)``.
         context: ``(n,)`` part of the over-prediction.
     """
@@ -152,7 +152,7 @@ class Mixture:
 
     Args:
         in_domain: monotone regression on the calibration samples, or temperature scaling.
-        usual: ``(p,)`` mean columns of the calibration samples, from which terms are counted.
+        baseline: ``(p,)`` mean columns of the calibration samples, from which terms are counted.
         shift: monotone regression on the augmented samples; None where there were none.
         score: weights of the shift score; None likewise.
         window: gives the shift weight; None likewise.
@@ -161,7 +161,7 @@ class Mixture:
     """
 
     in_domain: MonotoneLogistic
-    usual: Tensor
+    baseline: Tensor
     shift: MonotoneLogistic | None = None
     score: Tensor | None = None
     window: WindowModel | None = None
@@ -203,7 +203,7 @@ class Mixture:
         X, label = samples.design, samples.label
         mean, f_shift = self.experts.log_odds(X, label).unbind()
         variance, variance_shift = self.experts.variance(X, label).unbind()
-        terms, terms_shift = self.experts.terms(X - self.usual, label).unbind()
+        terms, terms_shift = self.experts.terms(X - self.baseline, label).unbind()
         k = context = torch.zeros_like(mean)
         if self.window is not None:
             if windows is None:
@@ -263,7 +263,7 @@ def scales_of(features: Features, evidence: Evidence, temperature: float) -> Sca
 def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Samples:
     """The samples in units of the calibration samples."""
     A = _standardised(evidence.agreement, scales.agreement)
-    A = A.nan_to_num(torch.nan, posinf=0.0)  # as usual, where a class has no reference points
+    A = A.nan_to_num(torch.nan, posinf=0.0)  # the median, where a class has no reference points
     N = _standardised(evidence.novelty, scales.novelty)
     top, others = two_sides(features, scales.temperature)
     t = (top - others).clamp_max(LARGEST_LOG_ODDS)

@@ -92,7 +92,7 @@ class MonotoneLogistic:
 
     def terms(self, away: Tensor, label: Tensor) -> Tensor:
         """Mean and standard deviation ``(2, n, 1 + L)`` of the part of the predicted class and of each layer
-        in the log-odds of rows that are this far from the usual one, ``(n, L + 3)``; the novelty belongs to
+        in the log-odds of rows that are this far from the mean row, ``(n, L + 3)``; the novelty belongs to
         the last layer.
         """
         parts = torch.stack([away, away.abs()]) * self.slopes

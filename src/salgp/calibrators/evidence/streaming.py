@@ -114,7 +114,7 @@ class ReferenceSums:
 
 @dataclass(frozen=True, eq=False)
 class EvidenceRows:
-    """What a fit needs to know of the calibration data.
+    """The calibration data as a fit needs them.
 
     Args:
         features: with layers of no width, that have names only.
@@ -132,7 +132,7 @@ class EvidenceRows:
 
 
 def stream_evidence(source: Source, settings: ReferenceSettings) -> EvidenceRows:
-    """Condense a source's reference, and compare all its rows with it."""
+    """Cluster a source's reference, and compare all its rows with it."""
     found: ReferenceSums = source.over_rows("reference-sums", sum_reference, settings, reference=True)
     spaces = {name: m.space(found.n, settings.width) for name, m in found.moments.items()}
     drawn = found.drawn

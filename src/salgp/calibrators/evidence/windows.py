@@ -1,4 +1,4 @@
-"""What a window of samples met together tells of a shift.
+"""The shift weight of a window: computed from unlabelled samples met together, also called a context.
 
 The formulas are in `salgp.calibrators.evidence.mixture`; which samples share a window is said by
 `salgp.calibrators.rows`.
@@ -67,7 +67,7 @@ class WindowModel:
 @storable
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What unlabelled samples met together tell of their environment: sums, so that more can be added.
+    """Unlabelled samples met together, as sums, so that more can be added.
 
     Args:
         total: ``(2 + C,)`` sums over the samples: of two statistics, and how often each class was predicted.
@@ -124,8 +124,8 @@ def compressed(u: Tensor, n: Tensor | float) -> Tensor:
 
 
 def over_prediction(count: Tensor, n: Tensor, share: Tensor) -> Tensor:
-    """How much more often than usual a class of this usual ``share`` is predicted, ``count`` times out of
-    ``n``.
+    """Over-prediction of a class: predicted ``count`` times out of ``n``, with this ``share`` among the
+    calibration samples.
 
     Example:
         >>> over_prediction(torch.tensor([1.0, 40.0]), torch.tensor([1.0, 50.0]), torch.tensor([0.1, 0.1]))

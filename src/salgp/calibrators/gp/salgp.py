@@ -7,7 +7,7 @@ log-odds of being correct instead, ``f = a + b logit(s) + g``, so that no clippi
 Global and layer predictions: see `salgp.calibrators.gp.correction`. In ``sum`` the layer terms add up
 to the whole correction exactly, each with its own variance.
 
-``inputs="evidence"`` puts the Gaussian processes on what the layers say of a prediction
+``inputs="evidence"`` puts the Gaussian processes on the evidence of the layers
 (`salgp.calibrators.gp.inputs`: agreement and novelty, two numbers per layer) instead of on their
 features; with a Bernoulli likelihood the mean is then ``a + b f``, ``f`` the monotone log-odds of layer
 evidence, and the processes take what is not monotone.
@@ -124,7 +124,7 @@ class LayerwiseGP(Calibrator):
 
     @abstractmethod
     def _seen(self, features: Features) -> tuple[Features, Tensor | None]:
-        """What the GP sees of the samples, and the columns of its parametric mean (None: the usual ones)."""
+        """Inputs of the GP, and the columns of its parametric mean (None: the default ones)."""
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
@@ -155,8 +155,8 @@ class SALGP(LayerwiseGP):
         learning_rate: of Adam.
         restarts: further optimisations from random starting points; the best evidence wins.
         seed: of the restarts.
-        inputs: ``features`` of each layer (the paper), or their ``evidence``; perturbed copies then count for
-            the GP as much as originals.
+        inputs: ``features`` of each layer (the paper), or their ``evidence``; the GP then counts augmented
+            samples as much as originals.
         objective: learn hyperparameters by ``evidence`` (the paper), by ``leave-one-out`` density of each
             sample given the others, or ``auto``: leave-one-out where a Gaussian likelihood sees each sample's
             residual once per layer, which the evidence takes for so many independent observations.

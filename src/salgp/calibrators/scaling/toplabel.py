@@ -1,4 +1,4 @@
-"""What top-label methods see of a prediction: the label, its confidence, and the mass of all other classes.
+"""Inputs of top-label methods: the label, its confidence, and the mass of all other classes.
 
 The entry of the softmax at the label is the confidence ``s``, the sum of the others is ``1 - s`` without
 cancellation, so the log-odds are exact where ``s`` rounds to 1. `from_top_label` makes the calibrated

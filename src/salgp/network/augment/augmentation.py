@@ -47,7 +47,7 @@ TRIALS = 160
 """Samples used to find the scale of a family."""
 FEWEST, MOST = 64, 3
 """Least augmented samples in a family, and most of one original in it, whatever the budget."""
-LOST = 0.75
+ACCURACY_LOSS = 0.75
 """A family is strong enough once it has cost the network this share of its accuracy above chance."""
 
 
@@ -254,8 +254,8 @@ class _Augmenter:
         found = self._read(batches, family, torch.tensor(tried)[which])
         right = found.correct(self.labels[:n]).cpu().double()
         accuracy = _falling(right, which, len(tried))
-        clean = float(self.original[:n].correct(self.labels[:n]).double().mean())
-        enough = clean - LOST * max(clean - 1 / found.n_classes, 0.0)
+        original = float(self.original[:n].correct(self.labels[:n]).double().mean())
+        enough = original - ACCURACY_LOSS * max(original - 1 / found.n_classes, 0.0)
         reached = [s for s, a in zip(tried, accuracy, strict=True) if a <= enough]
         if family.inside and not reached:
             reached = [s for s, a in zip(tried, accuracy, strict=True) if a <= accuracy[-1] + 0.03]

@@ -1,7 +1,7 @@
 """The committed records of the suite: every score as one JSON line, compressed, and README's table from them.
 
 ``python -m salgp_study.suite keep`` writes the records of a cache into the archive; ``python -m
-salgp_study.suite readme`` writes the table between the two marks of a README. A test compares both.
+salgp_study.suite readme`` writes the table between the two comments of a README. A test compares both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def readme_part(results: Results) -> str:
 
 
 def fill_readme(path: Path, results: Results) -> None:
-    """Replace what stands between the marks of a README."""
+    """Replace what stands between the comments of a README."""
     text = path.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{path}: expected one line {BEGIN} and one line {END} around the table")

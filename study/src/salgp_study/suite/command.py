@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     keep, readme = _command(commands, "keep", _keep), _command(commands, "readme", _readme)
     for command in (keep, readme):
         command.add_argument("--records", type=Path, default=ARCHIVE, help="the archive")
-    readme.add_argument("--readme", type=Path, default=Path("README.md"), help="page with the two marks")
+    readme.add_argument("--readme", type=Path, default=Path("README.md"), help="page with the two comments")
     return parser
 
 
