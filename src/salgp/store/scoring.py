@@ -96,7 +96,7 @@ def score(
 
     Example:
         >>> import tempfile, torch
-        >>> from salgp import calibrators
+        >>> from salgp import Features, calibrators
         >>> from salgp.store.store import write_store
         >>> f = Features(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
         >>> with tempfile.TemporaryDirectory() as t:
@@ -158,7 +158,7 @@ def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str
 
     Example:
         >>> import tempfile, torch
-        >>> from salgp import calibrators
+        >>> from salgp import Features, calibrators
         >>> from salgp.store.store import write_store
         >>> f = Features(torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
         >>> with tempfile.TemporaryDirectory() as t:
