@@ -39,6 +39,7 @@ SETS = (
     "digits",
     "digits-weak",
     "mstar-convnet",
+    "spcc-rnn",
     "banking77-minilm",
     "cifar10-resnet32",
 )
