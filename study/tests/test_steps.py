@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from salgp.features import Features
-from salgp_study.steps import STEPS, measure, steps_table
+from salgp_study.steps import ARCHIVE, STEPS, measure, steps_table
+from salgp_study.store import read_archive
 from salgp_study.suite.cache import CachedCase, CachedTest
 
 
@@ -39,3 +42,12 @@ def test_first_steps_are_measured_in_domain_and_under_shift() -> None:
     assert [row[0] for row in table.rows] == [s.name for s in chosen]
     raw = [r["ece"] for r in records if r["step"] == chosen[0].name and r["kind"] == "shift"]
     assert table.rows[0][5] == f"{raw[0]:.3f}"
+
+
+def test_the_table_of_the_documents_is_made_from_the_committed_records() -> None:
+    root = Path(__file__).parents[2]
+    made = steps_table(read_archive(root / ARCHIVE))
+    text = (root / "docs" / "paper-model.md").read_text(encoding="utf-8")
+    lines = [f"| {' | '.join(cell.strip() for cell in row)} |" for row in (made.columns, *made.rows)]
+    assert len(lines) == 1 + len(STEPS)
+    assert all(line in text.splitlines() for line in lines)

@@ -3,28 +3,25 @@
 ``python -m salgp_study.prior --cache DIR --sets digits tabular-digits --out FILE`` fits ML, HL and ``sum`` by
 exact inference, each with bounds alone and with the dimension-scaled prior, to the calibration samples of
 development sets of the shift suite (`salgp_study.suite`), and writes a line per test set. A stopped run
-continues. ``--keep FILE`` puts such lines into the archive and writes the table of all that it holds.
+continues. ``--keep`` puts the lines into the archive and writes the table of all that it holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from salgp.calibrators import get
 from salgp.io import write_whole
 from salgp_study.refined import RefinedSALGP
-from salgp_study.steps import Step, measure
+from salgp_study.steps import Step, score_sets
 from salgp_study.store import read_archive, write_archive
-from salgp_study.suite.cache import case_folder, read_case
 from salgp_study.table import Record, Table
 
-__all__ = ["ARCHIVE", "MODELS", "PAGE", "keep", "main", "prior_page", "score_sets"]
+__all__ = ["ARCHIVE", "MODELS", "PAGE", "keep", "main", "prior_page"]
 
 ARCHIVE = Path("study/records/prior.jsonl.gz")
 PAGE = Path("study/results/prior.md")
@@ -44,22 +41,6 @@ def _models() -> tuple[Step, ...]:
 
 MODELS = _models()
 """Temperature scaling, and each model of the paper without and with the prior."""
-
-
-def score_sets(cache: Path, sets: Sequence[str], seeds: Sequence[int], out: Path) -> None:
-    """Score every model on some sets; what has a line is not scored again."""
-    lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
-    done = {(r["set"], r["seed"], r["step"]) for r in map(json.loads, lines)}
-    for name in sets:
-        for seed in seeds:
-            missing = [model for model in MODELS if (name, seed, model.name) not in done]
-            case = read_case(case_folder(cache, name, seed)) if missing else None
-            for model in missing:
-                assert case is not None
-                found = "".join(json.dumps(record) + "\n" for record in measure(case, model))
-                with out.open("a", encoding="utf-8") as file:
-                    file.write(found)
-                print(f"{name} {seed} {model.name}", flush=True)
 
 
 def keep(records: Sequence[Record], archive: Path = ARCHIVE, page: Path = PAGE) -> None:
@@ -120,18 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache", type=Path, help="features of the shift suite")
     parser.add_argument("--sets", nargs="+", default=[])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--out", type=Path, help="lines that are written and continued")
-    parser.add_argument("--keep", type=Path, help="lines to put into the archive")
+    parser.add_argument("--out", type=Path, required=True, help="lines that are written and continued")
+    parser.add_argument("--keep", action="store_true", help="put the lines into the archive")
     chosen = parser.parse_args(arguments)
-    if chosen.sets:
-        score_sets(chosen.cache, chosen.sets, chosen.seeds, chosen.out)
+    records = score_sets(MODELS, chosen.cache, chosen.sets, chosen.seeds, chosen.out)
     if chosen.keep:
-        keep(_complete(chosen.keep))
+        keep(_complete(records))
 
 
-def _complete(lines: Path) -> list[dict[str, Any]]:
+def _complete(records: Sequence[Record]) -> list[Record]:
     """Records of the sets on which every model was scored."""
-    records = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
     done: dict[tuple[str, int], set[str]] = {}
     for r in records:
         done.setdefault((r["set"], r["seed"]), set()).add(r["step"])

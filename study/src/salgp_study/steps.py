@@ -1,8 +1,9 @@
 """From the paper's model to layer evidence in six steps, each measured on the same sets.
 
-``python -m salgp_study.steps --cache DIR --sets digits tabular-digits --seeds 0 1 2`` reads the features that
-the shift suite keeps in ``DIR`` (`salgp_study.suite`) and writes one row per step: in domain, and the mean
-over the shifted test sets.
+``python -m salgp_study.steps --cache DIR --sets digits --out FILE`` reads the features that the
+shift suite keeps in ``DIR`` (`salgp_study.suite`), writes a line per step and test set into ``FILE``, where a
+stopped run continues, and prints one row per step: in domain, and the mean over the shifted test sets.
+``--keep`` puts the lines into the archive, which the table of the documents is made from.
 
 Step 0 is `salgp.SALGP.paper`, steps 1 and 2 are Gaussian processes on evidence. Steps 3 to 5 are the same
 linear model with signed weights, which is a Gaussian process only without the signs. The default mixes two
@@ -13,10 +14,13 @@ hierarchy.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,13 +32,15 @@ from salgp.calibrators.gp.inputs import EvidenceInputs, learn_evidence
 from salgp.calibrators.gp.salgp import SALGP
 from salgp.features import Features
 from salgp.prediction import Prediction
+from salgp_study.store import write_archive
 from salgp_study.suite.cache import CachedCase, case_folder, read_case
 from salgp_study.suite.methods import predict_windows, takes_context
 from salgp_study.suite.scoring import scores
 from salgp_study.table import Table, mean_std
 
-__all__ = ["STEPS", "Step", "main", "measure", "steps_table"]
+__all__ = ["ARCHIVE", "STEPS", "Step", "main", "measure", "score_sets", "steps_table"]
 
+ARCHIVE = Path("study/records/steps.jsonl.gz")
 WINDOW = 50
 """Unlabelled samples that are predicted together."""
 SCORES = ("ece", "nll", "auroc")
@@ -147,6 +153,30 @@ def measure(case: CachedCase, step: Step) -> Iterator[dict[str, Any]]:
             yield {"set": case.name, "seed": case.seed, "step": step.name, "kind": test.kind, **found}
 
 
+def score_sets(
+    steps: Sequence[Step], cache: Path, sets: Sequence[str], seeds: Sequence[int], out: Path
+) -> list[dict[str, Any]]:
+    """Measure steps on sets, a line per test set; what has lines in ``out`` is not measured again.
+
+    Returns:
+        All that ``out`` holds.
+    """
+    lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
+    records = [json.loads(line) for line in lines]
+    done = {(r["set"], r["seed"], r["step"]) for r in records}
+    for name, seed in product(sets, seeds):
+        missing = [step for step in steps if (name, seed, step.name) not in done]
+        case = read_case(case_folder(cache, name, seed)) if missing else None
+        for step in missing:
+            assert case is not None
+            found = list(measure(case, step))
+            with out.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(record) + "\n" for record in found))
+            records += found
+            print(f"{name} {seed} {step.name}", file=sys.stderr, flush=True)
+    return records
+
+
 def steps_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """One row per step: mean over sets and seeds, in domain and under shift."""
     rows = []
@@ -170,13 +200,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache", type=Path, required=True, help="features of the shift suite")
     parser.add_argument("--sets", nargs="+", required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--out", type=Path, required=True, help="lines that are written and continued")
+    parser.add_argument("--keep", action="store_true", help="put the lines into the archive")
     chosen = parser.parse_args(arguments)
-    records: list[dict[str, Any]] = []
-    for name in chosen.sets:
-        for seed in chosen.seeds:
-            case = read_case(case_folder(chosen.cache, name, seed))
-            for step in STEPS:
-                records += measure(case, step)
+    records = score_sets(STEPS, chosen.cache, chosen.sets, chosen.seeds, chosen.out)
+    if chosen.keep:
+        write_archive(records, ARCHIVE)
     print(steps_table(records).markdown())
 
 
