@@ -128,13 +128,13 @@ def page(records: Sequence[Record]) -> str:
         "summary_all": _main_claim(whole),
         "verdicts": _verdicts(claims),
         "claims": _text(claims),
-        "counts": _text(_counts_table(exact)),
-        "ece": _text(_scores_table(exact, "ece", "ECE on every network")),
+        "counts": _text(_counts_table(exact, "exact")),
+        "ece": _text(_scores_table(exact, "ece", "ECE on every network, set exact")),
         "gains": _text(_gains_table(exact, whole, full)),
         "ends": _text(_ends_table(exact, "exact")),
         "claims_all": _text(claims_table(whole, "near", "validation")),
-        "counts_all": _text(_counts_table(whole)),
-        "ece_all": _text(_scores_table(whole, "ece", "ECE, all validation samples", SHOWN_ALL)),
+        "counts_all": _text(_counts_table(whole, "exact-all")),
+        "ece_all": _text(_scores_table(whole, "ece", "ECE on every network, set exact-all", SHOWN_ALL)),
         "ends_all": _text(_ends_table(whole, "exact-all")),
         "paper_size": _paper_size(full),
         "poolings": _text(_pooling_table(records)),
@@ -172,7 +172,7 @@ def _verdicts(claims: Table) -> str:
     return "\n".join([*lines, f"- **{unknown.capitalize()}**: the other {len(found[unknown])}."])
 
 
-def _counts_table(records: Sequence[Record]) -> Table:
+def _counts_table(records: Sequence[Record], preset: str) -> Table:
     """On how many networks each model has a lower ECE than raw and than temperature scaling."""
     groups = _networks(records).values()
     rows = []
@@ -196,7 +196,8 @@ def _counts_table(records: Sequence[Record]) -> Table:
         "columns: by 512 inducing rows."
     )
     last = ("512 rows: ECE below raw", "change")
-    return Table("counts", "Every model beside the raw confidence", (note,), (*heads, *last), tuple(rows))
+    title = f"Every model beside the raw confidence, set {preset}"
+    return Table("counts", title, (note,), (*heads, *last), tuple(rows))
 
 
 def _pairs(
