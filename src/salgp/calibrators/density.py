@@ -16,6 +16,7 @@ classifier, NeurIPS 2018; Papernot and McDaniel, Deep k-nearest neighbors, 2018.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -144,8 +145,29 @@ RATIO_LIMIT = 1e6
 """Trust scores are kept within [1 / RATIO_LIMIT, RATIO_LIMIT]."""
 
 
+class NeighbourScore(Calibrator):
+    """A sigmoid of how well a sample's neighbours agree with its label; ``link_`` is slope and intercept."""
+
+    gives_confidence_only: ClassVar[bool] = True
+    needs_layers: ClassVar[bool] = True
+    uses_reference: ClassVar[bool] = True
+
+    @abstractmethod
+    def _score(self, features: Features) -> Tensor:
+        """``(n,)`` score of each sample, larger for better agreement."""
+
+    def _fit_link(self, score: Tensor, correct: Tensor) -> None:
+        X = torch.stack([score, torch.ones_like(score)], dim=1)
+        self.link_ = fit_logistic(X, platt_targets(correct), score.new_tensor([0.0, -torch.inf]))
+
+    def _predict(self, features: Features) -> Prediction:
+        score, (slope, intercept) = self._score(features), self.link_.tolist()
+        confidence = torch.sigmoid(slope * score + intercept)
+        return replace(from_top_label(features, confidence, self.rest_temperature_), novelty=-score)
+
+
 @dataclass(repr=False, eq=False)
-class TrustScore(Calibrator):
+class TrustScore(NeighbourScore):
     """Distance to the nearest other class over the distance to the predicted class, at one layer.
 
     Before, each class loses the share ``filter`` of its reference samples that lie in its thinnest regions
@@ -164,9 +186,6 @@ class TrustScore(Calibrator):
     """
 
     name: ClassVar[str] = "trust-score"
-    gives_confidence_only: ClassVar[bool] = True
-    needs_layers: ClassVar[bool] = True
-    uses_reference: ClassVar[bool] = True
 
     layer: str | None = None
     filter: float = 0.0
@@ -183,12 +202,9 @@ class TrustScore(Calibrator):
         kept = _dense(x, classes, self.filter, self.k)
         self.x_, self.classes_ = x[kept], classes[kept]
         own = None if reference else kept
-        self.link_ = _fit_link(self._log_score(features, own), features.correct(labels))
+        self._fit_link(self._score(features, own), features.correct(labels))
 
-    def _predict(self, features: Features) -> Prediction:
-        return _linked(features, self._log_score(features), self.link_, self.rest_temperature_)
-
-    def _log_score(self, features: Features, own: Tensor | None = None) -> Tensor:
+    def _score(self, features: Features, own: Tensor | None = None) -> Tensor:
         """``log`` of the trust score; ``own`` marks the samples that are themselves the reference, in its
         order.
         """
@@ -204,7 +220,7 @@ class TrustScore(Calibrator):
 
 
 @dataclass(repr=False, eq=False)
-class DeepKNN(Calibrator):
+class DeepKNN(NeighbourScore):
     """Credibility of the label: how usual is the number of neighbours, over all layers, with another label?
 
     The nonconformity of a sample with a label is the number of its ``k`` neighbours at each layer, summed
@@ -226,9 +242,6 @@ class DeepKNN(Calibrator):
     """
 
     name: ClassVar[str] = "deep-knn"
-    gives_confidence_only: ClassVar[bool] = True
-    needs_layers: ClassVar[bool] = True
-    uses_reference: ClassVar[bool] = True
 
     k: int = 10
 
@@ -238,12 +251,10 @@ class DeepKNN(Calibrator):
         neighbours = self._neighbour_labels(features, leave_one_out=reference is None)  # (n, L k)
         true = (neighbours != labels[:, None]).sum(dim=1)[labels >= 0]
         self.nonconformity_ = true.sort().values
-        score = self._log_odds_credibility(neighbours, features.label)
-        self.link_ = _fit_link(score, features.correct(labels))
+        self._fit_link(self._log_odds_credibility(neighbours, features.label), features.correct(labels))
 
-    def _predict(self, features: Features) -> Prediction:
-        score = self._log_odds_credibility(self._neighbour_labels(features), features.label)
-        return _linked(features, score, self.link_, self.rest_temperature_)
+    def _score(self, features: Features) -> Tensor:
+        return self._log_odds_credibility(self._neighbour_labels(features), features.label)
 
     def _neighbour_labels(self, features: Features, leave_one_out: bool = False) -> Tensor:
         each = [
@@ -268,16 +279,3 @@ def _dense(x: Tensor, classes: Tensor, share: float, k: int) -> Tensor:
             radius = nearest(x[rows], x[rows], k, leave_one_out=True)[0][:, -1]
             kept[rows[radius.argsort(stable=True)[len(rows) - int(share * len(rows)) :]]] = False
     return kept
-
-
-def _fit_link(score: Tensor, correct: Tensor) -> Tensor:
-    """Slope, at least 0, and intercept of a sigmoid from score to confidence."""
-    lower = score.new_tensor([0.0, -torch.inf])
-    X = torch.stack([score, torch.ones_like(score)], dim=1)
-    return fit_logistic(X, platt_targets(correct), lower)
-
-
-def _linked(features: Features, score: Tensor, link: Tensor, temperature: float) -> Prediction:
-    slope, intercept = link.tolist()
-    confidence = torch.sigmoid(slope * score + intercept)
-    return replace(from_top_label(features, confidence, temperature), novelty=-score)

@@ -65,10 +65,6 @@ __all__ = [
     "retract",
 ]
 
-EXACT_LIMIT = 1200
-"""Largest number of rows for which ``inference="auto"`` factorises the full matrix."""
-
-
 LEAVE_OUT_TOLERANCE = 3e-5
 """Relative change at which a search by leave-one-out density stops: the density is flat around its optimum,
 and less than this is lost.
@@ -93,7 +89,7 @@ class Settings:
     seed: int = 0
     objective: str = "auto"
     repeats: int = 1
-    exact_limit: int = EXACT_LIMIT
+    exact_limit: int = 1200
     prior: str | None = None
     start: Mapping[str, Tensor] | None = None
 
@@ -239,23 +235,17 @@ def fit_gaussian(
     log_noise = Parameter("log_noise", torch.tensor(start, dtype=torch.float64), start - 10.0, start + 5.0)
     problem = _prepare(covariance, rows, variance, settings, [log_noise])
 
-    def evidence(theta: Theta) -> Tensor:
-        return problem.log_evidence(theta, gaussian_sites(y, theta["log_noise"], weight))
-
-    def density(theta: Theta) -> Tensor:
+    def learned(theta: Theta) -> Tensor:
         sites = gaussian_sites(y, theta["log_noise"], weight)
-        return problem.leave_out_density(theta, sites, settings.repeats)
+        if leaves_out:
+            return problem.leave_out_density(theta, sites, settings.repeats) + problem.log_prior(theta)
+        return problem.log_evidence(theta, sites) + problem.log_prior(theta)
 
-    learned = density if leaves_out else evidence
-    fit = _search(
-        lambda theta: learned(theta) + problem.log_prior(theta),
-        problem.parameters,
-        settings,
-        LEAVE_OUT_TOLERANCE if leaves_out else 1e-6,
-    )
-    if leaves_out or settings.prior:
-        fit = replace(fit, value=float(evidence(fit.theta)))
+    tolerance = LEAVE_OUT_TOLERANCE if leaves_out else 1e-6
+    fit = _search(learned, problem.parameters, settings, tolerance)
     sites = gaussian_sites(y, fit.theta["log_noise"], weight)
+    if leaves_out or settings.prior:
+        fit = replace(fit, value=float(problem.log_evidence(fit.theta, sites)))
     return _finish(problem, fit, sites, y.new_zeros(0), y.new_zeros(len(y), 0))
 
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_binary, as_distribution, as_scores
+from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_distribution, as_scored
 from salgp.metrics.metric import Groups, Statistic, metric
 
 __all__ = []
@@ -69,7 +69,7 @@ def reliability_bins(
         >>> bins.count, bins.accuracy.round(2)
         (array([1, 3]), array([0.  , 0.67]))
     """
-    s, c = _checked(confidence, correct)
+    s, c = as_scored(confidence, correct)
     index, edges = assign_bins(s, n_bins, scheme)
     count = np.bincount(index, minlength=len(edges) - 1)
     with np.errstate(invalid="ignore"):
@@ -100,7 +100,7 @@ def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
         >>> round(ece([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0]), 3)
         0.1
     """
-    s, c = _checked(confidence, correct)
+    s, c = as_scored(confidence, correct)
     groups, gap = _bin_groups(s, n_bins, scheme), s - c
     return Statistic(
         len(s), lambda weights: np.abs(groups.totals(weights, gap)).sum(axis=-1) / weights.sum(axis=-1)
@@ -205,7 +205,7 @@ def debiased_ece(
     """
     if norm not in ("l1", "l2"):
         raise ValueError(f"norm must be 'l1' or 'l2', got {norm!r}")
-    s, c = _checked(confidence, correct)
+    s, c = as_scored(confidence, correct)
     groups = _bin_groups(s, n_bins, scheme)
     formula = _debiased_l1 if norm == "l1" else _debiased_l2
 
@@ -274,7 +274,7 @@ def _of_gaps(
     scheme: Scheme,
     reduce: Callable[[FloatArray, FloatArray], FloatArray],
 ) -> Statistic:
-    s, c = _checked(confidence, correct)
+    s, c = as_scored(confidence, correct)
     groups, gap = _bin_groups(s, n_bins, scheme), s - c
     return Statistic(len(s), lambda weights: reduce(groups.totals(weights), groups.totals(weights, gap)))
 
@@ -282,11 +282,6 @@ def _of_gaps(
 def _bin_groups(confidence: FloatArray, n_bins: int, scheme: Scheme) -> Groups:
     index, edges = assign_bins(confidence, n_bins, scheme)
     return Groups(index, len(edges) - 1)
-
-
-def _checked(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    s = as_scores(confidence, "confidence")
-    return s, as_binary(correct, "correct", len(s))
 
 
 def _debiased_l1(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> FloatArray:

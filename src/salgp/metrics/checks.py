@@ -68,6 +68,17 @@ def as_binary(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
     return values
 
 
+def as_scored(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Check confidences in [0, 1] and whether each was right, ``(n,)`` both.
+
+    Example:
+        >>> as_scored([0.5], [True])
+        (array([0.5]), array([1.]))
+    """
+    s = as_scores(confidence, "confidence")
+    return s, as_binary(correct, "correct", len(s))
+
+
 def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.floating[Any]], IntArray]:
     """Check class probabilities ``(n, c)`` and labels ``(n,)`` in -1..c-1; the floating type is kept.
 
@@ -80,11 +91,8 @@ def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.flo
         raise ValueError(f"probs must have shape (n, c), got {p.shape}")
     if not p.size:
         raise ValueError(f"probs is empty, shape {p.shape}: a metric needs at least one sample")
-    p = (
-        p
-        if p.dtype in (np.float32, np.float64)
-        else p.astype(np.float32 if p.dtype == np.float16 else np.float64)
-    )
+    if p.dtype not in (np.float32, np.float64):
+        p = p.astype(np.float32 if p.dtype == np.float16 else np.float64)
     _refuse_non_finite(p, "probs")
     _refuse_outside_unit(p, "probs")
     off = np.abs(p.sum(axis=1, dtype=np.float64) - 1)
@@ -95,10 +103,8 @@ def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.flo
 
 def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
     if isinstance(x, Tensor):
-        tensor = x.detach().cpu()
-        return np.asarray(
-            (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
-        )
+        half = x.is_floating_point() and x.itemsize < 4
+        return np.asarray((x.float() if half else x).detach().cpu().numpy())
     refuse_masked(x, what)
     values = np.asarray(x)
     if values.dtype.kind not in "biuf":

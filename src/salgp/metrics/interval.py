@@ -17,7 +17,7 @@ from scipy.special import betaincinv
 
 from salgp.logits import log_odds
 from salgp.metrics.binned import ReliabilityBins, assign_bins
-from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_binary, as_scores
+from salgp.metrics.checks import ArrayLike, FloatArray, IntArray, as_scored, as_scores
 from salgp.metrics.metric import Statistic, mean_of, metric
 
 __all__ = ["exact_interval"]
@@ -68,7 +68,8 @@ def interval_coverage(
     """
     from scipy.special import bdtr, ndtri
 
-    s, c, low, high = _checked(confidence, correct, lower, upper)
+    s, c = as_scored(confidence, correct)
+    low, high = _checked_ends(lower, upper, len(s))
     centre, below, above = (log_odds(torch.from_numpy(x), 1e-9).numpy() for x in (s, low, high))
     half = ndtri((1 + level) / 2)
     z = ndtri((np.arange(_POINTS) + 0.5) / _POINTS)[:, None]
@@ -138,14 +139,6 @@ def exact_interval(hits: IntArray, n: IntArray, level: float = 0.9) -> tuple[Flo
     lower = np.where(hits > 0, betaincinv(some, n - hits + 1, tail), 0.0)
     upper = np.where(hits < n, betaincinv(hits + 1, missed, 1 - tail), 1.0)
     return np.where(n > 0, lower, np.nan), np.where(n > 0, upper, np.nan)
-
-
-def _checked(
-    confidence: ArrayLike, correct: ArrayLike, lower: ArrayLike, upper: ArrayLike
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    s = as_scores(confidence, "confidence")
-    low, high = _checked_ends(lower, upper, len(s))
-    return s, as_binary(correct, "correct", len(s)), low, high
 
 
 def _checked_ends(lower: ArrayLike, upper: ArrayLike, n: int | None = None) -> tuple[FloatArray, FloatArray]:

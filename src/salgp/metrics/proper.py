@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from salgp.metrics.binned import Scheme, assign_bins
-from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_distribution, as_numbers, as_scores
+from salgp.metrics.checks import (
+    ArrayLike,
+    FloatArray,
+    as_binary,
+    as_distribution,
+    as_numbers,
+    as_scored,
+    as_scores,
+)
 from salgp.metrics.metric import Statistic, mean_of, metric
 
 __all__ = []
@@ -123,8 +131,8 @@ def nll_correct(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
         >>> round(nll_correct([0.5, 0.9], [0, 1]), 4)
         0.3993
     """
-    s = np.clip(as_scores(confidence, "confidence"), EPS, 1 - EPS)
-    c = as_binary(correct, "correct", len(s))
+    s, c = as_scored(confidence, correct)
+    s = np.clip(s, EPS, 1 - EPS)
     return mean_of(-np.log(np.where(c == 1, s, 1 - s)))
 
 
@@ -166,8 +174,8 @@ def brier_correct(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
         >>> round(brier_correct([0.5, 1.0], [0, 1]), 3)
         0.125
     """
-    s = as_scores(confidence, "confidence")
-    return mean_of((s - as_binary(correct, "correct", len(s))) ** 2)
+    s, c = as_scored(confidence, correct)
+    return mean_of((s - c) ** 2)
 
 
 def brier_decomposition(
@@ -190,8 +198,7 @@ def brier_decomposition(
         >>> round(parts.reliability, 3), round(parts.resolution, 4), round(parts.uncertainty, 4)
         (0.01, 0.0625, 0.1875)
     """
-    s = as_scores(confidence, "confidence")
-    c = as_binary(correct, "correct", len(s))
+    s, c = as_scored(confidence, correct)
     index, edges = assign_bins(s, n_bins, scheme)
     count = np.maximum(np.bincount(index, minlength=len(edges) - 1), 1)
     mean_s, mean_c = (np.bincount(index, x, len(count)) / count for x in (s, c))

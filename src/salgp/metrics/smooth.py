@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_scores
+from salgp.metrics.checks import ArrayLike, FloatArray, as_scored
 from salgp.metrics.metric import metric
 
 __all__ = []
@@ -43,8 +43,8 @@ def smooth_ece(confidence: ArrayLike, correct: ArrayLike) -> float:
     """
     from scipy.optimize import brentq
 
-    s = as_scores(confidence, "confidence")
-    spectrum = _spectrum(s, as_binary(correct, "correct", len(s)) - s)
+    s, c = as_scored(confidence, correct)
+    spectrum = _spectrum(s, c - s)
     if _smoothed_error(spectrum, 0.0) < 1e-12:
         return 0.0
     return min(

@@ -26,11 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator
-from salgp.calibrators.scaling.toplabel import from_top_label, top_label
-from salgp.features import Features
+from salgp.calibrators.scaling.toplabel import TopLabel, TopLabelCalibrator
 from salgp.gp.optimise import tell_unless_settled
-from salgp.prediction import Prediction
 
 __all__ = []
 
@@ -43,7 +40,7 @@ STRENGTH = 2.0
 
 
 @dataclass(repr=False, eq=False)
-class BBQ(Calibrator):
+class BBQ(TopLabelCalibrator):
     """Bayesian average over equal-frequency binnings of the top-label confidence.
 
     Args:
@@ -68,16 +65,14 @@ class BBQ(Calibrator):
     """
 
     name: ClassVar[str] = "bbq"
-    gives_confidence_only: ClassVar[bool] = True
 
     alpha: float | None = None
     beta: float | None = None
     select: Literal["fixed", "cross-validation", "empirical-bayes"] = "fixed"
     criterion: Literal["nll", "ece", "mce"] = "nll"
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        top = top_label(features)
-        score, hit = _sorted(top.confidence.cpu().double().numpy(), (top.label == labels).cpu().numpy())
+    def _learn(self, top: TopLabel, correct: Tensor) -> None:
+        score, hit = _sorted(top.confidence.cpu().double().numpy(), correct.cpu().numpy())
         prior = self._choose_prior(score, hit)
         bins = _binnings(score, hit)
         found = _average(bins, prior)
@@ -103,10 +98,8 @@ class BBQ(Calibrator):
             )
         return self.alpha, self.beta
 
-    def _predict(self, features: Features) -> Prediction:
-        score = top_label(features).confidence.double()
-        confidence = self.steps_[torch.searchsorted(self.steps_at_, score, right=True) - 1]
-        return from_top_label(features, confidence, self.rest_temperature_)
+    def _confidence(self, top: TopLabel) -> Tensor:
+        return self.steps_[torch.searchsorted(self.steps_at_, top.confidence.double(), right=True) - 1]
 
 
 @dataclass(frozen=True)

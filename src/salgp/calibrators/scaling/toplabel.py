@@ -27,6 +27,7 @@ without errors, or one that a threshold separates, still has a finite optimum.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -104,8 +105,29 @@ def from_top_label(features: Features, confidence: Tensor, temperature: float) -
     return Prediction.from_confidence(features, confidence.to(dtype), temperature=temperature)
 
 
+class TopLabelCalibrator(Calibrator):
+    """Learns a map from the top label's confidence to another one."""
+
+    gives_confidence_only: ClassVar[bool] = True
+
+    @abstractmethod
+    def _learn(self, top: TopLabel, correct: Tensor) -> None:
+        """Learn the map from samples of which ``correct`` says whether their label is the true class."""
+
+    @abstractmethod
+    def _confidence(self, top: TopLabel) -> Tensor:
+        """Calibrated confidence of each sample."""
+
+    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+        top = top_label(features)
+        self._learn(top, top.label == labels)
+
+    def _predict(self, features: Features) -> Prediction:
+        return from_top_label(features, self._confidence(top_label(features)), self.rest_temperature_)
+
+
 @dataclass(repr=False, eq=False)
-class HistogramBinning(Calibrator):
+class HistogramBinning(TopLabelCalibrator):
     """Replace the confidence by the share of correct calibration samples in its bin.
 
     A bin with ``k`` correct of ``m`` samples gets ``(k + smoothing * centre) / (m + smoothing)``: an empty
@@ -130,22 +152,20 @@ class HistogramBinning(Calibrator):
     """
 
     name: ClassVar[str] = "histogram"
-    gives_confidence_only: ClassVar[bool] = True
 
     n_bins: int = 15
     binning: Literal["width", "mass"] = "width"
     smoothing: float = 1.0
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _learn(self, top: TopLabel, correct: Tensor) -> None:
         if self.n_bins < 1:
             raise ValueError(f"n_bins must be at least 1, got {self.n_bins}")
         if self.smoothing < 0:
             raise ValueError(f"smoothing must not be negative, got {self.smoothing}")
-        top = top_label(features)
         score = top.confidence.double()
         edges = self._edges(score)
         bins = _bin_of(score, edges)
-        hits = torch.bincount(bins, (top.label == labels).double(), minlength=self.n_bins)
+        hits = torch.bincount(bins, correct.double(), minlength=self.n_bins)
         size = torch.bincount(bins, minlength=self.n_bins)
         centre = (edges[1:] + edges[:-1]) / 2
         values = (hits + self.smoothing * centre) / (size + self.smoothing)
@@ -160,9 +180,8 @@ class HistogramBinning(Calibrator):
         inner = score.sort().values[(edges[1:-1] * len(score)).long()]  # equal counts, up to ties
         return torch.cat([edges[:1], inner, edges[-1:]])
 
-    def _predict(self, features: Features) -> Prediction:
-        score = top_label(features).confidence.double()
-        return from_top_label(features, self.values_[_bin_of(score, self.edges_)], self.rest_temperature_)
+    def _confidence(self, top: TopLabel) -> Tensor:
+        return self.values_[_bin_of(top.confidence.double(), self.edges_)]
 
 
 def _bin_of(score: Tensor, edges: Tensor) -> Tensor:
@@ -171,7 +190,7 @@ def _bin_of(score: Tensor, edges: Tensor) -> Tensor:
 
 
 @dataclass(repr=False, eq=False)
-class IsotonicRegression(Calibrator):
+class IsotonicRegression(TopLabelCalibrator):
     """Monotone step function of the confidence, never exactly 0 or 1.
 
     Args:
@@ -191,31 +210,38 @@ class IsotonicRegression(Calibrator):
     """
 
     name: ClassVar[str] = "isotonic"
-    gives_confidence_only: ClassVar[bool] = True
     suits_few_values: ClassVar[bool] = True
 
     mode: Literal["top-label", "one-vs-rest"] = "top-label"
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         if self.mode == "top-label":
-            top = top_label(features)
-            knots = [monotone_fit(_numpy(top.confidence), _numpy(top.label == labels))]
+            super()._fit(features, labels, reference)
         elif self.mode == "one-vs-rest":
-            columns, y = _numpy(features.probs.T.contiguous()), _numpy(labels)
-            knots = [monotone_fit(p, y == k) for k, p in enumerate(columns)]
+            classes = torch.arange(features.n_classes, device=labels.device)
+            self._keep(features.probs.T.contiguous(), classes[:, None] == labels)
         else:
             raise ValueError(f"mode must be 'top-label' or 'one-vs-rest', got {self.mode!r}")
-        self.x_, self.y_ = _padded([x for x, _ in knots]), _padded([y for _, y in knots])
+
+    def _learn(self, top: TopLabel, correct: Tensor) -> None:
+        self._keep(top.confidence[None], correct[None])
+
+    def _keep(self, scores: Tensor, hits: Tensor) -> None:
+        """Keep the knots of the function of each row of scores ``(k, n)``."""
+        knots = [monotone_fit(score, hit) for score, hit in zip(_numpy(scores), _numpy(hits), strict=True)]
+        self.x_, self.y_ = (_padded(list(ends)) for ends in zip(*knots, strict=True))
+
+    def _confidence(self, top: TopLabel) -> Tensor:
+        return interpolate(top.confidence[None], self.x_, self.y_)[0]
 
     def _predict(self, features: Features) -> Prediction:
         if self.mode == "top-label":
-            confidence = interpolate(top_label(features).confidence[None], self.x_, self.y_)[0]
-            return from_top_label(features, confidence, self.rest_temperature_)
+            return super()._predict(features)
         mapped = interpolate(features.probs.T.contiguous(), self.x_, self.y_).T
         return Prediction.from_probs(features, mapped.div_(mapped.sum(dim=1, keepdim=True)))
 
 
-class PlattScaling(Calibrator):
+class PlattScaling(TopLabelCalibrator):
     """A sigmoid of the top label's log-odds, ``sigmoid(a u + b)``.
 
     Attributes:
@@ -232,20 +258,16 @@ class PlattScaling(Calibrator):
     """
 
     name: ClassVar[str] = "platt"
-    gives_confidence_only: ClassVar[bool] = True
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        top = top_label(features)
+    def _learn(self, top: TopLabel, correct: Tensor) -> None:
         X = torch.stack([top.log_odds, torch.ones_like(top.log_odds)], dim=1)
-        self.slope_, self.intercept_ = fit_logistic(X, platt_targets(top.label == labels)).tolist()
+        self.slope_, self.intercept_ = fit_logistic(X, platt_targets(correct)).tolist()
 
-    def _predict(self, features: Features) -> Prediction:
-        u = top_label(features).log_odds
-        confidence = torch.sigmoid(self.slope_ * u + self.intercept_)
-        return from_top_label(features, confidence, self.rest_temperature_)
+    def _confidence(self, top: TopLabel) -> Tensor:
+        return torch.sigmoid(self.slope_ * top.log_odds + self.intercept_)
 
 
-class BetaCalibration(Calibrator):
+class BetaCalibration(TopLabelCalibrator):
     """A likelihood ratio of two beta distributions, ``sigmoid(a log s - b log(1 - s) + d)`` with ``a, b >=
     0``.
 
@@ -265,21 +287,16 @@ class BetaCalibration(Calibrator):
     """
 
     name: ClassVar[str] = "beta"
-    gives_confidence_only: ClassVar[bool] = True
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        top = top_label(features)
+    def _learn(self, top: TopLabel, correct: Tensor) -> None:
         X = _beta_inputs(top.log_odds)
         lower = X.new_tensor([0.0, 0.0, -torch.inf])
-        self.a_, self.b_, self.intercept_ = fit_logistic(
-            X, platt_targets(top.label == labels), lower
-        ).tolist()
+        self.a_, self.b_, self.intercept_ = fit_logistic(X, platt_targets(correct), lower).tolist()
 
-    def _predict(self, features: Features) -> Prediction:
-        X = _beta_inputs(top_label(features).log_odds)
+    def _confidence(self, top: TopLabel) -> Tensor:
+        X = _beta_inputs(top.log_odds)
         weights = torch.tensor([self.a_, self.b_, self.intercept_], dtype=X.dtype).to(X.device)
-        confidence = torch.sigmoid(X @ weights)
-        return from_top_label(features, confidence, self.rest_temperature_)
+        return torch.sigmoid(X @ weights)
 
 
 def monotone_fit(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
