@@ -96,21 +96,15 @@ class GPCalibration(Calibrator):
     def _predict(self, features: Features) -> Prediction:
         basis = _basis(self.inducing_, self.amplitude_, self.lengthscale_)
         points = _cubature(self.mean_, self.cov_)
-        probs = torch.zeros_like(
-            features.logits, dtype=torch.promote_types(features.logits.dtype, torch.float32)
-        )
+        probs = torch.zeros_like(at_least_single(features.logits))
         spread = probs.new_zeros(len(features))
         for rows in row_chunks(len(features), features.n_classes * self.n_inducing):
             z = features.logits[rows].double() / self.scale_
             probs[rows], spread[rows] = _mean_and_std(z, features.label[rows], basis, points)
         mean = Prediction.from_probs(features, probs.clamp_(min=torch.finfo(probs.dtype).tiny))
         half = INTERVAL_SD * spread
-        return replace(
-            mean,
-            std=spread,
-            lower=(mean.confidence - half).clamp(0, 1),
-            upper=(mean.confidence + half).clamp(0, 1),
-        )
+        lower, upper = ((mean.confidence + end).clamp(0, 1) for end in (-half, half))
+        return replace(mean, std=spread, lower=lower, upper=upper)
 
 
 @dataclass(frozen=True)
@@ -197,12 +191,12 @@ def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
         step = solve_positive(curvature, gradient)
         if float(gradient @ step) < 1e-8 * (1 + abs(value)):
             break
+        before = v, value
         for halving in range(30):
-            new = _objective(rows, v + step * 0.5**halving)
-            if new[0] >= value:
+            v = before[0] + step * 0.5**halving
+            value, gradient, curvature, slack = _objective(rows, v)
+            if value >= before[1]:
                 break
-        v = v + step * 0.5**halving
-        value, gradient, curvature, slack = new
     L = cholesky(curvature)
     bound = value - slack - 0.5 * float(log_determinant(L))
     return _Posterior(v, inverse_positive(L), bound)
@@ -224,10 +218,8 @@ def _objective(rows: _Rows, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
         gradient = gradient + (true - mean).sum(dim=0)
         flat = A.reshape(-1, m)
         curvature += flat.T @ (flat * p.reshape(-1, 1)) - mean.T @ mean
-        left = (rows.basis.amplitude**2 - A.square().sum(dim=2)).clamp_min(
-            0
-        )  # variance that the inducing points do not explain
-        slack += 0.5 * float((p * (1 - p) * left).sum())
+        unexplained = (rows.basis.amplitude**2 - A.square().sum(dim=2)).clamp_min(0)
+        slack += 0.5 * float((p * (1 - p) * unexplained).sum())
     return value, gradient, curvature, slack
 
 

@@ -86,9 +86,8 @@ class VectorScaling(AffineScaling):
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         start = torch.ones(features.n_classes, dtype=torch.float64)
         penalty = torch.full_like(start, DIAGONAL_PENALTY / features.n_classes)
-        self.weight_, self.bias_ = fit_affine(
-            features.logits, labels, start, penalty, self.intercept_penalty, self.max_iterations
-        )
+        penalties = penalty, self.intercept_penalty
+        self.weight_, self.bias_ = fit_affine(features.logits, labels, start, *penalties, self.max_iterations)
 
 
 @dataclass(repr=False, eq=False)
@@ -119,10 +118,9 @@ class MatrixScaling(AffineScaling):
         c = features.n_classes
         start = torch.eye(c, dtype=torch.float64)
         off_diagonal = torch.full_like(start, self.off_diagonal_penalty / (c * (c - 1)))
-        penalty = off_diagonal.fill_diagonal_(DIAGONAL_PENALTY / c)
-        self.weight_, self.bias_ = fit_affine(
-            self._inputs(features), labels, start, penalty, self.intercept_penalty, self.max_iterations
-        )
+        penalties = off_diagonal.fill_diagonal_(DIAGONAL_PENALTY / c), self.intercept_penalty
+        x = self._inputs(features)
+        self.weight_, self.bias_ = fit_affine(x, labels, start, *penalties, self.max_iterations)
 
 
 @dataclass(repr=False, eq=False)

@@ -109,11 +109,8 @@ class PerturbedTemperatureScaling(TemperatureScaling):
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         weights = None
         if features.groups is None:
-            warnings.warn(
-                "features have no groups: fitted as plain temperature scaling, not on augmented samples",
-                CalibrationWarning,
-                stacklevel=3,
-            )
+            without = "features have no groups: fitted as plain temperature scaling, not on augmented samples"
+            warnings.warn(without, CalibrationWarning, stacklevel=3)
         else:
             _, of, count = torch.unique(features.groups, return_inverse=True, return_counts=True)
             weights = (1 / count.double())[of]
@@ -145,9 +142,8 @@ class EnsembleTemperatureScaling(Calibrator):
         self.weights_ = mixture_weights(torch.stack([*parts, uniform], dim=1), (1, 0, 0))
 
     def _predict(self, features: Features) -> Prediction:
-        return Prediction.from_probs(
-            features, ensemble_softmax(features.logits, self.temperature_, self.weights_)
-        )
+        mixed = ensemble_softmax(features.logits, self.temperature_, self.weights_)
+        return Prediction.from_probs(features, mixed)
 
 
 def ensemble_softmax(logits: Tensor, temperature: float | Tensor, weights: Tensor) -> Tensor:
