@@ -2,9 +2,9 @@
 
 Two networks with random weights: ResNet-18 on images of 128 x 128 and a small convolutional network on 32 x
 32. Features of the calibration set and of the reference are drawn around a mean for each class, scaled like
-those of a few images; copies have more noise. So layers tell errors, and the fitted calibrator asks them: its
-graph holds the reference. Contenders take turns, and the median of ``--repeat`` rounds is given, so that
-other work on the machine meets all of them alike.
+those of a few images; augmented samples have more noise. So the layers separate errors from correct answers,
+the fitted calibrator uses them, and its graph holds the reference. Contenders take turns, and the median of
+``--repeat`` rounds is given, so that other work on the machine affects all of them alike.
 
     python benchmarks/export.py                                       # prints the tables
     python benchmarks/export.py --threads 2
@@ -107,9 +107,9 @@ def main() -> None:
 
 
 def head_table(classes: int, m: int, repeat: int) -> str:
-    """Layer evidence alone on made features of five layers, with copies: eager against onnxruntime."""
+    """Layer evidence alone on made features of five layers, augmented too: eager against onnxruntime."""
     calibrator = salgp.calibrators.get("layer-evidence")
-    calibrator.fit(*made(max(500, 2 * classes), classes, 1, copies=3), reference=made(m, classes, 2))
+    calibrator.fit(*made(max(500, 2 * classes), classes, 1, augmented=3), reference=made(m, classes, 2))
     features = made(64, classes, 3)[0]
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
@@ -130,19 +130,19 @@ def head_table(classes: int, m: int, repeat: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def made(n: int, classes: int, seed: int, copies: int = 0) -> tuple[salgp.Features, Tensor]:
-    """Layers around the mean of their class, logits that know it less well; copies have more noise."""
+def made(n: int, classes: int, seed: int, augmented: int = 0) -> tuple[salgp.Features, Tensor]:
+    """Layers around the mean of their class, less exact logits; augmented samples have more noise."""
     g, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(0)
     labels = torch.arange(n) % classes
     means = torch.randn(classes, 64, generator=fixed)
     parts = []
-    for family in range(copies + 1):
+    for family in range(augmented + 1):
         noise = 1 + 0.5 * family
         layers = {f"layer{i}": means[labels] + noise * torch.randn(n, 64, generator=g) for i in range(5)}
         logits = 0.1 * layers["layer4"] @ means.T
         origin = (torch.arange(n), torch.full((n,), family), torch.full((n,), 0.5 * family))
-        parts.append(salgp.Features(logits, layers, *(origin if copies else ())))
-    return salgp.Features.concatenate(parts), labels.repeat(copies + 1)
+        parts.append(salgp.Features(logits, layers, *(origin if augmented else ())))
+    return salgp.Features.concatenate(parts), labels.repeat(augmented + 1)
 
 
 def head_times(
@@ -185,8 +185,8 @@ def heading(arguments: argparse.Namespace) -> str:
         "# Exported graphs, measured by `python benchmarks/export.py`\n\n"
         f"Ten classes; layer evidence with {arguments.reference:,} reference samples, SAL-GP "
         f"(`sum`) with 256 inducing rows, both fitted on "
-        f"{arguments.calibration}\nsamples and three copies of each. Milliseconds per batch, processor "
-        f"time / wall clock, threads: {arguments.threads}, contenders taking turns,\nmedian of "
+        f"{arguments.calibration}\nsamples and three augmented ones of each. Milliseconds per batch, "
+        f"processor time / wall clock, threads: {arguments.threads}, contenders taking turns,\nmedian of "
         f"{arguments.repeat} rounds; in brackets the ratio of wall-clock times to the bare network in the "
         f"same runtime.\nLoad {os.getloadavg()[0]:.1f} at the start. {versions}.\n"
     )
@@ -242,7 +242,7 @@ def fitted(seen: salgp.Features, arguments: argparse.Namespace) -> dict[str, Any
     """Calibrators on features drawn like those seen; a layer evidence whose graph would hold no reference
     measures nothing, and is refused.
     """
-    calibration, labels = drawn(seen, arguments.calibration, 1, copies=3)
+    calibration, labels = drawn(seen, arguments.calibration, 1, augmented=3)
     plain, known = calibration[: arguments.calibration], labels[: arguments.calibration]
     makers = {
         "layer evidence": lambda: salgp.calibrators.get("layer-evidence").fit(
@@ -258,21 +258,21 @@ def fitted(seen: salgp.Features, arguments: argparse.Namespace) -> dict[str, Any
     return found
 
 
-def drawn(seen: salgp.Features, n: int, seed: int, copies: int = 0) -> tuple[salgp.Features, Tensor]:
+def drawn(seen: salgp.Features, n: int, seed: int, augmented: int = 0) -> tuple[salgp.Features, Tensor]:
     """Layers around a mean for each class, scaled like those seen; logits that know the class less well."""
     g, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(0)
     C = seen.n_classes
     labels = torch.arange(n) % C
     means = {k: torch.randn(C, x.shape[1], generator=fixed) for k, x in seen.layers.items()}
     parts = []
-    for family in range(copies + 1):
+    for family in range(augmented + 1):
         noise = 2 + 1.0 * family
         x = {k: m[labels] + noise * torch.randn(n, m.shape[1], generator=g) for k, m in means.items()}
         logits = 2 * torch.eye(C)[labels] + 0.5 * noise * torch.randn(n, C, generator=g)
         layers = {k: s.mean(dim=0) + s.std(dim=0) * x[k] for k, s in seen.layers.items()}
         origin = (torch.arange(n), torch.full((n,), family), torch.full((n,), 0.5 * family))
-        parts.append(salgp.Features(logits, layers, *(origin if copies else ())))
-    return salgp.Features.concatenate(parts), labels.repeat(copies + 1)
+        parts.append(salgp.Features(logits, layers, *(origin if augmented else ())))
+    return salgp.Features.concatenate(parts), labels.repeat(augmented + 1)
 
 
 def bare_graphs(network: nn.Module, images: Tensor, folder: Path, threads: int) -> Graphs:

@@ -2,7 +2,7 @@
 # # Tutorial: when can this network be trusted?
 #
 # A network has learned hand-drawn digits. It will be used on photographs of digits. We find out how far its confidence can be
-# trusted there, repair it, and act on it. Every cell runs in seconds; the data are drawn, not downloaded.
+# trusted there, correct it, and act on it. Every cell runs in seconds; the data are drawn, not downloaded.
 
 # %% [markdown]
 # ## 1. A trained network and three sets of data
@@ -94,7 +94,7 @@ for name, prediction in {"network": before, "salgp": after}.items():
 # %% [markdown]
 # ## 6. Keep it
 #
-# Two files, no pickle. Loaded with the same network, it predicts the same; with another network it refuses.
+# One file, no pickle. Loaded with the same network, it predicts the same; with another network it refuses.
 
 # %%
 classifier.save("calibrated")

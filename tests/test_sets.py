@@ -212,8 +212,8 @@ def test_each_class_is_covered() -> None:
 def test_novel_samples_get_larger_sets_and_keep_their_coverage(by: str) -> None:
     sets, plain = (fit_sets(*drawn(4000, 0, 4.0), 0.9, by=group, bands=10) for group in (by, "all"))
     new, y = drawn(4000, 1, 1.0)  # all samples are difficult now
-    at_home = sets(drawn(4000, 2, 4.0)[0])
-    assert sets(new).sum(1).double().mean() > at_home.sum(1).double().mean() + 0.5
+    in_domain = sets(drawn(4000, 2, 4.0)[0])
+    assert sets(new).sum(1).double().mean() > in_domain.sum(1).double().mean() + 0.5
     covered, before = (float(s(new)[torch.arange(4000), y].double().mean()) for s in (sets, plain))
     assert before < 0.65
     assert covered > before + 0.1

@@ -111,6 +111,6 @@ def _weighted(p: Prediction, right: np.ndarray, new: Prediction) -> float:
     rows = np.concatenate([columns(p), columns(new)])
     rows = (rows - rows.mean(0)) / rows.std(0)
     where = np.repeat([0, 1], [len(p), len(new)])
-    judge = LogisticRegression(C=1.0, max_iter=5000, tol=1e-10).fit(rows, where)
-    weight = np.exp(rows[: len(p)] @ judge.coef_[0])
+    separator = LogisticRegression(C=1.0, max_iter=5000, tol=1e-10).fit(rows, where)
+    weight = np.exp(rows[: len(p)] @ separator.coef_[0])
     return float((weight * right).sum() / weight.sum())

@@ -253,7 +253,7 @@ def test_a_correction_says_what_becomes_of_nine_tenths() -> None:
 
 
 def test_what_a_correction_rests_on_by_the_formula() -> None:
-    """Curvature of the posterior by NumPy; of the answers, how many were right and how many should have been."""
+    """Curvature of the posterior by NumPy; how many answers were right and how many should be."""
     _, labelled, y = made(60, 0.7, -0.5)
     found = learn_correction(labelled, y)
     f = np.clip(torch.logit(labelled.confidence.double()).numpy(), -5, 5)

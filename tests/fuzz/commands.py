@@ -113,7 +113,7 @@ def against_targets() -> Iterator[tuple[list[str], list[str]]]:
                 before = kept()
                 line = [*command.split(), target, *more]
                 code, out, err = call(line)
-                yield line, [*judged(code, out, err), *changed(before, kept(), code, line)]
+                yield line, [*checked(code, out, err), *changed(before, kept(), code, line)]
                 clear(before)
 
 
@@ -157,7 +157,7 @@ def against_inputs() -> Iterator[tuple[list[str], list[str]]]:
     for name in [*given, "/dev/null", "/proc/self/mem", "nowhere", "/"]:
         for command in READERS:
             line = command.replace("IN", name).split()
-            yield line, judged(*call(line))
+            yield line, checked(*call(line))
             clear(clean)
 
 
@@ -213,7 +213,7 @@ def call(line: list[str]) -> tuple[Any, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def judged(code: Any, out: str, err: str) -> list[str]:
+def checked(code: Any, out: str, err: str) -> list[str]:
     """What was wrong with an answer."""
     said = [text for text in err.strip().splitlines() if not text.startswith("note:")]
     found = [] if code in (0, 1, 2) else [f"ended with {code}"]

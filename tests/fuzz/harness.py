@@ -1,4 +1,4 @@
-"""How a mutant is made, read and judged.
+"""How a mutant is made, read and checked.
 
 The outcome of a mutant is one of: the *same* value as before; *refused* in one sentence that names the file;
 *other*, a different value without complaint; *raw*, an error that was meant for programmers. Files of ours
@@ -87,7 +87,7 @@ class Mutants:
         self.known: dict[bytes, tuple[str, str]] = {}
 
     def try_all(self, seeds: Iterable[int]) -> Tried:
-        """Make, read and judge some mutants."""
+        """Make, read and check some mutants."""
         tried = Tried(collections.Counter(), 0, 0.0, [])
         before = len(self.known)
         for seed in seeds:
@@ -108,7 +108,7 @@ class Mutants:
         key = hashlib.sha256(path.name.encode() + files[path]).digest()
         if key not in self.known:
             self._put(files)
-            self.known[key] = self._judge()
+            self.known[key] = self._check()
         return self.known[key]
 
     def _mutate(self, path: Path, rng: random.Random) -> dict[Path, bytes]:
@@ -134,7 +134,7 @@ class Mutants:
             if path not in self.whole and path.is_file():
                 path.unlink()
 
-    def _judge(self) -> tuple[str, str]:
+    def _check(self) -> tuple[str, str]:
         target = self.target
         try:
             with warnings.catch_warnings():

@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """A monitor of temperature scaling, begun at home."""
+    """A monitor of temperature scaling, begun on quiet data."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("fit", "home", "monday", "tuesday")):

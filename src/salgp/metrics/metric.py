@@ -4,7 +4,7 @@ A formula takes arrays and gives a `Statistic`: prepared data, and a function of
 of one give the metric itself; the counts of a bootstrap resample give the metric of that resample, many at a
 time. So every formula is written once and resamples at array speed. The decorator `metric` makes such a
 formula a `Metric`, which is called like a function and gives a number. Tables, command line, report and plots
-loop over the metrics they are given; none is named there.
+loop over `salgp.metrics.METRICS`; none is named there.
 """
 
 from __future__ import annotations

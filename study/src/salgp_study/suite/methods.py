@@ -1,8 +1,8 @@
 """Every method of the suite by name: the library's calibrators, other libraries' behind the same two methods,
 and ours with each ingredient taken away.
 
-An `Entry` says how a method is built, whether it is fitted on copies, and which layers it may see. Ours can
-also look at a window of unlabelled samples; `predict_windows` is the one place that calls it so.
+An `Entry` says how a method is built, whether it is fitted on augmented samples, and which layers it may see.
+Ours can also look at a window of unlabelled samples; `predict_windows` is the one place that calls it so.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Entry:
 
     Args:
         build: makes it.
-        copies: is it fitted on perturbed copies too?
-        sees: ``all``, the ``last`` layer, the ``confidence`` as if it were a layer; of the copies ``half`` of
+        copies: is it fitted on augmented samples too?
+        sees: ``all``, the ``last`` layer, the ``confidence`` as if it were a layer; of these ``half`` of
             the families, ``one``, or ``two strengths`` of each.
     """
 
@@ -190,7 +190,7 @@ def named(name: str, **settings: Any) -> Callable[[], Calibrator]:
 
 
 def ours(**settings: Any) -> Entry:
-    """Layer evidence with some settings, fitted on copies; a setting it does not know is refused at once."""
+    """Layer evidence with some settings, fitted on augmented samples; an unknown setting is refused at once."""
     known = get("layer-evidence").get_params(deep=False)
     unknown = sorted(settings.keys() - known.keys())
     if unknown:

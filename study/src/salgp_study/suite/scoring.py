@@ -243,12 +243,12 @@ def _bare(features: Features) -> Features:
 
 
 def _view(case: CachedCase, sees: str) -> CachedCase:
-    """The case with some of its layers, or some of its copies."""
+    """The case with some of its layers, or some of its augmented samples."""
     if sees == "all":
         return case
     if sees in ("half", "one", "two strengths"):
         features, labels = case.calibration
-        rows = _some_copies(features, sees)
+        rows = _some_augmented(features, sees)
         return replace(case, calibration=(features[rows], labels[rows]))
 
     def view(f: Features) -> Features:
@@ -264,8 +264,8 @@ def _view(case: CachedCase, sees: str) -> CachedCase:
     )
 
 
-def _some_copies(features: Features, sees: str) -> Tensor:
-    """Originals, and copies of every other family, of the first, or of the fourth and last strength."""
+def _some_augmented(features: Features, sees: str) -> Tensor:
+    """Originals, and augmented samples of half the families, of the first, or of two strengths."""
     assert features.families is not None
     assert features.strengths is not None
     if sees == "half":
