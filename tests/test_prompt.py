@@ -149,6 +149,15 @@ def test_calibrate_report_decide_monitor_and_load(tmp_path: Path) -> None:
         salgp.load(tmp_path / "saved", other)
 
 
+def test_labels_that_all_share_a_token_with_the_space_are_told_so() -> None:
+    """The token is no space: it is what " cat" and " cow" begin with."""
+    known = {c: k for k, c in enumerate([*CHARACTERS, " c"])}
+    model = tokenizers.models.BPE(known, [(" ", "c")])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model))
+    with pytest.raises(ValueError, match="'cat' and 'cow' begin with the same token"):
+        Prompt(language_model(), tokenizer, labels=["cat", "cow"], template="{text} is about")
+
+
 @pytest.mark.parametrize(
     ("labels", "template", "match"),
     [

@@ -111,7 +111,8 @@ class Prompt(nn.Module):
         self._check_end()
         if not self._after[-1:].isspace():
             behind_space = self._answers(" ")
-            if len(set(behind_space)) > 1:
+            space = self._tokens("a", " ")[len(self._tokens("a")) :]
+            if set(behind_space) != set(space):
                 return _different(behind_space, self.labels)
             self._after += " "  # the space is a token by itself, and part of the prompt
         return _different(self._answers(""), self.labels)
