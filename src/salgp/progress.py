@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from salgp.extras import require
 
-__all__ = ["Advance", "progress_bar", "steps_in"]
+__all__ = ["Advance", "progress_bar", "steps_in", "visible"]
 
 PAUSE = 10.0
 """Seconds between two lines where there is no terminal."""
@@ -38,7 +38,7 @@ def progress_bar(
     line now and then.
 
     Args:
-        title: what is being done; printed as it is.
+        title: what is being done; printed as it is, without control characters.
         total: number of steps, None where unknown.
         wanted: True shows the bar and False nothing; None the bar on a terminal and in notebooks, and lines
             elsewhere.
@@ -56,12 +56,12 @@ def progress_bar(
     if bar is None:
         yield (lambda steps=1, title=None: None) if wanted is False else _Lines(title, total, done)
         return
-    task = bar.add_task(title, total=total, completed=done, rate="")
+    task = bar.add_task(visible(title), total=total, completed=done, rate="")
     begin = time.monotonic()
     impatient = bool(wanted) or patience == 0
 
     def advance(steps: float = 1, title: str | None = None) -> None:
-        bar.update(task, advance=steps, description=title)
+        bar.update(task, advance=steps, description=None if title is None else visible(title))
         if unit:
             bar.update(task, rate=f"{bar.tasks[0].speed or 0:,.0f} {unit}/s")
         if not bar.live.is_started and (impatient or time.monotonic() - begin > patience):
@@ -73,6 +73,18 @@ def progress_bar(
         yield advance
     finally:
         bar.stop()
+
+
+def visible(text: str) -> str:
+    """The text with its control characters spelt out.
+
+    Example:
+        >>> visible("red\\x1b[31m")
+        'red\\\\x1b[31m'
+    """
+    return "".join(
+        c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 class _Lines:
@@ -88,7 +100,7 @@ class _Lines:
         now = time.monotonic()
         if now - self._said >= PAUSE:
             self._said = now
-            print(self._line(now - self._begin), file=sys.stderr, flush=True)
+            print(visible(self._line(now - self._begin)), file=sys.stderr, flush=True)
 
     def _line(self, passed: float) -> str:
         if self._total is None:

@@ -263,6 +263,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="force=True"):
         build(path, features, labels, prediction)
     assert build(path, features, labels, prediction, force=True) == path
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match="left alone"):
+        build(path, features, labels, prediction, force=True)
 
 
 def text_of(browser: Any, name: str) -> str:

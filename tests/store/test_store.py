@@ -17,7 +17,7 @@ from sealing import edit_header
 
 import salgp
 from salgp.features import Features
-from salgp.io import ChecksumError, FormatError, files
+from salgp.io import ChecksumError, FormatError, digest, files
 from salgp.network.extract import extract
 from salgp.store import columns, engines
 from salgp.store.extraction import extract_parts, extract_to_store
@@ -315,12 +315,13 @@ def test_a_sample_takes_every_step_th_row_from_its_start(offset: float) -> None:
     ],
 )
 def test_a_shard_with_changed_columns_is_refused(tmp_path: Path, change: Callable[[Any], Any]) -> None:
-    """Also where its checksum was not compared."""
-    store = small_store(tmp_path)
+    """Also where its checksum is that of the manifest."""
+    small_store(tmp_path)
     path = tmp_path / "part-000001.parquet"
     pq.write_table(change(pq.read_table(path)), path)
+    edit_header(tmp_path / "manifest.json", lambda m: (m["shards"]["1"].update(sha256=digest(path)), m)[1])
     with pytest.raises(FormatError, match="other columns"):
-        store.shard(1, verify=False)
+        FeatureStore(tmp_path).shard(1)
 
 
 @pytest.mark.parametrize("value", [3, None, [], {"a": 1}, True])

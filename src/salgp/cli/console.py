@@ -12,7 +12,7 @@ import math
 import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salgp.extras import EXTRAS, hint
-from salgp.progress import Advance, progress_bar
+from salgp.progress import Advance, progress_bar, visible
 
 if TYPE_CHECKING:
     from salgp.metrics import Comparison, Metric
@@ -46,18 +46,6 @@ class Terminal(rich.console.Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Every string that is printed, alone or in a table, comes through here."""
         return super().render_str(visible(text), **options)
-
-
-def visible(text: str) -> str:
-    """The text with its control characters spelt out.
-
-    Example:
-        >>> visible("red\\x1b[31m")
-        'red\\\\x1b[31m'
-    """
-    return "".join(
-        c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
 
 
 def pasteable(*words: object) -> str:
@@ -119,17 +107,10 @@ class Console:
             warnings.showwarning = show
             yield
 
-    @contextmanager
-    def progress(self, description: str, total: float | None = None) -> Iterator[Advance]:
+    def progress(self, description: str, total: float | None = None) -> AbstractContextManager[Advance]:
         """A progress bar with the time left (without a total, the time passed); yields ``advance``."""
         wanted = None if self.shows_progress else False
-        console = Terminal(stderr=True)
-        with progress_bar(visible(description), total, wanted, patience=0, console=console) as bar:
-
-            def advance(steps: float = 1, title: str | None = None) -> None:
-                bar(steps, None if title is None else visible(title))
-
-            yield advance
+        return progress_bar(description, total, wanted, patience=0, console=Terminal(stderr=True))
 
 
 def add_command(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import salgp
 from salgp.cli import options
@@ -39,14 +39,6 @@ class SavedCalibrator:
             return self.calibrator.predict(loaded.features, context)
 
 
-class Predicted(NamedTuple):
-    """A calibrator, features, and what the one says of the other."""
-
-    fitted: SavedCalibrator
-    loaded: FeatureFile
-    prediction: Prediction
-
-
 @dataclass(frozen=True)
 class PredictionOptions:
     """A calibrator, features, and how the one is used on the other."""
@@ -62,8 +54,10 @@ class PredictionOptions:
         """Files that are read."""
         return self.calibrator, self.features, self.field_labels
 
-    def predict(self, console: Console, labelled: bool = False, augmented: bool = False) -> Predicted:
-        """Read both and predict.
+    def predict(
+        self, console: Console, labelled: bool = False, augmented: bool = False
+    ) -> tuple[SavedCalibrator, FeatureFile, Prediction]:
+        """The calibrator, the features, and what the one says of the other.
 
         Args:
             console: to speak.
@@ -81,7 +75,7 @@ class PredictionOptions:
             )
         prediction = fitted.predict(console, loaded, context)
         if self.field_labels is None:
-            return Predicted(fitted, loaded, prediction)
+            return fitted, loaded, prediction
         known = read_samples(console, self.field_labels, columns, labelled=True)
         if labelled:
             note_shared(console, self.features.name, loaded.features, "--field-labels", known.features)
@@ -89,7 +83,7 @@ class PredictionOptions:
         at_field = fitted.predict(console, known, around)
         correction = salgp.estimate.learn_correction(at_field, known.known_labels)
         console.say(f"{known.path.name}: {correction}")
-        return Predicted(fitted, loaded, correction(prediction))
+        return fitted, loaded, correction(prediction)
 
 
 def read_calibrator(folder: Path) -> SavedCalibrator:

@@ -30,11 +30,7 @@ def write_page(
     """Write `render_page` to a file; refused where something else than such a page is there."""
     refuse_foreign(path, "monitor page")
     text = render_page(settings, status, log, title)
-
-    def write(part: Path) -> None:
-        part.write_text(text, encoding="utf-8")
-
-    return write_whole(path, write)
+    return write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def render_page(settings: Settings, status: Status, log: Sequence[Record], title: str) -> str:

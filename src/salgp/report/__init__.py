@@ -17,7 +17,7 @@ from torch import Tensor
 
 from salgp import __version__
 from salgp.features import Features
-from salgp.io import write_whole
+from salgp.io import refuse_foreign, write_whole
 from salgp.labels import as_labels
 from salgp.metrics import METRICS, evaluate
 from salgp.prediction import Prediction
@@ -48,7 +48,7 @@ def build(
         features: what was predicted on.
         labels: ``(n,)`` true classes.
         prediction: of the calibrator.
-        force: replace an existing file.
+        force: replace an existing report; any other file is left alone.
         options: see `render`.
 
     Returns:
@@ -67,12 +67,9 @@ def build(
     """
     if Path(path).exists() and not force:
         raise FileExistsError(f"{path} exists already; choose another name, or pass force=True to replace it")
+    refuse_foreign(path, "report")
     text = render(features, labels, prediction, **options)
-
-    def write(part: Path) -> None:
-        part.write_text(text, encoding="utf-8")
-
-    return write_whole(path, write)
+    return write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def render(

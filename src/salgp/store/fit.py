@@ -35,7 +35,6 @@ def fit_store(
     workers: int | None = None,
     ray_address: str | None = None,
     seed: int = 0,
-    verify: bool = True,
     progress: bool = False,
 ) -> Calibrator:
     """Fit a calibrator to every row of a store.
@@ -53,7 +52,6 @@ def fit_store(
         workers: pieces of work at once; by default one per core.
         ray_address: of a running Ray cluster; by default Ray is started on this machine.
         seed: of the subset.
-        verify: compare the checksum of every shard in every pass.
         progress: show rate and time left (needs ``rich``).
 
     Returns:
@@ -76,7 +74,7 @@ def fit_store(
     if known is not None and known.widths != rows.widths:
         raise ValueError(f"reference layers {known.widths} differ from the calibration layers {rows.widths}")
     how = {"engine": engine, "workers": workers, "ray_address": ray_address}
-    source = StoreSource(rows, known, how, subset, seed, verify, progress)
+    source = StoreSource(rows, known, how, subset, seed, progress)
     fitted = calibrator.fit_stream(source)
     return fitted if fitted is not None else _fit_in_memory(calibrator, source)
 
@@ -91,7 +89,6 @@ class StoreSource:
         how: options of `salgp.store.engines.run`.
         subset_rows: rows of a subset in memory.
         seed: of the subset.
-        verify: compare the checksum of every shard in every pass.
         progress: show rate and time left.
     """
 
@@ -100,7 +97,6 @@ class StoreSource:
     how: Mapping[str, Any]
     subset_rows: int
     seed: int
-    verify: bool
     progress: bool
 
     @property
@@ -124,7 +120,7 @@ class StoreSource:
         store = self.reference if reference else self.store
         if store is None:
             raise ValueError("this source has no reference: give a store of the network's training set")
-        pieces = [(function, state, str(store.folder), i, self.verify) for i in range(store.n_shards)]
+        pieces = [(function, state, str(store.folder), i) for i in range(store.n_shards)]
         total = None
         with progress_bar(name, len(store), self.progress, unit="rows") as advance:
             for rows, part in zip(store.rows, run(sum_shard, pieces, **self.how), strict=True):
@@ -133,9 +129,9 @@ class StoreSource:
         return total
 
 
-def sum_shard(function: Callable[..., Any], state: Any, store: str, index: int, verify: bool) -> Any:
+def sum_shard(function: Callable[..., Any], state: Any, store: str, index: int) -> Any:
     """What one shard adds to a pass."""
-    return function(state, *FeatureStore(store).shard(index, verify=verify), index)
+    return function(state, *FeatureStore(store).shard(index), index)
 
 
 def _labelled(store: str | os.PathLike[str] | FeatureStore) -> FeatureStore:
@@ -199,6 +195,6 @@ def subset_of(store: FeatureStore, size: int, seed: int = 0) -> tuple[Features, 
     parts, first = [], 0
     for index, n in enumerate(store.rows):
         here = chosen[(chosen >= first) & (chosen < first + n)] - first
-        parts.append(store.shard(index, verify=False)[0][here])
+        parts.append(store.shard(index)[0][here])
         first += n
     return Features.concatenate(parts), labels[chosen]

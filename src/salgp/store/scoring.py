@@ -68,7 +68,6 @@ def score(
     ray_address: str | None = None,
     layers: bool = False,
     context: int | str | None = None,
-    verify: bool = True,
     progress: bool = False,
 ) -> Scoring:
     """Score every sample of a store; the same call continues a killed run.
@@ -88,7 +87,6 @@ def score(
         context: samples that were met together, for calibrators that take it: ``"all"`` of the store, in one
             pass more, or windows of so many consecutive ones; a window ends with its shard. None: every
             sample by itself.
-        verify: compare the checksum of every shard that is read.
         progress: show rate and time left (needs ``rich``).
 
     Returns:
@@ -121,9 +119,9 @@ def score(
         left = [i for i in range(source.n_shards) if i not in manifest.shards]
         known: Any = context
         if context == "all" and left:
-            passes = [(str(store), str(calibrator), i, verify) for i in range(source.n_shards)]
+            passes = [(str(store), str(calibrator), i) for i in range(source.n_shards)]
             known = functools.reduce(operator.add, run(shard_context, passes, **place))
-        pieces = [(str(store), str(calibrator), str(out), i, layers, verify, known) for i in left]
+        pieces = [(str(store), str(calibrator), str(out), i, layers, known) for i in left]
         with progress_bar("scoring", len(source), progress, done=before, unit="rows") as advance:
             for index, shard in zip(left, run(score_shard, pieces, **place), strict=True):
                 manifest.add(index, shard)
@@ -138,14 +136,13 @@ def score_shard(
     out: str,
     index: int,
     layers: bool,
-    verify: bool,
     context: int | Context | None = None,
 ) -> Shard:
     """Score one shard and write its file; returns its entry in the manifest."""
     import pyarrow as pa
 
     loaded, source = _loaded(calibrator), FeatureStore(store)
-    features, _ = source.shard(index, source.layer_names if loaded.needs_layers else (), verify)
+    features, _ = source.shard(index, source.layer_names if loaded.needs_layers else ())
     window = context if isinstance(context, int) else 1
     size = window * max(1, BATCH // window)  # no window of consecutive samples is cut in two
     predicted = (loaded.predict(features[i : i + size], context) for i in range(0, len(features), size))
@@ -153,7 +150,7 @@ def score_shard(
     return Shard.write(Path(out), index, len(features), lambda part: write_table(table, part))
 
 
-def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str, np.ndarray]:
+def read_scores(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """All columns of a finished scoring, in the order of the store.
 
     Example:
@@ -171,8 +168,7 @@ def read_scores(folder: str | os.PathLike[str], verify: bool = True) -> dict[str
     """
     tables = []
     for _, shard in sorted(Manifest.read(folder, KIND).shards.items()):
-        if verify:
-            shard.check(Path(folder))
+        shard.check(Path(folder))
         tables.append(read_table(Path(folder) / shard.file, shard.rows))
     names = tables[0].column_names
     return {name: np.concatenate([t.column(name).to_numpy() for t in tables]) for name in names}
@@ -200,10 +196,10 @@ def _check_context(context: int | str | None, calibrator: Path) -> None:
         raise ValueError(f"{loaded.display_name} predicts each sample by itself: it takes no context")
 
 
-def shard_context(store: str, calibrator: str, index: int, verify: bool) -> Context:
+def shard_context(store: str, calibrator: str, index: int) -> Context:
     """Window statistics of one shard."""
     loaded, source = _loaded(calibrator), FeatureStore(store)
-    features, _ = source.shard(index, verify=verify)
+    features, _ = source.shard(index)
     parts = [loaded.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
     return functools.reduce(operator.add, parts)
 

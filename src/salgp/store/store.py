@@ -80,17 +80,15 @@ class FeatureStore:
         """SHA-256 of the manifest: changes with any byte of any shard."""
         return digest(self.folder / "manifest.json")
 
-    def shard(self, index: int, layers: Sequence[str] | None = None, verify: bool = True) -> Part:
+    def shard(self, index: int, layers: Sequence[str] | None = None) -> Part:
         """Features and labels of one shard.
 
         Args:
             index: of the shard.
             layers: the ones to read; None for all, empty for the logits only.
-            verify: compare the shard's checksum first.
         """
         shard = self.manifest.shards[index]
-        if verify:
-            shard.check(self.folder)
+        shard.check(self.folder)
         names = self.layer_names if layers is None else tuple(layers)
         unknown = [name for name in names if name not in self.widths]
         if unknown:
@@ -101,12 +99,10 @@ class FeatureStore:
         features, labels = from_table(table, names)
         return replace(features, network=self.layout.network), labels
 
-    def batches(
-        self, size: int = 8192, layers: Sequence[str] | None = None, verify: bool = True
-    ) -> Iterator[Part]:
+    def batches(self, size: int = 8192, layers: Sequence[str] | None = None) -> Iterator[Part]:
         """Features and labels of at most ``size`` samples at a time, in order; none spans two shards."""
         for index in range(self.n_shards):
-            features, labels = self.shard(index, layers, verify)
+            features, labels = self.shard(index, layers)
             for i in range(0, len(features), size):
                 yield features[i : i + size], None if labels is None else labels[i : i + size]
 
