@@ -16,7 +16,8 @@ import torch
 import salgp
 from salgp import Features, Prediction
 from salgp.prediction import LayerTerms
-from salgp.report import _versions, build, render
+from salgp.report import build, render
+from salgp.report.page import _versions
 
 EVIL = "<script>alert(1)</script>"
 LAYERS = ("conv1", f"block</title>{EVIL}", "confidence")

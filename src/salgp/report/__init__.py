@@ -5,9 +5,7 @@ From predictions to one HTML file: no network, no other file, everything escaped
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,15 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from salgp import __version__
 from salgp.features import Features
 from salgp.io import refuse_foreign, write_whole
 from salgp.labels import as_labels
-from salgp.metrics import METRICS, evaluate
+from salgp.metrics import evaluate
 from salgp.prediction import Prediction
 from salgp.report.figures import reliability, slider
 from salgp.report.page import data_uri, page
-from salgp.report.selective import ASSURANCE, acceptable_levels, chosen_level, least_promise
+from salgp.report.selective import acceptable_levels, chosen_level, least_promise
 from salgp.report.slices import confusions, shift
 from salgp.report.slices import slices as slices_of
 from salgp.report.summary import Scored, metric_changes, most_corrected, scored, term_shares
@@ -146,9 +143,6 @@ def render(
         by_class=PREDICTED,
         model=MODEL,
         reliability=reliability,
-        shown=[metric for metric in METRICS.values() if metric.heading],
-        assurance=ASSURANCE,
-        versions=_versions(),
         **summary,
     )
 
@@ -219,9 +213,3 @@ def _everyone(
         raise ValueError(f"two methods are called {taken[0]!r}; give every method a name of its own")
     own = Prediction.from_probs(features, features.probs)
     return {MODEL: own, **(others or {}), method: prediction}
-
-
-def _versions() -> dict[str, str]:
-    packages = ("torch", "numpy", "scipy", "scikit-learn")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), "salgp": __version__} | found

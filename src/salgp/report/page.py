@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import io
+import platform
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
+from salgp import __version__
 from salgp.explanation import shown_term
 from salgp.extras import require
+from salgp.metrics import METRICS
+from salgp.report.selective import ASSURANCE
 from salgp.report.text import share
 from salgp.svg import without_control_characters
 
@@ -37,11 +42,20 @@ def page(**context: Any) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(percent=percent, signed=_signed, share=share, number=_number, term=shown_term)
+    environment.globals.update(
+        assurance=ASSURANCE, shown=[m for m in METRICS.values() if m.heading], versions=_versions()
+    )
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     text = environment.from_string(template).render(
         css=Markup(css), js=Markup(js), script_hash=digest, **context
     )
     return without_control_characters(text.replace(" %", "\N{NO-BREAK SPACE}%"))
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "numpy", "scipy", "scikit-learn")
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), "salgp": __version__} | found
 
 
 def percent(x: float, digits: int = 0) -> str:
