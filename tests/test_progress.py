@@ -162,7 +162,7 @@ def test_a_pass_over_a_store_counts_rows(told: list[Told], tmp_path: Path) -> No
     features = Features(torch.zeros(50, 3))
     store = write_store([(features, torch.arange(50) % 3)], tmp_path / "store", rows=20)
     how = {"engine": "local", "workers": 1}
-    source = fit.StoreSource(store, None, how, 10, 0, True, True)
+    source = fit.StoreSource(store, None, how, 10, 0, True)
     assert source.over_rows("count", count_rows, None) == 50
     assert [(t["title"], t["total"], sorted(t["steps"])) for t in told] == [("count", 50, [10, 20, 20])]
 

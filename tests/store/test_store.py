@@ -152,7 +152,7 @@ def test_an_unfinished_store_is_continued_and_another_job_refused(tmp_path: Path
     whole = contents(small_store(tmp_path / "whole").folder)
     store = small_store(tmp_path / "cut")
     store.manifest.complete = False
-    del store.manifest.shards[3]
+    del store.manifest.shards[3:]
     store.manifest.save()
     (tmp_path / "cut/part-000003.parquet").unlink()
     (tmp_path / "cut/.part-000003.parquet.0123456789ab.part").write_bytes(b"torn")
@@ -319,7 +319,7 @@ def test_a_shard_with_changed_columns_is_refused(tmp_path: Path, change: Callabl
     small_store(tmp_path)
     path = tmp_path / "part-000001.parquet"
     pq.write_table(change(pq.read_table(path)), path)
-    edit_header(tmp_path / "manifest.json", lambda m: (m["shards"]["1"].update(sha256=digest(path)), m)[1])
+    edit_header(tmp_path / "manifest.json", lambda m: (m["shards"][1].update(sha256=digest(path)), m)[1])
     with pytest.raises(FormatError, match="other columns"):
         FeatureStore(tmp_path).shard(1)
 
@@ -327,7 +327,7 @@ def test_a_shard_with_changed_columns_is_refused(tmp_path: Path, change: Callabl
 @pytest.mark.parametrize("value", [3, None, [], {"a": 1}, True])
 def test_a_checksum_of_the_wrong_type_is_a_format_error(tmp_path: Path, value: Any) -> None:
     small_store(tmp_path)
-    edit_header(tmp_path / "manifest.json", lambda m: (m["shards"]["0"].update(sha256=value), m)[1])
+    edit_header(tmp_path / "manifest.json", lambda m: (m["shards"][0].update(sha256=value), m)[1])
     with pytest.raises(FormatError, match="sha256"):
         FeatureStore(tmp_path)
 

@@ -161,7 +161,7 @@ def _shards(path: Path) -> dict[str, Any]:
     listed = _values(path / SHARDS)
     if "store" in listed["kind"]:
         return _features(path)
-    shards = listed["shards"].values()
+    shards = listed["shards"]
     rows = sum(int(shard["rows"]) for shard in shards)
     return {"kind": listed["kind"], "samples": rows, "shards": len(shards), "complete": listed["complete"]}
 

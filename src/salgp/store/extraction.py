@@ -196,7 +196,7 @@ class _Job:
         hashed = _hashed(batches, digests)
         if not missing:
             collections.deque(hashed, maxlen=0)
-            return Shard("", 0, "", content_digest(digests)), {"source": dict(source)}
+            return Shard(0, "", content_digest(digests)), {"source": dict(source)}
         _, features, labels = collect(self.read(model, hashed))
         data = content_digest(digests)
         shard = write_shard(self.out, index, features, labels, self.dtype, data, first)

@@ -24,21 +24,19 @@ from salgp.io.files import LEFT_BEHIND, LOCK
 __all__ = []
 
 NAME = "manifest.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One finished file.
+    """One finished file; its name follows from its place in the list.
 
     Args:
-        file: name within the folder.
         rows: samples in it.
         sha256: of its bytes.
         data: `content_digest` of what it was made from, where that is known.
     """
 
-    file: str
     rows: int
     sha256: str
     data: str = ""
@@ -46,18 +44,7 @@ class Shard:
     @staticmethod
     def write(folder: Path, index: int, rows: int, write: Callable[[Path], object], data: str = "") -> Shard:
         """Shard ``index`` of a folder, as ``write`` fills it."""
-        path = write_whole(folder / f"part-{index:06d}.parquet", write)
-        return Shard(path.name, rows, digest(path), data)
-
-    def check(self, folder: Path) -> None:
-        """Raise `ChecksumError`, naming the file, where its bytes changed."""
-        path = folder / self.file
-        if not path.exists():
-            raise FileNotFoundError(f"{path} is listed in {NAME} but missing; restore it")
-        if path.is_symlink():
-            raise FormatError(f"{path} is a symbolic link; shards are plain files inside the folder")
-        if digest(path) != self.sha256:
-            raise ChecksumError(f"{path} is damaged: its SHA-256 is not the one in {NAME}; restore it")
+        return Shard(rows, digest(write_whole(_place(folder, index), write)), data)
 
 
 class Manifest:
@@ -72,7 +59,7 @@ class Manifest:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     manifest = Manifest.open(folder, "example")
-        ...     manifest.add(0, Shard("a", 10, "..."), {"job": 1})
+        ...     manifest.add(0, Shard(10, "..."), {"job": 1})
         ...     manifest.finish(1)
         ...     again = Manifest.read(folder, "example")
         >>> again.complete, again.rows, again.header
@@ -81,7 +68,7 @@ class Manifest:
 
     def __init__(self, folder: str | os.PathLike[str], kind: str, header: Mapping[str, Any]) -> None:
         self.folder, self.kind, self.header = Path(folder), kind, dict(header)
-        self.shards: dict[int, Shard] = {}
+        self.shards: list[Shard] = []
         self.complete = False
 
     @staticmethod
@@ -92,12 +79,14 @@ class Manifest:
             raise FileNotFoundError(f"{folder}: no {NAME} here; expected a folder of kind {kind!r}")
         value = read_header(path, kind, FORMAT_VERSION)
         header, shards = value.get("header"), value.get("shards")
-        if not isinstance(header, dict) or not isinstance(shards, dict):
+        if not isinstance(header, dict) or not isinstance(shards, list):
             raise FormatError(f"{path}: expected 'header' and 'shards', got {str(value)[:80]}")
         manifest = Manifest(folder, kind, header)
         manifest.complete = value.get("complete") is True
-        manifest.shards = dict(_shard(path, index, shard) for index, shard in shards.items())
-        if manifest.complete and sorted(manifest.shards) != list(range(len(shards))):
+        manifest.shards = [from_json(Shard, shard, path) for shard in shards]
+        if any(shard.rows < 0 for shard in manifest.shards):
+            raise FormatError(f"{path}: a shard of less than 0 rows")
+        if manifest.complete and len(list(manifest.folder.glob("part-*"))) > len(shards):
             raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
         if not manifest.complete and not unfinished:
             raise ValueError(
@@ -132,7 +121,18 @@ class Manifest:
     @property
     def rows(self) -> int:
         """Samples in all finished shards."""
-        return sum(shard.rows for shard in self.shards.values())
+        return sum(shard.rows for shard in self.shards)
+
+    def file(self, index: int) -> Path:
+        """A finished file; raises `ChecksumError`, naming it, where its bytes changed."""
+        path = _place(self.folder, index)
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is listed in {NAME} but missing; restore it")
+        if path.is_symlink():
+            raise FormatError(f"{path} is a symbolic link; shards are plain files inside the folder")
+        if digest(path) != self.shards[index].sha256:
+            raise ChecksumError(f"{path} is damaged: its SHA-256 is not the one in {NAME}; restore it")
+        return path
 
     def describe(self, header: Mapping[str, Any]) -> None:
         """Say what the job is, where that was not known yet; refuse another one."""
@@ -147,20 +147,21 @@ class Manifest:
 
     def needs(self, index: int) -> bool:
         """Is this shard still to be made? Refused where the job was finished without it."""
-        self._check_data(not self.complete or index in self.shards)
-        return index not in self.shards
+        missing = index >= len(self.shards)
+        self._check_data(not (self.complete and missing))
+        return missing
 
     def add(self, index: int, shard: Shard, header: Mapping[str, Any] | None = None) -> None:
-        """List a finished shard, or compare what a listed one was made from; refused where that differs."""
+        """List the next finished shard, or refuse a listed one that was made from other data."""
         self.describe(header or {})
         if self.needs(index):
-            self.shards[index] = shard
+            self.shards.append(shard)
             self.save()
         self._check_data(self.shards[index].data == shard.data)
 
     def finish(self, count: int) -> None:
         """Mark the job complete; refused where the data ended after fewer shards than are listed."""
-        self._check_data(all(index < count for index in self.shards))
+        self._check_data(len(self.shards) <= count)
         _sweep(self.folder)
         if not self.complete:
             self.complete = True
@@ -168,7 +169,7 @@ class Manifest:
 
     def save(self) -> None:
         """Write the list."""
-        shards = {str(index): asdict(self.shards[index]) for index in sorted(self.shards)}
+        shards = [asdict(shard) for shard in self.shards]
         value = {"complete": self.complete, "header": self.header, "shards": shards}
         write_header(self.folder / NAME, self.kind, FORMAT_VERSION, value)
 
@@ -223,11 +224,5 @@ def _differing(key: str, mine: Any, theirs: Any) -> list[str]:
     return [name for k in {**mine, **theirs} for name in _differing(k, mine.get(k), theirs.get(k))]
 
 
-def _shard(path: Path, index: str, value: Any) -> tuple[int, Shard]:
-    """Number and entry of one listed file; one outside the folder, or a number that is none, is refused."""
-    shard = from_json(Shard, value, path)
-    if Path(shard.file).name != shard.file or shard.file in ("", ".", ".."):
-        raise FormatError(f"{path}: expected the name of a file inside the folder, got {shard.file[:80]!r}")
-    if not (index.isascii() and index.isdigit() and len(index) < 10) or shard.rows < 0:
-        raise FormatError(f"{path}: shard {index[:80]} of {shard.rows} rows; both must be 0 or more")
-    return int(index), shard
+def _place(folder: Path, index: int) -> Path:
+    return folder / f"part-{index:06d}.parquet"

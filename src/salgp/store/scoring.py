@@ -116,7 +116,7 @@ def score(
     with locked(folder):
         manifest = Manifest.open(folder, KIND, header)
         before = manifest.rows
-        left = [i for i in range(source.n_shards) if i not in manifest.shards]
+        left = range(len(manifest.shards), source.n_shards)
         known: Any = context
         if context == "all" and left:
             passes = [(str(store), str(calibrator), i) for i in range(source.n_shards)]
@@ -166,10 +166,8 @@ def read_scores(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         >>> columns["label"].tolist() == f.label.tolist(), columns["confidence"].shape
         (True, (50,))
     """
-    tables = []
-    for _, shard in sorted(Manifest.read(folder, KIND).shards.items()):
-        shard.check(Path(folder))
-        tables.append(read_table(Path(folder) / shard.file, shard.rows))
+    manifest = Manifest.read(folder, KIND)
+    tables = [read_table(manifest.file(i), shard.rows) for i, shard in enumerate(manifest.shards)]
     names = tables[0].column_names
     return {name: np.concatenate([t.column(name).to_numpy() for t in tables]) for name in names}
 

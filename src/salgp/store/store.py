@@ -74,7 +74,7 @@ class FeatureStore:
     @property
     def rows(self) -> list[int]:
         """Samples in each shard."""
-        return [self.manifest.shards[i].rows for i in range(self.n_shards)]
+        return [shard.rows for shard in self.manifest.shards]
 
     def identity(self) -> str:
         """SHA-256 of the manifest: changes with any byte of any shard."""
@@ -87,15 +87,14 @@ class FeatureStore:
             index: of the shard.
             layers: the ones to read; None for all, empty for the logits only.
         """
-        shard = self.manifest.shards[index]
-        shard.check(self.folder)
+        path = self.manifest.file(index)
         names = self.layer_names if layers is None else tuple(layers)
         unknown = [name for name in names if name not in self.widths]
         if unknown:
             known = ", ".join(self.layer_names) or "none"
             raise KeyError(f"no layer named {unknown[0]!r} in {self.folder}; it has {known}")
         columns = ["logits", *self.layout.numbers, *(f"layers.{name}" for name in names)]
-        table = read_table(self.folder / shard.file, shard.rows, self.layout.schema, columns)
+        table = read_table(path, self.rows[index], self.layout.schema, columns)
         features, labels = from_table(table, names)
         return replace(features, network=self.layout.network), labels
 
@@ -112,8 +111,8 @@ class FeatureStore:
 
     def verify(self) -> None:
         """Compare the checksum of every shard; the first damaged one is named in the error."""
-        for shard in self.manifest.shards.values():
-            shard.check(self.folder)
+        for index in range(self.n_shards):
+            self.manifest.file(index)
 
 
 def write_store(
@@ -151,7 +150,7 @@ def write_store(
             if manifest.needs(count - 1):
                 shard = write_shard(where, count - 1, features, labels, dtype, data, manifest.rows)
             else:
-                shard = Shard("", 0, "", data)
+                shard = Shard(0, "", data)
             manifest.add(count - 1, shard)
         if not count:
             raise ValueError("nothing to store: the stream of features is empty")
