@@ -190,7 +190,7 @@ def named(name: str, **settings: Any) -> Callable[[], Calibrator]:
 
 
 def ours(**settings: Any) -> Entry:
-    """Layer evidence with some settings, fitted on augmented samples; an unknown setting is refused at once."""
+    """Layer evidence with some settings, fitted on augmented samples; unknown settings are refused."""
     known = get("layer-evidence").get_params(deep=False)
     unknown = sorted(settings.keys() - known.keys())
     if unknown:
