@@ -244,7 +244,8 @@ def calibrate(
     Args:
         model: the classifier; it is not changed.
         loader: labelled calibration data: ``(x, y)``, ``(x1, x2, ..., y)``, or mappings with keyword
-            arguments and ``labels``; see `salgp.extract`.
+            arguments and ``labels`` (or ``label``, ``targets``, ``target``, ``y``). Labels are class
+            numbers, one-hot rows, or names out of ``classes``.
         method: a calibrator (a fitted copy is made), its name, or None (also ``"auto"``) for layer evidence,
             the library's default, and for temperature scaling where no layer of the network can be read.
         reference: loader of the network's training data, for methods that compare against it.
@@ -254,8 +255,11 @@ def calibrate(
             reports name the classes.
         reader: how to read the network: layers, pooling, how it is called, where labels are, devices, the
             tokenizer of a network that reads text, the seed of augmented samples.
-        perturb: families of perturbations of the calibration data, see `salgp.extract`. True means ``"auto"``
-            for methods that learn from augmented samples and nothing for the others; False or None nothing.
+        perturb: families of perturbations that make augmented samples: ``"auto"``, by the kind of input; a
+            kind (``"images"``, ``"sequences"``, ``"tabular"``, ``"tokens"``, ``"text"``); or a list of names
+            (``"noise"``, ``"blur"``, ...) and of `salgp.network.augment.families.Family` of your own. True
+            means ``"auto"`` for methods that learn from augmented samples and nothing for the others; False
+            or None nothing.
         budget: seconds that reading and fitting may take, about. It is spent on augmented samples, up to
             three of each sample and family; where it is short, part of the samples is augmented and part of
             the reference read. ``.augmentation`` says what was done. By default, one of each and all of it.

@@ -217,7 +217,8 @@ class Prediction:
             features: what was predicted on.
             log_odds: ``(n,)`` mean.
             variance: ``(n,)``.
-            more: ``layers``, ``novelty``, ``temperature``, see `from_confidence`.
+            more: ``layers``, per-layer corrections; ``novelty``, ``(n,)``; ``temperature`` of the softmax by
+                which the other classes share the rest.
 
         Example:
             >>> f = Features(torch.tensor([[2.0, 0.0]]))

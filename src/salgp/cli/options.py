@@ -57,7 +57,7 @@ Method = Annotated[
         "--method",
         "-m",
         autocompletion=known_names,
-        help="Calibrator, see `salgp info`. auto: layer evidence with layers, else cross-validated scaling.",
+        help="Calibrator, by a name that `salgp info` lists. auto: layer evidence with layers, else cross-validated scaling.",
     ),
 ]
 Error = Annotated[float | None, typer.Option(help="Largest acceptable share of wrong answers, e.g. 0.05.")]

@@ -21,7 +21,7 @@ PictureData = Annotated[Path | None, typer.Option(help="Pictures of the samples,
 PictureArray = Annotated[str | None, typer.Option(help="Array of --images that holds the pictures.")]
 Classes = Annotated[str | None, typer.Option(help="Class names, separated by commas.")]
 Slices = Annotated[
-    Path | None, typer.Option(metavar="TABLE", help="One row per sample; its columns part the data.")
+    Path | None, typer.Option(metavar="TABLE", help="One row per sample; its columns divide the data.")
 ]
 MOST_PARTS = 50
 """A column of more different values is no way to slice the data."""

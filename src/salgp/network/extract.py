@@ -57,8 +57,10 @@ def extract(
             tokenizer and the seed of augmented samples.
         output: what the network returns: ``"logits"`` (the default), ``"probabilities"``,
             ``"log-probabilities"`` or ``"sigmoids"`` (one probability per class, against the rest).
-        perturb: ``"auto"``, or families of perturbations (`salgp.network.augment.families.families_for`):
-            labelled originals are followed by augmented samples that share their original's group.
+        perturb: families of perturbations: ``"auto"``, by the kind of input; a kind (``"images"``,
+            ``"sequences"``, ``"tabular"``, ``"tokens"``, ``"text"``); or a list of names (``"noise"``, ...)
+            and of `salgp.network.augment.families.Family` of your own. Labelled originals are then followed
+            by augmented samples that share their original's group. None adds nothing.
         progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal and in notebooks,
             and elsewhere a line now and then.
 

@@ -70,8 +70,13 @@ class Reader:
     Args:
         layers: ``"auto"`` for block boundaries (at most 12), or names, globs (``"layer*"``) and positions
             among the automatic layers (``-1``), one or several; empty for the logits only.
-        pooling: one of `salgp.network.taps.POOLINGS`, a function, or a mapping from layer name or glob to
-            those.
+        pooling: how a layer's output becomes one vector per sample. ``"auto"`` is the maximum over time for
+            recurrent layers, the last token for causal language models, the mean over positions for others.
+            ``"spatial-avg"`` and ``"spatial-max"`` are over positions, ``"channel-avg"`` and
+            ``"channel-max"`` over channels; ``"tokens-avg"``, ``"first-token"``, ``"time-max"`` and
+            ``"time-last"`` are for sequences; ``"flatten"`` keeps all numbers, ``"none"`` an output ``(N,
+            d)`` as it is. Or a function from the output to ``(N, d)``; or a mapping from layer name or glob
+            to any of these.
         output: what the network returns: ``"logits"``, ``"probabilities"``, ``"log-probabilities"`` or
             ``"sigmoids"`` (one probability per class, against the rest). None means logits, and numbers that
             look like something else are refused. A binary network with one output column ``z`` gets the

@@ -46,7 +46,8 @@ def build(
         labels: ``(n,)`` true classes.
         prediction: of the calibrator.
         force: replace an existing report; any other file is left alone.
-        options: see `render`.
+        options: of `render`: ``method``, ``title``, ``class_names``, ``images``, ``others``, ``new_data``,
+            ``settings``, ``acceptable_error``, ``slices`` and ``fit``.
 
     Returns:
         The path written.
