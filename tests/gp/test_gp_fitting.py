@@ -20,6 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from salgp.gp import fitting
 from salgp.gp.covariance import Stationary
 from salgp.gp.fitting import (
+    Observations,
     Settings,
     _matters,
     _mean_parameters,
@@ -54,6 +55,11 @@ def kernel(rows: Rows, length: float, variance: float) -> np.ndarray:
     return variance * np.exp(-0.5 * (x[:, None] - x[None]) ** 2 / length**2)
 
 
+def residuals(rows: Rows, y: torch.Tensor) -> Observations:
+    """Residuals of rows, without a parametric mean."""
+    return Observations(rows, y, y.new_zeros(len(y), 0))
+
+
 def hold(monkeypatch: pytest.MonkeyPatch, values: dict[str, float]) -> None:
     """Let searches leave some parameters where they are."""
 
@@ -75,7 +81,7 @@ def test_gaussian_fit_is_the_optimum_of_the_dense_evidence() -> None:
         return -float(multivariate_normal(np.zeros(len(y)), K).logpdf(y.numpy()))
 
     best = minimize(negative, [-0.5, 0.0, -2.0], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9})
-    found = fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    found = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
     theta = found.posterior.theta
     ours = [float(theta["x.log_lengthscale"]), float(theta["x.log_variance"]), found.log_noise]
     np.testing.assert_allclose(ours, best.x, atol=0.02)
@@ -103,7 +109,7 @@ def test_repeated_observations_are_learned_by_leaving_each_out(monkeypatch: pyte
     rows, y = made(24)
     y = y.reshape(12, 2).mean(1).repeat_interleave(2)
     hold(monkeypatch, {"x.log_variance": 0.0, "log_noise": -1.5})
-    found = fit_gaussian(Stationary("x", "rbf"), rows, y, Settings(inference="exact", repeats=2))
+    found = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), Settings(inference="exact", repeats=2))
 
     def density(length: float) -> float:
         K, total = kernel(rows, length, 1.0) + math.exp(-1.5) * np.eye(24), 0.0
@@ -120,16 +126,18 @@ def test_repeated_observations_are_learned_by_leaving_each_out(monkeypatch: pyte
     best = lengths[np.argmax([density(v) for v in lengths])]
     assert float(found.posterior.theta["x.log_lengthscale"].exp()) == pytest.approx(best, rel=0.03)
     by_evidence = Settings(inference="exact", repeats=2, objective="evidence")
-    other = fit_gaussian(Stationary("x", "rbf"), rows, y, by_evidence)
+    other = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), by_evidence)
     assert other.log_evidence > found.log_evidence
     assert found.log_noise == pytest.approx(-1.5)
 
 
 def test_a_search_can_begin_where_another_ended() -> None:
     rows, y = made(40)
-    found = fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    found = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
     assert set(found.learned) == {"x.log_lengthscale", "x.log_variance", "log_noise"}
-    again = fit_gaussian(Stationary("x", "rbf"), rows, y, replace(EXACT, max_steps=1, start=found.learned))
+    again = fit_gaussian(
+        Stationary("x", "rbf"), residuals(rows, y), replace(EXACT, max_steps=1, start=found.learned)
+    )
     assert again.converged
     assert again.log_evidence == pytest.approx(found.log_evidence, abs=1e-6)
     for name, value in found.learned.items():
@@ -143,7 +151,7 @@ def test_correctness_is_learned_at_the_optimum_of_the_bound(monkeypatch: pytest.
     design = torch.stack([torch.ones(60), torch.zeros(60)], 1).double()
     free = Settings(inference="exact", max_steps=300)
     hold(monkeypatch, {"mean.slopes": 0.0})
-    best = fit_bernoulli(Stationary("x", "rbf"), rows, correct, design, free)
+    best = fit_bernoulli(Stationary("x", "rbf"), Observations(rows, correct, design), free)
     assert best.converged
     theta = {k: float(v) for k, v in best.posterior.theta.items()} | {
         "mean.bias": float(best.mean_weights[0])
@@ -154,7 +162,7 @@ def test_correctness_is_learned_at_the_optimum_of_the_bound(monkeypatch: pytest.
         for name in theta:
             for step in (-0.4, 0.4):
                 hold(monkeypatch, {**theta, name: theta[name] + step, "mean.slopes": 0.0})
-                fitted = fit_bernoulli(Stationary("x", "rbf"), rows, correct, design, free)
+                fitted = fit_bernoulli(Stationary("x", "rbf"), Observations(rows, correct, design), free)
                 values.append(fitted.log_evidence)
     assert max(values) < best.log_evidence
 
@@ -163,9 +171,9 @@ def test_correctness_is_learned_at_the_optimum_of_the_bound(monkeypatch: pytest.
 def test_inducing_rows_at_every_row_give_the_exact_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, y = made(30)
     hold(monkeypatch, {"x.log_lengthscale": -0.3, "x.log_variance": 0.2})
-    exact = fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    exact = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
     every = replace(EXACT, inference="inducing", n_inducing=30)
-    inducing = fit_gaussian(Stationary("x", "rbf"), rows, y, every)
+    inducing = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), every)
     assert inducing.log_noise == pytest.approx(exact.log_noise, abs=1e-3)
     assert (inducing.inference, inducing.y, inducing.noise) == ("inducing", None, None)
     assert inducing.summary is not None
@@ -255,7 +263,8 @@ def test_without_a_gp_correctness_is_a_logistic_regression(monkeypatch: pytest.M
     design = torch.stack([torch.ones_like(t), t], 1)
     hold(monkeypatch, {"x.log_variance": -14.0, "x.log_lengthscale": 0.0})
     settings = Settings(inference="exact")
-    found = fit_bernoulli(Stationary("x", "rbf"), Rows({"x": t[:, None]}), correct, design, settings)
+    seen = Observations(Rows({"x": t[:, None]}), correct, design)
+    found = fit_bernoulli(Stationary("x", "rbf"), seen, settings)
     theirs = LogisticRegression(C=1e9, tol=1e-10, max_iter=5000).fit(t[:, None].numpy(), correct.numpy())
     expected = [theirs.intercept_[0], theirs.coef_[0, 0]]
     np.testing.assert_allclose(found.mean_weights, expected, atol=0.02)
@@ -280,7 +289,7 @@ def test_a_search_starts_with_three_tenths_of_the_mean_square_as_noise(
     rows, y = made(30)
     y = offset + scale * y
     parameters = recorded(monkeypatch)
-    fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
     seen = {p.name: p for p in parameters}
     square = max(float(np.mean(y.numpy() ** 2)), 1e-6)
     noise = seen["log_noise"]
@@ -292,7 +301,8 @@ def test_a_search_starts_with_three_tenths_of_the_mean_square_as_noise(
 def test_log_odds_start_with_a_variance_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, y = made(30)
     parameters = recorded(monkeypatch)
-    fit_bernoulli(Stationary("x", "rbf"), rows, (y > 0).double(), torch.ones(30, 2).double(), EXACT)
+    seen = Observations(rows, (y > 0).double(), torch.ones(30, 2).double())
+    fit_bernoulli(Stationary("x", "rbf"), seen, EXACT)
     assert float({p.name: p for p in parameters}["x.log_variance"].start) == pytest.approx(0.0)
 
 
@@ -314,11 +324,11 @@ def test_a_dimension_scaled_prior_gives_the_largest_posterior_of_the_dense_model
         return -evidence - float(norm(location, math.sqrt(3)).logpdf(v[0]))
 
     best = minimize(negative, [-0.5, 0.0, -2.0], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9})
-    found = fit_gaussian(Stationary("x", "rbf"), rows, y, replace(EXACT, prior="dimension-scaled"))
+    found = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), replace(EXACT, prior="dimension-scaled"))
     theta = found.posterior.theta
     ours = [float(theta["x.log_lengthscale"]), float(theta["x.log_variance"]), found.log_noise]
     np.testing.assert_allclose(ours, best.x, atol=0.02)
-    plain = fit_gaussian(Stationary("x", "rbf"), rows, y, EXACT)
+    plain = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
     assert found.log_evidence < plain.log_evidence
     assert float(theta["x.log_lengthscale"]) > float(plain.posterior.theta["x.log_lengthscale"])
 
@@ -336,4 +346,4 @@ def test_the_prior_follows_the_dimension(width: int) -> None:
 def test_an_unknown_prior_is_refused() -> None:
     rows, y = made(10)
     with pytest.raises(ValueError, match="dimension-scaled"):
-        fit_gaussian(Stationary("x"), rows, y, replace(EXACT, prior="wide"))
+        fit_gaussian(Stationary("x"), residuals(rows, y), replace(EXACT, prior="wide"))

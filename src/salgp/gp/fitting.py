@@ -119,14 +119,14 @@ class Observations:
     Args:
         rows: ``N`` flat rows; a stacked structure has one per sample and layer.
         target: ``(N,)`` residuals (Gaussian) or correctness (Bernoulli).
-        weight: of each row in the likelihood.
         design: ``(N, p)`` columns of the parametric mean of the log-odds; ``(N, 0)`` where the mean is zero.
+        weight: of each row in the likelihood; below 1 for repeated ones.
     """
 
     rows: Rows
     target: Tensor
-    weight: float
     design: Tensor
+    weight: float = 1.0
 
 
 @storable
@@ -216,86 +216,69 @@ class _Problem:
         return condition_inducing(self.covariance, theta, self.inducing, self.summarise(theta, sites))
 
 
-def fit_gaussian(
-    covariance: Covariance, rows: Rows, y: Tensor, settings: Settings, weight: float = 1.0
-) -> Fitted:
+def fit_gaussian(covariance: Covariance, seen: Observations, settings: Settings) -> Fitted:
     """Learn hyperparameters and noise of ``N(y | f, noise)`` by evidence or leave-one-out density, then
     condition.
 
     Args:
         covariance: formula of the prior.
-        rows: ``N`` flat rows.
-        y: ``(N,)`` targets.
+        seen: residuals ``y``.
         settings: how to learn.
-        weight: of each observation in the likelihood; below 1 for repeated ones.
     """
+    y = seen.target
     leaves_out = settings.leaves_out()
     variance = max(float(y.var(correction=0)) + float(y.mean()) ** 2, 1e-6)
     start = math.log(0.3 * variance)
     log_noise = Parameter("log_noise", torch.tensor(start, dtype=torch.float64), start - 10.0, start + 5.0)
-    problem = _prepare(covariance, rows, variance, settings, [log_noise])
+    problem = _prepare(covariance, seen.rows, variance, settings, [log_noise])
 
     def learned(theta: Theta) -> Tensor:
-        sites = gaussian_sites(y, theta["log_noise"], weight)
+        sites = gaussian_sites(y, theta["log_noise"], seen.weight)
         if leaves_out:
             return problem.leave_out_density(theta, sites, settings.repeats) + problem.log_prior(theta)
         return problem.log_evidence(theta, sites) + problem.log_prior(theta)
 
     tolerance = LEAVE_OUT_TOLERANCE if leaves_out else 1e-6
     fit = _search(learned, problem.parameters, settings, tolerance)
-    sites = gaussian_sites(y, fit.theta["log_noise"], weight)
+    sites = gaussian_sites(y, fit.theta["log_noise"], seen.weight)
     if leaves_out or settings.prior:
         fit = replace(fit, value=float(problem.log_evidence(fit.theta, sites)))
-    return _finish(problem, fit, sites, y.new_zeros(0), y.new_zeros(len(y), 0))
+    return _finish(problem, fit, sites, y.new_zeros(0), seen.design)
 
 
-def fit_bernoulli(
-    covariance: Covariance,
-    rows: Rows,
-    correct: Tensor,
-    design: Tensor,
-    settings: Settings,
-    weight: float = 1.0,
-) -> Fitted:
+def fit_bernoulli(covariance: Covariance, seen: Observations, settings: Settings) -> Fitted:
     """Learn log-odds of correctness ``f = design @ weights + g``, ``g ~ GP``, by the Jaakkola-Jordan bound.
 
     Args:
         covariance: formula of ``g``.
-        rows: ``N`` flat rows.
-        correct: ``(N,)`` 0 or 1.
-        design: ``(N, p)`` columns of the parametric mean; the first is free (bias), the others have weights
-            >= 0.
+        seen: correctness; the weight of the first column of the design is free (bias), the others are >= 0.
         settings: how to learn.
-        weight: of each observation in the likelihood.
     """
-    problem = _prepare(covariance, rows, 1.0, settings, _mean_parameters(design))
-    climbs = [
-        _climb(problem, start, correct, design, settings, weight)
-        for start in restarted(problem.parameters, settings.restarts, settings.seed)
-    ]
+    problem = _prepare(covariance, seen.rows, 1.0, settings, _mean_parameters(seen.design))
+    starts = restarted(problem.parameters, settings.restarts, settings.seed)
+    climbs = (_climb(problem, start, seen, settings) for start in starts)
     fit, sites = max(climbs, key=lambda climb: climb[0].value)
     weights = torch.cat([fit.theta["mean.bias"][None], fit.theta["mean.slopes"]])
-    centred = replace(sites, target=sites.target - design @ weights)
-    return _finish(problem, fit, centred, weights, design)
+    centred = replace(sites, target=sites.target - seen.design @ weights)
+    return _finish(problem, fit, centred, weights, seen.design)
 
 
 def _climb(
-    problem: _Problem,
-    parameters: Sequence[Parameter],
-    correct: Tensor,
-    design: Tensor,
-    settings: Settings,
-    weight: float,
+    problem: _Problem, parameters: Sequence[Parameter], seen: Observations, settings: Settings
 ) -> tuple[Fit, Sites]:
     """Alternate a few steps on the hyperparameters with an update of the sites; neither lowers the bound."""
     stride, total = (10, 300) if settings.optimizer == "lbfgs" else (50, 2000)
     total = settings.max_steps or total
+
+    def mean(theta: Theta) -> Tensor:
+        return seen.design[:, 0] * theta["mean.bias"] + seen.design[:, 1:] @ theta["mean.slopes"]
+
     fit = Fit({p.name: p.start for p in parameters}, -math.inf, False, "not started")
-    sites = bernoulli_sites(correct, _mean(fit.theta, design), torch.ones_like(correct), weight)
-    enough = len(correct) ** 0.5
+    sites = bernoulli_sites(seen.target, mean(fit.theta), torch.ones_like(seen.target), seen.weight)
+    enough = len(seen.target) ** 0.5
 
     def centred(theta: Theta) -> Sites:
-        return replace(sites, target=sites.target - _mean(theta, design))
+        return replace(sites, target=sites.target - mean(theta))
 
     def bound(theta: Theta) -> Tensor:
         return problem.log_evidence(theta, centred(theta)) + problem.log_prior(theta)
@@ -307,7 +290,7 @@ def _climb(
         posterior = problem.condition(fit.theta, centred(fit.theta))
         K = problem.covariance(fit.theta, problem.full)
         correction, variance = posterior.moments(K.T, problem.prior_variance(fit.theta))
-        sites = bernoulli_sites(correct, _mean(fit.theta, design) + correction, variance, weight)
+        sites = bernoulli_sites(seen.target, mean(fit.theta) + correction, variance, seen.weight)
         if fit.value - before < 1e-4 * enough:
             break
     if fit.value - before < 1e-2 * enough:
@@ -318,10 +301,6 @@ def _climb(
 def _mean_parameters(design: Tensor) -> list[Parameter]:
     bias = Parameter("mean.bias", design.new_zeros(()), -30.0, 30.0)
     return [bias, Parameter("mean.slopes", design.new_full((design.shape[1] - 1,), 0.5), 0.0, 30.0)]
-
-
-def _mean(theta: Theta, design: Tensor) -> Tensor:
-    return design[:, 0] * theta["mean.bias"] + design[:, 1:] @ theta["mean.slopes"]
 
 
 def _prepare(

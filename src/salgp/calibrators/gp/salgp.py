@@ -367,9 +367,8 @@ def fit_structure(
             "objective='leave-one-out' needs likelihood='gaussian'; a Bernoulli likelihood learns by evidence"
         )
     with threads_for(settings.largest_matrix(len(seen.rows))):
-        if likelihood == "gaussian":
-            return fit_gaussian(structure.covariance, seen.rows, seen.target, settings, seen.weight)
-        return fit_bernoulli(structure.covariance, seen.rows, seen.target, seen.design, settings, seen.weight)
+        fit = fit_gaussian if likelihood == "gaussian" else fit_bernoulli
+        return fit(structure.covariance, seen, settings)
 
 
 def settings_of(calibrator: Calibrator) -> Settings:

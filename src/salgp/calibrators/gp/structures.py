@@ -234,8 +234,8 @@ def observe(
     return Observations(
         rows_of(structure, features).flatten(),
         target.repeat_interleave(repeats),
-        1.0 / repeats if tempering else 1.0,
         columns.repeat_interleave(repeats, 0),
+        1.0 / repeats if tempering else 1.0,
     )
 
 
