@@ -57,7 +57,7 @@ Method = Annotated[
         "--method",
         "-m",
         autocompletion=known_names,
-        help="Calibrator, by a name that `salgp info` lists. auto: layer evidence with layers, else cross-validated scaling.",
+        help="Calibrator; `salgp info` lists them. auto: layer evidence with layers, else stacked scaling.",
     ),
 ]
 Error = Annotated[float | None, typer.Option(help="Largest acceptable share of wrong answers, e.g. 0.05.")]
