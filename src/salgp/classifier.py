@@ -19,11 +19,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from salgp.calibrators import Calibrator, get
-from salgp.calibrators.base import FILE, save_calibrator
+from salgp.calibrators.base import FILE, Calibrator, save_calibrator
 from salgp.calibrators.checks import CalibrationWarning
 from salgp.calibrators.loading import load_parts
-from salgp.calibrators.registry import DEFAULT, method_for
+from salgp.calibrators.registry import DEFAULT, get, method_for
 from salgp.features import Features
 from salgp.io import FormatError, check_kind, plain_number, reading
 from salgp.network.augment.augmentation import Augmentation

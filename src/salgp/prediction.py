@@ -205,7 +205,8 @@ class Prediction:
         low = None if interval is None else interval[0].minimum(inside)
         high = None if interval is None else interval[1].maximum(inside)
         label = features.label
-        probs = _shared(_others(features, temperature, inside.dtype), label, inside, False)
+        others = torch.softmax(features.other_logits.to(inside.dtype) / temperature, dim=1)
+        probs = _shared(others, label, inside, False)
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
     @staticmethod
@@ -245,7 +246,7 @@ class Prediction:
             >>> p.probs.argmax(), p.with_probs(f, allow_flips=True).probs.argmax()
             (tensor(0), tensor(1))
         """
-        others = _others(features, temperature, self.confidence.dtype)
+        others = torch.softmax(features.other_logits.to(self.confidence.dtype) / temperature, dim=1)
         return replace(self, probs=_shared(others, self.label, self.confidence, allow_flips))
 
     def to_frame(self) -> Any:
@@ -379,8 +380,3 @@ def _shared(others: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool
         others = (others - even) * keep + even
     found = (others * left).clamp_min(tiny)  # no class is impossible: every log-likelihood is finite
     return found.scatter(1, label, confidence)
-
-
-def _others(features: Features, temperature: float, dtype: torch.dtype) -> Tensor:
-    """Tempered softmax ``(n, c)`` of the classes other than the predicted one, 0 for that."""
-    return torch.softmax(features.other_logits.to(dtype) / temperature, dim=1)

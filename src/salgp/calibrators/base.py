@@ -48,7 +48,6 @@ from salgp.calibrators.checks import (
 )
 from salgp.calibrators.rows import originals
 from salgp.calibrators.temperature import rest_temperature
-from salgp.explanation import explain_sample
 from salgp.features import Features
 from salgp.file_signatures import is_of_kind
 from salgp.io import pack, refuse_foreign, unpack, value_bytes, value_from, write_value
@@ -194,6 +193,8 @@ class Calibrator(BaseEstimator, ABC):
             >>> get("layer-evidence").fit(f, labels).explain(f, 0)[:7]
             '0.52 ->'
         """
+        from salgp.explanation import explain_sample  # only whoever asks needs it
+
         one = features[[_place(i, len(features))]]
         prediction = self.predict(one)
         if prediction.layers is None:
@@ -204,14 +205,17 @@ class Calibrator(BaseEstimator, ABC):
         """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not
         fitted for.
         """
-        self._check_fitted()
         largest = check_features(features, self.needs_layers, allow_empty)
-        _check_network(features, self.network_, "these features were read from", "this calibrator")
-        if features.n_classes != self.n_classes_:
-            raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
+        if features.network != self.network_:
+            _check_network(features, self.network_, "these features were read from", "this calibrator")
+        classes = features.logits.shape[1]
+        if classes != vars(self).get("n_classes_"):
+            self._check_fitted()
+            raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {classes}")
         if largest >= -ZERO:
             features = self.floor_zeros(bounded_logits(features))
-        if not self.needs_layers or [*features.widths.items()] == [*self.layer_widths_.items()]:
+        widths = [(name, x.shape[1]) for name, x in features.layers.items()]
+        if not self.needs_layers or widths == [*self.layer_widths_.items()]:
             return features
         for name, width in self.layer_widths_.items():
             if name not in features.layers:

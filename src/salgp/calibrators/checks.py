@@ -92,11 +92,12 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
             f"expected salgp.Features, got {type(features).__name__}; build them with "
             f"salgp.extract or Features(logits, layers)"
         )
-    if len(features) == 0 and not allow_empty:
+    n, n_classes = features.logits.shape
+    if n == 0 and not allow_empty:
         raise ValueError("no samples: the features are empty")
-    if features.n_classes < 2:
+    if n_classes < 2:
         raise ValueError(
-            f"logits must have at least 2 columns (classes), got {features.n_classes}; for a "
+            f"logits must have at least 2 columns (classes), got {n_classes}; for a "
             f"binary network pass (n, 2) logits [0, z]"
         )
     layers = features.layers if with_layers else {}
@@ -274,7 +275,7 @@ def largest_sizes(tensors: Sequence[Tensor]) -> list[float]:
     """
     if not all(x.numel() for x in tensors):
         return [largest_sizes([x])[0] if x.numel() else 0.0 for x in tensors]
-    found: list[float] = torch.stack(torch._foreach_norm(list(tensors), torch.inf)).tolist()
+    found: list[float] = torch.stack(torch._foreach_norm(list(tensors), torch.inf)).cpu().tolist()
     return found
 
 

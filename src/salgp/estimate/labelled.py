@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.gp.likelihood import logistic, logistic_covariance
+from salgp.gp.optimise import logistic, logistic_covariance
 from salgp.io import from_json
 from salgp.labels import as_labels
 from salgp.logits import log_odds

@@ -16,8 +16,6 @@ With ``Q = (K + N)^-1`` the rows of group ``g`` given the others are ``N(y_g - Q
 (the grouped form of Rasmussen & Williams 2006, eq. 5.12). With inducing rows, ``D' D`` the hat matrix of the
 posterior and ``H = (D' D)_gg``, the mean is ``y_g - (1 - H)^-1 (y_g - mean_g)`` and the covariance ``N_g^1/2
 H (1 - H)^-1 N_g^1/2`` plus noise and what the inducing rows leave unexplained.
-
-`logistic` is a logistic regression with a normal prior on its weights.
 """
 
 from __future__ import annotations
@@ -29,12 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from salgp.gp.linalg import cholesky, inverse_positive, solve_lower, solve_positive
+from salgp.gp.linalg import cholesky, inverse_positive, solve_lower
 from salgp.gp.regression import INDUCING_JITTER, LOG_2PI
 
-__all__ = ["bernoulli_sites", "gaussian_sites", "logistic", "logistic_covariance", "sigmoid_moments"]
+__all__ = ["bernoulli_sites", "gaussian_sites", "sigmoid_moments"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,78 +171,3 @@ class _Hat(torch.autograd.Function):
 
 def _log_density(off: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (LOG_2PI + variance.log() + off.square() / variance).sum()
-
-
-def logistic(
-    X: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    prior: Tensor,
-    offset: Tensor | None = None,
-    start: Tensor | None = None,
-    lower: Tensor | None = None,
-) -> Tensor:
-    """Weights ``(p,)`` of the largest posterior of a logistic regression, by projected Newton steps.
-
-    Args:
-        X: ``(n, p)`` inputs.
-        y: ``(n,)`` in [0, 1].
-        weight: ``(n,)`` of the rows.
-        prior: ``(p,)`` precision of the weights around 0.
-        offset: ``(n,)`` added to the log-odds.
-        start: ``(p,)`` weights to begin with; by default 0.
-        lower: ``(p,)`` smallest allowed weights; by default none.
-
-    Example:
-        >>> X, y = torch.ones(4, 1).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()
-        >>> logistic(X, y, torch.ones(4).double(), torch.zeros(1).double()).exp()  # odds 3 : 1
-        tensor([3.0000], dtype=torch.float64)
-    """
-    w = torch.zeros_like(prior) if start is None else start
-    base = torch.zeros_like(y) if offset is None else offset
-    floor = torch.full_like(prior, -torch.inf) if lower is None else lower
-
-    def loss(w: Tensor) -> float:
-        f = X @ w + base
-        return float(weight @ (softplus(f) - y * f) + 0.5 * (prior * w) @ w)
-
-    value = loss(w)
-    for _ in range(100):
-        p = torch.sigmoid(X @ w + base)
-        slope = X.T @ (weight * (p - y)) + prior * w
-        free = ((w > floor) | (slope < 0)).to(prior)  # the others stay at their bounds
-        curvature = _curvature(X, p, weight, prior) * torch.outer(free, free) + (1 - free).diag()
-        step = solve_positive(curvature, slope * free)
-        reach = float((X @ step).abs().max().clamp_min(1e-9))
-        rate = min(1.0, 5.0 / reach)
-        before = w
-        for halving in range(20):
-            w = torch.maximum(before - rate * 0.5**halving * step, floor)
-            reached = loss(w)
-            if reached <= value + 1e-12 * abs(value):
-                break
-        value = reached
-        if float(step.abs().max()) < 1e-9:
-            break
-    return w
-
-
-def logistic_covariance(X: Tensor, weight: Tensor, prior: Tensor, log_odds: Tensor) -> Tensor:
-    """Covariance ``(p, p)`` of the weights where the fit says ``log_odds (n,)``, by Laplace's approximation.
-
-    Args:
-        X: ``(n, p)`` inputs.
-        weight: ``(n,)`` of the rows.
-        prior: ``(p,)`` precision of the weights around 0.
-        log_odds: ``(n,)`` of the fit.
-
-    Example:
-        >>> one = torch.ones(16, 1).double()
-        >>> logistic_covariance(one, one[:, 0], torch.zeros(1).double(), 0 * one[:, 0])  # 16 fair coins
-        tensor([[0.2500]], dtype=torch.float64)
-    """
-    return inverse_positive(cholesky(_curvature(X, torch.sigmoid(log_odds), weight, prior)))
-
-
-def _curvature(X: Tensor, p: Tensor, weight: Tensor, prior: Tensor) -> Tensor:
-    return X.T @ ((weight * p * (1 - p))[:, None] * X) + prior.diag()

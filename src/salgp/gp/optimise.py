@@ -1,6 +1,8 @@
 """Maximise an objective over named, bounded parameters, and say plainly how it ended.
 
 Hyperparameters: names, starting points, bounds and priors.
+
+`logistic` is a logistic regression with a normal prior on its weights.
 """
 
 from __future__ import annotations
@@ -16,10 +18,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from salgp.gp.linalg import NotPositiveDefiniteError, one_blas_thread
+from salgp.gp.linalg import (
+    NotPositiveDefiniteError,
+    cholesky,
+    inverse_positive,
+    one_blas_thread,
+    solve_positive,
+)
 
-__all__ = ["tell_unless_settled"]
+__all__ = ["logistic", "logistic_covariance", "tell_unless_settled"]
 
 GPYTORCH_START = 0.6931471805599453
 """Where GPyTorch starts every positive parameter: ``softplus(0) = log 2``."""
@@ -341,3 +350,78 @@ def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
 def _bounds(parameters: Sequence[Parameter]) -> tuple[np.ndarray, np.ndarray]:
     lower = np.concatenate([np.zeros(0), *(np.full(p.start.numel(), p.lower) for p in parameters)])
     return lower, np.concatenate([np.zeros(0), *(np.full(p.start.numel(), p.upper) for p in parameters)])
+
+
+def logistic(
+    X: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    prior: Tensor,
+    offset: Tensor | None = None,
+    start: Tensor | None = None,
+    lower: Tensor | None = None,
+) -> Tensor:
+    """Weights ``(p,)`` of the largest posterior of a logistic regression, by projected Newton steps.
+
+    Args:
+        X: ``(n, p)`` inputs.
+        y: ``(n,)`` in [0, 1].
+        weight: ``(n,)`` of the rows.
+        prior: ``(p,)`` precision of the weights around 0.
+        offset: ``(n,)`` added to the log-odds.
+        start: ``(p,)`` weights to begin with; by default 0.
+        lower: ``(p,)`` smallest allowed weights; by default none.
+
+    Example:
+        >>> X, y = torch.ones(4, 1).double(), torch.tensor([1.0, 1.0, 1.0, 0.0]).double()
+        >>> logistic(X, y, torch.ones(4).double(), torch.zeros(1).double()).exp()  # odds 3 : 1
+        tensor([3.0000], dtype=torch.float64)
+    """
+    w = torch.zeros_like(prior) if start is None else start
+    base = torch.zeros_like(y) if offset is None else offset
+    floor = torch.full_like(prior, -torch.inf) if lower is None else lower
+
+    def loss(w: Tensor) -> float:
+        f = X @ w + base
+        return float(weight @ (softplus(f) - y * f) + 0.5 * (prior * w) @ w)
+
+    value = loss(w)
+    for _ in range(100):
+        p = torch.sigmoid(X @ w + base)
+        slope = X.T @ (weight * (p - y)) + prior * w
+        free = ((w > floor) | (slope < 0)).to(prior)  # the others stay at their bounds
+        curvature = _curvature(X, p, weight, prior) * torch.outer(free, free) + (1 - free).diag()
+        step = solve_positive(curvature, slope * free)
+        reach = float((X @ step).abs().max().clamp_min(1e-9))
+        rate = min(1.0, 5.0 / reach)
+        before = w
+        for halving in range(20):
+            w = torch.maximum(before - rate * 0.5**halving * step, floor)
+            reached = loss(w)
+            if reached <= value + 1e-12 * abs(value):
+                break
+        value = reached
+        if float(step.abs().max()) < 1e-9:
+            break
+    return w
+
+
+def logistic_covariance(X: Tensor, weight: Tensor, prior: Tensor, log_odds: Tensor) -> Tensor:
+    """Covariance ``(p, p)`` of the weights where the fit says ``log_odds (n,)``, by Laplace's approximation.
+
+    Args:
+        X: ``(n, p)`` inputs.
+        weight: ``(n,)`` of the rows.
+        prior: ``(p,)`` precision of the weights around 0.
+        log_odds: ``(n,)`` of the fit.
+
+    Example:
+        >>> one = torch.ones(16, 1).double()
+        >>> logistic_covariance(one, one[:, 0], torch.zeros(1).double(), 0 * one[:, 0])  # 16 fair coins
+        tensor([[0.2500]], dtype=torch.float64)
+    """
+    return inverse_positive(cholesky(_curvature(X, torch.sigmoid(log_odds), weight, prior)))
+
+
+def _curvature(X: Tensor, p: Tensor, weight: Tensor, prior: Tensor) -> Tensor:
+    return X.T @ ((weight * p * (1 - p))[:, None] * X) + prior.diag()

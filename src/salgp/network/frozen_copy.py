@@ -98,6 +98,9 @@ class FrozenCopy:
         model: the user's network.
         prepare: hangs hooks on the copy; what it returns is kept as ``probe``.
 
+    ``placement`` is the device of the network, and the floating-point type of its parameters, None where
+    they differ.
+
     Example:
         >>> model = nn.BatchNorm1d(2)
         >>> frozen = FrozenCopy(model)
@@ -113,7 +116,9 @@ class FrozenCopy:
         self._entries = [*chain.from_iterable(map(dict.values, self._tables))]
         self._parameters, buffers = [*model.parameters()], [*model.buffers()]
         self._tensors = [*self._parameters, *buffers]
-        self._versions: list[tuple[int, int]] = []
+        self._counted = [x for x in self._tensors if not x.is_inference()]
+        self._versions: list[int] = []
+        self.placement = _placement(self._tensors, self._parameters)
         self._hashed: tuple[Any, str] | None = None
         self._last: Callable[[], list[float]] | None = None
         self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
@@ -125,13 +130,6 @@ class FrozenCopy:
         self._places = named if self._own else []
         self.probe = prepare(self.network)
 
-    @property
-    def placement(self) -> tuple[torch.device, torch.dtype | None]:
-        """Device of the network, and the floating-point type of its parameters, None where they differ."""
-        device = self._tensors[0].device if self._tensors else torch.device("cpu")
-        dtypes = {p.dtype for p in self._parameters if p.is_floating_point()}
-        return device, dtypes.pop() if len(dtypes) == 1 else None
-
     def follow(self) -> bool:
         """Take over the network's buffers, and put those back that a pass replaced. False where a module,
         parameter, buffer, hook or setting of the network is another object: then this copy is of no use.
@@ -139,10 +137,11 @@ class FrozenCopy:
         now = [*chain.from_iterable(map(dict.values, self._tables))]
         if len(now) != len(self._entries) or not all(map(is_, now, self._entries)):
             return False
-        versions = [(0 if x.is_inference() else x._version, x.data_ptr()) for x in self._tensors]
-        if self._scripted and self._versions and versions != self._versions:
-            return False  # TorchScript copies its weights
-        self._versions = versions
+        versions = [x._version for x in self._counted] + [x.data_ptr() for x in self._tensors]
+        if versions != self._versions:
+            if self._scripted and self._versions:
+                return False  # TorchScript copies its weights
+            self._versions, self.placement = versions, _placement(self._tensors, self._parameters)
         for table, name, own in self._places:
             table[name] = own
         if self._own:
@@ -231,6 +230,15 @@ class Fingerprint:
 
     structure: str
     weights: str
+
+
+def _placement(
+    tensors: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> tuple[torch.device, torch.dtype | None]:
+    """Device of a network, and the floating-point type of its parameters, None where they differ."""
+    device = tensors[0].device if tensors else torch.device("cpu")
+    dtypes = {p.dtype for p in parameters if p.is_floating_point()}
+    return device, dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _last_numbers(parameters: Sequence[Tensor]) -> Callable[[], list[float]]:

@@ -50,7 +50,6 @@ from salgp.calibrators.evidence.mixture import (
     samples_of,
     scales_of,
 )
-from salgp.calibrators.evidence.streaming import stream_evidence
 from salgp.calibrators.evidence.windows import Context, window_sums
 from salgp.calibrators.rows import originals, spread_choice, window_numbers
 from salgp.calibrators.temperature import shrunk_temperature
@@ -143,6 +142,8 @@ class LayerEvidence(Calibrator):
         if not source.has_reference:
             return None
         self._check_settings()
+        from salgp.calibrators.evidence.streaming import stream_evidence  # of stores alone
+
         found = stream_evidence(source, self._reference_settings)
         self._learn_zero_logits(found.features)
         features = self.floor_zeros(found.features)
@@ -411,7 +412,7 @@ class LayerEvidence(Calibrator):
 
 def _terms(features: Features, found: LogOdds, context: bool) -> LayerTerms:
     """Terms that add up to the change of the log-odds; what is left belongs to the confidence."""
-    names = ("predicted class", *features.layer_names)
+    names = ("predicted class", *features.layers)
     mean, variance = found.terms, found.term_variance
     if context:
         names = (*names, "context")

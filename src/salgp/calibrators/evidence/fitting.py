@@ -17,8 +17,8 @@ from salgp.calibrators.evidence.monotone import RIDGE, MonotoneLogistic, fit_mon
 from salgp.calibrators.evidence.windows import WindowModel, window_sums
 from salgp.calibrators.rows import is_augmented, originals
 from salgp.features import Features
-from salgp.gp.likelihood import logistic
 from salgp.gp.linalg import cholesky, inverse_positive
+from salgp.gp.optimise import logistic
 from salgp.io import storable
 
 __all__ = ["fit_in_domain", "training_rows"]

@@ -247,7 +247,11 @@ def layer_evidence(reference: Reference, features: Features) -> Evidence:
 def evidence_at_once(reference: Reference, features: Features) -> Evidence:
     """The same, with the distances of all samples in memory."""
     x, norm = coordinates(reference, features)
-    own, other = _sides(class_distances(reference, x), features.label)
+    distance = class_distances(reference, x)
+    here = features.label.view(1, -1, 1).expand(distance.shape[0], -1, 1)
+    own_distance = distance.gather(2, here)
+    other_distance = distance.scatter(2, here, torch.inf).amin(dim=2, keepdim=True)
+    own, other = torch.cat([own_distance, other_distance], dim=2).double().log().permute(2, 1, 0)  # (n, L)
     agreement = (other - own).nan_to_num(torch.inf, torch.inf, torch.inf)  # a class has no points
     novelty = torch.minimum(own, other).nan_to_num(torch.nan, posinf=0.0)
     leading = x.transpose(0, 1).flatten(1).index_select(1, reference.leading)
@@ -298,14 +302,6 @@ def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tenso
     found = [space.project(features.layers[name]) for name, space in reference.even_spaces.items()]
     length = torch.cat(found[-1][1], dim=1)
     return torch.stack([x for x, _ in found]), length.double().log().sum(dim=1)
-
-
-def _sides(distance: Tensor, label: Tensor) -> Tensor:
-    """Log distances ``(2, n, L)`` to the predicted class and to the nearest other one."""
-    here = label.view(1, -1, 1).expand(distance.shape[0], -1, 1)
-    own = distance.gather(2, here)
-    other = distance.scatter(2, here, torch.inf).amin(dim=2, keepdim=True)
-    return torch.cat([own, other], dim=2).double().log().permute(2, 1, 0)
 
 
 def _filled(x: Tensor, q: int) -> Tensor:

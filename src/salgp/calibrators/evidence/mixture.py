@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.evidence.layer_spaces import Evidence
-from salgp.calibrators.evidence.monotone import MonotoneLogistic, design
+from salgp.calibrators.evidence.monotone import MonotoneLogistic
 from salgp.calibrators.evidence.windows import WindowModel
 from salgp.features import Features
 from salgp.io import storable
@@ -100,8 +100,12 @@ class Samples:
 
     @cached_property
     def design(self) -> Tensor:
-        """Columns ``(n, L + 3)`` of the monotone regression."""
-        return design(self.t, self.agreement, self.novelty[:, -1])
+        """Columns ``(n, L + 3)`` of the monotone regression: one, log-odds, agreements, minus the logarithm
+        of the last layer's novelty.
+        """
+        h = torch.log1p(self.novelty[:, -1:].clamp_min(0.0))
+        t = self.t[:, None]
+        return torch.cat([torch.ones_like(t), t, self.agreement, -h], dim=1)
 
     @property
     def score_inputs(self) -> Tensor:
@@ -262,20 +266,14 @@ def scales_of(features: Features, evidence: Evidence, temperature: float) -> Sca
 
 def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Samples:
     """The samples in units of the calibration samples."""
-    A = _standardised(evidence.agreement, scales.agreement)
-    A = A.nan_to_num(torch.nan, posinf=0.0)  # the median, where a class has no reference points
-    N = _standardised(evidence.novelty, scales.novelty)
+    A = (evidence.agreement - scales.agreement[0]) / scales.agreement[1]
+    A = A.nan_to_num(torch.nan, posinf=0.0)  # as usual, where a class has no reference points
+    N = (evidence.novelty - scales.novelty[0]) / scales.novelty[1]
     top, others = two_sides(features, scales.temperature)
     t = (top - others).clamp_max(LARGEST_LOG_ODDS)
-    energy = _standardised(-torch.logaddexp(top, others), scales.energy)  # high where no class is likely
+    energy = (-torch.logaddexp(top, others) - scales.energy[0]) / scales.energy[1]
     excess = (evidence.norm - scales.largest_norm - math.log(TOLERATED)).clamp(0.0, 700.0).exp()
     return Samples(t, A, N, evidence.coordinates, excess, energy, features.label)
-
-
-def _standardised(x: Tensor, scale: Tensor) -> Tensor:
-    """In units of a scale that holds location and spread."""
-    location, spread = scale.unbind()
-    return (x - location) / spread
 
 
 def _robust(x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from salgp.gp.linalg import cholesky, inverse_positive, one_blas_thread
 from salgp.gp.optimise import tell_unless_settled
 from salgp.io import storable
 
-__all__ = ["MonotoneLogistic", "design"]
+__all__ = ["MonotoneLogistic"]
 
 RIDGE = 0.4
 """Prior precision of the weights of agreement and novelty; constant and slope are held a fortieth as much."""
@@ -104,22 +104,6 @@ class MonotoneLogistic:
         phi = X - self.pull[label]
         same = label[..., :, None] == label[..., None, :]
         return phi @ self.covariance @ phi.mT + same * self.class_variance[label][..., None, :]
-
-
-def design(t: Tensor, agreement: Tensor, novelty: Tensor) -> Tensor:
-    """Columns ``(n, L + 3)`` of the model: one, log-odds, agreements, minus the logarithm of the novelty.
-
-    Args:
-        t: ``(n,)`` tempered log-odds of the network.
-        agreement: ``(n, L)`` standardised.
-        novelty: ``(n,)`` standardised, of the last layer.
-
-    Example:
-        >>> design(torch.tensor([2.0]), torch.tensor([[0.5]]), torch.tensor([-1.0]))
-        tensor([[1.0000, 2.0000, 0.5000, -0.0000]])
-    """
-    h = torch.log1p(novelty.clamp_min(0.0))
-    return torch.cat([torch.ones_like(t)[:, None], t[:, None], agreement, -h[:, None]], dim=1)
 
 
 def fit_monotone(

@@ -39,7 +39,7 @@ from torch.nn.functional import softplus
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.temperature import row_chunks
 from salgp.features import Features
-from salgp.gp.likelihood import logistic
+from salgp.gp.optimise import logistic
 from salgp.logits import at_least_single
 from salgp.prediction import Prediction
 
