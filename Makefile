@@ -55,9 +55,9 @@ test-pythons:    ## every other Python that is here: compiles without a warning,
 fuzz: $(VENV)/.dev  ## 100,000 mutants for every reader (FUZZ=N for another number), continued where out/fuzz.jsonl ends
 	PYTHONPATH=tests:tests/fuzz $(BIN)/python tools/fuzz.py --count $(or $(FUZZ),100000) --out out/fuzz.jsonl
 
-mutants: $(VENV)/.dev  ## mutants of the source against the tests that reach them (PACKAGE=src/salgp/gp TESTS=tests/gp COUNT=40)
+mutants: $(VENV)/.dev  ## mutants of the source against the tests that reach them (PACKAGE=src/salgp/gp TESTS=tests/gp COUNT=40 SEED=0)
 	$(BIN)/python tools/mutation/mutate.py $(or $(PACKAGE),src/salgp/decide) $(or $(TESTS),tests/test_decide_values.py tests/test_decide.py) \
-	  --count $(or $(COUNT),40)
+	  --count $(or $(COUNT),40) --seed $(or $(SEED),0)
 
 sbom: $(VENV)/.dev  ## every installed package with version, licence and what it needs, as CycloneDX into out/sbom.json
 	$(BIN)/python tools/sbom.py out/sbom.json

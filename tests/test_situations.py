@@ -326,7 +326,10 @@ def _regression_on_classes(folder: Path) -> None:
         salgp.calibrate(model, [(x, y)], method="platt")
 
 
-@situation("a network trained further after calibration, or another one", "refused: calibrate again")
+@situation(
+    "a network trained further after calibration, with a module replaced, or another one",
+    "refused: calibrate again",
+)
 def _trained_further(folder: Path) -> None:
     x, y = data()
     model = network()
@@ -334,6 +337,11 @@ def _trained_further(folder: Path) -> None:
     other = nn.Sequential(nn.Linear(6, 3))
     with pytest.raises(ValueError, match="other weights"):
         classifier.calibrator.predict(salgp.extract(other, [x])[0])
+    head, model[-1] = model[-1], nn.Sequential(model[-1], nn.Tanh())
+    with pytest.raises(ValueError, match="were replaced"):
+        classifier(x)
+    model[-1] = head
+    assert len(classifier(x)) == len(x)
     with torch.no_grad():
         next(model.parameters()).mul_(1.1)
     with pytest.raises(ValueError, match="other weights"):

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import ndtri
 from sklearn.base import clone
 from torch import Tensor
@@ -120,7 +119,15 @@ def accuracy(prediction: Prediction, spread: Spread | float | None = None, level
         >>> print(accuracy(p), "or", accuracy(p, spread=0.05))
         80.0 % (76.7 to 83.3 %) or 80.0 % (71.1 to 88.9 %)
     """
-    return _mean(prediction, spread, level)
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    if isinstance(spread, float | int) and not 0 <= spread < math.inf:
+        raise ValueError(f"spread must be 0 or more, got {spread}")
+    confidence = checked(prediction).confidence.detach().cpu().double().numpy()
+    own = 0.0 if prediction.std is None or not len(confidence) else float(prediction.std.mean())
+    variance = float((confidence * (1 - confidence)).sum())
+    known = own if spread is None else spread  # error bars of one calibrator err together
+    return from_sums(len(confidence), float(confidence.sum()), variance, known, level)
 
 
 def error_above(
@@ -135,7 +142,7 @@ def error_above(
         >>> round(error_above(p, Rule((0.8,))).value, 3)
         0.1
     """
-    right = _mean(prediction[rule(prediction)], spread, level)
+    right = accuracy(prediction[rule(prediction)], spread, level)
     return Estimate(1 - right.value, 1 - right.upper, 1 - right.lower, level, right.n)
 
 
@@ -150,7 +157,7 @@ def per_class(
         {0: 0.9, 1: 0.6}
     """
     n_classes = checked(prediction).probs.shape[1]
-    return {k: _mean(prediction[prediction.label == k], spread, level) for k in range(n_classes)}
+    return {k: accuracy(prediction[prediction.label == k], spread, level) for k in range(n_classes)}
 
 
 def measure_spread(
@@ -258,8 +265,10 @@ def left_out_spread(
             for piece in part[family == number].unique().tolist():
                 rows = (family == number) & (part == piece) & (half == side)
                 if rows.any():
-                    pair = (fitted.predict(_plain(features[rows])), y[rows])
-                    found.setdefault((number, piece), []).append(pair)
+                    new = Features(
+                        features[rows].logits, features[rows].layers
+                    )  # are not said to be augmented
+                    found.setdefault((number, piece), []).append((fitted.predict(new), y[rows]))
     pairs = {key: _joined(sides) for key, sides in found.items()}
     originals = [prediction for (number, _), (prediction, _) in pairs.items() if number == 0]
     mean = float(Prediction.concatenate(originals).confidence.mean())
@@ -292,23 +301,6 @@ def from_sums(
     return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), level, n)
 
 
-def _plain(features: Features) -> Features:
-    """Without the columns that say which rows are augmented: new samples have none."""
-    return Features(features.logits, features.layers)
-
-
-def _mean(prediction: Prediction, spread: Spread | float | None, level: float) -> Estimate:
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
-    if isinstance(spread, float | int) and not 0 <= spread < math.inf:
-        raise ValueError(f"spread must be 0 or more, got {spread}")
-    confidence = checked(prediction).confidence.detach().cpu().double().numpy()
-    own = 0.0 if prediction.std is None or not len(confidence) else float(prediction.std.mean())
-    variance = float((confidence * (1 - confidence)).sum())
-    known = own if spread is None else spread  # error bars of one calibrator err together
-    return from_sums(len(confidence), float(confidence.sum()), variance, known, level)
-
-
 def _factor(spread: Spread | float | None, level: float) -> float:
     """Half-width of the interval of ``level`` in standard deviations; one that was measured at another level
     is stretched as that of a normal distribution.
@@ -318,16 +310,12 @@ def _factor(spread: Spread | float | None, level: float) -> float:
     return spread.factor * (1.0 if level == spread.level else _normal(level) / _normal(spread.level))
 
 
-def _chance(confidence: NDArray[np.float64]) -> float:
-    """Variance of the accuracy of these answers if every confidence is right."""
-    return float((confidence * (1 - confidence)).sum()) / len(confidence) ** 2
-
-
 def _gap(prediction: Prediction, labels: Any) -> tuple[float, float, float]:
     y = as_labels(labels, len(prediction), prediction.probs.shape[1])
     confidence = prediction.confidence.detach().cpu().double().numpy()
     right = float((prediction.label.cpu() == y.cpu()).double().mean())
-    return float(confidence.mean()) - right, float(confidence.mean()), _chance(confidence)
+    chance = float((confidence * (1 - confidence)).sum()) / len(confidence) ** 2
+    return float(confidence.mean()) - right, float(confidence.mean()), chance
 
 
 def _normal(level: float) -> float:

@@ -111,7 +111,8 @@ def class_mix(
     share, converged = _likeliest(ratio, source)
     freedom = max(len(source) - 1, 1)
     p_value = float(chdtrc(freedom, _evidence(probs, share, source, at_source, n_source)))
-    variance = _batch_variance(ratio, share) + _source_variance(ratio, share, source, at_source, n_source)
+    variance = np.diag(_inverse(_information(ratio, share))) / len(ratio)  # of the batch
+    variance = variance + _source_variance(ratio, share, source, at_source, n_source)
     return ClassMix(share, np.sqrt(variance.clip(0)), source, p_value, len(probs), converged)
 
 
@@ -151,11 +152,6 @@ def _evidence(
         return max(2 * float((np.log(ratio @ share) - np.log(ratio @ source)).sum()), 0.0)
     difference = probs.mean(0) - source
     return float(difference @ _inverse(variance) @ difference)
-
-
-def _batch_variance(ratio: FloatArray, share: FloatArray) -> FloatArray:
-    """``(c,)`` from the observed information of the batch."""
-    return np.diag(_inverse(_information(ratio, share))) / len(ratio)
 
 
 def _source_variance(
@@ -209,7 +205,7 @@ def _multinomial(source: FloatArray) -> FloatArray:
     return np.diag(source) - np.outer(source, source)
 
 
-def _factors(calibration: np.ndarray, source: np.ndarray) -> np.ndarray:
+def _factors(calibration: FloatArray, source: FloatArray) -> FloatArray:
     """One factor per class ``(c,)`` that brings the mean probability there to the class's share."""
     if calibration.shape[1:] != source.shape or not len(calibration):
         raise ValueError(f"calibration has probabilities {calibration.shape}, the mix {len(source)} classes")
@@ -222,9 +218,9 @@ def _factors(calibration: np.ndarray, source: np.ndarray) -> np.ndarray:
     return factors
 
 
-def _scaled(probs: np.ndarray, factors: np.ndarray) -> np.ndarray:
+def _scaled(probs: FloatArray, factors: FloatArray) -> FloatArray:
     found = probs * factors
-    scaled: np.ndarray = found / found.sum(1, keepdims=True)
+    scaled: FloatArray = found / found.sum(1, keepdims=True)
     return scaled
 
 

@@ -38,7 +38,7 @@ def append_line(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None
     with writing(where), lock, where.open("ab+") as file:
         line, end = _last_line(file)
         file.truncate(end)
-        sealed = {**plain, CHECK: _check(plain, _check_of(line))}
+        sealed = {**plain, CHECK: _check(plain, str(_parse(line).get(CHECK, "")))}
         file.write((json.dumps(sealed) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
@@ -99,10 +99,6 @@ def _parse(line: bytes) -> dict[str, Any]:
 def _check(record: Mapping[str, Any], before: str) -> str:
     text = json.dumps(record, separators=(",", ":"))
     return hashlib.sha256(f"{before}|{text}".encode()).hexdigest()
-
-
-def _check_of(line: bytes) -> str:
-    return str(_parse(line).get(CHECK, ""))
 
 
 def _last_line(file: IO[bytes]) -> tuple[bytes, int]:

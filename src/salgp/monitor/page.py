@@ -96,11 +96,8 @@ def _figure(value: float, form: str) -> str:
 
 def _first_alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
     """The record at which each alarm was raised."""
-    raised: dict[str, Record] = {}
-    for record in log:
-        for name in record.alarm:
-            raised.setdefault(name, record)
-    return list(raised.items())
+    raised = {name: record for record in reversed(log) for name in record.alarm}
+    return sorted(raised.items(), key=lambda pair: pair[1].number)
 
 
 def _accuracy(settings: Settings, rows: Sequence[Row]) -> Markup:

@@ -133,6 +133,7 @@ def status_of(settings: Settings, state: State, bands: NDArray[np.int64], log: S
     labelled = measured(
         [record for record in with_late_labels(log) if record.number >= first], settings.level
     )
+    best = found if labelled is None else labelled
     return Status(
         alarms(settings, state),
         settings.false_alarm,
@@ -140,7 +141,7 @@ def status_of(settings: Settings, state: State, bands: NDArray[np.int64], log: S
         labelled,
         settings.reference,
         _matters(settings, found, labelled),
-        _may_have_fallen(settings, found if labelled is None else labelled),
+        best.n > 0 and best.lower < settings.reference - settings.tolerance,
         {name: getattr(state, name).log_total / math.log(10) for name in CAUSES},
         _feature_shifts(settings, state, bands),
         _class_shifts(settings, fed),
@@ -203,11 +204,6 @@ def _matters(settings: Settings, found: Estimate, labelled: Estimate | None) -> 
 def _fell(settings: Settings, found: Estimate) -> bool:
     """By more than the tolerance, and certainly by something."""
     return found.value < settings.reference - settings.tolerance and found.upper < settings.reference
-
-
-def _may_have_fallen(settings: Settings, found: Estimate) -> bool:
-    """The interval does not exclude a fall by more than the tolerance."""
-    return found.n > 0 and found.lower < settings.reference - settings.tolerance
 
 
 def _feature_shifts(settings: Settings, state: State, bands: NDArray[np.int64]) -> tuple[FeatureShift, ...]:
