@@ -1,4 +1,4 @@
-"""The same classifier, with confidences that can be trusted: network, taps and calibrator in one module.
+"""Calibrated classifier: network, taps and calibrator in one module; made by `calibrate`, read by `load`.
 
 `calibrate` makes one in a single call; `CalibratedClassifier.save` and `load` keep it. The network itself is
 not stored: a fingerprint of its modules, their settings and its weights tells another network from the one

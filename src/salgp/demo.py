@@ -1,4 +1,4 @@
-"""Two minutes that show what calibration buys: digits, a small network, and a day in the field.
+"""The demo: a small network learns clean digits, is calibrated, and meets photographs of digits.
 
 The network learns from 600 hand-drawn digits and is calibrated on 600 others. It is then tried on clean
 digits, and on photographs of them: turned, blurred, in shadow, noisy. They are in no augmentation.
@@ -44,7 +44,7 @@ NETWORK, TEMPERATURE, PAPER, OURS = "network alone", "temperature", "SAL-GP (pap
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """What the demo found.
+    """Results of the demo.
 
     Args:
         report: the page it wrote.

@@ -95,7 +95,7 @@ def shown_term(name: str) -> str:
 
 
 def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, ...], Tensor]:
-    """What each term did to each confidence, in confidence points that add up to after minus before.
+    """Part of each term in each confidence, in confidence points that add up to after minus before.
 
     Terms in log-odds are shared by `confidence_points`; terms in confidence are points already. Layers that
     each make a whole correction of their own count by their share in the average. What is left over (the

@@ -151,7 +151,7 @@ class _Calibrated(nn.Module):
 
     @abstractmethod
     def features(self, inputs: Sequence[Tensor]) -> Features:
-        """What the calibrator reads, from the inputs of the graph."""
+        """Features for the calibrator, from the inputs of the graph."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if not self.context:
@@ -163,7 +163,7 @@ class _Calibrated(nn.Module):
         return tuple(value for value in (*values, act, own) if value is not None)
 
     def output_names(self) -> list[str]:
-        """What the graph has to say, found by asking the method once; what it caches is worked out before the
+        """Names of the outputs of the graph, found by one prediction; what it caches is worked out before the
         graph is taken.
         """
         shape = Features(
@@ -201,7 +201,7 @@ class _Whole(_Calibrated):
         self.keywords = keywords
 
     def features(self, inputs: Sequence[Tensor]) -> Features:
-        """What the taps read of the network."""
+        """Features that the taps read from the network."""
         given = inputs if self.keywords is None else [dict(zip(self.keywords, inputs, strict=True))]
         found = self.classifier.features(*given)
         calibrator = self.calibrator
@@ -421,7 +421,7 @@ TARGETS = {
     ".onnx": Target("ONNX", _as_onnx, ("onnx", "onnxscript"), (torch.bfloat16,)),
     ".pt2": Target("torch.export", _as_program),
 }
-"""What can be exported to, by the suffix of the file; a new target is a line here."""
+"""Export targets by the suffix of the file; a new target is a line here."""
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ def require(*libraries: str) -> None:
 
 
 def hint(library: str) -> str:
-    """What to say where ``library`` is missing.
+    """Message where ``library`` is missing.
 
     Example:
         >>> hint("pyarrow")

@@ -1,4 +1,4 @@
-"""The value every calibrator reads: logits and the pooled features of each tapped layer.
+"""Features, the input of every calibrator: logits and the pooled output of each tapped layer.
 
 `Features` is all a calibrator may see of a network. Logits are logits: probabilities never travel under
 that name, so nobody has to guess what a number means. Notation: ``n`` samples, ``L`` layers, ``c`` classes.
@@ -27,7 +27,7 @@ __all__ = ["Features", "features_of", "load_features"]
 FORMAT = "salgp-features"
 FORMAT_VERSION = 1
 ORIGIN = {"groups": torch.int64, "families": torch.int64, "strengths": torch.float64}
-"""What says where a row came from, and the type each is kept in."""
+"""Columns that say where a row came from, and the type of each."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,7 +137,7 @@ class Features:
 
     @property
     def origin(self) -> dict[str, Tensor]:
-        """What is known of where the rows came from: groups, families, strengths."""
+        """Where the rows came from: groups, families, strengths."""
         found = {what: getattr(self, what) for what in ORIGIN}
         return {what: x for what, x in found.items() if x is not None}
 

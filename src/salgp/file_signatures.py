@@ -1,4 +1,4 @@
-"""What may be written over: only files that salgp wrote, and of the same kind.
+"""File signatures: only files that salgp wrote, and of the same kind, are overwritten.
 
 Kept apart from `salgp.io`, so that the command line refuses a target before PyTorch is loaded.
 """

@@ -98,7 +98,7 @@ class FeatureFile:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What a calibrator that is fitted on them remembers of them."""
+        """Description of the features, kept with a calibrator that is fitted on them."""
         return origin_of(self.path.name, len(self.features), self.metadata, self.classes)
 
     def without_augmented(self) -> FeatureFile:
@@ -109,7 +109,7 @@ class FeatureFile:
 
 
 def origin_of(name: str, n: int, metadata: Mapping[str, str], classes: list[str] | None) -> dict[str, Any]:
-    """What a calibrator remembers of the data it was fitted on: their name, number, network and meaning."""
+    """Description of the data a calibrator was fitted on: their name, number, network and meaning."""
     known = {"network": metadata.get("network"), "output": metadata.get("output"), "classes": classes}
     told = {"features": name, "n": n, "salgp": salgp.__version__}
     return told | {key: value for key, value in known.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What the numbers of a classifier mean: logits, probabilities, or logarithms of probabilities.
+"""Class scores as logits: from logits, probabilities or logarithms of probabilities, never guessed.
 
 Nothing is guessed from the values: the caller says what they are. Where they contradict what was said, the
 caller is told.
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 OUTPUTS = ("logits", "probabilities", "log-probabilities", "sigmoids")
-"""What the numbers a classifier returns can mean; sigmoids are one probability per class against the rest."""
+"""Kinds of class scores a classifier may return; sigmoids are one probability per class against the rest."""
 
 ZERO = -1000.5
 """Logit that stands for a probability of exactly 0, in every precision: below the logarithm of any positive

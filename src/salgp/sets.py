@@ -1,4 +1,4 @@
-"""Which classes remain possible: sets that contain the true class as often as promised.
+"""Prediction sets: the classes that remain possible, with a stated coverage of the true class.
 
 Split conformal prediction. A score ``s(x, y)`` says how badly class ``y`` fits sample ``x``. With the scores
 of ``n`` labelled samples, ``q`` their ``ceil((n + 1) coverage)``-th smallest, the set ``{y : s(x, y) <= q}``
@@ -256,7 +256,7 @@ class AdaptiveCoverage:
 
     @property
     def coverage(self) -> float:
-        """What to ask of the sets now: ``sets.at(adaptive.coverage)``."""
+        """Coverage to ask of the sets now: ``sets.at(adaptive.coverage)``."""
         return min(max(self.target if self.level is None else self.level, 0.0), 1.0)
 
     def bound(self, outstanding: int = 1) -> float:

@@ -418,7 +418,7 @@ def calibrator_value(calibrator: Calibrator) -> dict[str, Any]:
 
 
 def _learned(calibrator: Any) -> dict[str, Any]:
-    """What it learned: the attributes that end in ``_``."""
+    """Learned attributes, those that end in ``_``."""
     return {k: v for k, v in vars(calibrator).items() if k.endswith("_") and not k.startswith("_")}
 
 

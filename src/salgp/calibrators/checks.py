@@ -1,4 +1,4 @@
-"""What calibration data must be, and what ruins a calibration without stopping it.
+"""Checks of calibration data: errors for what cannot be used, warnings for what makes a calibration wrong.
 
 `check_features` refuses features that no method can work with. `warn_of_data` says, in one sentence each,
 what makes a fit worth little though it succeeds: too few samples, no errors, labels of other samples, missing
@@ -451,5 +451,5 @@ def floor_zeros(features: Features, zeros: Tensor | None) -> Features:
 
 
 def _has_zeros(z: Tensor) -> bool:
-    """One pass without a copy where there are none, the usual case."""
+    """One pass without a copy where there are none, as mostly."""
     return z.numel() > 0 and float(z.amin()) <= ZERO and bool((z == ZERO).any())

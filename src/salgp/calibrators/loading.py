@@ -53,7 +53,7 @@ def load_parts(folder: str | os.PathLike[str]) -> tuple[Calibrator, dict[str, An
 
 
 def read_parts(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What is in the file of a calibrator, by name, not made into one yet."""
+    """Contents of a calibrator's file, by name."""
     path = Path(folder) / FILE
     if not path.exists():
         raise FileNotFoundError(f"{folder}: no {FILE} here; expected a folder written by Calibrator.save")
@@ -71,7 +71,7 @@ def calibrator_from(value: Mapping[str, Any]) -> Calibrator:
     calibrator = get(value["calibrator"], **value["config"])
     for key, learned in value["state"].items():
         if not key.endswith("_") or key.startswith("_"):
-            raise FormatError(f"{key[:80]!r} is no learned attribute")
+            raise FormatError(f"{key[:80]!r} is not a learned attribute")
         setattr(calibrator, key, learned)
     return calibrator
 

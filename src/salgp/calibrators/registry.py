@@ -56,7 +56,7 @@ CLASSES = {
 """Short name -> module.Class inside `salgp.calibrators`; modules are imported on first use."""
 
 DEFAULT = (None, "auto")
-"""What leaves the choice of a method to us."""
+"""Values of ``method`` that mean the default."""
 _REGISTERED: dict[str, type[Calibrator]] = {}
 """Calibrators of other packages, by name."""
 

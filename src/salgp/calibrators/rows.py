@@ -1,4 +1,4 @@
-"""Which rows are samples as they came, and which are augmented samples.
+"""Rows of features: which are original samples, which are augmented ones, and which share a window.
 
 Which samples share a window: all of them, runs of consecutive ones, or those of one environment.
 

@@ -108,7 +108,7 @@ def _check_folder(out: Path, force: bool, *inputs: Path | None) -> None:
 
 
 class _Check(NamedTuple):
-    """What was found on test data: predictions of all methods, ours last."""
+    """Predictions of all methods on test data, ours last."""
 
     features: Features
     labels: Tensor

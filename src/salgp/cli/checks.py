@@ -1,4 +1,4 @@
-"""What is refused before any work is done: inputs that are not there, targets that must not be written."""
+"""Checks before any work is done: inputs must exist, and targets must be free or of the same kind."""
 
 from __future__ import annotations
 

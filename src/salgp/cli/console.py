@@ -1,4 +1,4 @@
-"""How every command speaks: results to stdout, everything else to stderr, one sentence for a mistake.
+"""Output of every command: results to stdout, everything else to stderr, one sentence for a mistake.
 
 `add_command` turns a plain function into a command with the options all commands share. What it raises
 becomes one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 130, as shells expect.
@@ -60,7 +60,7 @@ def pasteable(*words: object) -> str:
 
 @dataclass(frozen=True)
 class Console:
-    """What a command uses to speak.
+    """Output of one command.
 
     Args:
         json: print the result as one JSON object.

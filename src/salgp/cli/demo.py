@@ -1,4 +1,4 @@
-"""``salgp demo``: two minutes that show what calibration buys."""
+"""``salgp demo``: the effect of calibration on a small network, in two minutes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DemoFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder of the dem
 
 
 def demo(console: Console, out: DemoFolder = Path("salgp-demo"), force: options.Force = False) -> None:
-    """Train a small network on hand-drawn digits, calibrate it, and show what that buys on photographs of
+    """Train a small network on hand-drawn digits, calibrate it, and show the effect on photographs of
     them.
 
     Example:

@@ -17,7 +17,7 @@ from salgp.cli.console import Console
 __all__ = []
 
 ANY_VERSION = 10**9
-"""What is only shown may be of any version."""
+"""Files that are only shown may be of any version."""
 MOST = 20
 """Entries of a list that are shown."""
 OTHERS = {
@@ -68,7 +68,7 @@ def _text(value: Any) -> str:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What a file or folder is, and what is in it."""
+    """Kind and contents of a file or folder."""
     if path.is_dir():
         return _folder(path)
     if path.suffix in (".npz", ".csv", ".parquet"):
@@ -174,7 +174,7 @@ def _monitor(path: Path) -> dict[str, Any]:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """What is in a JSON file with a checksum."""
+    """Contents of a JSON file with a checksum."""
     from salgp.io import read_header, read_json
 
     listed = read_json(path)

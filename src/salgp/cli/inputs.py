@@ -33,7 +33,7 @@ class SavedCalibrator:
     origin: Mapping[str, Any]
 
     def predict(self, console: Console, loaded: FeatureFile, context: Any = None) -> Prediction:
-        """What the calibrator says of features, which must be like those it was fitted on."""
+        """Predictions for features, which must be like those the calibrator was fitted on."""
         check_alike(str(self.folder), self.origin, loaded)
         with console.progress(f"predicting {len(loaded.features):,} samples"):
             return self.calibrator.predict(loaded.features, context)
@@ -141,7 +141,7 @@ _ALIKE = {
     "network": ("another network", "extract it again, from the same network with the same weights"),
     "classes": ("other classes", "write the same columns in the same order"),
 }
-"""What a calibrator remembers of its data, and must be the same where it is used."""
+"""Properties of the data that are kept with a calibrator and must be the same where it is used."""
 
 
 def _short(value: Any) -> str:

@@ -127,7 +127,7 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """What is read from the network."""
+    """Options of how a network is read."""
 
     layers: Annotated[str, typer.Option(help="auto, or names, globs and positions, with commas.")] = "auto"
     pooling: Annotated[str, typer.Option(help="How layers are pooled, e.g. spatial-avg, flatten.")] = "auto"
@@ -144,7 +144,7 @@ class ReadingOptions:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How the data of a network are read; the same for every set."""
+    """Options of how data are read; the same for every set."""
 
     inputs: Annotated[str | None, typer.Option(help="Input arrays, in order; 'f*' stacks columns.")] = None
     prepare: Annotated[

@@ -146,7 +146,7 @@ class RuleModule(nn.Module):
         self.register_buffer("threshold", threshold)
 
     def forward(self, label: Tensor, confidence: Tensor) -> Tensor:
-        """Where to act."""
+        """Boolean ``(n,)``: act on this answer?"""
         return confidence.to(self.threshold.dtype) > self.threshold[label]
 
 

@@ -1,4 +1,4 @@
-"""Labelled samples in, rule out: over all answers, or for every predicted class."""
+"""Choose a rule from labelled samples: one threshold for all answers, or one for every predicted class."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far mean confidence and accuracy differ where the calibrator has not been.
+    """Difference of mean confidence and accuracy on data unlike the calibration data.
 
     Args:
         base: standard deviation on calibration data.

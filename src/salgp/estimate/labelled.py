@@ -1,4 +1,4 @@
-"""A few labels from where the network is used now, and confidences corrected by them.
+"""Confidences corrected by a few labels from where the network is used now.
 
 Unlabelled samples show how far data have shifted, not how well the network does there. A few labels do. Every
 confidence moves on one line in its log-odds ``f``,

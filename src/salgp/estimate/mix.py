@@ -1,4 +1,4 @@
-"""Which classes a batch holds, without labels, and confidences corrected for it.
+"""Class mix of an unlabelled batch, and confidences corrected for it.
 
 Under label shift, where only the class mix changes, ``p(y | x)`` becomes ``p(y | x) w_y`` up to a factor,
 ``w`` = new mix / old mix. The new mix is the likeliest one, found by expectation maximisation on calibrated

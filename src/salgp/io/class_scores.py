@@ -32,7 +32,7 @@ WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 
 @dataclass(frozen=True, eq=False)
 class ClassScores:
-    """What a file of class scores holds.
+    """Contents of a file of class scores.
 
     Args:
         output: ``"logits"`` or ``"probabilities"``.

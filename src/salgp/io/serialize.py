@@ -67,7 +67,7 @@ def read_value(
 
 
 def value_bytes(kind: str, version: int, value: Any) -> bytes:
-    """What `write_value` would write."""
+    """The bytes that `write_value` writes."""
     return tensor_bytes(*_described(kind, version, value))
 
 

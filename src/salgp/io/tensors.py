@@ -47,7 +47,7 @@ def write_tensors(
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """What `write_tensors` would write."""
+    """The bytes that `write_tensors` writes."""
     file = BytesIO(save(_plain(tensors), _described(tensors, metadata, "the bytes")))
     _seal(file)
     return file.getvalue()

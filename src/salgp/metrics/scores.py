@@ -208,7 +208,7 @@ def evaluate(prediction: Prediction, labels: ArrayLike, n_bins: int = 15) -> Sco
 
 
 def arrays_of(prediction: Prediction, labels: ArrayLike) -> dict[str, Any]:
-    """What a metric may read of a prediction and the truth, by name; None where it does not exist.
+    """Arrays of a prediction and the truth that a metric may read, by name; None where it does not exist.
 
     Example:
         >>> import torch

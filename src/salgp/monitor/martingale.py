@@ -1,4 +1,4 @@
-"""Evidence against "nothing changed" that may be looked at any time.
+"""Test martingales: evidence against "nothing changed", valid however often it is looked at.
 
 Monitored of a prediction are its *features*, a column of numbers each: the confidence, the predicted class,
 the novelty, and every layer's term of the correction, each where the calibrator has it. So an alarm can say
@@ -209,7 +209,7 @@ def feature_cells(prediction: Prediction) -> IntArray:
 
 
 def _features(prediction: Prediction) -> dict[str, Tensor]:
-    """What is monitored, by name."""
+    """The monitored values, by name."""
     found = {"confidence": log_odds(prediction.confidence.double(), 1e-9), "class": prediction.label}
     if prediction.novelty is not None:
         found["novelty"] = prediction.novelty

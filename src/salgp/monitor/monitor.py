@@ -175,7 +175,7 @@ class Monitor:
         return self._add(prediction, labels, key, time, fed=False)
 
     def status(self) -> Status:
-        """How things stand, without feeding anything."""
+        """The present status, without a new batch."""
         return status_of(self.settings, self._state, self._bands, self._log)
 
     def metrics(self) -> dict[str, Any]:

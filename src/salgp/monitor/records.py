@@ -42,7 +42,7 @@ LARGEST_COUNT = 2**48
 
 @dataclass(frozen=True)
 class Settings:
-    """What never changes in the life of a monitor.
+    """Settings, which stay the same for the life of a monitor.
 
     Args:
         id: random, the same in all files of a monitor.

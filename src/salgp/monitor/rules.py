@@ -56,7 +56,7 @@ class ClassShift:
 
 @dataclass(frozen=True)
 class Status:
-    """How things stand.
+    """Status of a monitor.
 
     Args:
         alarm: ``"shift"`` (the inputs changed), ``"accuracy"`` (labels show more errors than the confidences
@@ -118,7 +118,7 @@ class Status:
 
 
 def status_of(settings: Settings, state: State, bands: NDArray[np.int64], log: Sequence[Record]) -> Status:
-    """How things stand.
+    """Status of a monitor.
 
     Args:
         settings: of the monitor.

@@ -1,3 +1,3 @@
-"""Reading a network: which layers to tap, hooks that leave no trace, pooling, augmented samples,
+"""Reading a network: which layers to tap, hooks, pooling, augmented samples,
 extraction.
 """

@@ -1,4 +1,4 @@
-"""What goes into a network: batches of any form."""
+"""Batches of any form, as inputs of a network."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ takes up to half as long again for each image where the activations of a batch l
 """
 
 LabelsAt = str | int | None
-"""Where a batch has its labels: key of a mapping or position in a tuple; None for the usual places."""
+"""Where a batch has its labels: key of a mapping or position in a tuple; None for the default places."""
 
 
 @dataclass(frozen=True)
 class KnownInputs:
-    """What the inputs beside the labels were, so that a later batch without labels is not robbed of one.
+    """The inputs beside the labels, so that a later batch without labels keeps all of its inputs.
 
     Args:
         count: how many.
@@ -371,7 +371,7 @@ def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: KnownInputs |
 
 
 class _Parameters(NamedTuple):
-    """What a network's forward takes: names (None: any), how many by position, and which it must have."""
+    """Parameters of a network's forward: names (None: any), how many by position, and which it must have."""
 
     names: tuple[str, ...] | None
     most: float

@@ -99,7 +99,7 @@ def reader_for(reader: Reader | None, output: str | None) -> Reader:
 
 @dataclass(frozen=True, eq=False)
 class CalibrationData:
-    """What a calibrator is fitted on.
+    """Calibration data as a calibrator is fitted on them.
 
     Args:
         reader: resolved by the first batch.

@@ -261,7 +261,7 @@ Prepare = Callable[[Batch, int], tuple[Batch, Change | None]]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What one batch gave.
+    """Features and labels of one batch.
 
     Args:
         reader: in use, resolved.

@@ -1,4 +1,4 @@
-"""Taps on a network: hooks that read a layer's output and pool it on the spot.
+"""Taps on a network: hooks that read a layer's output and pool it at once.
 
 A `Tap` says where features are taken and how. A `Probe` hangs the hooks of several taps on a frozen copy of
 the network (`salgp.network.frozen_copy`); each pass then fills a mapping with pooled features only, so no
@@ -57,7 +57,7 @@ Put = Callable[[Tensor], Any]
 
 
 class TapError(ValueError):
-    """What a layer returned cannot be read as features; the network itself is not to blame."""
+    """What a layer returned cannot be read as features; the network itself works."""
 
 
 @dataclass(frozen=True)

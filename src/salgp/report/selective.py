@@ -1,4 +1,4 @@
-"""How many answers can be used without asking: a limit on the confidence with a guarantee.
+"""Answers that can be used without asking: a limit on the confidence with a guarantee.
 
 Limits are chosen by `salgp.decide`: with the stated assurance, at most the acceptable share of the answers
 above the limit is wrong, also among answers that were not used to choose it.

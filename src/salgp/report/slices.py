@@ -59,7 +59,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Confusion:
-    """One class taken for another.
+    """Confusion of one class with another.
 
     Args:
         true: the class it was.

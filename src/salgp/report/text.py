@@ -24,7 +24,7 @@ NEARLY_ALL = 0.9
 """Where more than this share goes to a human, the model is of little use."""
 
 MOSTLY_WRONG = 0.5
-"""So is one of whose answers more than this share may be wrong, however well it knows that."""
+"""A model is also of little use where more than this share of its answers may be wrong."""
 
 
 @dataclass(frozen=True)

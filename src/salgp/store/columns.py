@@ -27,7 +27,7 @@ SHARD_BYTES = 96 * 2**20
 
 @dataclass(frozen=True)
 class Layout:
-    """What the shards of a store hold: its header in the manifest.
+    """Layout of the shards of a store: its header in the manifest.
 
     Args:
         n_classes: width of the logits.

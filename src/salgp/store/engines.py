@@ -106,7 +106,7 @@ def _run_ray(
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a piece: Ray Data keeps only the text of errors, so they travel as values.
+    """Result or error of a piece of work: Ray Data keeps only the text of errors, so they travel as values.
 
     Args:
         found: the result.

@@ -151,7 +151,7 @@ def extract_parts(
 
 @dataclass(frozen=True)
 class _Job:
-    """What is extracted and how: all that a shard depends on besides the network and its batches.
+    """Settings of an extraction: all that a shard depends on besides the network and its batches.
 
     Args:
         out: folder of the store.

@@ -130,7 +130,7 @@ class StoreSource:
 
 
 def sum_shard(function: Callable[..., Any], state: Any, store: str, index: int) -> Any:
-    """What one shard adds to a pass."""
+    """Contribution of one shard to a pass."""
     return function(state, *FeatureStore(store).shard(index), index)
 
 

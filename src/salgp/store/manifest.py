@@ -1,4 +1,4 @@
-"""The list of finished shards of a folder, each with its rows and SHA-256; who continues makes the rest.
+"""The list of finished shards of a folder, each with its rows and SHA-256; a later run makes the rest.
 
 A shard appears by rename and is listed afterwards, so a killed process leaves only whole shards in the list.
 A folder that holds another job, or was made from other data, is refused.

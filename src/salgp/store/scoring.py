@@ -38,7 +38,7 @@ SCORED = ("label", "confidence", "std", "lower", "upper", "novelty")
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a run of `score` did.
+    """Summary of a run of `score`.
 
     Args:
         folder: where the scores are.

@@ -1,4 +1,4 @@
-"""`FeatureStore`: features of any number of samples on disk, the out-of-core sibling of `salgp.Features`.
+"""`FeatureStore`: features of any number of samples on disk, the out-of-core counterpart of `salgp.Features`.
 
 A folder of Parquet shards with the columns ``logits``, ``layers.<name>`` and, where known, ``label``,
 ``group``, ``family`` and ``strength``, plus a manifest with the SHA-256 of each shard. It is written in a

@@ -36,7 +36,7 @@ WINDOW = 50
 WORTH_SAYING = 0.02
 """Accuracy that another last layer must promise."""
 LARGEST_VARIANCE = 4.0
-"""Beyond this variance of the log-odds an interval says nothing anyway."""
+"""With a larger variance of the log-odds an interval covers nearly everything."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ def verdict(
     errors: int,
     warning: str | None = None,
 ) -> str:
-    """What the fit found, in a few sentences.
+    """The scores of the check in a few sentences.
 
     Args:
         check: from `check_fit`, with ``answers`` from `answers_of`.

@@ -30,7 +30,7 @@ SCORE_RIDGE = 20.0
 AUGMENTED_SHARE = 0.1
 """Share of augmented samples in the weight of rows, for the expert in domain and for the shift score."""
 SCORE_ROWS = 6000
-"""Most rows that the shift score is fitted to: more do not move its weights."""
+"""Most rows that the shift score is fitted to: more do not change its weights."""
 SIZES = (1, 50)
 """Samples per window when the shift weight is learned."""
 DRAWS = 6
@@ -209,7 +209,7 @@ def fit_score(rows: TrainingRows) -> Tensor:
 def fit_window(
     rows: TrainingRows, statistics: Tensor, f_in: Tensor, f_shift: Tensor, n_classes: int, seed: int
 ) -> WindowModel:
-    """How the shift weight follows from windows of samples.
+    """Learn the shift weight from windows of samples.
 
     Args:
         rows: calibration samples and augmented ones.

@@ -47,7 +47,7 @@ MOST_POINTS = 10_000
 COORDINATES = 16
 """Leading whitened coordinates per layer that the shift score reads."""
 SAMPLES_PER_POINT = 50
-"""Most samples per cluster that k-means is given: more do not move the centres."""
+"""Most samples per cluster that k-means is given: more do not change the centres."""
 LARGEST = 6.0
 """Bound of differences of log distances."""
 NEAREST = 0.03
@@ -60,7 +60,7 @@ ENTRIES = 2_000_000
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the layers say about ``n`` predictions.
+    """Agreement and novelty of every layer for ``n`` predictions.
 
     Args:
         agreement: ``(n, L)``; infinite where a class needed for it has no reference points.
@@ -151,7 +151,7 @@ class Reference:
 @storable
 @dataclass(frozen=True)
 class ReferenceSettings:
-    """How the points of a reference are made.
+    """Settings of the reference points.
 
     Args:
         width: largest number of principal directions per layer.

@@ -130,7 +130,7 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class LogOdds:
-    """Log-odds of being correct, and what they are made of.
+    """Log-odds of being correct, and their terms.
 
     Args:
         mean: ``(n,)``.
@@ -152,7 +152,7 @@ class LogOdds:
 @storable
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Everything that turns samples into log-odds of being correct.
+    """The fitted model: from samples to log-odds of being correct.
 
     Args:
         in_domain: monotone regression on the calibration samples, or temperature scaling.
@@ -183,7 +183,7 @@ class Mixture:
         return MonotoneLogistic.stacked([self.in_domain, self.shift or self.in_domain])
 
     def parts(self, samples: Samples) -> Tensor:
-        """What each sample adds to the sums of its window, ``(n, 2 + C)``."""
+        """Contribution of each sample to the sums of its window, ``(n, 2 + C)``."""
         if self.window is None or self.shift is None:
             raise ValueError(
                 "this calibrator was fitted without augmented samples, so a context tells it nothing; "

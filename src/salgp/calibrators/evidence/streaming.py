@@ -92,7 +92,7 @@ class Moments:
 @storable
 @dataclass(frozen=True, eq=False)
 class ReferenceSums:
-    """What one pass over reference samples gives.
+    """Sums of one pass over reference samples.
 
     Args:
         n: number of samples.

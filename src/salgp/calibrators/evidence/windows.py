@@ -22,7 +22,7 @@ SHRINK = 4.0
 @storable
 @dataclass(frozen=True, eq=False)
 class WindowModel:
-    """How the shift weight follows from a window of samples.
+    """The shift weight as a function of a window of samples.
 
     Args:
         centre: ``(2,)`` mean of both statistics over the calibration samples.
@@ -39,7 +39,7 @@ class WindowModel:
     over_prediction: float
 
     def parts(self, statistics: Tensor, label: Tensor) -> Tensor:
-        """What each sample adds to the sums of its window, ``(n, 2 + C)``: statistics and a class count."""
+        """Part of each sample in the sums of its window, ``(n, 2 + C)``: statistics and a class count."""
         u = (statistics - self.centre) / self.scale
         counts = torch.arange(len(self.shares), device=label.device) == label[:, None]
         return torch.cat([u, counts.to(u)], dim=1)

@@ -1,4 +1,4 @@
-"""What a layerwise GP may see instead of features: the evidence of each layer.
+"""Inputs of a layerwise GP other than features: the evidence of each layer.
 
 With ``inputs="evidence"`` a layer is its standardised agreement, the last one also its novelty (the columns
 of `salgp.calibrators.evidence.monotone`), and the mean of the log-odds is that monotone regression. With a
@@ -29,7 +29,7 @@ __all__ = ["EvidenceInputs", "learn_evidence"]
 @storable
 @dataclass(frozen=True, eq=False)
 class EvidenceInputs:
-    """All that turns features into evidence.
+    """The transformation from features to evidence.
 
     Args:
         reference: what layers are compared with.

@@ -372,7 +372,7 @@ def fit_structure(
 
 
 def settings_of(calibrator: Calibrator) -> Settings:
-    """How a calibrator's arguments say to learn."""
+    """Fit settings of a calibrator's arguments."""
     names = {field.name for field in fields(Settings)}
     given = calibrator.get_params(deep=False)
     return Settings(**{name: value for name, value in given.items() if name in names})

@@ -49,7 +49,7 @@ POOL = 16
 @storable
 @dataclass(frozen=True, eq=False)
 class GPState:
-    """Where a fit stands.
+    """Intermediate state of a fit.
 
     Args:
         structure: covariance and row layout.

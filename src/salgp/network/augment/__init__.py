@@ -1,1 +1,1 @@
-"""Augmented samples: calibration data perturbed in many ways, so that shift is met before it happens."""
+"""Augmented samples: calibration data perturbed in many ways, to learn confidences under shift."""

@@ -38,7 +38,7 @@ DONORS = 512
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How large the numbers of each feature or channel are.
+    """Range of the values of each feature or channel.
 
     Args:
         centre: typical value, ready to broadcast against ``x (n, ...)``.

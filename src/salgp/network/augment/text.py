@@ -114,7 +114,7 @@ def unknown_words(text: str, strength: float, chance: random.Random) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What the tokens of a data set are like.
+    """Properties of the tokens of a data set.
 
     Args:
         special: tokens that are never touched.
