@@ -225,12 +225,12 @@ def statistics(
         X: ``(n, p)`` columns of the trend, where there is one.
         constant: what the sites add to the log evidence.
     """
-    A, b = _Weighted.apply(Kuf, y, noise)  # type: ignore[no-untyped-call]
+    weighted = Kuf / noise
     X = y.new_zeros(len(y), 0) if X is None else X
-    weighted = X / noise[:, None]
     sums = (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum()
     constant = y.new_zeros(()) if constant is None else constant
-    return Statistics(A, b, *sums, len(y), constant, Kuf @ weighted, X.T @ weighted)
+    of_trend = weighted @ X, (X / noise[:, None]).T @ X
+    return Statistics(weighted @ Kuf.T, weighted @ y, *sums, len(y), constant, *of_trend)
 
 
 def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
@@ -323,26 +323,6 @@ class _LogGaussian(torch.autograd.Function):
         L, alpha = ctx.saved_tensors
         slope = inverse_positive(L).mul_(-0.5).addr_(alpha, alpha, alpha=0.5)
         return grad * slope, -grad * alpha
-
-
-class _Weighted(torch.autograd.Function):
-    """``A = Kuf N^-1 Kfu`` and ``b = Kuf N^-1 y``; the gradient takes one matrix product where autograd takes
-    two.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, Kuf: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(Kuf, y, noise)
-        weighted = Kuf / noise
-        return weighted @ Kuf.T, weighted @ y
-
-    @staticmethod
-    def backward(ctx: Any, by_A: Tensor, by_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        Kuf, y, noise = ctx.saved_tensors
-        by_Kuf = (by_A + by_A.T) @ Kuf
-        quadratic = 0.5 * (by_Kuf * Kuf).sum(0)  # k_i' dA k_i of each row
-        linear = by_b @ Kuf
-        return by_Kuf.addr_(by_b, y).div_(noise), linear / noise, -(quadratic + linear * y) / noise.square()
 
 
 def _whiten(Kuu: Tensor, s: Statistics) -> tuple[Tensor, Tensor]:
