@@ -117,7 +117,7 @@ MOST = 1000
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """What temperature scaling and layer evidence say of one set of samples.
+    """Predictions of temperature scaling and of layer evidence for one set of samples.
 
     ``alone``: layer evidence one sample at a time; ``together``: with the whole set as its context;
     ``classes``: one sample at a time, with all classes on equal terms.

@@ -68,12 +68,12 @@ def delay(data: Path, cache: Path, quick: bool) -> str:
         "| shift | accuracy | " + " | ".join(names) + " |",
         "|---|---|" + "---|" * len(names),
     ]
-    home = suite.test[0]
+    in_domain = suite.test[0]
     for shift in SHIFTS:
         if shift not in suite.shifted:
             continue
         away, y = suite.shifted[shift]
-        runs = [_delays(model, home, away, most, seed) for seed in range(repeats)]
+        runs = [_delays(model, in_domain, away, most, seed) for seed in range(repeats)]
         right = float((away.label == y).double().mean())
         cells = [_median([run[name] for run in runs], most) for name in names]
         lines.append(f"| {shift} | {right:.3f} | {' | '.join(cells)} |")
@@ -122,11 +122,11 @@ def _share(peaks: list[tuple[float, float]], rate: float) -> str:
     return f"{found:.2%} (at most {noise:.2%})"
 
 
-def _delays(model: object, home: Features, away: Features, most: int, seed: int) -> dict[str, float]:
+def _delays(model: object, in_domain: Features, away: Features, most: int, seed: int) -> dict[str, float]:
     """Shifted batches until each method alarms; -1 for an alarm before the shift."""
     rng = np.random.default_rng(seed)
-    order = torch.from_numpy(rng.permutation(len(home)))
-    reference, rest = home[order[:REFERENCE]], home[order[REFERENCE:]]
+    order = torch.from_numpy(rng.permutation(len(in_domain)))
+    reference, rest = in_domain[order[:REFERENCE]], in_domain[order[REFERENCE:]]
     batches = [plain(rest[k * BATCH : (k + 1) * BATCH]) for k in range(10)]
     shuffled = away[torch.from_numpy(rng.permutation(len(away)))]
     n_away = min(most, len(away) // BATCH)
@@ -158,13 +158,13 @@ def _median(values: list[float], most: int) -> str:
 
 
 def _baseline_weeks(suite: Suite, weeks: int) -> dict[str, float]:
-    home = plain(suite.test[0])
+    in_domain = plain(suite.test[0])
     found: dict[str, list[bool]] = {name: [] for name in BASELINES}
     for seed in range(weeks):
         rng = np.random.default_rng(seed)
-        order = torch.from_numpy(rng.permutation(len(home)))
-        reference = home[order[:REFERENCE]]
-        batches = [home[order[REFERENCE + k * BATCH :][:BATCH]] for k in range(7)]
+        order = torch.from_numpy(rng.permutation(len(in_domain)))
+        reference = in_domain[order[:REFERENCE]]
+        batches = [in_domain[order[REFERENCE + k * BATCH :][:BATCH]] for k in range(7)]
         for name, make in BASELINES.items():
             if name.startswith("MMD") and seed >= 60:
                 continue
@@ -174,13 +174,13 @@ def _baseline_weeks(suite: Suite, weeks: int) -> dict[str, float]:
 
 
 def _ks(reference: Features, rng: np.random.Generator) -> Callable[[Features], bool]:
-    home = reference.confidence.numpy()
-    return lambda batch: bool(ks_2samp(home, batch.confidence.numpy()).pvalue < 0.05)
+    in_domain = reference.confidence.numpy()
+    return lambda batch: bool(ks_2samp(in_domain, batch.confidence.numpy()).pvalue < 0.05)
 
 
 def _ks_corrected(reference: Features, rng: np.random.Generator) -> Callable[[Features], bool]:
-    home = reference.confidence.numpy()
-    return lambda batch: bool(ks_2samp(home, batch.confidence.numpy()).pvalue < 0.01 / 50)
+    in_domain = reference.confidence.numpy()
+    return lambda batch: bool(ks_2samp(in_domain, batch.confidence.numpy()).pvalue < 0.01 / 50)
 
 
 def _mmd(reference: Features, rng: np.random.Generator) -> Callable[[Features], bool]:
@@ -199,13 +199,16 @@ def _mmd(reference: Features, rng: np.random.Generator) -> Callable[[Features], 
 
 
 def _evidently(reference: Features, rng: np.random.Generator) -> Callable[[Features], bool]:
-    home = np.column_stack([reference.confidence.numpy(), _last_layer(reference)])
-    scale = np.maximum(home.std(0), 1e-3)
+    in_domain = np.column_stack([reference.confidence.numpy(), _last_layer(reference)])
+    scale = np.maximum(in_domain.std(0), 1e-3)
 
     def look(batch: Features) -> bool:
         now = np.column_stack([batch.confidence.numpy(), _last_layer(batch)])
-        moved = [wasserstein_distance(home[:, j], now[:, j]) / scale[j] >= 0.1 for j in range(home.shape[1])]
-        return float(np.mean(moved)) >= 0.5
+        shifted = [
+            wasserstein_distance(in_domain[:, j], now[:, j]) / scale[j] >= 0.1
+            for j in range(in_domain.shape[1])
+        ]
+        return float(np.mean(shifted)) >= 0.5
 
     return look
 

@@ -18,7 +18,7 @@ from salgp.sets import PredictionSets, fit_sets
 
 COVERAGE = 0.98
 SETS = ("digits-0", "digits-weak-0", "tabular-digits-0", "tabular-breast-cancer-0", "mstar-convnet-0")
-"""Development sets: the score was settled on these."""
+"""Development sets: the score was chosen on these."""
 REPORTED = ("cifar10-resnet20-0", "clinc150-minilm-0", "mstar-aconvnet-0", "plasticc-table-0")
 
 
@@ -51,7 +51,7 @@ def section(data: Path, cache: Path, quick: bool) -> str:
         f"Cells: coverage in domain / mean size; coverage under shift / mean size. "
         f"Layer evidence, one sample at a time: `predict_classes`, by logits and layers together. "
         f"By novelty: the promise holds in each of five bands of novelty. The first "
-        f"{len(SETS)} networks are those the score was settled on.",
+        f"{len(SETS)} networks are those the score was chosen on.",
         "",
         "| set | score | MAPIE, temperature | salgp.sets, temperature | layer evidence | layer evidence, "
         "by novelty | ours / MAPIE's size |",
@@ -101,25 +101,25 @@ COLUMNS = (("tempered", "mapie"), ("tempered", "all"), ("evidence", "all"), ("ev
 
 
 def _of(which: str, found: Predicted) -> Prediction:
-    """Tempered softmax, or what layer evidence says of all classes."""
+    """Tempered softmax, or the class probabilities of layer evidence."""
     return found.tempered if which == "tempered" else found.classes
 
 
 def _cell(found: dict[str, Predicted], which: str, kind: str, score: str, draws: int) -> tuple[str, float]:
     """The cell, and the mean size in domain."""
     rng = np.random.default_rng(0)
-    home, labels = _of(which, found["test"]), found["test"].labels
+    test, labels = _of(which, found["test"]), found["test"].labels
     away = [(_of(which, f)[:300], f.labels[:300]) for key, f in found.items() if key not in ("home", "test")]
-    inside, shifted = [], []
+    in_domain, shifted = [], []
     for draw in range(draws):
         order = torch.from_numpy(rng.permutation(len(labels)))
         fit, rest = order[: len(order) // 2], order[len(order) // 2 :]
-        apply = _fitted(home[fit], labels[fit], kind, score, draw)
-        inside.append(_tried(apply, home[rest], labels[rest]))
+        apply = _fitted(test[fit], labels[fit], kind, score, draw)
+        in_domain.append(_tried(apply, test[rest], labels[rest]))
         if draw < 5:
             shifted.append(np.mean([_tried(apply, p, y) for p, y in away], axis=0))
-    coverage, size = np.mean(inside, axis=0)
-    noise = 3 * np.std(inside, axis=0)[0] / np.sqrt(draws)
+    coverage, size = np.mean(in_domain, axis=0)
+    noise = 3 * np.std(in_domain, axis=0)[0] / np.sqrt(draws)
     there = np.mean(shifted, axis=0)
     return f"{coverage:.3f} ± {noise:.3f} / {size:.3f}; {there[0]:.3f} / {there[1]:.2f}", float(size)
 

@@ -45,8 +45,8 @@ def night(classifier: salgp.CalibratedClassifier, images: torch.Tensor, day: str
 model, x, y = train()
 classifier = salgp.calibrate(model, [(x[300:600], y[300:600])], reference=[(x[:300], y[:300])])
 if not (FOLDER / "watch").exists():
-    home, _ = classifier.extract([(x[600:1000], y[600:1000])])
-    salgp.Monitor.start(classifier.calibrator.predict(home), FOLDER / "watch", window=2)
+    held_out, _ = classifier.extract([(x[600:1000], y[600:1000])])
+    salgp.Monitor.start(classifier.calibrator.predict(held_out), FOLDER / "watch", window=2)
 
 codes = [night(classifier, x[1000 + 150 * k : 1150 + 150 * k], f"2026-03-0{k + 1}") for k in range(2)]
 noise = torch.randn(300, 64, generator=torch.Generator().manual_seed(1))

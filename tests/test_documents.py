@@ -82,7 +82,8 @@ def test_examples_run(example: Path, tmp_path: Path) -> None:
 
 PRIVATE = (
     "rehears[a-z]*|rivals?|strangers?|heard|witness(es)?|opinions?|farewell|farness|strangeness|looseness|"
-    "crowding|surroundings|leaning|perturbed cop(y|ies)|at[ _]home|judg(e|es|ed|ing)|careful_temperature"
+    "crowding|surroundings|leaning|perturbed cop(y|ies)|at[ _]home|judg(e|es|ed|ing)|careful_temperature|"
+    "(says?|said|tells?|told) of"
 )
 """Words that only this project would understand; the field has others for what they say."""
 

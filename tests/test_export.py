@@ -287,7 +287,7 @@ def test_a_graph_with_context_predicts_as_python_does(tmp_path: Path, suffix: st
         expected = calibrator.predict(given, context=context)
         np.testing.assert_allclose(found["confidence"], expected.confidence.numpy(), atol=SINGLE)
         np.testing.assert_allclose(found["upper"], expected.upper.numpy(), atol=SINGLE)
-        # what the graph says of each sample adds up to the context of the window
+        # what the graph gives for each sample adds up to the context of the window
         np.testing.assert_allclose(found["sample_context"].sum(axis=0), context.total.numpy(), atol=1e-2)
     nothing = {**inputs, "context": torch.zeros(4)}
     alone = calibrator.predict(shifted).confidence.numpy()

@@ -1,4 +1,4 @@
-"""What a trained network says of a data set of tensors, for tests of training."""
+"""Outputs of a trained network for a data set of tensors, for tests of training."""
 
 from __future__ import annotations
 

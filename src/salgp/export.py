@@ -121,7 +121,9 @@ def export_classifier(
     inputs = tuple(_as_network(x, classifier.model) for x in values)
     whole = _Whole(classifier, keywords, rule, context)
     with torch.no_grad():
-        whole.features(inputs)  # settles what is tapped, and fails in words where the example does not fit
+        whole.features(
+            inputs
+        )  # resolves the taps, and fails with a clear error where the example does not fit
     return _export(whole, inputs, names, path)
 
 

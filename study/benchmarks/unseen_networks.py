@@ -24,7 +24,7 @@ import torch
 from unseen_networks_backbones import NETWORKS
 from unseen_networks_measure import (
     COMPARED,
-    HOME,
+    IN_DOMAIN,
     METHODS,
     OURS,
     TEMPERATURE,
@@ -135,7 +135,7 @@ def by_method(grouped: dict[str, list[Result]]) -> str:
     rows = [
         [
             title,
-            *(short(network_mean(groups, method, number, home=True)) for number in numbers),
+            *(short(network_mean(groups, method, number, in_domain=True)) for number in numbers),
             *(short(network_mean(groups, method, number)) for number in numbers),
         ]
         for method, title in METHODS.items()
@@ -217,7 +217,7 @@ def shifted_places(results: list[Result]) -> list[Place]:
         Place(found.name, found.draw, shift, scores)
         for found in results
         for shift, scores in found.sets.items()
-        if shift != HOME
+        if shift != IN_DOMAIN
     ]
 
 
@@ -226,14 +226,14 @@ def shift_mean(results: list[Result], method: str, number: str) -> float:
     return _mean([getattr(place.scores[method], number) for place in shifted_places(results)])
 
 
-def home_mean(results: list[Result], method: str, number: str) -> float:
+def in_domain_mean(results: list[Result], method: str, number: str) -> float:
     """The same in domain."""
-    return _mean([getattr(found.sets[HOME][method], number) for found in results])
+    return _mean([getattr(found.sets[IN_DOMAIN][method], number) for found in results])
 
 
-def network_mean(groups: list[list[Result]], method: str, number: str, home: bool = False) -> float:
+def network_mean(groups: list[list[Result]], method: str, number: str, in_domain: bool = False) -> float:
     """Mean over networks, each counting once whatever the number of its shifts."""
-    mean = home_mean if home else shift_mean
+    mean = in_domain_mean if in_domain else shift_mean
     return _mean([mean(group, method, number) for group in groups])
 
 
@@ -251,16 +251,16 @@ def short(number: float) -> str:
 def _triples(groups: list[list[Result]]) -> list[str]:
     """ECE, NLL and AUROC in domain, then under shift, three methods in each cell."""
     return [
-        " / ".join(short(network_mean(groups, method, number, home)) for method in COMPARED)
-        for home in (True, False)
+        " / ".join(short(network_mean(groups, method, number, in_domain)) for method in COMPARED)
+        for in_domain in (True, False)
         for number in ("ece", "nll", "auroc")
     ]
 
 
 def _coverages(groups: list[list[Result]]) -> list[str]:
     return [
-        short(network_mean(groups, method, "coverage", home))
-        for home in (True, False)
+        short(network_mean(groups, method, "coverage", in_domain))
+        for in_domain in (True, False)
         for method in (OURS, TOGETHER)
     ]
 

@@ -18,9 +18,19 @@ import salgp
 from salgp import CalibratedClassifier, Prediction
 from salgp.metrics import auroc, ece, interval_coverage, nll_correct
 
-__all__ = ["COMPARED", "HOME", "METHODS", "OURS", "TEMPERATURE", "TOGETHER", "Result", "Score", "measured"]
+__all__ = [
+    "COMPARED",
+    "IN_DOMAIN",
+    "METHODS",
+    "OURS",
+    "TEMPERATURE",
+    "TOGETHER",
+    "Result",
+    "Score",
+    "measured",
+]
 
-HOME = "in domain"
+IN_DOMAIN = "in domain"
 OWN, TEMPERATURE, OURS, TOGETHER = "own", "temperature", "ours", "together"
 METHODS = {
     OWN: "own confidence",
@@ -35,7 +45,7 @@ CONTEXT = 50
 
 @dataclass(frozen=True)
 class Score:
-    """What one method says of one set of samples, against the truth.
+    """Scores of one method on one set of samples.
 
     ``ece`` has 15 bins of equal mass, ``ece_width`` 15 of equal width; ``coverage`` is that of the 90 %
     intervals, NaN for methods without.
@@ -87,7 +97,7 @@ def measure(network: UnseenNetwork, wheels: Path, seed: int, source: str) -> Res
     drawn = draw(network, wheels, seed)
     trained = time.perf_counter()
     fitted = calibrated(drawn)
-    every = {HOME: drawn.test, **drawn.shifted}
+    every = {IN_DOMAIN: drawn.test, **drawn.shifted}
     sets = {name: scored(fitted, samples) for name, samples in every.items()}
     result = Result(network.name, seed, source, sets)
     seconds = (
@@ -137,9 +147,9 @@ def score(prediction: Prediction, labels: torch.Tensor) -> Score:
 
 
 def _summary(result: Result) -> str:
-    shifted = [scores for name, scores in result.sets.items() if name != HOME]
+    shifted = [scores for name, scores in result.sets.items() if name != IN_DOMAIN]
     errors = [fmean(scores[method].ece for scores in shifted) for method in COMPARED]
-    accuracy = result.sets[HOME][OURS].accuracy
+    accuracy = result.sets[IN_DOMAIN][OURS].accuracy
     shown = " / ".join(f"{error:.3f}" for error in errors)
     return f"{result.name}, draw {result.draw}: accuracy {accuracy:.3f}, ECE under shift {shown}"
 

@@ -114,7 +114,7 @@ def _write_store(
     from salgp.network.reader import collect, read_batches
 
     first = read_batches(model, itertools.islice(loader, 1), reader, progress=False)
-    resolved, features, _ = collect(first)  # for what the store says of its network
+    resolved, features, _ = collect(first)  # for the description of the network in the store
     check_numbering(how, loader, features.n_classes)
     progress = console.shows_progress
     store = salgp.store.extract_to_store(model, loader, out, reader=reader, progress=progress)

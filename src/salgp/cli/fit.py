@@ -118,7 +118,7 @@ def _fit_large(console: Console, method: str | None, features: Path, reference: 
 
 
 def _save(out: Path, calibrator: Calibrator, source: FeatureFile, n: int) -> None:
-    """Save the calibrator with what its data say of their network, so that `salgp.load` can put both
+    """Save the calibrator with the description of the network in its data, so that `salgp.load` can put both
     together.
     """
     from salgp.calibrators.base import save_calibrator

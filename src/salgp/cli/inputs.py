@@ -57,7 +57,7 @@ class PredictionOptions:
     def predict(
         self, console: Console, labelled: bool = False, augmented: bool = False
     ) -> tuple[SavedCalibrator, FeatureFile, Prediction]:
-        """The calibrator, the features, and what the one says of the other.
+        """The calibrator, the features, and its predictions for them.
 
         Args:
             console: to speak.

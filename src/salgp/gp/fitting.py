@@ -7,7 +7,7 @@ conditional variance) beyond that; which one was used is part of the result.
 `extend` and `retract` add labelled samples to a fitted GP and take some back. Hyperparameters stay as they
 are. With inducing rows that is an addition or subtraction of summed statistics; exactly, it is a new
 factorisation. For a Bernoulli likelihood the sites of the samples already known are kept, those of new
-samples are refined until they settle.
+samples are refined until they converge.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ __all__ = [
 
 LEAVE_OUT_TOLERANCE = 3e-5
 """Relative change at which a search by leave-one-out density stops: the density is flat around its optimum,
-and less than this is lost.
+and the loss is smaller than this.
 """
 
 MOST_ROUNDS = 50

@@ -54,8 +54,8 @@ smooth.
 """
 
 TREND_PRECISION = 1.0 / 75.0
-"""Prior precision of a trend's weights, that of equal chances between 0 and 30: only a column that the data
-hardly tell of feels it.
+"""Prior precision of a trend's weights, that of equal chances between 0 and 30: it matters only for a
+column on which the data have little information.
 """
 
 LOG_2PI = math.log(2.0 * math.pi)

@@ -308,5 +308,5 @@ def check_network(stored: Fingerprint, model: nn.Module, strict: bool) -> None:
 
 
 def _settings(module: nn.Module) -> str:
-    """What the module says of itself when printed, without addresses; not whether it works in place."""
+    """Settings of the module, as printed, without addresses; not whether it works in place."""
     return re.sub(r"0x[0-9a-f]+|,? ?inplace(=True)?", "", module.extra_repr())

@@ -1,7 +1,7 @@
-"""Which layers to tap: the automatic choice, names, positions and globs, settled on a trace of one forward
+"""Which layers to tap: the automatic choice, names, positions and globs, decided by a trace of one forward
 pass: which modules ran, in which order, and what their outputs look like.
 
-Reading a pass instead of the module tree settles what no tree can tell: the order of execution, modules that
+Reading a pass instead of the module tree gives what no tree can: the order of execution, modules that
 never run, modules that run twice, where the logits come from, and which axis of an output counts the samples.
 `Flow` tells which layers lead to the logits, and at which positions of a sequence the network reads its
 answer, by disturbing what a layer gives: where the logits stay as they are, they do not depend on it; where

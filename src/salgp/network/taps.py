@@ -67,7 +67,7 @@ class Layout:
     Args:
         channels: ``"first"`` (convolutions, ``(N, C, ...)``) or ``"last"`` (tokens and sequences, ``(N, T,
             D)``).
-        width: number of channels where known; settles which axis holds them when the output was permuted.
+        width: number of channels where known; decides which axis holds them when the output was permuted.
         recurrent: does it come from a recurrent layer?
         batch_axis: 0, or 1 where the layer works time first, ``(T, N, D)``.
 

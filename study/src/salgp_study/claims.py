@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 VERDICTS = ("reproduces", "contradicted", "points for", "points against", "cannot tell")
-"""What is said of a claim: the first two after correction for the number of claims, two more before it."""
+"""Verdicts on a claim: the first two after correction for the number of claims, two more before it."""
 LEVEL = 0.05
 """p-value below which a difference is taken for one."""
 RAW, TEMPERATURE = "Uncalibrated (Baseline)", "Temperature Scaled (Baseline)"

@@ -164,7 +164,7 @@ def _main_claim(records: Sequence[Record]) -> str:
 
 
 def _verdicts(claims: Table) -> str:
-    """The claims by verdict, a line each; of those that nothing can be told of, their number."""
+    """The claims by verdict, a line each; of those without a verdict, their number."""
     text, verdict = claims.columns.index("Claim"), claims.columns.index("Verdict")
     found = {said: [row[text] for row in claims.rows if row[verdict] == said] for said in VERDICTS}
     *told, unknown = found

@@ -414,7 +414,7 @@ class Run:
 
 
 def notes_of_fit(calibrator: Calibrator, n: int) -> dict[str, Any]:
-    """What a record says of how its calibrator was fitted to ``n`` samples.
+    """Entries of a record on how its calibrator was fitted to ``n`` samples.
 
     Of a Gaussian process also its inference (``exact`` or ``inducing``), its number of rows, its log evidence
     and the hyperparameters that ended on a bound.

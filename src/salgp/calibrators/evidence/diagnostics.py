@@ -177,7 +177,7 @@ def verdict(
 
 
 def _better_answers(check: Check) -> str:
-    """Where the layers alone answer better than the network, certainly and by more than a trifle, says so."""
+    """A sentence where the layers alone answer clearly better than the network, else nothing."""
     if "answers" not in check:
         return ""
     network, nearest = (check["answers"][name]["accuracy"] for name in ("network", "nearest class"))

@@ -156,7 +156,7 @@ def _start(state: GPState, source: Source) -> GPState:
 
 
 def _condition(state: GPState, source: Source) -> GPState:
-    """Passes over all rows until the posterior is settled: one for Gaussian, a few for Bernoulli sites."""
+    """Passes over all rows until the posterior has converged: one for Gaussian, a few for Bernoulli sites."""
     rounds = 1 if state.fitted.is_gaussian else MAX_PASSES
     for index in range(rounds):
         before = state.fitted.log_evidence

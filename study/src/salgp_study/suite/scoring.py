@@ -52,9 +52,9 @@ def score_method(case: CachedCase, name: str, entry: Entry) -> Iterator[Record]:
     """Fit one method on one case and score it on every test set."""
     seen = _view(case, entry.sees)
     fitted = _fit(seen, name, entry)
-    inside = next(test for test in seen.tests if test.kind == "in")
-    novelty = predict_windows(fitted.method, inside.features, 0).novelty
-    distances = _layer_novelty(fitted.method, inside.features)
+    in_domain = next(test for test in seen.tests if test.kind == "in")
+    novelty = predict_windows(fitted.method, in_domain.features, 0).novelty
+    distances = _layer_novelty(fitted.method, in_domain.features)
     for test in seen.tests:
         for window in fitted.windows:
             prediction = predict_windows(fitted.method, test.features, window)
@@ -62,11 +62,11 @@ def score_method(case: CachedCase, name: str, entry: Entry) -> Iterator[Record]:
                 **_about(case, fitted, test, window),
                 **scores(prediction, test.features, test.labels),
                 **_replicates(name, prediction, test),
-                **(_novelty(prediction, novelty, test, inside) if window == 0 else {}),
+                **(_novelty(prediction, novelty, test, in_domain) if window == 0 else {}),
                 **(_best_layer(fitted.method, distances, test) if window == 0 else {}),
             }
         if MIXED_WINDOW in fitted.windows and test.kind == "shift" and test.severity in (0, 2, 3):
-            yield from _mixed(case, fitted, inside, test)
+            yield from _mixed(case, fitted, in_domain, test)
 
 
 def scores(prediction: Prediction, features: Features, labels: Tensor) -> Record:
@@ -113,8 +113,8 @@ def told(confidence: np.ndarray, accuracy: float) -> np.ndarray:
     f = logit(np.clip(confidence, 1e-9, 1 - 1e-9))
     if not 0 < accuracy < 1:
         return np.full_like(f, accuracy)
-    moved = brentq(lambda a: float(expit(f + a).mean()) - accuracy, -60.0, 60.0)
-    found: np.ndarray = expit(f + moved)
+    shifted = brentq(lambda a: float(expit(f + a).mean()) - accuracy, -60.0, 60.0)
+    found: np.ndarray = expit(f + shifted)
     return found
 
 
@@ -177,14 +177,14 @@ def _interval(prediction: Prediction, s: np.ndarray, correct: np.ndarray) -> Rec
 
 
 def _novelty(
-    prediction: Prediction, inside_novelty: Tensor | None, test: CachedTest, inside: CachedTest
+    prediction: Prediction, in_domain_novelty: Tensor | None, test: CachedTest, in_domain: CachedTest
 ) -> Record:
     """AUROC of telling shifted samples from in-domain ones, or unknown classes from known ones."""
-    if prediction.novelty is None or inside_novelty is None or test.kind == "in":
+    if prediction.novelty is None or in_domain_novelty is None or test.kind == "in":
         return {}
-    f, g = test.features, inside.features
+    f, g = test.features, in_domain.features
     pairs = {
-        "novelty": (inside_novelty, prediction.novelty),
+        "novelty": (in_domain_novelty, prediction.novelty),
         "softmax": (-g.confidence, -f.confidence),
         "energy": (-g.logits.logsumexp(1), -f.logits.logsumexp(1)),
     }
@@ -196,41 +196,41 @@ def _layer_novelty(method: Any, features: Features) -> Tensor | None:
     return method.standard_novelty(features) if isinstance(method, LayerEvidence) else None
 
 
-def _best_layer(method: Any, inside: Tensor | None, test: CachedTest) -> Record:
+def _best_layer(method: Any, in_domain: Tensor | None, test: CachedTest) -> Record:
     """AUROC of the layer whose distance tells best, which nobody knows beforehand."""
-    here = None if inside is None or test.kind == "in" else _layer_novelty(method, test.features)
-    if inside is None or here is None:
+    here = None if in_domain is None or test.kind == "in" else _layer_novelty(method, test.features)
+    if in_domain is None or here is None:
         return {}
-    found = [_told_apart(a, b, test) for a, b in zip(inside.unbind(1), here.unbind(1), strict=True)]
+    found = [_told_apart(a, b, test) for a, b in zip(in_domain.unbind(1), here.unbind(1), strict=True)]
     return {f"{test.kind}_layer": round(max(found), 5)}
 
 
-def _told_apart(inside: Tensor, here: Tensor, test: CachedTest) -> float:
+def _told_apart(in_domain: Tensor, here: Tensor, test: CachedTest) -> float:
     """AUROC of a number, of samples in domain and of the test set: unknown classes from known ones of the
     same set, or all shifted samples from those in domain.
     """
     if test.kind == "unknown":
         return metrics.auroc(here.double().numpy(), (test.labels < 0).double().numpy())
-    moved = np.r_[np.zeros(len(inside)), np.ones(len(here))]
-    return metrics.auroc(torch.cat([inside, here]).double().numpy(), moved)
+    shifted = np.r_[np.zeros(len(in_domain)), np.ones(len(here))]
+    return metrics.auroc(torch.cat([in_domain, here]).double().numpy(), shifted)
 
 
-def _mixed(case: CachedCase, fitted: _Fitted, inside: CachedTest, test: CachedTest) -> Iterator[Record]:
+def _mixed(case: CachedCase, fitted: _Fitted, in_domain: CachedTest, test: CachedTest) -> Iterator[Record]:
     """Windows with a share of shifted samples: clean and shifted rows are scored apart."""
     few = round(MIXED_SHARE * MIXED_WINDOW)
     many = MIXED_WINDOW - few
-    count = min(len(test.features) // few, len(inside.features) // many)
+    count = min(len(test.features) // few, len(in_domain.features) // many)
     if count == 0:
         return
     parts, shifted = [], []
     for i in range(count):
-        parts.append(_bare(inside.features[i * many : (i + 1) * many]))
+        parts.append(_bare(in_domain.features[i * many : (i + 1) * many]))
         parts.append(_bare(test.features[i * few : (i + 1) * few]))
         shifted += [False] * many + [True] * few
     prediction = predict_windows(fitted.method, Features.concatenate(parts), MIXED_WINDOW)
     is_shifted = torch.tensor(shifted)
     for kind, rows, source, size in (
-        ("mixed in", ~is_shifted, inside, many),
+        ("mixed in", ~is_shifted, in_domain, many),
         ("mixed", is_shifted, test, few),
     ):
         about = replace(test, kind=kind)

@@ -77,14 +77,14 @@ def _digits(name: str, seed: int, n_train: int) -> Case:
     train, rest = slice(0, n_train), slice(n_train + 300, None)
     calibration = slice(n_train, n_train + 300)
     network = train_small(_small_convnet, x[train], y[train], 25, seed)
-    inside = TestSet("test", "in", lambda: TensorDataset(x[rest], y[rest]))
+    in_domain = TestSet("test", "in", lambda: TensorDataset(x[rest], y[rest]))
     return Case(
         name,
         seed,
         network,
         TensorDataset(x[train], y[train]),
         TensorDataset(x[calibration], y[calibration]),
-        (inside, *corrupted_sets(x[rest], y[rest])),
+        (in_domain, *corrupted_sets(x[rest], y[rest])),
     )
 
 
@@ -112,14 +112,14 @@ def table_case(
     """
     a, b, t = rows[: sizes[0]], rows[sizes[0] : sum(sizes)], rows[sum(sizes) :]
     build = partial(_mlp, (x.shape[1], *widths), int(y.max()) + 1)
-    inside = TestSet("test", "in", lambda: TensorDataset(x[t], y[t]))
+    in_domain = TestSet("test", "in", lambda: TensorDataset(x[t], y[t]))
     return Case(
         name,
         seed,
         train_small(build, x[a], y[a], 40, seed),
         TensorDataset(x[a], y[a]),
         TensorDataset(x[b], y[b]),
-        (inside, *more, *corrupted_tables(x[t], y[t])),
+        (in_domain, *more, *corrupted_tables(x[t], y[t])),
     )
 
 

@@ -89,9 +89,9 @@ def _case(
     _fit_head(network, partial(samples, _per_class(train, TRAINED)), cache / "networks" / name)
     random = np.random.default_rng(seed)
     chosen = [calibration[i] for i in random.permutation(len(calibration))[:N_CALIBRATION]]
-    inside = [test[i] for i in np.random.default_rng(2026).permutation(len(test))[:N_TEST]]
-    kept = inside[:N_CORRUPTED]
-    tests = [TestSet("test", "in", lambda: samples(inside)), *_corrupted(kept, samples)]
+    in_domain = [test[i] for i in np.random.default_rng(2026).permutation(len(test))[:N_TEST]]
+    kept = in_domain[:N_CORRUPTED]
+    tests = [TestSet("test", "in", lambda: samples(in_domain)), *_corrupted(kept, samples)]
     if unknown:
         tests.append(TestSet("out of scope", "unknown", lambda: samples([*kept, *unknown])))
     return Case(
