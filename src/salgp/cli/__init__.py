@@ -30,7 +30,16 @@ from salgp.cli import (
     report,
     score,
 )
-from salgp.cli.console import FAILURE, INTERRUPTED, USAGE, add_command, complain, sentence
+from salgp.cli.console import (
+    FAILURE,
+    INTERRUPTED,
+    STOPPED,
+    USAGE,
+    UsageError,
+    add_command,
+    complain,
+    sentence,
+)
 
 __all__ = ["add_plugins", "app", "main"]
 
@@ -69,10 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(f"{unreadable[0]!r} is not text in UTF-8; rename the file, or mend the line", USAGE)
     try:
         code = app(args=words or ["--help"], prog_name="salgp", standalone_mode=False)
-    except KeyboardInterrupt:
-        return complain("stopped", INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):
+        return complain(STOPPED, INTERRUPTED)
     except _CLICK_ERROR as error:
         return complain(_usage(error), int(error.exit_code))  # type: ignore[attr-defined]
+    except Exception as error:
+        if "--debug" in words:
+            raise
+        return complain(sentence(error), USAGE if isinstance(error, UsageError) else FAILURE)
     return int(code or 0) if words else USAGE
 
 

@@ -1,7 +1,7 @@
 """Output of every command: results to stdout, everything else to stderr, one sentence for a mistake.
 
-`add_command` turns a plain function into a command with the options all commands share. What it raises
-becomes one line on stderr and exit code 1; a wrong command line gives 2; Ctrl-C gives 130, as shells expect.
+`add_command` turns a plain function into a command with the options all commands share. `salgp.cli.main`
+makes what it raises one line on stderr.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Console", "UsageError", "add_command", "pasteable"]
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+STOPPED = "stopped; nothing was left half-written"
 
 
 class UsageError(ValueError):
@@ -129,7 +130,11 @@ def add_command(app: typer.Typer, function: Callable[..., None], name: str | Non
         for key, group in groups.items():
             of_group = {f.name: arguments.pop(f.name) for f in fields(group)}
             arguments[key] = group(**of_group)
-        raise typer.Exit(_exit_code(arguments.pop("console"), function, arguments))
+        try:
+            with arguments["console"].warnings_as_notes():
+                function(**arguments)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(complain(STOPPED, INTERRUPTED)) from error
 
     run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in taken}
@@ -147,22 +152,6 @@ def _help(function: Callable[..., None]) -> dict[str, Any]:
     lines = [" ".join(line.split()) for line in examples.split("salgp ")[1:]]
     epilog = "\n\n".join(f"Example:  salgp {line}" for line in lines)
     return {"help": "\n\n".join(paragraphs), "short_help": paragraphs[0], "epilog": epilog}
-
-
-def _exit_code(console: Console, function: Callable[..., Any], arguments: Mapping[str, Any]) -> int:
-    """Run a command; give its exit code, having complained where that is not 0."""
-    try:
-        with console.warnings_as_notes():
-            function(console, **arguments)
-    except typer.Exit as error:
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        return complain("stopped; nothing was left half-written", INTERRUPTED)
-    except Exception as error:
-        if console.debug:
-            raise
-        return complain(sentence(error), USAGE if isinstance(error, UsageError) else FAILURE)
-    return 0
 
 
 def complain(text: str, code: int) -> int:
