@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -67,16 +66,7 @@ def calibrate(
     _check_folder(out, force, train, calibration, test)
     sets = open_sets(how, network.model, {"calibration": calibration, "train": train, "test": test})
     note_shared_samples(console, sets)
-    data = sets["calibration"]
-    compares = salgp.calibrators.registry.method_for(method).uses_reference
-    classifier = salgp.calibrate(
-        network.open(console),
-        data,
-        method=method,
-        reference=sets.get("train") if compares else None,
-        reader=replace(reading.reader(), tokenizer=data.tokenizer),
-        progress=console.shows_progress,
-    )
+    classifier, data = _calibrated(console, network, reading, method, sets), sets["calibration"]
     check_numbering(how, data, classifier.calibrator.n_classes_)
     if classifier.calibrator.uses_reference and train is None:
         console.say("note: no --train given; the calibration samples are compared with each other")
@@ -87,6 +77,26 @@ def calibrate(
         _check_folder(out, force)  # again: another process may have come and gone
         _write(classifier, check, sets, out)
     _finish(console, classifier, check, data.n, out)
+
+
+def _calibrated(
+    console: Console,
+    network: NetworkOptions,
+    reading: ReadingOptions,
+    method: str | None,
+    sets: Mapping[str, FileLoader],
+) -> CalibratedClassifier:
+    """The network calibrated; its training data are read for methods that compare with them."""
+    data, compares = sets["calibration"], salgp.calibrators.registry.method_for(method).uses_reference
+    return salgp.calibrate(
+        network.open(console),
+        data,
+        method=method,
+        reference=sets.get("train") if compares else None,
+        reader=reading.reader(),
+        tokenizer=data.tokenizer,
+        progress=console.shows_progress,
+    )
 
 
 def _check_folder(out: Path, force: bool, *inputs: Path | None) -> None:
