@@ -51,9 +51,7 @@ def test_a_node_that_dies_in_the_middle_of_an_extraction_loses_nothing(cluster: 
 
     killer = threading.Thread(target=kill_after_two, daemon=True)
     killer.start()
-    store = extract_parts(
-        network, slow_part_loader, PARTS, tmp_path / "out", engine="ray", ray_address=cluster.address
-    )
+    store = extract_parts(network, slow_part_loader, PARTS, tmp_path / "out", engine=cluster.address)
     killer.join(timeout=60)
     assert len(died) == 1
     assert died[0] < PARTS, "the node should have died before the end"

@@ -23,7 +23,6 @@ from salgp.extras import require
 
 __all__ = ["run"]
 
-ENGINES = ("local", "ray")
 OBJECT_STORE = 96 * 2**20
 """Bytes of shared memory of a Ray started here; the data stays in files."""
 Pieces = Sequence[tuple[Any, ...]]
@@ -35,7 +34,6 @@ def run(
     *,
     engine: str = "local",
     workers: int | None = None,
-    ray_address: str | None = None,
     num_gpus: float = 0,
     keep: bool = False,
 ) -> Iterator[Any]:
@@ -44,10 +42,9 @@ def run(
     Args:
         function: what is done.
         pieces: arguments of each call.
-        engine: ``local`` (threads) or ``ray``.
+        engine: ``local`` (threads), ``ray`` (started here), or the address of a running Ray cluster, such as
+            ``auto`` or ``ray://host:10001``.
         workers: how many at once; by default one per core (local, or a local Ray), all the cluster has (Ray).
-        ray_address: of a running cluster, such as ``auto`` or ``ray://host:10001``; by default Ray is started
-            here.
         num_gpus: of each piece on Ray.
         keep: keep ``function``, with what it made for itself, in the process of each worker on Ray.
 
@@ -55,12 +52,12 @@ def run(
         >>> list(run(pow, [(2, 3), (2, 5)]))
         [8, 32]
     """
-    if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     if engine == "local":
         return _run_local(function, pieces, workers or os.cpu_count() or 1)
+    if engine not in ("ray", "auto") and ":" not in engine:
+        raise ValueError(f"engine must be local, ray, or the address of a Ray cluster; got {engine!r}")
     require("ray")
-    return _run_ray(function, pieces, workers, ray_address, num_gpus, keep)
+    return _run_ray(function, pieces, workers, None if engine == "ray" else engine, num_gpus, keep)
 
 
 def _run_local(function: Callable[..., Any], pieces: Pieces, count: int) -> Iterator[Any]:

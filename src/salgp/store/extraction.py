@@ -97,7 +97,6 @@ def extract_parts(
     *,
     engine: str = "local",
     workers: int | None = None,
-    ray_address: str | None = None,
     num_gpus: float = 0,
     store_dtype: str = "float32",
     reader: Reader | None = None,
@@ -110,9 +109,9 @@ def extract_parts(
         make_loader: the batches of part ``i``.
         n_parts: number of parts.
         out: folder of the store.
-        engine: ``local`` (one after the other) or ``ray``.
+        engine: ``local`` (one after the other), ``ray`` (started here), or the address of a running Ray
+            cluster.
         workers: at most so many on Ray.
-        ray_address: of a running Ray cluster.
         num_gpus: GPUs of each worker on Ray.
         store_dtype: of the stored layers.
         reader: how to read the network.
@@ -139,7 +138,7 @@ def extract_parts(
         missing = {index for index in range(n_parts) if manifest.needs(index)}
         make = _Parts(job, make_model, make_loader, missing)
         pieces = [(index,) for index in range(n_parts)]
-        place: Any = {"workers": workers, "ray_address": ray_address, "num_gpus": num_gpus, "keep": True}
+        place: Any = {"workers": workers, "num_gpus": num_gpus, "keep": True}
         local = engine == "local"  # one after the other, each on all cores
         made = map(make, range(n_parts)) if local else run(make, pieces, engine=engine, **place)
         for index, (shard, header) in enumerate(made):

@@ -33,7 +33,6 @@ def fit_store(
     subset: int = 4000,
     engine: str = "local",
     workers: int | None = None,
-    ray_address: str | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> Calibrator:
@@ -48,9 +47,8 @@ def fit_store(
         store: labelled features.
         reference: labelled features of the network's training set, for methods that compare against it.
         subset: rows of the subset.
-        engine: ``local`` or ``ray``.
+        engine: ``local``, ``ray`` (started here), or the address of a running Ray cluster.
         workers: pieces of work at once; by default one per core.
-        ray_address: of a running Ray cluster; by default Ray is started on this machine.
         seed: of the subset.
         progress: show rate and time left (needs ``rich``).
 
@@ -73,7 +71,7 @@ def fit_store(
     known = None if reference is None else _labelled(reference)
     if known is not None and known.widths != rows.widths:
         raise ValueError(f"reference layers {known.widths} differ from the calibration layers {rows.widths}")
-    how = {"engine": engine, "workers": workers, "ray_address": ray_address}
+    how = {"engine": engine, "workers": workers}
     source = StoreSource(rows, known, how, subset, seed, progress)
     fitted = calibrator.fit_stream(source)
     return fitted if fitted is not None else _fit_in_memory(calibrator, source)

@@ -65,7 +65,6 @@ def score(
     *,
     engine: str = "local",
     workers: int | None = None,
-    ray_address: str | None = None,
     layers: bool = False,
     context: int | str | None = None,
     progress: bool = False,
@@ -80,9 +79,8 @@ def score(
         store: folder of a `FeatureStore`.
         calibrator: folder written by `Calibrator.save`.
         out: folder for the scores.
-        engine: ``local`` or ``ray``.
+        engine: ``local``, ``ray`` (started here), or the address of a running Ray cluster.
         workers: pieces of work at once; by default one per core.
-        ray_address: of a running Ray cluster; by default Ray is started on this machine.
         layers: also write each layer's part of the correction.
         context: samples that were met together, for calibrators that take it: ``"all"`` of the store, in one
             pass more, or windows of so many consecutive ones; a window ends with its shard. None: every
@@ -112,7 +110,7 @@ def score(
         "layers": layers,
         "context": context,
     }
-    place: Any = {"engine": engine, "workers": workers, "ray_address": ray_address}
+    place: Any = {"engine": engine, "workers": workers}
     with locked(folder):
         manifest = Manifest.open(folder, KIND, header)
         before = manifest.rows

@@ -82,8 +82,8 @@ def run(
             advance(1, line)
 
         if engine != "local":
-            cluster: Any = {"workers": workers, "ray_address": None if engine == "ray" else engine}
-            folder = run_grid([name], numbers, preset, out, data, **cluster, fit_on=on, progress=progress)
+            where: Any = {"engine": engine, "workers": workers}
+            folder = run_grid([name], numbers, preset, out, data, **where, fit_on=on, progress=progress)
         else:
             folder = run_study(name, preset, numbers, out, data, progress=progress, fit_on=on)
     following = pasteable("salgp", "study", "table", folder)

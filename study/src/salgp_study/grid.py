@@ -21,7 +21,6 @@ def run_grid(
     *,
     engine: str = "ray",
     workers: int | None = None,
-    ray_address: str | None = None,
     fit_on: Sequence[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
@@ -33,9 +32,8 @@ def run_grid(
         preset: ``smoke``, ``cpu`` or ``paper``.
         out: folder of the records, reachable from all workers.
         data: folder of the real data.
-        engine: ``ray``, or ``local`` for one piece after the other.
+        engine: ``ray``, the address of a running Ray cluster, or ``local`` for one piece after the other.
         workers: pieces at once on Ray.
-        ray_address: of a running Ray cluster.
         fit_on: see `salgp_study.run_study`.
         progress: called with a line whenever a piece is done.
 
@@ -53,9 +51,7 @@ def run_grid(
         for name in dict.fromkeys(names)
         for seed in seeds
     ]
-    for done in run(
-        _run_one, pieces, engine=engine, workers=1 if engine == "local" else workers, ray_address=ray_address
-    ):
+    for done in run(_run_one, pieces, engine=engine, workers=1 if engine == "local" else workers):
         if progress is not None:
             progress(done)
     return Path(out)
