@@ -20,18 +20,7 @@ from salgp.gp.kernels import KERNELS, Gaps, Rows, is_within, pairs_of, squared_d
 from salgp.gp.optimise import Parameter, Scale
 from salgp.io import storable
 
-__all__ = [
-    "ARD",
-    "Covariance",
-    "Index",
-    "Linear",
-    "Product",
-    "Same",
-    "Stationary",
-    "Sum",
-    "gaps",
-    "kernel_on",
-]
+__all__ = ["ARD", "Covariance", "Index", "Same", "Stationary", "Sum", "gaps", "kernel_on"]
 
 Theta = Mapping[str, Tensor]
 

@@ -61,8 +61,9 @@ __all__ = [
     "extend",
     "fit_bernoulli",
     "fit_gaussian",
-    "reconditioned",
     "retract",
+    "sums_of",
+    "with_sums",
 ]
 
 LEAVE_OUT_TOLERANCE = 3e-5
@@ -437,6 +438,29 @@ def _numbers(rows: Rows) -> Tensor:
     """All that a row holds, ``(N, d)``."""
     groups = (g[:, None] for g in rows.groups.values())
     return torch.cat([x.double() for x in (*rows.blocks.values(), *groups)], dim=1)
+
+
+def sums_of(fitted: Fitted, seen: Observations) -> Statistics:
+    """Sums over samples on the inducing rows, with Bernoulli sites taken around the posterior."""
+    offset = seen.design @ fitted.mean_weights
+    parts = []
+    for part, Kfu, prior in fitted.posterior.blocks(seen.rows):
+        y, own = seen.target[part], offset[part]
+        if fitted.is_gaussian:
+            sites = gaussian_sites(y, y.new_tensor(fitted.log_noise), seen.weight)
+        else:
+            mean, variance = fitted.posterior.moments(Kfu, prior)
+            sites = bernoulli_sites(y, mean + own, variance, seen.weight)
+        design = seen.design[part]
+        parts.append(statistics(Kfu.T, prior, sites.target - own, sites.noise, design, sites.constant))
+    return sum(parts[1:], parts[0])
+
+
+def with_sums(fitted: Fitted, total: Statistics) -> Fitted:
+    """The same GP on the same inducing rows, given the sums of all data, with their evidence."""
+    p = fitted.posterior
+    evidence = inducing_log_evidence(p.covariance_to(p.rows), total)
+    return replace(reconditioned(fitted, total), log_evidence=float(evidence))
 
 
 def _summary_of(posterior: Posterior, new: Observations, sites: Sites) -> Statistics:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from salgp.io import storable
 
-__all__ = ["Gaps", "KERNELS", "Rows", "pairs_of", "stationary"]
+__all__ = ["KERNELS", "Rows", "pairs_of"]
 
 Kernel = Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]
 """``r^2`` -> value, and a function of no arguments that gives the derivative by the log-lengthscale."""

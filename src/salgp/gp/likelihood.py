@@ -30,7 +30,7 @@ from torch import Tensor
 from salgp.gp.linalg import cholesky, inverse_positive, solve_lower
 from salgp.gp.regression import INDUCING_JITTER, LOG_2PI
 
-__all__ = ["bernoulli_sites", "gaussian_sites", "sigmoid_moments"]
+__all__ = ["sigmoid_moments"]
 
 
 @dataclass(frozen=True, eq=False)

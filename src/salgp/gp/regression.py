@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,22 +36,15 @@ from salgp.gp.linalg import (
 )
 from salgp.io import storable
 
-__all__ = [
-    "INDUCING_JITTER",
-    "Posterior",
-    "Statistics",
-    "Trend",
-    "condition_inducing",
-    "inducing_log_evidence",
-    "inducing_rows",
-    "remaining",
-    "statistics",
-]
+__all__ = ["Posterior", "Statistics", "inducing_rows", "remaining"]
 
 INDUCING_JITTER = 1e-8
 """Smallest jitter of inducing covariances: their rows are often alike, and a fixed one keeps the objective
 smooth.
 """
+
+BLOCK = 1_000_000
+"""Covariance entries computed at once."""
 
 TREND_PRECISION = 1.0 / 75.0
 """Prior precision of a trend's weights, that of equal chances between 0 and 30: it matters only for a
@@ -129,6 +122,24 @@ class Posterior:
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of ``f`` at each row."""
         return self.moments(self.covariance_to(rows), self.prior_variance(rows))
+
+    def blocks(self, rows: Rows) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Covariance to ``U``, ``(b, m)``, and prior variance ``(b,)`` of each block of few rows."""
+        size = max(1, BLOCK // len(self.alpha))
+        for start in range(0, len(rows), size):
+            part = slice(start, min(start + size, len(rows)))
+            yield part, self.covariance_to(rows[part]), self.prior_variance(rows[part])
+
+    def on_rows(self, rows: Rows) -> Posterior:
+        """The prior, to be expressed on other rows."""
+        alpha = self.alpha.new_zeros(len(rows))
+        return Posterior(self.covariance, self.theta, rows, alpha, alpha[:, None])
+
+    def without_noise(self) -> Posterior:
+        """What is left to be known where ``f`` is 0 at the rows ``U``."""
+        K = self.covariance_to(self.rows)
+        root = lower_inverse(cholesky(K, start=INDUCING_JITTER)).T.contiguous()
+        return Posterior(self.covariance, self.theta, self.rows, torch.zeros_like(self.alpha), root)
 
 
 def remaining(prior: Tensor, reduced: Tensor) -> Tensor:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,24 +21,13 @@ from salgp.calibrators.base import Source
 from salgp.calibrators.checks import bounded_logits, floor_zeros
 from salgp.calibrators.gp.structures import Structure, observe, rows_of
 from salgp.features import Features
-from salgp.gp.fitting import Fitted, reconditioned
+from salgp.gp.fitting import Fitted, sums_of, with_sums
 from salgp.gp.kernels import Rows
-from salgp.gp.likelihood import bernoulli_sites, gaussian_sites
-from salgp.gp.linalg import cholesky, lower_inverse
-from salgp.gp.regression import (
-    INDUCING_JITTER,
-    Posterior,
-    Statistics,
-    inducing_log_evidence,
-    inducing_rows,
-    statistics,
-)
+from salgp.gp.regression import Posterior, Statistics, inducing_rows
 from salgp.io import storable
 
 __all__ = []
 
-BLOCK = 1_000_000
-"""Covariance entries computed at once."""
 MAX_PASSES = 20
 """Most passes over all rows with a Bernoulli likelihood."""
 POOL = 16
@@ -109,41 +97,25 @@ def propose(state: GPState, features: Features, labels: Tensor, number: int) -> 
     """The rows that the inducing rows explain least."""
     posterior = state.fitted.posterior
     rows = rows_of(state.structure, state.prepared(features)).flatten()
-    left = torch.cat([posterior.moments(Kfu, prior)[1] for _, Kfu, prior in _blocks(posterior, rows)])
+    left = torch.cat([posterior.moments(Kfu, prior)[1] for _, Kfu, prior in posterior.blocks(rows)])
     return Candidates(rows, left, POOL * len(posterior.alpha)).best()
 
 
 @torch.no_grad()
 def sum_rows(state: GPState, features: Features, labels: Tensor, number: int = 0) -> Statistics:
     """Statistics of the samples on the inducing rows; Bernoulli sites are taken around the posterior."""
-    fitted = state.fitted
-    likelihood = "gaussian" if fitted.is_gaussian else "bernoulli"
+    likelihood = "gaussian" if state.fitted.is_gaussian else "bernoulli"
     seen = observe(state.structure, state.prepared(features), labels, likelihood)
-    offset = seen.design @ fitted.mean_weights
-    parts = []
-    for part, Kfu, prior in _blocks(fitted.posterior, seen.rows):
-        y, own = seen.target[part], offset[part]
-        if fitted.is_gaussian:
-            sites = gaussian_sites(y, y.new_tensor(fitted.log_noise), state.weight)
-        else:
-            mean, variance = fitted.posterior.moments(Kfu, prior)
-            sites = bernoulli_sites(y, mean + own, variance, state.weight)
-        design = seen.design[part]
-        parts.append(statistics(Kfu.T, prior, sites.target - own, sites.noise, design, sites.constant))
-    return sum(parts[1:], parts[0])
+    return sums_of(state.fitted, replace(seen, weight=state.weight))
 
 
 def _choose_inducing(state: GPState, source: Source, n_inducing: int) -> GPState:
     """Greedy choice over the subset's inducing rows and what a pass over all rows proposed."""
     posterior = state.fitted.posterior
-    K = posterior.covariance_to(posterior.rows)
-    root = lower_inverse(cholesky(K, start=INDUCING_JITTER)).T.contiguous()
-    explained = replace(posterior, alpha=torch.zeros_like(posterior.alpha), root=root)
-    best = source.over_rows("proposals", propose, _with(state, explained))
+    best = source.over_rows("proposals", propose, _with(state, posterior.without_noise()))
     rows = Rows.concatenate([posterior.rows, best.rows])
     chosen = rows[inducing_rows(posterior.covariance, posterior.theta, rows, n_inducing)]
-    alpha = posterior.alpha.new_zeros(len(chosen))
-    return _with(state, replace(posterior, rows=chosen, alpha=alpha, root=alpha[:, None]))
+    return _with(state, posterior.on_rows(chosen))
 
 
 def _start(state: GPState, source: Source) -> GPState:
@@ -151,7 +123,7 @@ def _start(state: GPState, source: Source) -> GPState:
     if not state.fitted.is_gaussian:
         subset = source.subset()
         for _ in range(3):
-            state = _updated(state, sum_rows(state, *subset))
+            state = replace(state, fitted=with_sums(state.fitted, sum_rows(state, *subset)))
     return state
 
 
@@ -160,7 +132,8 @@ def _condition(state: GPState, source: Source) -> GPState:
     rounds = 1 if state.fitted.is_gaussian else MAX_PASSES
     for index in range(rounds):
         before = state.fitted.log_evidence
-        state = _updated(state, source.over_rows(f"sums-{index}", sum_rows, state))
+        total = source.over_rows(f"sums-{index}", sum_rows, state)
+        state = replace(state, fitted=with_sums(state.fitted, total))
         gain = state.fitted.log_evidence - before
         if rounds == 1 or (index > 0 and gain < 1e-4 * source.rows**0.5):
             return state
@@ -168,21 +141,5 @@ def _condition(state: GPState, source: Source) -> GPState:
     return replace(state, fitted=replace(state.fitted, converged=False, reason=reason))
 
 
-def _updated(state: GPState, total: Statistics) -> GPState:
-    """The posterior on the same inducing rows, given the sums of a pass."""
-    posterior = state.fitted.posterior
-    evidence = inducing_log_evidence(posterior.covariance_to(posterior.rows), total)
-    fitted = reconditioned(state.fitted, total)
-    return replace(state, fitted=replace(fitted, log_evidence=float(evidence)))
-
-
 def _with(state: GPState, posterior: Posterior) -> GPState:
     return replace(state, fitted=replace(state.fitted, posterior=posterior))
-
-
-def _blocks(posterior: Posterior, rows: Rows) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Covariance with the inducing rows ``(b, m)`` and prior variance ``(b,)`` of each block of rows."""
-    size = max(1, BLOCK // len(posterior.alpha))
-    for start in range(0, len(rows), size):
-        part = slice(start, min(start + size, len(rows)))
-        yield part, posterior.covariance_to(rows[part]), posterior.prior_variance(rows[part])
