@@ -78,7 +78,14 @@ def test_no_formula_is_left_raw(folder: Path) -> None:
         text = re.sub(r"<(code|pre|script)\b.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert "arithmatex" not in text, page
         assert not re.search(r"\\\\[(\[]|\$\$", text), page
+        for formula in re.findall(r"<math\b.*?</math>", text, flags=re.DOTALL):
+            assert not re.search(r"\\[A-Za-z]", formula), f"{page}: {formula[:200]}"
     assert "<math" in (folder / "0.2.0" / "how-it-works.html").read_text(encoding="utf-8")
+
+
+def test_examples_of_the_reference_are_code(folder: Path) -> None:
+    text = (folder / "0.2.0" / "api" / "calibrating.html").read_text(encoding="utf-8")
+    assert "<blockquote>" not in text
 
 
 @pytest.mark.parametrize("name", PAGES)
