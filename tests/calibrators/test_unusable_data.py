@@ -62,10 +62,12 @@ def test_many_classes_without_a_sample_are_told() -> None:
         get("temperature").fit(Features(z), labels)
 
 
-def test_latent_gp_tells_of_logits_in_another_scale() -> None:
+def test_latent_gp_takes_logits_in_any_scale() -> None:
     z, labels = drawn()
-    with pytest.warns(CalibrationWarning, match="divide the logits"):
-        get("latent-gp", n_inducing=5).fit(Features(100 * z), labels)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        get("latent-gp", n_inducing=5).fit(Features(z), labels)
+        plain, large = (get("latent-gp", n_inducing=5).fit(Features(k * z), labels) for k in (1, 100))
+    assert plain.scale_ == 1.0
+    assert large.scale_ > 10.0
+    gap = plain.predict(Features(z)).confidence - large.predict(Features(100 * z)).confidence
+    assert float(gap.abs().mean()) < 0.02
