@@ -750,7 +750,7 @@ def _other_calibrator(folder: Path) -> None:
 
 
 @situation(
-    "a few labels from the field, where data have moved",
+    "a few labels from the field, where data have shifted",
     "works: `learn_correction(today[picked], labels)`, or `salgp apply --field-labels`, corrects all "
     "confidences by them",
 )
