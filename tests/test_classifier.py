@@ -266,9 +266,8 @@ def test_reused_and_recurrent_layers_keep_their_names():
 @pytest.mark.parametrize("pooling", ["auto", "channel-max", {"3": "flatten", "7": "spatial-max"}])
 @pytest.mark.parametrize("max_width", [None, 5])
 def test_saved_and_loaded_predicts_bit_for_bit_the_same(model, loader, tmp_path, pooling, max_width):
-    classifier = calibrate(
-        model, loader, method=Shrunk(), reader=salgp.Reader(pooling=pooling, max_width=max_width), seed=7
-    )
+    reader = salgp.Reader(pooling=pooling, max_width=max_width, seed=7)
+    classifier = calibrate(model, loader, method=Shrunk(), reader=reader)
     expected = classifier(X)
     assert classifier.save(tmp_path) == tmp_path
     again = load(tmp_path, copy.deepcopy(model))

@@ -71,7 +71,7 @@ def test_a_calibrated_network_is_saved(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     x = torch.randn(200, 3)
     calibrated = salgp.calibrate(
-        model, [(x, model(x).argmax(1))], seed=np.int64(1), reader=salgp.Reader(labels_at=np.int64(1))
+        model, [(x, model(x).argmax(1))], reader=salgp.Reader(seed=np.int64(1), labels_at=np.int64(1))
     )
     calibrated.save(tmp_path / "c")
     assert torch.equal(salgp.load(tmp_path / "c", model)(x).confidence, calibrated(x).confidence)

@@ -159,9 +159,8 @@ def test_a_classifier_reads_as_it_was_calibrated(tmp_path: Any) -> None:
     model = networks.randomised(networks.sequential_cnn())
     x = torch.randn(64, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     y = labels_for(model, x)
-    reader = salgp.Reader(pooling="spatial-max", max_width=5)
-    options: dict[str, Any] = {"reader": reader, "seed": 3}
-    classifier = salgp.calibrate(model, [(x, y)], method="density-aware", perturb=False, **options)
+    reader = salgp.Reader(pooling="spatial-max", max_width=5, seed=3)
+    classifier = salgp.calibrate(model, [(x, y)], method="density-aware", reader=reader, perturb=False)
     features, labels = classifier.extract([(x[:30], y[:30]), (x[30:], y[30:])])
     assert torch.equal(labels, y)
     whole = classifier.predict([x[:30], x[30:]])

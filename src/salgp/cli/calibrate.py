@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -93,8 +94,7 @@ def _calibrated(
         data,
         method=method,
         reference=sets.get("train") if compares else None,
-        reader=reading.reader(),
-        tokenizer=data.tokenizer,
+        reader=replace(reading.reader(), tokenizer=data.tokenizer),
         progress=console.shows_progress,
     )
 
