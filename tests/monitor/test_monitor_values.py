@@ -425,3 +425,24 @@ def test_counts_of_2_to_the_48_are_the_last_ones(tmp_path: Path) -> None:
     put(2**48 + 1)
     with pytest.raises(FormatError, match="2\\^48"):
         Monitor.open(tmp_path)
+
+
+def test_two_monitors_of_one_folder_see_what_the_other_wrote(tmp_path: Path) -> None:
+    """Whoever feeds next goes on from there: no number twice, no batch lost, none counted twice."""
+    Monitor.start(stream(100, 0)[0], tmp_path)
+    one, two = Monitor.open(tmp_path), Monitor.open(tmp_path)
+    plain = Monitor.start(stream(100, 0)[0])
+    for k in range(6):
+        told = (one, two)[k % 2].feed(stream(20, 1 + k)[0], key=k)
+        assert told.evidence == plain.feed(stream(20, 1 + k)[0], key=k).evidence
+        assert told.batches == k + 1
+    one.feed(stream(20, 6)[0], key=5)
+    assert [record.number for record in Monitor.open(tmp_path).log] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_alarm_names_the_largest_shift() -> None:
+    monitor = Monitor.start(stream(400, 0)[0])
+    status = monitor.feed(stream(400, 1, shifted=0.5)[0])
+    sizes = {shift.feature: abs(shift.effect) for shift in status.features}
+    most = max(sizes, key=lambda name: sizes[name])
+    assert str(status).endswith(f" Largest shift: {most} ({FeatureShift(most, sizes[most], 0).size}).")
