@@ -58,6 +58,7 @@ class BBQ(TopLabelCalibrator):
         weights_: ``(models,)`` their posterior weights.
 
     Example:
+        >>> from salgp import Features
         >>> f = Features(torch.tensor([[3.0, 0.0]]).repeat(98, 1))
         >>> bbq = BBQ(alpha=1.0, beta=1.0).fit(f, [0] * 68 + [1] * 30)
         >>> bbq.predict(f[:1]).confidence  # all binnings agree: (68 + 1) / (98 + 2)
