@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from salgp.features import Features
 from salgp.labels import class_labels
 from salgp.logits import FORWARD, OUTPUTS, as_logits, check_undeclared, raw_logits
-from salgp.network.batches import Batch, KnownInputs, LabelsAt, in_pieces
+from salgp.network.batches import Batch, KnownInputs, LabelsAt, are_texts, in_pieces
 from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, fingerprint, unwrap
 from salgp.network.layers import Flow, Layers, Poolings, make_taps, pooling_for, trace
 from salgp.network.taps import Change, Probe, Tap, TapError
@@ -359,11 +359,17 @@ def _check_loader(loader: Any) -> None:
             f"loader must yield batches, got a {type(loader).__name__}; wrap it: "
             f"torch.utils.data.DataLoader(...) or [(x, y)]"
         )
-    if isinstance(loader, tuple) and loader and all(isinstance(x, Tensor | np.ndarray) for x in loader):
+    if isinstance(loader, tuple) and loader and _is_one_batch(loader):
+        kind = "lists" if are_texts(loader[0]) else "arrays"
         raise TypeError(
-            f"loader must yield batches, got a tuple of {len(loader)} arrays, which is one batch; put it "
-            f"into a list: [(x, y)]"
+            f"loader must yield batches, got a tuple of {len(loader)} {kind}, which is one batch; put it into "
+            f"a list: [(x, y)]"
         )
+
+
+def _is_one_batch(items: tuple[Any, ...]) -> bool:
+    """Arrays, or texts and their labels."""
+    return all(isinstance(x, Tensor | np.ndarray) for x in items) or (len(items) == 2 and are_texts(items[0]))
 
 
 def _check_alike(first: Reading, reading: Reading, index: int) -> None:
