@@ -362,8 +362,8 @@ def _check_loader(loader: Any) -> None:
     if isinstance(loader, tuple) and loader and _is_one_batch(loader):
         kind = "lists" if are_texts(loader[0]) else "arrays"
         raise TypeError(
-            f"loader must yield batches, got a tuple of {len(loader)} {kind}, which is one batch; put it into "
-            f"a list: [(x, y)]"
+            f"loader must yield batches, got a tuple of {len(loader)} {kind}, which is one batch; put it "
+            f"into a list: [(x, y)]"
         )
 
 
