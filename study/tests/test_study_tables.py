@@ -18,6 +18,7 @@ from salgp_study.figures import draw_confusion, make_figures
 from salgp_study.methods import methods_of, rows_of_prediction
 from salgp_study.presets import Experiment
 from salgp_study.published import paper_figures
+from salgp_study.reproduction import _agreement
 from salgp_study.run import run_study
 from salgp_study.store import read_records
 from salgp_study.table import Table
@@ -290,3 +291,21 @@ def test_networks_are_listed_with_what_they_know_beside_the_papers() -> None:
     assert (cells["T (train)"], cells["T (validation)"]) == ("-", "1.5000")
     assert "T 0.0308" in cells["Paper"]
     assert "train 1.0000" in next(t for t in build_tables(rows) if "17" in t.name).notes[0]
+
+
+def test_two_sets_agree_where_the_claims_one_contradicts_have_a_change_against_them_in_the_other() -> None:
+    heads = ("Claim", "Score", "Change", "Verdict")
+    ours = Table(
+        "a",
+        "",
+        (),
+        heads,
+        (
+            ("one", "ece", "+1.0 %", "contradicted"),
+            ("two", "ece", "+2.0 %", "contradicted"),
+            ("three", "ece", "-1.0 %", "reproduces"),
+        ),
+    )
+    rows = (("one", "ece", "+3.0 %", "-"), ("two", "ece", "-0.5 %", "-"), ("three", "ece", "+1.0 %", "-"))
+    said = _agreement(ours, Table("b", "", (), heads, rows))
+    assert said == "Of the 2 claims contradicted above, 1 have a change against them here too."

@@ -122,7 +122,7 @@ def all_tables(records: Sequence[Record]) -> dict[str, str]:
 def page(records: Sequence[Record]) -> str:
     """The whole page as Markdown: the text of ``reproduction.md``, filled with tables."""
     exact, whole, full = (_of_preset(records, preset) for preset in ("exact", "exact-all", "paper"))
-    claims = claims_table(exact, "near", "validation")
+    claims, claims_all = (claims_table(some, "near", "validation") for some in (exact, whole))
     parts = {
         "summary": _main_claim(exact),
         "summary_all": _main_claim(whole),
@@ -132,7 +132,8 @@ def page(records: Sequence[Record]) -> str:
         "ece": _text(_scores_table(exact, "ece", "ECE on every network, set exact")),
         "gains": _text(_gains_table(exact, whole, full)),
         "ends": _text(_ends_table(exact, "exact")),
-        "claims_all": _text(claims_table(whole, "near", "validation")),
+        "agreement": _agreement(claims, claims_all),
+        "claims_all": _text(claims_all),
         "counts_all": _text(_counts_table(whole, "exact-all")),
         "ece_all": _text(_scores_table(whole, "ece", "ECE on every network, set exact-all", SHOWN_ALL)),
         "ends_all": _text(_ends_table(whole, "exact-all")),
@@ -170,6 +171,15 @@ def _verdicts(claims: Table) -> str:
     *told, unknown = found
     lines = [f"- **{said.capitalize()}**: {'; '.join(found[said]) or 'none'}." for said in told]
     return "\n".join([*lines, f"- **{unknown.capitalize()}**: the other {len(found[unknown])}."])
+
+
+def _agreement(claims: Table, others: Table) -> str:
+    """Do the claims that one set of networks contradicts point the same way in another set?"""
+    text, verdict, change = (claims.columns.index(head) for head in ("Claim", "Verdict", "Change"))
+    found = {row[text]: row[change] for row in others.rows}
+    contradicted = [row[text] for row in claims.rows if row[verdict] == "contradicted" and row[text] in found]
+    against = sum(found[claim].startswith("+") for claim in contradicted)
+    return f"Of the {len(contradicted)} claims contradicted above, {against} have a change against them here too."
 
 
 def _counts_table(records: Sequence[Record], preset: str) -> Table:
