@@ -179,7 +179,8 @@ def _agreement(claims: Table, others: Table) -> str:
     found = {row[text]: row[change] for row in others.rows}
     contradicted = [row[text] for row in claims.rows if row[verdict] == "contradicted" and row[text] in found]
     against = sum(found[claim].startswith("+") for claim in contradicted)
-    return f"Of the {len(contradicted)} claims contradicted above, {against} have a change against them here too."
+    here = f"{against} have a change against them here too"
+    return f"Of the {len(contradicted)} claims contradicted above, {here}."
 
 
 def _counts_table(records: Sequence[Record], preset: str) -> Table:
