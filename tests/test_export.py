@@ -121,6 +121,7 @@ def test_layer_evidence_with_small_and_unknown_classes(tmp_path: Path) -> None:
 ENDS: dict[str, tuple[int, nn.Module, str]] = {
     "softmax": (3, nn.Softmax(1), "probabilities"),
     "log-softmax": (3, nn.LogSoftmax(1), "log-probabilities"),
+    "sigmoid per class": (3, nn.Sigmoid(), "sigmoids"),
     "sigmoid": (1, nn.Sigmoid(), "probabilities"),
 }
 

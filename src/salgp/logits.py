@@ -236,7 +236,8 @@ def _check_probabilities(p: Tensor, output: str) -> None:
         )
     raise ValueError(
         f"{output} were announced, but the rows are not distributions (smallest value "
-        f"{float(p.min()):.3g}); are they logits? One sigmoid per class is output='sigmoids'"
+        f"{float(p.min()):.3g}); are they logits? Of one sigmoid per class say output='sigmoids', or as arrays "
+        f"pass logits=log(p / (1 - p))"
     )
 
 
