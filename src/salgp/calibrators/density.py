@@ -221,7 +221,7 @@ class TrustScore(NeighbourScore):
 
 @dataclass(repr=False, eq=False)
 class DeepKNN(NeighbourScore):
-    """Credibility of the label: how usual is the number of neighbours, over all layers, with another label?
+    """Credibility of the label: how common is the number of neighbours, over all layers, with another label?
 
     The nonconformity of a sample with a label is the number of its ``k`` neighbours at each layer, summed
     over layers, that do not carry it; the credibility is the share of calibration samples (with their true
