@@ -1,7 +1,7 @@
 """What a tokenizer buys: sentences calibrated on augmented samples of their tokens, and of their words.
 
 BANKING77 with a MiniLM encoder, as in the suite; layer evidence is fitted twice on the same sentences, and
-scored on others as they are and with typing errors, words lost and words exchanged. Sentences are judged one
+scored on others as they are and with typing errors, words lost and words exchanged. Sentences are scored one
 by one, and in a context of 50.
 
     python benchmarks/text_tokenizer.py --cache CACHE --write benchmarks/results/text-tokenizer.md
