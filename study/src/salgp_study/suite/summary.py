@@ -27,7 +27,8 @@ class Way:
     window: int = 0
 
     def __str__(self) -> str:
-        return f"{self.method}, context of {self.window}" if self.window else self.method
+        name = self.method.replace(", on copies", ", augmented")  # records keep the name of the first run
+        return f"{name}, context of {self.window}" if self.window else name
 
 
 PER_SAMPLE, CONTEXT = Way(OURS), Way(OURS, 50)
