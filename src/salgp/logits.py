@@ -237,7 +237,7 @@ def _check_probabilities(p: Tensor, output: str) -> None:
     raise ValueError(
         f"{output} were announced, but the rows are not distributions (smallest value "
         f"{float(p.min()):.3g}); are they logits? Of one sigmoid per class say output='sigmoids', or as "
-        f"arrays pass logits=log(p / (1 - p))"
+        f"arrays pass their log-odds, log(p / (1 - p))"
     )
 
 
