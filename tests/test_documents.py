@@ -73,6 +73,12 @@ def test_dotted_names_need_no_other_import(tmp_path: Path) -> None:
     run(["-c", LOOK_UP, *sorted(names)], tmp_path)
 
 
+def test_the_reference_has_every_public_name() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    named = {part for name in re.findall(r"^::: (\S+)", text, re.MULTILINE) for part in name.split(".")}
+    assert set(salgp.__all__) <= named | set(salgp.metrics.__all__) | {"__version__"}
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
     if example.name == "mlflow_tracking.py":
