@@ -258,6 +258,20 @@ def test_public_names_are_sorted_complete_and_documented() -> None:
             assert value.__doc__, f"salgp.{name} has no docstring"
 
 
+def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    found = {
+        alias.name: node.module or ""
+        for node in ast.walk(stub)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    lazy = (*salgp._SUBMODULES, *salgp._WITH_EXTRA)
+    assert found == {name: f"salgp.{place}" for name, place in salgp._WHERE.items()} | dict.fromkeys(
+        lazy, "salgp"
+    )
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = salgp.nonsense

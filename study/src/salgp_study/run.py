@@ -307,6 +307,7 @@ class Run:
         names: Sequence[str] = list(self.network.taps)  # type: ignore[arg-type]
         reader = salgp.Reader(layers=names, pooling=_POOLINGS[pooling])
         features, labels = salgp.extract(self.network, loader, reader=reader)
+        assert labels is not None  # the loader yields them
         return features, labels
 
     def _calibrate(self, method: Method, pooling: str, fit_on: str, path: Path) -> None:
