@@ -414,41 +414,16 @@ FAMILIES: dict[str, Family] = {
 }
 """Every family by name."""
 
+_CAMERA = ("blur", "pixelate", "occlude", "quantise", "channel-gain")
+_WORDS = ("typos", "words-dropped", "words-swapped", "words-unknown")
+_INSIDE = ("layer-noise", "layer-gain", "layer-mixup")
 KINDS: dict[str, tuple[str, ...]] = {
-    "images": (
-        "noise",
-        "gain",
-        "affine",
-        "mixup",
-        "layer-noise",
-        "blur",
-        "pixelate",
-        "occlude",
-        "quantise",
-        "channel-gain",
-    ),
+    "images": ("noise", "gain", "affine", "mixup", "layer-noise", *_CAMERA),
     "sequences": ("noise", "gain", "time-warp", "mixup", "layer-noise"),
     "tabular": ("noise", "gain", "mixup", "layer-noise"),
-    "tokens": ("token-drop", "token-swap", "token-replace", "layer-noise", "layer-gain", "layer-mixup"),
-    "text": (
-        "typos",
-        "words-dropped",
-        "words-swapped",
-        "words-unknown",
-        "token-replace",
-        "layer-noise",
-        "layer-gain",
-        "layer-mixup",
-    ),
-    "strings": (
-        "typos",
-        "words-dropped",
-        "words-swapped",
-        "words-unknown",
-        "layer-noise",
-        "layer-gain",
-        "layer-mixup",
-    ),
-    "other": ("layer-noise", "layer-gain", "layer-mixup"),
+    "tokens": ("token-drop", "token-swap", "token-replace", *_INSIDE),
+    "text": (*_WORDS, "token-replace", *_INSIDE),
+    "strings": (*_WORDS, *_INSIDE),
+    "other": _INSIDE,
 }
 """Families used for each kind of input."""
