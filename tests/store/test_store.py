@@ -221,6 +221,20 @@ def test_continuing_with_other_data_or_weights_is_refused(tmp_path: Path) -> Non
         extract_to_store(network(), [], tmp_path / "new")
 
 
+def test_a_refused_extraction_leaves_its_folder_free(tmp_path: Path) -> None:
+    """Undeclared probabilities, of which the first batch is too small to tell."""
+    model = torch.nn.Sequential(network(), torch.nn.Softmax(-1))
+    parts = [(x[i : i + 1], y[i : i + 1]) for x, y in loader() for i in range(len(x))]
+    with pytest.raises(ValueError, match="look like probabilities"):
+        extract_to_store(model, parts, tmp_path)
+    declared = salgp.Reader(output="probabilities")
+    features, _ = extract(model, loader(), reader=declared)
+    found, _ = extract_to_store(model, parts, tmp_path, reader=declared).to_features()
+    torch.testing.assert_close(found.logits, features.logits)
+    with pytest.raises(ValueError, match="another job: output differ"):
+        extract_to_store(model, parts, tmp_path)
+
+
 def test_extraction_in_parts(tmp_path: Path) -> None:
     store = extract_parts(network, part_loader, 3, tmp_path / "a")
     features, labels = extract(network(), [batch for i in range(3) for batch in part_loader(i)])

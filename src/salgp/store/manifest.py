@@ -97,7 +97,8 @@ class Manifest:
 
     @staticmethod
     def open(folder: str | os.PathLike[str], kind: str, header: Mapping[str, Any] | None = None) -> Manifest:
-        """Continue the job of a locked folder, or begin it; one with another job or files is refused.
+        """Continue the job of a locked folder, or begin it; one with another job or files is refused, but not
+        one where a job ended before its first shard.
 
         Without a header, the first shard says what the job is.
         """
@@ -105,6 +106,8 @@ class Manifest:
         _sweep(where)
         if (where / NAME).exists():
             manifest = Manifest.read(folder, kind, unfinished=True)
+            if not manifest.shards and not manifest.complete:
+                manifest.header = {}
             manifest.describe(header or {})
             return manifest
         found = sorted(path.name for path in where.iterdir() if path.name != LOCK)
