@@ -229,7 +229,8 @@ def kept() -> dict[str, str]:
 
 def changed(before: dict[str, str], after: dict[str, str], code: Any, line: list[str]) -> list[str]:
     """Files that were there and are other ones; files that a failure left."""
-    replaced = line[-2:] == ["cal", "--force"] and line[0] == "fit"  # a calibrator by a calibrator
+    by_calibrator = line[0] in ("fit", "calibrate")
+    replaced = line[-2:] == ["cal", "--force"] and by_calibrator and code == 0
     lost = [path for path, content in before.items() if after.get(path) != content and not replaced]
     begun = line[0] == "monitor" and line[-1].startswith("/proc")  # nobody can tell before it is tried
     left = [path for path in after if path not in before and code != 0 and not begun]

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from salgp.io import locked
 from salgp.network.frozen_copy import fingerprint
 from salgp.network.reader import Reader, Reading, collect, read_batches, reader_header
 from salgp.progress import Advance, progress_bar, steps_in
 from salgp.store.columns import Layout
 from salgp.store.engines import run
-from salgp.store.manifest import Manifest, Shard, content_digest
+from salgp.store.manifest import Manifest, Shard, content_digest, writing
 from salgp.store.store import KIND, FeatureStore, write_shard
 
 __all__ = ["extract_parts", "extract_to_store"]
@@ -68,7 +67,7 @@ def extract_to_store(
     """
     job = _Job(Path(out), store_dtype, reader or Reader())
     batches = iter(loader)
-    with locked(out), torch.random.fork_rng(devices=[]):
+    with writing(out), torch.random.fork_rng(devices=[]):
         first = list(itertools.islice(batches, 1))
         if not first:
             raise ValueError("the loader gave no batch: there is nothing to extract")
@@ -133,7 +132,7 @@ def extract_parts(
         (6, {'1': 8})
     """
     job = _Job(Path(out), store_dtype, reader or Reader())
-    with locked(out), progress_bar("extracting", n_parts, progress) as advance:
+    with writing(out), progress_bar("extracting", n_parts, progress) as advance:
         manifest = Manifest.open(out, KIND)
         missing = {index for index in range(n_parts) if manifest.needs(index)}
         make = _Parts(job, make_model, make_loader, missing)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.io import ChecksumError, FormatError, digest, from_json, read_header, write_header, write_whole
+from salgp.io import (
+    ChecksumError,
+    FormatError,
+    digest,
+    from_json,
+    locked,
+    read_header,
+    write_header,
+    write_whole,
+)
 from salgp.io.files import LEFT_BEHIND, LOCK
 
 __all__ = []
@@ -110,12 +120,7 @@ class Manifest:
                 manifest.header = {}
             manifest.describe(header or {})
             return manifest
-        found = sorted(path.name for path in where.iterdir() if path.name != LOCK)
-        if found:
-            raise FileExistsError(
-                f"{folder} holds {found[0]!r}, and no job of salgp; it is left alone: choose an empty or a "
-                f"new folder"
-            )
+        _refuse_foreign(where)
         manifest = Manifest(folder, kind, {})
         manifest.describe(header or {})
         manifest.save()
@@ -183,6 +188,14 @@ class Manifest:
             )
 
 
+@contextmanager
+def writing(folder: str | os.PathLike[str]) -> Iterator[Path]:
+    """Be the only writer of a folder of shards; one that holds something else is refused, untouched."""
+    _refuse_foreign(Path(folder))
+    with locked(folder) as where:
+        yield where
+
+
 def content_digest(*values: Any) -> str:
     """SHA-256 of the contents of batches: nested arrays, numbers, strings and objects of those.
 
@@ -211,6 +224,19 @@ def _update(found: hashlib._Hash, value: Any) -> None:
         found.update(f"{type(value).__name__}{value!r};".encode())
     else:
         _update(found, dict(vars(value)) if hasattr(value, "__dict__") else type(value).__name__)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse a folder that holds files, but no manifest."""
+    if not folder.is_dir() or (folder / NAME).exists():
+        return
+    names = (path.name for path in folder.iterdir())
+    found = sorted(name for name in names if name != LOCK and not LEFT_BEHIND.fullmatch(name))
+    if found:
+        raise FileExistsError(
+            f"{folder} holds {found[0]!r}, and no job of salgp; it is left alone: choose an empty or a "
+            f"new folder"
+        )
 
 
 def _sweep(folder: Path) -> None:

@@ -19,12 +19,12 @@ import numpy as np
 from salgp.calibrators import Calibrator, load_calibrator
 from salgp.calibrators.base import FILE
 from salgp.calibrators.evidence.windows import Context
-from salgp.io import digest, locked
+from salgp.io import digest
 from salgp.prediction import Prediction
 from salgp.progress import progress_bar
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run
-from salgp.store.manifest import Manifest, Shard
+from salgp.store.manifest import Manifest, Shard, writing
 from salgp.store.store import FeatureStore
 
 __all__ = ["score"]
@@ -111,7 +111,7 @@ def score(
         "context": context,
     }
     place: Any = {"engine": engine, "workers": workers}
-    with locked(folder):
+    with writing(folder):
         manifest = Manifest.open(folder, KIND, header)
         before = manifest.rows
         left = range(len(manifest.shards), source.n_shards)

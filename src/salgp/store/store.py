@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features
-from salgp.io import FormatError, digest, from_json, locked, reading
+from salgp.io import FormatError, digest, from_json, reading
 from salgp.labels import as_labels
 from salgp.logits import check_finite
 from salgp.store.columns import Layout, from_table, read_table, to_table, write_table
-from salgp.store.manifest import Manifest, Shard, content_digest
+from salgp.store.manifest import Manifest, Shard, content_digest, writing
 
 __all__ = ["FeatureStore"]
 
@@ -142,7 +142,7 @@ def write_store(
         >>> len(store), store.n_shards
         (7, 2)
     """
-    with locked(folder) as where:
+    with writing(folder) as where:
         manifest, count = Manifest.open(folder, KIND), 0
         for count, (features, labels) in enumerate(_regroup(parts, rows, dtype), 1):
             manifest.describe(asdict(Layout.of(features, labels, dtype)))
