@@ -217,3 +217,5 @@ def test_families_and_samples_are_left_out_together() -> None:
     spread = left_out_spread(Remembering(), features, torch.zeros(60).long())
     assert spread.n_environments == 3
     assert spread.confidence == pytest.approx(0.9)  # that of the originals
+    assert spread.level == 0.9
+    assert left_out_spread(Remembering(), features, torch.zeros(60).long(), level=0.5).level == 0.5

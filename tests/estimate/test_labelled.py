@@ -174,6 +174,7 @@ def test_every_kind_of_number_comes_back() -> None:
         {**Correction(1.0, 0.0, ((1.0, 0.0), (0.0, 1.0)), 1, 1, 0.5).as_dict(), "slope": -1.0},
         {**Correction(1.0, 0.0, ((1.0, 0.0), (0.0, 1.0)), 1, 1, 0.5).as_dict(), "offset": float("nan")},
         {**Correction(1.0, 0.0, ((1.0, 2.0), (2.0, 1.0)), 1, 1, 0.5).as_dict()},
+        {**Correction(1.0, 0.0, ((4.0, 1.8), (1.8, 0.5)), 1, 1, 0.5).as_dict()},
     ],
 )
 def test_other_numbers_are_refused(numbers: dict[str, object]) -> None:

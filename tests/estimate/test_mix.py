@@ -175,3 +175,7 @@ def test_shares_sum_to_one_within_a_thousandth() -> None:
     assert class_mix(p, [0.5, 0.5009]).n == 4
     with pytest.raises(ValueError, match="sum to 1"):
         class_mix(p, [0.5, 0.5015])
+    batch, _ = drawn(300, 0, SOURCE)
+    rounded, exact = (class_mix(batch, factor * SOURCE) for factor in (0.9995, 1.0))
+    np.testing.assert_allclose(rounded.share, exact.share, atol=1e-9)
+    assert rounded.p_value == pytest.approx(exact.p_value, rel=1e-6)
