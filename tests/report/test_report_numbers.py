@@ -319,6 +319,20 @@ def test_shift_says_what_to_expect() -> None:
     assert (same.tone, same.human) == ("good", 0.0)
 
 
+def test_a_few_new_samples_are_not_said_to_differ() -> None:
+    known, found = made([0.9] * 50, [True] * 50), {}
+    for n in (9, 10):
+        features, _, _ = made([0.95] * n, [True] * n)
+        new = Prediction.from_confidence(features, torch.full((n,), 0.6, dtype=torch.float64))
+        found[n] = shift((known[0], known[2]), (features, new), OperatingPoint(0.05, 10, 10, 0.8))
+    assert found[9].sentence.startswith("Only 9 new samples, too few to compare: expect about 60 of 100")
+    assert found[9].tone == "fair"
+    same = shift((known[0], known[2]), (known[0][:9], known[2][:9]), OperatingPoint(0.05, 10, 10, 0.8))
+    assert same.tone == "fair"
+    assert found[10].sentence.startswith("The new data differ")
+    assert found[10].tone == "poor"
+
+
 def test_shift_says_still_only_where_the_network_does_not_notice() -> None:
     known = made([0.9] * 50, [True] * 50)
     features, _, _ = made([0.55] * 40, [True] * 40)

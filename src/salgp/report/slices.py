@@ -28,7 +28,7 @@ from salgp.report.summary import Scored, term_shares
 __all__ = []
 
 FEWEST = 10
-"""Smaller parts are listed, but get no verdict."""
+"""Smaller parts and fewer new samples get no verdict."""
 
 LEVEL = 0.05
 """Chance of calling any part off where all are right."""
@@ -200,6 +200,8 @@ def shift(
     after = _mean(known[1].confidence), _mean(new[1].confidence)
     drop, expected = after[0] - after[1], accuracy(new[1])
     tone = "good" if drop < 0.03 else "fair" if drop < 0.1 else "poor"
+    if expected.n < FEWEST:
+        tone = "fair"
     human = _human(known[1], point), _human(new[1], point)
     said = f"{percent(expected.lower, 1)} to {percent(expected.upper, 1)}"
     rows = [
@@ -233,6 +235,9 @@ def _sentence(
     drop = after[0] - after[1]
     low, high = round(100 * expected.lower), round(100 * expected.upper)
     expect = f"expect about {round(100 * expected.value)} of 100 answers to be right ({low} to {high})"
+    if expected.n < FEWEST:
+        samples = "sample" if expected.n == 1 else "samples"
+        return f"Only {expected.n} new {samples}, too few to compare: {expect}{_off(after[0], measured)}."
     if abs(drop) < 0.03:
         return f"The new data look like the labelled data: {expect}{_off(after[0], measured)}."
     instead = _off(after[0], measured) or f", instead of {round(100 * after[0])}"
