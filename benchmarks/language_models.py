@@ -11,9 +11,11 @@ CACHE, so that a run can be stopped and taken up again; ``--page`` writes the pa
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 import warnings
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,62 @@ def _p_true(path: Path, ask: Prompt, texts: list[str], features: Features, task:
     return torch.from_numpy(np.load(kept))
 
 
+class StabilityNetwork:
+    """The classifier of CCPS: an encoder trained with a contrastive loss of margin 1 on pairs of samples,
+    right or wrong, then a head on it by cross-entropy. A fifth of the samples says when to stop.
+    """
+
+    def fit(self, x: np.ndarray, right: np.ndarray) -> StabilityNetwork:
+        """Fit on features ``(n, p)`` and whether the answer is right ``(n,)``."""
+        self.scaler = StandardScaler().fit(x)
+        z, y = torch.from_numpy(self.scaler.transform(x)).float(), torch.from_numpy(right)
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ELU(), nn.Linear(64, 32), nn.ELU())
+        self.head = nn.Linear(32, 2)
+        last = torch.randperm(len(z)) < len(z) // 5
+        same = (y[:, None] == y).float()
+
+        def contrast(rows: Tensor) -> Tensor:
+            code = self.encoder(z[rows])
+            distance = (code[:, None] - code).square().sum(dim=2).add(1e-9).sqrt()
+            alike = same[rows][:, rows]
+            apart = (1 - distance).clamp_min(0).square()
+            return (alike * distance.square() + (1 - alike) * apart).mean()
+
+        def cross_entropy(rows: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(self.head(self.encoder(z[rows])), y[rows])
+
+        for loss, parts in ((contrast, [self.encoder]), (cross_entropy, [self.encoder, self.head])):
+            self._descend(loss, nn.ModuleList(parts), ~last, last)
+        return self
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Probability ``(n,)`` that the answer is right."""
+        z = torch.from_numpy(self.scaler.transform(x)).float()
+        with torch.no_grad():
+            found: np.ndarray = self.head(self.encoder(z)).softmax(dim=1)[:, 1].numpy()
+        return found
+
+    def _descend(
+        self, loss: Callable[[Tensor], Tensor], parts: nn.ModuleList, train: Tensor, held_out: Tensor
+    ) -> None:
+        """Steps of AdamW until the loss of the samples held out has not fallen for 50; the best are kept."""
+        optimiser = torch.optim.AdamW(parts.parameters(), lr=1e-3, weight_decay=0.01)
+        best, since, kept = float("inf"), 0, copy.deepcopy(parts.state_dict())
+        for _ in range(2000):
+            optimiser.zero_grad()
+            loss(train).backward()
+            optimiser.step()
+            with torch.no_grad():
+                now = float(loss(held_out))
+            best, since, kept = (
+                (now, 0, copy.deepcopy(parts.state_dict())) if now < best else (best, since + 1, kept)
+            )
+            if since == 50:
+                break
+        parts.load_state_dict(kept)
+
+
 class Confidences:
     """Every method, fitted on reference and calibration samples, and the confidence it has in each answer."""
 
@@ -120,9 +178,8 @@ class Confidences:
         self.layer, self.probe = self._correctness_probe()
         self.class_probe = _linear().fit(*self._last(self.reference, self.reference_labels))
         self.class_platt = self._platt(self._class_log_odds(self.calibration))
-        self.stability = _linear().fit(
-            self._stability(Features.concatenate([self.reference, self.calibration])), self._right()
-        )
+        both = Features.concatenate([self.reference, self.calibration])
+        self.stability = StabilityNetwork().fit(self._stability(both), self._right())
         self.true_platt = self._platt(self.asked.numpy())
 
     def of(self, features: Features, asked: Tensor) -> dict[str, np.ndarray]:
@@ -130,7 +187,7 @@ class Confidences:
         return {
             "temperature": self.temperature.predict(features).confidence.numpy(),
             "P(True), Platt": self.true_platt.predict(asked.numpy()),
-            "CCPS": self.stability.predict_proba(self._stability(features))[:, 1],
+            "CCPS": self.stability.predict(self._stability(features)),
             "linear probe (SAPLMA)": self.probe.predict_proba(features.layers[self.layer].numpy())[:, 1],
             "class probe, Platt": self.class_platt.predict(self._class_log_odds(features)),
             "layer evidence": self.evidence.predict(features).confidence.numpy(),
@@ -277,7 +334,8 @@ processor: differences of a few hundredths are chance.
 - *class probe, Platt*: logistic regression of the class on the last layer (reference), its log-odds of the
   model's answer scaled on the calibration texts.
 - *CCPS*: the last hidden state is moved against the answer's token in five steps up to 20, over the whole
-  vocabulary; a logistic regression (the authors train a small network) reads how fast the answer gives way.
+  vocabulary; a small network (an encoder by a contrastive loss, then a head, as its authors train it) reads
+  how fast the answer gives way, on reference and calibration texts together.
 - *layer evidence*: reference and calibration texts with augmented samples (typing errors, words
   dropped, unknown words, layer noise); *context* sees the whole set.
 
