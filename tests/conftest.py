@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked process waits for ever for threads it has not got
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Networks that a test makes have the same weights every time."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")
