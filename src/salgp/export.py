@@ -121,9 +121,8 @@ def export_classifier(
     inputs = tuple(_as_network(x, classifier.model) for x in values)
     whole = _Whole(classifier, keywords, rule, context)
     with torch.no_grad():
-        whole.features(
-            inputs
-        )  # resolves the taps, and fails with a clear error where the example does not fit
+        # resolves the taps, and fails with a clear error where the example does not fit
+        whole.features(inputs)
     return _export(whole, inputs, names, path)
 
 

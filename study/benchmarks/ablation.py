@@ -69,8 +69,10 @@ class Variant:
 def parts() -> list[Variant]:
     """The model without one part each."""
 
-    def no_novelty(t: Tensor, agreement: Tensor, novelty: Tensor) -> Tensor:
-        return monotone.design(t, agreement, torch.zeros_like(novelty))
+    design = Samples.design.func
+
+    def no_novelty(samples: Samples) -> Tensor:
+        return design(replace(samples, novelty=torch.zeros_like(samples.novelty)))
 
     def without(column: int) -> Callable[[Mixture], Mixture]:
         def change(found: Mixture) -> Mixture:
@@ -87,7 +89,7 @@ def parts() -> list[Variant]:
     return [
         Variant("the model"),
         Variant("layers other than the last (agreement)", layers="last"),
-        Variant("novelty", ((mixture, "design", no_novelty),)),
+        Variant("novelty", ((Samples, "design", property(no_novelty)),)),
         Variant("class offsets", settings=(("class_sd", 0.0),)),
         Variant("choice in domain: always temperature", settings=(("layers_in_domain", False),)),
         Variant("choice in domain: always the layers", settings=(("layers_in_domain", True),)),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from salgp.gp import optimise
 from salgp.gp.linalg import NotPositiveDefiniteError
-from salgp.gp.optimise import NotConvergedWarning, Parameter, maximise, restarted, tell_unless_settled
+from salgp.gp.optimise import NotConvergedWarning, Parameter, maximise, restarted, warn_unless_converged
 
 Theta = Mapping[str, Tensor]
 
@@ -147,8 +147,8 @@ def test_a_search_that_did_not_settle_says_so() -> None:
 
     short = minimize(rosen, [-1.2, 1.0, 3.0], method="L-BFGS-B", options={"maxiter": 2})
     with pytest.warns(NotConvergedWarning, match="the valley did not converge"):
-        tell_unless_settled(short, "the valley")
-    tell_unless_settled(minimize(rosen, [-1.2, 1.0, 3.0], method="L-BFGS-B"), "the valley")
+        warn_unless_converged(short, "the valley")
+    warn_unless_converged(minimize(rosen, [-1.2, 1.0, 3.0], method="L-BFGS-B"), "the valley")
 
 
 def test_parameters_on_their_bounds_are_named() -> None:
@@ -180,10 +180,10 @@ def test_a_search_that_can_see_no_difference_any_more_has_settled() -> None:
     from scipy.optimize import OptimizeResult
 
     ended = {"success": False, "message": "ABNORMAL", "fun": -9.0}
-    tell_unless_settled(OptimizeResult(**ended, jac=np.array([0.019, -0.002])), "flat")
+    warn_unless_converged(OptimizeResult(**ended, jac=np.array([0.019, -0.002])), "flat")
     for steep in ({"jac": np.array([0.0, -0.021])}, {}):
         with pytest.warns(NotConvergedWarning, match="steep did not converge: ABNORMAL"):
-            tell_unless_settled(OptimizeResult(**ended, **steep), "steep")
+            warn_unless_converged(OptimizeResult(**ended, **steep), "steep")
 
 
 def test_the_reason_speaks_of_precision_only_where_that_ended_the_search() -> None:

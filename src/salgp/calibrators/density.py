@@ -29,7 +29,7 @@ from salgp.calibrators.base import Calibrator
 from salgp.calibrators.scaling.toplabel import fit_logistic, from_top_label, platt_targets
 from salgp.calibrators.temperature import BOUNDS, best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
-from salgp.gp.optimise import tell_unless_settled
+from salgp.gp.optimise import warn_unless_converged
 from salgp.logits import at_least_single
 from salgp.neighbours import class_distances, nearest
 from salgp.prediction import Prediction
@@ -122,7 +122,7 @@ def _fit_weights(logits: Tensor, labels: Tensor, S: Tensor) -> Tensor:
         for w in (start, by_distance)
     ]
     best = min(found, key=lambda f: float(f.fun))
-    tell_unless_settled(best, "the search for the weights of the distances")
+    warn_unless_converged(best, "the search for the weights of the distances")
     return torch.as_tensor(best.x).to(scale) / scale
 
 

@@ -28,7 +28,7 @@ from salgp.gp.linalg import (
     solve_positive,
 )
 
-__all__ = ["logistic", "logistic_covariance", "tell_unless_settled"]
+__all__ = ["logistic", "logistic_covariance", "warn_unless_converged"]
 
 GPYTORCH_START = 0.6931471805599453
 """Where GPyTorch starts every positive parameter: ``softplus(0) = log 2``."""
@@ -233,7 +233,7 @@ def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list
     return every
 
 
-def tell_unless_settled(found: Any, what: str) -> None:
+def warn_unless_converged(found: Any, what: str) -> None:
     """Warn where a search of `scipy.optimize.minimize` ended short of its optimum.
 
     A line search that can no longer see a difference also reports failure; with a gradient that is nothing
@@ -241,7 +241,7 @@ def tell_unless_settled(found: Any, what: str) -> None:
 
     Example:
         >>> from scipy.optimize import minimize
-        >>> tell_unless_settled(minimize(lambda x: (x**2).sum(), [1.0], method="L-BFGS-B"), "a parabola")
+        >>> warn_unless_converged(minimize(lambda x: (x**2).sum(), [1.0], method="L-BFGS-B"), "a parabola")
     """
     slope = np.abs(np.asarray(found.jac)).max(initial=0.0) if "jac" in found else np.inf
     if not found.success and not slope <= 2e-3 * (1.0 + abs(float(found.fun))):

@@ -210,9 +210,8 @@ def _array(column: Any, name: str) -> NDArray[Any]:
     import pyarrow as pa
 
     column = _as_numbers(column)
-    if not pa.types.is_primitive(column.type) and not _holds_lists(
-        column
-    ):  # would be an object for each value
+    # anything else would be an object for each value
+    if not pa.types.is_primitive(column.type) and not _holds_lists(column):
         whole = column.dictionary_encode().unify_dictionaries().combine_chunks()
         different = np.array([*whole.dictionary.to_pylist(), None], dtype=object)
         return different[whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)]

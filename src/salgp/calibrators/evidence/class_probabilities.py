@@ -25,7 +25,7 @@ from salgp.calibrators.evidence.layer_spaces import (
 )
 from salgp.features import Features
 from salgp.gp.linalg import one_blas_thread
-from salgp.gp.optimise import tell_unless_settled
+from salgp.gp.optimise import warn_unless_converged
 from salgp.io import storable
 
 __all__ = []
@@ -124,6 +124,6 @@ def fit_classes(logits: Tensor, distance: Tensor, labels: Tensor, temperature: f
     start = [1.0] + [0.0] * len(F)
     with one_blas_thread():
         found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(start))
-    tell_unless_settled(found, "class probabilities")
+    warn_unless_converged(found, "class probabilities")
     b, *w = torch.as_tensor(found.x).tolist()
     return ClassModel(b / temperature, torch.tensor(w).to(distance) / scale)

@@ -179,22 +179,22 @@ class ReferenceSettings:
         return max(1, min(POINTS, MOST_POINTS // max(n_classes, 1))) if self.size is None else self.size
 
 
-USUAL = ReferenceSettings()
-
-
-def make_reference(features: Features, labels: Tensor, settings: ReferenceSettings = USUAL) -> Reference:
+def make_reference(
+    features: Features, labels: Tensor, settings: ReferenceSettings | None = None
+) -> Reference:
     """Whitened spaces and class points of all layers.
 
     Args:
         features: of the reference samples, usually the network's training set.
         labels: ``(m,)`` their true classes; samples of unknown class (-1) are left out.
-        settings: see `ReferenceSettings`.
+        settings: of the points; by default those of `ReferenceSettings`.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.1, 1.0], [0.0, 1.0]])
         >>> make_reference(Features(x, {"a": x}), torch.tensor([0, 0, 1, 1])).points.shape
         torch.Size([1, 4, 2])
     """
+    settings = settings or ReferenceSettings()
     spaces = {}
     for name, x in features.layers.items():
         unit = unit_length(x.double())[0]

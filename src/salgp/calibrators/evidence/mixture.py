@@ -119,7 +119,7 @@ class Samples:
         """
         a, N = self.agreement.mean(dim=1), self.novelty.amax(dim=1)
         parts = torch.stack([self.energy, -a, N]).clamp_min(0.0).log1p()
-        return torch.sub(parts.sum(dim=0), parts[2], alpha=2 / 3) + self.norm_excess.log()
+        return parts[0] + parts[1] + parts[2] / 3 + self.norm_excess.log()
 
     def __len__(self) -> int:
         return len(self.t)
@@ -267,7 +267,7 @@ def scales_of(features: Features, evidence: Evidence, temperature: float) -> Sca
 def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Samples:
     """The samples in units of the calibration samples."""
     A = (evidence.agreement - scales.agreement[0]) / scales.agreement[1]
-    A = A.nan_to_num(torch.nan, posinf=0.0)  # as usual, where a class has no reference points
+    A = A.nan_to_num(torch.nan, posinf=0.0)  # the median, where a class has no points
     N = (evidence.novelty - scales.novelty[0]) / scales.novelty[1]
     top, others = two_sides(features, scales.temperature)
     t = (top - others).clamp_max(LARGEST_LOG_ODDS)

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from salgp.gp.linalg import cholesky, inverse_positive, one_blas_thread
-from salgp.gp.optimise import tell_unless_settled
+from salgp.gp.optimise import warn_unless_converged
 from salgp.io import storable
 
 __all__ = ["MonotoneLogistic"]
@@ -182,7 +182,7 @@ def _warn_unless_converged(found: Any, bounds: Sequence[tuple[float | None, floa
     inner = np.array([low is None or x > low for x, (low, _) in zip(found.x, bounds, strict=True)])
     from scipy.optimize import OptimizeResult
 
-    tell_unless_settled(OptimizeResult(found, jac=np.where(inner, found.jac, 0.0)), "layer evidence")
+    warn_unless_converged(OptimizeResult(found, jac=np.where(inner, found.jac, 0.0)), "layer evidence")
 
 
 def _laplace(

@@ -155,7 +155,7 @@ class _Posterior:
 
 
 def _inducing_points(logits: Tensor, m: int) -> Tensor:
-    """Evenly spaced from the usual smallest logit of a sample to nearly the largest of all."""
+    """Evenly spaced from the median smallest logit of a sample to nearly the largest of all."""
     if m < 2:
         raise ValueError(f"n_inducing must be at least 2, got {m}")
     low = float(logits.amin(dim=1).double().median())

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.scaling.toplabel import TopLabel, TopLabelCalibrator
-from salgp.gp.optimise import tell_unless_settled
+from salgp.gp.optimise import warn_unless_converged
 
 __all__ = []
 
@@ -191,7 +191,7 @@ def _empirical_bayes(bins: _Binnings) -> tuple[float, float]:
         return -float(logsumexp(_log_evidence(bins, (alpha, beta))))
 
     found = minimize(loss, np.zeros(2), method="L-BFGS-B", bounds=[(np.log(1e-2), np.log(1e3))] * 2)
-    tell_unless_settled(found, "the search for the prior")
+    warn_unless_converged(found, "the search for the prior")
     alpha, beta = np.exp(found.x).tolist()
     return alpha, beta
 

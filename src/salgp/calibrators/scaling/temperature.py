@@ -30,7 +30,7 @@ from salgp.calibrators.rows import window_numbers
 from salgp.calibrators.scaling.toplabel import top_label
 from salgp.calibrators.temperature import best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
-from salgp.gp.optimise import tell_unless_settled
+from salgp.gp.optimise import warn_unless_converged
 from salgp.prediction import Prediction
 
 __all__ = []
@@ -188,7 +188,7 @@ def mixture_weights(likelihood: Tensor, start: Sequence[float]) -> Tensor:
     one = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
     how: Any = {"method": "SLSQP", "constraints": one, "options": {"ftol": 1e-12}}
     found = minimize(loss, first, jac=True, bounds=[(0, 1)] * len(first), **how)
-    tell_unless_settled(found, "the search for the mixture's weights")
+    warn_unless_converged(found, "the search for the mixture's weights")
     w = np.clip(found.x, 0, 1) / np.clip(found.x, 0, 1).sum()
     return torch.tensor(w if loss(w)[0] <= loss(first)[0] else first)
 
