@@ -244,6 +244,8 @@ PRESETS: Mapping[str, Preset] = {
             "prior",
             "coregionalised",
             "additive",
+            "architectures",
+            "class",
             "inducing",
         ),
         pooled=("single", "ml", "hl"),
