@@ -83,13 +83,13 @@ def test_the_cost_without_a_reference_is_linear_in_the_calibration_samples(
 ) -> None:
     """Distances from samples to reference points, over a whole fit: the calibration set is condensed."""
     pairs = []
-    real = layer_spaces.class_distances
+    real = layer_spaces.squared_distances
 
     def counted(reference: Reference, x: torch.Tensor) -> torch.Tensor:
         pairs.append(x.shape[1] * reference.columns[0].shape[-1])
         return real(reference, x)
 
-    monkeypatch.setattr(layer_spaces, "class_distances", counted)
+    monkeypatch.setattr(layer_spaces, "squared_distances", counted)
     totals = []
     for n in (1500, 3000, 6000):
         pairs.clear()

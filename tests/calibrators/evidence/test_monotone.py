@@ -36,7 +36,7 @@ def dense(X: Tensor, label: Tensor, class_sd: float) -> tuple[np.ndarray, np.nda
 def test_design_by_hand() -> None:
     t, A = torch.tensor([2.0, -1.0]), torch.tensor([[0.5, 0.1], [1.0, 2.0]])
     N = torch.tensor([[9.0, -1.0], [9.0, np.e - 1]])  # the last layer's counts
-    X = Samples(t, A, N, torch.zeros(2, 0), torch.ones(2), torch.zeros(2), torch.zeros(2).long()).design
+    X = Samples(t, t, A, N, torch.zeros(2, 0), torch.ones(2), torch.zeros(2), torch.zeros(2).long()).design
     torch.testing.assert_close(X, torch.tensor([[1.0, 2.0, 0.5, 0.1, 0.0], [1.0, -1.0, 1.0, 2.0, -1.0]]))
 
 

@@ -46,7 +46,6 @@ from salgp.calibrators.evidence.mixture import (
     Mixture,
     Samples,
     Scales,
-    log_odds_of,
     samples_of,
     scales_of,
 )
@@ -211,7 +210,7 @@ class LayerEvidence(Calibrator):
             warning=misaligned(Features(features.logits[first]), labels[first]),
         )
         samples = self.training_rows_.samples
-        spread = self.mixture_(samples).terms[:, 1:].std(dim=0, correction=0).tolist()
+        spread = self.mixture_(samples).terms[0, :, 1:].std(dim=0, correction=0).tolist()
         self.relevance_ = dict(zip(reference.spaces, spread, strict=True))
 
     def _model(
@@ -303,7 +302,7 @@ class LayerEvidence(Calibrator):
             features,
             found.mean,
             found.variance,
-            layers=_terms(features, found, windows is not None),
+            layers=_terms(features.layer_names, samples, found, windows is not None),
             novelty=samples.ood_score,
             temperature=self.scales_.temperature,
         )
@@ -361,8 +360,9 @@ class LayerEvidence(Calibrator):
 
     def prepare_export(self) -> None:
         """Work out what the graph holds as it is."""
-        _ = self.reference_.columns, self.reference_.even_spaces, self.reference_.leading
-        _ = self.mixture_.experts.slopes, self.mixture_.experts.levels
+        reference, experts = self.reference_, self.mixture_.experts
+        _ = reference.columns, reference.even_spaces, reference.centres, reference.leading
+        _ = experts.slopes, experts.levels, experts.columns_to_layers
 
     @one_at_a_time
     def update(self, features: Features, labels: Any) -> Self:
@@ -410,15 +410,15 @@ class LayerEvidence(Calibrator):
         return self._samples(self._on_own_device(self.check_input(features))).novelty
 
 
-def _terms(features: Features, found: LogOdds, context: bool) -> LayerTerms:
+def _terms(layers: tuple[str, ...], samples: Samples, found: LogOdds, context: bool) -> LayerTerms:
     """Terms that add up to the change of the log-odds; what is left belongs to the confidence."""
-    names = ("predicted class", *features.layers)
-    mean, variance = found.terms, found.term_variance
+    names, terms = ("predicted class", *layers), found.terms
     if context:
         names = (*names, "context")
-        mean = torch.cat([mean, found.context[:, None]], dim=1)
-        variance = torch.cat([variance, torch.zeros_like(found.context)[:, None]], dim=1)
-    rest = found.mean - log_odds_of(features) - mean.sum(dim=1)
-    spread = (found.variance - variance.sum(dim=1)).clamp_min(0.0)
-    mean, variance = torch.cat([rest[:, None], mean], dim=1), torch.cat([spread[:, None], variance], dim=1)
-    return LayerTerms(("confidence", *names), mean, variance.sqrt(), "log-odds", True)
+        part = torch.stack([found.context, torch.zeros_like(found.context)])
+        terms = torch.cat([terms, part[:, :, None]], dim=2)
+    mean, std = terms
+    rest = found.mean - samples.network - mean.sum(dim=1)
+    spread = (found.variance - std.square().sum(dim=1)).clamp_min(0.0).sqrt()
+    mean, std = torch.cat([torch.stack([rest, spread])[:, :, None], terms], dim=2)
+    return LayerTerms(("confidence", *names), mean, std, "log-odds", True)

@@ -20,8 +20,8 @@ from torch import Tensor
 from salgp.calibrators.evidence.layer_spaces import (
     LARGEST,
     Reference,
-    class_distances,
     coordinates,
+    squared_distances,
 )
 from salgp.features import Features
 from salgp.gp.linalg import one_blas_thread
@@ -67,9 +67,9 @@ def class_log_distances(reference: Reference, features: Features) -> Tensor:
         >>> class_log_distances(reference, Features(x, {"a": x})).argmin(dim=2)
         tensor([[0, 0, 1, 1]])
     """
-    D = class_distances(reference, coordinates(reference, features)[0]).double()
-    known = D.isfinite()
-    logs = D.log()
+    squared = squared_distances(reference, coordinates(reference, features)[0]).double()
+    known = squared.isfinite()
+    logs = squared.log() / 2
     logs = (logs - logs.amin(dim=2, keepdim=True)).clamp_max(LARGEST)
     mean = logs.where(known, 0.0).sum(dim=2, keepdim=True) / known.sum(dim=2, keepdim=True).clamp_min(1)
     return logs.where(known, mean)

@@ -105,7 +105,7 @@ def _narrowed(features: Features, first: Tensor, width: int) -> Features:
     """
     layers = {}
     for name, x in features.layers.items():
-        unit = unit_length(x.double())[0]
+        unit = unit_length(x.double())
         directions = principal_directions(unit[first])[2][:, :width]
         inside = unit @ directions
         rest = (1 - inside.square().sum(dim=1, keepdim=True)).clamp_min(0).sqrt()

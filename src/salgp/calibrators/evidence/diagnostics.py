@@ -17,7 +17,7 @@ from torch import Tensor
 
 from salgp.calibrators.evidence.cross_fitting import confidence_rank
 from salgp.calibrators.evidence.layer_spaces import Evidence
-from salgp.calibrators.evidence.mixture import Mixture, Scales, log_odds_of, moderated, samples_of
+from salgp.calibrators.evidence.mixture import Mixture, Scales, moderated, samples_of
 from salgp.calibrators.evidence.windows import window_sums
 from salgp.calibrators.rows import originals
 from salgp.features import Features
@@ -205,9 +205,8 @@ def _scored(
     if model.window is not None:
         context = model(samples, window_sums(model.parts(samples), _window_numbers(features)))
     correct = features.correct(labels).double()
-    network = log_odds_of(features)
     weights = single.shift_weight, context.shift_weight
-    return HeldOut(family, correct, network, samples.t, single.mean, context.mean, *weights)
+    return HeldOut(family, correct, samples.network, samples.t, single.mean, context.mean, *weights)
 
 
 def _window_numbers(features: Features) -> Tensor:

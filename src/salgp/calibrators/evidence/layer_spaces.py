@@ -32,10 +32,10 @@ __all__ = [
     "ReferenceSettings",
     "LARGEST",
     "WIDTH",
-    "class_distances",
     "coordinates",
     "layer_evidence",
     "make_reference",
+    "squared_distances",
 ]
 
 WIDTH = 64
@@ -91,10 +91,15 @@ class LayerSpace:
     centre: Tensor
     directions: Tensor
 
-    def project(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Coordinates ``(n, q)`` of features ``(n, d)``, and their lengths, see `unit_length`."""
-        unit, length = unit_length(at_least_single(x))
-        return torch.addmm(self.centre, unit.to(self.directions), self.directions, beta=-1), length
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features ``(n, d)`` along the directions, ``(n, q)``, and their lengths ``(n, 1)``."""
+        x = at_least_single(x)
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
+        return x @ self.directions.to(x), length
+
+    def whitened(self, x: Tensor) -> Tensor:
+        """Coordinates ``(n, q)`` of features ``(n, d)``."""
+        return _centred(*self.project(x), self.centre)
 
 
 @storable
@@ -138,6 +143,11 @@ class Reference:
             name: LayerSpace(_filled(space.centre, q), _filled(space.directions, q))
             for name, space in self.spaces.items()
         }
+
+    @cached_property
+    def centres(self) -> Tensor:
+        """Centres of all spaces, ``(L, 1, q)``."""
+        return torch.stack([space.centre for space in self.even_spaces.values()])[:, None]
 
     @cached_property
     def leading(self) -> Tensor:
@@ -197,8 +207,7 @@ def make_reference(
     settings = settings or ReferenceSettings()
     spaces = {}
     for name, x in features.layers.items():
-        unit = unit_length(x.double())[0]
-        spaces[name] = whitened_space(*principal_directions(unit), settings.width)
+        spaces[name] = whitened_space(*principal_directions(unit_length(x.double())), settings.width)
     return reference_points(spaces, features, labels, settings)
 
 
@@ -213,7 +222,7 @@ def reference_points(
     sizes = torch.bincount(labels[order], minlength=features.n_classes).tolist()
     layers = []
     for name, space in spaces.items():
-        x = space.project(features.layers[name][order])[0]
+        x = space.whitened(features.layers[name][order])
         layers.append(torch.cat([_representatives(part, most, settings.seed) for part in x.split(sizes)]))
     kept = torch.tensor([min(n, most) for n in sizes], device=labels.device)
     classes = torch.arange(features.n_classes, device=labels.device).repeat_interleave(kept)
@@ -247,40 +256,45 @@ def layer_evidence(reference: Reference, features: Features) -> Evidence:
 def evidence_at_once(reference: Reference, features: Features) -> Evidence:
     """The same, with the distances of all samples in memory."""
     x, norm = coordinates(reference, features)
-    distance = class_distances(reference, x)
-    here = features.label.view(1, -1, 1).expand(distance.shape[0], -1, 1)
-    own_distance = distance.gather(2, here)
-    other_distance = distance.scatter(2, here, torch.inf).amin(dim=2, keepdim=True)
-    own, other = torch.cat([own_distance, other_distance], dim=2).double().log().permute(2, 1, 0)  # (n, L)
+    squared = squared_distances(reference, x)
+    label = features.label.view(1, -1, 1).expand(squared.shape[0], -1, 1)
+    own = squared.gather(2, label)
+    other = squared.scatter(2, label, torch.inf).amin(dim=2, keepdim=True)
+    own, other = torch.cat([own, other], dim=2).double().log().mul(0.5).permute(2, 1, 0)  # (n, L) each
     agreement = (other - own).nan_to_num(torch.inf, torch.inf, torch.inf)  # a class has no points
     novelty = torch.minimum(own, other).nan_to_num(torch.nan, posinf=0.0)
     leading = x.transpose(0, 1).flatten(1).index_select(1, reference.leading)
     return Evidence(agreement, novelty, leading.double(), norm)
 
 
-def class_distances(reference: Reference, x: Tensor) -> Tensor:
-    """Distance ``(L, n, C)`` from coordinates ``x (L, n, q)`` to the nearest point of every class; infinite
-    where a class has none.
+def squared_distances(reference: Reference, x: Tensor) -> Tensor:
+    """Squared distance ``(L, n, C)`` from coordinates ``x (L, n, q)`` to the nearest point of every class;
+    infinite where a class has none.
     """
     columns, squares = reference.columns
     scores = torch.baddbmm(squares, x, columns, alpha=-2)
     least = scores.unflatten(2, (reference.n_classes, -1)).amin(dim=3)
-    return (least + x.square().sum(dim=2, keepdim=True)).clamp_min(NEAREST**2).sqrt()
+    return (least + x.square().sum(dim=2, keepdim=True)).clamp_min(NEAREST**2)
 
 
-def unit_length(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Rows ``(n, d)`` divided by their length, and two factors ``(n, 1)`` of the lengths; no number is too
-    large.
+def unit_length(x: Tensor) -> Tensor:
+    """Rows ``(n, d)`` divided by their length; no number is too large.
 
     Example:
-        >>> unit_length(torch.tensor([[3e300, 4e300]], dtype=torch.float64))[0]
+        >>> unit_length(torch.tensor([[3e300, 4e300]], dtype=torch.float64))
         tensor([[0.6000, 0.8000]], dtype=torch.float64)
     """
     largest = torch.linalg.vector_norm(x, torch.inf, dim=1, keepdim=True)
-    largest = largest.clamp_min(torch.finfo(x.dtype).tiny)
-    x = x / largest
-    length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
-    return x / length, (length, largest)
+    x = x / largest.clamp_min(torch.finfo(x.dtype).tiny)
+    return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
+
+
+def _centred(projected: Tensor, length: Tensor, centre: Tensor) -> Tensor:
+    """Coordinates of features from their projection and length; of features too long for single precision,
+    which get chance (`salgp.calibrators.evidence.mixture`), the origin.
+    """
+    length = length.to(projected).clamp_min(torch.finfo(projected.dtype).tiny)
+    return (projected / length).nan_to_num(0.0).to(centre) - centre
 
 
 def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: int) -> LayerSpace:
@@ -300,8 +314,9 @@ def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: 
 def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tensor]:
     """Coordinates ``(L, n, q)`` of all layers, and the log length ``(n,)`` of the last layer's features."""
     found = [space.project(features.layers[name]) for name, space in reference.even_spaces.items()]
-    length = torch.cat(found[-1][1], dim=1)
-    return torch.stack([x for x, _ in found]), length.double().log().sum(dim=1)
+    projected = torch.stack([x for x, _ in found])
+    length = torch.stack([x for _, x in found])
+    return _centred(projected, length, reference.centres), found[-1][1][:, 0].log()
 
 
 def _filled(x: Tensor, q: int) -> Tensor:

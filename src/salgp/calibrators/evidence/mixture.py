@@ -80,7 +80,8 @@ class Samples:
     """``n`` samples as the model sees them.
 
     Args:
-        t: ``(n,)`` tempered log-odds of the network.
+        network: ``(n,)`` log-odds of the network's confidence.
+        t: ``(n,)`` the same, tempered.
         agreement: ``(n, L)`` standardised.
         novelty: ``(n, L)`` standardised.
         coordinates: ``(n, q L)`` leading whitened coordinates of every layer.
@@ -90,6 +91,7 @@ class Samples:
         label: ``(n,)`` predicted class.
     """
 
+    network: Tensor
     t: Tensor
     agreement: Tensor
     novelty: Tensor
@@ -103,7 +105,7 @@ class Samples:
         """Columns ``(n, L + 3)`` of the monotone regression: one, log-odds, agreements, minus the logarithm
         of the last layer's novelty.
         """
-        h = torch.log1p(self.novelty[:, -1:].clamp_min(0.0))
+        h = self.novelty[:, -1:].clamp_min(0.0).log1p()
         t = self.t[:, None]
         return torch.cat([torch.ones_like(t), t, self.agreement, -h], dim=1)
 
@@ -136,8 +138,8 @@ class LogOdds:
         mean: ``(n,)``.
         variance: ``(n,)``.
         shift_weight: ``(n,)``, ``k``.
-        terms: ``(n, 1 + L)`` part of the predicted class and of each layer, from its mean in calibration.
-        term_variance: ``(n, 1 + L)``.
+        terms: ``(2, n, 1 + L)`` mean and standard deviation of the part of the predicted class and of each
+            layer, counted from the mean sample of the calibration data.
         context: ``(n,)`` part of the over-prediction.
     """
 
@@ -145,7 +147,6 @@ class LogOdds:
     variance: Tensor
     shift_weight: Tensor
     terms: Tensor
-    term_variance: Tensor
     context: Tensor
 
 
@@ -207,7 +208,6 @@ class Mixture:
         X, label = samples.design, samples.label
         mean, f_shift = self.experts.log_odds(X, label).unbind()
         variance, variance_shift = self.experts.variance(X, label).unbind()
-        terms, terms_shift = self.experts.terms(X - self.baseline, label).unbind()
         k = context = torch.zeros_like(mean)
         if self.window is not None:
             if windows is None:
@@ -220,10 +220,19 @@ class Mixture:
             squared = k.square()
             mean = moderated(mean, self.level_variance * squared)
             variance = (1 - k).square() * variance + squared * (variance_shift + self.shift_variance)
-            terms = torch.lerp(terms, terms_shift, k[:, None])
         chance = -math.log(max(len(self.in_domain.offsets) - 1, 1))
         mean = chance + (mean - chance) / samples.norm_excess
-        return LogOdds(mean, variance, k, terms[0], terms[1].square(), context)
+        return LogOdds(mean, variance, k, self.terms(X, label, k), context)
+
+    def terms(self, X: Tensor, label: Tensor, k: Tensor) -> Tensor:
+        """Mean and standard deviation ``(2, n, 1 + L)`` of the part of the predicted class and of each layer,
+        where the experts are mixed by ``k (n,)``.
+        """
+        experts, away = self.experts, X - self.baseline
+        slopes = torch.lerp(*experts.slopes, k[:, None])
+        levels = torch.lerp(*experts.levels.index_select(-1, label), k)
+        layers = (torch.stack([away, away.abs()]) * slopes) @ experts.columns_to_layers
+        return torch.cat([levels[:, :, None], layers], dim=2)
 
 
 def moderated(f: Tensor, variance: Tensor) -> Tensor:
@@ -273,7 +282,7 @@ def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Sample
     t = (top - others).clamp_max(LARGEST_LOG_ODDS)
     energy = (-torch.logaddexp(top, others) - scales.energy[0]) / scales.energy[1]
     excess = (evidence.norm - scales.largest_norm - math.log(TOLERATED)).clamp(0.0, 700.0).exp()
-    return Samples(t, A, N, evidence.coordinates, excess, energy, features.label)
+    return Samples(log_odds_of(features), t, A, N, evidence.coordinates, excess, energy, features.label)
 
 
 def _robust(x: Tensor) -> Tensor:

@@ -81,6 +81,14 @@ class MonotoneLogistic:
         """Mean and standard deviation ``(2, C)`` of the offsets, the latter given the weights."""
         return torch.stack([self.offsets, self.class_variance.sqrt()], dim=-2)
 
+    @cached_property
+    def columns_to_layers(self) -> Tensor:
+        """Layer of each column, ``(p, L)``: the novelty belongs to the last one, the first two to none."""
+        p = self.weights.shape[-1]
+        layers = torch.eye(p, dtype=self.weights.dtype, device=self.weights.device)[:, 2:-1]
+        layers[-1, -1] = 1.0
+        return layers.contiguous()
+
     def log_odds(self, X: Tensor, label: Tensor) -> Tensor:
         """Mean ``(n,)`` of the log-odds of rows ``(n, p)``."""
         return self.weights @ X.mT + self.offsets.index_select(-1, label)
@@ -89,15 +97,6 @@ class MonotoneLogistic:
         """Variance ``(n,)`` of the log-odds."""
         phi = X - self.pull.index_select(-2, label)
         return ((phi @ self.covariance) * phi).sum(dim=-1) + self.class_variance.index_select(-1, label)
-
-    def terms(self, away: Tensor, label: Tensor) -> Tensor:
-        """Mean and standard deviation ``(2, n, 1 + L)`` of the part of the predicted class and of each layer
-        in the log-odds of rows that are this far from the mean row, ``(n, L + 3)``; the novelty belongs to
-        the last layer.
-        """
-        parts = torch.stack([away, away.abs()]) * self.slopes
-        layers = torch.cat([parts[..., 2:-2], parts[..., -2:].sum(dim=-1, keepdim=True)], dim=-1)
-        return torch.cat([self.levels.index_select(-1, label)[..., None], layers], dim=-1)
 
     def joint(self, X: Tensor, label: Tensor) -> Tensor:
         """Covariance ``(..., n, n)`` of the log-odds of rows ``(..., n, p)``."""

@@ -152,7 +152,7 @@ def sum_reference(
     """Moments of every layer, and the samples drawn from this part."""
     moments = {}
     for name, x in features.layers.items():
-        unit = unit_length(x.double())[0]
+        unit = unit_length(x.double())
         moments[name] = Moments(unit.sum(dim=0), unit.T @ unit)
     generator = torch.Generator().manual_seed((settings.seed << 32) + number)
     rows = {"logits": features.logits, "label": labels, "key": torch.rand(len(labels), generator=generator)}
