@@ -50,14 +50,6 @@ def reliability_band() -> Any:
     )
 
 
-def residual_fit() -> Any:
-    rng = np.random.default_rng(0)
-    overconfident, calibrated, correct = sample(250)
-    return plots.residual_fit(
-        correct - overconfident, calibrated - overconfident, 0.08 + 0.3 * rng.random(250) * (1 - calibrated)
-    )
-
-
 def layer_profile() -> Any:
     generator = torch.Generator().manual_seed(0)
     scale = torch.tensor([0.02, 0.05, 0.04, 0.12, 0.2])
@@ -69,20 +61,6 @@ def layer_profile() -> Any:
     return plots.layer_profile(terms, weights=[0.1, 0.2, 0.3, 0.9, 1.4])
 
 
-def method_comparison() -> Any:
-    overconfident, calibrated, correct = sample(800)
-    scores = {
-        "overconfident": overconfident,
-        "squared": overconfident**2,
-        "rounded": calibrated.round(1),
-        "near the truth": calibrated,
-    }
-    return plots.method_comparison(
-        {name: metrics.bootstrap(metrics.ece, s, correct) for name, s in scores.items()},
-        "ECE (90 % bootstrap interval)",
-    )
-
-
 def risk_coverage() -> Any:
     overconfident, calibrated, correct = sample(800)
     noisy = overconfident + np.random.default_rng(1).normal(0, 0.1, 800)
@@ -90,21 +68,11 @@ def risk_coverage() -> Any:
     return plots.risk_coverage_curves({name: metrics.risk_coverage(s, correct) for name, s in scores.items()})
 
 
-def confusion_matrix() -> Any:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(-1, 6, 900)
-    predicted = np.where((rng.random(900) < 0.75) & (labels >= 0), labels, rng.integers(-1, 6, 900))
-    return plots.confusion_matrix(labels, predicted, ["2S1", "BMP2", "BRDM2", "T62", "T72", "ZSU23"])
-
-
 PLOTS: dict[str, Callable[[], Any]] = {
     "reliability": reliability,
     "reliability_band": reliability_band,
-    "residual_fit": residual_fit,
     "layer_profile": layer_profile,
-    "method_comparison": method_comparison,
     "risk_coverage": risk_coverage,
-    "confusion_matrix": confusion_matrix,
 }
 
 

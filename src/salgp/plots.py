@@ -7,14 +7,13 @@ that a grey print loses nothing. Figures are made without pyplot: no global stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from salgp.extras import require
-from salgp.labels import as_labels
-from salgp.metrics import Interval, ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
+from salgp.metrics import ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
 from salgp.metrics.checks import ArrayLike, as_numbers
 
 if TYPE_CHECKING:
@@ -25,12 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CYCLE",
-    "confusion_matrix",
     "layer_profile",
-    "method_comparison",
     "new_figure",
     "reliability_diagram",
-    "residual_fit",
     "risk_coverage_curves",
 ]
 
@@ -149,45 +145,6 @@ def _draw_intervals(ax: Axes, bins: ReliabilityBins, level: float) -> None:
     ax.errorbar(middle, bins.accuracy[some], error, label="exact interval", **look)
 
 
-def method_comparison(
-    values: Mapping[str, Interval | float], score: str = "ECE", ax: Axes | None = None, *, sort: bool = True
-) -> Axes:
-    """Dot plot of one score by method, with bootstrap intervals where given.
-
-    Args:
-        values: method name to its score, as a number or with its interval from `salgp.metrics.bootstrap`.
-        score: axis label.
-        ax: axes to draw on; a new figure by default.
-        sort: smallest on top; otherwise in the order given.
-
-    Returns:
-        The axes.
-
-    Example:
-        >>> ax = method_comparison({"raw": 0.12, "temperature": 0.04})
-        >>> [t.get_text() for t in ax.get_yticklabels()]
-        ['temperature', 'raw']
-    """
-    if not values:
-        raise ValueError("nothing to compare: the mapping of values is empty")
-    ends = {
-        name: (v.value, v.lower, v.upper) if isinstance(v, Interval) else (v, v, v)
-        for name, v in values.items()
-    }
-    names = sorted(ends, key=lambda name: ends[name][0]) if sort else list(ends)
-    ax = new_axes(ax, 5.0, 1.0 + 0.32 * len(names))
-    place = np.arange(len(names))
-    value, lower, upper = np.array([ends[name] for name in names]).T
-    colour = CYCLE[0][0]
-    ax.hlines(place, lower, upper, color=colour, linewidth=2.2)
-    ax.plot(value, place, "o", color=colour, markeredgecolor="black", markeredgewidth=0.6)
-    ax.set_yticks(place, names)
-    ax.set(xlabel=score, ylim=(len(names) - 0.5, -0.5))
-    ax.grid(axis="x", color="0.88")
-    ax.set_axisbelow(True)
-    return ax
-
-
 def risk_coverage_curves(curves: Mapping[str, RiskCoverage], ax: Axes | None = None) -> Axes:
     """Error rate among accepted samples against the share accepted, one curve per method.
 
@@ -213,80 +170,6 @@ def risk_coverage_curves(curves: Mapping[str, RiskCoverage], ax: Axes | None = N
     ax.set(xlabel="coverage (share of samples accepted)", xlim=(0, 1))
     ax.set(ylabel="error rate among accepted", ylim=(0, None))
     ax.legend(loc="best", fontsize="small")
-    return ax
-
-
-def confusion_matrix(
-    labels: ArrayLike, predicted: ArrayLike, class_names: Sequence[str], ax: Axes | None = None
-) -> Axes:
-    """Confusion matrix with the row share in each cell; "unknown" appears where there are such samples.
-
-    Args:
-        labels: ``(n,)`` true classes; -1 for a class the network does not know.
-        predicted: ``(n,)`` predicted classes; -1 where the sample was rejected as unknown.
-        class_names: names of the known classes.
-        ax: axes to draw on; a new figure by default.
-
-    Returns:
-        The axes.
-
-    Example:
-        >>> ax = confusion_matrix([0, 1, -1], [0, 0, 1], ["cat", "dog"])
-        >>> [t.get_text() for t in ax.get_yticklabels()]
-        ['cat (1)', 'dog (1)', 'unknown (1)']
-    """
-    from sklearn.metrics import confusion_matrix as count
-
-    c = len(class_names)
-    y = as_labels(labels, len(labels), c).cpu().numpy()
-    p = as_labels(predicted, len(y), c).cpu().numpy()
-    counts = count(y, p, labels=[*range(c), -1])
-    names = [*class_names, "unknown"]
-    rows, columns = (list(range(c + bool((x < 0).any()))) for x in (y, p))
-    totals = counts.sum(axis=1)[rows]
-    share = counts[np.ix_(rows, columns)] / np.maximum(totals, 1)[:, None]
-    ax = new_axes(ax, 2.2 + 0.55 * len(columns), 1.4 + 0.5 * len(rows))
-    image = ax.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    size = float(np.clip(80 / max(share.shape), 5, 10))
-    for (i, j), value in np.ndenumerate(share):
-        colour = "white" if value > 0.55 else "black"
-        ax.text(j, i, f"{value:.2f}" if value else "", ha="center", va="center", fontsize=size, color=colour)
-    ax.set_xticks(columns, [names[j] for j in columns], rotation=45, ha="right", rotation_mode="anchor")
-    ax.set_yticks(rows, [f"{names[i]} ({totals[i]})" for i in rows])
-    ax.set(xlabel="predicted class", ylabel="true class (samples)")
-    ax.figure.colorbar(image, ax=ax, label="share of the true class")
-    return ax
-
-
-def residual_fit(residual: ArrayLike, mean: ArrayLike, std: ArrayLike, ax: Axes | None = None) -> Axes:
-    """True residuals against the fitted correction with its 2-sigma band, samples sorted by the fitted mean.
-
-    Args:
-        residual: ``(n,)`` correct minus confidence.
-        mean: ``(n,)`` fitted correction.
-        std: ``(n,)`` its standard deviation.
-        ax: axes to draw on; a new figure by default.
-
-    Returns:
-        The axes.
-
-    Example:
-        >>> residual_fit([0.1, -0.8], [0.0, -0.4], [0.1, 0.2]).get_ylabel()
-        'residual'
-    """
-    m = as_numbers(mean, "mean")
-    r, s = as_numbers(residual, "residual", len(m)), as_numbers(std, "std", len(m))
-    order = np.argsort(m, kind="stable")
-    rank, m, r, s = np.arange(len(m)), m[order], r[order], s[order]
-    ax = new_axes(ax)
-    ax.fill_between(rank, m - 2 * s, m + 2 * s, color=BLUE, alpha=0.25, linewidth=0, label="mean ± 2 std")
-    ax.scatter(
-        rank, r, s=9, marker="x", color=RED, linewidths=0.8, label="true residual", rasterized=len(m) > 2000
-    )
-    ax.plot(rank, m, color="black", linewidth=1.6, label="GP mean")
-    ax.axhline(0, color="0.5", linewidth=0.6)
-    ax.set(xlabel="samples, sorted by GP mean", ylabel="residual", xlim=(-0.5, len(m) - 0.5))
-    ax.legend(ncols=3, **_LEGEND_ABOVE)
     return ax
 
 

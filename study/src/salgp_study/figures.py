@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from salgp.io import write_whole
-from salgp.plots import confusion_matrix, new_figure, reliability_diagram, residual_fit
+from salgp.plots import new_figure, reliability_diagram
 from salgp.prediction import Prediction
 from salgp_study.drawings import (
     draw_architectures,
@@ -24,6 +24,7 @@ from salgp_study.drawings import (
 )
 from salgp_study.lightcurves import LightCurves, load_plasticc, load_spcc
 from salgp_study.mstar import load_mstar
+from salgp_study.panel_plots import confusion_matrix, residual_fit
 from salgp_study.predictions import is_cached, read_prediction
 from salgp_study.published import nearest_test
 from salgp_study.sources import data_folder
