@@ -45,8 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"network"},
     "outputs": {*VALUES, "calibrators"},
     "export": {*VALUES, "calibrators", "classifier", "decide"},
-    "sklearn": {*VALUES, "calibrators", "classifier", "outputs"},
-    "lightning": {"calibrators", "classifier"},
+    "sklearn": {*VALUES, "calibrators"},
     "plots": {*VALUES, "metrics"},
     "report": {*VALUES, "metrics", "decide", "estimate", "svg"},
 }
@@ -58,7 +57,7 @@ ONLY_IN = {
     "ray": {"store"},
     "matplotlib": {"plots.py"},
     "typer": {"cli"},
-    "lightning": {"lightning.py"},
+    "lightning": set(),
     "transformers": {"files.py"},
 }
 """Heavy libraries and the rooms they may be used in."""
@@ -266,27 +265,13 @@ def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    lazy = (*salgp._SUBMODULES, *salgp._WITH_EXTRA)
-    assert found == {name: f"salgp.{place}" for name, place in salgp._WHERE.items()} | dict.fromkeys(
-        lazy, "salgp"
-    )
+    places = {name: f"salgp.{place}" for name, place in salgp._WHERE.items()}
+    assert found == places | dict.fromkeys(salgp._SUBMODULES, "salgp")
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = salgp.nonsense
-
-
-def test_without_its_extra_a_room_says_what_to_install_and_the_others_are_there() -> None:
-    """A star takes every public name, so none of them may need an extra."""
-    code = (
-        "import importlib.util as u; found = u.find_spec; "
-        "u.find_spec = lambda name, *a: None if name == 'lightning' else found(name, *a)\n"
-        "from salgp import *\nimport salgp\n"
-        "try: salgp.lightning\nexcept ModuleNotFoundError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "salgp[lightning]"' in done.stdout
 
 
 def test_import_is_light() -> None:

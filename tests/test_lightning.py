@@ -1,4 +1,4 @@
-"""The Lightning callback calibrates the final weights on the validation data and leaves the module alone."""
+"""A Lightning module is calibrated like any other, and a calibrated classifier may be part of one."""
 
 from __future__ import annotations
 
@@ -39,36 +39,14 @@ def loaders() -> tuple[DataLoader, DataLoader]:
     )
 
 
-def trainer(callback: object) -> object:
+def trainer() -> object:
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    return pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[callback], **quiet)
-
-
-@pytest.mark.parametrize("every_epoch", [False, True])
-def test_calibrates_the_final_weights(every_epoch: bool) -> None:
-    from salgp.lightning import CalibrateAfterValidation
-
-    train, validation = loaders()
-    callback = CalibrateAfterValidation(method="temperature", network="model", every_epoch=every_epoch)
-    module = Small()
-    trainer(callback).fit(module, train, validation)
-    assert callback.classifier is not None
-    assert callback.classifier.model is module.model
-    x = validation.dataset.tensors[0]
-    assert torch.equal(callback.classifier(x).label, module.model(x).argmax(1))
-
-
-def test_without_data_it_says_what_to_do() -> None:
-    from salgp.lightning import CalibrateAfterValidation
-
-    train, _ = loaders()
-    with pytest.raises(ValueError, match="pass loader="):
-        trainer(CalibrateAfterValidation(method="temperature")).fit(Small(), train)
+    return pl.Trainer(max_epochs=2, accelerator="cpu", **quiet)
 
 
 def test_a_calibrated_classifier_inside_a_module() -> None:
@@ -77,7 +55,7 @@ def test_a_calibrated_classifier_inside_a_module() -> None:
 
     train, validation = loaders()
     module = Small()
-    trainer(pl.Callback()).fit(module, train, validation)
+    trainer().fit(module, train, validation)
     classifier = salgp.calibrate(module.model, validation, method="temperature")
 
     class Deployed(pl.LightningModule):
@@ -88,25 +66,6 @@ def test_a_calibrated_classifier_inside_a_module() -> None:
         def predict_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
             return self.classifier(batch[0]).confidence
 
-    found = trainer(pl.Callback()).predict(Deployed(), validation)
+    found = trainer().predict(Deployed(), validation)
     torch.testing.assert_close(torch.cat(found), classifier(validation.dataset.tensors[0]).confidence)
-    trainer(pl.Callback()).fit(module, train, validation)
-
-
-def test_one_of_several_validation_loaders_must_be_named() -> None:
-    """A list of loaders was taken for a list of batches."""
-    from salgp.lightning import CalibrateAfterValidation
-
-    class Several(Small):
-        def validation_step(self, batch: list[torch.Tensor], index: int, dataloader_idx: int = 0) -> None:
-            super().validation_step(batch, index)
-
-    train, validation = loaders()
-    callback = CalibrateAfterValidation(method="temperature", network="model")
-    with pytest.raises(ValueError, match="2 validation loaders, and calibration takes one"):
-        trainer(callback).fit(Several(), train, [validation, validation])
-    trainer(callback).fit(Several(), train, [validation])
-    assert callback.classifier is not None
-    named = CalibrateAfterValidation(validation, method="temperature", network="model")
-    trainer(named).fit(Several(), train, [validation, validation])
-    assert named.classifier is not None
+    trainer().fit(module, train, validation)

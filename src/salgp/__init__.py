@@ -48,8 +48,6 @@ _SUBMODULES = (
     "store",
     "text",
 )
-_WITH_EXTRA = ("lightning",)
-"""Needs its extra as soon as it is loaded, so ``from salgp import *`` and ``dir`` leave it out."""
 
 __all__ = sorted([*_WHERE, *_SUBMODULES, "__version__"])
 
@@ -57,7 +55,7 @@ __all__ = sorted([*_WHERE, *_SUBMODULES, "__version__"])
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(f"salgp.{_WHERE[name]}"), name)
-    elif name in _SUBMODULES or name in _WITH_EXTRA:
+    elif name in _SUBMODULES:
         value = importlib.import_module(f"salgp.{name}")
     else:
         raise AttributeError(f"module 'salgp' has no attribute {name!r}")

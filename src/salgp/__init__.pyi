@@ -5,7 +5,6 @@ from salgp import estimate as estimate
 from salgp import export as export
 from salgp import files as files
 from salgp import gp as gp
-from salgp import lightning as lightning
 from salgp import metrics as metrics
 from salgp import monitor as monitor
 from salgp import onnx as onnx

@@ -25,7 +25,6 @@ EXTRAS = {
     "PIL": "images",
     "transformers": "hf",
     "pandas": "pandas",
-    "lightning": "lightning",
 }
 """Library -> the extra of salgp that brings it."""
 

@@ -1,4 +1,4 @@
-"""Calibrate a Lightning module on its validation data when fitting ends."""
+"""Calibrate a Lightning module on its validation data."""
 
 import logging
 import warnings
@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from salgp.lightning import CalibrateAfterValidation
+import salgp
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="lightning")
@@ -43,7 +43,6 @@ train, validation = (
     DataLoader(TensorDataset(x[800:1300], y[800:1300]), batch_size=256),
 )
 
-calibration = CalibrateAfterValidation(reference=train)
 trainer = pl.Trainer(
     max_epochs=3,
     accelerator="cpu",
@@ -51,12 +50,11 @@ trainer = pl.Trainer(
     enable_checkpointing=False,
     enable_progress_bar=False,
     enable_model_summary=False,
-    callbacks=[calibration],
 )
-trainer.fit(Digits(), train, validation)
+module = Digits()
+trainer.fit(module, train, validation)
 
-classifier = calibration.classifier
-assert classifier is not None
+classifier = salgp.calibrate(module, validation, reference=train)
 prediction = classifier(x[1300:])
 accuracy = (prediction.label == y[1300:]).float().mean()
 print(f"accuracy {accuracy:.3f}, mean calibrated confidence {prediction.confidence.mean():.3f}")
