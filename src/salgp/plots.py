@@ -14,7 +14,7 @@ import numpy as np
 
 from salgp.extras import require
 from salgp.metrics import ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
-from salgp.metrics.checks import ArrayLike, as_numbers
+from salgp.metrics.metric import ArrayLike, as_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ import torch
 from scipy.stats import binom
 
 from salgp import metrics
-from salgp.metrics import resample
+from salgp.metrics import scores
 from salgp.metrics.metric import Metric, Statistic
-from salgp.metrics.resample import resample_counts
+from salgp.metrics.scores import resample_counts
 
 N = 80
 
@@ -88,7 +88,7 @@ def test_equal_mass_bins_stay_those_of_the_whole_sample() -> None:
 def test_chunks_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     s, c = arrays("top-label")
     whole = metrics.bootstrap(metrics.ece, s, c, n_resamples=20)
-    monkeypatch.setattr(resample, "_CHUNK", 3 * N)
+    monkeypatch.setattr(scores, "_CHUNK", 3 * N)
     np.testing.assert_allclose(
         metrics.bootstrap(metrics.ece, s, c, n_resamples=20).replicates, whole.replicates, rtol=1e-12
     )

@@ -21,7 +21,7 @@ from scipy.special import chdtrc, ndtri
 from torch import Tensor
 
 from salgp.logits import log_odds
-from salgp.metrics.checks import ArrayLike
+from salgp.metrics.metric import ArrayLike
 from salgp.prediction import Prediction, checked
 
 __all__ = ["ClassMix", "adapt", "class_mix"]

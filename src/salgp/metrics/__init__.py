@@ -31,8 +31,17 @@ from salgp.metrics.proper import (
     nll_correct,
 )
 from salgp.metrics.ranking import RiskCoverage, aurc, auroc, fpr95, ood_auroc, risk_coverage
-from salgp.metrics.resample import Interval, bootstrap
-from salgp.metrics.scores import METRICS, Comparison, Scores, arrays_of, compare, evaluate, register
+from salgp.metrics.scores import (
+    METRICS,
+    Comparison,
+    Interval,
+    Scores,
+    arrays_of,
+    bootstrap,
+    compare,
+    evaluate,
+    register,
+)
 from salgp.metrics.smooth import smooth_ece
 
 __all__ = [

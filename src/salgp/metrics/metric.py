@@ -5,24 +5,34 @@ of one give the metric itself; the counts of a bootstrap resample give the metri
 time. So every formula is written once and resamples at array speed. The decorator `metric` makes such a
 formula a `Metric`, which is called like a function and gives a number. Tables, command line, report and plots
 loop over `salgp.metrics.METRICS`; none is named there.
+
+What is a probability, a truth value or a class is checked here too, where arrays enter a formula.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Generic, ParamSpec
+from typing import Any, Generic, ParamSpec, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
-from salgp.metrics.checks import FloatArray, IntArray
+from salgp.labels import as_labels
+from salgp.logits import refuse_masked
 
-__all__ = ["metric"]
+__all__ = ["ArrayLike", "FloatArray", "as_numbers", "metric"]
 
 P = ParamSpec("P")
+ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+
+_SUM_TOLERANCE = 1e-3
 
 _FEW_GROUPS = 64
 """Up to so many groups, a matrix product for each is faster than the products of all samples and their sums.
@@ -175,3 +185,113 @@ class Groups:
         ):
             out[:] = np.bincount(self.index, row, self.n_groups)
         return totals
+
+
+def as_numbers(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
+    """Check finite numbers ``(n,)`` and give them as float64.
+
+    Example:
+        >>> as_numbers([0, 1], "novelty")
+        array([0., 1.])
+    """
+    values = _to_numpy(x, what).astype(np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"{what} must have shape (n,), got {values.shape}")
+    if not len(values):
+        raise ValueError(f"{what} is empty: a metric needs at least one sample")
+    if n is not None and len(values) != n:
+        raise ValueError(f"{what} must have {n} values, one per sample, got {len(values)}")
+    _refuse_non_finite(values, what)
+    return values
+
+
+def as_scores(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
+    """Check probabilities ``(n,)`` in [0, 1] and give them as float64.
+
+    Example:
+        >>> as_scores([0.5, 1.0], "confidence")
+        array([0.5, 1. ])
+    """
+    values = as_numbers(x, what, n)
+    _refuse_outside_unit(values, what)
+    return values
+
+
+def as_binary(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
+    """Check ``(n,)`` values that are all 0 or 1 (or boolean) and give them as float64.
+
+    Example:
+        >>> as_binary([True, False], "correct")
+        array([1., 0.])
+    """
+    values = as_numbers(x, what, n)
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if len(wrong):
+        raise ValueError(
+            f"{what} must be 0/1 or boolean, got {values[wrong[0]]:g} in row {wrong[0]}; for "
+            f"class indices pass `label == labels`"
+        )
+    return values
+
+
+def as_scored(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Check confidences in [0, 1] and whether each was right, ``(n,)`` both.
+
+    Example:
+        >>> as_scored([0.5], [True])
+        (array([0.5]), array([1.]))
+    """
+    s = as_scores(confidence, "confidence")
+    return s, as_binary(correct, "correct", len(s))
+
+
+def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.floating[Any]], IntArray]:
+    """Check class probabilities ``(n, c)`` and labels ``(n,)`` in -1..c-1; the floating type is kept.
+
+    Example:
+        >>> as_distribution([[0.5, 0.5]], [1])
+        (array([[0.5, 0.5]]), array([1]))
+    """
+    p = _to_numpy(probs, "probs")
+    if p.ndim != 2:
+        raise ValueError(f"probs must have shape (n, c), got {p.shape}")
+    if not p.size:
+        raise ValueError(f"probs is empty, shape {p.shape}: a metric needs at least one sample")
+    if p.dtype not in (np.float32, np.float64):
+        p = p.astype(np.float32 if p.dtype == np.float16 else np.float64)
+    _refuse_non_finite(p, "probs")
+    _refuse_outside_unit(p, "probs")
+    off = np.abs(p.sum(axis=1, dtype=np.float64) - 1)
+    if off.max() > _SUM_TOLERANCE:
+        raise ValueError(f"rows of probs must sum to 1; row {off.argmax()} sums to {p[off.argmax()].sum():g}")
+    return p, as_labels(labels, *p.shape).cpu().numpy()
+
+
+def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
+    if isinstance(x, Tensor):
+        half = x.is_floating_point() and x.itemsize < 4
+        return np.asarray((x.float() if half else x).detach().cpu().numpy())
+    refuse_masked(x, what)
+    values = np.asarray(x)
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{what} must be numbers, got {values.dtype}")
+    return values
+
+
+def _refuse_non_finite(values: NDArray[Any], what: str) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        row = int(np.argwhere(~finite)[0, 0])
+        raise ValueError(
+            f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} values in "
+            f"all); remove these samples first"
+        )
+
+
+def _refuse_outside_unit(values: NDArray[Any], what: str) -> None:
+    slack = 1e-6  # rounding of a softmax in single precision
+    if values.min() < -slack or values.max() > 1 + slack:
+        outside = values[(values < -slack) | (values > 1 + slack)][0]
+        raise ValueError(
+            f"{what} must be probabilities in [0, 1], got {outside:g}; are these logits? Apply softmax first"
+        )

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from salgp.metrics.checks import ArrayLike, FloatArray, as_binary, as_numbers
-from salgp.metrics.metric import Groups, Statistic, metric
+from salgp.metrics.metric import ArrayLike, FloatArray, Groups, Statistic, as_binary, as_numbers, metric
 
 __all__ = []
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from salgp.metrics.checks import ArrayLike, FloatArray, as_scored
-from salgp.metrics.metric import metric
+from salgp.metrics.metric import ArrayLike, FloatArray, as_scored, metric
 
 __all__ = []
 

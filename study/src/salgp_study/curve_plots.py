@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from salgp.metrics.checks import ArrayLike, FloatArray, as_numbers
+from salgp.metrics.metric import ArrayLike, FloatArray, as_numbers
 from salgp.plots import CYCLE, new_figure
 
 if TYPE_CHECKING:

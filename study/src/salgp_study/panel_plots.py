@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from salgp.labels import as_labels
-from salgp.metrics.checks import ArrayLike, as_numbers
+from salgp.metrics.metric import ArrayLike, as_numbers
 from salgp.plots import BLUE, RED, new_axes
 
 if TYPE_CHECKING:
