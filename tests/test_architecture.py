@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prediction": {"features"},
     "explanation": {"features", "prediction"},
     "gp": {"io"},
-    "neighbours": set(),
+    "neighbours": {"features"},
     "network": {*VALUES, "progress"},
     "metrics": VALUES,
     "calibrators": {*VALUES, "gp", "neighbours", "metrics"},
@@ -109,7 +109,7 @@ def test_import_arrows(path: Path) -> None:
 
 
 ROOMS_OF_CALIBRATORS = {
-    "scaling": set(),
+    "scaling": {"evidence"},
     "gp": {"evidence"},
     "evidence": set(),
 }

@@ -141,6 +141,48 @@ class Features:
         found = {what: getattr(self, what) for what in ORIGIN}
         return {what: x for what, x in found.items() if x is not None}
 
+    @cached_property
+    def originals(self) -> tuple[Tensor, Tensor]:
+        """Rows of the original samples, and for every row the position of its original among them.
+
+        The original of a group is its row of family 0; where families are unknown, its first row.
+
+        Example:
+            >>> groups = torch.tensor([7, 8, 7, 8])
+            >>> Features(torch.zeros(4, 2), groups=groups).originals
+            (tensor([0, 1]), tensor([0, 1, 0, 1]))
+            >>> Features(torch.zeros(4, 2), groups=groups, families=torch.tensor([1, 0, 0, 1])).originals
+            (tensor([1, 2]), tensor([1, 0, 1, 0]))
+        """
+        n, device = len(self), self.logits.device
+        rows = torch.arange(n, device=device)
+        if self.groups is None:
+            return rows, rows
+        _, group = self.groups.to(device).unique(return_inverse=True)
+        late = rows if self.families is None else rows + n * (self.families.to(device) > 0)
+        earliest = torch.full((int(group.max()) + 1,), 2 * n, device=device)
+        first = earliest.scatter_reduce(0, group, late, "amin") % n
+        rank = first.argsort().argsort()
+        return first.sort().values, rank[group]
+
+    @property
+    def is_augmented(self) -> Tensor:
+        """Mask of the augmented rows, ``(n,)``.
+
+        Example:
+            >>> Features(torch.zeros(3, 2), groups=torch.tensor([7, 8, 7])).is_augmented
+            tensor([False, False,  True])
+        """
+        rows, _ = self.originals
+        return torch.ones(len(self), dtype=torch.bool, device=rows.device).index_fill(0, rows, False)
+
+    def without_augmented(self) -> tuple[Features, Tensor]:
+        """The original samples alone, and the rows they stood in."""
+        rows, _ = self.originals
+        if self.groups is None:
+            return self, rows
+        return Features(self.logits[rows], {name: x[rows] for name, x in self.layers.items()}), rows
+
     @property
     def probs(self) -> Tensor:
         """Softmax of the logits, ``(n, c)``, in at least single precision."""

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 import salgp
-from salgp.calibrators.rows import without_augmented
 from salgp.features import Features, features_of
 from salgp.file_signatures import PREDICTION_TABLE
 from salgp.io import read_header, read_tensors, reading, write_header, write_tensors
@@ -103,7 +102,7 @@ class FeatureFile:
 
     def without_augmented(self) -> FeatureFile:
         """The samples themselves; augmented ones are there to be fitted on."""
-        plain, rows = without_augmented(self.features)
+        plain, rows = self.features.without_augmented()
         labels = None if self.labels is None else self.labels[rows]
         return replace(self, features=plain, labels=labels)
 

@@ -3,6 +3,8 @@
 Candidates come from one matrix product in single precision on centred and scaled data. A few more than asked
 for are kept, and their distances are computed again from the differences, in the precision of the data: a
 duplicate is at distance 0 whatever the size of the features.
+
+Which samples to label next (`spread_choice`) rests on the same idea: neighbours tell much the same.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["class_distances", "nearest"]
+from salgp.features import Features
+
+__all__ = ["class_distances", "nearest", "spread_choice"]
 
 ENTRIES = 4_000_000
 """Distances held at once."""
@@ -103,3 +107,35 @@ def class_distances(
         own = torch.where(same, least, own)
         other = torch.where(same, other, torch.minimum(other, least))
     return own, other
+
+
+def spread_choice(features: Features, std: Tensor, k: int) -> Tensor:
+    """Indices of ``k`` samples to label next: uncertain, and unlike each other.
+
+    Greedy on the prior that neighbouring samples share their error: each pick has the largest standard
+    deviation that the earlier picks leave unexplained.
+
+    Args:
+        features: of ``n`` samples; neighbours are those in the last layer, or by the logits.
+        std: ``(n,)`` standard deviation of the confidence of each.
+        k: how many.
+
+    Example:
+        >>> features = Features(torch.tensor([[0.0, 0.0], [0.1, 0.1], [5.0, 5.0]]))
+        >>> spread_choice(features, torch.tensor([0.3, 0.31, 0.2]), 2)
+        tensor([1, 2])
+    """
+    x = [features.logits, *features.layers.values()][-1].double()
+    x = (x - x.mean(0)) / (x.std(0, correction=0) + 1e-12)
+    left, scale = std.double().square().clone(), x.shape[1]
+    factors: list[Tensor] = []
+    picked: list[int] = []
+    for _ in range(min(k, len(x))):
+        best = int(left.argmax())
+        similar = torch.exp(-(x - x[best]).square().sum(1) / scale) * std * std[best]
+        explained = sum((f * f[best] for f in factors), torch.zeros_like(similar))
+        factor = (similar - explained) / left[best].clamp_min(1e-300).sqrt()
+        factors.append(factor)
+        left = (left - factor.square()).clamp_min(0.0)
+        left[picked := [*picked, best]] = -1.0
+    return torch.tensor(picked, dtype=torch.long)

@@ -15,7 +15,6 @@ from salgp import Features, Prediction
 from salgp.calibrators import Calibrator, get, names, register
 from salgp.calibrators.base import CalibrationWarning
 from salgp.calibrators.registry import CLASSES
-from salgp.calibrators.rows import originals
 
 
 def world(n: int = 200, c: int = 3, seed: int = 0) -> tuple[Features, torch.Tensor]:
@@ -116,9 +115,9 @@ def test_copies_are_not_counted_as_samples() -> None:
 def test_originals_in_any_order() -> None:
     z = torch.zeros(6, 2)
     groups, families = torch.tensor([5, 3, 5, 3, 5, 3]), torch.tensor([1, 0, 0, 2, 2, 1])
-    assert originals(Features(z))[0].tolist() == list(range(6))
-    assert originals(Features(z, groups=groups))[0].tolist() == [0, 1]
-    assert originals(Features(z, groups=groups, families=families))[0].tolist() == [1, 2]
+    assert Features(z).originals[0].tolist() == list(range(6))
+    assert Features(z, groups=groups).originals[0].tolist() == [0, 1]
+    assert Features(z, groups=groups, families=families).originals[0].tolist() == [1, 2]
 
 
 # --- what it refuses

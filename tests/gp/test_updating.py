@@ -8,9 +8,9 @@ from torch import Tensor
 
 from salgp.calibrators.gp.salgp import SALGP
 from salgp.calibrators.gp.structures import rows_of
-from salgp.calibrators.rows import spread_choice
 from salgp.features import Features
 from salgp.gp.regression import condition_exact
+from salgp.neighbours import spread_choice
 
 
 def made(n: int, seed: int = 0) -> tuple[Features, Tensor]:

@@ -46,7 +46,6 @@ from salgp.calibrators.checks import (
     refuse_signs,
     warn_of_data,
 )
-from salgp.calibrators.rows import originals
 from salgp.calibrators.temperature import rest_temperature
 from salgp.features import Features
 from salgp.file_signatures import is_of_kind
@@ -127,7 +126,7 @@ class Calibrator(BaseEstimator, ABC):
         features = bounded_logits(features)
         y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
         refuse_signs(y, features.n_classes)
-        rows, _ = originals(features)
+        rows, _ = features.originals
         if len(rows) < 2:
             raise ValueError("only one calibration sample: at least 2 are needed, a few hundred are sensible")
         known = None if reference is None else self._known(*reference, features)

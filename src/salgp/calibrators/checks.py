@@ -40,7 +40,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, tell_nothing
 
@@ -289,7 +288,7 @@ def _check_numbers(what: str, x: Tensor, largest: float, features: Features, lim
             f"{limit:.0e}: scale the layer, or look for what has diverged in the network"
         )
     wrong = non_finite_rows(x)
-    rows, place = originals(features)
+    rows, place = features.originals
     samples = rows[place[wrong].unique()]
     first = int(samples[0])
     where = f"row {first}" if bool((wrong == first).any()) else f"an augmented sample of row {first}"

@@ -72,9 +72,7 @@ def _halves(features: Features, labels: Tensor) -> Any:
     """
     import torch
 
-    from salgp.calibrators.rows import originals
-
-    first, original = originals(features)
+    first, original = features.originals
     if len(first) < 2:
         raise ValueError(f"{len(first)} samples are too few to split; give the data to score on with --test")
     order = torch.randperm(len(first), generator=torch.Generator().manual_seed(0))

@@ -82,7 +82,6 @@ def _fit(
 ) -> Fitted:
     """Fit in memory; notes say what is odd about the data."""
     from salgp.calibrators.registry import method_for
-    from salgp.calibrators.rows import originals
 
     loaded = salgp.files.read_features(features, options.split_names(probs))
     data = loaded.features if layers is None else loaded.features.select(layers)
@@ -91,7 +90,7 @@ def _fit(
     data, labels = fitting_rows(calibrator, data, loaded.known_labels)
     for note in notes_on(calibrator, loaded, data, known is not None):
         console.say(f"note: {note}")
-    n = len(originals(data)[0])
+    n = len(data.originals[0])
     counted = f"{n:,} samples" + (f" and {len(data) - n:,} augmented ones" if len(data) > n else "")
     with console.progress(f"fitting {calibrator.name} on {counted}"):
         return calibrator.fit(data, labels, known), loaded, len(data), counted
@@ -148,11 +147,10 @@ def read_reference(
 
 def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
     """What a method learns from: augmented samples only where it uses them, else the original samples."""
-    from salgp.calibrators.rows import without_augmented
 
     if calibrator.uses_augmented or features.groups is None:
         return features, labels
-    plain, rows = without_augmented(features)
+    plain, rows = features.without_augmented()
     return plain, labels[rows]
 
 

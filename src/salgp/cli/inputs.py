@@ -151,9 +151,8 @@ def _short(value: Any) -> str:
 def note_shared(console: Console, test: str, tested: Features, other: str, known: Features) -> None:
     """Say that test samples are among those that a calibrator learns from: it looks better than it is."""
     from salgp.calibrators.checks import rows_in
-    from salgp.calibrators.rows import originals
 
-    shared = rows_in(tested.logits, known[originals(known)[0]].logits)
+    shared = rows_in(tested.logits, known[known.originals[0]].logits)
     _note_overlap(console, shared, len(tested), test, other)
 
 
@@ -231,11 +230,10 @@ def note_guessing(console: Console, features: Features, labels: Tensor | None) -
     """The network's accuracy on the samples themselves; with a note where it is no better than a guess, which
     is what forgotten weights and wrong preprocessing look like.
     """
-    from salgp.calibrators.rows import originals
 
     if labels is None or not len(features):
         return None
-    rows = originals(features)[0]
+    rows = features.originals[0]
     n, chance = len(rows), 1 / features.n_classes
     accuracy = float(features[rows].correct(labels[rows]).double().mean())
     if accuracy <= chance + 2 * (chance * (1 - chance) / n) ** 0.5:

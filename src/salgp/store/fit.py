@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.progress import progress_bar
 from salgp.store.engines import run
@@ -183,7 +182,7 @@ def subset_of(store: FeatureStore, size: int, seed: int = 0) -> tuple[Features, 
     logits, labels = store.to_features(())
     if labels is None:
         raise ValueError(f"{store.folder} has no labels; a calibrator is fitted on labelled samples only")
-    rows, _ = originals(logits)
+    rows, _ = logits.originals
     strata = 2 * logits.label[rows] + logits.correct(labels)[rows].long()
     offset = torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     wanted = max(1, round(size * len(rows) / len(logits)))

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import salgp
 from salgp.calibrators import get
 from salgp.calibrators.evidence.calibrator import LayerEvidence
-from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.network.extract import read_calibration_data
 from salgp.network.reader import Reader
@@ -85,7 +84,7 @@ def test_interval_is_wider_under_shift_and_holds_the_confidence() -> None:
 
 
 def test_augmented_samples_follow_their_original_in_any_order() -> None:
-    first, position = originals(Features(torch.zeros(6, 2), groups=torch.tensor([4, 9, 1, 9, 4, 1])))
+    first, position = Features(torch.zeros(6, 2), groups=torch.tensor([4, 9, 1, 9, 4, 1])).originals
     assert first.tolist() == [0, 1, 2]
     assert position.tolist() == [0, 1, 2, 1, 0, 2]
 

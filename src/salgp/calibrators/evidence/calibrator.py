@@ -49,12 +49,12 @@ from salgp.calibrators.evidence.mixture import (
     samples_of,
     scales_of,
 )
-from salgp.calibrators.evidence.windows import Context, window_sums
-from salgp.calibrators.rows import originals, spread_choice, window_numbers
+from salgp.calibrators.evidence.windows import Context, window_numbers, window_sums
 from salgp.calibrators.temperature import shrunk_temperature
 from salgp.features import Features
 from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
+from salgp.neighbours import spread_choice
 from salgp.prediction import LayerTerms, Prediction, spread_confidence
 
 __all__ = ["LayerEvidence"]
@@ -86,7 +86,7 @@ class LayerEvidence(Calibrator):
         scales_: location and scale of the calibration samples.
         mixture_: the fitted model.
         classes_model_: class probabilities for `predict_classes`.
-        training_rows_: the rows it was fitted on, for `update` and `forget`.
+        training_rows_: the rows it was fitted on, for `update`.
         check_: scores on samples and families left out of the fit, beside the network's own and temperature
             scaling's; and how often network and nearest class answer rightly.
         verdict_: the same in a few sentences.
@@ -128,7 +128,7 @@ class LayerEvidence(Calibrator):
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         self._check_settings()
-        if reference is None and len(originals(features)[0]) > MANY:
+        if reference is None and len(features.originals[0]) > MANY:
             known, rows = split_reference(features, labels)
             reference = (features[known], labels[known])
             features, labels = features[rows], labels[rows]
@@ -168,7 +168,7 @@ class LayerEvidence(Calibrator):
         """Log distances ``(L, m, C)`` of some calibration samples to the classes, and their logits and
         labels.
         """
-        first, _ = originals(features)
+        first, _ = features.originals
         most = rows_at_once(len(reference.spaces), features.n_classes)
         some = first[torch.linspace(0, len(first) - 1, min(len(first), most)).long().to(first.device)]
         if not own:
@@ -197,7 +197,7 @@ class LayerEvidence(Calibrator):
             )
             self.classes_model_ = fit_classes(sample[0], distance, sample[1], self.scales_.temperature)
         self.check_ = check_fit(parts, self.display_name)
-        first, _ = originals(features)
+        first, _ = features.originals
         known = sample[1] >= 0
         if bool(known.any()):
             nearest, truth = distance.mean(dim=0).argmin(dim=1)[known], sample[1][known]
@@ -217,7 +217,7 @@ class LayerEvidence(Calibrator):
         self, features: Features, labels: Tensor, evidence: Evidence
     ) -> tuple[Scales, TrainingRows, Mixture]:
         """Temperature, scales and mixture of some rows."""
-        first, _ = originals(features)
+        first, _ = features.originals
         temperature = shrunk_temperature(features.logits[first], labels[first])
         scales = scales_of(features[first], evidence[first], temperature)
         samples = samples_of(features, evidence, scales)
@@ -371,12 +371,6 @@ class LayerEvidence(Calibrator):
         """
         more = self._observed(features, labels)
         return self._refit(self.training_rows_.joined(more))
-
-    @one_at_a_time
-    def forget(self, features: Features, labels: Any) -> Self:
-        """Take back samples that were added by `update`, or fitted on with a reference of their own."""
-        some = self._observed(features, labels)
-        return self._refit(self.training_rows_.without(some))
 
     def _observed(self, features: Features, labels: Any) -> TrainingRows:
         """New samples as the model sees them, on the device of those it knows."""

@@ -25,7 +25,6 @@ from salgp.calibrators.evidence.layer_spaces import (
     principal_directions,
     unit_length,
 )
-from salgp.calibrators.rows import originals
 from salgp.features import Features
 
 __all__ = ["reference_and_evidence"]
@@ -49,7 +48,7 @@ def confidence_rank(features: Features) -> Tensor:
 
 def split_reference(features: Features, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of every second original, to be the reference, and all rows of the others."""
-    first, original = originals(features)
+    first, original = features.originals
     rank = confidence_rank(features[first])
     chosen = rank % 2 == 0
     return first[chosen], (~chosen)[original].nonzero()[:, 0]
@@ -59,7 +58,7 @@ def fold_references(
     features: Features, labels: Tensor, settings: ReferenceSettings
 ) -> Iterator[tuple[Reference, Features, Tensor]]:
     """For each fold a reference of the others, the samples of the fold, and their rows."""
-    first, original = originals(features)
+    first, original = features.originals
     rank = confidence_rank(features[first])
     fold = rank % min(FOLDS, len(first))
     narrow = _narrowed(features, first, 2 * settings.width)
@@ -82,7 +81,7 @@ def reference_and_evidence(
     if reference is not None:
         known = make_reference(*reference, settings)
         return known, layer_evidence(known, features)
-    first, _ = originals(features)
+    first, _ = features.originals
     known = make_reference(features[first], labels[first], settings)
     return known, cross_fitted_evidence(known, features, labels, settings)
 

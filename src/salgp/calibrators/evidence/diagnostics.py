@@ -19,7 +19,6 @@ from salgp.calibrators.evidence.cross_fitting import confidence_rank
 from salgp.calibrators.evidence.layer_spaces import Evidence
 from salgp.calibrators.evidence.mixture import Mixture, Scales, moderated, samples_of
 from salgp.calibrators.evidence.windows import window_sums
-from salgp.calibrators.rows import originals
 from salgp.features import Features
 from salgp.metrics import auroc, debiased_ece, nll_correct
 
@@ -72,7 +71,7 @@ class HeldOut:
 
 def held_out(features: Features, labels: Tensor, evidence: Evidence, learn: Learn) -> list[HeldOut]:
     """Every part of the data, scored by a fit to others."""
-    first, original = originals(features)
+    first, original = features.originals
     part = (confidence_rank(features[first]) % 2)[original]
     family = _families(features)
     known = sorted(set(family.tolist()) - {0})
@@ -192,7 +191,7 @@ def _better_answers(check: Check) -> str:
 def _families(features: Features) -> Tensor:
     if features.families is not None:
         return features.families.to(features.logits.device)
-    first, _ = originals(features)
+    first, _ = features.originals
     return torch.ones_like(features.label).index_fill(0, first, 0)
 
 

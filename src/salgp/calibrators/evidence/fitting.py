@@ -15,7 +15,6 @@ from torch.nn.functional import softplus
 from salgp.calibrators.evidence.mixture import Mixture, Samples
 from salgp.calibrators.evidence.monotone import RIDGE, MonotoneLogistic, fit_monotone, leave_group_out
 from salgp.calibrators.evidence.windows import WindowModel, window_sums
-from salgp.calibrators.rows import is_augmented, originals
 from salgp.features import Features
 from salgp.gp.linalg import cholesky, inverse_positive
 from salgp.gp.optimise import logistic
@@ -79,35 +78,15 @@ class TrainingRows:
         columns = [torch.cat(pair) for pair in pairs]
         return TrainingRows(Samples(*columns[:-4]), *columns[-4:])
 
-    def without(self, some: TrainingRows) -> TrainingRows:
-        """These rows without some of them, each taken once."""
-        keep = torch.ones(len(self), dtype=torch.bool, device=self.correct.device)
-        mine, gone = self._numbers(), some._numbers().to(self.correct)
-        for x in gone:
-            same = keep & torch.isclose(mine, x, rtol=1e-5, atol=1e-5).all(dim=1)
-            if not bool(same.any()):
-                raise ValueError(
-                    "a sample to forget is not among those the calibrator was fitted on, or its label was "
-                    "another"
-                )
-            keep[same.nonzero()[0, 0]] = False
-        if not bool((keep & self.original).any()):
-            raise ValueError("cannot forget every sample a calibrator knows")
-        return self[keep.nonzero()[:, 0]]
-
     def _columns(self, first_group: int = 0) -> list[Tensor]:
         own = [getattr(self.samples, f.name) for f in fields(Samples)]
         return [*own, self.correct, self.group + first_group, self.family, self.strength]
 
-    def _numbers(self) -> Tensor:
-        s = self.samples
-        return torch.cat([s.design, torch.stack([s.label.to(s.t), self.correct], dim=1)], dim=1)
-
 
 def training_rows(features: Features, samples: Samples, correct: Tensor) -> TrainingRows:
     """Samples with their answers; augmented ones of unknown family are of family 1 and strength 1."""
-    group = originals(features)[1]
-    augmented = is_augmented(features)
+    group = features.originals[1]
+    augmented = features.is_augmented
     family = augmented.long() if features.families is None else features.families.to(group.device)
     strength = augmented.double() if features.strengths is None else features.strengths.to(group.device)
     return TrainingRows(samples, correct, group, family, strength.double())

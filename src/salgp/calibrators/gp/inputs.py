@@ -18,7 +18,6 @@ from salgp.calibrators.evidence.fitting import fit_in_domain, training_rows
 from salgp.calibrators.evidence.layer_spaces import Reference, ReferenceSettings, layer_evidence
 from salgp.calibrators.evidence.mixture import Scales, samples_of, scales_of
 from salgp.calibrators.evidence.monotone import MonotoneLogistic
-from salgp.calibrators.rows import originals
 from salgp.calibrators.temperature import best_temperature
 from salgp.features import Features
 from salgp.io import storable
@@ -70,7 +69,7 @@ def learn_evidence(
     Without a reference the calibration samples are one; each sample and its augmented ones are then compared
     with the *others*, as any new sample will be.
     """
-    first, _ = originals(features)
+    first, _ = features.originals
     known, evidence = reference_and_evidence(features, labels, reference, ReferenceSettings(seed=seed))
     temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
     scales = scales_of(features[first], evidence[first], temperature)

@@ -25,18 +25,18 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
+from salgp.calibrators.gp.inputs import learn_evidence
+from salgp.calibrators.gp.streaming import fit_rows
 from torch import Tensor
 
 from salgp.calibrators.base import Calibrator, Source, one_at_a_time
 from salgp.calibrators.gp.correction import chunk_size, to_prediction
-from salgp.calibrators.gp.inputs import learn_evidence
-from salgp.calibrators.gp.streaming import fit_rows
 from salgp.calibrators.gp.structures import Structure, observe, structure
-from salgp.calibrators.rows import spread_choice
 from salgp.features import Features
 from salgp.gp.fitting import Fitted, Observations, Settings, extend, fit_bernoulli, fit_gaussian, retract
 from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
+from salgp.neighbours import spread_choice
 from salgp.prediction import Prediction
 
 __all__ = ["SALGP", "ResidualGP", "fit_structure", "settings_of"]

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import CalibrationWarning, Calibrator
-from salgp.calibrators.rows import window_numbers
+from salgp.calibrators.evidence.windows import window_numbers
 from salgp.calibrators.scaling.toplabel import top_label
 from salgp.calibrators.temperature import best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
