@@ -353,7 +353,7 @@ WRONG = [
         "--device abacus: not available here",
         2,
     ),
-    Wrong("info on a script", "info IN/net.py", "name a network in it as FILE.py:FUNCTION"),
+    Wrong("info on a script", "info IN/net.py", "net.py"),
     Wrong("info on nothing", "info IN/nothing", "no such file or folder"),
     Wrong(
         "a fault of our own",
@@ -554,8 +554,6 @@ def test_without_arguments_the_help_is_shown(run: Any) -> None:
         "info",
         "info IN/cal",
         "info IN/cal.safetensors",
-        "info IN/key.safetensors",
-        "info IN/data.npz",
     ],
 )
 def test_info_and_lists(line: str, run: Any) -> None:

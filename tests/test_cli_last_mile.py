@@ -166,7 +166,6 @@ def test_sets_are_the_library_s_and_are_applied(fitted: Run) -> None:
         rows = [[row[f"set.{name}"] == "True" for name in CLASSES] for row in csv.DictReader(file)]
     assert rows == stored.tolist()
     assert json.loads(out)["mean_set_size"] == pytest.approx(float(stored.sum(1).double().mean()))
-    assert json.loads(fitted("info p.csv --json")[1])["kind"] == "prediction"
 
 
 def test_what_calibrate_writes_is_a_calibrator_for_every_reader(run: Run) -> None:

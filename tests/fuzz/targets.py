@@ -66,7 +66,6 @@ TARGETS = (
         sentences=("this monitor watches ",),  # other channels than these: the file is whole
     ),
     Target("monitor-tensors", w.make_monitor, w.read_monitor, WATCH[1:2], "tensors", checked=False),
-    Target("info", w.make_described, w.read_described, ("rule.json", "f.safetensors", *WATCH[:1])),
     Target("features", w.make_features, w.read_features, ("f.safetensors",)),
     Target(
         "features-tensors", w.make_features, w.read_features, ("f.safetensors",), "tensors", checked=False

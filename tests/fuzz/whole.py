@@ -273,17 +273,3 @@ def read_weights(path: Path) -> Any:
     fresh = copy.deepcopy(network())
     load_weights(fresh, path)
     return fresh.state_dict()
-
-
-def make_described(folder: Path) -> Path:
-    """A rule, features and a monitor, for ``salgp info``."""
-    make_rule(folder)
-    make_features(folder)
-    make_monitor(folder)
-    return folder
-
-
-def read_described(folder: Path) -> Any:
-    from salgp.cli.info import describe
-
-    return [describe(folder / name) for name in ("rule.json", "f.safetensors", "watch")]
