@@ -2,13 +2,16 @@
 
 Nothing is guessed from the values: the caller says what they are. Where they contradict what was said, the
 caller is told.
+
+The temperature of the largest likelihood is found here too. With the inverse temperature ``b = 1 / T`` the
+negative log-likelihood of ``softmax(b z)`` is convex: its slope, the sum of ``E_p[z] - z_y`` over samples,
+crosses zero once. The root is bracketed and found by Brent's method in ``log T``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,22 +19,24 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "FORWARD",
+    "BOUNDS",
     "OUTPUTS",
     "ZERO",
     "as_array",
-    "at_least_single",
     "as_logits",
+    "at_least_single",
+    "best_temperature",
     "check_finite",
     "check_undeclared",
     "log_odds",
     "look_like_probabilities",
-    "named_fields",
     "non_finite_rows",
-    "raw_logits",
     "refuse_masked",
-    "shape_of",
+    "rest_temperature",
+    "row_chunks",
+    "shrunk_temperature",
     "tell_nothing",
+    "tempered_softmax",
 ]
 
 OUTPUTS = ("logits", "probabilities", "log-probabilities", "sigmoids")
@@ -47,6 +52,10 @@ TOLERANCE = 1e-2
 """Rows of probabilities may miss 1 by this much: half precision, rounded files."""
 ENOUGH = 20
 """Fewer samples of small scores may all lie between 0 and 1 by chance."""
+BOUNDS = (0.01, 20.0)
+"""Smallest and largest temperature looked for."""
+FLAT = 0.05
+"""Below this temperature the likelihood hardly changes any more: there is no optimum."""
 
 
 def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
@@ -274,75 +283,105 @@ def non_finite_rows(x: Tensor) -> Tensor:
     return (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0]
 
 
-FORWARD = "pass reader=salgp.Reader(forward=lambda model, batch: ...) to return the logits yourself"
-"""What to do where an output holds no class scores."""
+def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """``softmax(z / T)`` in at least single precision, kept positive so that no log-likelihood is infinite.
 
-
-def raw_logits(output: Any) -> Tensor:
-    """Find the class scores in whatever a network returned.
-
-    A tensor is taken as it is; a mapping, dataclass or named tuple must have ``logits``. A plain tuple or
-    list must hold one floating-point tensor ``(n, c)`` or ``(n,)``. Where it holds several, as ``(features,
-    logits)`` does, nothing tells which are the scores: it is refused.
+    Args:
+        logits: ``(n, c)``.
+        temperature: one number, or ``(n, 1)``, one per sample.
 
     Example:
-        >>> raw_logits({"loss": torch.tensor(1.0), "logits": torch.zeros(2, 3)}).shape
-        torch.Size([2, 3])
-        >>> raw_logits((torch.tensor(1.0), torch.zeros(2, 3), torch.zeros(2, 7, 5))).shape
-        torch.Size([2, 3])
+        >>> tempered_softmax(torch.tensor([[2.0, 0.0]]), 2.0)
+        tensor([[0.7311, 0.2689]])
     """
-    if isinstance(output, Tensor):
-        return output
-    fields = dict(named_fields(output))
-    if isinstance(fields.get("logits"), Tensor):
-        return fields["logits"]
-    if fields:
-        raise ValueError(
-            f"the network returned {type(output).__name__} without 'logits' (it has "
-            f"{', '.join(map(str, fields))}); {FORWARD}"
-        )
-    found = dict(_score_like(output)) if isinstance(output, tuple | list) else {}
-    if len(found) > 1:
-        raise ValueError(_which(type(output).__name__, found))
-    if not found:
-        raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
-    return next(iter(found.values()))
+    z = at_least_single(logits) / temperature
+    return torch.softmax(z, dim=1).clamp_(min=torch.finfo(z.dtype).tiny)
 
 
-def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of a mapping, dataclass or named tuple; nothing for any other value."""
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-    elif isinstance(value, tuple):
-        yield from zip(getattr(value, "_fields", ()), value, strict=False)
+def best_temperature(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[float, bool]:
+    """Temperature of the largest likelihood inside `BOUNDS`, and whether it is one of them; 1 where no class
+    is known.
 
-
-def shape_of(x: Any) -> str:
-    """Shape and type in words; the samples are ``n``, since a few of them may have been taken.
+    Args:
+        logits: ``(n, c)``.
+        labels: ``(n,)`` true classes; -1 is left out.
+        weights: ``(n,)`` weight of each sample.
 
     Example:
-        >>> shape_of(torch.zeros(5, 3))
-        '(n, 3) of torch.float32'
+        >>> z = torch.tensor([[2.0, 0.0]]).repeat(4, 1)
+        >>> t, at_bound = best_temperature(z, torch.tensor([0, 0, 0, 1]))
+        >>> round(t, 4), at_bound  # log-odds 2 / T must be log 3
+        (1.8205, False)
     """
-    if not isinstance(x, Tensor | np.ndarray):
-        return f"a {type(x).__name__}"
-    axes = ["n", *map(str, x.shape[1:])] if x.ndim else []
-    return f"({', '.join(axes)}{',' if len(axes) == 1 else ''}) of {x.dtype}"
+    if not bool((labels >= 0).any()):
+        return 1.0, False
+    return _root(lambda u: _slope(logits, labels, u, weights))
 
 
-def _score_like(output: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
-    """What could be class scores, ``(n, c)`` or of a binary network ``(n,)``, by position."""
-    for i, x in enumerate(output):
-        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2):
-            yield i, x
+def rest_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Temperature by which the classes other than the label share what the confidence leaves.
+
+    That of the largest likelihood; 1 where the likelihood has no optimum, as where every sample is correct.
+
+    Example:
+        >>> rest_temperature(torch.tensor([[2.0, 0.0]]).repeat(4, 1), torch.tensor([0, 0, 0, 0]))
+        1.0
+    """
+    temperature, at_bound = best_temperature(logits, labels)
+    return 1.0 if at_bound or temperature < FLAT else temperature
 
 
-def _which(kind: str, found: Mapping[int, Tensor]) -> str:
-    listed = " and ".join(f"[{i}] {shape_of(x)}" for i, x in found.items())
-    return (
-        f"the network returned a {kind} in which {len(found)} tensors could be the class scores, {listed}; "
-        f"say which, for batches (x, y): reader=salgp.Reader(forward=lambda model, batch: "
-        f"model(batch[0])[{max(found)}])"
-    )
+def shrunk_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> float:
+    """Temperature of the largest likelihood if that is 1 or more; below 1, of the largest posterior with
+    ``log T ~ N(0, spread^2)``.
+
+    A temperature below 1 raises confidences. Few samples, or hardly an error among them, are no reason to do
+    so, and it stays near 1. One above 1 lowers them and is not shrunk.
+
+    Example:
+        >>> z = torch.tensor([[2.0, 0.0]]).repeat(4, 1)
+        >>> round(shrunk_temperature(z, torch.tensor([0, 0, 0, 0])), 1)
+        0.8
+    """
+    if not bool((labels >= 0).any()):
+        return 1.0
+    slope = lambda u: _slope(logits, labels, u, None) + min(u, 0.0) / spread**2  # noqa: E731
+    return _root(slope)[0]
+
+
+def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
+    """Slices of at most ``elements / width`` rows, so that temporaries stay small whatever ``n`` is.
+
+    Example:
+        >>> list(row_chunks(5, 2, elements=4))
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
+    """
+    step = max(1, elements // max(width, 1))
+    return (slice(i, i + step) for i in range(0, n, step))
+
+
+def _slope(logits: Tensor, labels: Tensor, log_temperature: float, weights: Tensor | None) -> float:
+    """Derivative of the negative log-likelihood in ``log T``."""
+    inverse, total = math.exp(-log_temperature), 0.0
+    for rows in row_chunks(len(logits), logits.shape[1], elements=2**17):  # small enough to stay in cache
+        z, y = at_least_single(logits[rows]), labels[rows]
+        z = z - z.amax(dim=1, keepdim=True)
+        mean = torch.linalg.vecdot(torch.softmax(z * inverse, dim=1), z)
+        each = z.gather(1, y.clamp_min(0)[:, None])[:, 0] - mean
+        weight = (y >= 0).double() if weights is None else weights[rows] * (y >= 0)
+        total += float(torch.dot(each.double(), weight.double()))
+    return inverse * total
+
+
+def _root(slope: Callable[[float], float]) -> tuple[float, bool]:
+    """``T`` in `BOUNDS` where ``slope(log T)`` turns positive; true with an end where it does not."""
+    from scipy.optimize import brentq
+
+    low, high = (math.log(bound) for bound in BOUNDS)
+    if slope(0.0) == 0.0:  # as where all logits are equal
+        return 1.0, False
+    if slope(low) >= 0.0:
+        return BOUNDS[0], True
+    if slope(high) <= 0.0:
+        return BOUNDS[1], True
+    return math.exp(brentq(slope, low, high, xtol=1e-12)), False

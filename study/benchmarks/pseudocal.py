@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from salgp.calibrators.temperature import best_temperature, tempered_softmax
 from salgp.features import Features
+from salgp.logits import best_temperature, tempered_softmax
 from salgp.prediction import Prediction
 from salgp_study.lascal import label_shift_temperature
 from salgp_study.pseudocal import pseudo_temperature
@@ -109,7 +109,7 @@ def temperatures_of(name: str, seed: int, data: Path | None, cache: Path) -> lis
         temperatures = {
             PSEUDOCAL: pseudo_temperature(batched(case.network), inputs(recipes[test.name])),
             KNOWN: label_shift_temperature(source, y, test.features.logits, known_weights(y, test)),
-            BEST: best_temperature(test.features.logits, test.labels, warn=False)[0],
+            BEST: best_temperature(test.features.logits, test.labels)[0],
         }
         new = [record(cached.name, seed, method, test, t) for method, t in temperatures.items()]
         with path.open("a", encoding="utf-8") as file:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from salgp import Features
-from salgp.calibrators.temperature import best_temperature
+from salgp.logits import best_temperature
 from salgp_study.gradient_temperature import GradientTemperature
 
 

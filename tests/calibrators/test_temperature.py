@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from salgp.calibrators.temperature import BOUNDS, best_temperature, shrunk_temperature, tempered_softmax
+from salgp.logits import BOUNDS, best_temperature, shrunk_temperature, tempered_softmax
 
 
 def drawn(
@@ -46,7 +46,6 @@ def two_valued(size: float, wrong: int, n: int = 400, c: int = 10) -> tuple[torc
     return size * torch.nn.functional.one_hot(predicted, c).double(), labels
 
 
-@pytest.mark.filterwarnings("ignore::salgp.calibrators.base.CalibrationWarning")
 @pytest.mark.parametrize("size", [0.3, 1.0, 3.0, 6.9, 8.0, 15.0, 40.0])
 @pytest.mark.parametrize("wrong", [1, 7, 40, 100, 150, 250])
 def test_two_valued_logits_have_the_temperature_of_their_log_odds(size: float, wrong: int) -> None:
@@ -57,7 +56,6 @@ def test_two_valued_logits_have_the_temperature_of_their_log_odds(size: float, w
     assert at_bound == (not BOUNDS[0] < exact < BOUNDS[1])
 
 
-@pytest.mark.filterwarnings("ignore::salgp.calibrators.base.CalibrationWarning")
 @pytest.mark.parametrize("seed", range(12))
 def test_coarse_logits_have_the_temperature_of_a_plain_search(seed: int) -> None:
     """Logits on a grid, as of trees, counts or rounded files: the likelihood bends sharply."""
@@ -73,7 +71,7 @@ def test_coarse_logits_have_the_temperature_of_a_plain_search(seed: int) -> None
 @pytest.mark.parametrize("size", [0.5, 6.9, 20.0, 300.0])
 def test_without_an_optimum_the_bound_is_returned(size: float) -> None:
     z, labels = two_valued(size, wrong=0)
-    assert best_temperature(z, labels, warn=False) == (BOUNDS[0], True)
+    assert best_temperature(z, labels) == (BOUNDS[0], True)
 
 
 def test_a_shrunk_temperature_is_the_posterior_mode_of_a_plain_search() -> None:

@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
-from salgp.logits import as_logits, raw_logits
+from salgp.logits import as_logits
 from salgp.network.reader import Reader, projection, read_batches
+from salgp.network.taps import raw_logits
 from salgp_study.backbones import build_backbone
 
 N = 10

@@ -46,13 +46,12 @@ from salgp.calibrators.checks import (
     refuse_signs,
     warn_of_data,
 )
-from salgp.calibrators.temperature import rest_temperature
 from salgp.features import Features
 from salgp.file_signatures import is_of_kind
 from salgp.io import pack, refuse_foreign, unpack, value_bytes, value_from, write_value
 from salgp.io.files import refuse_link
 from salgp.labels import as_labels
-from salgp.logits import ZERO
+from salgp.logits import ZERO, rest_temperature
 from salgp.prediction import Prediction
 
 __all__ = [

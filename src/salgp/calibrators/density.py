@@ -27,10 +27,9 @@ from torch.nn.functional import normalize
 
 from salgp.calibrators.base import Calibrator
 from salgp.calibrators.scaling.toplabel import fit_logistic, from_top_label, platt_targets
-from salgp.calibrators.temperature import BOUNDS, best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
 from salgp.gp.optimise import warn_unless_converged
-from salgp.logits import at_least_single
+from salgp.logits import BOUNDS, at_least_single, best_temperature, row_chunks, tempered_softmax
 from salgp.neighbours import class_distances, nearest
 from salgp.prediction import Prediction
 
@@ -113,7 +112,7 @@ def _fit_weights(logits: Tensor, labels: Tensor, S: Tensor) -> Tensor:
         value, slope = _squared_error(logits, labels, T.clamp_min(BOUNDS[0]))
         return value, (X.T @ (slope * (BOUNDS[0] <= T))).cpu().numpy()
 
-    start[0] = best_temperature(logits, labels, warn=False)[0]
+    start[0] = best_temperature(logits, labels)[0]
     by_distance = torch.full_like(start, 0.5 * float(start[0]) / max(S.shape[1], 1))
     by_distance[0] = 0.5 * start[0]
     bounds = [(0.0, 1e3)] * len(start)

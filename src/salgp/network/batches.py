@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from salgp.labels import LABEL_KEYS
-from salgp.logits import refuse_masked, shape_of
+from salgp.logits import refuse_masked
+from salgp.network.taps import shape_of
 
 __all__ = ["Batch", "are_texts", "first_rows", "rebatched"]
 

@@ -38,9 +38,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.logits import raw_logits
 from salgp.network.frozen_copy import FrozenCopy
-from salgp.network.taps import Layout, Pooling, Probe, Tap, activation
+from salgp.network.taps import Layout, Pooling, Probe, Tap, activation, raw_logits
 
 __all__ = [
     "MAX_LAYERS",

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from salgp.features import Features
 from salgp.labels import class_labels
-from salgp.logits import FORWARD, OUTPUTS, as_logits, check_undeclared, raw_logits
+from salgp.logits import OUTPUTS, as_logits, check_undeclared
 from salgp.network.batches import Batch, KnownInputs, LabelsAt, are_texts, in_pieces
 from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, fingerprint, unwrap
 from salgp.network.layers import Flow, Layers, Poolings, make_taps, pooling_for, trace
-from salgp.network.taps import Change, Probe, Tap, TapError
+from salgp.network.taps import FORWARD, Change, Probe, Tap, TapError, raw_logits
 from salgp.progress import progress_bar, steps_in
 
 __all__ = [

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from salgp.calibrators import register
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.temperature import BOUNDS, tempered_softmax
 from salgp.features import Features
+from salgp.logits import BOUNDS, tempered_softmax
 from salgp.prediction import Prediction
 
 __all__ = ["GradientTemperature"]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from salgp.calibrators.temperature import best_temperature
+from salgp.logits import best_temperature
 
 __all__ = ["pseudo_temperature"]
 
@@ -47,4 +47,4 @@ def pseudo_temperature(
         if not len(pairs):
             return 1.0
         mixed = share * inputs[pairs] + (1 - share) * inputs[other[pairs]]
-        return best_temperature(network(mixed), label[pairs], warn=False)[0]
+        return best_temperature(network(mixed), label[pairs])[0]

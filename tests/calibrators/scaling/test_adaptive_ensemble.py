@@ -8,7 +8,7 @@ import torch
 
 from salgp import Features
 from salgp.calibrators.scaling.temperature import AdaptiveCalibratorEnsemble
-from salgp.calibrators.temperature import best_temperature
+from salgp.logits import best_temperature
 
 
 def drawn(n: int, seed: int = 0, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ from salgp.calibrators.scaling.temperature import (
     Uncalibrated,
     ensemble_softmax,
 )
-from salgp.calibrators.temperature import BOUNDS, best_temperature
+from salgp.logits import BOUNDS, best_temperature
 from salgp.metrics import ece, nll
 
 DATA = Path(os.environ.get("SALGP_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -50,10 +50,10 @@ from salgp.calibrators.evidence.mixture import (
     scales_of,
 )
 from salgp.calibrators.evidence.windows import Context, window_numbers, window_sums
-from salgp.calibrators.temperature import shrunk_temperature
 from salgp.features import Features
 from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
+from salgp.logits import shrunk_temperature
 from salgp.neighbours import spread_choice
 from salgp.prediction import LayerTerms, Prediction, spread_confidence
 

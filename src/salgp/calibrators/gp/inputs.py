@@ -18,9 +18,9 @@ from salgp.calibrators.evidence.fitting import fit_in_domain, training_rows
 from salgp.calibrators.evidence.layer_spaces import Reference, ReferenceSettings, layer_evidence
 from salgp.calibrators.evidence.mixture import Scales, samples_of, scales_of
 from salgp.calibrators.evidence.monotone import MonotoneLogistic
-from salgp.calibrators.temperature import best_temperature
 from salgp.features import Features
 from salgp.io import storable
+from salgp.logits import best_temperature
 
 __all__ = ["EvidenceInputs", "learn_evidence"]
 
@@ -71,7 +71,7 @@ def learn_evidence(
     """
     first, _ = features.originals
     known, evidence = reference_and_evidence(features, labels, reference, ReferenceSettings(seed=seed))
-    temperature = best_temperature(features.logits[first], labels[first], warn=False)[0]
+    temperature = best_temperature(features.logits[first], labels[first])[0]
     scales = scales_of(features[first], evidence[first], temperature)
     samples = samples_of(features, evidence, scales)
     monotone = None

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators.base import CalibrationWarning, Calibrator
-from salgp.calibrators.temperature import best_temperature, row_chunks
 from salgp.features import Features
 from salgp.gp.linalg import cholesky, inverse_positive, log_determinant, lower_inverse, solve_positive
-from salgp.logits import at_least_single
+from salgp.logits import at_least_single, best_temperature, row_chunks
 from salgp.prediction import INTERVAL_SD, Prediction
 
 __all__ = []
@@ -245,6 +244,6 @@ def _scale(z: Tensor, y: Tensor) -> float:
     size = float(z.double().square().mean().sqrt()) if len(y) else 0.0
     if size == 0.0:
         return 1.0
-    temperature, at_bound = best_temperature(at_least_single(z) / size, y, warn=False)
+    temperature, at_bound = best_temperature(at_least_single(z) / size, y)
     suits = SCALES[0] <= temperature * size <= SCALES[1]
     return 1.0 if at_bound or suits else temperature * size

@@ -35,9 +35,8 @@ from torch import Tensor
 
 from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.calibrators.scaling.temperature import mixture_weights
-from salgp.calibrators.temperature import best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
-from salgp.logits import at_least_single
+from salgp.logits import at_least_single, best_temperature, row_chunks, tempered_softmax
 from salgp.prediction import Prediction
 
 __all__ = []
@@ -308,7 +307,7 @@ class StackedScaling(Calibrator):
         x, y = x[order], y[order]
         identity = _identity(*x.shape)
         some = slice(None, None, 1 if identity is None else -(-x.numel() // LARGEST) or 1)
-        temperature = best_temperature(x, y, warn=False)[0] if len(y) else 1.0
+        temperature = best_temperature(x, y)[0] if len(y) else 1.0
         maps = _maps(x[some], y[some], temperature, identity)
         likelihood = _left_out(x[some], y[some], identity, len(maps))
         equal = [1 / len(maps)] * len(maps)
@@ -330,7 +329,7 @@ def _left_out(x: Tensor, y: Tensor, identity: Tensor | None, n_maps: int) -> Ten
     found = [x.new_zeros(0, n_maps).double()]
     for k in range(FOLDS if len(y) >= 2 * FOLDS else 0):
         rest, out = fold != k, fold == k
-        temperature = best_temperature(x[rest], y[rest], warn=False)[0]
+        temperature = best_temperature(x[rest], y[rest])[0]
         maps = _maps(x[rest], y[rest], temperature, identity)
         each = [p.gather(1, y[out, None])[:, 0] for p in _components(x[out], maps)]
         found.append(torch.stack(each, dim=1).double())

@@ -1,7 +1,7 @@
 """One number for all logits: temperature scaling and its relatives.
 
 Temperature scaling divides every logit by ``T > 0``, ``p = softmax(z / T)``: ``T > 1`` lowers confidence, ``T
-< 1`` raises it, the label stays. How ``T`` is found is told in `salgp.calibrators.temperature`.
+< 1`` raises it, the label stays. How ``T`` is found is told in `salgp.logits`.
 Reference: Guo et al., On calibration of modern neural networks, ICML 2017.
 
 Adaptive calibrator ensemble (ACE): an easy and a hard temperature, weighted by how confident a window is.
@@ -28,9 +28,9 @@ from torch import Tensor
 from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.calibrators.evidence.windows import window_numbers
 from salgp.calibrators.scaling.toplabel import top_label
-from salgp.calibrators.temperature import best_temperature, row_chunks, tempered_softmax
 from salgp.features import Features
 from salgp.gp.optimise import warn_unless_converged
+from salgp.logits import best_temperature, row_chunks, tempered_softmax
 from salgp.prediction import Prediction
 
 __all__ = []
@@ -78,10 +78,22 @@ class TemperatureScaling(Calibrator):
     display_name: ClassVar[str] = "temperature scaling"
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels)
+        self.temperature_, self.at_bound_ = _fitted(features.logits, labels)
 
     def _predict(self, features: Features) -> Prediction:
         return Prediction.from_probs(features, tempered_softmax(features.logits, self.temperature_))
+
+
+def _fitted(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[float, bool]:
+    """The best temperature, with a warning where it is a bound."""
+    temperature, at_bound = best_temperature(logits, labels, weights)
+    if at_bound:
+        correct = "every calibration sample is correct"
+        useless = "the confidences tell nothing about which samples are correct"
+        why = correct if temperature < 1.0 else useless
+        stopped = f"the temperature stopped at its bound {temperature:g} ({why}?)"
+        warnings.warn(f"{stopped}; calibrate on held-out data", CalibrationWarning, stacklevel=4)
+    return temperature, at_bound
 
 
 class PerturbedTemperatureScaling(TemperatureScaling):
@@ -114,7 +126,7 @@ class PerturbedTemperatureScaling(TemperatureScaling):
         else:
             _, of, count = torch.unique(features.groups, return_inverse=True, return_counts=True)
             weights = (1 / count.double())[of]
-        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels, weights=weights)
+        self.temperature_, self.at_bound_ = _fitted(features.logits, labels, weights)
 
 
 class EnsembleTemperatureScaling(Calibrator):
@@ -136,7 +148,7 @@ class EnsembleTemperatureScaling(Calibrator):
     name: ClassVar[str] = "ensemble-temperature"
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        self.temperature_, self.at_bound_ = best_temperature(features.logits, labels)
+        self.temperature_, self.at_bound_ = _fitted(features.logits, labels)
         parts = [_true_class(features.logits, labels, t) for t in (self.temperature_, 1.0)]
         uniform = torch.full_like(parts[0], 1 / features.n_classes)
         self.weights_ = mixture_weights(torch.stack([*parts, uniform], dim=1), (1, 0, 0))
@@ -229,11 +241,11 @@ class AdaptiveCalibratorEnsemble(Calibrator):
         correct, known = features.correct(labels), labels >= 0
         n_correct, n_wrong = int((correct & known).sum()), int((~correct & known).sum())
         weight = min(RATIO * n_wrong / max(n_correct, 1), 1.0)
-        self.easy_temperature_, _ = best_temperature(features.logits, labels)
+        self.easy_temperature_, _ = _fitted(features.logits, labels)
         self.hard_temperature_ = self.easy_temperature_
         if n_wrong:
             weights = torch.where(correct, weight, 1.0).double()
-            self.hard_temperature_, _ = best_temperature(features.logits, labels, weights=weights, warn=False)
+            self.hard_temperature_, _ = best_temperature(features.logits, labels, weights)
         self.mean_confidence_ = float(top_label(features).confidence.double().mean())
 
     def predict(self, features: Features, context: Any = None) -> Prediction:

@@ -37,10 +37,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from salgp.calibrators.base import Calibrator
-from salgp.calibrators.temperature import row_chunks
 from salgp.features import Features
 from salgp.gp.optimise import logistic
-from salgp.logits import at_least_single
+from salgp.logits import at_least_single, row_chunks
 from salgp.prediction import Prediction
 
 __all__ = ["fit_logistic", "from_top_label", "platt_targets"]

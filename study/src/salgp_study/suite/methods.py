@@ -20,9 +20,9 @@ from torch import Tensor
 
 from salgp.calibrators import Calibrator, get
 from salgp.calibrators.gp.salgp import SALGP
-from salgp.calibrators.temperature import tempered_softmax
 from salgp.estimate import class_mix
 from salgp.features import Features
+from salgp.logits import tempered_softmax
 from salgp.prediction import Prediction
 from salgp_study.lascal import label_shift_temperature
 
