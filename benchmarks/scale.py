@@ -1,4 +1,4 @@
-"""Scale: fitting out of core and batch scoring, locally and on Ray Data, in one table.
+"""Scale: fitting out of core and batch scoring, locally and on Ray, in one table.
 
 ``python benchmarks/scale.py --out benchmarks/results/scale.md``. Stores are made once under ``--work`` and
 reused. Every row is a process of its own, so that its peak memory is its own. Wall-clock time depends on what
@@ -77,7 +77,7 @@ def rows(a: argparse.Namespace) -> Iterator[str]:
         one = {**given, "calibrator": saved[method]}
         yield measured(f"score, {method}", a.score, "score", one)
     ray = {**given, "calibrator": saved["evidence"], "engine": "ray"}
-    yield measured("score, evidence, Ray Data, its start included", a.score, "score", ray)
+    yield measured("score, evidence, Ray, its start included", a.score, "score", ray)
     yield measured("the same, one worker killed", a.score, "score", {**ray, "kill": True})
 
 
@@ -174,7 +174,7 @@ def _kill_a_worker() -> None:
         command = ["ps", "-eo", "pid,ppid,args"]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[1:]
         parents = {int(line.split()[0]): int(line.split()[1]) for line in listed}
-        busy = [int(line.split()[0]) for line in listed if "ray::Map" in line]
+        busy = [int(line.split()[0]) for line in listed if "ray::_piece" in line]
         mine = [pid for pid in busy if os.getpid() in _ancestors(pid, parents)]
         if mine:
             time.sleep(1)

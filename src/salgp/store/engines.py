@@ -1,4 +1,4 @@
-"""Run the same function on many pieces of work: on threads of this process, or by Ray Data on a cluster.
+"""Run the same function on many pieces of work: on threads of this process, or as tasks of Ray.
 
 A piece depends on nothing but its arguments, so it may run anywhere, in any order, and again: Ray repeats the
 pieces of a killed worker. Every piece computes on one thread, so that the number of workers changes no bit.
@@ -8,13 +8,12 @@ is started on this machine and shut down again.
 
 from __future__ import annotations
 
-import logging
+import collections
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ def run(
     engine: str = "local",
     workers: int | None = None,
     num_gpus: float = 0,
-    keep: bool = False,
 ) -> Iterator[Any]:
     """Yield ``function(*piece)`` of every piece, in their order.
 
@@ -46,7 +44,6 @@ def run(
             ``auto`` or ``ray://host:10001``.
         workers: how many at once; by default one per core (local, or a local Ray), all the cluster has (Ray).
         num_gpus: of each piece on Ray.
-        keep: keep ``function``, with what it made for itself, in the process of each worker on Ray.
 
     Example:
         >>> list(run(pow, [(2, 3), (2, 5)]))
@@ -57,7 +54,7 @@ def run(
     if engine not in ("ray", "auto") and ":" not in engine:
         raise ValueError(f"engine must be local, ray, or the address of a Ray cluster; got {engine!r}")
     require("ray")
-    return _run_ray(function, pieces, workers, None if engine == "ray" else engine, num_gpus, keep)
+    return _run_ray(function, pieces, workers, None if engine == "ray" else engine, num_gpus)
 
 
 def _run_local(function: Callable[..., Any], pieces: Pieces, count: int) -> Iterator[Any]:
@@ -71,74 +68,30 @@ def _run_local(function: Callable[..., Any], pieces: Pieces, count: int) -> Iter
 
 
 def _run_ray(
-    function: Callable[..., Any],
-    pieces: Pieces,
-    workers: int | None,
-    address: str | None,
-    num_gpus: float,
-    keep: bool,
+    function: Callable[..., Any], pieces: Pieces, workers: int | None, address: str | None, num_gpus: float
 ) -> Iterator[Any]:
     if not pieces:
         return
     with _ray_session(workers, address) as ray:
-        import ray.data as data
-
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        context = data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.execution_options.preserve_order = True
-        has = ray.cluster_resources()
-        slots = int(has.get("GPU", 0) / num_gpus if num_gpus else has.get("CPU", 1))
-        most = max(1, min(workers or slots, len(pieces)))
-        numbers = data.from_items([{"piece": i} for i in range(len(pieces))], override_num_blocks=len(pieces))
-        actors = data.ActorPoolStrategy(min_size=1, max_size=most)
-        how: dict[str, Any] = (
-            {"fn": Worker, "fn_constructor_args": (function, pieces), "compute": actors}
-            if keep
-            else {"fn": Worker(function, pieces).__call__, "compute": data.TaskPoolStrategy(most)}
-        )
-        for row in numbers.map(**how, num_cpus=1, num_gpus=num_gpus).iter_rows():
-            yield row["result"].value()
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result or error of a piece of work: Ray Data keeps only the text of errors, so they travel as values.
-
-    Args:
-        found: the result.
-        error: or what was raised.
-    """
-
-    found: Any = None
-    error: Exception | None = None
-
-    def value(self) -> Any:
-        """The result; its error is raised here."""
-        if self.error is not None:
-            raise self.error
-        return self.found
-
-
-@dataclass(frozen=True)
-class Worker:
-    """Does pieces of work one after the other in a process of its own.
-
-    Args:
-        function: what is done.
-        pieces: arguments of each call, by number.
-    """
-
-    function: Callable[..., Any]
-    pieces: Pieces
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Result]:
-        """Result of the piece whose number is in the row."""
-        torch.set_num_threads(1)
+        job = ray.put((function, pieces))
+        task = ray.remote(num_cpus=1, num_gpus=num_gpus, max_retries=-1)(_piece)
+        asked: collections.deque[Any] = collections.deque()
         try:
-            return {"result": Result(self.function(*self.pieces[row["piece"]]))}
-        except Exception as error:
-            return {"result": Result(error=error)}
+            for index in range(len(pieces)):
+                asked.append(task.remote(job, index))
+                if len(asked) == workers:
+                    yield ray.get(asked.popleft())
+            while asked:
+                yield ray.get(asked.popleft())
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+
+
+def _piece(job: tuple[Callable[..., Any], Pieces], index: int) -> Any:
+    """Result of one piece, in the process of a worker."""
+    torch.set_num_threads(1)
+    function, pieces = job
+    return function(*pieces[index])
 
 
 @contextmanager

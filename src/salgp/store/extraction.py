@@ -8,7 +8,6 @@ what it was made from: the network, the settings, and a digest of every batch; a
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -101,17 +100,17 @@ def extract_parts(
     reader: Reader | None = None,
     progress: bool = False,
 ) -> FeatureStore:
-    """Extract part by part, on Ray Data with a network per worker; every part becomes one shard.
+    """Extract part by part, on this machine or on Ray; every part becomes one shard.
 
     Args:
-        make_model: builds the network; called once per worker. It sends it to its device, such as ``cuda``.
+        make_model: builds the network, called for each part; sends it to its device, such as ``cuda``.
         make_loader: the batches of part ``i``.
         n_parts: number of parts.
         out: folder of the store.
         engine: ``local`` (one after the other), ``ray`` (started here), or the address of a running Ray
             cluster.
         workers: at most so many on Ray.
-        num_gpus: GPUs of each worker on Ray.
+        num_gpus: GPUs of each part on Ray.
         store_dtype: of the stored layers.
         reader: how to read the network.
         progress: show rate and time left (needs ``rich``).
@@ -135,11 +134,10 @@ def extract_parts(
     with writing(out), progress_bar("extracting", n_parts, progress) as advance:
         manifest = Manifest.open(out, KIND)
         missing = {index for index in range(n_parts) if manifest.needs(index)}
-        make = _Parts(job, make_model, make_loader, missing)
-        pieces = [(index,) for index in range(n_parts)]
-        place: Any = {"workers": workers, "num_gpus": num_gpus, "keep": True}
+        pieces = [(job, make_model, make_loader, index, index in missing) for index in range(n_parts)]
         local = engine == "local"  # one after the other, each on all cores
-        made = map(make, range(n_parts)) if local else run(make, pieces, engine=engine, **place)
+        how: Any = {"engine": engine, "workers": workers, "num_gpus": num_gpus}
+        made = itertools.starmap(_extract_part, pieces) if local else run(_extract_part, pieces, **how)
         for index, (shard, header) in enumerate(made):
             manifest.add(index, shard, header)
             advance(1)
@@ -201,31 +199,16 @@ class _Job:
         return shard, asdict(Layout.of(features, labels, self.dtype, source))
 
 
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """Makes parts, one after the other, in one process.
-
-    Args:
-        job: what is extracted.
-        make_model: builds the network.
-        make_loader: the batches of a part.
-        missing: numbers of the parts that are not there yet.
-    """
-
-    job: _Job
-    make_model: Callable[[], nn.Module]
-    make_loader: Callable[[int], Iterable[Any]]
-    missing: set[int]
-
-    @functools.cached_property
-    def model(self) -> nn.Module:
-        """Built where the first part is made, let go when the parts are done: the next call builds anew."""
-        return self.make_model()
-
-    def __call__(self, index: int) -> tuple[Shard, dict[str, Any]]:
-        """See `_Job.make`."""
-        source = self.job.source(self.model, {"parts": True})
-        return self.job.make(self.model, self.make_loader(index), index, source, index in self.missing)
+def _extract_part(
+    job: _Job,
+    make_model: Callable[[], nn.Module],
+    make_loader: Callable[[int], Iterable[Any]],
+    index: int,
+    missing: bool,
+) -> tuple[Shard, dict[str, Any]]:
+    """Part ``index``, by a network of its own; see `_Job.make`."""
+    model = make_model()
+    return job.make(model, make_loader(index), index, job.source(model, {"parts": True}), missing)
 
 
 def _function_names(value: Any) -> str:
