@@ -173,13 +173,6 @@ def references() -> list[Reference]:
             lambda z, y: on_confidence(IsotonicRegression(out_of_bounds="clip"), z, y),
         ),
         Reference("isotonic", {}, "netcal", lambda z, y: on_confidence(binning.IsotonicRegression(), z, y)),
-        Reference("isotonic", {"mode": "one-vs-rest"}, "scikit-learn", fit_sklearn_one_vs_rest),
-        Reference(
-            "isotonic",
-            {"mode": "one-vs-rest"},
-            "netcal",
-            lambda z, y: on_probabilities(binning.IsotonicRegression(), z, y),
-        ),
     ]
 
 
@@ -228,21 +221,6 @@ def on_probabilities(method: Any, logits: np.ndarray, labels: np.ndarray, dtype:
 
 def fit_sklearn_temperature(logits: np.ndarray, labels: np.ndarray) -> Predict:
     return _TemperatureScaling().fit(logits, labels).predict
-
-
-def fit_sklearn_one_vs_rest(logits: np.ndarray, labels: np.ndarray) -> Predict:
-    """What `CalibratedClassifierCV(method="isotonic")` does for each class, then normalisation."""
-    probs = softmax(logits)
-    each = [
-        IsotonicRegression(out_of_bounds="clip").fit(probs[:, k], labels == k) for k in range(probs.shape[1])
-    ]
-
-    def predict(z: np.ndarray) -> np.ndarray:
-        p = softmax(z)
-        mapped = np.stack([method.predict(p[:, k]) for k, method in enumerate(each)], axis=1)
-        return mapped / np.maximum(mapped.sum(axis=1, keepdims=True), 1e-12)
-
-    return predict
 
 
 def put_back(probs: np.ndarray, confidence: np.ndarray) -> np.ndarray:

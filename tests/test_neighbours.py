@@ -136,7 +136,7 @@ def test_density_lowers_confidence_far_from_the_training_data() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [TrustScore(), TrustScore(filter=0.1), DeepKNN(), DensityAwareCalibration(k=10)],
+    [TrustScore(), DeepKNN(), DensityAwareCalibration(k=10)],
 )
 @pytest.mark.parametrize("known", [True, False])
 def test_neighbours_spot_errors(method: TrustScore, known: bool) -> None:
@@ -154,15 +154,6 @@ def test_trust_score_uses_the_named_layer_and_refuses_others() -> None:
     assert TrustScore(layer="noise").fit(f, labels).x_.shape[1] == 3
     with pytest.raises(KeyError, match="known layers: noise, body"):
         TrustScore(layer="tail").fit(f, labels)
-
-
-def test_trust_score_filter_leaves_out_the_thinnest_share_of_each_class() -> None:
-    f, labels = shifted_world(100)
-    kept = TrustScore(filter=0.2, k=3).fit(f, labels)
-    for c in (0, 1):
-        total = int((labels == c).sum())
-        assert int((kept.classes_ == c).sum()) == total - int(0.2 * total)
-    assert float(kept.x_.norm(dim=1).max()) < float(f.layers["body"].norm(dim=1).max())
 
 
 def test_deep_knn_credibility_by_hand() -> None:

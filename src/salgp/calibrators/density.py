@@ -169,36 +169,27 @@ class NeighbourScore(Calibrator):
 class TrustScore(NeighbourScore):
     """Distance to the nearest other class over the distance to the predicted class, at one layer.
 
-    Before, each class loses the share ``filter`` of its reference samples that lie in its thinnest regions
-    (largest distance to the ``k``-th neighbour of the same class).
-
     Args:
         layer: name of the layer; the last one by default.
-        filter: share of reference samples left out per class, in [0, 1).
-        k: neighbour whose distance measures density.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]])
         >>> f = Features(torch.cat([5 - x, x], dim=1), {"a": x})
-        >>> TrustScore(k=1).fit(f, [0, 0, 0, 1, 1, 1]).predict(f).confidence.round(decimals=2)
+        >>> TrustScore().fit(f, [0, 0, 0, 1, 1, 1]).predict(f).confidence.round(decimals=2)
         tensor([0.8800, 0.8800, 0.8800, 0.8800, 0.8800, 0.8800])
     """
 
     name: ClassVar[str] = "trust-score"
 
     layer: str | None = None
-    filter: float = 0.0
-    k: int = 10
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        if not 0 <= self.filter < 1:
-            raise ValueError(f"filter must be a share in [0, 1), got {self.filter}")
         if self.layer is not None and self.layer not in features.layers:
             raise KeyError(f"no layer named {self.layer!r}; known layers: {', '.join(features.layer_names)}")
         self.layer_ = self.layer or features.layer_names[-1]
         known, classes = reference or (features, labels)
         x = at_least_single(known.layers[self.layer_])
-        kept = _dense(x, classes, self.filter, self.k)
+        kept = classes >= 0
         self.x_, self.classes_ = x[kept], classes[kept]
         own = None if reference else kept
         self._fit_link(self._score(features, own), features.correct(labels))
@@ -267,14 +258,3 @@ class DeepKNN(NeighbourScore):
         alpha = (neighbours != label[:, None]).sum(dim=1)
         as_bad = len(rank) - torch.searchsorted(rank, alpha)
         return torch.logit((as_bad + 0.5).double() / (len(rank) + 1))
-
-
-def _dense(x: Tensor, classes: Tensor, share: float, k: int) -> Tensor:
-    """Boolean ``(m,)``: is the row among the ``1 - share`` densest of its class?"""
-    kept = classes >= 0
-    for c in torch.unique(classes[kept]).tolist() if share > 0 else []:
-        rows = (classes == c).nonzero()[:, 0]
-        if len(rows) > 1:
-            radius = nearest(x[rows], x[rows], k, leave_one_out=True)[0][:, -1]
-            kept[rows[radius.argsort(stable=True)[len(rows) - int(share * len(rows)) :]]] = False
-    return kept

@@ -14,8 +14,10 @@ from salgp.calibrators.gp.salgp import SALGP, ResidualGP
 from salgp.features import Features
 from salgp.prediction import Prediction
 from salgp_study.deep_gp import DeepGPCalibrator
+from salgp_study.evidence_gp import EvidenceGP
 from salgp_study.gradient_temperature import GradientTemperature
 from salgp_study.refined import RefinedSALGP
+from salgp_study.selected_bbq import SelectedBBQ
 
 __all__ = ["APPROXIMATE", "GROUPS", "INDUCING", "ONE_START", "Method", "methods_of", "rows_of_prediction"]
 
@@ -133,7 +135,7 @@ def methods_of(
         ],
         "deep": lambda: [Method("Deep GP", DeepGPCalibrator.name, dict(deep or {}), reads_layers=True)],
         "evidence": lambda: [
-            Method("SAL-GP on evidence", "sal-gp", {"inputs": "evidence"}, reads_layers=True, reference=True),
+            Method("SAL-GP on evidence", EvidenceGP.name, reads_layers=True, reference=True),
             Method("Layer evidence", "layer-evidence", reads_layers=True, reference=True),
         ],
         "adam": lambda: _adam(n_layers, gp),
@@ -180,8 +182,8 @@ def _conventional() -> list[Method]:
         Method("Isotonic", "isotonic"),
         Method("BBQ (alpha 1)", "bbq", {"alpha": 1.0, "beta": 1.0}),
         Method("BBQ (alpha 0.1)", "bbq", {"alpha": 0.1, "beta": 1.0}),
-        Method("BBQ (cross-validation)", "bbq", {"select": "cross-validation", "criterion": "ece"}),
-        Method("BBQ (empirical Bayes)", "bbq", {"select": "empirical-bayes"}),
+        Method("BBQ (cross-validation)", SelectedBBQ.name, {"criterion": "ece"}),
+        Method("BBQ (empirical Bayes)", SelectedBBQ.name, {"select": "empirical-bayes"}),
     ]
 
 

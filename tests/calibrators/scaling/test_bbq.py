@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from salgp import Features
-from salgp.calibrators.scaling.bbq import BBQ, _binnings, _log_evidence, _sorted
-from salgp.metrics import ece, mce, nll_correct
+from salgp.calibrators.scaling.bbq import BBQ
 
 
 def drawn(n: int = 300, seed: int = 0, temperature: float = 2.0) -> tuple[Features, torch.Tensor]:
@@ -92,38 +91,11 @@ def test_close_to_netcal_on_much_data(
     )
 
 
-def test_empirical_bayes_has_the_most_evidence() -> None:
-    f, labels = drawn(400)
-    fitted = BBQ(select="empirical-bayes").fit(f, labels)
-    bins = _binnings(*_sorted(f.confidence.numpy(), f.correct(labels).numpy()))
-
-    def evidence(alpha: float, beta: float) -> float:
-        return float(np.logaddexp.reduce(_log_evidence(bins, (alpha, beta))))
-
-    assert fitted.alpha_ is not None
-    assert fitted.beta_ is not None
-    best = evidence(fitted.alpha_, fitted.beta_)
-    assert all(best >= evidence(a, b) - 1e-3 for a in (0.1, 0.3, 1, 3, 10) for b in (0.1, 0.3, 1, 3, 10))
-
-
-@pytest.mark.parametrize(("criterion", "score"), [("nll", nll_correct), ("ece", ece), ("mce", mce)])
-def test_cross_validation_picks_from_the_grid(
-    criterion: str, score: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    f, labels = drawn(300)
-    monkeypatch.setattr("salgp.calibrators.scaling.bbq.GRID", (0.1, 100.0))
-    fitted = BBQ(select="cross-validation", criterion=criterion).fit(f, labels)  # type: ignore[arg-type]
-    assert fitted.alpha_ in (0.1, 100.0)
-    assert (fitted.alpha_, fitted.beta_) != (100.0, 100.0)  # a prior that drowns 300 samples
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         {"alpha": 1.0},
         {"alpha": 0.0, "beta": 1.0},
-        {"select": "best"},
-        {"select": "cross-validation", "criterion": "auc"},
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, object]) -> None:

@@ -31,13 +31,6 @@ def test_equal_width_equals_netcal(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )  # clipped off 0 and 1
 
 
-def test_equal_mass_bins_hold_equally_many() -> None:
-    f, labels = drawn(1000)
-    fitted = HistogramBinning(n_bins=8, binning="mass").fit(f, labels)
-    count, _ = np.histogram(f.confidence.numpy(), fitted.edges_.numpy())
-    assert count.max() - count.min() <= 1
-
-
 def test_smoothing_by_hand() -> None:
     f, labels = drawn()
     fitted = HistogramBinning(n_bins=5, smoothing=3.0).fit(f, labels)
@@ -54,7 +47,7 @@ def test_ends_of_the_range_and_empty_bins() -> None:
     assert fitted.predict(f).confidence.tolist() == pytest.approx([(1 + 0.625) / 2, (1 + 0.875) / 2])
 
 
-@pytest.mark.parametrize("arguments", [{"n_bins": 0}, {"binning": "quantile"}, {"smoothing": -1.0}])
+@pytest.mark.parametrize("arguments", [{"n_bins": 0}, {"smoothing": -1.0}])
 def test_bad_arguments_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must"):
         HistogramBinning(**arguments).fit(*drawn(10))  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def test_top_label_equals_sklearn_with_the_two_pseudo_samples(decimals: int) -> 
     at = np.linspace(0, 1, 301)
     xs, ys = monotone_fit(x, y)
     np.testing.assert_allclose(
-        interpolate(torch.tensor(at)[None], torch.tensor(xs)[None], torch.tensor(ys)[None])[0].numpy(),
+        interpolate(torch.tensor(at), torch.tensor(xs), torch.tensor(ys)).numpy(),
         reference.predict(at),
         atol=1e-12,
     )
@@ -47,42 +47,15 @@ def test_interior_blocks_are_those_of_plain_sklearn() -> None:
     np.testing.assert_allclose(ours[inner], plain[inner], atol=1e-9)
 
 
-def test_one_vs_rest_equals_sklearn_column_by_column() -> None:
-    f, labels = drawn()
-    expected = np.empty(f.logits.shape)
-    for k in range(3):
-        p = f.probs[:, k].numpy()
-        reference = sklearn.isotonic.IsotonicRegression(out_of_bounds="clip").fit(
-            *with_pseudo_samples(p, labels.numpy() == k)
-        )
-        expected[:, k] = reference.predict(p)
-    expected /= expected.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(
-        IsotonicRegression("one-vs-rest").fit(f, labels).predict(f).probs.numpy(), expected, atol=1e-9
-    )
-
-
 def test_never_zero_or_one() -> None:
     f, _ = drawn(100)
     for labels, value in ((f.label, 101 / 102), ((f.label + 1) % 3, 1 / 102)):
-        for mode in ("top-label", "one-vs-rest"):
-            p = IsotonicRegression(mode).fit(f, labels).predict(f)  # type: ignore[arg-type]
-            assert bool(((p.probs > 0) & (p.probs < 1)).all())
-        torch.testing.assert_close(
-            IsotonicRegression().fit(f, labels).predict(f).confidence,
-            torch.full((100,), value, dtype=torch.float64),
-        )
+        p = IsotonicRegression().fit(f, labels).predict(f)
+        assert bool(((p.probs > 0) & (p.probs < 1)).all())
+        torch.testing.assert_close(p.confidence, torch.full((100,), value, dtype=torch.float64))
 
 
-def test_monotone_and_unknown_mode() -> None:
+def test_monotone() -> None:
     f, labels = drawn()
     order = f.confidence.argsort()
     assert bool((IsotonicRegression().fit(f, labels).predict(f).confidence[order].diff() >= 0).all())
-    with pytest.raises(ValueError, match="mode must be"):
-        IsotonicRegression("ovr").fit(f, labels)  # type: ignore[arg-type]
-
-
-def test_class_absent_from_the_labels() -> None:
-    f, labels = drawn()
-    p = IsotonicRegression("one-vs-rest").fit(f, labels.where(labels != 2, 0)).predict(f)
-    assert 0 < float(p.probs[:, 2].max()) < 0.1

@@ -17,24 +17,17 @@ decide.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from salgp.calibrators.scaling.toplabel import TopLabel, TopLabelCalibrator
-from salgp.gp.optimise import warn_unless_converged
 
 __all__ = []
 
-GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
-"""Pseudo-counts tried in cross-validation."""
-FOLDS = 5
-"""Of the cross-validation."""
 STRENGTH = 2.0
 """Equivalent sample size of the original prior, shared by all bins of a binning."""
 
@@ -47,13 +40,8 @@ class BBQ(TopLabelCalibrator):
         alpha: prior pseudo-count of correct samples in every bin; None (with ``beta`` None) is the original
             prior.
         beta: prior pseudo-count of wrong samples in every bin.
-        select: how ``alpha`` and ``beta`` are chosen: ``"fixed"`` as given; ``"cross-validation"`` over
-            `GRID` by ``criterion``; ``"empirical-bayes"`` by the largest evidence of the calibration set.
-        criterion: ``"nll"``, ``"ece"`` or ``"mce"`` of the held-out folds (``"cross-validation"`` only).
 
     Attributes:
-        alpha_: pseudo-count in use, or None for the original prior.
-        beta_: pseudo-count in use, or None.
         n_bins_: ``(models,)`` number of bins of each binning.
         weights_: ``(models,)`` their posterior weights.
 
@@ -69,28 +57,17 @@ class BBQ(TopLabelCalibrator):
 
     alpha: float | None = None
     beta: float | None = None
-    select: Literal["fixed", "cross-validation", "empirical-bayes"] = "fixed"
-    criterion: Literal["nll", "ece", "mce"] = "nll"
 
     def _learn(self, top: TopLabel, correct: Tensor) -> None:
-        score, hit = _sorted(top.confidence.cpu().double().numpy(), correct.cpu().numpy())
-        prior = self._choose_prior(score, hit)
-        bins = _binnings(score, hit)
-        found = _average(bins, prior)
-        self.alpha_: float | None = prior and prior[0]
-        self.beta_: float | None = prior and prior[1]
+        self._keep(binnings(*sorted_by_confidence(top, correct)), self._prior())
+
+    def _keep(self, bins: Binnings, prior: tuple[float, float] | None) -> None:
+        """Keep the average over all binnings."""
+        found = average(bins, prior)
         self.n_bins_, self.weights_ = torch.tensor(bins.n_bins), torch.tensor(found.weights)
         self.steps_at_, self.steps_ = torch.tensor(found.at), torch.tensor(found.value)
 
-    def _choose_prior(self, score: np.ndarray, hit: np.ndarray) -> tuple[float, float] | None:
-        if self.select == "cross-validation":
-            return _cross_validated(score, hit, _criterion(self.criterion))
-        if self.select == "empirical-bayes":
-            return _empirical_bayes(_binnings(score, hit))
-        if self.select != "fixed":
-            raise ValueError(
-                f"select must be 'fixed', 'cross-validation' or 'empirical-bayes', got {self.select!r}"
-            )
+    def _prior(self) -> tuple[float, float] | None:
         if self.alpha is None and self.beta is None:
             return None
         if self.alpha is None or self.beta is None or min(self.alpha, self.beta) <= 0:
@@ -104,7 +81,7 @@ class BBQ(TopLabelCalibrator):
 
 
 @dataclass(frozen=True)
-class _Binnings:
+class Binnings:
     """All binnings, their bins one after the other: model number, edges, samples and hits of each bin."""
 
     model: np.ndarray
@@ -116,23 +93,22 @@ class _Binnings:
 
 
 @dataclass(frozen=True)
-class _Average:
+class Average:
     """The averaged step function: ``value[i]`` from ``at[i]`` on; and the weight of each binning."""
 
     weights: np.ndarray
     at: np.ndarray
     value: np.ndarray
 
-    def __call__(self, score: np.ndarray) -> np.ndarray:
-        return self.value[np.searchsorted(self.at, score, side="right") - 1]
 
-
-def _sorted(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sorted_by_confidence(top: TopLabel, correct: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Confidences in rising order, and 1 where the answer is correct."""
+    score, hit = top.confidence.cpu().double().numpy(), correct.cpu().numpy()
     order = np.lexsort((hit, score))
     return score[order], hit[order].astype(np.float64)
 
 
-def _binnings(score: np.ndarray, hit: np.ndarray) -> _Binnings:
+def binnings(score: np.ndarray, hit: np.ndarray) -> Binnings:
     """Every equal-frequency binning of sorted scores; edges lie midway between the samples they part."""
     n = len(score)
     root = n ** (1 / 3)
@@ -148,10 +124,10 @@ def _binnings(score: np.ndarray, hit: np.ndarray) -> _Binnings:
     last = np.append(model[1:] != model[:-1], True)
     low = np.where(left > 0, np.searchsorted(score, left), 0)
     high = np.where(last, n, np.searchsorted(score, right))
-    return _Binnings(model, n_bins, left, right, high - low, total[high] - total[low])
+    return Binnings(model, n_bins, left, right, high - low, total[high] - total[low])
 
 
-def _pseudo_counts(bins: _Binnings, prior: tuple[float, float] | None) -> tuple[np.ndarray, np.ndarray]:
+def _pseudo_counts(bins: Binnings, prior: tuple[float, float] | None) -> tuple[np.ndarray, np.ndarray]:
     """``alpha_b`` and ``beta_b`` of each bin."""
     if prior is not None:
         return np.full(len(bins.left), prior[0]), np.full(len(bins.left), prior[1])
@@ -160,7 +136,7 @@ def _pseudo_counts(bins: _Binnings, prior: tuple[float, float] | None) -> tuple[
     return strength * centre, strength * (1 - centre)
 
 
-def _log_evidence(bins: _Binnings, prior: tuple[float, float] | None) -> np.ndarray:
+def log_evidence(bins: Binnings, prior: tuple[float, float] | None) -> np.ndarray:
     """``log p(D | M)`` of each binning, ``(models,)``."""
     from scipy.special import betaln
 
@@ -168,55 +144,14 @@ def _log_evidence(bins: _Binnings, prior: tuple[float, float] | None) -> np.ndar
     return np.bincount(bins.model, betaln(bins.hits + a, bins.size - bins.hits + b) - betaln(a, b))
 
 
-def _average(bins: _Binnings, prior: tuple[float, float] | None) -> _Average:
+def average(bins: Binnings, prior: tuple[float, float] | None) -> Average:
     """Sum the step functions of all binnings: each bin adds its weighted jump at its left edge."""
     from scipy.special import softmax
 
-    weights = softmax(_log_evidence(bins, prior))
+    weights = softmax(log_evidence(bins, prior))
     a, b = _pseudo_counts(bins, prior)
     value = (bins.hits + a) / np.maximum(bins.size + a + b, 1e-300)
     first = np.append(True, bins.model[1:] != bins.model[:-1])
     jump = weights[bins.model] * np.where(first, value, value - np.roll(value, 1))
     order = np.lexsort((~first, bins.left))
-    return _Average(weights, bins.left[order], np.clip(np.cumsum(jump[order]), 0, 1))
-
-
-def _empirical_bayes(bins: _Binnings) -> tuple[float, float]:
-    """``alpha`` and ``beta`` of the largest evidence averaged over the binnings."""
-    from scipy.optimize import minimize
-    from scipy.special import logsumexp
-
-    def loss(log_prior: np.ndarray) -> float:
-        alpha, beta = np.exp(log_prior)
-        return -float(logsumexp(_log_evidence(bins, (alpha, beta))))
-
-    found = minimize(loss, np.zeros(2), method="L-BFGS-B", bounds=[(np.log(1e-2), np.log(1e3))] * 2)
-    warn_unless_converged(found, "the search for the prior")
-    alpha, beta = np.exp(found.x).tolist()
-    return alpha, beta
-
-
-def _cross_validated(
-    score: np.ndarray, hit: np.ndarray, loss: Callable[[np.ndarray, np.ndarray], float]
-) -> tuple[float, float]:
-    """The pair of the smallest held-out loss; samples in order of confidence go to the folds in turn."""
-    folds = min(FOLDS, len(score))
-    fold = np.arange(len(score)) % folds
-    training = [_binnings(score[fold != k], hit[fold != k]) for k in range(folds)]
-
-    def held_out(prior: tuple[float, float]) -> float:
-        predicted = np.empty_like(score)
-        for k, bins in enumerate(training):
-            predicted[fold == k] = _average(bins, prior)(score[fold == k])
-        return loss(predicted, hit)
-
-    return min(itertools.product(GRID, GRID), key=held_out)
-
-
-def _criterion(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
-    from salgp.metrics import ece, mce, nll_correct
-
-    known: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {"nll": nll_correct, "ece": ece, "mce": mce}
-    if name not in known:
-        raise ValueError(f"criterion must be one of {', '.join(known)}, got {name!r}")
-    return known[name]
+    return Average(weights, bins.left[order], np.clip(np.cumsum(jump[order]), 0, 1))

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -134,9 +134,7 @@ class HistogramBinning(TopLabelCalibrator):
     1 belong to the first and the last bin.
 
     Args:
-        n_bins: number of bins.
-        binning: ``"width"`` for bins of equal width on [0, 1], ``"mass"`` for bins of equal numbers of
-            samples.
+        n_bins: number of bins of equal width on [0, 1].
         smoothing: pseudo-samples at the bin's centre.
 
     Attributes:
@@ -153,7 +151,6 @@ class HistogramBinning(TopLabelCalibrator):
     name: ClassVar[str] = "histogram"
 
     n_bins: int = 15
-    binning: Literal["width", "mass"] = "width"
     smoothing: float = 1.0
 
     def _learn(self, top: TopLabel, correct: Tensor) -> None:
@@ -162,22 +159,13 @@ class HistogramBinning(TopLabelCalibrator):
         if self.smoothing < 0:
             raise ValueError(f"smoothing must not be negative, got {self.smoothing}")
         score = top.confidence.double()
-        edges = self._edges(score)
+        edges = torch.linspace(0, 1, self.n_bins + 1, dtype=score.dtype, device=score.device)
         bins = _bin_of(score, edges)
         hits = torch.bincount(bins, correct.double(), minlength=self.n_bins)
         size = torch.bincount(bins, minlength=self.n_bins)
         centre = (edges[1:] + edges[:-1]) / 2
         values = (hits + self.smoothing * centre) / (size + self.smoothing)
         self.edges_, self.values_ = edges, torch.where(size + self.smoothing > 0, values, centre)
-
-    def _edges(self, score: Tensor) -> Tensor:
-        edges = torch.linspace(0, 1, self.n_bins + 1, dtype=score.dtype, device=score.device)
-        if self.binning == "width":
-            return edges
-        if self.binning != "mass":
-            raise ValueError(f"binning must be 'width' or 'mass', got {self.binning!r}")
-        inner = score.sort().values[(edges[1:-1] * len(score)).long()]  # equal counts, up to ties
-        return torch.cat([edges[:1], inner, edges[-1:]])
 
     def _confidence(self, top: TopLabel) -> Tensor:
         return self.values_[_bin_of(top.confidence.double(), self.edges_)]
@@ -188,18 +176,12 @@ def _bin_of(score: Tensor, edges: Tensor) -> Tensor:
     return torch.searchsorted(edges[1:-1].contiguous(), score, right=True)
 
 
-@dataclass(repr=False, eq=False)
 class IsotonicRegression(TopLabelCalibrator):
     """Monotone step function of the confidence, never exactly 0 or 1.
 
-    Args:
-        mode: ``"top-label"`` maps the confidence and scales the other classes; ``"one-vs-rest"`` maps each
-            class's probability by a function of its own and normalises, which can let another class overtake
-            the label.
-
     Attributes:
-        x_: ``(k, m)`` knots, one row per function.
-        y_: ``(k, m)`` values there.
+        x_: ``(m,)`` knots.
+        y_: ``(m,)`` values there.
 
     Example:
         >>> f = Features(torch.tensor([[0.2, 0.0], [1.0, 0.0], [3.0, 0.0]]).repeat(30, 1))
@@ -211,33 +193,12 @@ class IsotonicRegression(TopLabelCalibrator):
     name: ClassVar[str] = "isotonic"
     suits_few_values: ClassVar[bool] = True
 
-    mode: Literal["top-label", "one-vs-rest"] = "top-label"
-
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        if self.mode == "top-label":
-            super()._fit(features, labels, reference)
-        elif self.mode == "one-vs-rest":
-            classes = torch.arange(features.n_classes, device=labels.device)
-            self._keep(features.probs.T.contiguous(), classes[:, None] == labels)
-        else:
-            raise ValueError(f"mode must be 'top-label' or 'one-vs-rest', got {self.mode!r}")
-
     def _learn(self, top: TopLabel, correct: Tensor) -> None:
-        self._keep(top.confidence[None], correct[None])
-
-    def _keep(self, scores: Tensor, hits: Tensor) -> None:
-        """Keep the knots of the function of each row of scores ``(k, n)``."""
-        knots = [monotone_fit(score, hit) for score, hit in zip(_numpy(scores), _numpy(hits), strict=True)]
-        self.x_, self.y_ = (_padded(list(ends)) for ends in zip(*knots, strict=True))
+        x, y = monotone_fit(top.confidence.cpu().numpy(), correct.cpu().numpy())
+        self.x_, self.y_ = torch.tensor(x), torch.tensor(y)
 
     def _confidence(self, top: TopLabel) -> Tensor:
-        return interpolate(top.confidence[None], self.x_, self.y_)[0]
-
-    def _predict(self, features: Features) -> Prediction:
-        if self.mode == "top-label":
-            return super()._predict(features)
-        mapped = interpolate(features.probs.T.contiguous(), self.x_, self.y_).T
-        return Prediction.from_probs(features, mapped.div_(mapped.sum(dim=1, keepdim=True)))
+        return interpolate(top.confidence, self.x_, self.y_)
 
 
 class PlattScaling(TopLabelCalibrator):
@@ -327,40 +288,28 @@ def monotone_fit(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def interpolate(at: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Piecewise linear functions through ``(x, y)``, constant beyond the ends, in the precision of ``at``.
+    """Piecewise linear function through ``(x, y)``, constant beyond the ends, in the precision of ``at``.
 
     Args:
-        at: ``(k, n)`` where to evaluate; one row per function.
-        x: ``(k, m)`` knots, increasing; equal ones make a step.
-        y: ``(k, m)`` values there.
+        at: ``(n,)`` where to evaluate.
+        x: ``(m,)`` knots, increasing; equal ones make a step.
+        y: ``(m,)`` values there.
 
     Returns:
-        ``(k, n)`` values.
+        ``(n,)`` values.
 
     Example:
-        >>> interpolate(
-        ...     torch.tensor([[0.0, 1.5, 9.0]]), torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0]])
-        ... )
-        tensor([[10., 15., 20.]])
+        >>> interpolate(torch.tensor([0.0, 1.5, 9.0]), torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]))
+        tensor([10., 15., 20.])
     """
     x, y = x.to(at), y.to(at)
-    if x.shape[1] == 1:
+    if len(x) == 1:
         return y.expand_as(at).clone()
-    width = x.diff(dim=1)
-    slope = torch.where(width > 0, y.diff(dim=1) / width, 0.0)
-    inside = at.clamp(x[:, :1], x[:, -1:])
-    piece = torch.searchsorted(x[:, 1:-1].contiguous(), inside)
-    return y.gather(1, piece) + slope.gather(1, piece) * (inside - x.gather(1, piece))
-
-
-def _padded(rows: list[np.ndarray]) -> Tensor:
-    """Rows of different lengths as one matrix, each continued by its last value."""
-    width = max(len(r) for r in rows)
-    return torch.tensor(np.stack([np.pad(r, (0, width - len(r)), mode="edge") for r in rows]))
-
-
-def _numpy(x: Tensor) -> np.ndarray:
-    return x.cpu().numpy()
+    width = x.diff()
+    slope = torch.where(width > 0, y.diff() / width, 0.0)
+    inside = at.clamp(x[0], x[-1])
+    piece = torch.searchsorted(x[1:-1].contiguous(), inside)
+    return y[piece] + slope[piece] * (inside - x[piece])
 
 
 def platt_targets(correct: Tensor) -> Tensor:
