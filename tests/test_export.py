@@ -28,7 +28,7 @@ HEADS = {
     "temperature": lambda: get("temperature"),
     "sum": lambda: salgp.SALGP("sum"),
     "ml": lambda: salgp.SALGP("ml", n_inducing=40, inference="inducing"),
-    "hl-bernoulli": lambda: salgp.SALGP("hl", likelihood="bernoulli", n_inducing=30, inference="inducing"),
+    "hl": lambda: salgp.SALGP("hl", n_inducing=30, inference="inducing"),
     "rio": lambda: salgp.ResidualGP("rio"),
     "layer-evidence": lambda: get("layer-evidence", size=4),
     "histogram": lambda: get("histogram"),

@@ -55,19 +55,6 @@ def test_log_odds_of_layer_evidence() -> None:
     np.testing.assert_allclose(std, (expit(m + s) - expit(m - s)) / 2, atol=1e-5)
 
 
-def test_log_odds_of_a_gaussian_process_with_bernoulli_likelihood() -> None:
-    """Mean and standard deviation of a sigmoid of normal log-odds, by adding up 4,001 slices."""
-    confidence, std, lower, upper = arrays(predicted("sal-gp", likelihood="bernoulli"))
-    m, s = latent(lower, upper)
-    steps = np.linspace(-8, 8, 4001)
-    weight = norm.pdf(steps) / norm.pdf(steps).sum()
-    values = expit(m[:, None] + s[:, None] * steps)
-    mean = values @ weight
-    assert s.max() > 0.3
-    np.testing.assert_allclose(confidence, mean, atol=2e-3)
-    np.testing.assert_allclose(std, np.sqrt(((values - mean[:, None]) ** 2) @ weight), atol=2e-3)
-
-
 @pytest.mark.parametrize("method", ["sal-gp", "residual-gp"])
 def test_a_gaussian_process_of_the_confidence_is_one_normal(method: str) -> None:
     """As in the paper, on the whole line; where a value beyond 0 or 1 was cut off, `clipped` says so."""

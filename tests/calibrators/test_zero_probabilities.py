@@ -19,7 +19,6 @@ import salgp
 from salgp import Features
 from salgp.calibrators import get
 from salgp.calibrators.checks import SINGLE, CalibrationWarning, floor_zeros, learn_zero_logits
-from salgp.calibrators.gp.streaming import GPState, propose
 from salgp.export import export_classifier, export_head
 from salgp.logits import ZERO, as_logits
 from salgp.metrics import ece
@@ -159,18 +158,6 @@ def graph(path: Path, **given: torch.Tensor) -> dict[str, np.ndarray]:
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, {k: x.numpy() for k, x in given.items()}), strict=True))
-
-
-@pytest.mark.filterwarnings("ignore:.*ended on their bounds")
-def test_rows_proposed_out_of_core_have_the_confidences_of_a_fit() -> None:
-    """Sure of a class with certainty, a row would be proposed that no fit ever sees."""
-    probs, labels = votes(120)
-    features = Features.from_probs(probs, {"votes": probs})
-    gp = get("sal-gp", n_inducing=20, inference="inducing").fit(features, labels)
-    state = GPState(gp.structure_, gp.fitted_, 1.0, gp.zero_logits_)
-    rows = propose(state, features, torch.from_numpy(labels), 0).rows
-    assert probs.max() == 1.0
-    assert float(rows.blocks["confidence"].amax()) == float(gp.floor_zeros(features).confidence.amax()) < 1.0
 
 
 def test_a_head_takes_logarithms_of_zero(tmp_path: Path) -> None:

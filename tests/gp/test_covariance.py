@@ -7,7 +7,7 @@ import torch
 from references import gpytorch
 
 from salgp.gp.covariance import ARD, Covariance, Index, Linear, Product, Same, Stationary, Sum, gaps
-from salgp.gp.fitting import Observations, Settings, fit_gaussian
+from salgp.gp.fitting import Observations, Settings, fit_gp
 from salgp.gp.kernels import KERNELS, Rows, squared_distance, stationary
 from salgp.gp.optimise import Scale, started
 
@@ -177,9 +177,9 @@ def test_linear_kernel_is_the_inner_product() -> None:
 def test_two_terms_with_the_same_parameters_are_refused() -> None:
     """They used to end in a broadcast error of SciPy."""
     y = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    seen = Observations(rows(), y, y.new_zeros(7, 0))
+    seen = Observations(rows(), y)
     with pytest.raises(ValueError, match=r"two terms of the covariance have a parameter called 'x.log_len"):
-        fit_gaussian(Stationary("x") + Stationary("x", "rbf"), seen, Settings())
+        fit_gp(Stationary("x") + Stationary("x", "rbf"), seen, Settings())
     k = Stationary("x") + Stationary("x", "rbf", "slow")
     assert len(started(k.parameters(Scale({"x": 1.0}, 1.0)))) == 4
 

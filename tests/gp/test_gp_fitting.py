@@ -5,7 +5,6 @@ they are said to be, and what is told when a fit went wrong.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +14,10 @@ import torch
 from references import gpytorch
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal, norm
-from sklearn.linear_model import LogisticRegression
 
 from salgp.gp import fitting
 from salgp.gp.covariance import Stationary
-from salgp.gp.fitting import (
-    Observations,
-    Settings,
-    _matters,
-    _mean_parameters,
-    _report,
-    fit_bernoulli,
-    fit_gaussian,
-)
+from salgp.gp.fitting import Observations, Settings, _matters, _report, fit_gp
 from salgp.gp.kernels import Rows
 from salgp.gp.optimise import (
     AtBoundWarning,
@@ -55,11 +45,6 @@ def kernel(rows: Rows, length: float, variance: float) -> np.ndarray:
     return variance * np.exp(-0.5 * (x[:, None] - x[None]) ** 2 / length**2)
 
 
-def residuals(rows: Rows, y: torch.Tensor) -> Observations:
-    """Residuals of rows, without a parametric mean."""
-    return Observations(rows, y, y.new_zeros(len(y), 0))
-
-
 def hold(monkeypatch: pytest.MonkeyPatch, values: dict[str, float]) -> None:
     """Let searches leave some parameters where they are."""
 
@@ -81,13 +66,12 @@ def test_gaussian_fit_is_the_optimum_of_the_dense_evidence() -> None:
         return -float(multivariate_normal(np.zeros(len(y)), K).logpdf(y.numpy()))
 
     best = minimize(negative, [-0.5, 0.0, -2.0], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9})
-    found = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
+    found = fit_gp(Stationary("x", "rbf"), Observations(rows, y), EXACT)
     theta = found.posterior.theta
     ours = [float(theta["x.log_lengthscale"]), float(theta["x.log_variance"]), found.log_noise]
     np.testing.assert_allclose(ours, best.x, atol=0.02)
     assert found.log_evidence == pytest.approx(-best.fun, abs=1e-4)
     assert (found.inference, found.converged, found.at_bounds) == ("exact", True, ())
-    assert found.mean_weights.tolist() == []
     assert found.y is not None
     torch.testing.assert_close(found.y, y)
     inverse = np.linalg.inv(
@@ -109,7 +93,7 @@ def test_repeated_observations_are_learned_by_leaving_each_out(monkeypatch: pyte
     rows, y = made(24)
     y = y.reshape(12, 2).mean(1).repeat_interleave(2)
     hold(monkeypatch, {"x.log_variance": 0.0, "log_noise": -1.5})
-    found = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), Settings(inference="exact", repeats=2))
+    found = fit_gp(Stationary("x", "rbf"), Observations(rows, y), Settings(inference="exact", repeats=2))
 
     def density(length: float) -> float:
         K, total = kernel(rows, length, 1.0) + math.exp(-1.5) * np.eye(24), 0.0
@@ -126,17 +110,17 @@ def test_repeated_observations_are_learned_by_leaving_each_out(monkeypatch: pyte
     best = lengths[np.argmax([density(v) for v in lengths])]
     assert float(found.posterior.theta["x.log_lengthscale"].exp()) == pytest.approx(best, rel=0.03)
     by_evidence = Settings(inference="exact", repeats=2, objective="evidence")
-    other = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), by_evidence)
+    other = fit_gp(Stationary("x", "rbf"), Observations(rows, y), by_evidence)
     assert other.log_evidence > found.log_evidence
     assert found.log_noise == pytest.approx(-1.5)
 
 
 def test_a_search_can_begin_where_another_ended() -> None:
     rows, y = made(40)
-    found = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
+    found = fit_gp(Stationary("x", "rbf"), Observations(rows, y), EXACT)
     assert set(found.learned) == {"x.log_lengthscale", "x.log_variance", "log_noise"}
-    again = fit_gaussian(
-        Stationary("x", "rbf"), residuals(rows, y), replace(EXACT, max_steps=1, start=found.learned)
+    again = fit_gp(
+        Stationary("x", "rbf"), Observations(rows, y), replace(EXACT, max_steps=1, start=found.learned)
     )
     assert again.converged
     assert again.log_evidence == pytest.approx(found.log_evidence, abs=1e-6)
@@ -144,38 +128,15 @@ def test_a_search_can_begin_where_another_ended() -> None:
         torch.testing.assert_close(again.learned[name], value, rtol=0, atol=1e-3)
 
 
-def test_correctness_is_learned_at_the_optimum_of_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Better than any small change of a hyperparameter, by the fit's own measure of the bound."""
-    rows, y = made(60, 3)
-    correct = (y > -0.3).double()
-    design = torch.stack([torch.ones(60), torch.zeros(60)], 1).double()
-    free = Settings(inference="exact", max_steps=300)
-    hold(monkeypatch, {"mean.slopes": 0.0})
-    best = fit_bernoulli(Stationary("x", "rbf"), Observations(rows, correct, design), free)
-    assert best.converged
-    theta = {k: float(v) for k, v in best.posterior.theta.items()} | {
-        "mean.bias": float(best.mean_weights[0])
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # everything is fixed, on its bounds
-        values = []
-        for name in theta:
-            for step in (-0.4, 0.4):
-                hold(monkeypatch, {**theta, name: theta[name] + step, "mean.slopes": 0.0})
-                fitted = fit_bernoulli(Stationary("x", "rbf"), Observations(rows, correct, design), free)
-                values.append(fitted.log_evidence)
-    assert max(values) < best.log_evidence
-
-
 @pytest.mark.filterwarnings("ignore::salgp.gp.optimise.AtBoundWarning")
 def test_inducing_rows_at_every_row_give_the_exact_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, y = made(30)
     hold(monkeypatch, {"x.log_lengthscale": -0.3, "x.log_variance": 0.2})
-    exact = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
+    exact = fit_gp(Stationary("x", "rbf"), Observations(rows, y), EXACT)
     every = replace(EXACT, inference="inducing", n_inducing=30)
-    inducing = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), every)
+    inducing = fit_gp(Stationary("x", "rbf"), Observations(rows, y), every)
     assert inducing.log_noise == pytest.approx(exact.log_noise, abs=1e-3)
-    assert (inducing.inference, inducing.y, inducing.noise) == ("inducing", None, None)
+    assert (inducing.inference, inducing.y) == ("inducing", None)
     assert inducing.summary is not None
     assert inducing.log_evidence == pytest.approx(exact.log_evidence, abs=1e-3)
     new = Rows({"x": torch.linspace(0, 6, 9, dtype=torch.float64)[:, None]})
@@ -218,15 +179,8 @@ def test_gpytorchs_starting_points_are_gpytorchs() -> None:
     assert math.exp(noise.lower) == pytest.approx(
         likelihood.noise_covar.raw_noise_constraint.lower_bound.item()
     )
-    other = Parameter("mean.bias", zero, -1.0, 1.0)
+    other = Parameter("layer.W", zero, -1.0, 1.0)
     assert _gpytorch_start(other) is other
-
-
-def test_the_mean_starts_at_half_a_slope_and_stays_within_thirty() -> None:
-    bias, slopes = _mean_parameters(torch.ones(5, 4, dtype=torch.float64))
-    assert (bias.name, float(bias.start), bias.lower, bias.upper) == ("mean.bias", 0.0, -30.0, 30.0)
-    assert (slopes.name, slopes.start.tolist()) == ("mean.slopes", [0.5, 0.5, 0.5])
-    assert (slopes.lower, slopes.upper) == (0.0, 30.0)
 
 
 def test_the_scale_of_a_block_is_the_median_squared_distance() -> None:
@@ -254,31 +208,15 @@ def test_what_is_told_of_a_fit() -> None:
     assert not _matters("a.log_variance", fit)
 
 
-@pytest.mark.filterwarnings("ignore::salgp.gp.optimise.AtBoundWarning")
-def test_without_a_gp_correctness_is_a_logistic_regression(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variance of next to nothing leaves the parametric mean alone."""
-    g = torch.Generator().manual_seed(5)
-    t = torch.randn(300, generator=g, dtype=torch.float64)
-    correct = (torch.rand(300, generator=g) < torch.sigmoid(0.7 + 1.4 * t)).double()
-    design = torch.stack([torch.ones_like(t), t], 1)
-    hold(monkeypatch, {"x.log_variance": -14.0, "x.log_lengthscale": 0.0})
-    settings = Settings(inference="exact")
-    seen = Observations(Rows({"x": t[:, None]}), correct, design)
-    found = fit_bernoulli(Stationary("x", "rbf"), seen, settings)
-    theirs = LogisticRegression(C=1e9, tol=1e-10, max_iter=5000).fit(t[:, None].numpy(), correct.numpy())
-    expected = [theirs.intercept_[0], theirs.coef_[0, 0]]
-    np.testing.assert_allclose(found.mean_weights, expected, atol=0.02)
-
-
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Parameter]:
     """What a search is started with, found by not searching."""
     seen: list[Parameter] = []
 
-    def stay(objective: object, parameters: list[Parameter], *rest: object) -> Fit:
+    def stay(objective: object, parameters: list[Parameter], **rest: object) -> Fit:
         seen.extend(parameters)
         return Fit({p.name: p.start for p in parameters}, 0.0, True, "", ())
 
-    monkeypatch.setattr(fitting, "_search", stay)
+    monkeypatch.setattr(fitting, "maximise", stay)
     return seen
 
 
@@ -289,21 +227,13 @@ def test_a_search_starts_with_three_tenths_of_the_mean_square_as_noise(
     rows, y = made(30)
     y = offset + scale * y
     parameters = recorded(monkeypatch)
-    fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
+    fit_gp(Stationary("x", "rbf"), Observations(rows, y), EXACT)
     seen = {p.name: p for p in parameters}
     square = max(float(np.mean(y.numpy() ** 2)), 1e-6)
     noise = seen["log_noise"]
     assert float(noise.start) == pytest.approx(math.log(0.3 * square))
     assert (noise.lower, noise.upper) == pytest.approx((float(noise.start) - 10, float(noise.start) + 5))
     assert float(seen["x.log_variance"].start.exp()) == pytest.approx(square)
-
-
-def test_log_odds_start_with_a_variance_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, y = made(30)
-    parameters = recorded(monkeypatch)
-    seen = Observations(rows, (y > 0).double(), torch.ones(30, 2).double())
-    fit_bernoulli(Stationary("x", "rbf"), seen, EXACT)
-    assert float({p.name: p for p in parameters}["x.log_variance"].start) == pytest.approx(0.0)
 
 
 def test_the_scale_of_many_rows_is_that_of_five_hundred_from_all_over() -> None:
@@ -324,11 +254,11 @@ def test_a_dimension_scaled_prior_gives_the_largest_posterior_of_the_dense_model
         return -evidence - float(norm(location, math.sqrt(3)).logpdf(v[0]))
 
     best = minimize(negative, [-0.5, 0.0, -2.0], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9})
-    found = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), replace(EXACT, prior="dimension-scaled"))
+    found = fit_gp(Stationary("x", "rbf"), Observations(rows, y), replace(EXACT, prior="dimension-scaled"))
     theta = found.posterior.theta
     ours = [float(theta["x.log_lengthscale"]), float(theta["x.log_variance"]), found.log_noise]
     np.testing.assert_allclose(ours, best.x, atol=0.02)
-    plain = fit_gaussian(Stationary("x", "rbf"), residuals(rows, y), EXACT)
+    plain = fit_gp(Stationary("x", "rbf"), Observations(rows, y), EXACT)
     assert found.log_evidence < plain.log_evidence
     assert float(theta["x.log_lengthscale"]) > float(plain.posterior.theta["x.log_lengthscale"])
 
@@ -346,4 +276,4 @@ def test_the_prior_follows_the_dimension(width: int) -> None:
 def test_an_unknown_prior_is_refused() -> None:
     rows, y = made(10)
     with pytest.raises(ValueError, match="dimension-scaled"):
-        fit_gaussian(Stationary("x"), residuals(rows, y), replace(EXACT, prior="wide"))
+        fit_gp(Stationary("x"), Observations(rows, y), replace(EXACT, prior="wide"))

@@ -50,7 +50,7 @@ def test_a_fit_runs_on_one_thread_and_puts_the_setting_back(
     monkeypatch.setattr(Stationary, "__call__", watched)
     features, labels = sample(30)
     made = structure("concat", features.widths, features.n_classes)
-    fit_structure(made, features, labels, "gaussian", Settings())
+    fit_structure(made, features, labels, Settings())
     assert set(seen) == {1}
     assert torch.get_num_threads() == 2
 

@@ -54,11 +54,9 @@ def evidence_stores(folder: Path, n: int = 600, rows: int = 250) -> tuple[Featur
     return write_store(parts, folder / "calibration", rows=rows), reference
 
 
-def small_calibrator(likelihood: str = "gaussian", covariance: str = "sum") -> SALGP:
+def small_calibrator(covariance: str = "sum") -> SALGP:
     """A calibrator that is fitted in a moment."""
-    return SALGP(
-        covariance=covariance, likelihood=likelihood, n_inducing=24, max_steps=5, inference="inducing"
-    )
+    return SALGP(covariance=covariance, n_inducing=24, max_steps=5, inference="inducing")
 
 
 def network() -> nn.Sequential:

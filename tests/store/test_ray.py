@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from scale_jobs import (
     contents,
     evidence_stores,
@@ -56,15 +55,6 @@ def test_scoring_gives_the_same_bytes(ray: Any, folder: Path, tmp_path: Path) ->
     for engine in ("local", "ray"):
         score(folder / "store", folder / "calibrator", tmp_path / engine, engine=engine, workers=2)
     assert contents(tmp_path / "local") == contents(tmp_path / "ray")
-
-
-def test_fitting_gives_the_same_bits(ray: Any, folder: Path) -> None:
-    a, b = (
-        fit_store(small_calibrator(), folder / "store", subset=200, engine=engine, workers=2).fitted_
-        for engine in ("local", "ray")
-    )
-    assert torch.equal(a.posterior.alpha, b.posterior.alpha)
-    assert torch.equal(a.posterior.root, b.posterior.root)
 
 
 def test_layer_evidence_with_a_reference_gives_the_same_bytes(ray: Any, tmp_path: Path) -> None:

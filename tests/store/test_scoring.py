@@ -33,14 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("scoring")
     features, labels = small_store(path / "store", n=1500, rows=400).to_features()
     small_calibrator().fit(features[:300], labels[:300]).save(path / "sum")
-    small_calibrator("bernoulli").fit(features[:300], labels[:300]).save(path / "bernoulli")
     small_calibrator(covariance="ml").fit(features[:100], labels[:100]).save(path / "ml")
     ResidualGP(n_inducing=20, max_steps=5).fit(features[:300], labels[:300]).save(path / "residual")
     calibrators.get("temperature").fit(features, labels).save(path / "temperature")
     return path
 
 
-@pytest.mark.parametrize("name", ["sum", "bernoulli", "ml", "residual", "temperature"])
+@pytest.mark.parametrize("name", ["sum", "ml", "residual", "temperature"])
 def test_scores_are_the_predictions(folder: Path, tmp_path: Path, name: str) -> None:
     done = score(folder / "store", folder / name, tmp_path / "out", layers=True, workers=2)
     assert done.rows == done.new_rows == 1500
@@ -99,7 +98,7 @@ def test_missing_files_are_made_again(folder: Path, tmp_path: Path) -> None:
 def test_another_job_is_refused(folder: Path, tmp_path: Path) -> None:
     score(folder / "store", folder / "sum", tmp_path / "a")
     with pytest.raises(ValueError, match="calibrator differ"):
-        score(folder / "store", folder / "bernoulli", tmp_path / "a")
+        score(folder / "store", folder / "ml", tmp_path / "a")
     with pytest.raises(ValueError, match="another job: layers"):
         score(folder / "store", folder / "sum", tmp_path / "a", layers=True)
 

@@ -1,7 +1,6 @@
 """Weighted Gaussian process regression, exact and with inducing rows, behind one `Posterior`.
 
-Model: ``f ~ GP(0, k)``, ``y_i = f_i + e_i``, ``e_i ~ N(0, noise_i)``; a likelihood enters only through ``y``
-and ``noise`` (its Gaussian sites).
+Model: ``f ~ GP(0, k)``, ``y_i = f_i + e_i``, ``e_i ~ N(0, noise_i)``.
 
 Exact: ``log N(y | 0, K + diag(noise))``. Inducing (Titsias 2009): with ``Q = Kfu Kuu^-1 Kuf``,
 ``log N(y | 0, Q + diag(noise)) - 1/2 sum_i (k_ii - q_ii) / noise_i``, a lower bound of the exact evidence
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,38 +42,7 @@ INDUCING_JITTER = 1e-8
 smooth.
 """
 
-BLOCK = 1_000_000
-"""Covariance entries computed at once."""
-
-TREND_PRECISION = 1.0 / 75.0
-"""Prior precision of a trend's weights, that of equal chances between 0 and 30: it matters only for a
-column on which the data have little information.
-"""
-
 LOG_2PI = math.log(2.0 * math.pi)
-
-
-@storable
-@dataclass(frozen=True, eq=False)
-class Trend:
-    """Uncertainty of the weights ``w`` of a parametric mean, ``y = X w + f + e``: universal kriging.
-
-    With ``C = k + N`` the covariance of the data, ``var(x' w + f(x)) = var f(x) + r' (X' C^-1 X)^-1 r``,
-    ``r = x - X' C^-1 k(., x)``. Reference: Rasmussen & Williams 2006, eq. 2.42.
-
-    Args:
-        explained: ``(m, p)`` weights ``C^-1 X`` on the rows ``U``, so that ``r = x - k(x, U) @ explained``.
-        root: ``(p, p)`` root of the covariance of the weights.
-    """
-
-    explained: Tensor
-    root: Tensor
-
-    def variance(self, columns: Tensor, explained: Tensor) -> Tensor:
-        """What the weights add to the variance where the columns are ``(n, p)``, ``explained`` being
-        ``k(x, U) @ self.explained``.
-        """
-        return ((columns - explained) @ self.root).square().sum(dim=-1)
 
 
 @storable
@@ -88,7 +56,6 @@ class Posterior:
         rows: the rows ``U`` it is expressed on (all rows, or the inducing ones).
         alpha: ``(m,)`` weights of the mean.
         root: ``(m, r)`` root ``R`` of what the data removed from the prior covariance.
-        trend: of the columns of the parametric mean; None where the mean is zero.
     """
 
     covariance: Covariance
@@ -96,7 +63,6 @@ class Posterior:
     rows: Rows
     alpha: Tensor
     root: Tensor
-    trend: Trend | None = None
 
     def covariance_to(self, rows: Rows) -> Tensor:
         """``k(rows, U)``, ``(..., N, m)``."""
@@ -123,24 +89,6 @@ class Posterior:
         """Posterior mean and variance of ``f`` at each row."""
         return self.moments(self.covariance_to(rows), self.prior_variance(rows))
 
-    def blocks(self, rows: Rows) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Covariance to ``U``, ``(b, m)``, and prior variance ``(b,)`` of each block of few rows."""
-        size = max(1, BLOCK // len(self.alpha))
-        for start in range(0, len(rows), size):
-            part = slice(start, min(start + size, len(rows)))
-            yield part, self.covariance_to(rows[part]), self.prior_variance(rows[part])
-
-    def on_rows(self, rows: Rows) -> Posterior:
-        """The prior, to be expressed on other rows."""
-        alpha = self.alpha.new_zeros(len(rows))
-        return Posterior(self.covariance, self.theta, rows, alpha, alpha[:, None])
-
-    def without_noise(self) -> Posterior:
-        """What is left to be known where ``f`` is 0 at the rows ``U``."""
-        K = self.covariance_to(self.rows)
-        root = lower_inverse(cholesky(K, start=INDUCING_JITTER)).T.contiguous()
-        return Posterior(self.covariance, self.theta, self.rows, torch.zeros_like(self.alpha), root)
-
 
 def remaining(prior: Tensor, reduced: Tensor) -> Tensor:
     """Posterior variance: ``prior - |reduced|^2``, with ``reduced = k(x, U) R``."""
@@ -160,28 +108,12 @@ def exact_log_evidence(K: Tensor, y: Tensor, noise: Tensor) -> Tensor:
 
 
 def condition_exact(
-    covariance: Covariance,
-    theta: Mapping[str, Tensor],
-    rows: Rows,
-    y: Tensor,
-    noise: Tensor,
-    X: Tensor | None = None,
+    covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, y: Tensor, noise: Tensor
 ) -> Posterior:
-    """Posterior given all rows, ``X`` being their columns of the trend: ``alpha = (K + N)^-1 y`` and ``R R' =
-    (K + N)^-1``.
-    """
+    """Posterior given all rows: ``alpha = (K + N)^-1 y`` and ``R R' = (K + N)^-1``."""
     L = cholesky(covariance.between(theta, rows, rows) + noise.diag())
     root = lower_inverse(L).T.contiguous()
-    X = y.new_zeros(len(y), 0) if X is None else X
-    explained = root @ (root.T @ X)
-    return Posterior(covariance, theta, rows, root @ (root.T @ y), root, _trend(explained, X.T @ explained))
-
-
-def _trend(explained: Tensor, information: Tensor) -> Trend | None:
-    if not len(information):
-        return None
-    prior = TREND_PRECISION * torch.eye(len(information), dtype=explained.dtype, device=explained.device)
-    return Trend(explained, lower_inverse(cholesky(information + prior)).T)
+    return Posterior(covariance, theta, rows, root @ (root.T @ y), root)
 
 
 @storable
@@ -196,9 +128,6 @@ class Statistics:
         log_noise: ``sum log noise``.
         trace: ``sum k_ii / noise_i``.
         n: number of rows.
-        constant: what the sites add to the log evidence.
-        B: ``Kuf N^-1 X``, ``(m, p)``, of the columns of the trend.
-        XX: ``X' N^-1 X``, ``(p, p)``.
     """
 
     A: Tensor
@@ -207,25 +136,12 @@ class Statistics:
     log_noise: Tensor
     trace: Tensor
     n: int
-    constant: Tensor
-    B: Tensor
-    XX: Tensor
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(*map(operator.add, vars(self).values(), vars(other).values()))
 
-    def __sub__(self, other: Statistics) -> Statistics:
-        return Statistics(*map(operator.sub, vars(self).values(), vars(other).values()))
 
-
-def statistics(
-    Kuf: Tensor,
-    prior: Tensor,
-    y: Tensor,
-    noise: Tensor,
-    X: Tensor | None = None,
-    constant: Tensor | None = None,
-) -> Statistics:
+def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
     """Sums over one batch of rows.
 
     Args:
@@ -233,15 +149,10 @@ def statistics(
         prior: ``(n,)`` variances ``k_ii``.
         y: ``(n,)`` targets.
         noise: ``(n,)`` their noise variances.
-        X: ``(n, p)`` columns of the trend, where there is one.
-        constant: what the sites add to the log evidence.
     """
     weighted = Kuf / noise
-    X = y.new_zeros(len(y), 0) if X is None else X
     sums = (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum()
-    constant = y.new_zeros(()) if constant is None else constant
-    of_trend = weighted @ X, (X / noise[:, None]).T @ X
-    return Statistics(weighted @ Kuf.T, weighted @ y, *sums, len(y), constant, *of_trend)
+    return Statistics(weighted @ Kuf.T, weighted @ y, *sums, len(y))
 
 
 def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
@@ -250,7 +161,7 @@ def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
     LB = cholesky(A + torch.eye(len(A), dtype=A.dtype, device=A.device))
     c = solve_lower(LB, solve_lower(Luu, s.b))
     fit = s.n * LOG_2PI + s.log_noise + log_determinant(LB) + s.yy - c @ c
-    return -0.5 * (fit + s.trace - A.diagonal().sum()) + s.constant
+    return -0.5 * (fit + s.trace - A.diagonal().sum())
 
 
 def condition_inducing(
@@ -260,14 +171,9 @@ def condition_inducing(
     Luu, A = _whiten(covariance.between(theta, inducing, inducing), s)
     inverse = lower_inverse(Luu)
     half = spectral_root(A)
-
-    def solve(sums: Tensor) -> Tensor:
-        whitened = inverse @ sums
-        return inverse.T @ (whitened - half @ (half.T @ whitened))
-
-    explained = solve(s.B)
-    trend = _trend(explained, s.XX - s.B.T @ explained)
-    return Posterior(covariance, theta, inducing, solve(s.b), inverse.T @ half, trend)
+    whitened = inverse @ s.b
+    alpha = inverse.T @ (whitened - half @ (half.T @ whitened))
+    return Posterior(covariance, theta, inducing, alpha, inverse.T @ half)
 
 
 def inducing_rows(

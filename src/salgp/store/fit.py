@@ -8,6 +8,7 @@ on a stratified sample of the store that keeps the augmented samples of a sample
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator
+from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.features import Features
 from salgp.progress import progress_bar
 from salgp.store.engines import run
@@ -35,14 +36,15 @@ def fit_store(
     seed: int = 0,
     progress: bool = False,
 ) -> Calibrator:
-    """Fit a calibrator to every row of a store.
+    """Fit a calibrator to a store.
 
-    `LayerEvidence` with a ``reference``, `SALGP` and `ResidualGP` are fitted out of core. Calibrators that
-    read the logits only are fitted on all rows in memory (a million rows of ten logits are 40 MB). Others
-    that read layers are fitted on a stratified subset in which no sample is parted from its augmented ones.
+    `LayerEvidence` with a ``reference`` is fitted to every row, out of core. Calibrators that read the logits
+    only are fitted on all rows in memory (a million rows of ten logits are 40 MB). Others that read layers,
+    such as `SALGP`, are fitted on a stratified subset in which no sample is parted from its augmented ones; a
+    warning says so.
 
     Args:
-        calibrator: to be fitted; the ``n_inducing`` of a Gaussian process is its number of inducing rows.
+        calibrator: to be fitted.
         store: labelled features.
         reference: labelled features of the network's training set, for methods that compare against it.
         subset: rows of the subset.
@@ -56,15 +58,14 @@ def fit_store(
 
     Example:
         >>> import tempfile, torch
-        >>> from salgp import SALGP
+        >>> from salgp.calibrators import get
         >>> from salgp.store.store import write_store
         >>> g = torch.Generator().manual_seed(0)
         >>> f = Features(torch.randn(300, 3, generator=g), {"a": torch.randn(300, 4, generator=g)})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store = write_store([(f, torch.arange(300) % 3)], folder, rows=100)
-        ...     fitted = fit_store(SALGP(n_inducing=10), store, subset=100).fitted_
-        >>> fitted.inference, fitted.summary.n
-        ('inducing', 300)
+        ...     fit_store(get("temperature"), store).temperature_ > 1
+        True
     """
     rows = _labelled(store)
     known = None if reference is None else _labelled(reference)
@@ -142,7 +143,15 @@ def _fit_in_memory(calibrator: Calibrator, source: StoreSource) -> Calibrator:
     if not calibrator.needs_layers:
         return calibrator.fit(*source.store.to_features(layers=()))
     known = None if source.reference is None else source.reference.to_features()
-    return calibrator.fit(*source.subset(), reference=known)
+    features, labels = source.subset()
+    if len(features) < source.rows:
+        warnings.warn(
+            f"{calibrator.display_name} is fitted on {len(features):,} of {source.rows:,} rows, a stratified "
+            f"subset; subset= sets their number",
+            CalibrationWarning,
+            stacklevel=3,
+        )
+    return calibrator.fit(features, labels, reference=known)
 
 
 def stratified(strata: Tensor, size: int, offset: float) -> Tensor:

@@ -49,6 +49,4 @@ class RefinedSALGP(SALGP):
         settings = replace(
             settings_of(self), restarts=0, max_steps=self.refine_steps, start=self.fitted_.learned
         )
-        self.fitted_ = fit_structure(
-            self.structure_, features, labels, self.likelihood, settings, self.tempering
-        )
+        self.fitted_ = fit_structure(self.structure_, features, labels, settings)

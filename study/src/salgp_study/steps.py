@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from salgp.calibrators import get
-from salgp.calibrators.gp.inputs import EvidenceInputs, learn_evidence
+from salgp.calibrators.evidence.fitting import fit_in_domain, training_rows
 from salgp.calibrators.gp.salgp import SALGP
 from salgp.features import Features
 from salgp.prediction import Prediction
+from salgp_study.evidence_gp import EvidenceGP, learn_columns
 from salgp_study.store import write_archive
 from salgp_study.suite.cache import CachedCase, case_folder, read_case
 from salgp_study.suite.methods import predict_windows, takes_context
@@ -61,14 +62,15 @@ class MonotoneEvidence:
         self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None
     ) -> Self:
         """Fit on originals and, where there are any, augmented samples."""
-        self.inputs: EvidenceInputs
-        self.inputs, _ = learn_evidence(features, labels, reference, False, 0, self.class_spread)
+        self.columns, samples = learn_columns(features, labels, reference)
+        rows = training_rows(features, samples, features.correct(labels).double())
+        self.model = fit_in_domain(rows, features.n_classes, self.class_spread, True)
         return self
 
     def predict(self, features: Features) -> Prediction:
         """The probability of being correct."""
-        design = self.inputs.view(features)[1]
-        return Prediction.from_confidence(features, torch.sigmoid(design[:, 1]))
+        log_odds = self.model.log_odds(self.columns(features), features.label)
+        return Prediction.from_confidence(features, torch.sigmoid(log_odds))
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,12 @@ STEPS: tuple[Step, ...] = (
     Step(
         "1 evidence",
         "raw features -> agreement and novelty",
-        lambda: SALGP("sum", inputs="evidence", n_inducing=128),
+        lambda: EvidenceGP(n_inducing=128),
     ),
     Step(
         "2 linear",
         "stationary -> linear kernels",
-        lambda: SALGP("sum", inputs="evidence", kernel="linear", n_inducing=128),
+        lambda: EvidenceGP(kernel="linear", n_inducing=128),
     ),
     Step(
         "3 log-odds, monotone",

@@ -91,10 +91,6 @@ def test_joined_rows_keep_their_groups_apart() -> None:
     assert len(both) == 2 * len(rows)
     assert len(both.group.unique()) == 500
     assert rows.families == [1, 2]
-    back = both.without(rows)
-    assert len(back) == len(rows)
-    with pytest.raises(ValueError, match="another"):
-        rows.without(back[torch.arange(3)].joined(back[torch.arange(3)]))
 
 
 def test_augmented_samples_teach_little_in_domain() -> None:

@@ -10,19 +10,17 @@ of rank 1 and more) averages its layer predictions, again under the joint poster
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from salgp.calibrators.gp.structures import Structure, log_odds_design, rows_of
+from salgp.calibrators.gp.structures import Structure, rows_of
 from salgp.features import Features
 from salgp.gp.covariance import Sum, gaps
 from salgp.gp.fitting import Fitted
 from salgp.gp.kernels import Rows, pairs_of
-from salgp.gp.likelihood import sigmoid_moments
 from salgp.gp.regression import Posterior, remaining
-from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction
+from salgp.prediction import LayerTerms, Prediction
 
 __all__ = ["predict_corrections"]
 
@@ -32,42 +30,24 @@ samples.
 """
 
 
-def to_prediction(
-    structure: Structure,
-    fitted: Fitted,
-    features: Features,
-    temperature: float,
-    design: Tensor | None = None,
-) -> Prediction:
-    """Turn the GP's correction into calibrated confidences with intervals and layer terms.
+def to_prediction(structure: Structure, fitted: Fitted, features: Features, temperature: float) -> Prediction:
+    """Turn the GP's correction into calibrated confidences with error bars and layer terms.
 
     Args:
         structure: covariance and row layout.
         fitted: the GP.
         features: of the samples.
         temperature: by which the other classes share what is left.
-        design: ``(n, p)`` columns of a Bernoulli likelihood's mean, by default those of `log_odds_design`.
     """
-    posterior, trend = fitted.posterior, fitted.posterior.trend
-    if trend is not None:  # what the rows explain of the mean's columns is one more linear functional of each
-        posterior = replace(posterior, alpha=torch.column_stack([posterior.alpha, trend.explained]))
-    mean, variance, layer_mean, layer_variance = predict_corrections(structure, posterior, features)
-    if trend is not None:
-        explained, mean, layer_mean = mean[:, 1:], mean[:, 0], layer_mean[..., 0]
-    terms = None
-    if structure.has_layer_terms:
-        names, scale = structure.terms or structure.layers, "confidence" if fitted.is_gaussian else "log-odds"
-        terms = LayerTerms(names, layer_mean, layer_variance.sqrt(), scale, bool(structure.terms))
-    shared: dict[str, Any] = {"layers": terms, "temperature": temperature}
-    if trend is None:
-        corrected = features.confidence.double() + mean
-        return Prediction.from_confidence(features, corrected, variance.sqrt(), **shared)
-    columns = log_odds_design(features) if design is None else design
-    log_odds = columns @ fitted.mean_weights + mean
-    variance = variance + trend.variance(columns, explained)
-    half = INTERVAL_SD * variance.sqrt()
-    ends = torch.sigmoid(log_odds - half), torch.sigmoid(log_odds + half)
-    return Prediction.from_confidence(features, *sigmoid_moments(log_odds, variance), ends, **shared)
+    mean, variance, *of_layers = predict_corrections(structure, fitted.posterior, features)
+    corrected, std = features.confidence.double() + mean, variance.sqrt()
+    terms = _terms(structure, *of_layers) if structure.has_layer_terms else None
+    return Prediction.from_confidence(features, corrected, std, layers=terms, temperature=temperature)
+
+
+def _terms(structure: Structure, mean: Tensor, variance: Tensor) -> LayerTerms:
+    names = structure.terms or structure.layers
+    return LayerTerms(names, mean, variance.sqrt(), "confidence", additive=bool(structure.terms))
 
 
 def predict_corrections(

@@ -1,16 +1,10 @@
 """SAL-GP: Gaussian processes on the pooled features of every layer, with structured kernels.
 
-The paper regresses the softmax residual ``r = correct - s`` on the layers (``likelihood="gaussian"``); the
-calibrated confidence is ``s + mean`` with the posterior variance. ``likelihood="bernoulli"`` models the
-log-odds of being correct instead, ``f = a + b logit(s) + g``, so that no clipping is needed.
+The softmax residual ``r = correct - s`` is regressed on the layers; the calibrated confidence is ``s + mean``
+with the posterior variance.
 
 Global and layer predictions: see `salgp.calibrators.gp.correction`. In ``sum`` the layer terms add up
 to the whole correction exactly, each with its own variance.
-
-``inputs="evidence"`` puts the Gaussian processes on the evidence of the layers
-(`salgp.calibrators.gp.inputs`: agreement and novelty, two numbers per layer) instead of on their
-features; with a Bernoulli likelihood the mean is then ``a + b f``, ``f`` the monotone log-odds of layer
-evidence, and the processes take what is not monotone.
 
 `ResidualGP` sees a single layer, one row per sample. RIO (Qiu et al. 2020) adds a kernel on the confidence;
 RED (Qiu & Miikkulainen 2022) uses ARD kernels on the features and on the whole softmax vector, from several
@@ -25,15 +19,13 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from salgp.calibrators.gp.inputs import learn_evidence
-from salgp.calibrators.gp.streaming import fit_rows
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator, Source, one_at_a_time
+from salgp.calibrators.base import Calibrator, one_at_a_time
 from salgp.calibrators.gp.correction import chunk_size, to_prediction
 from salgp.calibrators.gp.structures import Structure, observe, structure
 from salgp.features import Features
-from salgp.gp.fitting import Fitted, Observations, Settings, extend, fit_bernoulli, fit_gaussian, retract
+from salgp.gp.fitting import Fitted, Settings, extend, fit_gp
 from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
 from salgp.neighbours import spread_choice
@@ -90,18 +82,13 @@ class LayerwiseGP(Calibrator):
     seed: int = 0
     exact_limit: int = Settings.exact_limit
 
-    def fit_stream(self, source: Source) -> Self | None:
-        """Fit to all rows of a source."""
-        fit_rows(self, source)
-        return self
-
     def _predict(self, features: Features) -> Prediction:
-        seen, design = self._seen(features)
-        return to_prediction(self.structure_, self.fitted_, seen, self.rest_temperature_, design)
+        seen = self._seen(features)
+        return to_prediction(self.structure_, self.fitted_, seen, self.rest_temperature_)
 
     @abstractmethod
-    def _seen(self, features: Features) -> tuple[Features, Tensor | None]:
-        """Inputs of the GP, and the columns of its parametric mean (None: the default ones)."""
+    def _seen(self, features: Features) -> Features:
+        """Inputs of the GP."""
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
@@ -114,9 +101,6 @@ class SALGP(LayerwiseGP):
     Args:
         covariance: ``sum`` (ours), ``ml``, ``hl`` (the paper's), ``additive``, ``icm``, ``lcm``, ``nested``,
             ``global``, ``class``, ``concat``.
-        likelihood: ``gaussian`` on the softmax residual, or ``bernoulli`` on correctness. The
-            error bars of a Bernoulli likelihood count the weights of its mean as uncertain too, except those
-            of the monotone log-odds under ``inputs="evidence"``.
         kernel: base kernel: ``matern52``, ``matern32``, ``matern12``, ``rbf``, ``linear``.
         inference: ``exact``, ``inducing``, or ``auto`` by the number of rows.
         n_inducing: number of inducing rows. Stacked covariances on wide raw features may need 512 or more to
@@ -125,17 +109,13 @@ class SALGP(LayerwiseGP):
             ``icm`` and ``lcm``.
         n_latent: number of terms of ``lcm``.
         groups: group levels of ``nested``: ``layer``, ``class``, ``layer/class``.
-        tempering: weigh each of a sample's ``L`` stacked rows by ``1/L``, since they repeat one observation;
-            without it the variance is too small by about that factor.
         optimizer: ``lbfgs``, or ``adam`` with the starting points and steps of GPyTorch.
         max_steps: of the optimiser.
         learning_rate: of Adam.
         restarts: further optimisations from random starting points; the best evidence wins.
         seed: of the restarts.
-        inputs: ``features`` of each layer (the paper), or their ``evidence``; the GP then counts augmented
-            samples as much as originals.
         objective: learn hyperparameters by ``evidence`` (the paper), by ``leave-one-out`` density of each
-            sample given the others, or ``auto``: leave-one-out where a Gaussian likelihood sees each sample's
+            sample given the others, or ``auto``: leave-one-out where the rows repeat each sample's
             residual once per layer, which the evidence takes for so many independent observations.
         shared_offset: does the global prediction of ``ml`` keep the offset ``a`` that all layers share? The
             paper calls it global; without it, only ``k(f, f') + k(s, s')`` is left.
@@ -147,14 +127,13 @@ class SALGP(LayerwiseGP):
     Attributes:
         fitted_: the conditioned GP.
         structure_: covariance and row layout.
-        evidence_: where ``inputs="evidence"``, the reference and the monotone model below the GP.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
         >>> x = torch.randn(120, 3, generator=g)
         >>> labels = (x + torch.randn(120, 3, generator=g)).argmax(dim=1)
         >>> features = Features(3 * x, {"a": x})
-        >>> prediction = SALGP(likelihood="bernoulli").fit(features, labels).predict(features)
+        >>> prediction = SALGP().fit(features, labels).predict(features)
         >>> prediction.confidence.shape, prediction.layers.names
         (torch.Size([120]), ('a', 'confidence'))
     """
@@ -162,13 +141,10 @@ class SALGP(LayerwiseGP):
     name: ClassVar[str] = "sal-gp"
 
     covariance: str = "sum"
-    likelihood: str = "gaussian"
     _: KW_ONLY
     rank: int | None = None
     n_latent: int = 2
     groups: Sequence[str] = ("layer",)
-    tempering: bool = False
-    inputs: str = "features"
     objective: str = "auto"
     shared_offset: bool = True
     prior: str | None = None
@@ -176,7 +152,7 @@ class SALGP(LayerwiseGP):
     @classmethod
     def paper(cls, model: str = "ml", recipe: str = "converged", **changes: Any) -> SALGP:
         """SAL-GP with every setting of the paper: residuals, Matern 5/2 on features as they are,
-        hyperparameters of the largest evidence, no tempering, the shared offset kept, exact where it fits and
+        hyperparameters of the largest evidence, the shared offset kept, exact where it fits and
         512 inducing rows otherwise.
 
         Extract the features with ``pooling="channel-avg"`` or ``"channel-max"``, the paper's two.
@@ -197,35 +173,20 @@ class SALGP(LayerwiseGP):
         return cls(**{"objective": "evidence", **PAPER[model], **paper_settings(recipe), **changes})
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        if self.inputs not in ("features", "evidence"):
-            raise ValueError(f"inputs must be 'features' or 'evidence', got {self.inputs!r}")
-        self.evidence_, design, seen = None, None, features
-        linear = self.inputs == "evidence" and self.kernel == "linear"
-        if self.inputs == "evidence":
-            self.evidence_, X = learn_evidence(features, labels, reference, linear, self.seed)
-            seen, design = self.evidence_.view_of(features, X)
         self.structure_ = structure(
             self.covariance,
-            seen.widths,
-            seen.n_classes,
+            features.widths,
+            features.n_classes,
             kernel=self.kernel,
             rank=self.rank,
             n_latent=self.n_latent,
             groups=tuple(self.groups),
             shared_offset=self.shared_offset,
-            confidence=not linear,
         )
-        settings = settings_of(self)
-        self.fitted_ = fit_structure(
-            self.structure_, seen, labels, self.likelihood, settings, self.tempering, design
-        )
+        self.fitted_ = fit_structure(self.structure_, features, labels, settings_of(self))
 
-    def _seen(self, features: Features) -> tuple[Features, Tensor | None]:
-        return (features, None) if self.evidence_ is None else self.evidence_.view(features)
-
-    def fit_stream(self, source: Source) -> Self | None:
-        """Fit to all rows of a source; None for ``inputs="evidence"``, which needs them in memory."""
-        return None if self.inputs == "evidence" else super().fit_stream(source)
+    def _seen(self, features: Features) -> Features:
+        return features
 
     @property
     def display_name(self) -> str:
@@ -246,23 +207,10 @@ class SALGP(LayerwiseGP):
         """Add labelled samples without learning the hyperparameters again; the same as conditioning on all
         from scratch.
         """
-        new = self._observed(features, labels)
-        self.fitted_ = extend(self.fitted_, new)
-        return self
-
-    @one_at_a_time
-    def forget(self, features: Features, labels: Any) -> Self:
-        """Take back samples that were fitted on or added (with a Gaussian likelihood, whose sites do not
-        depend on the rest).
-        """
-        self._check_fitted()
-        if self.likelihood != "gaussian":
-            raise ValueError(
-                "forget needs likelihood='gaussian': Bernoulli sites depend on every sample; "
-                "fit again on what is to be kept"
-            )
-        gone = self._observed(features, labels)
-        self.fitted_ = retract(self.fitted_, gone)
+        features = self.check_input(features, allow_empty=False).to(self.fitted_.posterior.alpha.device)
+        y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
+        with torch.no_grad():
+            self.fitted_ = extend(self.fitted_, observe(self.structure_, features, y))
         return self
 
     def suggest(self, features: Features, k: int) -> Tensor:
@@ -273,14 +221,6 @@ class SALGP(LayerwiseGP):
         assert std is not None
         return spread_choice(features, std, k)
 
-    def _observed(self, features: Features, labels: Any) -> Observations:
-        """Samples as the GP sees them, on the device of what it knows."""
-        features = self.check_input(features, allow_empty=False).to(self.fitted_.posterior.alpha.device)
-        y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
-        with torch.no_grad():
-            seen, design = self._seen(features)
-            return observe(self.structure_, seen, y, self.likelihood, self.tempering, design)
-
 
 @dataclass(repr=False, eq=False)
 class ResidualGP(LayerwiseGP):
@@ -289,7 +229,6 @@ class ResidualGP(LayerwiseGP):
     Args:
         form: ``feature``, ``rio`` or ``red``.
         layer: name or position of the layer; the last one by default.
-        likelihood: ``gaussian`` on the residual, or ``bernoulli`` on correctness.
         kernel: base kernel (``red`` always uses RBF, as its authors do).
         inference: ``exact``, ``inducing`` or ``auto``.
         n_inducing: number of inducing rows.
@@ -305,7 +244,7 @@ class ResidualGP(LayerwiseGP):
         >>> g = torch.Generator().manual_seed(0)
         >>> x = torch.randn(40, 3, generator=g)
         >>> features, labels = Features(3 * x, {"a": x}), (x + torch.randn(40, 3, generator=g)).argmax(dim=1)
-        >>> calibrator = ResidualGP("rio", likelihood="bernoulli").fit(features, labels)
+        >>> calibrator = ResidualGP("rio").fit(features, labels)
         >>> calibrator.predict(features).std.shape
         torch.Size([40])
     """
@@ -314,7 +253,6 @@ class ResidualGP(LayerwiseGP):
 
     form: str = "rio"
     layer: str | int = -1
-    likelihood: str = "gaussian"
 
     @classmethod
     def paper(
@@ -334,10 +272,10 @@ class ResidualGP(LayerwiseGP):
         self.layer_ = _layer_name(features, self.layer)
         one = features.select([self.layer_])
         self.structure_ = structure(FORMS[self.form], one.widths, one.n_classes, kernel=self.kernel)
-        self.fitted_ = fit_structure(self.structure_, one, labels, self.likelihood, settings_of(self))
+        self.fitted_ = fit_structure(self.structure_, one, labels, settings_of(self))
 
-    def _seen(self, features: Features) -> tuple[Features, None]:
-        return features.select([self.layer_]), None
+    def _seen(self, features: Features) -> Features:
+        return features.select([self.layer_])
 
 
 def paper_settings(recipe: str) -> dict[str, Any]:
@@ -347,28 +285,11 @@ def paper_settings(recipe: str) -> dict[str, Any]:
     return {"n_inducing": PAPER_INDUCING, "exact_limit": 3000, **RECIPES[recipe]}
 
 
-def fit_structure(
-    structure: Structure,
-    features: Features,
-    labels: Tensor,
-    likelihood: str,
-    settings: Settings,
-    tempering: bool = False,
-    design: Tensor | None = None,
-) -> Fitted:
-    """Fit a structure's GP to the residuals (Gaussian) or to correctness (Bernoulli, with ``design`` the
-    columns of its mean).
-    """
-    seen = observe(structure, features, labels, likelihood, tempering, design)
-    objective = "evidence" if tempering and settings.objective == "auto" else settings.objective
-    settings = replace(settings, repeats=structure.repeats, objective=objective)
-    if likelihood == "bernoulli" and objective == "leave-one-out":
-        raise ValueError(
-            "objective='leave-one-out' needs likelihood='gaussian'; a Bernoulli likelihood learns by evidence"
-        )
+def fit_structure(structure: Structure, features: Features, labels: Tensor, settings: Settings) -> Fitted:
+    """Fit a structure's GP to the residuals."""
+    seen = observe(structure, features, labels)
     with threads_for(settings.largest_matrix(len(seen.rows))):
-        fit = fit_gaussian if likelihood == "gaussian" else fit_bernoulli
-        return fit(structure.covariance, seen, settings)
+        return fit_gp(structure.covariance, seen, replace(settings, repeats=structure.repeats))
 
 
 def settings_of(calibrator: Calibrator) -> Settings:

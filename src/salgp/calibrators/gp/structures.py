@@ -18,11 +18,6 @@ residual as target.
 | class | ``k([f^(1),s]) + [c = c'] k'([f^(1),s])``, ``c`` the predicted class |
 | concat | one kernel on all layers and the confidence side by side |
 | sum | ``sum_l k_l(f^(l)) + k(s, s')`` |
-
-What a layerwise GP is fitted to: rows, targets, weights and mean of the observations, made in one place.
-
-A fit, an update, and a pass over a store that does not fit into memory all see their samples through
-`observe`.
 """
 
 from __future__ import annotations
@@ -92,7 +87,6 @@ def structure(
     n_latent: int = 2,
     groups: tuple[str, ...] = ("layer",),
     shared_offset: bool = True,
-    confidence: bool = True,
 ) -> Structure:
     """Build the structure called ``name`` for layers of the given widths.
 
@@ -105,7 +99,6 @@ def structure(
         n_latent: terms of ``lcm``.
         groups: levels of ``nested``.
         shared_offset: does the global prediction of ``ml`` keep ``a``?
-        confidence: does ``sum`` have a term of the confidence?
 
     Example:
         >>> structure("ml", {"conv1": 4, "conv2": 2}, 10).covariance.reads() == {
@@ -119,7 +112,7 @@ def structure(
     L, width = len(layers), max(widths.values())
     levels = {"class": ("class",), "nested": groups}.get(name, ("layer",) if name in STACKED else ())
     stacked = name in STACKED and levels != ("class",)
-    terms = (*layers, *["confidence"] * confidence) if name == "sum" else ()
+    terms = (*layers, "confidence") if name == "sum" else ()
 
     def k(block: str, called: str = "") -> Covariance:
         return kernel_on(block, kernel, called)
@@ -139,7 +132,7 @@ def structure(
         "global": lambda: k("first"),
         "class": lambda: nested("first"),
         "concat": lambda: k("concat"),
-        "sum": lambda: Sum((*(k(f"layer:{x}") for x in layers), *map(k, terms[L:]))),
+        "sum": lambda: Sum((*(k(f"layer:{x}") for x in layers), k("confidence"))),
         "ml": lambda: k("features") + k("confidence") + Index("layer", L, rank or 0, "", shared_offset),
         "hl": lambda: k("joint", "global") + Same("layer") * k("joint", "local"),
         "additive": lambda: k("joint", "global") + Stationary("joint", kernel, "local", False, "layer", L),
@@ -204,43 +197,7 @@ def _group(name: str, structure: Structure, features: Features) -> Tensor:
     }[name]
 
 
-def observe(
-    structure: Structure,
-    features: Features,
-    labels: Tensor,
-    likelihood: str,
-    tempering: bool = False,
-    design: Tensor | None = None,
-) -> Observations:
-    """Observations of labelled samples.
-
-    Args:
-        structure: covariance and row layout.
-        features: of the samples.
-        labels: ``(n,)`` true classes.
-        likelihood: ``gaussian`` on the residual, ``bernoulli`` on correctness.
-        tempering: weigh each of a sample's ``L`` rows by ``1/L``.
-        design: ``(n, p)`` columns of a Bernoulli likelihood's mean, by default those of `log_odds_design`.
-    """
-    if likelihood not in ("gaussian", "bernoulli"):
-        raise ValueError(f"likelihood must be 'gaussian' or 'bernoulli', got {likelihood!r}")
-    repeats = structure.repeats
-    if likelihood == "gaussian":
-        target = features.residual(labels).double()
-        columns = target.new_zeros(len(target), 0)
-    else:
-        target = features.correct(labels).double()
-        columns = log_odds_design(features) if design is None else design
-    return Observations(
-        rows_of(structure, features).flatten(),
-        target.repeat_interleave(repeats),
-        columns.repeat_interleave(repeats, 0),
-        1.0 / repeats if tempering else 1.0,
-    )
-
-
-def log_odds_design(features: Features, limit: float = 12.0) -> Tensor:
-    """Columns of the parametric mean: one, and ``logit(s)`` computed from the logits without cancellation."""
-    z = features.logits.double()
-    rest = z.scatter(1, features.label[:, None], -torch.inf).logsumexp(dim=1)
-    return torch.stack([torch.ones_like(rest), (z.amax(dim=1) - rest).clamp(-limit, limit)], dim=1)
+def observe(structure: Structure, features: Features, labels: Tensor) -> Observations:
+    """Rows and residuals of labelled samples, as a fit and an update see them."""
+    target = features.residual(labels).double().repeat_interleave(structure.repeats)
+    return Observations(rows_of(structure, features).flatten(), target)

@@ -1,11 +1,4 @@
-"""Likelihoods as Gaussian sites of the weighted regression.
-
-Gaussian: the residual itself with one noise variance. Bernoulli on correctness: the logistic likelihood is
-bounded by a Gaussian in the log-odds ``f`` whose precision depends on ``xi = sqrt(E f^2)`` (Jaakkola & Jordan
-2000; the same bound as mean-field Polya-Gamma augmentation). For fixed ``xi`` everything is the weighted
-regression of `salgp.gp.regression`; updating ``xi`` never lowers the bound, so there is no step size to tune.
-
-The leave-one-out predictive density has a closed form.
+"""Leave-one-out predictive density in closed form, an objective for hyperparameters.
 
 Rows come in consecutive groups of equal size, all seen together or not at all: in the stacked models a group
 is a sample, whose residual is repeated once per layer. The log density of each row given all *other groups*
@@ -20,77 +13,13 @@ H (1 - H)^-1 N_g^1/2`` plus noise and what the inducing rows leave unexplained.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from salgp.gp.linalg import cholesky, inverse_positive, solve_lower
 from salgp.gp.regression import INDUCING_JITTER, LOG_2PI
 
-__all__ = ["sigmoid_moments"]
-
-
-@dataclass(frozen=True, eq=False)
-class Sites:
-    """Gaussian stand-in for a likelihood: ``log p(y|f) ~ log N(target | f, noise) + constant``."""
-
-    target: Tensor
-    noise: Tensor
-    constant: Tensor
-
-
-def gaussian_sites(y: Tensor, log_noise: Tensor, weight: float = 1.0) -> Sites:
-    """Sites of ``N(y | f, exp(log_noise))^weight``; a weight below 1 tempers repeated observations.
-
-    Example:
-        >>> y = torch.zeros(2, dtype=torch.float64)
-        >>> gaussian_sites(y, torch.zeros((), dtype=torch.float64), weight=0.5).noise
-        tensor([2., 2.], dtype=torch.float64)
-    """
-    noise = log_noise.exp() / weight
-    constant = 0.5 * (LOG_2PI + noise.log()) - 0.5 * weight * (LOG_2PI + log_noise)
-    return Sites(y, noise.expand_as(y), len(y) * constant)
-
-
-def bernoulli_sites(correct: Tensor, mean: Tensor, variance: Tensor, weight: float = 1.0) -> Sites:
-    """Sites of ``sigmoid((2 correct - 1) f)^weight`` around the current posterior of the log-odds ``f``.
-
-    Args:
-        correct: ``(n,)`` 0 or 1.
-        mean: ``(n,)`` current mean of ``f``.
-        variance: ``(n,)`` its current variance.
-        weight: of each observation.
-    """
-    xi = (mean.square() + variance).sqrt().clamp_min(1e-6)
-    w = torch.tanh(0.5 * xi) / (2.0 * xi)
-    target = (correct - 0.5) / w
-    noise = 1.0 / (weight * w)
-    bound = torch.nn.functional.logsigmoid(xi) - 0.5 * xi + 0.5 * w * xi.square()
-    constant = weight * (bound + 0.5 * w * target.square()) + 0.5 * (LOG_2PI + noise.log())
-    return Sites(target, noise, constant.sum())
-
-
-def sigmoid_moments(mean: Tensor, variance: Tensor, points: int = 32) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of ``sigmoid(f)`` for ``f ~ N(mean, variance)``, by Gauss-Hermite
-    quadrature.
-
-    Example:
-        >>> sigmoid_moments(torch.zeros(1), torch.zeros(1))
-        (tensor([0.5000]), tensor([0.]))
-    """
-    nodes, weights = (torch.as_tensor(x, dtype=mean.dtype, device=mean.device) for x in _hermite(points))
-    values = torch.sigmoid(mean[..., None] + variance.clamp_min(0.0).sqrt()[..., None] * nodes)
-    first = values @ weights
-    return first, ((values - first[..., None]).square() @ weights).clamp_min(0.0).sqrt()
-
-
-@functools.cache
-def _hermite(points: int) -> tuple[np.ndarray, np.ndarray]:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(points)
-    return nodes, weights / weights.sum()
+__all__ = []
 
 
 def exact_leave_out_density(K: Tensor, y: Tensor, noise: Tensor, size: int = 1) -> Tensor:
