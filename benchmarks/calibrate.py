@@ -20,7 +20,7 @@ import argparse
 import os
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,8 +34,8 @@ from torch.utils.data import DataLoader, Subset
 import salgp
 from salgp import metrics
 from salgp.calibrators.evidence.calibrator import LayerEvidence
-from salgp.network.augment.augmentation import TRIALS
-from salgp.network.extract import CalibrationData, read_calibration_data
+from salgp.network.augment.families import families_for
+from salgp.network.extract import TRIALS, CalibrationData, read_calibration_data
 from salgp_study.suite.case import Case, TestSet
 from salgp_study.suite.sets import cifar
 
@@ -45,6 +45,8 @@ HEAD = """# What calibrate costs
 each original and family, and the whole reference.
 
 """
+MOST = 3
+"""Augmented samples of each original and family that the second table goes up to."""
 
 
 @dataclass
@@ -156,8 +158,10 @@ def curve(case: Case, arguments: argparse.Namespace) -> str:
     """Table of quality against forward passes."""
     calibration = Subset(case.calibration, range(arguments.calibration))
     loaders = [DataLoader(data, arguments.batch) for data in (calibration, case.reference)]
-    much: Any = {"reference": loaders[1], "budget": 1e6, "progress": False}  # as much as it ever takes
-    data = read_calibration_data(case.network, loaders[0], salgp.Reader(), "auto", **much)
+    thrice = [replace(f, name=f"{f.name} {k}") for f in families_for("images") for k in range(MOST)]
+    data = read_calibration_data(
+        case.network, loaders[0], salgp.Reader(), thrice, reference=loaders[1], progress=False
+    )
     tests = [x for x in case.tests if x.kind == "in" or (x.like is None and x.severity == 2)]
     read = {x.name: labelled(case, x, data.reader, arguments.batch) for x in tests}
     lines = [
@@ -183,15 +187,16 @@ def chosen(data: CalibrationData, per_sample: float, share: float) -> tuple[torc
     families = data.features.families
     assert families is not None
     assert data.reference is not None
-    n, names = int((families == 0).sum()), data.augmentation.families  # type: ignore[union-attr]
+    n = int((families == 0).sum())
+    n_families = len(data.augmentation.families) // MOST  # type: ignore[union-attr]
     count = round(per_sample * n)
     mixed = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     rows = [torch.arange(n)]
-    for number in range(1, len(names) + 1):
-        own = (families == number).nonzero()[:, 0]  # one sample of each original after the other
+    for number in range(n_families):  # one sample of each original after the other, `MOST` times
+        own = ((families - 1) // MOST == number).logical_and(families > 0).nonzero()[:, 0]
         rows.append(own[mixed[:count]] if count < n else own[:count])
-    trials = TRIALS * (len(names) + 1)
-    return torch.cat(rows), n + trials + count * len(names) + round(share * len(data.reference[1]))
+    trials = TRIALS * (n_families + 1)
+    return torch.cat(rows), n + trials + count * n_families + round(share * len(data.reference[1]))
 
 
 def labelled(

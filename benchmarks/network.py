@@ -25,10 +25,9 @@ import torch
 from history import record_page
 from torch import Tensor, nn
 
-from salgp.network.augment.augmentation import TRIALS
 from salgp.network.augment.families import KINDS
 from salgp.network.batches import Batch
-from salgp.network.extract import extract
+from salgp.network.extract import TRIALS, extract
 from salgp.network.reader import Reader
 from salgp_study.backbones import build_backbone
 

@@ -25,9 +25,8 @@ from salgp.calibrators.loading import load_parts
 from salgp.calibrators.registry import DEFAULT, get, method_for
 from salgp.features import Features
 from salgp.io import FormatError, check_kind, plain_number, reading
-from salgp.network.augment.augmentation import Augmentation
 from salgp.network.batches import Batch, are_texts
-from salgp.network.extract import Families, read_calibration_data, reader_for
+from salgp.network.extract import Augmentation, Families, read_calibration_data, reader_for
 from salgp.network.frozen_copy import Fingerprint, check_network, unwrap
 from salgp.network.layers import Poolings
 from salgp.network.reader import (
@@ -235,7 +234,6 @@ def calibrate(
     classes: Sequence[str] | None = None,
     reader: Reader | None = None,
     perturb: Families | bool | None = True,
-    budget: float | None = None,
     progress: bool | None = None,
 ) -> CalibratedClassifier:
     """Calibrate a trained classifier on labelled samples it was not trained on.
@@ -259,9 +257,6 @@ def calibrate(
             (``"noise"``, ``"blur"``, ...) and of `salgp.network.augment.families.Family` of your own. True
             means ``"auto"`` for methods that learn from augmented samples and nothing for the others; False
             or None nothing.
-        budget: seconds that reading and fitting may take, about. It is spent on augmented samples, up to
-            three of each sample and family; where it is short, part of the samples is augmented and part of
-            the reference read. ``.augmentation`` says what was done. By default, one of each and all of it.
         progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal and in notebooks,
             and elsewhere a line now and then.
 
@@ -290,7 +285,6 @@ def calibrate(
         perturb or None,
         reference=reference,
         needs_layers=calibrator.needs_layers,
-        budget=budget,
         progress=progress,
     )
     calibrator = with_fallback(calibrator, data.features, method not in DEFAULT)

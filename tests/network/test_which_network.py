@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from pathlib import Path
 
 import networks
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.network import frozen_copy
-from salgp.network.extract import read_calibration_data
 from salgp.network.frozen_copy import FrozenCopy, fingerprint
-from salgp.network.reader import Reader
 
 G = torch.Generator
 X = torch.randn(200, 4, generator=G().manual_seed(0))
@@ -223,41 +220,6 @@ def test_several_mappings_are_no_batch() -> None:
     classifier = calibrated(network())
     with pytest.raises(TypeError, match=r"expected one batch, .*\.predict\(loader\)"):
         classifier([{"input": X[:2]}, {"input": X[2:4]}])
-
-
-class Slow(nn.Module):
-    """Takes a millisecond for each sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(1e-3 * len(x))
-        return self.last(self.first(x).relu())
-
-
-@pytest.mark.parametrize(("budget", "share"), [(0.3, "few"), (60.0, "most")])
-def test_a_budget_decides_how_many_samples_are_augmented(budget: float, share: str) -> None:
-    loader = [(X[i : i + 50], Y[i : i + 50]) for i in range(0, 200, 50)]
-    options: dict[str, object] = {"reference": loader * 2, "perturb": ["noise", "gain"], "budget": budget}
-    found = read_calibration_data(Slow(), loader, Reader(), **options)  # type: ignore[arg-type]
-    assert found.augmentation is not None
-    assert found.reference is not None
-    families = found.features.families
-    assert families is not None
-    if share == "few":
-        assert found.augmentation.per_sample == 64 / 200
-        assert int((families == 1).sum()) == 64
-        assert len(found.reference[1]) == 50  # every eighth of its batches
-        assert "read of the reference: 12%" in str(found.augmentation)
-    else:
-        assert found.augmentation.per_sample == 3
-        assert int((families == 2).sum()) == 600
-        assert len(found.reference[1]) == 400
-    assert torch.equal(found.labels, Y[found.features.groups])
-    with pytest.raises(ValueError, match="positive"):
-        read_calibration_data(Slow(), loader, Reader(), budget=0.0)
 
 
 @pytest.mark.parametrize("change", [nn.Tanh(), nn.LeakyReLU(0.5)])
