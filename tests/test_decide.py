@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sealing import edit_header
@@ -34,30 +33,6 @@ def answers(
 def tail(wrong: int, kept: int, error: float) -> float:
     """P(Binomial(kept, error) <= wrong), term by term."""
     return sum(math.comb(kept, k) * error**k * (1 - error) ** (kept - k) for k in range(wrong + 1))
-
-
-def walk(
-    prediction: Prediction, truth: torch.Tensor, limits: list[float], error: float, doubt: float
-) -> float:
-    """The last threshold before the first failure, in a plain loop."""
-    best = NEVER
-    for limit in sorted(limits, reverse=True):
-        acted = prediction.confidence > limit
-        wrong = int((prediction.label[acted] != truth[acted]).sum())
-        if tail(wrong, int(acted.sum()), error) > doubt:
-            break
-        best = limit
-    return best
-
-
-@pytest.mark.parametrize("error", [0.05, 0.1])
-def test_fixed_thresholds_as_a_plain_loop_finds_them(error: float) -> None:
-    prediction, truth, _ = answers(600, 3)
-    limits = np.linspace(0.5, 0.98, 60).tolist()
-    rule = choose_threshold(prediction, truth, error, thresholds=limits)
-    assert rule.threshold == (walk(prediction, truth, limits, error, 0.05),)
-    assert rule.kept == int(rule(prediction).sum())
-    assert rule.wrong == int((prediction.label != truth)[rule(prediction)].sum())
 
 
 def test_rule_passes_its_own_test_and_the_counts_are_those_of_the_samples() -> None:
@@ -191,7 +166,6 @@ def test_unknown_classes_are_wrong() -> None:
         ({"assurance": 0.3}, "assurance must be"),
         ({"cost_wrong": 2.0}, "both"),
         ({"cost_wrong": 1.0, "cost_ask": 2.0}, "0 < cost_ask"),
-        ({"thresholds": []}, "finite numbers"),
     ],
 )
 def test_wrong_arguments_say_so(arguments: dict[str, float], words: str) -> None:
@@ -356,21 +330,14 @@ def test_classes_with_too_few_samples_say_how_many_would_do() -> None:
 
 def test_costs_refuse_what_they_would_ignore() -> None:
     prediction, truth, _ = answers(100)
-    with pytest.raises(ValueError, match="leave error, per_class"):
+    with pytest.raises(ValueError, match="leave error and per_class"):
         choose_threshold(prediction, truth, cost_wrong=10, cost_ask=1, per_class=True)
-
-
-def test_given_thresholds_above_all_samples_are_passed_over() -> None:
-    prediction, truth, _ = answers(2000, 1, sharp=0.05)
-    clear = choose_threshold(prediction, truth, 0.1, thresholds=[0.9, 0.8])
-    assert clear.reachable
-    assert choose_threshold(prediction, truth, 0.1, thresholds=[0.99999999, 0.9, 0.8]) == clear
 
 
 def test_an_error_rate_and_costs_are_two_rules() -> None:
     s = torch.linspace(0.5, 0.99, 200, dtype=torch.float64)
     p = Prediction(torch.zeros(200, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
     y = torch.zeros(200, dtype=torch.long)
-    with pytest.raises(ValueError, match="leave error, per_class and thresholds out"):
+    with pytest.raises(ValueError, match="leave error and per_class out"):
         choose_threshold(p, y, error=0.05, cost_wrong=10, cost_ask=1)
     assert choose_threshold(p, y) == choose_threshold(p, y, error=0.05)

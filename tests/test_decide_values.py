@@ -82,22 +82,6 @@ def test_the_rule_is_that_of_a_loop(n: int, error: float, assurance: float) -> N
     assert any(found) or n == 30 or error == 0.05
 
 
-def test_given_thresholds_are_tried_from_the_highest_until_one_fails() -> None:
-    prediction, truth, wrong = drawn(600, 3)
-    s = prediction.confidence.numpy()
-    limits = [0.6, 0.95, 0.9, 0.8, 0.99]
-    last = None
-    for limit in sorted(limits, reverse=True):
-        kept = s > limit
-        if binom.cdf(wrong[kept].sum(), kept.sum(), 0.12) > 0.05:
-            break
-        last = limit, int(kept.sum()), int(wrong[kept].sum())
-    rule = choose_threshold(prediction, truth, 0.12, thresholds=limits)
-    assert last is not None
-    assert (rule.threshold[0], rule.kept, rule.wrong) == last
-    assert last[0] != min(limits)
-
-
 @pytest.mark.parametrize(("price", "ask"), [(10.0, 1.0), (5.0, 2.0), (3.0, 2.9), (100.0, 1.0)])
 def test_the_cheapest_rule_and_its_bound_by_loops(price: float, ask: float) -> None:
     prediction, truth, wrong = drawn(400, 5)

@@ -42,7 +42,7 @@ USES: dict[str, Callable[[Prediction], Any]] = {
     "accuracy": lambda p: estimate.accuracy(p),
     "accuracy per class": lambda p: estimate.per_class(p),
     "error above": lambda p: estimate.error_above(p, Rule((0.1,))),
-    "class mix": lambda p: estimate.class_mix(p, [1 / 3] * 3),
+    "class mix": lambda p: estimate.class_mix(p, [1 / 3] * 3, good()),
     "adapt": lambda p: estimate.adapt(p, [0.2, 0.3, 0.5], [1 / 3] * 3),
     "monitor": lambda p: Monitor.start(p),
     "fed": lambda p: Monitor.start(good()).feed(p),

@@ -101,9 +101,14 @@ def test_halves_keep_copies_with_their_sample() -> None:
 
 def test_class_mix_is_the_likeliest_one_with_its_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
     source = np.array([0.5, 0.3, 0.2])
-    p, _ = drawn(300, 3)
-    found = class_mix(p, source)
-    ratio = p.probs.numpy() / source
+    (p, _), (calibration, _) = drawn(300, 3), drawn(400, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(mix, "_source_variance", lambda ratio, *_: np.zeros(ratio.shape[1]))
+        found = class_mix(p, source, calibration)
+    factors = mix._factors(calibration.probs.numpy(), source)
+    batch, known = (mix._scaled(each.probs.numpy(), factors) for each in (p, calibration))
+    np.testing.assert_allclose(known.mean(0), source, atol=1e-8)
+    ratio = batch / source
 
     def loss(v: np.ndarray) -> float:
         share = np.array([v[0], v[1], 1 - v[0] - v[1]])
@@ -122,13 +127,17 @@ def test_class_mix_is_the_likeliest_one_with_its_curvature(monkeypatch: pytest.M
     S = np.linalg.inv(H)
     third = S.sum()
     np.testing.assert_allclose(found.std, np.sqrt([S[0, 0], S[1, 1], third]), rtol=1e-3)
-    gain = 2 * (loss(source[:2]) - loss(found.share[:2]))
-    assert found.p_value == pytest.approx(chi2.sf(gain, 2), rel=1e-6)
+    pooled = np.cov(np.concatenate([batch, known])[:, :2].T, bias=True) * (1 / 300 + 1 / 400)
+    difference = (batch.mean(0) - source)[:2]
+    assert found.p_value == pytest.approx(
+        chi2.sf(difference @ np.linalg.inv(pooled) @ difference, 2), rel=1e-6
+    )
+    assert (class_mix(p, source, calibration).std > found.std).all(), "calibration samples err too"
     low, high = found.interval(0.8)
     np.testing.assert_allclose(high - low, 2 * norm.ppf(0.9) * found.std)
     assert (found.n, found.converged) == (300, True)
     monkeypatch.setattr(mix, "STEPS", 1)
-    assert not class_mix(p, source).converged
+    assert not class_mix(p, source, calibration).converged
     largest = int(np.argmax(np.abs(found.share - source)))
     assert f"class {largest}, from {source[largest]:.1%} to {found.share[largest]:.1%}" in str(found)
 
@@ -158,7 +167,8 @@ def test_a_measured_factor_is_stretched_at_other_levels() -> None:
 def test_a_mix_that_did_not_move_at_all() -> None:
     """Two kinds of samples in the proportion in which the source would give them."""
     probs = torch.tensor([[0.8, 0.2]] * 30 + [[0.2, 0.8]] * 30, dtype=torch.float64)
-    found = class_mix(Prediction(probs.argmax(1), probs, probs.amax(1)), [0.5, 0.5])
+    prediction = Prediction(probs.argmax(1), probs, probs.amax(1))
+    found = class_mix(prediction, [0.5, 0.5], prediction)
     np.testing.assert_allclose(found.share, [0.5, 0.5])
     assert found.p_value == pytest.approx(1.0)
 

@@ -118,14 +118,6 @@ def own_order(samples: Sorted, error: float, delta: float) -> Order:
     return Order(limits[used], entry[used], level[used])
 
 
-def given_order(samples: Sorted, thresholds: FloatArray, error: float, delta: float) -> Order:
-    """Thresholds fixed beforehand: one walk, with all of ``delta``, from the highest that can pass."""
-    thresholds = thresholds[samples.above(thresholds) >= samples_needed(error, 1 - delta)]
-    level = np.full(len(thresholds), delta)
-    entry = np.where(np.arange(len(thresholds)) == 0, delta, -1.0)
-    return Order(thresholds, entry, level)
-
-
 def samples_needed(error: float, assurance: float = 0.95, observed: float = 0.0) -> int:
     """Kept samples needed to show an error rate of at most ``error`` if ``observed`` of them are wrong.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from salgp.decide.costs import cheapest
-from salgp.decide.fixed_sequence import Sorted, furthest, given_order, own_order, samples_needed
+from salgp.decide.fixed_sequence import Sorted, furthest, own_order, samples_needed
 from salgp.decide.rule import NEVER, Rule
 from salgp.labels import as_labels
 from salgp.prediction import Prediction, checked
@@ -32,7 +31,6 @@ def choose_threshold(
     per_class: bool = False,
     cost_wrong: float | None = None,
     cost_ask: float | None = None,
-    thresholds: Sequence[float] | None = None,
 ) -> Rule:
     """The rule that acts most often and keeps the error rate.
 
@@ -47,8 +45,6 @@ def choose_threshold(
         per_class: a threshold and a promise for every predicted class; all hold together.
         cost_wrong: with ``cost_ask``: minimise the mean cost instead of bounding the error.
         cost_ask: price of asking.
-        thresholds: tried from the highest to the lowest instead of those of the samples; fix them beforehand.
-            Those above which too few samples lie to show anything are passed over.
 
     Returns:
         The rule. Where none is reachable it acts on nothing, and its promise says how many labelled samples
@@ -75,33 +71,22 @@ def choose_threshold(
     if (cost_wrong is None) != (cost_ask is None):
         raise ValueError("give both cost_wrong and cost_ask, or neither")
     if cost_wrong is not None and cost_ask is not None:
-        if per_class or thresholds is not None or error is not None:
+        if per_class or error is not None:
             raise ValueError(
-                "a rule by costs has one threshold, found by the prices; leave error, per_class and "
-                "thresholds out, or promise an error rate instead of costs"
+                "a rule by costs has one threshold, found by the prices; leave error and per_class out, or "
+                "promise an error rate instead of costs"
             )
         return cheapest(confidence, wrong, float(cost_wrong), float(cost_ask), assurance)
     if not per_class:
-        return _largest(confidence, wrong, promised, assurance, thresholds)
-    return _each_class(
-        confidence, wrong, label.numpy(), prediction.probs.shape[1], promised, assurance, thresholds
-    )
+        return _largest(confidence, wrong, promised, assurance)
+    return _each_class(confidence, wrong, label.numpy(), prediction.probs.shape[1], promised, assurance)
 
 
-def _largest(
-    confidence: FloatArray,
-    wrong: NDArray[np.bool_],
-    error: float,
-    assurance: float,
-    thresholds: Sequence[float] | None,
-) -> Rule:
+def _largest(confidence: FloatArray, wrong: NDArray[np.bool_], error: float, assurance: float) -> Rule:
     """The furthest threshold that its tests reach."""
     n = len(wrong)
     samples = Sorted.of(confidence, wrong)
-    if thresholds is None:
-        order = own_order(samples, error, 1 - assurance)
-    else:
-        order = given_order(samples, _falling(thresholds), error, 1 - assurance)
+    order = own_order(samples, error, 1 - assurance)
     last = furthest(samples, order, error)
     if last is None:
         return Rule((NEVER,), error, assurance, n, needed=_needed(samples.errors, error, assurance))
@@ -135,15 +120,11 @@ def _each_class(
     n_classes: int,
     error: float,
     assurance: float,
-    thresholds: Sequence[float] | None,
 ) -> Rule:
     """One rule per predicted class, each with its share of ``1 - assurance``, so that all hold together."""
     each = 1 - (1 - assurance) / n_classes
     rows = [label == number for number in range(n_classes)]
-    rules = [
-        _largest(confidence[of], wrong[of], error, each, thresholds) if of.any() else Rule((NEVER,))
-        for of in rows
-    ]
+    rules = [_largest(confidence[of], wrong[of], error, each) if of.any() else Rule((NEVER,)) for of in rows]
     n = len(wrong)
     scarce = [rule.needed * n / rule.n for rule in rules if rule.needed is not None]
     return Rule(
@@ -155,13 +136,6 @@ def _each_class(
         sum(rule.wrong for rule in rules),
         needed=math.ceil(max(scarce)) if scarce else None,
     )
-
-
-def _falling(thresholds: Sequence[float]) -> FloatArray:
-    limits = np.asarray(thresholds, dtype=np.float64)
-    if limits.ndim != 1 or not len(limits) or not np.isfinite(limits).all():
-        raise ValueError("thresholds must be a list of finite numbers")
-    return -np.sort(-limits)
 
 
 def _check_levels(error: float, assurance: float) -> None:

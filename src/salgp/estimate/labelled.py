@@ -18,15 +18,13 @@ be the sample's own, which no label of others tells about. To the rest the label
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from salgp.gp.optimise import logistic, logistic_covariance
-from salgp.io import from_json
 from salgp.labels import as_labels
 from salgp.logits import log_odds
 from salgp.prediction import INTERVAL_SD, LayerTerms, Prediction, checked, confidence_of, spread_confidence
@@ -109,19 +107,6 @@ class Correction:
             f"{self.n} {labels}: {self.right} right, {self.expected:.1f} expected. "
             f"A confidence of 0.90 becomes {shown:.2f}."
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, for a file or a message."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(numbers: Mapping[str, Any]) -> Correction:
-        """The correction that `as_dict` gave; raises `ValueError` for anything else."""
-        found = from_json(Correction, numbers, "a correction")
-        (a, b), (c, d) = found.covariance
-        if found.slope < 0 or min(a, d, a * d - b * c) < 0:
-            raise ValueError(f"a correction has a slope from 0 on and variances; got {numbers!r:.100}")
-        return found
 
 
 def learn_correction(prediction: Prediction, labels: Any) -> Correction:

@@ -5,9 +5,11 @@ Under label shift, where only the class mix changes, ``p(y | x)`` becomes ``p(y 
 probabilities (Saerens, Latinne and Decaestecker 2002). Where the samples themselves shifted this is wrong,
 and nothing in an unlabelled batch says so: a correction is asked for by name and never applied silently.
 
-The old mix was counted on a finite number of samples, too, and so was the factor of each class that brings
-its mean probability there to its share. Both errors are part of the deviation of a share (delta method) and
-of the test: without them every mix "has changed" as soon as the batch is large enough.
+The probabilities of a calibrated *confidence* need not be right for each class: then a mix seems to change
+that did not. So every class is first scaled by one factor, which brings its mean probability on the
+calibration samples to its share there. Those samples are finitely many. The errors of shares and factors are
+part of the deviation of a share (delta method) and of the test: without them every mix "has changed" as soon
+as the batch is large enough.
 """
 
 from __future__ import annotations
@@ -66,53 +68,37 @@ class ClassMix:
         )
 
 
-def class_mix(
-    prediction: Prediction,
-    source_mix: ArrayLike,
-    calibration: Prediction | None = None,
-    n_source: int | None = None,
-) -> ClassMix:
+def class_mix(prediction: Prediction, source_mix: ArrayLike, calibration: Prediction) -> ClassMix:
     """Estimate the class mix of an unlabelled batch.
-
-    The estimate takes the class probabilities at their word, class by class. Those of a calibrated
-    *confidence* need not be right for each class: then a mix seems to change that did not.
-    With ``calibration``, the prediction of the calibration samples, every class is first scaled by one
-    factor, so that its mean probability there is its share.
 
     Args:
         prediction: of the batch.
         source_mix: ``(c,)`` shares of the true classes among the calibration samples, all above 0.
-        calibration: prediction, by the same calibrator, of the calibration samples or others of that mix.
-            The mix is taken as counted on them.
-        n_source: without ``calibration``, the number of samples that the mix was counted on. With neither
-            the mix is taken as known exactly, which is right for a mix by design only.
+        calibration: prediction, by the same calibrator, of the calibration samples, on which the mix was
+            counted.
 
     Returns:
         Shares, their uncertainty, and a test of "nothing changed". Both contain what the batch does not know,
-        and what the samples do not know that the source mix was counted on.
+        and what the calibration samples do not know.
 
     Example:
-        >>> probs = torch.tensor([[0.9, 0.1]]).repeat(30, 1)
-        >>> p = Prediction(torch.zeros(30, dtype=torch.long), probs, probs[:, 0])
-        >>> class_mix(p, [0.5, 0.5]).share.round(2)
+        >>> probs = torch.tensor([[0.9, 0.1]] * 30 + [[0.1, 0.9]] * 30)
+        >>> p = Prediction(probs.argmax(1), probs, probs.amax(1))
+        >>> class_mix(p[:30], [0.5, 0.5], p).share.round(2)
         array([1., 0.])
     """
-    probs = _array(prediction)
+    probs, at_source = _array(prediction), _array(calibration)
     source = _shares(source_mix, probs.shape[1])
     if not len(probs):
         raise ValueError("the class mix of an empty batch is unknown")
-    _check_n_source(n_source, calibration)
-    at_source = None
-    if calibration is not None:
-        given = _array(calibration)
-        factors = _factors(given, source)
-        at_source, probs = _scaled(given, factors), _scaled(probs, factors)
+    factors = _factors(at_source, source)
+    at_source, probs = _scaled(at_source, factors), _scaled(probs, factors)
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
     share, converged = _likeliest(ratio, source)
     freedom = max(len(source) - 1, 1)
-    p_value = float(chdtrc(freedom, _evidence(probs, share, source, at_source, n_source)))
+    p_value = float(chdtrc(freedom, _evidence(probs, source, at_source)))
     variance = np.diag(_inverse(_information(ratio, share))) / len(ratio)  # of the batch
-    variance = variance + _source_variance(ratio, share, source, at_source, n_source)
+    variance = variance + _source_variance(ratio, share, source, at_source)
     return ClassMix(share, np.sqrt(variance.clip(0)), source, p_value, len(probs), converged)
 
 
@@ -128,38 +114,20 @@ def _likeliest(ratio: FloatArray, source: FloatArray) -> tuple[FloatArray, bool]
     return share, False
 
 
-def _evidence(
-    probs: FloatArray,
-    share: FloatArray,
-    source: FloatArray,
-    calibration: FloatArray | None,
-    n_source: int | None,
-) -> float:
-    """Chi-square with ``c - 1`` degrees of freedom where the mix did not move.
+def _evidence(probs: FloatArray, source: FloatArray, calibration: FloatArray) -> float:
+    """Score test, chi-square with ``c - 1`` degrees of freedom where the mix did not move.
 
-    A mix known exactly: the ratio of likelihoods. Otherwise the score test: mean probabilities of the batch
-    against those of the calibration samples, with the variance of both. Errors of the factors cancel in that
-    difference.
+    Mean probabilities of the batch against those of the calibration samples, with the variance of both.
+    Errors of the factors cancel in that difference.
     """
-    if calibration is not None:
-        together = np.concatenate([probs, calibration])
-        variance = _scatter(together - together.mean(0)) * (1 / len(probs) + 1 / len(calibration))
-    elif n_source is not None:
-        likely = (probs.sum(0) + n_source * source) / (len(probs) + n_source)
-        variance = _scatter(probs - source) / len(probs) + _multinomial(likely) / n_source
-    else:
-        ratio = probs / source
-        return max(2 * float((np.log(ratio @ share) - np.log(ratio @ source)).sum()), 0.0)
+    together = np.concatenate([probs, calibration])
+    variance = _scatter(together - together.mean(0)) * (1 / len(probs) + 1 / len(calibration))
     difference = probs.mean(0) - source
     return float(difference @ _inverse(variance) @ difference)
 
 
 def _source_variance(
-    ratio: FloatArray,
-    share: FloatArray,
-    source: FloatArray,
-    calibration: FloatArray | None,
-    n_source: int | None,
+    ratio: FloatArray, share: FloatArray, source: FloatArray, calibration: FloatArray
 ) -> FloatArray:
     """``(c,)`` from the samples that source mix and factors come from, by the delta method.
 
@@ -172,15 +140,11 @@ def _source_variance(
     inverse = _inverse(information)
     change = inverse - inverse @ information * share  # d share / d log u
     per_count = change / source
-    if calibration is not None:
-        chance = np.diag(calibration.mean(0)) - _scatter(calibration)
-        certain = _scatter(calibration - calibration.mean(0))
-        per_chance = change @ _inverse(chance) - per_count
-        parts = per_chance @ chance @ per_chance.T + per_count @ certain @ per_count.T
-        return np.diag(parts) / len(calibration)
-    if n_source is not None:
-        return np.diag(per_count @ _multinomial(source) @ per_count.T) / n_source
-    return np.zeros_like(share)
+    chance = np.diag(calibration.mean(0)) - _scatter(calibration)
+    certain = _scatter(calibration - calibration.mean(0))
+    per_chance = change @ _inverse(chance) - per_count
+    parts = per_chance @ chance @ per_chance.T + per_count @ certain @ per_count.T
+    return np.diag(parts) / len(calibration)
 
 
 def _information(ratio: FloatArray, share: FloatArray) -> FloatArray:
@@ -198,11 +162,6 @@ def _inverse(matrix: FloatArray) -> FloatArray:
 def _scatter(rows: FloatArray) -> FloatArray:
     """``(c, c)`` mean of the squares."""
     return rows.T @ rows / len(rows)
-
-
-def _multinomial(source: FloatArray) -> FloatArray:
-    """``(c, c)`` covariance of the class of one sample."""
-    return np.diag(source) - np.outer(source, source)
 
 
 def _factors(calibration: FloatArray, source: FloatArray) -> FloatArray:
@@ -268,17 +227,6 @@ def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Pred
 def _array(prediction: Prediction) -> FloatArray:
     found: FloatArray = checked(prediction).probs.detach().cpu().double().numpy()
     return found
-
-
-def _check_n_source(n_source: int | None, calibration: Prediction | None) -> None:
-    if n_source is None:
-        return
-    if calibration is not None:
-        raise ValueError(
-            "calibration says how many samples the source mix was counted on; leave out n_source"
-        )
-    if n_source < 1:
-        raise ValueError(f"n_source is the number of samples of the source mix, at least 1, got {n_source}")
 
 
 def _shares(mix: ArrayLike, n_classes: int, zero: bool = False) -> FloatArray:
