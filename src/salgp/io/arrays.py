@@ -209,37 +209,32 @@ def _array(column: Any, name: str) -> NDArray[Any]:
     """Values of a column without a Python object for each: texts are shared, lists are rows of a matrix."""
     import pyarrow as pa
 
-    column = _as_numbers(column)
-    # anything else would be an object for each value
-    if not pa.types.is_primitive(column.type) and not _holds_lists(column):
-        whole = column.dictionary_encode().unify_dictionaries().combine_chunks()
-        different = np.array([*whole.dictionary.to_pylist(), None], dtype=object)
-        return different[whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
-    values, shape = column.combine_chunks(), [len(column)]
-    if not _holds_lists(values):
-        return np.asarray(values.to_numpy(zero_copy_only=False))
-    integer = pa.types.is_integer(values.type.value_type)
-    while _holds_lists(values) and len(values):
-        _check_present(values, name, len(column))
-        shape.append(_length(values, name))
-        values = _as_numbers(values.flatten())
-    if len(values) and not pa.types.is_primitive(values.type):
-        raise FormatError(f"column {name!r} holds lists of {values.type}, which are not read; leave it out")
-    if integer:
-        _check_present(values, name, len(column))
-    flat = values.to_numpy(zero_copy_only=False)  # may be a view that cannot be written to
-    return np.asarray(flat.astype(np.int64 if integer else np.float32).reshape(shape))
+    kind = column.type
+    if _holds_lists(column):
+        return _matrix(column.combine_chunks(), name)
+    if pa.types.is_decimal(kind) or pa.types.is_time(kind):
+        raise FormatError(f"column {name!r} holds {kind}, which is not read; store it as numbers")
+    if pa.types.is_primitive(kind):
+        return np.asarray(column.to_numpy())
+    whole = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    different = np.array([*whole.dictionary.to_pylist(), None], dtype=object)
+    return different[whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
 
 
-def _as_numbers(values: Any) -> Any:
-    """Decimals and times of day as numbers: as Python objects they take more than ten times the memory."""
+def _matrix(lists: Any, name: str) -> NDArray[Any]:
+    """Rows of numbers, from lists of one length."""
     import pyarrow as pa
 
-    if pa.types.is_decimal(values.type):
-        return values.cast(pa.float64())
-    if pa.types.is_time(values.type):
-        return values.cast(pa.int64() if pa.types.is_time64(values.type) else pa.int32())
-    return values
+    _check_present(lists, name, len(lists))
+    width = _length(lists, name) if len(lists) else 0
+    values = lists.flatten()
+    if not pa.types.is_primitive(values.type):
+        raise FormatError(f"column {name!r} holds lists of {values.type}, which are not read; leave it out")
+    whole = pa.types.is_integer(values.type)
+    if whole:
+        _check_present(values, name, len(lists))
+    numbers = values.to_numpy(zero_copy_only=False).astype(np.int64 if whole else np.float32)
+    return np.asarray(numbers.reshape(len(lists), width))
 
 
 def _holds_lists(values: Any) -> bool:
