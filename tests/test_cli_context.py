@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import salgp
 from salgp.cli import main
+from salgp.io.arrays import read_arrays
 from salgp.store.scoring import read_scores
 from salgp.store.store import write_store
 
@@ -25,10 +26,11 @@ def test_apply_in_windows_is_the_library_s_prediction(
     calibrator = fitted()
     calibrator.save(tmp_path / "cal")
     features.save(tmp_path / "f.safetensors", labels)
-    names = [str(tmp_path / name) for name in ("cal", "f.safetensors", "p.safetensors")]
+    names = [str(tmp_path / name) for name in ("cal", "f.safetensors", "p.parquet")]
     assert main(["apply", names[0], names[1], "-o", names[2], "--context", "40", "-q"]) == 0
     expected = salgp.load(tmp_path / "cal").predict(salgp.Features.load(names[1]), context=40)
-    assert torch.equal(load_file(names[2])["confidence"], expected.confidence)
+    found = read_arrays(names[2])["confidence"]
+    np.testing.assert_array_equal(found, expected.confidence.numpy())
     assert main(["evaluate", names[0], names[1], "--context", "all"]) == 0
     assert main(["evaluate", names[0], names[1], "--context", "-3"]) == 2
     assert "the number of samples in a window" in capsys.readouterr().err

@@ -106,7 +106,6 @@ def test_force_replaces_only_what_is_ours(run: Run) -> None:
 OUTPUTS = {
     "p.csv": ("apply", "cal", "f.safetensors"),
     "p.parquet": ("apply", "cal", "f.safetensors"),
-    "p.safetensors": ("apply", "cal", "f.safetensors"),
     "r.html": ("report", "cal", "f.safetensors"),
     "h.onnx": ("export", "cal"),
     "h.pt2": ("export", "cal"),

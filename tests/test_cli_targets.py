@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for line in (
             "fit f.safetensors -m temperature -o cal",
             "extract net.py:make data.npz -o store",
-            "apply cal f.safetensors -o p.safetensors",
+            "apply cal f.safetensors -o p.parquet",
             "report cal f.safetensors -o r.html",
         ):
             assert main(line.split()) == 0
@@ -93,10 +93,9 @@ INPUTS = [
 OTHER_KINDS = [
     "monitor cal --reference f.safetensors --state watch -o r.html",
     "monitor cal --reference f.safetensors --state watch -o new.safetensors",
-    "monitor cal --reference f.safetensors --state watch -o p.safetensors",
+    "monitor cal --reference f.safetensors --state watch -o p.parquet",
     "report cal f.safetensors -o new.safetensors --force",
-    "apply cal f.safetensors -o new.safetensors --force",
-    "extract net.py:make data.npz -o p.safetensors --force",
+    "apply cal f.safetensors -o r.html --force",
 ]
 
 
@@ -122,7 +121,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_a_monitor_begins(run: R
 def test_what_a_command_wrote_itself_it_replaces(run: Run) -> None:
     for line in (
         "report cal f.safetensors -o r.html --force",
-        "apply cal f.safetensors -o p.safetensors --force",
+        "apply cal f.safetensors -o p.parquet --force",
         "extract net.py:make data.npz -o new.safetensors --force",
         "monitor cal --reference f.safetensors --state watch -o page.html",
         "monitor cal f.safetensors --state watch -o page.html",

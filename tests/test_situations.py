@@ -696,7 +696,7 @@ def saved(folder: Path, name: str, seed: int, network: str = "a") -> None:
 
 
 @situation(
-    "test samples that are also in the calibration or training data",
+    "test samples that are also in the calibration data",
     "noted: what is checked on them looks better than it is",
 )
 def _shared(folder: Path) -> None:

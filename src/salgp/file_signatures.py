@@ -18,7 +18,6 @@ PREDICTION_TABLE = b"salgp-prediction-table"
 KINDS = {
     "calibrator": (b'"format":"salgp-calibrator"',),
     "features": (b'"format":"salgp-features"',),
-    "prediction": (b'"format":"salgp-prediction"',),
     "CSV prediction": (b"label,", b",network_confidence"),
     "Parquet prediction": (PREDICTION_TABLE,),
     "prediction sets": (b'"format":"salgp-sets"',),

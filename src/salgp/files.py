@@ -12,20 +12,18 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 import salgp
 from salgp.features import Features, features_of
 from salgp.file_signatures import PREDICTION_TABLE
-from salgp.io import read_header, read_tensors, reading, write_header, write_tensors
+from salgp.io import read_header, read_tensors, reading, write_header
 from salgp.io.arrays import write_table
 from salgp.io.class_scores import read_scores
 from salgp.io.loader import open_data
@@ -200,7 +198,7 @@ def write_prediction(
     """Write one row per sample: label, confidence, its error bar, and the network's own confidence.
 
     Args:
-        path: of a ``.safetensors``, ``.csv`` or ``.parquet`` file.
+        path: of a ``.csv`` or ``.parquet`` file.
         prediction: calibrated.
         before: ``(n,)`` the network's own confidence.
         classes: names; a table has them in a column ``class``, and in ``probs.NAME``.
@@ -209,8 +207,6 @@ def write_prediction(
     """
     given = {"network_confidence": before, "act": act, "sets": sets}
     more = {name: x.cpu() for name, x in given.items() if x is not None}
-    if path.suffix == ".safetensors":
-        return _write_tensors(path, prediction, more)
     return write_table(path, _columns(prediction, more, classes), PREDICTION_TABLE)
 
 
@@ -234,16 +230,6 @@ def _columns(
     if "sets" in more:
         columns |= {f"set.{name}": part.numpy() for name, part in zip(names, more["sets"].T, strict=True)}
     return columns
-
-
-def _write_tensors(path: Path, prediction: Prediction, more: dict[str, Tensor]) -> Path:
-    tensors = {name: torch.as_tensor(x) for name, x in prediction.numpy().items()} | more
-    terms = prediction.layers
-    if terms is not None:
-        tensors |= {"layers.mean": terms.mean} | ({} if terms.std is None else {"layers.std": terms.std})
-    names = "[]" if terms is None else json.dumps(terms.names)
-    told = {"format": "salgp-prediction", "format_version": "1", "layers": names}
-    return write_tensors(path, tensors, told)
 
 
 def open_network(spec: str, weights: Path | None = None) -> nn.Module:
@@ -366,18 +352,5 @@ def _hugging_face(folder: Path) -> nn.Module:
             f"{folder}: {name or 'no architecture'} is no classifier; expected "
             f"...ForSequenceClassification or ...ForImageClassification"
         )
-    with _no_bars(transformers.utils.logging):
-        model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     return model
-
-
-@contextmanager
-def _no_bars(logging: Any) -> Iterator[None]:
-    """Keep the library's own progress bars off the screen."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -70,7 +70,6 @@ TARGETS = (
     Target(
         "features-tensors", w.make_features, w.read_features, ("f.safetensors",), "tensors", checked=False
     ),
-    Target("prediction", w.make_prediction, w.read_tensors, ("p.safetensors",)),
     Target("store", w.make_store, w.read_store, ("store/manifest.json", *PARTS)),
     Target("manifest-json", w.make_store, w.read_store, ("store/manifest.json",), "json", checked=False),
     Target("shard", w.make_parquet, w.read_table, PARTS[:1], checked=False),

@@ -81,21 +81,6 @@ def read_features(path: Path) -> Any:
     return [loaded.features, loaded.labels, loaded.classes]
 
 
-def make_prediction(folder: Path) -> Path:
-    from salgp.files import write_prediction
-    from salgp.prediction import Prediction
-
-    features, _ = some_features()
-    prediction = Prediction.from_confidence(features, features.confidence / 2 + 0.3)
-    return write_prediction(folder / "p.safetensors", prediction, features.confidence)
-
-
-def read_tensors(path: Path) -> Any:
-    from salgp import io
-
-    return io.read_tensors(path)
-
-
 def make_store(folder: Path) -> Path:
     from salgp.store import write_store
 

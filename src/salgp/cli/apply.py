@@ -15,7 +15,7 @@ from salgp.cli.checks import check_inputs, check_suffix, check_target
 from salgp.cli.console import Console, UsageError, score_table
 from salgp.cli.inputs import PredictionOptions
 
-KINDS = {".csv": "CSV prediction", ".parquet": "Parquet prediction", ".safetensors": "prediction"}
+KINDS = {".csv": "CSV prediction", ".parquet": "Parquet prediction"}
 SHOWN = 10
 """Samples that are explained unless some are named."""
 SetsFile = Annotated[Path | None, typer.Option(help="Sets of `salgp sets`: also say what remains possible.")]
@@ -30,7 +30,7 @@ def apply(
     sets: SetsFile = None,
     force: options.Force = False,
 ) -> None:
-    """Write calibrated confidences, with error bars, for every sample (.csv, .parquet or .safetensors).
+    """Write calibrated confidences, with error bars, for every sample (.csv or .parquet).
 
     Rows are in the order of the samples. With --rule a column says act or ask, with --sets one per class says
     whether it remains possible.

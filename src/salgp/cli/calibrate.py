@@ -17,7 +17,7 @@ import salgp
 from salgp.cli import options
 from salgp.cli.checks import CALIBRATOR, SHARDS, check_inputs, check_target
 from salgp.cli.console import Console, UsageError, pasteable, score_table
-from salgp.cli.inputs import check_numbering, note_guessing, note_shared_samples, open_sets
+from salgp.cli.inputs import check_numbering, note_guessing, note_shared, open_sets
 from salgp.cli.options import DataOptions, NetworkOptions, ReadingOptions
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ def calibrate(
     options.check_method(method)
     _check_folder(out, force, train, calibration, test)
     sets = open_sets(how, network.model, {"calibration": calibration, "train": train, "test": test})
-    note_shared_samples(console, sets)
     classifier, data = _calibrated(console, network, reading, method, sets), sets["calibration"]
     check_numbering(how, data, classifier.calibrator.n_classes_)
     if classifier.calibrator.uses_reference and train is None:
@@ -138,6 +137,7 @@ def _checked(
     features, labels = classifier.extract(sets["test"], progress=False)
     assert labels is not None  # open_sets has refused data without
     check_finite(features.logits, "--test: the class scores hold")
+    note_shared(console, "--test", features, "--calibration", known[0])
     calibrator = classifier.calibrator
     found = {"uncalibrated": salgp.Prediction.from_probs(features, features.probs)}
     if calibrator.name != BASELINE:

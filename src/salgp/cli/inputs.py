@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,16 +149,10 @@ def _short(value: Any) -> str:
 
 def note_shared(console: Console, test: str, tested: Features, other: str, known: Features) -> None:
     """Say that test samples are among those that a calibrator learns from: it looks better than it is."""
-    from salgp.calibrators.checks import rows_in
+    from salgp.calibrators.checks import SHARED, rows_in
 
-    shared = rows_in(tested.logits, known[known.originals[0]].logits)
-    _note_overlap(console, shared, len(tested), test, other)
-
-
-def _note_overlap(console: Console, shared: int, n: int, test: str, other: str) -> None:
-    """Say it where more of ``n`` test samples are in another set than chance explains."""
-    from salgp.calibrators.checks import SHARED
-
+    samples = known[known.originals[0]]
+    shared, n = rows_in(tested.logits, samples.logits), len(tested)
     if shared > SHARED * n:
         console.say(
             f"note: {shared:,} of {n:,} samples of {test} are in {other} too: scores on them are too good; "
@@ -201,29 +194,6 @@ def check_numbering(data: options.DataOptions, found: FileLoader, n_classes: int
             f"{len(found.classes)} sub-folders ({', '.join(found.classes[:5])}) for a network of {n_classes} "
             f"classes: which is which? Name all classes in the order of its outputs: --classes A,B,..."
         )
-
-
-def note_shared_samples(console: Console, sets: Mapping[str, FileLoader]) -> None:
-    """Say that test samples are among those that a calibrator learns from: scores on them are too good."""
-    if "test" not in sets:
-        return
-    tested = _digests(sets["test"])
-    for name in [name for name in sets if name != "test"]:
-        known = set(_digests(sets[name]))
-        shared = sum(digest in known for digest in tested)
-        _note_overlap(console, shared, len(tested), "--test", f"--{name}")
-
-
-def _digests(data: FileLoader) -> list[bytes]:
-    """One digest per sample, of its inputs without zeros at the end: padding does not count."""
-    found = []
-    for start in range(0, data.n, data.batch_size):
-        inputs = data.take(slice(start, min(start + data.batch_size, data.n)))
-        columns = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
-        for row in zip(*columns, strict=True):
-            parts = (x.contiguous().numpy().tobytes().rstrip(b"\0") for x in row)
-            found.append(hashlib.sha256(b"|".join(parts)).digest())
-    return found
 
 
 def note_guessing(console: Console, features: Features, labels: Tensor | None) -> float | None:
