@@ -127,33 +127,6 @@ def test_augmented_samples_change_the_text_and_nothing_else() -> None:
     assert len(inside - set(texts)) > 60
 
 
-def test_other_wordings_of_the_instruction_are_augmented_samples() -> None:
-    prompt = task()
-    texts, labels = labelled(prompt, 40, 1)
-    other = "which one of {labels}?\n{text}\nit is:"
-    family = prompt.reworded([other])
-    features, _ = salgp.extract(prompt, [(texts, labels)], perturb=[family])
-    rewritten = Prompt(prompt.model, prompt.tokenizer, labels=LABELS, template=other)
-    with torch.no_grad():
-        torch.testing.assert_close(features.logits[:40], prompt.eval()(texts), atol=2e-4, rtol=1e-4)
-        torch.testing.assert_close(features.logits[40:], rewritten.eval()(texts), atol=2e-4, rtol=1e-4)
-    classifier = salgp.calibrate(
-        prompt, [labelled(prompt, 90, 2)], perturb=["typos", "layer-noise", prompt.reworded([other])]
-    )
-    assert classifier.augmentation.families == ("typos", "layer-noise", "reworded")
-
-
-def test_another_wording_must_end_alike() -> None:
-    """Behind a word the labels begin with a space, behind a line break they do not."""
-    known = {c: k for k, c in enumerate([*CHARACTERS, " m", " f"])}
-    model = tokenizers.models.BPE(known, [(" ", "m"), (" ", "f")])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model))
-    prompt = Prompt(language_model(), tokenizer, labels=["money", "food"], template="{text} is")
-    prompt.reworded(["what is {text}: it is"])
-    with pytest.raises(ValueError, match="begin with other tokens"):
-        prompt.reworded(["{text} is\n"])
-
-
 def test_calibrate_report_decide_monitor_and_load(tmp_path: Path) -> None:
     prompt = task()
     calibration, test = labelled(prompt, 120, 1), labelled(prompt, 90, 2)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import kstest
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from salgp import FormatError, Prediction
-from salgp.sets import AdaptiveCoverage, PredictionSets, _draws, fit_sets
+from salgp.sets import AdaptiveCoverage, PredictionSets, fit_sets
 
 
 class Given(ClassifierMixin, BaseEstimator):
@@ -132,7 +131,9 @@ def test_coverage_is_the_promised_one(score: str, by: str) -> None:
     for seed in range(30):
         sets = fit_sets(*drawn(1000, seed), 0.9, score, by, seed=seed)
         new, y = drawn(1000, 1000 + seed)
-        found.append(float(sets(new, seed=seed)[torch.arange(1000), y].double().mean()))
+        found.append(
+            float(sets(new, torch.Generator().manual_seed(seed))[torch.arange(1000), y].double().mean())
+        )
     slack = 0.012 * (0.2 if by == "all" else 1)  # a little above: ceil((n + 1) c) / (n + 1) in every group
     assert 0.9 - 0.008 <= np.mean(found) <= 0.9 + 0.008 + slack
 
@@ -152,37 +153,14 @@ def test_coverage_holds_where_probabilities_round_to_0_and_1(score: str, sharp: 
     assert np.mean(found) >= 0.95 - 0.004
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_sets_served_one_by_one_keep_their_coverage(seed: int) -> None:
-    """The same as in a batch, in any order, whatever the seed; 3 sd of 1,500 samples are .023."""
-    sets = fit_sets(*drawn(4000, seed, 2.0, 2), 0.9, "aps", seed=seed)
-    new, y = drawn(1500, 50 + seed, 2.0, 2)
-    alone = torch.cat([sets(new[i : i + 1], seed=seed) for i in range(1500)])
-    assert torch.equal(alone, sets(new, seed=seed))
-    assert torch.equal(alone.flip(0), sets(new[torch.arange(1499, -1, -1)], seed=seed))
-    assert not torch.equal(alone, sets(new, seed=seed + 1))
-    assert abs(float(alone[torch.arange(1500), y].double().mean()) - 0.9) < 0.03
-
-
 def test_a_generator_goes_on_with_every_call() -> None:
-    """One probability for all, as after binning: only a generator draws anew for each sample."""
+    """One probability for all, as after binning: drawn anew for each sample, alone or in a batch."""
     sets = fit_sets(*drawn(1000, 0), 0.9, "aps")
     same = drawn(1, 1)[0][torch.zeros(400, dtype=torch.long)]
-    sizes = sets(same, seed=3).sum(1)
-    assert len(sizes.unique()) == 1
     g = torch.Generator().manual_seed(3)
-    alone = torch.cat([sets(same[:1], seed=g) for _ in range(400)])
+    alone = torch.cat([sets(same[:1], g) for _ in range(400)])
     assert len(alone.sum(1).unique()) > 1
-    assert torch.equal(alone, sets(same, seed=torch.Generator().manual_seed(3)))
-
-
-def test_draws_are_uniform() -> None:
-    draws = _draws(drawn(4000, 0)[0].probs, 0)
-    assert draws is not None
-    assert kstest(draws.numpy(), "uniform").pvalue > 0.01
-    assert torch.equal(draws[1:], _draws(drawn(4000, 0)[0].probs[1:], np.int64(0)))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="integer"):
-        _draws(drawn(5, 0)[0].probs, 0.5)  # type: ignore[arg-type]
+    assert torch.equal(alone, sets(same, torch.Generator().manual_seed(3)))
 
 
 @pytest.mark.parametrize("score", ["lac", "aps", "raps"])
@@ -256,18 +234,10 @@ def test_adaptive_coverage_keeps_its_bound_with_late_labels(waiting: int, batche
             due = waiting if batches else 1
             adaptive, queue = adaptive.update(queue[:due]), queue[due:]
             off = abs(adaptive.missed / adaptive.seen - 0.1)
-            ratios.append((off / adaptive.bound(waiting), off / adaptive.bound(1)))
+            ratios.append([off * 0.05 * adaptive.seen / (0.9 + 0.05 * late) for late in (waiting, 1)])
     worst = np.max(ratios, axis=0)
     assert worst[0] <= 1
     assert not cruel or waiting < 50 or worst[1] > 2, "late labels do cost"
-
-
-def test_the_bound_knows_where_the_level_began() -> None:
-    assert AdaptiveCoverage(0.9).bound() == math.inf
-    begun = AdaptiveCoverage(0.9, rate=0.1, level=0.2).update([True, False, True])
-    assert begun.bound(2) == pytest.approx((0.8 + 0.2) / 0.3)
-    with pytest.raises(ValueError, match="outstanding=0"):
-        begun.bound(0)
 
 
 def test_saved_sets_are_the_same(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from operator import index
 from typing import Any
 
@@ -79,16 +78,13 @@ class PredictionSets:
             [_quantile(self.scores[self.group == g], self.coverage) for g in range(self.n_groups)]
         )
 
-    def __call__(self, prediction: Prediction, seed: int | torch.Generator | None = None) -> Tensor:
+    def __call__(self, prediction: Prediction, generator: torch.Generator | None = None) -> Tensor:
         """Boolean ``(n, c)``: is the class in the set?
 
         Args:
             prediction: of new samples.
-            seed: randomise whether the last class is in, which makes the coverage of ``"aps"`` and ``"raps"``
-                exact; by default it always is. With a number, the draw of a sample depends on that and on its
-                probabilities: the same sample gets the same set, alone or in a batch, and so do samples of
-                equal probabilities. A generator goes on with every call; it is the right choice where many
-                samples share the same few probabilities, as after binning or rounding.
+            generator: draws whether the last class is in, which makes the coverage of ``"aps"`` and
+                ``"raps"`` exact; by default it always is.
         """
         probs = checked(prediction).probs.detach().cpu().double()
         group = _groups(prediction, self.by, self.edges)
@@ -96,9 +92,9 @@ class PredictionSets:
         if self.by == "class" and probs.shape[1] != self.n_groups:
             raise ValueError(f"fitted on {self.n_groups} classes, got {probs.shape[1]}")
         limit = limit if limit.ndim == 2 else limit[:, None]
-        if self.score == "lac" or seed is not None:
-            return self._matrix(probs, _draws(probs, seed)) <= limit + _ROUNDING
-        return self._before(probs) <= limit + _ROUNDING
+        if self.score == "lac" or generator is None:
+            return self._lowest(probs) <= limit + _ROUNDING
+        return self._matrix(probs, _uniform(len(probs), generator)) <= limit + _ROUNDING
 
     def at(self, coverage: float) -> PredictionSets:
         """The same with another coverage, from 0 to 1; one that takes more labelled samples than there are
@@ -124,21 +120,22 @@ class PredictionSets:
             _check_loaded(value)
         return value
 
-    def _matrix(self, probs: Tensor, draws: Tensor | None) -> Tensor:
+    def _matrix(self, probs: Tensor, draws: Tensor) -> Tensor:
         """``(n, c)`` score of every class; ``draws`` in [0, 1] say how much of its own mass counts."""
         if self.score == "lac":
             return 1 - probs
         order = probs.sort(dim=1, descending=True)
-        own = torch.ones(len(probs), 1, dtype=probs.dtype) if draws is None else 1 - draws[:, None]
-        reached = order.values.cumsum(1) - (1 - own) * order.values + self._penalties(probs.shape[1])
+        reached = order.values.cumsum(1) - draws[:, None] * order.values + self._penalties(probs.shape[1])
         return torch.empty_like(probs).scatter_(1, order.indices, reached)
 
-    def _before(self, probs: Tensor) -> Tensor:
+    def _lowest(self, probs: Tensor) -> Tensor:
         """``(n, c)`` what the classes before this one have reached; nothing before the first.
 
         Never above the score of the class, whatever its draw: where the score is covered, the class is in,
-        also if its own probability is too small to count.
+        also if its own probability is too small to count. The score itself where nothing is drawn.
         """
+        if self.score == "lac":
+            return 1 - probs
         order = probs.sort(dim=1, descending=True)
         reached = order.values.cumsum(1) + self._penalties(probs.shape[1])
         before = torch.cat([torch.zeros_like(reached[:, :1]), reached[:, :-1]], 1)
@@ -201,7 +198,9 @@ def fit_sets(
     raps = (float(penalty), index(rank)) if score == "raps" else (0.0, 0)
     empty = torch.zeros(0, dtype=torch.float64)
     blank = PredictionSets(score, coverage, by, empty, empty, edges, 1, *raps)
-    matrix = blank._matrix(prediction.probs.detach().cpu().double(), _uniform(len(y), seed))
+    matrix = blank._matrix(
+        prediction.probs.detach().cpu().double(), _uniform(len(y), torch.Generator().manual_seed(seed))
+    )
     own = matrix.gather(1, y.clamp_min(0)[:, None])[:, 0]
     scores = torch.where(y < 0, math.inf, own)
     group = y if by == "class" else _groups(prediction, by, edges)
@@ -225,7 +224,7 @@ class AdaptiveCoverage:
     of ``1 - target``, ``level`` being that at the start, for any sequence at all: the level moves by ``rate``
     times the excess of misses. Above 1 sets hold every class and below 0 none, so that only sets issued
     before can push it further, at most ``D`` of them. ``D`` is 1 where each label comes before the next set
-    is issued, and the size of a batch where a batch is answered at once. `bound` computes it.
+    is issued, and the size of a batch where a batch is answered at once.
 
     A sample of a class that the network does not know (label -1) is in no set, whatever the level: leave it
     out of `update`. Given as a miss it counts as one, and the bound does not hold any more.
@@ -258,25 +257,6 @@ class AdaptiveCoverage:
     def coverage(self) -> float:
         """Coverage to ask of the sets now: ``sets.at(adaptive.coverage)``."""
         return min(max(self.target if self.level is None else self.level, 0.0), 1.0)
-
-    def bound(self, outstanding: int = 1) -> float:
-        """Largest possible difference between the share of misses so far and ``1 - target``.
-
-        Args:
-            outstanding: most sets that waited for their label at any time, the newest included.
-
-        Example:
-            >>> adaptive = AdaptiveCoverage(0.9, rate=0.05).update([True] * 100)
-            >>> round(adaptive.bound(), 3), round(adaptive.bound(outstanding=100), 3)
-            (0.19, 1.18)
-        """
-        if outstanding < 1:
-            raise ValueError(f"at least the newest set waits for its label, got outstanding={outstanding}")
-        if not self.seen:
-            return math.inf
-        level = self.target if self.level is None else self.level
-        start = level - self.rate * (self.missed - (1 - self.target) * self.seen)
-        return (max(start, 1 - start) + self.rate * outstanding) / (self.rate * self.seen)
 
     def update(self, covered: Sequence[bool] | Tensor) -> AdaptiveCoverage:
         """After labels came in: did the sets issued then contain the true class? One answer each."""
@@ -383,21 +363,8 @@ _VALUES: dict[str, Callable[[Prediction], Tensor]] = {
 }
 
 
-def _uniform(n: int, seed: int) -> Tensor:
-    return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def _draws(probs: Tensor, seed: int | torch.Generator | None) -> Tensor | None:
-    """``(n,)`` between 0 and 1: of a generator, or of every sample's own probabilities and a number."""
-    if seed is None:
-        return None
-    if isinstance(seed, torch.Generator):
-        return torch.rand(len(probs), generator=seed, device=seed.device, dtype=torch.float64).cpu()
-    key = str(index(seed)).encode()
-    rows = (probs + 0.0).numpy()  # -0 is 0
-    digests = [blake2b(row.tobytes(), digest_size=8, key=key).digest() for row in rows]
-    bits = np.array([int.from_bytes(digest, "little") >> 11 for digest in digests], dtype=np.float64)
-    return torch.from_numpy(bits * 2.0**-53)
+def _uniform(n: int, generator: torch.Generator) -> Tensor:
+    return torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64).cpu()
 
 
 def _checked(coverage: float, closed: bool = False) -> float:

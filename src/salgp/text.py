@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from salgp.network.augment.families import Family
 from salgp.network.frozen_copy import frozen_copy
 from salgp.network.layers import MAX_LAYERS, thinned
 
@@ -61,31 +60,6 @@ class Prompt(nn.Module):
         self.label_tokens = self._first_tokens()
         self._prefix = _Prefix(model, _alike([self._tokens(probe) for probe in PROBES]))
 
-    def reworded(self, templates: Sequence[str]) -> Family:
-        """A family of perturbations: the same texts in other wordings of the instruction.
-
-        Args:
-            templates: with ``{text}``, as that of the prompt; behind them the labels must begin with the same
-                tokens.
-
-        Returns:
-            What goes into ``perturb=["typos", "layer-noise", task.reworded([...])]``.
-        """
-        others = [Prompt(self.model, self.tokenizer, labels=self.labels, template=t) for t in templates]
-        for other in others:
-            if other.label_tokens != self.label_tokens:
-                raise ValueError(
-                    f"behind {other.template!r} the labels begin with other tokens; end it alike"
-                )
-
-        def disturb(inputs: Any, strength: Tensor, generator: torch.Generator) -> Any:
-            texts = list(inputs[0])
-            drawn = torch.randint(len(others), (len(texts),), generator=generator, device=generator.device)
-            rows = zip(texts, strength.tolist(), drawn.tolist(), strict=True)
-            return ([_Reworded(text, others[k]) if s > 0 else text for text, s, k in rows], *inputs[1:])
-
-        return Family("reworded", disturb, together=True)
-
     @property
     def salgp_classes(self) -> tuple[str, ...]:
         """Names of the classes, by number."""
@@ -107,7 +81,7 @@ class Prompt(nn.Module):
     def forward(self, texts: Sequence[str] | str) -> Tensor:
         """Logits ``(n, c)`` of the labels for raw texts."""
         given = [texts] if isinstance(texts, str) else texts
-        rows = [getattr(text, "prompt", self)._tokens(text) for text in given]
+        rows = [self._tokens(text) for text in given]
         if not rows:
             raise ValueError("expected at least one text, got none")
         start = len(self._prefix.ids)
@@ -161,17 +135,6 @@ class Prompt(nn.Module):
         written = any(self._after.rstrip().endswith(token) for token in special)
         if self._tokens("a")[-1] in self.tokenizer.all_special_ids and not written:
             raise ValueError("the tokenizer puts a special token behind every text; a causal one does not")
-
-
-class _Reworded(str):
-    """A text that goes into the template of another prompt."""
-
-    prompt: Prompt
-
-    def __new__(cls, text: str, prompt: Prompt) -> _Reworded:
-        made = super().__new__(cls, text)
-        made.prompt = prompt
-        return made
 
 
 class _Prefix:

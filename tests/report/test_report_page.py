@@ -339,7 +339,6 @@ def test_browser_bars_and_curves_have_words_for_the_pointer(browser: Any, page: 
         "return [...document.querySelectorAll('svg title')].map((title) => title.textContent)"
     )
     assert any("predictions say" in w and " to " in w for w in words)
-    assert any(w.startswith("of the surest") for w in words)
 
 
 def test_browser_page_is_at_most_four_screens_until_opened(browser: Any, page: Path) -> None:

@@ -59,7 +59,6 @@ def risk_coverage(
     _percent_axes(frame, "share of predictions used (the surest ones)", "wrong among them", ticks)
     for side, css in ((before, "curve before"), (after, "curve after")):
         canvas.add("polyline", points=_curve(frame, side, 400), css=css)
-    _hover(frame, after)
     frame.across(point.error, "limit", id="limit")
     n, y = len(after.correct), frame.y(point.error)
     canvas.circle(frame.x(point.before / n), y, 6, "dot before", id="dot-before")
@@ -82,14 +81,6 @@ def _bin(frame: Frame, bins: ReliabilityBins, b: int, least: float, most: float)
     for end in (least, most):
         canvas.line(middle - 4, frame.y(end), middle + 4, frame.y(end), f"bar{faint}")
     canvas.rect(x - 2, frame.y(stated) - 2, width + 4, 4, f"stated{faint}", words)
-
-
-def _hover(frame: Frame, side: Scored) -> None:
-    """Invisible points along a curve that say their values when the pointer rests on them."""
-    for i in _some(len(side.curve.risk), 40):
-        used, wrong = float(side.curve.coverage[i]), float(side.curve.risk[i])
-        words = f"of the surest {100 * used:.0f} %, {100 * wrong:.2g} % are wrong"
-        frame.canvas.circle(frame.x(used), frame.y(wrong), 9, "hover", words)
 
 
 def _curve(frame: Frame, side: Scored, n_points: int) -> str:

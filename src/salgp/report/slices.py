@@ -169,17 +169,13 @@ class Shift:
         n: new samples.
         sentence: what it means.
         tone: ``good``, ``fair`` or ``poor``.
-        expected: accuracy to expect of the new data, with its interval.
-        human: share of the new samples that falls below the threshold chosen on the known ones.
-        rows: name, note, and the value on known and on new data, in words.
+        rows: name, and the value on known and on new data, in words.
     """
 
     n: int
     sentence: str
     tone: str
-    expected: Estimate
-    human: float
-    rows: list[tuple[str, str, str, str]]
+    rows: list[tuple[str, str, str]]
 
 
 def shift(
@@ -203,30 +199,26 @@ def shift(
     if expected.n < FEWEST:
         tone = "fair"
     human = _human(known[1], point), _human(new[1], point)
-    said = f"{percent(expected.lower, 1)} to {percent(expected.upper, 1)}"
-    rows = [
-        _row("model's own confidence", "", before),
-        _row("corrected confidence", f"the share of right answers to expect; of the new data {said}", after),
-        _row("would go to a human", "by the same limit", human),
-    ]
+    shares = {
+        "model's own confidence": before,
+        "corrected confidence: the share of right answers to expect": after,
+        "would go to a human, by the same limit": human,
+    }
     if known[1].novelty is not None and new[1].novelty is not None:
         unlike = 0.05, _beyond(known[1].novelty, new[1].novelty)
-        rows.append(_row("unlike anything known", "more novel than 95 % of the labelled data", unlike))
+        shares["more novel than 95 % of the labelled data"] = unlike
+    rows = [(name, percent(a, 1), percent(b, 1)) for name, (a, b) in shares.items()]
     sentence = _sentence(before, after, expected, measured)
-    return Shift(len(new[1]), sentence, tone, expected, human[1], rows + _term_rows(known, new))
-
-
-def _row(name: str, note: str, shares: tuple[float, float]) -> tuple[str, str, str, str]:
-    return name, note, percent(shares[0], 1), percent(shares[1], 1)
+    return Shift(len(new[1]), sentence, tone, rows + _term_rows(known, new))
 
 
 def _term_rows(
     known: tuple[Features, Prediction], new: tuple[Features, Prediction]
-) -> list[tuple[str, str, str, str]]:
+) -> list[tuple[str, str, str]]:
     """Mean size of every term that both have."""
     theirs = {term.name: f"{100 * term.size:.1f}" for term in term_shares(*new)}
     mine = {term.name: f"{100 * term.size:.1f}" for term in term_shares(*known)}
-    return [(f"mean correction by {k}, points", "", mine[k], theirs[k]) for k in mine if k in theirs]
+    return [(f"mean correction by {k}, points", mine[k], theirs[k]) for k in mine if k in theirs]
 
 
 def _sentence(
