@@ -71,7 +71,7 @@ def rows(a: argparse.Namespace) -> Iterator[str]:
     what = f"fit layer evidence out of core, {a.calibration:,} calibration rows"
     yield measured(what, a.reference, "evidence", {**stores, "save": saved["evidence"]})
     given = {"store": str(reference), "save": saved["gp"], "workers": a.workers}
-    yield measured("fit SAL-GP out of core, 256 inducing rows", a.reference, "gp", given)
+    yield measured("fit SAL-GP on a subset, 256 inducing rows", a.reference, "gp", given)
     given = {"store": str(scored), "workers": a.workers}
     for method in saved:
         one = {**given, "calibrator": saved[method]}

@@ -132,9 +132,7 @@ def test_many_zeros_of_true_classes_are_told_where_it_helps() -> None:
 # --- out of core, and in graphs
 
 
-@pytest.mark.parametrize("name", ["layer-evidence", "sal-gp"])
-@pytest.mark.filterwarnings("ignore:.*did not converge", "ignore:.*still rising")
-def test_a_fit_out_of_core_takes_zeros_as_one_in_memory(name: str, tmp_path: Path) -> None:
+def test_a_fit_out_of_core_takes_zeros_as_one_in_memory(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from salgp.store import fit_store, write_store
 
@@ -142,9 +140,7 @@ def test_a_fit_out_of_core_takes_zeros_as_one_in_memory(name: str, tmp_path: Pat
     features = Features.from_probs(probs.astype(np.float32), {"a": probs.astype(np.float32)})
     known = (features, torch.as_tensor(labels))
     store = write_store([known], tmp_path / "store", rows=100)
-    streamed = fit_store(
-        get(name, **({"n_inducing": 20} if name == "sal-gp" else {})), store, reference=store
-    )
+    streamed = fit_store(get("layer-evidence"), store, reference=store)
     expected = learn_zero_logits(features.logits)
     assert expected is not None
     assert streamed.zero_logits_ is not None

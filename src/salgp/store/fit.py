@@ -142,7 +142,8 @@ def _labelled(store: str | os.PathLike[str] | FeatureStore) -> FeatureStore:
 def _fit_in_memory(calibrator: Calibrator, source: StoreSource) -> Calibrator:
     if not calibrator.needs_layers:
         return calibrator.fit(*source.store.to_features(layers=()))
-    known = None if source.reference is None else source.reference.to_features()
+    reference = source.reference if calibrator.uses_reference else None
+    known = None if reference is None else reference.to_features()
     features, labels = source.subset()
     if len(features) < source.rows:
         warnings.warn(

@@ -70,6 +70,7 @@ class EvidenceGP(LayerwiseGP):
     """
 
     name: ClassVar[str] = "evidence-gp"
+    uses_reference: ClassVar[bool] = True
 
     def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
         self.columns_, samples = learn_columns(features, labels, reference, self.seed)

@@ -31,7 +31,7 @@ from salgp.labels import as_labels
 from salgp.neighbours import spread_choice
 from salgp.prediction import Prediction
 
-__all__ = ["SALGP", "ResidualGP", "fit_structure", "settings_of"]
+__all__ = ["SALGP", "LayerwiseGP", "ResidualGP", "fit_structure", "settings_of"]
 
 PAPER: dict[str, dict[str, Any]] = {
     "ml": {"covariance": "ml"},
