@@ -383,10 +383,10 @@ class TestTogether:
     @pytest.mark.parametrize(
         ("wrong", "said"),
         [
-            (lambda inputs, s, g: inputs[0], r"a tuple of 2; got a tensor \(24, 4\)"),
-            (lambda inputs, s, g: inputs[:1], "a tuple of 2; got tuple of 1"),
-            (lambda inputs, s, g: (inputs[0][:, :2], inputs[1]), r"input 0 in its shape \(24, 4\)"),
-            (lambda inputs, s, g: None, "a tuple of 2; got NoneType"),
+            (lambda inputs, s, g: inputs[0], r"as it got them, .*; got \(24, 4\)"),
+            (lambda inputs, s, g: inputs[:1], r"got \[\(24, 4\)\]"),
+            (lambda inputs, s, g: (inputs[0][:, :2], inputs[1]), r"got \[\(24, 2\), "),
+            (lambda inputs, s, g: None, "got NoneType"),
         ],
     )
     def test_what_comes_back_is_checked(self, wrong: Any, said: str) -> None:
@@ -398,12 +398,8 @@ class TestTogether:
         image, exposure, labels = self.exposed()
         family = Family("wrong", lambda inputs, s, g: {"image": image, "e": exposure}, 1.0, together=True)
         batch = {"image": image, "exposure": exposure, "labels": labels}
-        with pytest.raises(ValueError, match="input 'exposure' in its shape"):
+        with pytest.raises(ValueError, match=r"got {'image': .*, 'e': "):
             read_calibration_data(Exposed(), [batch], Reader(), [family], progress=False)
-
-    def test_contradictions_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="acts on all inputs together"):
-            Family("both", longer, together=True, measured=True)
 
 
 def test_quantised_values_stay_within_half_a_step_wherever_the_range_begins() -> None:

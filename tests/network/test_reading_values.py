@@ -14,8 +14,6 @@ from torch import Tensor, nn
 import salgp
 from salgp.network.augment.families import (
     Family,
-    first_input,
-    first_tokens,
     perturbed_batch,
     real_tokens,
 )
@@ -51,18 +49,18 @@ class Takes(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("forward", "names", "most", "required"),
+    ("forward", "names", "most"),
     [
-        (lambda x: x, ("x",), 1, ("x",)),
-        (lambda x, y=0, *, z, w=1: x, ("x", "y", "z", "w"), 2, ("x", "z")),
-        (lambda x, /, y: x, ("y",), 2, ("x", "y")),
-        (lambda x, *more, z: x, ("x", "z"), math.inf, ("x", "z")),
-        (lambda x, **named: x, None, 1, ("x",)),
-        (lambda *more, **named: 0, None, math.inf, ()),
+        (lambda x: x, ("x",), 1),
+        (lambda x, y=0, *, z, w=1: x, ("x", "y", "z", "w"), 2),
+        (lambda x, /, y: x, ("y",), 2),
+        (lambda x, *more, z: x, ("x", "z"), math.inf),
+        (lambda x, **named: x, None, 1),
+        (lambda *more, **named: 0, None, math.inf),
     ],
 )
-def test_what_a_network_takes(forward: Any, names: Any, most: float, required: Any) -> None:
-    assert _parameters_of(Takes(forward)) == (names, most, required)
+def test_what_a_network_takes(forward: Any, names: Any, most: float) -> None:
+    assert _parameters_of(Takes(forward)) == (names, most)
 
 
 def batches(*sizes: int, width: int = 3) -> list[Batch]:
@@ -127,12 +125,12 @@ def test_raw_texts_are_cut_into_pieces_of_32() -> None:
 def test_masks_and_types_are_no_tokens_and_masks_no_inputs() -> None:
     ids, mask, x = torch.tensor([[5, 6, 0], [7, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]]), random(2, 3)
     named = {"attention_mask": mask, "token_type_ids": 0 * mask, "x": x, "input_ids": ids}
-    assert first_tokens(Batch((), named))[0] == "input_ids"
-    assert first_tokens(Batch((x, ids.int())))[0] == 1
-    assert first_tokens(Batch((x, ids[:, 0], ids.short())))[0] is None
-    assert first_input(Batch((), {"mask": x, **named}))[0] == "x"
-    assert first_input(Batch((ids, x)))[0] == 1
-    assert first_input(Batch((ids,)))[0] is None
+    assert Batch((), named).tokens[0] == "input_ids"
+    assert Batch((x, ids.int())).tokens[0] == 1
+    assert Batch((x, ids[:, 0], ids.short())).tokens[0] is None
+    assert Batch((), {"mask": x, **named}).numbers[0] == "x"
+    assert Batch((ids, x)).numbers[0] == 1
+    assert Batch((ids,)).numbers[0] is None
 
 
 @pytest.mark.parametrize(
@@ -339,7 +337,7 @@ def linear() -> tuple[nn.Module, Reader, list[Batch], Any, Tensor]:
 
 
 def test_a_family_is_scaled_to_where_it_costs_three_quarters_of_the_accuracy_above_chance() -> None:
-    augmenter = _Augmenter(*linear(), None)
+    augmenter = _Augmenter(*linear())
     for enough in (0.25, 0.5, 1.0, 2.0):
         flips = Family("flips", lambda x, s, g, e=enough: torch.where(s[:, None] >= e, -x, x))
         assert augmenter.scale_of(flips) == enough

@@ -47,18 +47,3 @@ def test_an_array_is_no_loader() -> None:
 def test_labels_that_are_not_asked_for_may_be_anything(beside: object) -> None:
     classifier, x = two_classes()
     assert torch.equal(classifier.predict([(x[:5], beside)]).probs, classifier(x[:5]).probs)
-
-
-class Pair(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, image: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.cat([image, meta], 1))
-
-
-def test_inputs_taken_for_labels_are_named() -> None:
-    """An unlabelled loader of a network with two inputs, read by `extract`, which has seen no other."""
-    with pytest.raises(RuntimeError, match=r"if it is an input, name them, .'image': ..., 'meta': ...."):
-        salgp.extract(Pair(), [(torch.rand(5, 3), torch.rand(5, 1))])

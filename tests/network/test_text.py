@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import salgp
-from salgp.network.augment.families import FAMILIES, KINDS, first_tokens, perturbed_batch, real_tokens
+from salgp.network.augment.families import FAMILIES, KINDS, perturbed_batch, real_tokens
 from salgp.network.augment.text import (
     Tokens,
-    checked_tokenizer,
     lose_words,
     misspell,
     retokenize,
@@ -129,7 +128,7 @@ def test_the_mask_follows_the_tokens(named: bool, marks_padding: bool) -> None:
     labels = torch.arange(len(ids)) % 3
     item: Any = {"input_ids": ids, "attention_mask": mask, "labels": labels} if named else (ids, mask, labels)
     batch = Batch.of(item)
-    assert first_tokens(batch)[0] == ("input_ids" if named else 0)
+    assert batch.tokens[0] == ("input_ids" if named else 0)
     assert torch.equal(real_tokens(batch, ids), real.bool())
     assert torch.equal(real_tokens(Batch((ids[:1, :4], mask[:1, :4])), ids[:1, :4]), torch.ones(1, 4) > 0)
     seen: list[tuple[Tensor, Tensor]] = []
@@ -297,7 +296,7 @@ def test_auto_uses_the_tokenizer_where_there_is_one() -> None:
     with pytest.raises(ValueError, match="needs tokens"):
         read_calibration_data(nn.Linear(4, 3), [(torch.zeros(8, 4), labels[:8])], Reader(()), ["token-drop"])
     with pytest.raises(TypeError, match="Hugging Face tokenizer"):
-        checked_tokenizer("bert")
+        Reader(tokenizer="bert")
 
 
 def test_a_hugging_face_tokenizer_is_taken_as_it_is(tmp_path: Path) -> None:

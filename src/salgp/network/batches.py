@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class KnownInputs:
         if batch.keywords:
             names = tuple(name for name in batch.keywords if isinstance(name, str))
             return KnownInputs(len(names), names, batch.labels_at)
-        taken = None if called_otherwise else _parameters_of(network).names
+        taken = None if called_otherwise else _parameters_of(network)[0]
         count = len(batch.inputs)
         return KnownInputs(count, (taken or ())[:count], batch.labels_at)
 
@@ -154,12 +154,38 @@ class Batch:
         """
         named = dict(self.keywords)
         if network is not None and len(self.inputs) > 1:
-            names = _parameters_of(network).names or ()
+            names = _parameters_of(network)[0] or ()
             named = {**dict(zip(names, self.inputs, strict=False)), **named}
         mask, ids = named.get("attention_mask"), named.get("input_ids")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             return None
         return mask[:, -ids.shape[1] :] if isinstance(ids, Tensor) and ids.ndim == 2 else mask
+
+    @property
+    def numbers(self) -> tuple[int | str | None, Any]:
+        """Where the first floating-point input is, and the input; masks are none.
+
+        Example:
+            >>> Batch((), {"attention_mask": torch.ones(2, 3), "x": torch.zeros(2, 4)}).numbers[0]
+            'x'
+        """
+        return self._first(_are_numbers, ("mask",))
+
+    @property
+    def tokens(self) -> tuple[int | str | None, Any]:
+        """Where the first whole numbers ``(n, T)`` are, and the input; masks and types of tokens are none."""
+        return self._first(_are_tokens, ("mask", "type"))
+
+    @property
+    def texts(self) -> tuple[int | str | None, Any]:
+        """Where the first raw texts are, and the input."""
+        return self._first(are_texts)
+
+    def _first(self, wanted: Callable[[Any], bool], other: Sequence[str] = ()) -> tuple[Any, Any]:
+        """The first input of a kind; a name that holds one of some words is that of something else."""
+        named = {key: x for key, x in self.keywords.items() if not any(word in key for word in other)}
+        found = ((where, x) for where, x in [*enumerate(self.inputs), *named.items()] if wanted(x))
+        return next(found, (None, None))
 
     @property
     def is_empty(self) -> bool:
@@ -180,31 +206,6 @@ class Batch:
         named = [f"{key!r} {shape_of(x)}" for key, x in self.keywords.items()]
         return " and ".join([*map(shape_of, self.inputs), *named])
 
-    def hint_for(self, network: nn.Module) -> str:
-        """How to call a network that does not take the inputs as they are; nothing where they are arrays, and
-        enough.
-
-        Example:
-            >>> Batch(((torch.zeros(2, 3), torch.zeros(2, 1)),), form="tuple").hint_for(nn.Linear(3, 1))
-            '; for batches ((a, b), y): reader=salgp.Reader(forward=lambda model, batch: model(*batch[0]))'
-            >>> Batch.of((torch.zeros(2, 3), torch.zeros(2, 1))).hint_for(nn.Bilinear(3, 1, 2))
-            "; the last was taken for labels: if it is an input, name them, {'input1': ..., 'input2': ...}"
-        """
-        plain = Tensor | np.ndarray | PackedSequence
-        other = [x for x in (*self.inputs, *self.keywords.values()) if not isinstance(x, plain)]
-        if not other:
-            required = _parameters_of(network).required
-            if self.form != "tuple" or self.labels is None or len(self.inputs) >= len(required):
-                return ""
-            named = ", ".join(f"{name!r}: ..." for name in required)
-            return f"; the last was taken for labels: if it is an input, name them, {{{named}}}"
-        nested = len(self.inputs) == 1 and isinstance(other[0], tuple | list)
-        if nested and self.form == "single":  # the argument of a call; no loader makes this form
-            return "; give the inputs by themselves, classifier(x), or the whole batch to .predict([batch])"
-        way = "model(*batch[0])" if nested else "..."
-        of = "for batches ((a, b), y): " if nested else "pass "
-        return f"; {of}reader=salgp.Reader(forward=lambda model, batch: {way})"
-
     @property
     def as_made(self) -> Any:
         """The batch in the form in which the loader made it, without labels where there are none."""
@@ -224,13 +225,13 @@ class Batch:
             >>> Batch((torch.zeros(2, 3), torch.zeros(2))).fits(nn.Linear(3, 4))
             False
         """
-        return len(self.inputs) <= _parameters_of(network).most
+        return len(self.inputs) <= _parameters_of(network)[1]
 
     def arguments(self, network: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments for a network, after a look at what it takes."""
         if not self.keywords and len(self.inputs) < 2:
             return self.inputs, {}
-        taken, most, _ = _parameters_of(network)
+        taken, most = _parameters_of(network)
         if len(self.inputs) > most:
             raise TypeError(
                 f"the batch has {len(self.inputs)} inputs besides its labels, but the network takes "
@@ -292,6 +293,15 @@ def are_texts(item: Any) -> bool:
     return isinstance(item, tuple | list) and len(item) > 0 and all(isinstance(x, str) for x in item)
 
 
+def _are_numbers(item: Any) -> bool:
+    data = item.data if isinstance(item, PackedSequence) else item
+    return isinstance(data, Tensor) and data.is_floating_point()
+
+
+def _are_tokens(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.ndim == 2 and item.dtype in (torch.int64, torch.int32)
+
+
 def in_pieces(loader: Any, rows: int = 32) -> Any:
     """A list of batches with large batches of raw texts cut into smaller ones; any other loader as it is.
 
@@ -347,7 +357,7 @@ def _named_in_a_call(
     """
     key = _label_key(keywords, None, known)
     if known is not None and key not in ("labels", known.labels_at):
-        taken = _parameters_of(network).names
+        taken = _parameters_of(network)[0]
         key = None if taken is None or key in taken else key
     return {name: _tensors(x) for name, x in keywords.items() if name != key}
 
@@ -371,25 +381,17 @@ def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: KnownInputs |
     return Batch(inputs, {}, labels, "tuple", at, extra)
 
 
-class _Parameters(NamedTuple):
-    """Parameters of a network's forward: names (None: any), how many by position, and which it must have."""
-
-    names: tuple[str, ...] | None
-    most: float
-    required: tuple[str, ...]
-
-
-def _parameters_of(network: nn.Module) -> _Parameters:
+def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
+    """Names that a network's forward takes (None: any), and how many inputs by position."""
     try:
         parameters = inspect.signature(network.forward).parameters.values()
     except (TypeError, ValueError):
-        return _Parameters(None, math.inf, ())
+        return None, math.inf
     positional, either, several, _, any_name = inspect._ParameterKind
     kinds = [p.kind for p in parameters]
     most = math.inf if several in kinds else sum(kind in (positional, either) for kind in kinds)
     names = tuple(p.name for p in parameters if p.kind not in (positional, several, any_name))
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (several, any_name)]
-    return _Parameters(None if any_name in kinds else names, most, tuple(needed))
+    return None if any_name in kinds else names, most
 
 
 def _tensors(value: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,19 +29,18 @@ from salgp.network.augment.corruptions import Spread
 from salgp.network.augment.families import (
     Family,
     families_for,
-    first_input,
-    first_texts,
-    first_tokens,
     layer_change,
     perturbed_batch,
     real_tokens,
     values_of,
 )
-from salgp.network.augment.text import Tokens, checked_tokenizer
 from salgp.network.batches import Batch, first_rows, rebatched
 from salgp.network.reader import Prepare, Reader, Reading, collect, read_batches
 from salgp.network.taps import Change, Tap
 from salgp.progress import Advance, progress_bar
+
+if TYPE_CHECKING:
+    from salgp.network.augment.text import Tokens
 
 __all__ = [
     "Augmentation",
@@ -266,12 +265,11 @@ def augment(
         >>> more
         Features(24 samples, 3 classes, layers: 1 (8), with augmented samples)
     """
-    tokenizer = None if reader.tokenizer is None else checked_tokenizer(reader.tokenizer)
-    augmenter = _Augmenter(model, reader, batches, features, labels, tokenizer)
-    x: Any = values_of(first_input(batches[0])[1])
-    x = first_tokens(batches[0])[1] if x is None else x
-    x = first_texts(batches[0])[1] if x is None else x
-    chosen = families_for(perturb, x, with_text=tokenizer is not None)
+    augmenter = _Augmenter(model, reader, batches, features, labels)
+    first = batches[0]
+    known = (values_of(first.numbers[1]), first.tokens[1], first.texts[1])
+    x = next((x for x in known if x is not None), None)
+    chosen = families_for(perturb, x, with_text=reader.tokenizer is not None)
     families = [augmenter.prepared(family) for family in chosen]
     families = [family for family in families if not family.inside or augmenter.layers]
     trials = min(TRIALS, len(labels))
@@ -300,10 +298,9 @@ class _Augmenter:
         batches: Sequence[Batch],
         features: Features,
         labels: Tensor,
-        tokenizer: Any,
     ) -> None:
         check_finite(features.logits)
-        self.model, self.reader, self.labels, self.tokenizer = model, reader, labels, tokenizer
+        self.model, self.reader, self.labels = model, reader, labels
         self.generator = torch.Generator().manual_seed(reader.seed)
         self.batches = list(rebatched(batches))
         n = len(features)
@@ -321,14 +318,16 @@ class _Augmenter:
     @cached_property
     def input_spread(self) -> Spread | None:
         """Spread of the first floating-point input."""
-        found = [values_of(first_input(batch)[1]) for batch in self.batches]
+        found = [values_of(batch.numbers[1]) for batch in self.batches]
         inputs = [x for x in found if x is not None]
         return Spread.of(_same_shape(inputs)) if inputs else None
 
     @cached_property
     def tokens(self) -> Tokens | None:
         """Which tokens there are, where the first input is text."""
-        found = [(batch, first_tokens(batch)[1]) for batch in self.batches]
+        from salgp.network.augment.text import Tokens
+
+        found = [(batch, batch.tokens[1]) for batch in self.batches]
         known = [(ids, real_tokens(batch, ids)) for batch, ids in found if ids is not None]
         return Tokens.of([ids for ids, _ in known], [real for _, real in known]) if known else None
 
@@ -367,7 +366,7 @@ class _Augmenter:
         def prepare(batch: Batch, index: int) -> tuple[Batch, Change | None]:
             own = strength[starts[index] : starts[index + 1]]
             if not family.inside:
-                return perturbed_batch(batch, family, own, self.generator, self.tokenizer), None
+                return perturbed_batch(batch, family, own, self.generator, self.reader.tokenizer), None
             layers = torch.tensor(self.layers)
             layer = layers[torch.randint(len(layers), (len(own),), generator=self.generator)]
             return batch, layer_change(family, self.spreads, layer, own, self.generator)

@@ -59,6 +59,9 @@ Forward = Callable[[nn.Module, Any], Any]
 PLAIN = ("output", "max_width", "seed", "labels_at", "form", "columns")
 """Fields of a reader that JSON holds as they are."""
 
+CALL = "for batches ((a, b), y): reader=salgp.Reader(forward=lambda model, batch: model(*batch[0]))"
+"""How to call a network whose inputs stand in a tuple of their own."""
+
 HANDFUL = 5
 """Samples on which the taps are resolved."""
 
@@ -137,6 +140,13 @@ class Reader:
             raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {self.output!r}")
         if self.max_width is not None and self.max_width < 1:
             raise ValueError(f"max_width must be at least 1, got {self.max_width}")
+        wanted = () if self.tokenizer is None else ("encode", "decode", "all_special_ids")
+        missing = [name for name in wanted if not hasattr(self.tokenizer, name)]
+        if missing:
+            raise TypeError(
+                f"tokenizer must be a Hugging Face tokenizer, or have encode, decode and all_special_ids as "
+                f"one has; {type(self.tokenizer).__name__} has no {missing[0]}"
+            )
 
     def resolved(self, model: nn.Module, batch: Batch) -> Reader:
         """The same with its taps, found on a few samples of a batch; itself where it has them already."""
@@ -233,10 +243,11 @@ class Reader:
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if isinstance(error, TapError | torch.OutOfMemoryError) or torch.compiler.is_compiling():
                 raise
+            plain = all(isinstance(x, Tensor) for x in (*inputs, *keywords.values()))
+            hint = "" if plain else f"; {CALL}"
             own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
             raise RuntimeError(
-                f"the network does not accept inputs of shape {batch.shapes}{batch.hint_for(network)}; its "
-                f"own error: {own}"
+                f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}{hint}"
             ) from error
 
 

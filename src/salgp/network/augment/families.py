@@ -7,21 +7,24 @@ for any input. `KINDS` is the one place that says which families are used for wh
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from salgp.network.augment import corruptions, text
+from salgp.network.augment import corruptions
 from salgp.network.augment.corruptions import Spread, normal
-from salgp.network.augment.text import Tokens, real_or_guessed, retokenize, rewrite
-from salgp.network.batches import Batch, are_texts
+from salgp.network.batches import Batch
 from salgp.network.taps import Change
 
-__all__ = ["FAMILIES", "KINDS", "Family", "families_for", "first_input", "values_of"]
+if TYPE_CHECKING:
+    from salgp.network.augment.text import Tokens
+
+__all__ = ["FAMILIES", "KINDS", "Family", "families_for", "values_of"]
 
 Disturbance = Callable[..., Any]
 """``disturb(x, strength, generator) -> x`` with ``x (n, ...)`` and ``strength (n,)``; of a measured family,
@@ -66,15 +69,6 @@ class Family:
     spread: Spread | Tokens | None = None
     together: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
-        others = (self.inside, self.tokens, self.text, self.measured)
-        if self.together and any(others):
-            raise ValueError(
-                f"family {self.name!r} acts on all inputs together; it cannot act inside the network, on "
-                "tokens or on text besides, nor be measured"
-            )
-
     def __call__(self, x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
         strength = strength.to(x.device) if self.tokens else strength.to(x)
         if not self.measured:
@@ -92,9 +86,10 @@ class Family:
         """Tokens ``(n, T)`` perturbed, and where they are real, ``(n, T)`` or None."""
         if not self.measured:
             return self.disturb(ids, strength, generator), real
-        found: tuple[Tensor, Tensor] = self.disturb(
-            ids, strength, generator, self.spread or Tokens.of([ids], [real]), real
-        )
+        from salgp.network.augment.text import Tokens
+
+        tokens = self.spread or Tokens.of([ids], [real])
+        found: tuple[Tensor, Tensor] = self.disturb(ids, strength, generator, tokens, real)
         return found
 
     def on(self, spread: Spread | Tokens | None) -> Family:
@@ -188,7 +183,7 @@ def perturbed_batch(
         return _perturbed_together(batch, family, strength, generator)
     if family.tokens or family.text:
         return _perturbed_text(batch, family, strength, generator, tokenizer)
-    where, x = first_input(batch)
+    where, x = batch.numbers
     if where is None:
         raise ValueError(
             f"perturbation {family.name!r} needs a floating-point input tensor, but the batch "
@@ -210,46 +205,39 @@ def perturbed_batch(
 
 def _perturbed_together(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
     """All inputs perturbed by one function: a tuple of them, or a dictionary where they have names."""
-    numbers = first_input(batch)[1]
+    numbers = batch.numbers[1]
     own = strength if numbers is None else strength.to(numbers.data)
-    if batch.inputs:
-        found: Any = family.disturb(batch.inputs, own, generator)
-        right, form = isinstance(found, tuple | list), "tuple"
-    else:
-        found = family.disturb(dict(batch.keywords), own, generator)
-        right, form = isinstance(found, Mapping), "dictionary"
-    old: dict[Any, Any] = dict(enumerate(batch.inputs)) if batch.inputs else dict(batch.keywords)
-    if not right or len(found) != len(old):
+    old: Any = batch.inputs or dict(batch.keywords)
+    found = family.disturb(old, own, generator)
+    if isinstance(found, Mapping) != isinstance(old, Mapping) or _shapes(found) != _shapes(old):
         raise ValueError(
-            f"perturbation {family.name!r} must return its inputs as it got them, a {form} of {len(old)}; "
-            f"got {_made(found)}"
+            f"perturbation {family.name!r} must return its inputs as it got them, {_shapes(old)}; "
+            f"got {_shapes(found)}"
         )
-    new = dict(enumerate(found)) if batch.inputs else dict(found)
-    for where, x in old.items():
-        if getattr(new.get(where), "shape", None) != getattr(x, "shape", None):
-            raise ValueError(
-                f"perturbation {family.name!r} must return input {where!r} in its shape "
-                f"{tuple(getattr(x, 'shape', ()))}; got {_made(new.get(where))}"
-            )
-        batch = batch.with_input(where, new[where])
-    return batch
+    if isinstance(old, Mapping):
+        return replace(batch, keywords=dict(found))
+    return replace(batch, inputs=tuple(found))
 
 
-def _made(found: Any) -> str:
-    """What a user's function returned, in words."""
-    if isinstance(found, Tensor):
-        return f"a tensor {tuple(found.shape)}"
-    return f"{type(found).__name__} of {len(found)}" if hasattr(found, "__len__") else type(found).__name__
+def _shapes(found: Any) -> Any:
+    """Shapes of inputs, by name where they have names."""
+    if isinstance(found, Mapping):
+        return {name: _shapes(x) for name, x in found.items()}
+    if isinstance(found, tuple | list):
+        return [_shapes(x) for x in found]
+    return tuple(found.shape) if hasattr(found, "shape") else type(found).__name__
 
 
 def _perturbed_text(
     batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, tokenizer: Any
 ) -> Batch:
     """Tokens perturbed, and their mask with them."""
-    at, texts = first_texts(batch)
-    if family.text and texts is not None:
+    from salgp.network.augment.text import rewrite
+
+    at, texts = batch.texts
+    if family.text and at is not None:
         return batch.with_input(at, rewrite(texts, family.disturb, strength, generator))
-    where, ids = first_tokens(batch)
+    where, ids = batch.tokens
     if where is None:
         raise ValueError(
             f"perturbation {family.name!r} needs tokens, whole numbers (n, T), but the batch has none"
@@ -277,7 +265,9 @@ def _retokenized(
         raise ValueError(
             f"perturbation {family.name!r} changes the text: pass reader=salgp.Reader(tokenizer=...)"
         )
-    where, ids = first_tokens(batch)
+    from salgp.network.augment.text import Tokens, real_or_guessed, retokenize
+
+    where, ids = batch.tokens
     assert where is not None
     real = real_or_guessed(ids, real_tokens(batch, ids))
     tokens = family.spread if isinstance(family.spread, Tokens) else Tokens.of([ids], [real])
@@ -289,52 +279,6 @@ def _retokenized(
                 raise ValueError(f"input {name!r} stands beside the tokens and cannot follow changed words")
             batch = batch.with_input(name, x.gather(1, origin))
     return _with_mask(batch, ids, real).with_input(where, new)
-
-
-def first_texts(batch: Batch) -> tuple[int | str, list[str] | None]:
-    """Where the first raw texts of a batch are, and the texts; None where it has none.
-
-    Example:
-        >>> first_texts(Batch((["play", "stop"],)))
-        (0, ['play', 'stop'])
-    """
-    parts: list[tuple[int | str, Any]] = [*enumerate(batch.inputs), *batch.keywords.items()]
-    for where, x in parts:
-        if are_texts(x):
-            return where, list(x)
-    return 0, None
-
-
-def first_input(batch: Batch) -> tuple[int | str | None, Any]:
-    """Where the first floating-point input of a batch is, and the tensor; masks are no inputs.
-
-    Example:
-        >>> first_input(Batch((), {"attention_mask": torch.ones(2, 3), "x": torch.zeros(2, 4)}))[0]
-        'x'
-    """
-    for i, x in enumerate(batch.inputs):
-        if _is_floating(x):
-            return i, x
-    for key, x in batch.keywords.items():
-        if _is_floating(x) and "mask" not in key:
-            return key, x
-    return None, None
-
-
-def first_tokens(batch: Batch) -> tuple[int | str | None, Any]:
-    """Where the first whole numbers ``(n, T)`` of a batch are, and the tensor; masks and types are no tokens.
-
-    Example:
-        >>> ids = torch.ones(2, 3, dtype=torch.long)
-        >>> first_tokens(Batch((), {"attention_mask": ids, "input_ids": ids}))[0]
-        'input_ids'
-    """
-    named = {key: x for key, x in batch.keywords.items() if "mask" not in key and "type" not in key}
-    parts: list[tuple[int | str, Any]] = [*enumerate(batch.inputs), *named.items()]
-    for where, x in parts:
-        if isinstance(x, Tensor) and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
-            return where, x
-    return None, None
 
 
 def real_tokens(batch: Batch, ids: Tensor) -> Tensor | None:
@@ -380,9 +324,13 @@ def values_of(x: Any) -> Tensor | None:
     return x if isinstance(x, Tensor) else None
 
 
-def _is_floating(x: Any) -> bool:
-    data = x.data if isinstance(x, PackedSequence) else x
-    return isinstance(data, Tensor) and data.is_floating_point()
+def _text(name: str) -> Disturbance:
+    """A function of `salgp.network.augment.text`, which is loaded only where text is perturbed."""
+
+    def disturb(*arguments: Any) -> Any:
+        return getattr(importlib.import_module("salgp.network.augment.text"), name)(*arguments)
+
+    return disturb
 
 
 FAMILIES: dict[str, Family] = {
@@ -400,13 +348,13 @@ FAMILIES: dict[str, Family] = {
         Family("patch-mix", corruptions.patch_mix, 1.8),
         Family("quantise", corruptions.quantise, 2.0, measured=True),
         Family("time-warp", corruptions.time_warp, 2.0),
-        Family("token-drop", text.drop, 1.5, tokens=True, measured=True),
-        Family("token-swap", text.swap, 1.5, tokens=True, measured=True),
-        Family("token-replace", text.replace, 1.5, tokens=True, measured=True),
-        Family("typos", text.misspell, 2.0, text=True),
-        Family("words-dropped", text.lose_words, 1.5, text=True),
-        Family("words-swapped", text.swap_words, 1.5, text=True),
-        Family("words-unknown", text.unknown_words, 1.5, text=True),
+        Family("token-drop", _text("drop"), 1.5, tokens=True, measured=True),
+        Family("token-swap", _text("swap"), 1.5, tokens=True, measured=True),
+        Family("token-replace", _text("replace"), 1.5, tokens=True, measured=True),
+        Family("typos", _text("misspell"), 2.0, text=True),
+        Family("words-dropped", _text("lose_words"), 1.5, text=True),
+        Family("words-swapped", _text("swap_words"), 1.5, text=True),
+        Family("words-unknown", _text("unknown_words"), 1.5, text=True),
         Family("layer-noise", corruptions.noise, 4.0, inside=True, measured=True),
         Family("layer-gain", corruptions.channel_gain, 4.0, inside=True, measured=True),
         Family("layer-mixup", corruptions.mixup, 1.0, inside=True, measured=True),

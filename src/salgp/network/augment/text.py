@@ -219,17 +219,6 @@ def replace(
     return torch.where(_chosen(ids, strength, generator, tokens, real), other, ids), real
 
 
-def checked_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer, where it has what `retokenize` needs: Hugging Face's have."""
-    missing = [name for name in ("encode", "decode", "all_special_ids") if not hasattr(tokenizer, name)]
-    if missing:
-        raise TypeError(
-            f"tokenizer must be a Hugging Face tokenizer, or have encode(text, add_special_tokens=False), "
-            f"decode(ids) and all_special_ids as one has; {type(tokenizer).__name__} has no {missing[0]}"
-        )
-    return tokenizer
-
-
 def retokenize(
     ids: Tensor,
     real: Tensor,
