@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from salgp import Features, LayerEvidence, Prediction
+from salgp import Features, Prediction
 from salgp.calibrators import get
 from salgp.decide import Rule
 from salgp.estimate import (
     Spread,
     accuracy,
     error_above,
-    left_out_spread,
     measure_spread,
     per_class,
     sampling_spread,
@@ -122,22 +120,6 @@ def test_parts_of_a_batch() -> None:
     assert math.isnan(nothing.value)
     assert (nothing.lower, nothing.upper, nothing.n) == (0.0, 1.0, 0)
     assert str(nothing) == str(accuracy(p[:0])) == "nothing to estimate from"
-
-
-def test_left_out_families_give_the_spread_of_a_calibrator() -> None:
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(150, 2, generator=g)
-    y = (x + 0.7 * torch.randn(150, 2, generator=g)).argmax(dim=1)
-    noisy = torch.cat([x, x + torch.randn(150, 2, generator=g), x + 2 * torch.randn(150, 2, generator=g)])
-    copies = Features(3 * noisy, {"a": noisy}, torch.arange(150).repeat(3), torch.arange(450) // 150)
-    spread = left_out_spread(LayerEvidence(), copies, y.repeat(3))
-    assert spread.n_environments == 3  # two families, and the originals
-    assert 0.5 < spread.confidence < 1
-    by_strength = replace(copies, strengths=torch.arange(450) % 2)
-    finer = left_out_spread(LayerEvidence(), by_strength, y.repeat(3))
-    assert finer.n_environments == 6
-    with pytest.raises(ValueError, match="no augmented samples"):
-        left_out_spread(LayerEvidence(), Features(x), y)
 
 
 def test_wrong_arguments_say_so() -> None:

@@ -9,9 +9,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.stats import chi2, norm
-from sklearn.base import BaseEstimator
 
-from salgp import Features, Prediction
+from salgp import Prediction
 from salgp.decide import Rule
 from salgp.estimate import (
     Spread,
@@ -19,12 +18,11 @@ from salgp.estimate import (
     adapt,
     class_mix,
     error_above,
-    left_out_spread,
     measure_spread,
     mix,
     per_class,
 )
-from salgp.estimate.accuracy import _halves, from_sums
+from salgp.estimate.accuracy import from_sums
 from salgp.estimate.mix import ClassMix, _factors, _scaled
 
 
@@ -93,10 +91,6 @@ def test_measured_spread_is_the_likeliest_line_by_loops() -> None:
     assert found.factor == pytest.approx(max(ratios[math.ceil(8 * 0.7) - 1], norm.ppf(0.85)))
     assert (found.confidence, found.level, found.n_environments) == (0.8, 0.7, 7)
     assert measure_spread(environments, confidence=0.8, level=0.99).factor >= norm.ppf(0.995) - 1e-12
-
-
-def test_halves_keep_copies_with_their_sample() -> None:
-    assert _halves(torch.tensor([7, 3, 9, 7, 3, 12])).tolist() == [1, 0, 0, 1, 0, 1]
 
 
 def test_class_mix_is_the_likeliest_one_with_its_curvature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,29 +197,3 @@ def test_factors_settle_for_every_class() -> None:
     probs = np.array([[1.0, 0.0, 0.0]] * 10 + [[0.0, 0.7, 0.3]] * 5 + [[0.0, 0.4, 0.6]] * 5)
     source = np.array([0.5, 0.25, 0.25])
     np.testing.assert_allclose(_scaled(probs, _factors(probs, source)).mean(0), source, atol=1e-8)
-
-
-class Remembering(BaseEstimator):
-    """Refuses to predict a sample, or a family of augmented samples, that it was fitted on."""
-
-    def fit(self, features: Features, labels: torch.Tensor, reference: object = None) -> Remembering:
-        self.seen_ = features.logits
-        return self
-
-    def predict(self, features: Features) -> Prediction:
-        same_sample = torch.isin(features.logits[:, 0].long(), self.seen_[:, 0].long())
-        same_family = torch.isin(features.logits[:, 1].long(), self.seen_[:, 1].long())
-        assert not same_sample.any()
-        assert not (same_family & (features.logits[:, 1] > 0)).any()
-        sure = 0.9 - 0.2 * features.logits[:, 1]
-        return Prediction(torch.zeros(len(features)).long(), torch.stack([sure, 1 - sure], 1), sure)
-
-
-def test_families_and_samples_are_left_out_together() -> None:
-    sample, family = torch.arange(20).repeat(3), torch.arange(3).repeat_interleave(20)
-    features = Features(torch.stack([sample, family], 1).double(), groups=sample, families=family)
-    spread = left_out_spread(Remembering(), features, torch.zeros(60).long())
-    assert spread.n_environments == 3
-    assert spread.confidence == pytest.approx(0.9)  # that of the originals
-    assert spread.level == 0.9
-    assert left_out_spread(Remembering(), features, torch.zeros(60).long(), level=0.5).level == 0.5

@@ -4,8 +4,7 @@ A confidence is the probability of being right, so the expected accuracy of a ba
 Two things make the truth differ. *Chance*: ``n`` answers with confidences ``c_i`` are right a random number
 of times, with variance ``sum c_i (1 - c_i)``; it fades with ``n``. *Calibration*: under shift all confidences
 err together; no number of samples helps. `Spread` measures the second on environments whose labels are known
-and which the calibrator has not seen, for instance the families of augmented samples left out in turn. It
-grows with the distance from the calibration data:
+and which the calibrator has not seen. It grows with the distance from the calibration data:
 
     sd = base + slope * |mean confidence on calibration data - mean confidence now|.
 """
@@ -18,13 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.special import ndtri
-from sklearn.base import clone
-from torch import Tensor
 
 from salgp.decide import Rule
-from salgp.features import Features
 from salgp.labels import as_labels
 from salgp.prediction import INTERVAL_SD, Prediction, checked
 
@@ -34,7 +29,6 @@ __all__ = [
     "accuracy",
     "error_above",
     "from_sums",
-    "left_out_spread",
     "measure_spread",
     "per_class",
     "sampling_spread",
@@ -114,6 +108,7 @@ def accuracy(prediction: Prediction, spread: Spread | float | None = None, level
         The mean confidence and its interval.
 
     Example:
+        >>> import torch
         >>> half, s = torch.full((400, 2), 0.5), torch.full((400,), 0.8)
         >>> p = Prediction(torch.zeros(400, dtype=torch.long), half, s)
         >>> print(accuracy(p), "or", accuracy(p, spread=0.05))
@@ -136,6 +131,7 @@ def error_above(
     """Expected share of wrong answers among those a rule acts on.
 
     Example:
+        >>> import torch
         >>> p = Prediction(
         ...     torch.zeros(2, dtype=torch.long), torch.full((2, 2), 0.5), torch.tensor([0.9, 0.6])
         ... )
@@ -152,6 +148,7 @@ def per_class(
     """Expected share of right answers of every predicted class; NaN for a class that was never predicted.
 
     Example:
+        >>> import torch
         >>> p = Prediction(torch.tensor([0, 1]), torch.full((2, 2), 0.5), torch.tensor([0.9, 0.6]))
         >>> {k: round(e.value, 2) for k, e in per_class(p).items()}
         {0: 0.9, 1: 0.6}
@@ -174,6 +171,7 @@ def measure_spread(
         level: of the intervals the spread is for.
 
     Example:
+        >>> import torch
         >>> def at(share):
         ...     p = Prediction(
         ...         torch.zeros(1000, dtype=torch.long), torch.full((1000, 2), 0.5), torch.full((1000,), 0.8)
@@ -202,13 +200,14 @@ def sampling_spread(calibration: Prediction) -> Spread:
     """The sampling error on calibration data of a calibrator without error bars.
 
     Fitting matches the mean confidence ``a`` to the accuracy of ``n`` calibration samples, which is off by
-    ``sqrt(a (1 - a) / n)``; a new batch inherits that. It says nothing of other places: `left_out_spread`
+    ``sqrt(a (1 - a) / n)``; a new batch inherits that. It says nothing of other places: `measure_spread`
     does.
 
     Args:
         calibration: prediction of the samples that the calibrator was fitted on.
 
     Example:
+        >>> import torch
         >>> s = torch.full((400,), 0.8)
         >>> p = Prediction(torch.zeros(400, dtype=torch.long), torch.stack([s, 1 - s], 1), s)
         >>> round(sampling_spread(p).base, 3)
@@ -219,69 +218,6 @@ def sampling_spread(calibration: Prediction) -> Spread:
         raise ValueError("expected the prediction of the calibration samples, got an empty one")
     mean = float(calibration.confidence.detach().double().mean())
     return Spread(math.sqrt(max(mean * (1 - mean), 0.0) / n), 0.0, mean)
-
-
-def left_out_spread(
-    calibrator: Any,
-    features: Features,
-    labels: Any,
-    reference: tuple[Features, Tensor] | None = None,
-    level: float = 0.9,
-) -> Spread:
-    """`measure_spread` on families of augmented samples, with fits that have not seen the family.
-
-    Half of the samples and one family are left out at a time. Augmented samples whose originals the fit has
-    seen would make calibration look better than it is, above all the weak ones.
-
-    Args:
-        calibrator: its settings are used; it is not changed.
-        features: originals and augmented samples, with ``groups`` and ``families``.
-        labels: ``(n,)`` true classes.
-        reference: features and labels of the network's training set.
-        level: of the intervals the spread is for.
-
-    Example:
-        >>> from salgp.calibrators import get
-        >>> g = torch.Generator().manual_seed(0)
-        >>> z = 3 * torch.randn(200, 3, generator=g)
-        >>> y = (z + 2 * torch.randn(200, 3, generator=g)).argmax(1)
-        >>> noisy = z + 3 * torch.randn(200, 3, generator=g)  # each sample once more, disturbed
-        >>> rows, family = torch.arange(200).repeat(2), torch.arange(2).repeat_interleave(200)
-        >>> features = Features(torch.cat([z, noisy]), groups=rows, families=family)
-        >>> spread = left_out_spread(get("temperature"), features, y.repeat(2))
-        >>> spread.n_environments, spread.at(spread.confidence) < spread.at(spread.confidence - 0.3)
-        (2, True)
-    """
-    if features.families is None or features.groups is None:
-        raise ValueError('these features have no augmented samples; extract them with perturb="auto"')
-    y = as_labels(labels, len(features), features.n_classes)
-    family, half = features.families.cpu(), _halves(features.groups.cpu())
-    part = family if features.strengths is None else features.strengths.cpu()
-    found: dict[tuple[int, float], list[tuple[Prediction, Tensor]]] = {}
-    for number in family.unique().tolist():
-        for side in (0, 1):
-            seen = (half != side) & ((family != number) | (family == 0))
-            fitted = clone(calibrator).fit(features[seen], y[seen], reference)
-            for piece in part[family == number].unique().tolist():
-                rows = (family == number) & (part == piece) & (half == side)
-                if rows.any():
-                    new = Features(
-                        features[rows].logits, features[rows].layers
-                    )  # are not said to be augmented
-                    found.setdefault((number, piece), []).append((fitted.predict(new), y[rows]))
-    pairs = {key: _joined(sides) for key, sides in found.items()}
-    originals = [prediction for (number, _), (prediction, _) in pairs.items() if number == 0]
-    mean = float(Prediction.concatenate(originals).confidence.mean())
-    return measure_spread(pairs.values(), mean, level)
-
-
-def _halves(groups: Tensor) -> Tensor:
-    """0 or 1 for every row, the same for a sample and its augmented ones; every second sample."""
-    return groups.unique(return_inverse=True)[1] % 2
-
-
-def _joined(sides: list[tuple[Prediction, Tensor]]) -> tuple[Prediction, Tensor]:
-    return Prediction.concatenate([side[0] for side in sides]), torch.cat([side[1] for side in sides])
 
 
 def from_sums(
