@@ -134,8 +134,7 @@ class CalibratedClassifier(nn.Module):
     ) -> tuple[Features, Tensor | None]:
         """Features of everything a loader yields, and the labels where there are some.
 
-        It is read exactly as it was for calibration: same layers, pooling, projection, output and forward
-        function.
+        It is read exactly as it was for calibration: same layers, pooling, output and forward function.
 
         Args:
             loader: yields batches as at calibration, with labels or without.

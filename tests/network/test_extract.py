@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import salgp
 from salgp.logits import as_logits
-from salgp.network.reader import Reader, projection, read_batches
+from salgp.network.reader import Reader, read_batches
 from salgp.network.taps import raw_logits
 from salgp_study.backbones import build_backbone
 
@@ -345,30 +345,6 @@ def test_what_the_output_means_is_said_and_not_guessed():
     torch.testing.assert_close(
         as_logits(torch.tensor([[0.25]]).log(), "log-probabilities").exp(), torch.tensor([[0.75, 0.25]])
     )
-
-
-def test_wide_layers_are_projected_the_same_way_every_time():
-    x = _random(N, 1, 16, 16)
-    model = networks.randomised(networks.sequential_cnn())
-    wide, _ = salgp.extract(model, _loader(x), reader=salgp.Reader(pooling="flatten"))
-    narrow, _ = salgp.extract(model, _loader(x), reader=salgp.Reader(pooling="flatten", max_width=20))
-    assert narrow.widths == {"3": 20, "7": 20, "11": 16}
-    torch.testing.assert_close(narrow.layers["3"], wide.layers["3"] @ projection("3", 256, 20, 0))
-    again, _ = salgp.extract(model, _loader(x), reader=salgp.Reader(pooling="flatten", max_width=20))
-    assert torch.equal(again.layers["3"], narrow.layers["3"])
-    other, _ = salgp.extract(model, _loader(x), reader=salgp.Reader(pooling="flatten", max_width=20, seed=1))
-    assert not torch.equal(other.layers["3"], narrow.layers["3"])
-    with pytest.raises(ValueError, match="max_width must be at least 1"):
-        salgp.extract(model, _loader(x), reader=salgp.Reader(max_width=0))
-
-
-def test_projection_keeps_squared_distances_in_expectation():
-    x = _random(2, 400)
-    ratios = [
-        float(((x[0] - x[1]) @ projection(str(i), 400, 50)).square().sum() / (x[0] - x[1]).square().sum())
-        for i in range(200)
-    ]
-    assert sum(ratios) / len(ratios) == pytest.approx(1, abs=0.05)
 
 
 def test_random_state_is_handed_back_but_advances_within():

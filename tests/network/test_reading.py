@@ -155,11 +155,11 @@ def test_numpy_at_prediction() -> None:
 
 
 def test_a_classifier_reads_as_it_was_calibrated(tmp_path: Any) -> None:
-    """The same pooling, projection, output and forward, which `extract` with layer names does not know."""
+    """The same pooling, output and forward, which `extract` with layer names does not know."""
     model = networks.randomised(networks.sequential_cnn())
     x = torch.randn(64, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     y = labels_for(model, x)
-    reader = salgp.Reader(pooling="spatial-max", max_width=5, seed=3)
+    reader = salgp.Reader(pooling="spatial-max", seed=3)
     classifier = salgp.calibrate(model, [(x, y)], method="density-aware", reader=reader, perturb=False)
     features, labels = classifier.extract([(x[:30], y[:30]), (x[30:], y[30:])])
     assert torch.equal(labels, y)
@@ -233,11 +233,9 @@ def test_calibrators_move() -> None:
     assert all(v.device.type == "meta" for v in tensors)
 
 
-def test_a_network_in_double_precision_after_a_cached_projection() -> None:
+def test_a_network_in_double_precision_after_calibration() -> None:
     model = mlp()
-    classifier = salgp.calibrate(
-        model, [(X, Y)], method="density-aware", perturb=False, reader=salgp.Reader(max_width=4)
-    )
+    classifier = salgp.calibrate(model, [(X, Y)], method="density-aware", perturb=False)
     before = classifier(X).confidence
     model.double()
     with pytest.raises(ValueError, match="precision"):

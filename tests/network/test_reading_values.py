@@ -371,9 +371,7 @@ def test_augmented_samples_have_every_level_equally_often() -> None:
 
 
 def test_layers_may_be_projected_to_a_single_number() -> None:
-    features, _ = salgp.extract(nn.Linear(4, 3), [random(5, 4)], reader=Reader(layers=[], max_width=1))
+    features, _ = salgp.extract(nn.Linear(4, 3), [random(5, 4)], reader=Reader(layers=[]))
     assert features.widths == {}
     deep = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    assert salgp.extract(deep, [random(5, 4)], reader=Reader(max_width=1))[0].widths == {"1": 1}
-    with pytest.raises(ValueError, match="max_width must be at least 1, got 0"):
-        Reader(max_width=0)
+    assert salgp.extract(deep, [random(5, 4)])[0].widths == {"1": 6}

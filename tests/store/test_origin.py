@@ -126,14 +126,14 @@ def test_every_call_makes_its_own_network_and_lets_it_go(tmp_path: Path) -> None
 
 
 def test_a_store_is_read_as_the_calibrator_was(tmp_path: Path) -> None:
-    """With the taps of a classifier: pooling, projection and forward function as at calibration."""
+    """With the taps of a classifier: pooling and forward function as at calibration."""
     data = batches(20)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         classifier = salgp.calibrate(
             network(),
             data,
-            reader=salgp.Reader(max_width=3, forward=lambda model, batch: 2 * model(batch[0])),
+            reader=salgp.Reader(forward=lambda model, batch: 2 * model(batch[0])),
         )
     store = extract_to_store(classifier.model, data, tmp_path / "a", rows=10, reader=classifier.taps)
     expected, _ = classifier.extract(data)

@@ -206,7 +206,6 @@ class Flow:
         self, model: nn.Module, found: Trace, run: Callable[[nn.Module], Any], mask: Tensor | None = None
     ) -> None:
         self._taps = tuple(found.taps().values())
-        self._kinds = {tap.name: type(model.get_submodule(tap.module)) for tap in self._taps}
         self._run = run
         self._mask = mask
         self._frozen = FrozenCopy(model, lambda copied: Probe(copied, self._taps, pooled=False))
@@ -217,31 +216,8 @@ class Flow:
 
     def __call__(self, tap: Tap) -> bool:
         if tap.name not in self._known:
-            self._learn_together(tap)
-        if tap.name not in self._known:
-            self._known[tap.name] = not torch.equal(self._disturbed({tap.name: 1.0}), self._before)
+            self._known[tap.name] = not torch.equal(self._disturbed(tap.name), self._before)
         return self._known[tap.name]
-
-    def _learn_together(self, first: Tap) -> None:
-        """One pass for this tap and the next ones of its kind: each disturbs a sample of its own.
-
-        A sample that stays as it was proves nothing: its tap gets a pass for itself.
-        """
-        n = len(self._before)
-        behind = self._taps[self._taps.index(first) :]
-        alike = [tap.name for tap in behind if self._kinds[tap.name] is self._kinds[first.name]]
-        unknown = [name for name in alike if name not in self._known and self._is_by_sample(name)][:n]
-        shares = {name: torch.arange(n) == i for i, name in enumerate(unknown)}
-        after = self._disturbed(shares)
-        for name, own in shares.items():
-            if not torch.equal(after[own], self._before[own]):
-                self._known[name] = True
-
-    def _is_by_sample(self, name: str) -> bool:
-        """Does the tap give one row for each sample, whose rows do not touch those of others?"""
-        tap = next(tap for tap in self._taps if tap.name == name)
-        rows = self._shapes.get(name, ())[:1] == (len(self._before),)
-        return rows and tap.layout.batch_axis == 0 and not tap.layout.recurrent
 
     def with_pooling(self, tap: Tap) -> Tap:
         """The tap, with the last token instead of the mean over tokens where the network reads that."""
@@ -260,7 +236,7 @@ class Flow:
         real = torch.ones(n, width) if self._mask is None else self._mask.cpu()
         last = width - 1 - real.flip(1).bool().int().argmax(dim=1)
         others = 1 - torch.nn.functional.one_hot(last, width)
-        after = self._disturbed({deepest.name: others})
+        after = self._disturbed(deepest.name, others)
         return torch.allclose(after, self._before, rtol=SAME, atol=SAME)
 
     def _is_sequence(self, tap: Tap) -> bool:
@@ -272,16 +248,15 @@ class Flow:
         self._shapes[name] = x.shape
         return x
 
-    def _disturbed(self, shares: Mapping[str, Tensor | float]) -> Tensor:
-        """The logits with noise on what some taps give, a share of it for each sample or position."""
+    def _disturbed(self, name: str, share: Tensor | None = None) -> Tensor:
+        """The logits with noise on what one tap gives, or on a share ``(n, T)`` of its positions."""
 
-        def change(name: str, x: Tensor) -> Tensor:
-            if name not in shares:
+        def change(at: str, x: Tensor) -> Tensor:
+            if at != name:
                 return x
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-            share = torch.as_tensor(shares[name])
-            share = share.reshape(share.shape + (1,) * (x.ndim - share.ndim))
-            return x + (x.abs().mean() + 1) * (noise * share).to(x)
+            noise = noise if share is None else noise * share[:, :, None]
+            return x + (x.abs().mean() + 1) * noise.to(x)
 
         return self._logits(change)
 

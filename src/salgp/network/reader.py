@@ -13,7 +13,6 @@ that shuffles gives the same order whether or not somebody reads features on the
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,7 +43,6 @@ __all__ = [
     "Reading",
     "collect",
     "module_header",
-    "projection",
     "read_batches",
     "reader_from",
     "reader_header",
@@ -56,7 +54,7 @@ FORMAT_VERSION = 2
 Forward = Callable[[nn.Module, Any], Any]
 """``forward(model, batch) -> output``, for networks that are not simply called with the inputs."""
 
-PLAIN = ("output", "max_width", "seed", "labels_at", "form", "columns")
+PLAIN = ("output", "seed", "labels_at", "form", "columns")
 """Fields of a reader that JSON holds as they are."""
 
 CALL = "for batches ((a, b), y): reader=salgp.Reader(forward=lambda model, batch: model(*batch[0]))"
@@ -84,9 +82,7 @@ class Reader:
             ``"sigmoids"`` (one probability per class, against the rest). None means logits, and numbers that
             look like something else are refused. A binary network with one output column ``z`` gets the
             logits ``[0, z]``.
-        max_width: wider layers are projected to this width by a random Gaussian matrix fixed by ``seed`` and
-            layer name.
-        seed: of the projections and of augmented samples.
+        seed: of augmented samples.
         forward: ``forward(model, batch) -> output`` for networks that are not simply called with the inputs,
             or that return several tensors; it gets the batch as the loader made it, on the network's device.
         labels_at: where a batch has its labels, if not at its end: a position, such as 1 for ``(x, y, id)``,
@@ -115,7 +111,6 @@ class Reader:
     layers: Layers = "auto"
     pooling: Poolings = "auto"
     output: str | None = None
-    max_width: int | None = None
     seed: int = 0
     forward: Forward | None = None
     labels_at: LabelsAt = None
@@ -129,17 +124,14 @@ class Reader:
     classes: tuple[str, ...] | None = None
     tokenizer: Any = None
     _copies: FrozenCopies = field(default_factory=FrozenCopies, repr=False, compare=False)
-    _projections: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("max_width", "seed", "labels_at"):
+        for name in ("seed", "labels_at"):
             given = getattr(self, name)
             if given is not None and not isinstance(given, str):  # a whole number of NumPy is one too
                 object.__setattr__(self, name, operator.index(given))
         if self.output is not None and self.output not in OUTPUTS:
             raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {self.output!r}")
-        if self.max_width is not None and self.max_width < 1:
-            raise ValueError(f"max_width must be at least 1, got {self.max_width}")
         wanted = () if self.tokenizer is None else ("encode", "decode", "all_special_ids")
         missing = [name for name in wanted if not hasattr(self.tokenizer, name)]
         if missing:
@@ -219,18 +211,7 @@ class Reader:
                 f"first one: take only layers that always run"
             )
         layers = {tap.name: found[tap.name] for tap in taps}
-        if self.max_width is not None:
-            layers = {name: self._projected(name, x) for name, x in layers.items()}
         return Features(as_logits(scores, self.output or "logits", FORWARD), layers, network=network)
-
-    def _projected(self, name: str, x: Tensor) -> Tensor:
-        width = x.shape[1]
-        if self.max_width is None or width <= self.max_width:
-            return x
-        key = (name, width, x.device, x.dtype)
-        if key not in self._projections:
-            self._projections[key] = projection(name, width, self.max_width, self.seed).to(x)
-        return x @ self._projections[key]
 
     def _run(self, network: nn.Module, batch: Batch) -> Any:
         """What the network returns; where it fails, what it was given stands before its own words."""
@@ -249,21 +230,6 @@ class Reader:
             raise RuntimeError(
                 f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}{hint}"
             ) from error
-
-
-def projection(name: str, width: int, target: int, seed: int = 0) -> Tensor:
-    """Random matrix ``(width, target)`` with entries N(0, 1/target), which keeps squared distances in
-    expectation.
-
-    It depends on nothing but its arguments, so that it need not be stored.
-
-    Example:
-        >>> bool((projection("conv1", 500, 8) == projection("conv1", 500, 8)).all())
-        True
-    """
-    digest = hashlib.sha256(f"{seed}|{name}|{width}|{target}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    return torch.randn(width, target, generator=generator) / target**0.5
 
 
 Prepare = Callable[[Batch, int], tuple[Batch, Change | None]]

@@ -24,7 +24,16 @@ from salgp.network.taps import Change
 if TYPE_CHECKING:
     from salgp.network.augment.text import Tokens
 
-__all__ = ["FAMILIES", "KINDS", "Family", "families_for", "values_of"]
+__all__ = [
+    "FAMILIES",
+    "KINDS",
+    "Family",
+    "families_for",
+    "layer_change",
+    "perturbed_batch",
+    "real_tokens",
+    "values_of",
+]
 
 Disturbance = Callable[..., Any]
 """``disturb(x, strength, generator) -> x`` with ``x (n, ...)`` and ``strength (n,)``; of a measured family,
