@@ -1,6 +1,6 @@
 """Plots of the paper's panels: the fitted correction beside the true residuals, and the confusion matrix.
 
-They compute first and then draw on the axes given, as `salgp.plots` do, and return them.
+They compute first and then draw on the axes given, and return them.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import numpy as np
 
 from salgp.labels import as_labels
 from salgp.metrics.metric import ArrayLike, as_numbers
-from salgp.plots import BLUE, RED, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["confusion_matrix", "residual_fit"]
 
+BLUE, RED = "#4477AA", "#CC3311"
 
-def confusion_matrix(
-    labels: ArrayLike, predicted: ArrayLike, class_names: Sequence[str], ax: Axes | None = None
-) -> Axes:
+
+def confusion_matrix(labels: ArrayLike, predicted: ArrayLike, class_names: Sequence[str], ax: Axes) -> Axes:
     """Confusion matrix with the row share in each cell; "unknown" appears where there are such samples.
 
     Args:
         labels: ``(n,)`` true classes; -1 for a class the network does not know.
         predicted: ``(n,)`` predicted classes; -1 where the sample was rejected as unknown.
         class_names: names of the known classes.
-        ax: axes to draw on; a new figure by default.
+        ax: axes to draw on.
 
     Returns:
         The axes.
 
     Example:
-        >>> ax = confusion_matrix([0, 1, -1], [0, 0, 1], ["cat", "dog"])
+        >>> from matplotlib.figure import Figure
+        >>> ax = confusion_matrix([0, 1, -1], [0, 0, 1], ["cat", "dog"], Figure().subplots())
         >>> [t.get_text() for t in ax.get_yticklabels()]
         ['cat (1)', 'dog (1)', 'unknown (1)']
     """
@@ -49,7 +49,6 @@ def confusion_matrix(
     rows, columns = (list(range(c + bool((x < 0).any()))) for x in (y, p))
     totals = counts.sum(axis=1)[rows]
     share = counts[np.ix_(rows, columns)] / np.maximum(totals, 1)[:, None]
-    ax = new_axes(ax, 2.2 + 0.55 * len(columns), 1.4 + 0.5 * len(rows))
     image = ax.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     size = float(np.clip(80 / max(share.shape), 5, 10))
     for (i, j), value in np.ndenumerate(share):
@@ -62,27 +61,27 @@ def confusion_matrix(
     return ax
 
 
-def residual_fit(residual: ArrayLike, mean: ArrayLike, std: ArrayLike, ax: Axes | None = None) -> Axes:
+def residual_fit(residual: ArrayLike, mean: ArrayLike, std: ArrayLike, ax: Axes) -> Axes:
     """True residuals against the fitted correction with its 2-sigma band, samples sorted by the fitted mean.
 
     Args:
         residual: ``(n,)`` correct minus confidence.
         mean: ``(n,)`` fitted correction.
         std: ``(n,)`` its standard deviation.
-        ax: axes to draw on; a new figure by default.
+        ax: axes to draw on.
 
     Returns:
         The axes.
 
     Example:
-        >>> residual_fit([0.1, -0.8], [0.0, -0.4], [0.1, 0.2]).get_ylabel()
+        >>> from matplotlib.figure import Figure
+        >>> residual_fit([0.1, -0.8], [0.0, -0.4], [0.1, 0.2], Figure().subplots()).get_ylabel()
         'residual'
     """
     m = as_numbers(mean, "mean")
     r, s = as_numbers(residual, "residual", len(m)), as_numbers(std, "std", len(m))
     order = np.argsort(m, kind="stable")
     rank, m, r, s = np.arange(len(m)), m[order], r[order], s[order]
-    ax = new_axes(ax)
     ax.fill_between(rank, m - 2 * s, m + 2 * s, color=BLUE, alpha=0.25, linewidth=0, label="mean ± 2 std")
     ax.scatter(
         rank, r, s=9, marker="x", color=RED, linewidths=0.8, label="true residual", rasterized=len(m) > 2000

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from salgp.calibrators.scaling.toplabel import TopLabel, TopLabelCalibrator
 
-__all__ = []
+__all__ = ["BBQ", "Binnings", "average", "binnings", "log_evidence", "sorted_by_confidence"]
 
 STRENGTH = 2.0
 """Equivalent sample size of the original prior, shared by all bins of a binning."""

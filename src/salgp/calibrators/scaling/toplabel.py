@@ -42,7 +42,7 @@ from salgp.gp.optimise import logistic
 from salgp.logits import at_least_single, row_chunks
 from salgp.prediction import Prediction
 
-__all__ = ["fit_logistic", "from_top_label", "platt_targets"]
+__all__ = ["TopLabel", "fit_logistic", "from_top_label", "platt_targets"]
 
 
 @dataclass(frozen=True, eq=False)
