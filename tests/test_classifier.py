@@ -158,7 +158,7 @@ def test_nothing_is_rehearsed_for_a_method_that_will_not_be_fitted():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_layers_of_torchscript_cannot_be_asked_for():
-    with pytest.raises(KeyError, match=r"'0' exists but did not run .* TorchScript"):
+    with pytest.raises(KeyError, match=r"'0'; it exists but did not run .* TorchScript"):
         salgp.extract(mixed(), [torch.zeros(4, 6)], reader=salgp.Reader(layers=["0"]))
 
 

@@ -69,11 +69,6 @@ def channel_gain(x: np.ndarray, s: np.ndarray, g: torch.Generator) -> list[np.nd
     return [x[i] * np.exp(s[i] * e[i]) for i in range(N)]
 
 
-def speckle(x: np.ndarray, s: np.ndarray, g: torch.Generator) -> list[np.ndarray]:
-    e = normal(*x.shape, g=g)
-    return [-1.0 + (x[i] + 1.0) * np.exp(s[i] * e[i] - s[i] ** 2 / 2) for i in range(N)]
-
-
 def mixup(x: np.ndarray, s: np.ndarray, g: torch.Generator) -> list[np.ndarray]:
     other = torch.randperm(N, generator=g).numpy()
     share = 0.5 * np.minimum(s, 1)
@@ -129,12 +124,6 @@ def occlude(x: np.ndarray, s: np.ndarray, g: torch.Generator) -> list[np.ndarray
     return [np.where(rectangle(s[i], u[i]), centre, x[i]) for i in range(N)]
 
 
-def patch_mix(x: np.ndarray, s: np.ndarray, g: torch.Generator) -> list[np.ndarray]:
-    other = torch.randperm(N, generator=g).numpy()
-    u = uniform(N, 2, g=g)
-    return [np.where(rectangle(s[i], u[i]), x[other[i]], x[i]) for i in range(N)]
-
-
 def quantise(x: np.ndarray, s: np.ndarray, g: torch.Generator) -> list[np.ndarray]:
     u = uniform(N, g=g)
     step = 0.5 * np.array([8.0, 8.75])[:, None, None]
@@ -167,12 +156,12 @@ def affine(x: np.ndarray, s: np.ndarray, g: torch.Generator) -> list[np.ndarray]
     return found
 
 
-PLAIN = (blur, pixelate, patch_mix, affine)
+PLAIN = (blur, pixelate, affine)
 
 
 @pytest.mark.parametrize(
     "reference",
-    [noise, gain, channel_gain, speckle, mixup, blur, pixelate, occlude, patch_mix, quantise, affine],
+    [noise, gain, channel_gain, mixup, blur, pixelate, occlude, quantise, affine],
 )
 def test_images_by_the_formula(reference: Callable[..., list[np.ndarray]]) -> None:
     x = images()
@@ -278,9 +267,9 @@ def test_discrete_columns_are_taken_from_other_rows_by_chance() -> None:
 def test_how_strong_each_family_becomes_at_most() -> None:
     assert {name: family.largest for name, family in FAMILIES.items()} == {
         **dict.fromkeys(("noise", "layer-noise", "layer-gain"), 4.0),
-        **dict.fromkeys(("gain", "affine", "blur", "speckle", "channel-gain", "pixelate", "quantise"), 2.0),
+        **dict.fromkeys(("gain", "affine", "blur", "channel-gain", "pixelate", "quantise"), 2.0),
         **dict.fromkeys(("time-warp", "typos"), 2.0),
-        **dict.fromkeys(("occlude", "patch-mix"), 1.8),
+        "occlude": 1.8,
         **dict.fromkeys(("token-drop", "token-swap", "token-replace"), 1.5),
         **dict.fromkeys(("words-dropped", "words-swapped", "words-unknown"), 1.5),
         **dict.fromkeys(("mixup", "layer-mixup"), 1.0),

@@ -249,9 +249,9 @@ def test_kinds_of_batches():
         salgp.extract(model, [(x, LABELS), x])
     with pytest.raises(TypeError, match="integer class indices"):
         salgp.extract(model, [(x, LABELS.float() + 0.5)])
-    with pytest.raises(TypeError, match=r"tuple of 2 arrays, which is one batch.*\[\(x, y\)\]"):
+    with pytest.raises(TypeError, match=r"got a tuple; put one batch into a list.*\[\(x, y\)\]"):
         salgp.extract(model, (x, LABELS))
-    with pytest.raises(TypeError, match=r"tuple of 2 lists, which is one batch.*\[\(x, y\)\]"):
+    with pytest.raises(TypeError, match=r"got a tuple; put one batch into a list.*\[\(x, y\)\]"):
         salgp.extract(model, (["one text", "another"], [0, 1]))
     several = [DataLoader(TensorDataset(x, LABELS))] * 2
     with pytest.raises(TypeError, match="gave a DataLoader in place of a batch"):

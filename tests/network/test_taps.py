@@ -195,7 +195,7 @@ def test_unknown_names_list_close_and_known_ones():
         make_taps(found, "stage*")
     with pytest.raises(IndexError, match="there are 4 automatic layers"):
         make_taps(found, 4)
-    with pytest.raises(KeyError, match="'never' exists but did not run"):
+    with pytest.raises(KeyError, match="'never'; it exists but did not run"):
         make_taps(_trace(Deep(), ROWS), ["never"])
 
 

@@ -294,8 +294,7 @@ def are_texts(item: Any) -> bool:
 
 
 def _are_numbers(item: Any) -> bool:
-    data = item.data if isinstance(item, PackedSequence) else item
-    return isinstance(data, Tensor) and data.is_floating_point()
+    return isinstance(item, Tensor) and item.is_floating_point()
 
 
 def _are_tokens(item: Any) -> bool:

@@ -32,7 +32,6 @@ from salgp.network.augment.families import (
     layer_change,
     perturbed_batch,
     real_tokens,
-    values_of,
 )
 from salgp.network.batches import Batch, first_rows, rebatched
 from salgp.network.reader import Prepare, Reader, Reading, collect, read_batches
@@ -267,7 +266,7 @@ def augment(
     """
     augmenter = _Augmenter(model, reader, batches, features, labels)
     first = batches[0]
-    known = (values_of(first.numbers[1]), first.tokens[1], first.texts[1])
+    known = (first.numbers[1], first.tokens[1], first.texts[1])
     x = next((x for x in known if x is not None), None)
     chosen = families_for(perturb, x, with_text=reader.tokenizer is not None)
     families = [augmenter.prepared(family) for family in chosen]
@@ -318,7 +317,7 @@ class _Augmenter:
     @cached_property
     def input_spread(self) -> Spread | None:
         """Spread of the first floating-point input."""
-        found = [values_of(batch.numbers[1]) for batch in self.batches]
+        found = [batch.numbers[1] for batch in self.batches]
         inputs = [x for x in found if x is not None]
         return Spread.of(_same_shape(inputs)) if inputs else None
 

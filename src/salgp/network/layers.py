@@ -28,6 +28,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -467,20 +468,11 @@ def _unknown(item: str, found: Trace, offered: Mapping[str, Tap]) -> str:
             f"layer {item!r} ran, but has no floating-point output with one row for each of the "
             f"{found.n} samples, or ran less often"
         )
-    if item in found.module_names:
-        return (
-            f"layer {item!r} exists but did not run in the forward pass (or it is of TorchScript, which "
-            f"nobody can watch); layers that ran: {_listed(offered)}"
-        )
     close = difflib.get_close_matches(item, offered, n=3)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-    return f"no layer matches {item!r}; {hint}known layers: {_listed(offered)}"
-
-
-def _listed(names: Iterable[str], most: int = 60) -> str:
-    known = list(names)
-    more = f", ... ({len(known) - most} more)" if len(known) > most else ""
-    return (", ".join(known[:most]) or "none") + more
+    if item in found.module_names:
+        hint = "it exists but did not run (or it is of TorchScript, which nobody can watch); "
+    return f"no layer matches {item!r}; {hint}known layers: {textwrap.shorten(', '.join(offered), 2000)}"
 
 
 def _matches(label: str, pattern: str) -> bool:

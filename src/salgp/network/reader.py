@@ -13,7 +13,6 @@ that shuffles gives the same order whether or not somebody reads features on the
 
 from __future__ import annotations
 
-import operator
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -126,10 +125,6 @@ class Reader:
     _copies: FrozenCopies = field(default_factory=FrozenCopies, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("seed", "labels_at"):
-            given = getattr(self, name)
-            if given is not None and not isinstance(given, str):  # a whole number of NumPy is one too
-                object.__setattr__(self, name, operator.index(given))
         if self.output is not None and self.output not in OUTPUTS:
             raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {self.output!r}")
         wanted = () if self.tokenizer is None else ("encode", "decode", "all_special_ids")
@@ -331,22 +326,16 @@ _END = object()
 
 
 def _check_loader(loader: Any) -> None:
-    if isinstance(loader, Tensor | np.ndarray | str | nn.Module) or not isinstance(loader, Iterable):
+    array = Tensor | np.ndarray
+    one_batch = isinstance(loader, array | str | nn.Module) or not isinstance(loader, Iterable)
+    if isinstance(loader, tuple) and loader:  # arrays, or texts and their labels
+        texts = len(loader) == 2 and are_texts(loader[0])
+        one_batch = texts or all(isinstance(x, array) for x in loader)
+    if one_batch:
         raise TypeError(
-            f"loader must yield batches, got a {type(loader).__name__}; wrap it: "
-            f"torch.utils.data.DataLoader(...) or [(x, y)]"
+            f"loader must yield batches, got a {type(loader).__name__}; put one batch into a list, "
+            f"[(x, y)], and data into torch.utils.data.DataLoader(...)"
         )
-    if isinstance(loader, tuple) and loader and _is_one_batch(loader):
-        kind = "lists" if are_texts(loader[0]) else "arrays"
-        raise TypeError(
-            f"loader must yield batches, got a tuple of {len(loader)} {kind}, which is one batch; put it "
-            f"into a list: [(x, y)]"
-        )
-
-
-def _is_one_batch(items: tuple[Any, ...]) -> bool:
-    """Arrays, or texts and their labels."""
-    return all(isinstance(x, Tensor | np.ndarray) for x in items) or (len(items) == 2 and are_texts(items[0]))
 
 
 def _check_alike(first: Reading, reading: Reading, index: int) -> None:
@@ -354,18 +343,18 @@ def _check_alike(first: Reading, reading: Reading, index: int) -> None:
         raise ValueError(
             f"batch {index + 1} differs from the first: only one of them has labels; give all or none"
         )
-    if first.features.n_classes != reading.features.n_classes:
-        raise ValueError(
-            f"the network gave {first.features.n_classes} class scores for the first batch and "
-            f"{reading.features.n_classes} for batch {index + 1}"
-        )
-    for name, width in first.features.widths.items():
-        if reading.features.widths[name] != width:
+    widths, own = (_widths(x.features) for x in (first, reading))
+    for name, width in widths.items():
+        if own[name] != width:
             raise ValueError(
-                f"layer {name!r} is {width} wide in the first batch and {reading.features.widths[name]} in "
-                f"batch {index + 1}; inputs of varying size need a pooling over positions, such as "
-                f"'spatial-avg' or 'time-max'"
+                f"{name} is {width} wide in the first batch and {own[name]} in batch {index + 1}; inputs of "
+                f"varying size need a pooling over positions, such as 'spatial-avg' or 'time-max'"
             )
+
+
+def _widths(features: Features) -> dict[str, int]:
+    layers = {f"layer {name!r}": width for name, width in features.widths.items()}
+    return {"the vector of class scores": features.n_classes, **layers}
 
 
 def _labels(batch: Batch, features: Features, reader: Reader) -> Tensor | None:

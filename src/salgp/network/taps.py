@@ -404,12 +404,19 @@ def raw_logits(output: Any) -> Tensor:
             f"the network returned {type(output).__name__} without 'logits' (it has "
             f"{', '.join(map(str, fields))}); {FORWARD}"
         )
-    found = dict(_score_like(output)) if isinstance(output, tuple | list) else {}
-    if len(found) > 1:
-        raise ValueError(_which(type(output).__name__, found))
+    parts = output if isinstance(output, tuple | list) else ()
+    tensors = [(i, x) for i, x in enumerate(parts) if isinstance(x, Tensor)]
+    found = [(i, x) for i, x in tensors if x.is_floating_point() and x.ndim in (1, 2)]
     if not found:
         raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
-    return next(iter(found.values()))
+    if len(found) > 1:
+        listed = " and ".join(f"[{i}] {shape_of(x)}" for i, x in found)
+        raise ValueError(
+            f"the network returned a {type(output).__name__} in which {len(found)} tensors could be the "
+            f"class scores, {listed}; say which, for batches (x, y): reader=salgp.Reader(forward=lambda "
+            f"model, batch: model(batch[0])[{found[-1][0]}])"
+        )
+    return found[0][1]
 
 
 def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
@@ -433,19 +440,3 @@ def shape_of(x: Any) -> str:
         return f"a {type(x).__name__}"
     axes = ["n", *map(str, x.shape[1:])] if x.ndim else []
     return f"({', '.join(axes)}{',' if len(axes) == 1 else ''}) of {x.dtype}"
-
-
-def _score_like(output: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
-    """What could be class scores, ``(n, c)`` or of a binary network ``(n,)``, by position."""
-    for i, x in enumerate(output):
-        if isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2):
-            yield i, x
-
-
-def _which(kind: str, found: Mapping[int, Tensor]) -> str:
-    listed = " and ".join(f"[{i}] {shape_of(x)}" for i, x in found.items())
-    return (
-        f"the network returned a {kind} in which {len(found)} tensors could be the class scores, {listed}; "
-        f"say which, for batches (x, y): reader=salgp.Reader(forward=lambda model, batch: "
-        f"model(batch[0])[{max(found)}])"
-    )

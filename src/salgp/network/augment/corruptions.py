@@ -28,7 +28,6 @@ __all__ = [
     "per",
     "pixelate",
     "quantise",
-    "speckle",
     "uniform",
 ]
 
@@ -175,12 +174,6 @@ def blur(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     return conv2d(along_rows, kernel[:, None, :, None], groups=n * c).reshape(x.shape)
 
 
-def speckle(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
-    """Multiplicative log-normal noise of mean 1, as of coherent radar; measured from the smallest value."""
-    s, low = per(strength, x), spread.low.to(x).amin()
-    return low + (x - low) * torch.exp(s * normal(x, generator) - 0.5 * s.square())
-
-
 def pixelate(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     """Images seen with fewer pixels: strength 1 has a quarter of them on each side."""
     new, sides = x.clone(), torch.tensor(x.shape[-2:])
@@ -197,12 +190,6 @@ def pixelate(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
 def occlude(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
     """A rectangle of the image covered; strength 1 covers half of each side."""
     return torch.where(_rectangle(x, strength, generator), spread.centre.to(x), x)
-
-
-def patch_mix(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
-    """A rectangle of the image shows another sample of the batch; strength 1 takes half of each side."""
-    other = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
-    return torch.where(_rectangle(x, strength, generator), x[other], x)
 
 
 def quantise(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:

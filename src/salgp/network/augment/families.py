@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from salgp.network.augment import corruptions
 from salgp.network.augment.corruptions import Spread, normal
@@ -32,7 +31,6 @@ __all__ = [
     "layer_change",
     "perturbed_batch",
     "real_tokens",
-    "values_of",
 ]
 
 Disturbance = Callable[..., Any]
@@ -198,12 +196,6 @@ def perturbed_batch(
             f"perturbation {family.name!r} needs a floating-point input tensor, but the batch "
             f"has none; use perturb='tokens'"
         )
-    if isinstance(x, PackedSequence):
-        padded, lengths = pad_packed_sequence(x, batch_first=True)
-        new = pack_padded_sequence(
-            family(padded, strength, generator), lengths, batch_first=True, enforce_sorted=False
-        )
-        return batch.with_input(where, new)
     batch = batch.with_input(where, family(x, strength, generator))
     for i, old in enumerate(batch.inputs):
         if i != where and isinstance(old, Tensor) and old.is_floating_point() and old.ndim == 2:
@@ -215,7 +207,7 @@ def perturbed_batch(
 def _perturbed_together(batch: Batch, family: Family, strength: Tensor, generator: torch.Generator) -> Batch:
     """All inputs perturbed by one function: a tuple of them, or a dictionary where they have names."""
     numbers = batch.numbers[1]
-    own = strength if numbers is None else strength.to(numbers.data)
+    own = strength if numbers is None else strength.to(numbers)
     old: Any = batch.inputs or dict(batch.keywords)
     found = family.disturb(old, own, generator)
     if isinstance(found, Mapping) != isinstance(old, Mapping) or _shapes(found) != _shapes(old):
@@ -326,13 +318,6 @@ def _token_mask(batch: Batch, ids: Tensor) -> tuple[int | str | None, Tensor | N
     return None, None
 
 
-def values_of(x: Any) -> Tensor | None:
-    """An input as one tensor: a packed sequence padded; None where it is no tensor."""
-    if isinstance(x, PackedSequence):
-        return pad_packed_sequence(x, batch_first=True)[0]
-    return x if isinstance(x, Tensor) else None
-
-
 def _text(name: str) -> Disturbance:
     """A function of `salgp.network.augment.text`, which is loaded only where text is perturbed."""
 
@@ -350,11 +335,9 @@ FAMILIES: dict[str, Family] = {
         Family("affine", corruptions.affine, 2.0),
         Family("mixup", corruptions.mixup, 1.0, measured=True),
         Family("blur", corruptions.blur, 2.0),
-        Family("speckle", corruptions.speckle, 2.0, measured=True),
         Family("channel-gain", corruptions.channel_gain, 2.0, measured=True),
         Family("pixelate", corruptions.pixelate, 2.0),
         Family("occlude", corruptions.occlude, 1.8, measured=True),
-        Family("patch-mix", corruptions.patch_mix, 1.8),
         Family("quantise", corruptions.quantise, 2.0, measured=True),
         Family("time-warp", corruptions.time_warp, 2.0),
         Family("token-drop", _text("drop"), 1.5, tokens=True, measured=True),
