@@ -116,8 +116,7 @@ def at_least_single(x: Tensor) -> Tensor:
         >>> at_least_single(torch.zeros(1).half()).dtype, at_least_single(torch.zeros(1).double()).dtype
         (torch.float32, torch.float64)
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return x if x.dtype == dtype else x.to(dtype)
+    return x.float() if x.itemsize < 4 else x
 
 
 def log_odds(p: Tensor, margin: float = 1e-12) -> Tensor:

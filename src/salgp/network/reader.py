@@ -389,7 +389,7 @@ def module_header(model: nn.Module, reader: Reader) -> dict[str, Any]:
 
     Example:
         >>> module_header(nn.Linear(4, 3), Reader(layers=()))["layers"]
-        []
+        ()
     """
     return {"fingerprint": asdict(fingerprint(model)), **reader_header(reader)}
 
@@ -401,13 +401,13 @@ def reader_header(reader: Reader) -> dict[str, Any]:
     return {
         **{name: getattr(reader, name) for name in PLAIN},
         "needs_forward": reader.forward is not None,
-        "layers": reader.layers if isinstance(reader.layers, str | int) else list(reader.layers),
+        "layers": reader.layers,
         "pooling": named,
         "taps": None
         if reader.taps is None
         else [{**asdict(tap), "pooling": _name(tap.pooling)} for tap in reader.taps],
         "inputs": None if reader.inputs is None else asdict(reader.inputs),
-        "classes": None if reader.classes is None else list(reader.classes),
+        "classes": reader.classes,
     }
 
 
@@ -444,7 +444,7 @@ def _typed(kind: Any, value: Any, name: str = "") -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         return kind(**{key: _typed(hints[key], part, key) for key, part in value.items()})  # type: ignore[operator]
-    if get_origin(kind) is tuple and type(value) is list:
+    if get_origin(kind) is tuple and type(value) in (list, tuple):
         return tuple(_typed(get_args(kind)[0], part, name) for part in value)
     kinds = get_args(kind) or (kind,)
     if type(value) not in kinds:

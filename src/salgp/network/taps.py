@@ -299,7 +299,9 @@ def pool(
         return _by_function(how, x, mask).to(dtype)
     if how not in POOLINGS:
         raise ValueError(f"unknown pooling {how!r}; choose one of {', '.join(POOLINGS)}, or pass a function")
-    if x.ndim <= 2 or how == "flatten":
+    if x.ndim == 2:
+        return x.to(dtype)
+    if x.ndim == 1 or how == "flatten":
         return x.reshape(x.shape[0], -1).to(dtype)
     if how == "none":
         raise ValueError(
