@@ -227,7 +227,7 @@ WRONG = [
     Wrong("existing output", "fit IN/cal.safetensors -m temperature -o IN/cal", "pass --force"),
     Wrong(
         "output is input",
-        "apply IN/cal IN/test.safetensors --force -o IN/test.safetensors",
+        "extract IN/net.py:make IN/test.safetensors --force -o IN/test.safetensors",
         "is also an input",
     ),
     Wrong(
@@ -313,7 +313,11 @@ WRONG = [
         "the network does not accept inputs of shape (n, 7)",
     ),
     Wrong("not a model folder", "extract hf:IN IN/data.npz -o OUT/f.safetensors", "no config.json"),
-    Wrong("several inputs", "extract IN/net.py:make IN/two.npz -o OUT/f.safetensors", "choose with --inputs"),
+    Wrong(
+        "several inputs",
+        "extract IN/net.py:make IN/two.npz -o OUT/f.safetensors",
+        "Name arrays with --inputs",
+    ),
     Wrong(
         "unknown input",
         "extract IN/net.py:make IN/two.npz --inputs c -o OUT/f.safetensors",
@@ -890,7 +894,6 @@ def test_demo(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for scores in found["scores"].values():
         assert list(scores) == ["network alone", "temperature", "SAL-GP (paper)", "layer evidence"]
         assert len({s["accuracy"] for s in scores.values()}) == 1  # calibration never changes an answer
-    assert found["layers"]
     assert "Calibrated, it claims" in found["words"]
     assert "exists already" in run("demo --out OUT/demo")[2]
 

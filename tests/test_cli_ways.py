@@ -404,7 +404,7 @@ def test_categories_go_through_the_user_s_own_function(run: Run, tmp_path: Path)
         file.write("\n\ndef by_name(f0, f1, colour):\n    return f0\n")
     said = run(f"{line} --prepare net.py:by_name --force")[2]
     assert "takes f0, f1, colour; it must take one argument, the dictionary of columns by name" in said
-    assert "'colour' holds text, so turn them into numbers" in run(f"{line} --force")[2]
+    assert "into numbers with a function of yours: --prepare" in run(f"{line} --force")[2]
 
 
 def test_a_table_with_holes_is_refused(run: Run, tmp_path: Path) -> None:

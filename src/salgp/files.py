@@ -352,5 +352,6 @@ def _hugging_face(folder: Path) -> nn.Module:
             f"{folder}: {name or 'no architecture'} is no classifier; expected "
             f"...ForSequenceClassification or ...ForImageClassification"
         )
+    transformers.utils.logging.disable_progress_bar()  # the command line has its own
     model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     return model

@@ -146,24 +146,13 @@ def _inputs(
     if unknown:
         raise KeyError(f"{path}: no array named {unknown[0]!r}; it has {', '.join(arrays)}")
     if inputs is None and len(arrays) > 1 and not by_name:
-        raise ValueError(_which_inputs(arrays, path))
+        names = ", ".join(list(arrays)[:20])
+        raise ValueError(
+            f"{path}: which of {names} are the input? Name arrays with --inputs, in the order of the "
+            f"network's arguments, stack the columns of a table by a pattern, --inputs '*', or turn text "
+            f"into numbers with a function of yours: --prepare FILE.py:NAME"
+        )
     return {name: _numbers(arrays[name], name, path, scale) for name in inputs or arrays}, columns
-
-
-def _which_inputs(arrays: Arrays, path: Path) -> str:
-    if any(x.ndim != 1 for x in arrays.values()):
-        return (
-            f"{path}: several arrays could be the input ({', '.join(arrays)}); choose with --inputs, in the "
-            f"order of the network's arguments"
-        )
-    table = f"{path}: a table with the columns {', '.join(list(arrays)[:20])}"
-    texts = [name for name, x in arrays.items() if x.dtype.kind not in NUMBERS]
-    if texts:
-        return (
-            f"{table}; {texts[0]!r} holds text, so turn them into numbers with a function of yours: "
-            f"--prepare FILE.py:NAME"
-        )
-    return f"{table}; say which of them are the network's input with --inputs and a pattern: --inputs '*'"
 
 
 def _same_length(tensors: Mapping[str, Tensor], path: Path) -> int:
