@@ -49,8 +49,6 @@ class DemoResult:
     Args:
         report: the page it wrote.
         scores: test set to the scores of all methods.
-        layers: mean size of each layer's correction on the photographs.
-        unit: of ``layers``.
         words: what it means, for somebody who does not read tables.
         sets: the digits of each test set.
         predictions: test set to the predictions of all methods.
@@ -58,8 +56,6 @@ class DemoResult:
 
     report: Path
     scores: Mapping[str, Comparison]
-    layers: Mapping[str, float]
-    unit: str
     words: str
     sets: Mapping[str, Digits]
     predictions: Mapping[str, Mapping[str, Prediction]]
@@ -78,7 +74,7 @@ def run_demo(
         progress: called with a line whenever something is done, `STEPS` times in all.
 
     Returns:
-        Scores, layers, a sentence and the report's path.
+        Scores, a sentence and the report's path.
     """
     say = progress or (lambda line: None)
     train, calibration, test = (
@@ -100,7 +96,7 @@ def run_demo(
     path = _report(Path(out, "report.html"), classifier, sets["photographed"], shown, force)
     say("report written")
     words = in_plain_words(shown[NETWORK], shown[OURS], sets["photographed"].labels)
-    return DemoResult(path, scores, *_layers(classifier, shown[OURS]), words, sets, predictions)
+    return DemoResult(path, scores, words, sets, predictions)
 
 
 def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] | None = None) -> nn.Module:
@@ -143,20 +139,12 @@ def in_plain_words(before: Prediction, after: Prediction, labels: Tensor) -> str
     right = (before.label == labels.to(before.label.device)).double()
     lines = (
         f"The network is right on {right.mean():.0%} of these, and claims {before.confidence.mean():.0%}. "
-        f"Calibrated, it claims {after.confidence.mean():.0%}{_which_side(after, right)}.\n"
+        f"Calibrated, it claims {after.confidence.mean():.0%}.\n"
         f"Suppose you act on every answer that is at least {SURE:.0%} sure.\n"
         f"The network alone gives {_acted(before)} such answers, and {_wrong(before, right)} wrong.\n"
         f"Calibrated, it gives {_acted(after)}, and {_wrong(after, right)} wrong; the rest goes to a human."
     )
     return lines.replace("%", " %")
-
-
-def _which_side(prediction: Prediction, right: Tensor) -> str:
-    """What is still off, if it is more than three points."""
-    gap = float(prediction.confidence.double().mean() - right.mean())
-    if abs(gap) < 0.03:
-        return ""
-    return ", still too much" if gap > 0 else ", which errs on the careful side"
 
 
 def _wrong(prediction: Prediction, right: Tensor) -> str:
@@ -188,16 +176,6 @@ def _all_methods(
         **{name: baseline.predict(features) for name, baseline in baselines.items()},
         OURS: classifier.calibrator.predict(features),
     }
-
-
-def _layers(classifier: CalibratedClassifier, prediction: Prediction) -> tuple[dict[str, float], str]:
-    """Mean size of each layer's part in the correction, largest first, and its unit."""
-    terms = prediction.layers
-    if terms is None:
-        return {}, ""
-    sizes = dict(zip(terms.names, terms.mean.abs().mean(dim=0).tolist(), strict=True))
-    names = sorted(classifier.calibrator.layer_widths_, key=lambda name: -sizes[name])
-    return {name: sizes[name] for name in names}, terms.scale
 
 
 def _report(

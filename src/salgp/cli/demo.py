@@ -29,11 +29,7 @@ def demo(console: Console, out: DemoFolder = Path("salgp-demo"), force: options.
     with console.progress("demo", total=STEPS) as advance:
         result = run_demo(out, force=force, progress=lambda text: advance(1, text))
     tables = [score_table(result.scores[name], f"{name}: {what}") for name, what in TESTS.items()]
-    layers = ", ".join(f"{name} ({size:.2f})" for name, size in result.layers.items())
-    text = (
-        f"What this means. {result.words}\n\nlayers that mattered (mean correction, {result.unit}): "
-        f"{layers}\n\nreport: {result.report} (open it in any browser)"
-    )
+    text = f"What this means. {result.words}\n\nreport: {result.report} (open it in any browser)"
     scores = {name: comparison.as_dict() for name, comparison in result.scores.items()}
-    told = {"report": str(result.report), "scores": scores, "layers": result.layers, "words": result.words}
+    told = {"report": str(result.report), "scores": scores, "words": result.words}
     console.finish(told, *tables, text)
