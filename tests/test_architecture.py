@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "svg": set(),
     "monitor": {*VALUES, "estimate", "metrics", "svg"},
     "classifier": {*VALUES, "network", "calibrators", "report"},
-    "onnx": {"io", "logits", "network"},
+    "onnx": {"io", "network"},
     "files": {*VALUES, "calibrators", "network", "onnx", "store"},
     "text": {"network"},
     "outputs": {*VALUES, "calibrators"},

@@ -32,13 +32,6 @@ def test_tensors_of_an_onnx_network_may_have_any_names(tmp_path: Path) -> None:
     assert [float(features.layers[by_tensor[name]][0, 0]) for name in made] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_what_the_scores_mean_is_not_said_to_the_network(tmp_path: Path) -> None:
-    text = """<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,2] z) { z = Relu(x) }"""
-    onnx.save(onnx.parser.parse_model(text), str(tmp_path / "net.onnx"))
-    with pytest.raises(ValueError, match=r"it has z; .* salgp\.calibrate"):
-        OnnxNetwork(tmp_path / "net.onnx", output="probabilities")
-
-
 def test_damaged_graphs_are_named(tmp_path: Path) -> None:
     """Whatever parser or runtime complains: it is a format error with the name of the file."""
     text = """<ir_version: 8, opset_import: ["" : 17]> net (float[N,2] x) => (float[N,2] z)

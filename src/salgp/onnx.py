@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from salgp.extras import require
 from salgp.io import FormatError, open_regular, reading
-from salgp.logits import OUTPUTS
 from salgp.network.layers import thinned
 
 __all__ = ["OnnxNetwork"]
@@ -64,9 +63,7 @@ class OnnxNetwork(nn.Module):
         graph = _read(path)
         given = [x.name for x in graph.graph.output]
         if output is not None and output not in given:
-            meaning = f"; what the scores are goes to salgp.calibrate(..., output={output!r})"
-            hint = meaning if output in OUTPUTS else ""
-            raise ValueError(f"{path}: no output called {output!r}; it has {', '.join(given)}{hint}")
+            raise ValueError(f"{path}: no output called {output!r}; it has {', '.join(given)}")
         self._scores = output or given[0]
         names = _named(graph, layers, path) if layers is not None else _between_weights(graph)
         self.tensor_names = _by_module(names)
