@@ -130,12 +130,12 @@ class SALGP(LayerwiseGP):
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
-        >>> x = torch.randn(120, 3, generator=g)
-        >>> labels = (x + torch.randn(120, 3, generator=g)).argmax(dim=1)
+        >>> x = torch.randn(150, 3, generator=g)
+        >>> labels = (x + torch.randn(150, 3, generator=g)).argmax(dim=1)
         >>> features = Features(3 * x, {"a": x})
         >>> prediction = SALGP().fit(features, labels).predict(features)
         >>> prediction.confidence.shape, prediction.layers.names
-        (torch.Size([120]), ('a', 'confidence'))
+        (torch.Size([150]), ('a', 'confidence'))
     """
 
     name: ClassVar[str] = "sal-gp"

@@ -37,7 +37,7 @@ from salgp.gp.fitting import Observations
 from salgp.gp.kernels import Rows
 from salgp.io import storable
 
-__all__ = ["structure"]
+__all__ = ["Structure", "structure"]
 
 STACKED = ("ml", "hl", "additive", "icm", "lcm", "nested")
 STRUCTURES = ("single", "rio", "red", "global", "class", "concat", "sum", *STACKED)
