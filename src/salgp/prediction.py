@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,31 @@ _ROUNDING = 1e-5
 _PER_SAMPLE = ("label", "probs", "confidence", "std", "lower", "upper", "novelty", "clipped")
 _SHOWN = 10  # samples shown in a terminal or notebook
 _STRICTLY = 1e-5  # the others stay this share below the label, so that rounding makes no ties
+_REQUIRED: Any = object()
+T = TypeVar("T")
+
+
+class Later(Generic[T]):
+    """Field of a dataclass that may be given as a function, which is called when the field is first read."""
+
+    def __init__(self, default: T = _REQUIRED) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, found: Any, owner: type | None = None) -> T:
+        if found is None:  # how a dataclass asks for the default
+            if self._default is _REQUIRED:
+                raise AttributeError(self._name)
+            return self._default
+        value = vars(found)[self._name]
+        if callable(value):
+            value = vars(found)[self._name] = value()
+        return value  # type: ignore[no-any-return]
+
+    def __set__(self, found: Any, value: T | Callable[[], T]) -> None:
+        vars(found)[self._name] = value
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,6 +89,9 @@ class LayerTerms:
 class Prediction:
     """Calibrated output for ``n`` samples.
 
+    ``probs``, ``layers`` and ``novelty`` may be given as functions and are then worked out when they are
+    first read: who acts on confidences alone does not wait for them.
+
     Args:
         label: ``(n,)`` the network's own label.
         probs: ``(n, c)`` class probabilities; rows sum to 1.
@@ -89,17 +118,20 @@ class Prediction:
     """
 
     label: Tensor
-    probs: Tensor
-    confidence: Tensor
+    probs: Later[Tensor] = Later()
+    confidence: Tensor  # type: ignore[misc]
     std: Tensor | None = None
     lower: Tensor | None = None
     upper: Tensor | None = None
-    layers: LayerTerms | None = None
-    novelty: Tensor | None = None
+    layers: Later[LayerTerms | None] = Later(None)
+    novelty: Later[Tensor | None] = Later(None)
     clipped: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.label)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __repr__(self) -> str:
         samples = f"{len(self):,} sample{'' if len(self) == 1 else 's'}"
@@ -181,8 +213,8 @@ class Prediction:
         std: Tensor | None = None,
         interval: tuple[Tensor, Tensor] | None = None,
         *,
-        layers: LayerTerms | None = None,
-        novelty: Tensor | None = None,
+        layers: LayerTerms | Callable[[], LayerTerms] | None = None,
+        novelty: Tensor | Callable[[], Tensor] | None = None,
         temperature: float = 1.0,
         eps: float = 1e-6,
     ) -> Prediction:
@@ -193,8 +225,8 @@ class Prediction:
             confidence: ``(n,)``; values outside [eps, 1 - eps] are clipped and counted.
             std: ``(n,)`` its standard deviation.
             interval: lower and upper end, inside [0, 1]; by default the Gaussian one around ``confidence``.
-            layers: per-layer corrections.
-            novelty: ``(n,)`` novelty score.
+            layers: per-layer corrections, or a function that gives them.
+            novelty: ``(n,)`` novelty score, or a function that gives it.
             temperature: of the softmax by which the others share; a calibrator's ``rest_temperature_``.
             eps: distance kept from 0 and 1.
         """
@@ -204,9 +236,8 @@ class Prediction:
             interval = (confidence - half).clamp(0, 1), (confidence + half).clamp(0, 1)
         low = None if interval is None else interval[0].minimum(inside)
         high = None if interval is None else interval[1].maximum(inside)
-        label = features.label
-        others = torch.softmax(features.other_logits.to(inside.dtype) / temperature, dim=1)
-        probs = _shared(others, label, inside, False)
+        label, others = features.label, features.other_logits
+        probs = partial(_probs, others, temperature, label, inside)
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
     @staticmethod
@@ -246,8 +277,8 @@ class Prediction:
             >>> p.probs.argmax(), p.with_probs(f, allow_flips=True).probs.argmax()
             (tensor(0), tensor(1))
         """
-        others = torch.softmax(features.other_logits.to(self.confidence.dtype) / temperature, dim=1)
-        return replace(self, probs=_shared(others, self.label, self.confidence, allow_flips))
+        others = features.other_logits
+        return replace(self, probs=_probs(others, temperature, self.label, self.confidence, allow_flips))
 
     def to_frame(self) -> Any:
         """One row per sample: label, confidence, its error bar, and the terms of the layers.
@@ -365,6 +396,14 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
     rest, tiny = others.sum(dim=1, keepdim=True), torch.finfo(others.dtype).tiny
     even = 1.0 / max(others.shape[1] - 1, 1)
     return _shared(torch.where(rest > math.sqrt(tiny), others / rest, even), label, confidence, allow_flips)
+
+
+def _probs(
+    others: Tensor, temperature: float, label: Tensor, confidence: Tensor, allow_flips: bool = False
+) -> Tensor:
+    """Class probabilities from the logits of the other classes, which share what the confidence leaves."""
+    shares = torch.softmax(others.to(confidence.dtype) / temperature, dim=1)
+    return _shared(shares, label, confidence, allow_flips)
 
 
 def _shared(others: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool) -> Tensor:

@@ -90,7 +90,7 @@ def parts() -> list[Variant]:
         Variant("the model"),
         Variant("layers other than the last (agreement)", layers="last"),
         Variant("novelty", ((Samples, "design", property(no_novelty)),)),
-        Variant("class offsets", settings=(("class_sd", 0.0),)),
+        Variant("class offsets", ((fitting, "fit_monotone", partial(monotone.fit_monotone, offsets=False)),)),
         Variant("choice in domain: always temperature", settings=(("layers_in_domain", False),)),
         Variant("choice in domain: always the layers", settings=(("layers_in_domain", True),)),
         Variant(
@@ -99,6 +99,7 @@ def parts() -> list[Variant]:
         ),
         Variant("shift score (its statistic)", change=without(0)),
         Variant("confidence of f_shift (its statistic)", change=without(1)),
+        Variant("threshold of the shift weight", ((windows, "DOUBT", 0.0),)),
         Variant("over-prediction", settings=(("over_prediction", False),)),
         Variant("windows of 1 when w is learned", ((fitting, "SIZES", (50,)),)),
         Variant("windows of 50 when w is learned", ((fitting, "SIZES", (1,)),)),
@@ -113,10 +114,11 @@ CONSTANTS: tuple[tuple[Any, str], ...] = (
     (fitting, "SCORE_RIDGE"),
     (fitting, "AUGMENTED_SHARE"),
     (windows, "SHRINK"),
+    (windows, "DOUBT"),
     (mixture, "TOLERATED"),
     (fitting, "DRAWS"),
 )
-"""Constants of the model; `width`, `size` and `class_sd` are settings and follow below."""
+"""Constants of the model; `width` and `size` are settings and follow below."""
 
 
 def constants() -> list[Variant]:
@@ -125,7 +127,6 @@ def constants() -> list[Variant]:
     for module, name in CONSTANTS:
         value = getattr(module, name)
         found += [Variant(f"{name} {x:g}", ((module, name, x),)) for x in _half_and_double(value)]
-    found += [Variant(f"class_sd {x:g}", settings=(("class_sd", x),)) for x in (0.5, 2.0)]
     found += [Variant(f"width {x}", settings=(("width", x),)) for x in (32, 128)]
     found += [Variant(f"size {x}", settings=(("size", x),)) for x in (100, 400)]
     return [*found, *(Variant(f"COORDINATES {x}", ((layer_spaces, "COORDINATES", x),)) for x in (8, 32))]

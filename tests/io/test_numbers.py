@@ -51,7 +51,7 @@ def test_what_is_no_number_is_refused_with_its_place() -> None:
 @pytest.mark.parametrize(
     "calibrator",
     [
-        salgp.LayerEvidence(size=np.int64(20), class_sd=np.float32(0.5), over_prediction=np.bool_(False)),  # type: ignore[arg-type]
+        salgp.LayerEvidence(size=np.int64(20), width=np.int32(5), over_prediction=np.bool_(False)),  # type: ignore[arg-type]
         salgp.SALGP("sum", n_inducing=np.int64(20)),  # type: ignore[arg-type]
         salgp.calibrators.get("histogram", n_bins=np.int64(7)),
     ],

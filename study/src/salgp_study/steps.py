@@ -52,11 +52,11 @@ class MonotoneEvidence:
     """Log-odds that are linear and monotone in the evidence, with or without offsets of the classes.
 
     Args:
-        class_spread: prior standard deviation of a class's offset; 0 for one constant.
+        offsets: has each predicted class an offset, or have all one constant?
     """
 
-    def __init__(self, class_spread: float) -> None:
-        self.class_spread = class_spread
+    def __init__(self, offsets: bool) -> None:
+        self.offsets = offsets
 
     def fit(
         self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None = None
@@ -64,7 +64,7 @@ class MonotoneEvidence:
         """Fit on originals and, where there are any, augmented samples."""
         self.columns, samples = learn_columns(features, labels, reference)
         rows = training_rows(features, samples, features.correct(labels).double())
-        self.model = fit_in_domain(rows, features.n_classes, self.class_spread, True)
+        self.model = fit_in_domain(rows, features.n_classes, True, offsets=self.offsets)
         return self
 
     def predict(self, features: Features) -> Prediction:
@@ -110,13 +110,13 @@ STEPS: tuple[Step, ...] = (
     Step(
         "3 log-odds, monotone",
         "residual -> log-odds, weights >= 0",
-        lambda: MonotoneEvidence(0.0),
+        lambda: MonotoneEvidence(False),
     ),
-    Step("4 classes", "one constant -> a group per predicted class", lambda: MonotoneEvidence(1.0)),
+    Step("4 classes", "one constant -> a group per predicted class", lambda: MonotoneEvidence(True)),
     Step(
         "5 augmented",
         "in-domain data -> augmented samples too",
-        lambda: MonotoneEvidence(1.0),
+        lambda: MonotoneEvidence(True),
         augmented=True,
     ),
     Step(

@@ -61,7 +61,7 @@ def test_noise_does_not_help() -> None:
 def test_the_order_of_rows_does_not_matter() -> None:
     rows = fitted().training_rows_
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(3))
-    a, b = (fit_mixture(r, 3, class_sd=1.0, layers_in_domain=None, seed=0) for r in (rows, rows[order]))
+    a, b = (fit_mixture(r, 3, layers_in_domain=None, seed=0) for r in (rows, rows[order]))
     assert a.layers_in_domain == b.layers_in_domain
     for one, other in ((a.in_domain, b.in_domain), (a.shift, b.shift)):
         torch.testing.assert_close(one.weights, other.weights, atol=1e-6, rtol=0)
@@ -77,7 +77,7 @@ def test_the_shift_score_is_a_ridge_logistic_regression() -> None:
     rows = fitted().training_rows_
     score, X, first = fit_score(rows), rows.samples.score_inputs, rows.original
     y = (~first).double().numpy()
-    weight = np.where(y > 0, 250 / 9 / 500, 1.0)  # augmented samples have a tenth of the total
+    weight = np.where(y > 0, 250 / 500, 1.0)  # augmented samples weigh as much as the originals
     peer = LogisticRegression(C=1 / 20.0, tol=1e-10, max_iter=5000).fit(X[:, 1:].numpy(), y, weight)
     np.testing.assert_allclose(score[1:].numpy(), peer.coef_[0], atol=2e-3)
     assert float(score[0]) == pytest.approx(float(peer.intercept_[0]), abs=2e-2)

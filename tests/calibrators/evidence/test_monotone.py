@@ -22,14 +22,14 @@ def problem(n: int, seed: int = 0, classes: int = 3) -> tuple[Tensor, Tensor, Te
     return X, label, torch.bernoulli(torch.sigmoid(f), generator=g)
 
 
-def fit(X: Tensor, label: Tensor, correct: Tensor, class_sd: float = 0.8) -> MonotoneLogistic:
-    return fit_monotone(X, label, correct, torch.ones_like(correct), 3, class_sd)
+def fit(X: Tensor, label: Tensor, correct: Tensor, offsets: bool = True) -> MonotoneLogistic:
+    return fit_monotone(X, label, correct, torch.ones_like(correct), 3, offsets)
 
 
-def dense(X: Tensor, label: Tensor, class_sd: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def dense(X: Tensor, label: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Offsets as columns of ones and zeros; the prior's precisions and centre."""
     Z = np.hstack([X.numpy(), np.eye(3)[label.numpy()]])
-    prior = np.array([RIDGE / 40, RIDGE / 40, *[RIDGE] * (X.shape[1] - 2), *[class_sd**-2] * 3])
+    prior = np.array([RIDGE / 40, RIDGE / 40, *[RIDGE] * (X.shape[1] + 1)])
     return Z, prior, np.eye(len(prior))[1]
 
 
@@ -42,7 +42,7 @@ def test_design_by_hand() -> None:
 
 def test_the_optimum_is_that_of_scipy_without_constraints() -> None:
     X, label, correct = problem(300)
-    Z, prior, centre = dense(X, label, 0.8)
+    Z, prior, centre = dense(X, label)
 
     def loss(v: np.ndarray) -> float:
         f = Z @ v
@@ -61,7 +61,7 @@ def test_with_a_matching_penalty_it_is_sklearn_logistic_regression() -> None:
     from sklearn.linear_model import LogisticRegression
 
     X, label, correct = problem(300)
-    found = fit(X, label, correct, class_sd=0.0)
+    found = fit(X, label, correct, offsets=False)
     scale = np.sqrt(np.array([40.0, 40.0, 1.0, 1.0]))
     # around a slope of 1: the objective's centre moves into an offset, which sklearn lacks, so that rows are
     # compared by the gradient at its optimum with the centre at 0
@@ -87,16 +87,16 @@ def test_no_weight_but_the_constant_is_negative() -> None:
 
 def test_without_rows_it_is_the_prior() -> None:
     X, label, correct = problem(5)
-    found = fit_monotone(X, label, correct, torch.zeros(5).double(), 3, 0.5)
+    found = fit_monotone(X, label, correct, torch.zeros(5).double(), 3)
     torch.testing.assert_close(found.weights, torch.tensor([0.0, 1.0, 0.0, 0.0]).double())
     torch.testing.assert_close(found.covariance.diagonal(), torch.tensor([100, 100, 2.5, 2.5]).double())
-    torch.testing.assert_close(found.class_variance, torch.full((3,), 0.25).double())
+    torch.testing.assert_close(found.class_variance, torch.full((3,), 2.5).double())
 
 
 def test_the_covariance_is_the_dense_inverse() -> None:
     X, label, correct = problem(120, 3)
     found = fit(X, label, correct)
-    Z, prior, _ = dense(X, label, 0.8)
+    Z, prior, _ = dense(X, label)
     p = 1 / (1 + np.exp(-(Z @ np.r_[found.weights.numpy(), found.offsets.numpy()])))
     H = (Z * (p * (1 - p))[:, None]).T @ Z + np.diag(prior)
     expected = Z @ np.linalg.inv(H) @ Z.T
@@ -106,7 +106,7 @@ def test_the_covariance_is_the_dense_inverse() -> None:
 
 def test_without_offsets_classes_have_no_variance() -> None:
     X, label, correct = problem(120, 3)
-    found = fit(X, label, correct, class_sd=0.0)
+    found = fit(X, label, correct, offsets=False)
     assert not found.offsets.any()
     assert not found.class_variance.any()
     p = torch.sigmoid(X @ found.weights)
@@ -118,7 +118,7 @@ def test_without_offsets_classes_have_no_variance() -> None:
 def test_a_weight_of_two_is_a_row_twice() -> None:
     X, label, correct = problem(60, 4)
     weight = torch.where(torch.arange(60) < 20, 2.0, 1.0).double()
-    a = fit_monotone(X, label, correct, weight, 3, 0.8)
+    a = fit_monotone(X, label, correct, weight, 3)
     twice = torch.cat([torch.arange(60), torch.arange(20)])
     b = fit(X[twice], label[twice], correct[twice])
     torch.testing.assert_close(a.weights, b.weights, atol=1e-6, rtol=0)
@@ -143,8 +143,8 @@ def test_leave_group_out_is_close_to_refitting() -> None:
 def test_a_thousand_classes_are_no_matrix_of_a_million() -> None:
     X, _, correct = problem(400, 5)
     label = torch.arange(400) * 2
-    found = fit_monotone(X, label, correct, torch.ones(400).double(), 1000, 1.0)
+    found = fit_monotone(X, label, correct, torch.ones(400).double(), 1000)
     assert found.pull.shape == (1000, 4)
     assert found.covariance.shape == (4, 4)
-    assert float(found.class_variance[1]) == 1.0  # never seen: the prior
-    assert float(found.class_variance[0]) < 1.0
+    assert float(found.class_variance[1]) == 2.5  # never seen: the prior
+    assert float(found.class_variance[0]) < 2.5

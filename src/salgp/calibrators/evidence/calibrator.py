@@ -10,6 +10,7 @@ weight mixes both (`salgp.calibrators.evidence.mixture`). Every fit measures its
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -74,7 +75,6 @@ class LayerEvidence(Calibrator):
         width: principal directions kept per layer.
         size: reference points per class and layer; by default 200, and fewer where there are more than 50
             classes.
-        class_sd: prior standard deviation of the offset of a predicted class, in log-odds; 0 for no offsets.
         layers_in_domain: use the layers in domain, or temperature scaling? None: the layers where samples
             left out show that they help.
         over_prediction: in a context, lower the confidence of a class that is predicted far more often than
@@ -114,14 +114,12 @@ class LayerEvidence(Calibrator):
         self,
         width: int = WIDTH,
         size: int | None = None,
-        class_sd: float = 1.0,
         layers_in_domain: bool | None = None,
         over_prediction: bool = True,
         seed: int = 0,
     ) -> None:
         self.width = width
         self.size = size
-        self.class_sd = class_sd
         self.layers_in_domain = layers_in_domain
         self.over_prediction = over_prediction
         self.seed = seed
@@ -157,8 +155,6 @@ class LayerEvidence(Calibrator):
         return ReferenceSettings(self.width, self.size, self.seed)
 
     def _check_settings(self) -> None:
-        if self.class_sd < 0:
-            raise ValueError(f"class_sd must be 0 or more, got {self.class_sd}")
         if self.layers_in_domain not in (None, False, True):
             raise ValueError(f"layers_in_domain must be True, False or None, got {self.layers_in_domain!r}")
 
@@ -210,7 +206,8 @@ class LayerEvidence(Calibrator):
             warning=misaligned(Features(features.logits[first]), labels[first]),
         )
         samples = self.training_rows_.samples
-        spread = self.mixture_(samples).terms[0, :, 1:].std(dim=0, correction=0).tolist()
+        k = self.mixture_(samples).shift_weight
+        spread = self.mixture_.terms(samples, k)[0, :, 1:].std(dim=0, correction=0).tolist()
         self.relevance_ = dict(zip(reference.spaces, spread, strict=True))
 
     def _model(
@@ -235,9 +232,7 @@ class LayerEvidence(Calibrator):
         return scales, rows, mixture, [part.moderated(level) for part in parts]
 
     def _mixture(self, rows: TrainingRows, n_classes: int) -> Mixture:
-        found = fit_mixture(
-            rows, n_classes, class_sd=self.class_sd, layers_in_domain=self.layers_in_domain, seed=self.seed
-        )
+        found = fit_mixture(rows, n_classes, layers_in_domain=self.layers_in_domain, seed=self.seed)
         if found.window is None or self.over_prediction:
             return found
         return replace(found, window=replace(found.window, over_prediction=0.0))
@@ -302,8 +297,8 @@ class LayerEvidence(Calibrator):
             features,
             found.mean,
             found.variance,
-            layers=_terms(features.layer_names, samples, found, windows is not None),
-            novelty=samples.ood_score,
+            layers=partial(_terms, features.layer_names, samples, found, self.mixture_),
+            novelty=partial(samples.ood_score, self.scales_),
             temperature=self.scales_.temperature,
         )
 
@@ -360,7 +355,8 @@ class LayerEvidence(Calibrator):
 
     def prepare_export(self) -> None:
         """Work out what the graph holds as it is."""
-        reference, experts = self.reference_, self.mixture_.experts
+        reference, scales, experts = self.reference_, self.scales_, self.mixture_.experts
+        _ = scales.temperatures, scales.of_layers, scales.longest
         _ = reference.columns, reference.even_spaces, reference.centres, reference.leading
         _ = experts.slopes, experts.levels, experts.columns_to_layers
 
@@ -404,10 +400,10 @@ class LayerEvidence(Calibrator):
         return self._samples(self._on_own_device(self.check_input(features))).novelty
 
 
-def _terms(layers: tuple[str, ...], samples: Samples, found: LogOdds, context: bool) -> LayerTerms:
+def _terms(layers: tuple[str, ...], samples: Samples, found: LogOdds, mixture: Mixture) -> LayerTerms:
     """Terms that add up to the change of the log-odds; what is left belongs to the confidence."""
-    names, terms = ("predicted class", *layers), found.terms
-    if context:
+    names, terms = ("predicted class", *layers), mixture.terms(samples, found.shift_weight)
+    if found.context is not None:
         names = (*names, "context")
         part = torch.stack([found.context, torch.zeros_like(found.context)])
         terms = torch.cat([terms, part[:, :, None]], dim=2)

@@ -27,7 +27,7 @@ FEWEST_ERRORS = 10
 SCORE_RIDGE = 20.0
 """Prior precision of the weights of the shift score: it has many inputs."""
 AUGMENTED_SHARE = 0.1
-"""Share of augmented samples in the weight of rows, for the expert in domain and for the shift score."""
+"""Share of augmented samples in the weight of rows of the expert in domain."""
 SCORE_ROWS = 6000
 """Most rows that the shift score is fitted to: more do not change its weights."""
 SIZES = (1, 50)
@@ -92,26 +92,23 @@ def training_rows(features: Features, samples: Samples, correct: Tensor) -> Trai
     return TrainingRows(samples, correct, group, family, strength.double())
 
 
-def fit_mixture(
-    rows: TrainingRows, n_classes: int, *, class_sd: float, layers_in_domain: bool | None, seed: int
-) -> Mixture:
+def fit_mixture(rows: TrainingRows, n_classes: int, *, layers_in_domain: bool | None, seed: int) -> Mixture:
     """The mixture of the largest posterior.
 
     Args:
         rows: calibration samples, and augmented ones where there are any.
         n_classes: the network knows.
-        class_sd: prior standard deviation of the offset of a predicted class, in log-odds.
         layers_in_domain: use the layers in domain? None to choose.
         seed: of the windows.
     """
     first = rows.original
-    in_domain = fit_in_domain(rows, n_classes, class_sd, layers_in_domain)
+    in_domain = fit_in_domain(rows, n_classes, layers_in_domain)
     baseline = rows.samples.design[first].mean(dim=0)
     if not rows.families:
         return Mixture(in_domain, baseline)
     X, label = rows.samples.design, rows.samples.label
     weight = (~first).to(rows.correct) * (first.sum() / (~first).sum())
-    shift = fit_monotone(X, label, rows.correct, weight, n_classes, class_sd)
+    shift = fit_monotone(X, label, rows.correct, weight, n_classes)
     score = fit_score(rows)
     f_in, f_shift = in_domain.log_odds(X, label), shift.log_odds(X, label)
     statistics = torch.sigmoid(torch.stack([rows.samples.score_inputs @ score, f_shift], dim=1))
@@ -120,14 +117,14 @@ def fit_mixture(
 
 
 def fit_in_domain(
-    rows: TrainingRows, n_classes: int, class_sd: float, layers: bool | None
+    rows: TrainingRows, n_classes: int, layers: bool | None, offsets: bool = True
 ) -> MonotoneLogistic:
     """The expert in domain: fitted to the calibration samples with a little weight of augmented ones, or
     temperature scaling where the layers do not help.
     """
     X, label, first = rows.samples.design, rows.samples.label, rows.original
     weight = _weights(first, AUGMENTED_SHARE)
-    found = fit_monotone(X, label, rows.correct, weight, n_classes, class_sd)
+    found = fit_monotone(X, label, rows.correct, weight, n_classes, offsets)
     if layers is None:
         f, _ = leave_group_out(X, label, rows.correct, weight, found, rows.group)
         layers = layers_help(rows.samples.t[first], f[first], rows.correct[first])
@@ -182,7 +179,7 @@ def fit_score(rows: TrainingRows) -> Tensor:
     X = rows.samples[used].score_inputs
     prior = X.new_full((X.shape[1],), SCORE_RIDGE)
     prior[0] = RIDGE / 40
-    return logistic(X, (~original).to(X), _weights(original, AUGMENTED_SHARE), prior)
+    return logistic(X, (~original).to(X), _weights(original, 0.5), prior)
 
 
 def fit_window(
@@ -210,17 +207,17 @@ def fit_window(
     m, r = torch.cat([m for m, _ in seen]), torch.cat([r for _, r in seen])
     drawn = drawn.repeat(len(SIZES))
     gap, correct, base = (f_shift - f_in)[drawn], rows.correct[drawn], f_in[drawn]
-    w = _window_weights(m * gap[:, None], correct, base)
-    k = (m @ w).clamp(0.0, 1.0)
+    learned = replace(start, weights=_window_weights(m * gap[:, None], correct, base))
+    k = learned.weigh(m)
     v = _window_weights((-k * r)[:, None], correct, base + k * gap)
-    return replace(start, weights=w, over_prediction=min(max(float(v), 0.0), 1.0))
+    return replace(learned, over_prediction=min(max(float(v), 0.0), 1.0))
 
 
 def _platt(t: Tensor, correct: Tensor) -> Tensor:
     """Log-odds ``(n,)`` by a fitted constant and slope of ``t``, each sample left out."""
     X, one = torch.stack([torch.ones_like(t), t], dim=1), torch.ones_like(t)
     label, group = torch.zeros_like(t).long(), torch.arange(len(t), device=t.device)
-    model = fit_monotone(X, label, correct, one, 1, 0.0)
+    model = fit_monotone(X, label, correct, one, 1, offsets=False)
     return leave_group_out(X, label, correct, one, model, group)[0]
 
 

@@ -52,6 +52,8 @@ LARGEST = 6.0
 """Bound of differences of log distances."""
 NEAREST = 0.03
 """Least distance to a point: less is the rounding of points in half precision. It bounds the agreement."""
+SHORTEST = 1e-300
+"""Least length of features: those of a layer that is all zeros have a logarithm too."""
 NO_VARIANCE = 1e-12
 """Largest variance of unit-length features that is only rounding."""
 ENTRIES = 2_000_000
@@ -316,7 +318,8 @@ def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tenso
     found = [space.project(features.layers[name]) for name, space in reference.even_spaces.items()]
     projected = torch.stack([x for x, _ in found])
     length = torch.stack([x for _, x in found])
-    return _centred(projected, length, reference.centres), found[-1][1][:, 0].log()
+    norm = found[-1][1][:, 0].clamp_min(SHORTEST).log()
+    return _centred(projected, length, reference.centres), norm
 
 
 def _filled(x: Tensor, q: int) -> Tensor:

@@ -12,7 +12,7 @@ regression "augmented or original?" on agreement, novelty and whitened coordinat
 confidence of ``f_shift``. Each is counted from its mean over the calibration samples, in standard deviations.
 With ``u`` their mean over the window,
 
-    u' = u^3 / (u^2 + 4 / n),      m = sign(u') log(1 + |u'|),      k = w . m  kept within [0, 1].
+    u' = u^3 / (u^2 + 4 / n),      m = sign(u') log(1 + |u'|),      k = w . m - c  kept within [0, 1].
 
 ``r_class`` is the over-prediction of the sample's class in its window: with ``n_c`` of ``n`` samples
 predicted as class ``c``, whose share among the calibration samples is ``pi_c``, and ``e_c = 1 + (n - 1)
@@ -29,7 +29,7 @@ of the probability is nearer to one half than the probability of the mean.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -73,6 +73,21 @@ class Scales:
             shapes = tuple(self.largest_norm.shape), tuple(self.energy.shape)
             raise ValueError(f"expected a number and a pair as largest norm and energy, got shapes {shapes}")
 
+    @cached_property
+    def temperatures(self) -> Tensor:
+        """Those of temperature scaling and of the network itself, ``(2, 1)``."""
+        return self.agreement.new_tensor([[self.temperature], [1.0]])
+
+    @cached_property
+    def of_layers(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Location and scale of the agreement and of the novelty, ``(L,)`` each."""
+        return self.agreement.unbind(), self.novelty.unbind()
+
+    @cached_property
+    def longest(self) -> Tensor:
+        """Log length that is tolerated, ``()``."""
+        return self.largest_norm + math.log(TOLERATED)
+
 
 @storable
 @dataclass(frozen=True, eq=False)
@@ -87,7 +102,7 @@ class Samples:
         coordinates: ``(n, q L)`` leading whitened coordinates of every layer.
         norm_excess: ``(n,)`` by how many times the last layer's features are longer than tolerated, at least
             1.
-        energy: ``(n,)`` standardised.
+        energy: ``(n,)``.
         label: ``(n,)`` predicted class.
     """
 
@@ -114,13 +129,13 @@ class Samples:
         """Columns of the shift score ``(n, 1 + (2 + q) L)``: one, agreements, novelties, coordinates."""
         return torch.cat([self.design[:, :1], self.agreement, self.novelty, self.coordinates], dim=1)
 
-    @property
-    def ood_score(self) -> Tensor:
+    def ood_score(self, scales: Scales) -> Tensor:
         """One number ``(n,)`` that is large for unknown classes and under shift: energy, mean disagreement
         and the largest novelty, each as far as it is above its median, ``h(z) = log(1 + max(z, 0))``.
         """
+        energy = (self.energy - scales.energy[0]) / scales.energy[1]
         a, N = self.agreement.mean(dim=1), self.novelty.amax(dim=1)
-        parts = torch.stack([self.energy, -a, N]).clamp_min(0.0).log1p()
+        parts = torch.stack([energy, -a, N]).clamp_min(0.0).log1p()
         return parts[0] + parts[1] + parts[2] / 3 + self.norm_excess.log()
 
     def __len__(self) -> int:
@@ -132,22 +147,19 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class LogOdds:
-    """Log-odds of being correct, and their terms.
+    """Log-odds of being correct.
 
     Args:
         mean: ``(n,)``.
         variance: ``(n,)``.
         shift_weight: ``(n,)``, ``k``.
-        terms: ``(2, n, 1 + L)`` mean and standard deviation of the part of the predicted class and of each
-            layer, counted from the mean sample of the calibration data.
-        context: ``(n,)`` part of the over-prediction.
+        context: ``(n,)`` part of the over-prediction; None without a window.
     """
 
     mean: Tensor
     variance: Tensor
     shift_weight: Tensor
-    terms: Tensor
-    context: Tensor
+    context: Tensor | None = None
 
 
 @storable
@@ -208,7 +220,7 @@ class Mixture:
         X, label = samples.design, samples.label
         mean, f_shift = self.experts.log_odds(X, label).unbind()
         variance, variance_shift = self.experts.variance(X, label).unbind()
-        k = context = torch.zeros_like(mean)
+        k, context = torch.zeros_like(mean), None
         if self.window is not None:
             if windows is None:
                 k = self.window.shift_of_one(self.statistics(samples, f_shift))
@@ -221,16 +233,15 @@ class Mixture:
             mean = moderated(mean, self.level_variance * squared)
             variance = (1 - k).square() * variance + squared * (variance_shift + self.shift_variance)
         chance = -math.log(max(len(self.in_domain.offsets) - 1, 1))
-        mean = chance + (mean - chance) / samples.norm_excess
-        return LogOdds(mean, variance, k, self.terms(X, label, k), context)
+        return LogOdds(chance + (mean - chance) / samples.norm_excess, variance, k, context)
 
-    def terms(self, X: Tensor, label: Tensor, k: Tensor) -> Tensor:
+    def terms(self, samples: Samples, k: Tensor) -> Tensor:
         """Mean and standard deviation ``(2, n, 1 + L)`` of the part of the predicted class and of each layer,
-        where the experts are mixed by ``k (n,)``.
+        where the experts are mixed by ``k (n,)``; counted from the mean sample of the calibration data.
         """
-        experts, away = self.experts, X - self.baseline
-        slopes = torch.lerp(*experts.slopes, k[:, None])
-        levels = torch.lerp(*experts.levels.index_select(-1, label), k)
+        experts, away, label = self.experts, samples.design - self.baseline, samples.label
+        slopes, levels = experts.slopes, experts.levels.index_select(-1, label)
+        slopes, levels = torch.lerp(slopes[0], slopes[1], k[:, None]), torch.lerp(levels[0], levels[1], k)
         layers = (torch.stack([away, away.abs()]) * slopes) @ experts.columns_to_layers
         return torch.cat([levels[:, :, None], layers], dim=2)
 
@@ -245,21 +256,12 @@ def moderated(f: Tensor, variance: Tensor) -> Tensor:
     return f * (1 + math.pi / 8 * variance).rsqrt()
 
 
-def log_odds_of(features: Features, temperature: float = 1.0) -> Tensor:
-    """Log-odds ``log s / (1 - s)`` of the tempered confidence, ``(n,)``, without cancellation.
-
-    Example:
-        >>> log_odds_of(Features(torch.tensor([[2.0, 0.0]])))
-        tensor([2.], dtype=torch.float64)
+def two_sides(features: Features, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """Tempered logit of the predicted class, and the logarithm of the sum over the others, ``(k, n)`` each,
+    at ``k`` temperatures ``(k, 1)``.
     """
-    top, others = two_sides(features, temperature)
-    return (top - others).clamp_max(LARGEST_LOG_ODDS)
-
-
-def two_sides(features: Features, temperature: float) -> tuple[Tensor, Tensor]:
-    """Tempered logit of the predicted class, and the logarithm of the sum over the others, ``(n,)`` each."""
     top, others = features.logits.amax(dim=1).double(), features.other_logits.double()
-    return top / temperature, (others / temperature).logsumexp(dim=1)
+    return top / temperatures, (others / temperatures[:, :, None]).logsumexp(dim=2)
 
 
 def scales_of(features: Features, evidence: Evidence, temperature: float) -> Scales:
@@ -267,22 +269,23 @@ def scales_of(features: Features, evidence: Evidence, temperature: float) -> Sca
     A = evidence.agreement
     median = A.masked_fill(A.isinf(), torch.nan).nanquantile(0.5, dim=0).nan_to_num(0.0)
     spread = torch.where(A.isinf(), median, A).std(dim=0, correction=0).clamp_min(1e-6)
-    energy = _robust(-torch.logaddexp(*two_sides(features, temperature))[:, None])[:, 0]
-    return Scales(
-        temperature, torch.stack([median, spread]), _robust(evidence.novelty), energy, evidence.norm.amax()
-    )
+    none = A.new_zeros(2)
+    scales = Scales(temperature, torch.stack([median, spread]), _robust(evidence.novelty), none, none[0])
+    energy = -torch.logaddexp(*two_sides(features, scales.temperatures))[0]
+    return replace(scales, energy=_robust(energy[:, None])[:, 0], largest_norm=evidence.norm.amax())
 
 
 def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Samples:
     """The samples in units of the calibration samples."""
-    A = (evidence.agreement - scales.agreement[0]) / scales.agreement[1]
+    (median, spread), (centre, width) = scales.of_layers
+    A = (evidence.agreement - median) / spread
     A = A.nan_to_num(torch.nan, posinf=0.0)  # the median, where a class has no points
-    N = (evidence.novelty - scales.novelty[0]) / scales.novelty[1]
-    top, others = two_sides(features, scales.temperature)
-    t = (top - others).clamp_max(LARGEST_LOG_ODDS)
-    energy = (-torch.logaddexp(top, others) - scales.energy[0]) / scales.energy[1]
-    excess = (evidence.norm - scales.largest_norm - math.log(TOLERATED)).clamp(0.0, 700.0).exp()
-    return Samples(log_odds_of(features), t, A, N, evidence.coordinates, excess, energy, features.label)
+    N = (evidence.novelty - centre) / width
+    top, others = two_sides(features, scales.temperatures)
+    t, network = (top - others).clamp_max(LARGEST_LOG_ODDS).unbind()
+    energy = -torch.logaddexp(top, others)[0]
+    excess = (evidence.norm - scales.longest).clamp(0.0, 700.0).exp()
+    return Samples(network, t, A, N, evidence.coordinates, excess, energy, features.label)
 
 
 def _robust(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ The log-odds of a correct prediction are
 with ``t`` the network's own (tempered) log-odds, ``A_l`` the agreement of layer ``l`` and ``N`` the novelty
 of the last layer, standardised on the calibration samples. Signs are fixed, so that the model extrapolates
 sanely: more agreement never lowers a confidence, more novelty never raises one. The penalty is that of normal
-priors: ``b`` around 1, the other weights around 0, ``delta_class ~ N(0, class_sd^2)``. The problem is convex.
+priors: ``b`` around 1, the other weights and ``delta_class`` around 0. The problem is convex.
 
 The Laplace posterior of ``(w, delta)`` is kept without its ``(C, C)`` part. With ``B`` the curvature between
 weights and offsets and ``D`` that of the offsets, ``phi_i = x_i - (D^-1 B)[label_i]`` gives
@@ -36,7 +36,7 @@ from salgp.io import storable
 __all__ = ["MonotoneLogistic"]
 
 RIDGE = 0.4
-"""Prior precision of the weights of agreement and novelty; constant and slope are held a fortieth as much."""
+"""Prior precision of the weights of agreement and novelty, and of offsets; constant and slope: a fortieth."""
 PRECISE = {"maxiter": 5000, "maxfun": 50_000, "ftol": 1e-15, "gtol": 1e-8}
 """The optimum is unique; found to the last digits, the result does not depend on the order of rows."""
 GROUP_ENTRIES = 100_000
@@ -106,7 +106,7 @@ class MonotoneLogistic:
 
 
 def fit_monotone(
-    X: Tensor, label: Tensor, correct: Tensor, weight: Tensor, n_classes: int, class_sd: float
+    X: Tensor, label: Tensor, correct: Tensor, weight: Tensor, n_classes: int, offsets: bool = True
 ) -> MonotoneLogistic:
     """Largest posterior under ``w_j >= 0``, and the Laplace approximation around it.
 
@@ -116,13 +116,13 @@ def fit_monotone(
         correct: ``(n,)`` 0 or 1.
         weight: ``(n,)`` of the rows.
         n_classes: ``C``.
-        class_sd: prior standard deviation of a class's offset; 0 for none.
+        offsets: have predicted classes offsets of their own?
     """
     from scipy.optimize import minimize
 
-    p, C = X.shape[1], n_classes if class_sd > 0 else 0
+    p, C = X.shape[1], n_classes if offsets else 0
     prior, centre = X.new_full((p + C,), RIDGE), X.new_zeros(p + C)
-    prior[:2], prior[p:] = RIDGE / 40, float(class_sd) ** -2 if C else 0.0
+    prior[:2] = RIDGE / 40
     centre[1] = 1.0
 
     def loss(v: object) -> tuple[float, object]:
@@ -139,9 +139,9 @@ def fit_monotone(
         found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=PRECISE)
     _warn_unless_converged(found, bounds)
     v = torch.as_tensor(found.x).to(X)
-    offsets = v[p:] if C else X.new_zeros(n_classes)
-    class_prior = prior[p:] if C else torch.full_like(offsets, torch.inf)
-    return _laplace(X, label, weight, v[:p], offsets, prior[:p], class_prior)
+    delta = v[p:] if C else X.new_zeros(n_classes)
+    class_prior = prior[p:] if C else torch.full_like(delta, torch.inf)
+    return _laplace(X, label, weight, v[:p], delta, prior[:p], class_prior)
 
 
 def leave_group_out(

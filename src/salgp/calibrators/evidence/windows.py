@@ -22,6 +22,8 @@ __all__ = ["Context", "compressed", "over_prediction", "window_numbers", "window
 
 SHRINK = 4.0
 """Window means count from 2 standard errors on: ``u^3 / (u^2 + 4 / n)``."""
+DOUBT = 0.3
+"""Evidence of shift that changes nothing: in domain and under harmless changes it is mostly less."""
 
 
 @storable
@@ -51,15 +53,18 @@ class WindowModel:
 
     def shift_of_one(self, statistics: Tensor) -> Tensor:
         """Shift weight ``(n,)`` of samples that are a window each; none is predicted too often."""
-        u = (statistics - self.centre) / self.scale
-        return (compressed(u, 1.0) @ self.weights).clamp(0.0, 1.0)
+        return self.weigh(compressed((statistics - self.centre) / self.scale, 1.0))
+
+    def weigh(self, m: Tensor) -> Tensor:
+        """Shift weight ``k (n,)`` of compressed statistics ``m (n, 2)``."""
+        return (m @ self.weights - DOUBT).clamp(0.0, 1.0)
 
     def shift(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Shift weight ``k`` and over-prediction ``r_class``, ``(n,)`` each, of samples in the windows
         ``window (n,)``, which have these sums ``(w, 2 + C)``.
         """
         m, r = self.describe(sums, window, label)
-        return (m @ self.weights).clamp(0.0, 1.0), r
+        return self.weigh(m), r
 
     def describe(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Compressed statistics ``m (n, 2)`` of each sample's window, and ``r_class (n,)``."""

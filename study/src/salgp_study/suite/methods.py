@@ -234,7 +234,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "temperature in domain": {"layers_in_domain": False},
     "layers in domain": {"layers_in_domain": True},
     "without over-prediction": {"over_prediction": False},
-    "without class offsets": {"class_sd": 0.0},
     "whole training set as reference": {"size": 1_000_000},
 }
 """Settings of layer evidence to try in place of its own."""
