@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d
 
 from salgp.calibrators import Calibrator
 from salgp.classifier import CalibratedClassifier
@@ -314,55 +313,17 @@ def _searchsorted(
     )
 
 
-def _lerp(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
-    """Without the branch that saves a rounding error."""
-    return a + weight * (b - a)
-
-
 def _clamp_min(x: Tensor, least: float) -> Tensor:
     """ONNX clips at the largest number as well, which makes infinite distances finite."""
     return torch.maximum(x, torch.full((), least, dtype=x.dtype, device=x.device))
 
 
-def _rows(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Rows by their numbers: one operation, where any other kind of indexing takes several."""
-    first = indices[0]
-    if len(indices) > 1 or first is None or first.ndim != 1 or first.dtype == torch.bool:
-        return NotImplemented
-    return x.index_select(0, first)
-
-
-def _image_mean(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """Mean of images over their positions as runtimes pool them, in the layout of convolutions; a tap that
-    reads the same images is then computed once.
-    """
-    if x.ndim != 4 or dim is None or sorted(d % 4 for d in dim) != [2, 3] or dtype not in (None, x.dtype):
-        return NotImplemented
-    if not all(isinstance(size, int) for size in x.shape[2:]) or x.dtype != torch.float32:
-        return NotImplemented
-    found = avg_pool2d(x, (x.shape[2], x.shape[3]))
-    return found if keepdim else found.flatten(1)
-
-
-def _put_one(x: Tensor, dim: int, index: Tensor, value: Any) -> Any:
-    """One entry of each row replaced: by comparing columns, which needs no shape at run time."""
-    if x.ndim != 2 or dim not in (1, -1) or index.shape[1] != 1:
-        return NotImplemented
-    here = torch.arange(x.shape[1], device=x.device) == index
-    return torch.where(here, value, x)
-
-
 _WITHOUT_ONNX: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.softplus.default: _softplus,
     torch.ops.aten.searchsorted.Tensor: _searchsorted,
-    torch.ops.aten.lerp.Tensor: _lerp,
     torch.ops.aten.clamp_min.default: _clamp_min,
-    torch.ops.aten.mean.dim: _image_mean,
-    torch.ops.aten.index.Tensor: _rows,
-    torch.ops.aten.scatter.value: _put_one,
-    torch.ops.aten.scatter.src: _put_one,
 }
-"""Operations that ONNX or onnxruntime lack, or for which the exporter writes many, in terms of others."""
+"""Operations that ONNX or onnxruntime lack or compute otherwise, in terms of others."""
 
 
 @contextlib.contextmanager
@@ -374,16 +335,10 @@ def _explained(module: _Calibrated) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split(".  ")[0].split())[:160] or type(error).__name__
-        if isinstance(module, _Head):
-            advice = (
-                f"{module.calibrator.name} cannot be exported; choose another method, such as "
-                f"layer-evidence, sal-gp or temperature"
-            )
-        else:
-            advice = (
-                f"this network with {module.calibrator.name} does not make one graph; export the "
-                f"calibrator alone, or fit another method"
-            )
+        name = module.calibrator.name
+        advice = f"{name} cannot be exported; choose another method, such as layer-evidence or temperature"
+        if isinstance(module, _Whole):
+            advice = f"this network with {name} does not make one graph; export the calibrator alone"
         raise RuntimeError(f"{advice} (the exporter said: {reason})") from error
 
 
