@@ -233,6 +233,7 @@ def calibrate(
     classes: Sequence[str] | None = None,
     reader: Reader | None = None,
     perturb: Families | bool | None = True,
+    budget: float | None = None,
     progress: bool | None = None,
 ) -> CalibratedClassifier:
     """Calibrate a trained classifier on labelled samples it was not trained on.
@@ -256,6 +257,9 @@ def calibrate(
             (``"noise"``, ``"blur"``, ...) and of `salgp.network.augment.families.Family` of your own. True
             means ``"auto"`` for methods that learn from augmented samples and nothing for the others; False
             or None nothing.
+        budget: seconds that reading and fitting may take, about. It is spent on augmented samples, up to
+            three of each sample and family; where it is short, part of the batches is augmented and part of
+            the reference read. ``.augmentation`` says what was done. By default, one of each and all of it.
         progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal and in notebooks,
             and elsewhere a line now and then.
 
@@ -284,6 +288,7 @@ def calibrate(
         perturb or None,
         reference=reference,
         needs_layers=calibrator.needs_layers,
+        budget=budget,
         progress=progress,
     )
     calibrator = with_fallback(calibrator, data.features, method not in DEFAULT)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
 from pathlib import Path
+from typing import Any
 
 import networks
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.network import frozen_copy
+from salgp.network.extract import read_calibration_data
 from salgp.network.frozen_copy import FrozenCopy, fingerprint
 
 G = torch.Generator
@@ -220,6 +223,44 @@ def test_several_mappings_are_no_batch() -> None:
     classifier = calibrated(network())
     with pytest.raises(TypeError, match=r"expected one batch, .*\.predict\(loader\)"):
         classifier([{"input": X[:2]}, {"input": X[2:4]}])
+
+
+class Slow(nn.Module):
+    """Takes a millisecond for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(1e-3 * len(x))
+        return self.last(self.first(x).relu())
+
+
+@pytest.mark.parametrize(("budget", "enough"), [(0.3, False), (60.0, True)])
+def test_a_budget_decides_how_many_samples_are_augmented(budget: float, enough: bool) -> None:
+    x, y = X.repeat(4, 1), Y.repeat(4)
+    loader = [(x[i : i + 50], y[i : i + 50]) for i in range(0, len(x), 50)]
+    options: dict[str, Any] = {"reference": loader * 2, "perturb": ["noise", "gain"], "budget": budget}
+    found = read_calibration_data(Slow(), loader, salgp.Reader(), **options)
+    assert found.augmentation is not None
+    assert found.reference is not None
+    families, groups = found.features.families, found.features.groups
+    assert families is not None
+    assert groups is not None
+    if enough:
+        assert found.augmentation.per_sample == 3
+        assert int((families == 2).sum()) == 3 * len(x)
+        assert len(found.reference[1]) == 2 * len(x)
+        assert "reference" not in str(found.augmentation)
+    else:
+        assert found.augmentation.per_sample < 0.5
+        assert 0 < int((families == 1).sum()) < len(x)
+        assert len(found.reference[1]) == 50  # one of its 32 batches
+        assert "read of the reference: 3%" in str(found.augmentation)
+    assert torch.equal(found.labels, y[groups])
+    with pytest.raises(ValueError, match="positive"):
+        read_calibration_data(Slow(), loader, salgp.Reader(), budget=0.0)
 
 
 @pytest.mark.parametrize("change", [nn.Tanh(), nn.LeakyReLU(0.5)])

@@ -13,9 +13,11 @@ shift. Originals always stay, and augmented samples share their original's group
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +38,7 @@ from salgp.network.augment.families import (
 from salgp.network.batches import Batch, first_rows, rebatched
 from salgp.network.reader import Prepare, Reader, Reading, collect, read_batches
 from salgp.network.taps import Change, Tap
-from salgp.progress import Advance, progress_bar
+from salgp.progress import Advance, progress_bar, steps_in
 
 if TYPE_CHECKING:
     from salgp.network.augment.text import Tokens
@@ -57,6 +59,10 @@ LEVELS = tuple(float(0.04 ** (1 - k / 7)) for k in range(8))
 """Strengths of augmented samples, as shares of the family's scale."""
 TRIALS = 160
 """Samples used to find the scale of a family."""
+MOST = 3
+"""Most augmented samples of an original in a family: more change nothing."""
+READING_SHARE = 0.85
+"""Of a budget; the rest is for the fit."""
 ACCURACY_LOSS = 0.75
 """A family is strong enough once it has cost the network this share of its accuracy above chance."""
 
@@ -131,6 +137,8 @@ class Augmentation:
         levels: shares of the scale that samples got.
         accuracy: of the network on the originals.
         under: accuracy in each family at each level.
+        per_sample: augmented samples of each original and family, on average.
+        reference: share of the reference that was read.
 
     Example:
         >>> print(Augmentation(("noise",), (0.5,), (0.1, 1.0), 0.9, ((0.9, 0.4),)))
@@ -142,20 +150,28 @@ class Augmentation:
     levels: tuple[float, ...]
     accuracy: float
     under: tuple[tuple[float, ...], ...]
+    per_sample: float = 1.0
+    reference: float = 1.0
 
     def __str__(self) -> str:
         rows = zip(self.families, self.scales, self.under, strict=True)
-        return "\n".join(
+        lines = [
             f"{name}: scale {scale:.2g}, accuracy {self.accuracy:.2f} -> {at[0]:.2f} to {at[-1]:.2f}"
             for name, scale, at in rows
-        )
+        ]
+        if self.per_sample != 1:
+            lines.append(f"augmented samples of each sample and family: {self.per_sample:.2g}")
+        if self.reference != 1:
+            lines.append(f"read of the reference: {self.reference:.0%}")
+        return "\n".join(lines)
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> Augmentation:
         """Read what ``dataclasses.asdict`` wrote."""
         families, scales, levels = (tuple(stored[name]) for name in ("families", "scales", "levels"))
         under = tuple(tuple(row) for row in stored["under"])
-        return Augmentation(families, scales, levels, stored["accuracy"], under)
+        shares = {name: stored[name] for name in ("per_sample", "reference") if name in stored}
+        return Augmentation(families, scales, levels, stored["accuracy"], under, **shares)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +201,7 @@ def read_calibration_data(
     *,
     reference: Iterable[Any] | None = None,
     needs_layers: bool = False,
+    budget: float | None = None,
     progress: bool | None = None,
 ) -> CalibrationData:
     """Read calibration data, augmented samples and reference with the same taps.
@@ -197,6 +214,7 @@ def read_calibration_data(
         reference: labelled training data.
         needs_layers: are the augmented samples for a method that reads layers? Then none are made where no
             layer of the network can be read.
+        budget: seconds to spend on all this; see `salgp.calibrate`.
         progress: see `extract`.
 
     Example:
@@ -205,20 +223,48 @@ def read_calibration_data(
         >>> read_calibration_data(nn.Sequential(nn.Flatten()), [(x, y)], Reader(layers=())).features
         Features(8 samples, 3 classes, no layers)
     """
+    if budget is not None and not budget > 0:
+        raise ValueError(f"budget must be a positive number of seconds, got {budget}")
+    begin = time.monotonic()
     readings = read_batches(model, loader, reader, progress=progress)
     originals = () if perturb is None else tuple(readings)  # batches are kept only to be augmented
     reader, features, labels = _labelled(originals or readings)
+    rate = len(features) / (time.monotonic() - begin)
+
+    def passes() -> int | None:
+        """Forward passes for which the budget still lasts."""
+        left = None if budget is None else READING_SHARE * budget + begin - time.monotonic()
+        return None if left is None else max(0, int(rate * left))
+
+    rows = len(features) / (steps_in(loader) or 1)
+    n_reference = int(rows * ((steps_in(reference) if reference is not None else 0) or 0))
     augmentation: Augmentation | None = None
     if perturb is not None and (features.layers or not needs_layers):
         batches = [reading.batch for reading in originals]
+        left, few = passes(), n_reference // 10  # as good as all: benchmarks/results/calibrate.md
         features, labels, augmentation = augment(
-            model, reader, batches, features, labels, perturb, progress=progress
+            model,
+            reader,
+            batches,
+            features,
+            labels,
+            perturb,
+            passes=None if left is None else left - min(few, left // 2),
+            progress=progress,
         )
     if reference is None:
         return CalibrationData(reader, features, labels, None, augmentation)
+    left = passes()
+    step = 1 if left is None else max(1, -(-n_reference // max(left, 1)))
+    if step > 1:
+        reference = islice(reference, 0, None, step)
     title = "reading the reference"
     _, known, classes = _labelled(read_batches(model, reference, reader, progress=progress, title=title))
     check_finite(known.logits, "the class scores of the reference hold")
+    if augmentation is not None:
+        augmentation = replace(
+            augmentation, reference=min(1.0, len(known) / n_reference) if step > 1 else 1.0
+        )
     return CalibrationData(reader, features, labels, (known, classes), augmentation)
 
 
@@ -240,6 +286,7 @@ def augment(
     labels: Tensor,
     perturb: str | Sequence[str | Family] = "auto",
     *,
+    passes: int | None = None,
     progress: bool | None = None,
 ) -> tuple[Features, Tensor, Augmentation]:
     """Features and labels of originals, first, and of augmented samples, and how these were made. Rows of one
@@ -253,6 +300,7 @@ def augment(
         features: of the originals.
         labels: of the originals.
         perturb: see `salgp.network.augment.families.families_for`.
+        passes: forward passes it may take, about; None for one augmented sample of each original and family.
         progress: show a progress bar; None for "on a terminal and in notebooks".
 
     Example:
@@ -273,18 +321,25 @@ def augment(
     families = [family for family in families if not family.inside or augmenter.layers]
     trials = min(TRIALS, len(labels))
     inside = trials if any(family.inside for family in families) else 0
-    total = inside + len(families) * (trials + len(labels))
+    trials = inside + len(families) * trials
+    most = len(families) * len(labels)
+    per_sample = 1.0 if passes is None else min((passes - trials) / max(most, 1), MOST)
+    rounds, share = max(1, int(per_sample)), min(per_sample, 1.0)
+    total = trials + round(rounds * share * most)
     scales: list[float] = []
     parts = [augmenter.original]
     with progress_bar("augmenting", total, progress, unit="samples") as advance:
         augmenter.advance = advance
         for number, family in enumerate(families, start=1):
             scales.append(augmenter.scale_of(family))
-            parts.append(augmenter.augmented(family, scales[-1], number))
+            parts += [augmenter.augmented(family, scales[-1], number, share) for _ in range(rounds)]
     features = Features.concatenate(parts)
-    labels = labels.repeat(len(parts))
+    assert features.groups is not None
+    labels = labels[features.groups.cpu()]
     names = tuple(family.name for family in families)
-    return features, labels, _augmentation(names, tuple(scales), features, labels)
+    found = _augmentation(names, tuple(scales), features, labels)
+    made = (len(features) - len(augmenter.original)) / max(most, 1)
+    return features, labels, replace(found, per_sample=made if families else 1.0)
 
 
 class _Augmenter:
@@ -330,14 +385,26 @@ class _Augmenter:
         known = [(ids, real_tokens(batch, ids)) for batch, ids in found if ids is not None]
         return Tokens.of([ids for ids, _ in known], [real for _, real in known]) if known else None
 
-    def augmented(self, family: Family, scale: float, number: int) -> Features:
-        """An augmented sample of every original; all levels are equally frequent."""
-        n = len(self.labels)
+    def some(self, share: float) -> tuple[list[Batch], Tensor]:
+        """This share of the batches, at least one, drawn at random; and the numbers of their originals."""
+        sizes = [len(batch.labels) for batch in self.batches]
+        numbers = torch.arange(sum(sizes))
+        if share >= 1:
+            return self.batches, numbers
+        few = max(1, round(share * len(sizes)))
+        chosen = torch.randperm(len(sizes), generator=self.generator)[:few].sort().values.tolist()
+        groups = torch.cat([numbers.split(sizes)[i] for i in chosen])
+        return [self.batches[i] for i in chosen], groups
+
+    def augmented(self, family: Family, scale: float, number: int, share: float = 1.0) -> Features:
+        """An augmented sample of this share of the originals; all levels are equally frequent."""
+        batches, groups = self.some(share)
+        n = len(groups)
         level = torch.randperm(n, generator=self.generator) % len(LEVELS)
         strength = torch.tensor(LEVELS, dtype=torch.float64)[level]
-        found = self._read(self.batches, family, scale * strength)
+        found = self._read(batches, family, scale * strength)
         families = torch.full((n,), number)
-        return replace(found, groups=self.original.groups, families=families, strengths=strength)
+        return replace(found, groups=groups, families=families, strengths=strength)
 
     def scale_of(self, family: Family) -> float:
         """Strength that costs the network most of its accuracy above chance, or the family's bound.

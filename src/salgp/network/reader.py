@@ -13,6 +13,7 @@ that shuffles gives the same order whether or not somebody reads features on the
 
 from __future__ import annotations
 
+import operator
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -125,6 +126,10 @@ class Reader:
     _copies: FrozenCopies = field(default_factory=FrozenCopies, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("seed", "labels_at"):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, str):  # a whole number of NumPy is one too
+                object.__setattr__(self, name, operator.index(given))
         if self.output is not None and self.output not in OUTPUTS:
             raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {self.output!r}")
         wanted = () if self.tokenizer is None else ("encode", "decode", "all_special_ids")
