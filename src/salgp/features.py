@@ -203,6 +203,18 @@ class Features:
         """Network confidence ``s = max softmax(z)``, ``(n,)``."""
         return self.probs.amax(dim=1)
 
+    @property
+    def confidence_rank(self) -> Tensor:
+        """Rank ``(n,)`` by confidence and, where that is rounded to 1, by the largest logit.
+
+        Example:
+            >>> Features(torch.tensor([[90.0, 0.0], [80.0, 0.0], [1.0, 0.0]])).confidence_rank
+            tensor([2, 1, 0])
+        """
+        order = self.logits.amax(dim=1).argsort(stable=True)
+        order = order[self.confidence[order].argsort(stable=True)]
+        return order.argsort()
+
     def correct(self, labels: Tensor) -> Tensor:
         """Boolean ``(n,)``: is the predicted label the true one? An unknown class (-1) never is."""
         return self.label == labels.to(self.logits.device)

@@ -13,8 +13,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from salgp.calibrators import register
-from salgp.calibrators.evidence.cross_fitting import reference_and_evidence
-from salgp.calibrators.evidence.layer_spaces import Reference, ReferenceSettings, layer_evidence
+from salgp.calibrators.evidence.cross_fitting import own_reference
+from salgp.calibrators.evidence.layer_spaces import (
+    Reference,
+    ReferenceSettings,
+    layer_evidence,
+    make_reference,
+)
 from salgp.calibrators.evidence.mixture import Samples, Scales, samples_of, scales_of
 from salgp.calibrators.gp.salgp import LayerwiseGP, fit_structure, settings_of
 from salgp.calibrators.gp.structures import Structure, structure
@@ -53,7 +58,12 @@ def learn_columns(
     with the *others*, as any new sample will be.
     """
     first, _ = features.originals
-    known, evidence = reference_and_evidence(features, labels, reference, ReferenceSettings(seed=seed))
+    settings = ReferenceSettings(seed=seed)
+    if reference is None:
+        known, evidence = own_reference(features, labels, settings)
+    else:
+        known = make_reference(*reference, settings)
+        evidence = layer_evidence(known, features)
     temperature = best_temperature(features.logits[first], labels[first])[0]
     scales = scales_of(features[first], evidence[first], temperature)
     return EvidenceColumns(known, scales), samples_of(features, evidence, scales)

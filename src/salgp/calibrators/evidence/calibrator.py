@@ -22,7 +22,7 @@ from salgp.calibrators.evidence.class_probabilities import class_log_distances, 
 from salgp.calibrators.evidence.cross_fitting import (
     MANY,
     fold_references,
-    reference_and_evidence,
+    own_reference,
     split_reference,
 )
 from salgp.calibrators.evidence.diagnostics import (
@@ -41,6 +41,7 @@ from salgp.calibrators.evidence.layer_spaces import (
     ReferenceSettings,
     evidence_at_once,
     layer_evidence,
+    make_reference,
 )
 from salgp.calibrators.evidence.mixture import (
     LogOdds,
@@ -130,7 +131,11 @@ class LayerEvidence(Calibrator):
             known, rows = split_reference(features, labels)
             reference = (features[known], labels[known])
             features, labels = features[rows], labels[rows]
-        points, evidence = reference_and_evidence(features, labels, reference, self._reference_settings)
+        if reference is None:
+            points, evidence = own_reference(features, labels, self._reference_settings)
+        else:
+            points = make_reference(*reference, self._reference_settings)
+            evidence = layer_evidence(points, features)
         distance, sample = self._class_distances(points, features, labels, own=reference is None)
         self._learn(features, labels, evidence, points, distance, sample)
 

@@ -27,29 +27,17 @@ from salgp.calibrators.evidence.layer_spaces import (
 )
 from salgp.features import Features
 
-__all__ = ["reference_and_evidence"]
+__all__ = ["own_reference"]
 
 FOLDS = 10
 MANY = 4_000
 """Calibration samples from which on every second one becomes the reference."""
 
 
-def confidence_rank(features: Features) -> Tensor:
-    """Rank ``(n,)`` of samples by confidence and, where that is rounded to 1, by their largest logit.
-
-    Example:
-        >>> confidence_rank(Features(torch.tensor([[90.0, 0.0], [80.0, 0.0], [1.0, 0.0]])))
-        tensor([2, 1, 0])
-    """
-    order = features.logits.amax(dim=1).argsort(stable=True)
-    order = order[features.confidence[order].argsort(stable=True)]
-    return order.argsort()
-
-
 def split_reference(features: Features, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of every second original, to be the reference, and all rows of the others."""
     first, original = features.originals
-    rank = confidence_rank(features[first])
+    rank = features[first].confidence_rank
     chosen = rank % 2 == 0
     return first[chosen], (~chosen)[original].nonzero()[:, 0]
 
@@ -59,7 +47,7 @@ def fold_references(
 ) -> Iterator[tuple[Reference, Features, Tensor]]:
     """For each fold a reference of the others, the samples of the fold, and their rows."""
     first, original = features.originals
-    rank = confidence_rank(features[first])
+    rank = features[first].confidence_rank
     fold = rank % min(FOLDS, len(first))
     narrow = _narrowed(features, first, 2 * settings.width)
     for k in range(int(fold.max()) + 1):
@@ -69,33 +57,20 @@ def fold_references(
         yield reference, narrow[rows], rows
 
 
-def reference_and_evidence(
-    features: Features,
-    labels: Tensor,
-    reference: tuple[Features, Tensor] | None,
-    settings: ReferenceSettings,
+def own_reference(
+    features: Features, labels: Tensor, settings: ReferenceSettings
 ) -> tuple[Reference, Evidence]:
-    """Reference points, and the evidence of the calibration data; without a reference the
-    calibration samples are one.
+    """The calibration samples as reference points, and the evidence of each by the samples of other folds;
+    coordinates and norm are those in the space of all.
     """
-    if reference is not None:
-        known = make_reference(*reference, settings)
-        return known, layer_evidence(known, features)
     first, _ = features.originals
-    known = make_reference(features[first], labels[first], settings)
-    return known, cross_fitted_evidence(known, features, labels, settings)
-
-
-def cross_fitted_evidence(
-    points: Reference, features: Features, labels: Tensor, settings: ReferenceSettings
-) -> Evidence:
-    """Evidence of every row by the samples of other folds; coordinates and norm in the space of all."""
+    points = make_reference(features[first], labels[first], settings)
     found = layer_evidence(points, features)
     agreement, novelty = found.agreement.clone(), found.novelty.clone()
     for reference, samples, rows in fold_references(features, labels, settings):
         here = layer_evidence(reference, samples)
         agreement[rows], novelty[rows] = here.agreement, here.novelty
-    return replace(found, agreement=agreement, novelty=novelty)
+    return points, replace(found, agreement=agreement, novelty=novelty)
 
 
 def _narrowed(features: Features, first: Tensor, width: int) -> Features:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from salgp.calibrators.evidence.cross_fitting import confidence_rank
 from salgp.calibrators.evidence.layer_spaces import Evidence
 from salgp.calibrators.evidence.mixture import Mixture, Scales, moderated, samples_of
 from salgp.calibrators.evidence.windows import window_sums
@@ -72,7 +71,7 @@ class HeldOut:
 def held_out(features: Features, labels: Tensor, evidence: Evidence, learn: Learn) -> list[HeldOut]:
     """Every part of the data, scored by a fit to others."""
     first, original = features.originals
-    part = (confidence_rank(features[first]) % 2)[original]
+    part = (features[first].confidence_rank % 2)[original]
     family = _families(features)
     known = sorted(set(family.tolist()) - {0})
     found = []
