@@ -32,7 +32,7 @@ test-slow: $(VENV)/.dev  ## the long ones: kill-and-resume loops, large sizes
 
 LOWEST ?= .venv-lowest
 CORE   := tests/test_features.py tests/test_prediction.py tests/io tests/metrics/test_interval.py tests/gp/test_regression.py \
-	tests/gp/test_linalg.py tests/gp/test_likelihood.py tests/calibrators/test_base.py tests/calibrators/test_temperature.py \
+	tests/gp/test_linalg.py tests/calibrators/test_base.py tests/calibrators/test_temperature.py \
 	tests/calibrators/test_contract.py tests/calibrators/evidence tests/test_decide.py tests/test_decide_values.py tests/test_classifier.py \
 	tests/test_cli.py tests/test_progress.py tests/test_sets.py tests/estimate tests/monitor/test_monitor.py tests/test_export.py tests/test_sklearn.py \
 	tests/store/test_store.py tests/store/test_scoring.py
