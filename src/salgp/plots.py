@@ -1,4 +1,4 @@
-"""Plots that compute first and then draw: on the axes given, or on a new figure of their own.
+"""Plots by matplotlib that compute first and then draw: on the axes given, or on a new figure of their own.
 
 All return the axes and leave matplotlib's settings alone; ``axes.figure.savefig(...)`` writes a file. The
 colours are told apart by colour-blind readers, and every distinction is also one of hatch, marker or dash, so

@@ -1,6 +1,7 @@
-"""Figures as inline SVG for the HTML pages: they follow the page's colours in the dark, and print well.
+"""Canvas and axes to draw inline SVG on; figures are in `salgp.report.figures` and `salgp.monitor.page`.
 
-Needs `markupsafe`, which comes with the extra ``salgp[report]``.
+They follow the page's colours in the dark, and print well. Needs `markupsafe`, which comes with the extra
+``salgp[report]``.
 """
 
 from __future__ import annotations

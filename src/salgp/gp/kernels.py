@@ -1,4 +1,4 @@
-"""Base kernels on fixed squared distances, with closed-form gradients in their lengthscale and variance.
+"""Base kernels (RBF, Matérn) on fixed squared distances, and the rows whose distances they read.
 
 A kernel is a function of ``r^2``, ``r`` = distance / lengthscale. It returns its value at unit variance, and
 a function that returns the derivative of the value by the log-lengthscale, ``-r dk/dr``:
@@ -11,9 +11,8 @@ a function that returns the derivative of the value by the log-lengthscale, ``-r
 | matern52 | ``(1 + t + t^2/3) exp(-t)``, ``t = sqrt(5) r`` |
 
 Another kernel is one more such function, put into `KERNELS` under its name: fitting, prediction, scoring and
-export read it there and nowhere else.
-
-What a Gaussian process sees, and how two sets of it are compared.
+export read it there and nowhere else. Gradients in lengthscale and variance have a closed form. How layers
+share a kernel (ML, HL, ICM) is in `salgp.calibrators.gp.structures`.
 
 `Rows` are named blocks of numbers (features, confidence, ...) and named groups (layer, predicted class).
 `Gaps` compares two sets of rows once: squared distances per block, group pairs. Covariances are formulas on

@@ -1,4 +1,4 @@
-"""`Monitor`: a stream of batches, their accuracy, what shifted, alarms with a bounded false-alarm rate."""
+"""`Monitor`: takes batches and labels in, keeps state and log, and gives the status."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Status of a monitor: alarms, expected and measured accuracy, and which features and classes shifted.
 
-Every function reads settings, state and log, and changes nothing. An alarm stands where the evidence of
-`salgp.monitor.martingale` passes its limit.
+Every function reads settings, state and log, and changes nothing. `alarms` sets the limit that the evidence
+of `salgp.monitor.martingale` must pass, so that a false alarm has at most the stated probability.
 """
 
 from __future__ import annotations

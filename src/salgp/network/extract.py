@@ -8,7 +8,8 @@ Augmented samples are the same samples, perturbed. How strong is strong depends 
 scale of each family is found by trying: the strength that costs the network most of what it knows, or the
 family's own bound. Every sample then gets, in each family, one of eight strengths from 4 % of that scale to
 the whole of it. Samples of one family and strength are an *environment*: about n / 8 samples under the same
-shift. Originals always stay, and augmented samples share their original's group.
+shift. Originals always stay, and augmented samples share their original's group. `read_calibration_data`
+keeps to a budget of seconds.
 """
 
 from __future__ import annotations

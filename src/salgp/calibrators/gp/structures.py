@@ -1,4 +1,4 @@
-"""From features to GP rows: the layer-structured covariances of the paper and its relatives, by name.
+"""The paper's layer-structured covariances (ML, HL, ICM) and their relatives, and the rows they read.
 
 ``single, rio, red, global, class, concat, sum`` see one row per sample. ``ml, hl, additive, icm, lcm`` and
 ``nested`` see one row per sample and layer, ``x_(i,l) = [pad(f_i^(l)); s_i; l]``, all with the sample's
