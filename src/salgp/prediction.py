@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -89,8 +89,8 @@ class LayerTerms:
 class Prediction:
     """Calibrated output for ``n`` samples.
 
-    ``probs``, ``layers`` and ``novelty`` may be given as functions and are then worked out when they are
-    first read: who acts on confidences alone does not wait for them.
+    All but label and confidence may be given as functions and are then worked out when they are first read:
+    who acts on confidences alone does not wait for the rest.
 
     Args:
         label: ``(n,)`` the network's own label.
@@ -120,9 +120,9 @@ class Prediction:
     label: Tensor
     probs: Later[Tensor] = Later()
     confidence: Tensor  # type: ignore[misc]
-    std: Tensor | None = None
-    lower: Tensor | None = None
-    upper: Tensor | None = None
+    std: Later[Tensor | None] = Later(None)
+    lower: Later[Tensor | None] = Later(None)
+    upper: Later[Tensor | None] = Later(None)
     layers: Later[LayerTerms | None] = Later(None)
     novelty: Later[Tensor | None] = Later(None)
     clipped: Tensor | None = None
@@ -241,14 +241,16 @@ class Prediction:
         return Prediction(label, probs, inside, std, low, high, layers, novelty, inside != confidence)
 
     @staticmethod
-    def from_log_odds(features: Features, log_odds: Tensor, variance: Tensor, **more: Any) -> Prediction:
+    def from_log_odds(
+        features: Features, log_odds: Tensor, variance: Tensor | Callable[[], Tensor], **more: Any
+    ) -> Prediction:
         """A method that gives a normal distribution of the log-odds: confidence, standard deviation and
         interval are all of that one distribution, see `confidence_of`.
 
         Args:
             features: what was predicted on.
             log_odds: ``(n,)`` mean.
-            variance: ``(n,)``.
+            variance: ``(n,)``, or a function that gives it.
             more: ``layers``, per-layer corrections; ``novelty``, ``(n,)``; ``temperature`` of the softmax by
                 which the other classes share the rest.
 
@@ -258,8 +260,11 @@ class Prediction:
             >>> p.confidence, p.std, p.lower, p.upper
             (tensor([0.9933]), tensor([0.0594]), tensor([0.5164]), tensor([1.0000]))
         """
-        confidence, std, low, high = confidence_of(log_odds, variance)
-        return Prediction.from_confidence(features, confidence, std, (low, high), **more)
+        found = Prediction.from_confidence(features, torch.sigmoid(log_odds), **more)
+        bars = cache(partial(_error_bars, log_odds, variance, found.confidence))
+        std, lower, upper = (partial(_part, bars, i) for i in range(3))
+        vars(found).update(std=std, lower=lower, upper=upper)  # not by `replace`, which reads every field
+        return found
 
     def with_probs(
         self, features: Features, temperature: float = 1.0, *, allow_flips: bool = False
@@ -366,6 +371,18 @@ def confidence_of(log_odds: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, T
     at = torch.sigmoid(torch.addcmul(log_odds, _STEPS.to(sd), sd))
     confidence, below, above, low, high = (at[i] for i in range(5))  # unbinding makes graphs longer
     return confidence, (above - below) / 2, low, high
+
+
+def _error_bars(
+    log_odds: Tensor, variance: Tensor | Callable[[], Tensor], confidence: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Standard deviation of confidences and both ends of their interval, which holds them."""
+    _, std, low, high = confidence_of(log_odds, variance() if callable(variance) else variance)
+    return std, low.minimum(confidence), high.maximum(confidence)
+
+
+def _part(found: Callable[[], tuple[Tensor, ...]], i: int) -> Tensor:
+    return found()[i]
 
 
 def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False) -> Tensor:

@@ -282,3 +282,14 @@ def test_a_module_replaced_after_calibration_is_refused(tmp_path: Path, change: 
     model.register_forward_hook(lambda *_: None)  # not a part of what it computes
     assert len(classifier(x)) == 80
     classifier.save(tmp_path / "c")
+
+
+def test_what_was_calibrated_for_inference_follows_outside_of_it() -> None:
+    model = network()
+    with torch.inference_mode():
+        classifier = calibrated(model)
+        before = classifier(X[:3]).confidence
+    torch.testing.assert_close(classifier(X[:3]).confidence, before)
+    model[1].running_mean += 1.0
+    with pytest.raises(ValueError, match="trained further"):
+        classifier(X[:3])

@@ -9,7 +9,7 @@ from blobs import augmented_world, world
 from salgp.calibrators.evidence import calibrator as module
 from salgp.calibrators.evidence import layer_spaces
 from salgp.calibrators.evidence.calibrator import LayerEvidence
-from salgp.calibrators.evidence.cross_fitting import cross_fitted_evidence, fold_references, split_reference
+from salgp.calibrators.evidence.cross_fitting import fold_references, own_reference, split_reference
 from salgp.calibrators.evidence.layer_spaces import (
     Reference,
     ReferenceSettings,
@@ -22,7 +22,7 @@ from salgp.features import Features
 def test_evidence_is_of_the_kind_that_new_samples_have() -> None:
     features, labels = world(150, 0)
     whole = make_reference(features, labels)
-    seen = cross_fitted_evidence(whole, features, labels, ReferenceSettings())
+    _, seen = own_reference(features, labels, ReferenceSettings())
     fresh, itself = layer_evidence(whole, world(600, 1)[0]), layer_evidence(whole, features)
     for name in ("agreement", "novelty"):
         a, b = getattr(seen, name), getattr(fresh, name)
@@ -71,9 +71,7 @@ def test_every_second_sample_becomes_the_reference_where_there_are_many(monkeypa
 
 def test_two_samples_are_enough_for_folds() -> None:
     features = Features(torch.eye(2), {"a": torch.eye(2)})
-    found = cross_fitted_evidence(
-        make_reference(features, torch.arange(2)), features, torch.arange(2), ReferenceSettings()
-    )
+    _, found = own_reference(features, torch.arange(2), ReferenceSettings())
     assert bool(found.agreement.isinf().all())  # no other class, or no own, among the others
     assert bool(found.novelty.isfinite().all())
 

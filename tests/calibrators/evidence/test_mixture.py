@@ -215,14 +215,16 @@ def test_variance_in_domain_without_layers_is_that_of_a_ridge_logistic_regressio
     x = np.stack([np.ones(30), samples.t.numpy()], axis=1)
     expected = np.einsum("ni,ij,nj->n", x, np.linalg.inv(H), x)
     alone = replace(calibrator.mixture_, shift=None, score=None, window=None)
-    np.testing.assert_allclose(alone(samples).variance.numpy(), expected, rtol=1e-8)
+    np.testing.assert_allclose(alone.variance(samples, torch.zeros(30).double()).numpy(), expected, rtol=1e-8)
 
 
 def test_an_unseen_family_widens_the_interval_by_the_squared_shift_weight() -> None:
     calibrator, samples = fitted(), fitted()._samples(world(40, 3, 1.5)[0])
     mixture = calibrator.mixture_
-    none, some = (replace(mixture, shift_variance=v)(samples) for v in (0.0, 0.7))
-    torch.testing.assert_close(some.variance - none.variance, 0.7 * none.shift_weight.square())
+    k = mixture(samples).shift_weight
+    assert float(k.max()) > 0.1
+    none, some = (replace(mixture, shift_variance=v).variance(samples, k) for v in (0.0, 0.7))
+    torch.testing.assert_close(some - none, 0.7 * k.square())
 
 
 def test_confidence_is_the_mean_over_what_families_tell_of_the_level() -> None:

@@ -301,7 +301,7 @@ class LayerEvidence(Calibrator):
         return Prediction.from_log_odds(
             features,
             found.mean,
-            found.variance,
+            partial(self.mixture_.variance, samples, found.shift_weight),
             layers=partial(_terms, features.layer_names, samples, found, self.mixture_),
             novelty=partial(samples.ood_score, self.scales_),
             temperature=self.scales_.temperature,
@@ -414,6 +414,7 @@ def _terms(layers: tuple[str, ...], samples: Samples, found: LogOdds, mixture: M
         terms = torch.cat([terms, part[:, :, None]], dim=2)
     mean, std = terms
     rest = found.mean - samples.network - mean.sum(dim=1)
-    spread = (found.variance - std.square().sum(dim=1)).clamp_min(0.0).sqrt()
+    variance = mixture.variance(samples, found.shift_weight)
+    spread = (variance - std.square().sum(dim=1)).clamp_min(0.0).sqrt()
     mean, std = torch.cat([torch.stack([rest, spread])[:, :, None], terms], dim=2)
     return LayerTerms(("confidence", *names), mean, std, "log-odds", True)

@@ -151,13 +151,11 @@ class LogOdds:
 
     Args:
         mean: ``(n,)``.
-        variance: ``(n,)``.
         shift_weight: ``(n,)``, ``k``.
         context: ``(n,)`` part of the over-prediction; None without a window.
     """
 
     mean: Tensor
-    variance: Tensor
     shift_weight: Tensor
     context: Tensor | None = None
 
@@ -219,21 +217,24 @@ class Mixture:
         """
         X, label = samples.design, samples.label
         mean, f_shift = self.experts.log_odds(X, label).unbind()
-        variance, variance_shift = self.experts.variance(X, label).unbind()
-        k, context = torch.zeros_like(mean), None
-        if self.window is not None:
-            if windows is None:
-                k = self.window.shift_of_one(self.statistics(samples, f_shift))
-                mean = torch.lerp(mean, f_shift, k)
-            else:
-                k, r = self.window.shift(*windows, label)
-                context = -k * self.window.over_prediction * r
-                mean = torch.lerp(mean, f_shift, k) + context
-            squared = k.square()
-            mean = moderated(mean, self.level_variance * squared)
-            variance = (1 - k).square() * variance + squared * (variance_shift + self.shift_variance)
+        context = None
+        if self.window is None:
+            k = torch.zeros_like(mean)
+        elif windows is None:
+            k = self.window.shift_of_one(self.statistics(samples, f_shift))
+            mean = torch.lerp(mean, f_shift, k)
+        else:
+            k, r = self.window.shift(*windows, label)
+            context = -k * self.window.over_prediction * r
+            mean = torch.lerp(mean, f_shift, k) + context
+        mean = moderated(mean, self.level_variance * k.square())
         chance = -math.log(max(len(self.in_domain.offsets) - 1, 1))
-        return LogOdds(chance + (mean - chance) / samples.norm_excess, variance, k, context)
+        return LogOdds(chance + (mean - chance) / samples.norm_excess, k, context)
+
+    def variance(self, samples: Samples, k: Tensor) -> Tensor:
+        """Variance ``(n,)`` of the log-odds, where the experts are mixed by ``k (n,)``."""
+        own, shift = self.experts.variance(samples.design, samples.label).unbind()
+        return (1 - k).square() * own + k.square() * (shift + self.shift_variance)
 
     def terms(self, samples: Samples, k: Tensor) -> Tensor:
         """Mean and standard deviation ``(2, n, 1 + L)`` of the part of the predicted class and of each layer,
