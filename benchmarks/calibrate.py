@@ -20,6 +20,7 @@ import argparse
 import os
 import time
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -71,6 +72,17 @@ class Clock:
         return timed
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What one call of `calibrate` cost, and the classifier it made."""
+
+    classifier: salgp.CalibratedClassifier
+    images: int
+    whole: Clock
+    network: Clock
+    fit: Clock
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -83,8 +95,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")
-    with mock.patch.object(cifar, "N_REFERENCE", arguments.reference):
-        case = cifar.cifar10(20)(0, None, Path())
+    case = cifar_case(arguments.reference)
     text = "\n".join(part(case, arguments) for part in (cost, overhead, curve))
     if arguments.write is None:
         print(text)
@@ -93,30 +104,24 @@ def main() -> None:
         record_page("calibrate", text)
 
 
+def cifar_case(n_reference: int) -> Case:
+    """CIFAR-10 and the public ResNet-20, with so many reference images."""
+    with mock.patch.object(cifar, "N_REFERENCE", n_reference):
+        return cifar.cifar10(20)(0, None, Path())
+
+
 def cost(case: Case, arguments: argparse.Namespace) -> str:
     """Table of what one call costs, beside the bare network."""
     calibration = Subset(case.calibration, range(arguments.calibration))
     loaders = [DataLoader(data, arguments.batch) for data in (calibration, case.reference)]
-    whole, network, fit = Clock(), Clock(), Clock()
-
-    def forward(model: nn.Module, batch: Any) -> Any:
-        network.calls.append(len(batch[0]))
-        return model(batch[0])
-
-    with mock.patch.object(LayerEvidence, "fit", fit.of(LayerEvidence.fit)):
-        whole.of(salgp.calibrate)(
-            case.network,
-            loaders[0],
-            reference=loaders[1],
-            reader=salgp.Reader(forward=network.of(forward)),
-            progress=False,
-        )
-    passed, bare = sum(network.calls), bare_time(case.network, calibration, arguments.batch)
+    spent = spent_on_calibrate(case.network, *loaders)
+    whole, network, passed = spent.whole, spent.network, spent.images
+    bare = bare_time(case.network, calibration, arguments.batch)
     rows = {
         "calibrate": whole,
         "inside the network": network,
         f"bare network, {passed:,} images": Clock(bare.cpu * passed, bare.wall * passed),
-        "fit": fit,
+        "fit": spent.fit,
         "everything beside the network": Clock(whole.cpu - network.cpu, whole.wall - network.wall),
     }
     lines = [
@@ -125,10 +130,30 @@ def cost(case: Case, arguments: argparse.Namespace) -> str:
         f"load {os.getloadavg()[0]:.1f} at the end\n",
         "| | processor s | wall clock s | of the processor time inside the network |\n|---|---|---|---|",
     ]
-    for name, spent in rows.items():
-        share = spent.cpu / network.cpu
-        lines.append(f"| {name} | {spent.cpu:.1f} | {spent.wall:.1f} | {100 * share:.0f} % |")
+    for name, clock in rows.items():
+        share = clock.cpu / network.cpu
+        lines.append(f"| {name} | {clock.cpu:.1f} | {clock.wall:.1f} | {100 * share:.0f} % |")
     return "\n".join([*lines, ""])
+
+
+def spent_on_calibrate(network: nn.Module, calibration: Any, reference: Any) -> Spent:
+    """One call of `salgp.calibrate` with the default method, and the time inside the network and the fit."""
+    whole, passes, fit = Clock(), Clock(), Clock()
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        passes.calls.append(len(batch[0]))
+        return model(batch[0])
+
+    with mock.patch.object(LayerEvidence, "fit", fit.of(LayerEvidence.fit)):
+        classifier = whole.of(salgp.calibrate)(
+            network,
+            calibration,
+            reference=reference,
+            reader=salgp.Reader(forward=passes.of(forward)),
+            progress=False,
+        )
+    classifier.taps = replace(classifier.taps, forward=None)
+    return Spent(classifier, sum(passes.calls), whole, passes, fit)
 
 
 def overhead(case: Case, arguments: argparse.Namespace) -> str:
@@ -144,14 +169,24 @@ def overhead(case: Case, arguments: argparse.Namespace) -> str:
     ]
     for n, repeat in ((1, 400), (32, 60), (250, 9)):
         calls = (torch.no_grad()(case.network), classifier.features, classifier)
-        clocks: list[list[Clock]] = [[] for _ in calls]
-        for _ in range(repeat):
-            for call, spent in zip(calls, clocks, strict=True):
-                spent.append(Clock())
-                spent[-1].of(call)(images[:n])
-        bare, read, whole = (1000 * median(clock.cpu for clock in spent) for spent in clocks)
+        bare, read, whole = (1000 * clock.cpu for clock in in_turns(calls, images[:n], repeat))
         lines.append(f"| {n} | {bare:.2f} | {read:.2f} | {whole:.2f} | {100 * (whole / bare - 1):.0f} % |")
     return "\n".join([*lines, ""])
+
+
+def in_turns(calls: Iterable[Callable[[Any], Any]], x: Any, repeat: int) -> list[Clock]:
+    """Median times of several calls on the same input; the calls take turns."""
+    clocks: list[tuple[Callable[[Any], Any], list[Clock]]] = [(call, []) for call in calls]
+    for _ in range(repeat):
+        for call, spent in clocks:
+            spent.append(Clock())
+            spent[-1].of(call)(x)
+    return [median_clock(spent) for _, spent in clocks]
+
+
+def median_clock(clocks: Sequence[Clock]) -> Clock:
+    """Median processor time and median wall-clock time."""
+    return Clock(median(clock.cpu for clock in clocks), median(clock.wall for clock in clocks))
 
 
 def curve(case: Case, arguments: argparse.Namespace) -> str:
@@ -227,7 +262,8 @@ def bare_time(model: nn.Module, data: Any, batch: int) -> Clock:
     for clock in clocks:
         clock.of(lambda: [model(x) for x in images])()
     n = sum(len(x) for x in images)
-    return Clock(median(c.cpu for c in clocks) / n, median(c.wall for c in clocks) / n)
+    spent = median_clock(clocks)
+    return Clock(spent.cpu / n, spent.wall / n)
 
 
 if __name__ == "__main__":
