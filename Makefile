@@ -6,7 +6,7 @@ JOBS   ?= 2
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-slow test-lowest test-pythons fuzz mutants sbom hashes lint types docs docs-version package check bench bench-history bench-shift bench-scale clean
+.PHONY: help demo test test-slow test-lowest test-pythons fuzz mutants sbom hashes lint types docs docs-version package check bench bench-speed bench-history bench-shift bench-scale clean
 help:            ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
@@ -90,6 +90,9 @@ bench: $(VENV)/.dev  ## speed against GPyTorch, netcal, scikit-learn and torchme
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/baselines.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/metrics.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scores_alone.py
+
+bench-speed: $(VENV)/.dev  ## ours, the bare forward passes and the alternatives in one table (SALGP_DATA=folder of the real data)
+	$(BIN)/python benchmarks/speed.py --write benchmarks/results/speed.md
 
 bench-history: $(VENV)/.dev  ## the last runs of every figure as a table, from benchmarks/history.jsonl
 	$(BIN)/python benchmarks/history.py --write benchmarks/results/history.md
