@@ -73,7 +73,7 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(calibration=250, reference=100, gp=20, repeats=1, turns={1: 2, 32: 1, 250: 1})
+QUICK = Sizes(calibration=40, reference=60, gp=20, repeats=1, turns={1: 2, 32: 1, 250: 1})
 
 
 @dataclass
@@ -204,7 +204,8 @@ def network_rows(case: Case, sizes: Sizes) -> list[Row]:
         faiss_density(data),
         our_density(data),
     ]
-    images = torch.stack([case.calibration[i][0] for i in range(max(sizes.turns))])
+    taken = [i % sizes.calibration for i in range(max(sizes.turns))]
+    images = torch.stack([case.calibration[i][0] for i in taken])
     predict(rows, {n: images[:n] for n in sizes.turns}, sizes.turns)
     return rows
 
