@@ -79,7 +79,8 @@ def confidence(c: Any, z: np.ndarray, layers: list[np.ndarray], window: np.ndarr
         here = np.flatnonzero(window == number)
         n, u = len(here), s[here].mean(axis=0)
         shrunk = u**3 / (u**2 + 4 / n)
-        k = np.clip(m.window.weights.numpy() @ (np.sign(shrunk) * np.log1p(np.abs(shrunk))) - 0.3, 0, 1)
+        evidence_of_shift = m.window.weights.numpy() @ (np.sign(shrunk) * np.log1p(np.abs(shrunk)))
+        k = np.clip((evidence_of_shift - 0.3) / 0.7, 0, 1)
         for i in here:
             expected = 1 + (n - 1) * float(m.window.shares[y[i]])
             r = max(0.0, np.log((y[here] == y[i]).sum() / expected))

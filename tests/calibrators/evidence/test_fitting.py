@@ -77,7 +77,7 @@ def test_the_shift_score_is_a_ridge_logistic_regression() -> None:
     rows = fitted().training_rows_
     score, X, first = fit_score(rows), rows.samples.score_inputs, rows.original
     y = (~first).double().numpy()
-    weight = np.where(y > 0, 250 / 500, 1.0)  # augmented samples weigh as much as the originals
+    weight = np.where(y > 0, 250 / 9 / 500, 1.0)  # augmented samples have a tenth of the total
     peer = LogisticRegression(C=1 / 20.0, tol=1e-10, max_iter=5000).fit(X[:, 1:].numpy(), y, weight)
     np.testing.assert_allclose(score[1:].numpy(), peer.coef_[0], atol=2e-3)
     assert float(score[0]) == pytest.approx(float(peer.intercept_[0]), abs=2e-2)

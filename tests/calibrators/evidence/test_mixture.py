@@ -60,7 +60,8 @@ def test_the_confidence_is_the_formula_of_the_docstring() -> None:
     f_shift = samples.design @ mixture.shift.weights + mixture.shift.offsets[label]
     s = torch.sigmoid(torch.stack([samples.score_inputs @ mixture.score, f_shift], dim=1))
     u = ((s - window.centre) / window.scale).mean(dim=0)
-    k = sum(float(w) * by_hand(float(x), 60) for w, x in zip(window.weights, u, strict=True)) - DOUBT
+    k = sum(float(w) * by_hand(float(x), 60) for w, x in zip(window.weights, u, strict=True))
+    k = (k - DOUBT) / (1 - DOUBT)
     assert 0 < k < 1
     f = f_in + k * (f_shift - f_in)
     for i, c in enumerate(label.tolist()):

@@ -27,7 +27,7 @@ FEWEST_ERRORS = 10
 SCORE_RIDGE = 20.0
 """Prior precision of the weights of the shift score: it has many inputs."""
 AUGMENTED_SHARE = 0.1
-"""Share of augmented samples in the weight of rows of the expert in domain."""
+"""Share of augmented samples in the weight of rows, for the expert in domain and for the shift score."""
 SCORE_ROWS = 6000
 """Most rows that the shift score is fitted to: more do not change its weights."""
 SIZES = (1, 50)
@@ -179,7 +179,7 @@ def fit_score(rows: TrainingRows) -> Tensor:
     X = rows.samples[used].score_inputs
     prior = X.new_full((X.shape[1],), SCORE_RIDGE)
     prior[0] = RIDGE / 40
-    return logistic(X, (~original).to(X), _weights(original, 0.5), prior)
+    return logistic(X, (~original).to(X), _weights(original, AUGMENTED_SHARE), prior)
 
 
 def fit_window(

@@ -57,7 +57,7 @@ class WindowModel:
 
     def weigh(self, m: Tensor) -> Tensor:
         """Shift weight ``k (n,)`` of compressed statistics ``m (n, 2)``."""
-        return (m @ self.weights - DOUBT).clamp(0.0, 1.0)
+        return ((m @ self.weights - DOUBT) / (1 - DOUBT)).clamp(0.0, 1.0)
 
     def shift(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Shift weight ``k`` and over-prediction ``r_class``, ``(n,)`` each, of samples in the windows
