@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -86,7 +85,3 @@ def test_late_labels_of_samples_never_fed_are_noted(run: Run) -> None:
     code, said = run("monitor temperature --late tuesday-labelled.safetensors --state watch")
     assert code == 0
     assert "no batch of exactly the samples of tuesday-labelled.safetensors was fed before" in said
-
-
-def test_info_of_a_monitor_is_still_told(run: Run) -> None:
-    assert json.loads(run("info watch --json")[1])["n reference"] == 200

@@ -191,7 +191,7 @@ def test_a_shard_in_windows_is_the_prediction_in_windows(tmp_path: Path, window:
         families=torch.arange(3).repeat_interleave(400),
     )
     calibrators.get("layer-evidence").fit(families, labels.repeat(3)).save(tmp_path / "cal")
-    store = write_store([(features, labels)], tmp_path / "store", rows=400)
+    store = write_store([(copies[1], labels)], tmp_path / "store", rows=400)
     (tmp_path / "out").mkdir()
     given = (
         str(store.folder),
@@ -205,8 +205,8 @@ def test_a_shard_in_windows_is_the_prediction_in_windows(tmp_path: Path, window:
     assert shard.rows == 400
     found = read_table(tmp_path / "out" / "part-000000.parquet", 400).column("confidence").to_numpy()
     plain = load_calibrator(tmp_path / "cal")
-    np.testing.assert_allclose(found, plain.predict(features, context=window).confidence, atol=1e-6)
-    assert window == 400 or np.abs(found - plain.predict(features).confidence.numpy()).max() > 1e-3
+    np.testing.assert_allclose(found, plain.predict(copies[1], context=window).confidence, atol=1e-6)
+    assert window == 400 or np.abs(found - plain.predict(copies[1]).confidence.numpy()).max() > 1e-3
 
 
 def test_scores_are_compared_with_their_checksums(folder: Path, tmp_path: Path) -> None:

@@ -224,49 +224,57 @@ def read_calibration_data(
         >>> read_calibration_data(nn.Sequential(nn.Flatten()), [(x, y)], Reader(layers=())).features
         Features(8 samples, 3 classes, no layers)
     """
-    if budget is not None and not budget > 0:
-        raise ValueError(f"budget must be a positive number of seconds, got {budget}")
-    begin = time.monotonic()
+    clock = _Clock(budget)
     readings = read_batches(model, loader, reader, progress=progress)
     originals = () if perturb is None else tuple(readings)  # batches are kept only to be augmented
     reader, features, labels = _labelled(originals or readings)
-    rate = len(features) / (time.monotonic() - begin)
-
-    def passes() -> int | None:
-        """Forward passes for which the budget still lasts."""
-        left = None if budget is None else READING_SHARE * budget + begin - time.monotonic()
-        return None if left is None else max(0, int(rate * left))
-
+    clock.learn(len(features))
     rows = len(features) / (steps_in(loader) or 1)
-    n_reference = int(rows * ((steps_in(reference) if reference is not None else 0) or 0))
+    n_reference = 0 if reference is None else int(rows * (steps_in(reference) or 0))
     augmentation: Augmentation | None = None
     if perturb is not None and (features.layers or not needs_layers):
-        batches = [reading.batch for reading in originals]
-        left, few = passes(), n_reference // 10  # as good as all: benchmarks/results/calibrate.md
         features, labels, augmentation = augment(
             model,
             reader,
-            batches,
+            [reading.batch for reading in originals],
             features,
             labels,
             perturb,
-            passes=None if left is None else left - min(few, left // 2),
+            passes=clock.passes(keep=n_reference // 10),  # as good as all: benchmarks/results/calibrate.md
             progress=progress,
         )
     if reference is None:
         return CalibrationData(reader, features, labels, None, augmentation)
-    left = passes()
+    left = clock.passes()
     step = 1 if left is None else max(1, -(-n_reference // max(left, 1)))
-    if step > 1:
-        reference = islice(reference, 0, None, step)
+    some = reference if step == 1 else islice(reference, 0, None, step)
     title = "reading the reference"
-    _, known, classes = _labelled(read_batches(model, reference, reader, progress=progress, title=title))
+    _, known, classes = _labelled(read_batches(model, some, reader, progress=progress, title=title))
     check_finite(known.logits, "the class scores of the reference hold")
-    if augmentation is not None:
-        augmentation = replace(
-            augmentation, reference=min(1.0, len(known) / n_reference) if step > 1 else 1.0
-        )
+    if augmentation is not None and step > 1:
+        augmentation = replace(augmentation, reference=len(known) / n_reference)
     return CalibrationData(reader, features, labels, (known, classes), augmentation)
+
+
+class _Clock:
+    """How many forward passes a budget of seconds still allows; None where there is no budget."""
+
+    def __init__(self, budget: float | None) -> None:
+        if budget is not None and not budget > 0:
+            raise ValueError(f"budget must be a positive number of seconds, got {budget}")
+        self._begin, self._budget, self._rate = time.monotonic(), budget, 0.0
+
+    def learn(self, samples: int) -> None:
+        """So many samples were read until now."""
+        self._rate = samples / (time.monotonic() - self._begin)
+
+    def passes(self, keep: int = 0) -> int | None:
+        """Passes that are left, of which these, or half, are kept for later."""
+        if self._budget is None:
+            return None
+        left = READING_SHARE * self._budget + self._begin - time.monotonic()
+        passes = max(0, int(self._rate * left))
+        return passes - min(keep, passes // 2)
 
 
 def _labelled(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor]:

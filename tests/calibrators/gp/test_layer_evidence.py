@@ -19,7 +19,7 @@ from salgp.gp.covariance import Covariance, Index, Linear, Theta
 from salgp.gp.kernels import Rows
 from salgp.gp.regression import Posterior, condition_exact
 
-CLASS_SD = 1.0
+CLASS_SD = RIDGE**-0.5
 VARIANCES = [40 / RIDGE, 40 / RIDGE, 1 / RIDGE, 1 / RIDGE, 1 / RIDGE]
 """Prior variances of the weights: constant, tempered log-odds, two layers, novelty."""
 
