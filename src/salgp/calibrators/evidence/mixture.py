@@ -12,7 +12,9 @@ regression "augmented or original?" on agreement, novelty and whitened coordinat
 confidence of ``f_shift``. Each is counted from its mean over the calibration samples, in standard deviations.
 With ``u`` their mean over the window,
 
-    u' = u^3 / (u^2 + 4 / n),      m = sign(u') log(1 + |u'|),      k = (w . m - c) / (1 - c)  kept within [0, 1].
+    u' = u^3 / (u^2 + 4 / n),      m = sign(u') log(1 + |u'|),      k = (w . m - c) / (1 - c),
+
+with ``k`` kept within [0, 1].
 
 ``r_class`` is the over-prediction of the sample's class in its window: with ``n_c`` of ``n`` samples
 predicted as class ``c``, whose share among the calibration samples is ``pi_c``, and ``e_c = 1 + (n - 1)
