@@ -16,6 +16,7 @@ from salgp_study.suite.methods import BASELINES
 from salgp_study.suite.protocol import read_protocol
 from salgp_study.suite.scoring import Record
 from salgp_study.suite.summary import BASE, CONTEXT, PER_SAMPLE, SOFTMAX, Results, Way, table
+from salgp_study.suite.verdicts import in_domain, min_ece, short_name
 
 __all__ = ["ARCHIVE", "BEGIN", "END", "fill_readme", "keep_records", "readme_part"]
 
@@ -48,7 +49,7 @@ def readme_part(results: Results) -> str:
         ways = [way for way in (BASE, *results.best_baselines(3), *results.ours) if part.has(way)]
         rows += _block(kind, part, ways)
     head = ["networks", "in domain: ECE", "NLL", "AUROC", "under shift: ECE", "NLL", "AUROC"]
-    return "\n".join([*table(head, rows), "", _means(results)])
+    return "\n".join([*table(head, rows), "", _means(results), "", _costs(results)])
 
 
 def fill_readme(path: Path, results: Results) -> None:
@@ -89,6 +90,24 @@ def _means(results: Results) -> str:
         shown = ", ".join(f"{way} {_figure(figures[way])}" for way in named)
         parts.append(f"{said} {shown}, and at best {_figure(baselines[best])} of a baseline ({best})")
     return f"Mean ECE over the {len(results.sets)} data sets: {'; '.join(parts)}."
+
+
+def _costs(results: Results) -> str:
+    """On which data sets it costs something in domain."""
+    broken = {v.promise for v in in_domain(results) if not v.kept}
+    parts = []
+    for way, said in ((PER_SAMPLE, "single samples"), (CONTEXT, "with a context")):
+        found = []
+        for name in results.sets:
+            if f"in domain, {name}, {short_name(way)}: ECE" in broken:
+                one = results.of_sets([name])
+                mine, other = (one.mean(w, "in", "ece") for w in (way, min_ece(one)))
+                found.append(f"{name} {_figure(mine)} ({_figure(other)})")
+        parts.append(f"{said}: {', '.join(found) or 'none'}")
+    return (
+        "In domain the ECE is beyond noise above that of the better of no calibration and temperature "
+        f"scaling (in brackets) on: {'; '.join(parts)}."
+    )
 
 
 def _figure(value: float, bold: bool = False) -> str:

@@ -9,7 +9,15 @@ import numpy as np
 
 from salgp_study.suite.summary import BASE, CONTEXT, PER_SAMPLE, SOFTMAX, Results, Way, table
 
-__all__ = ["Verdict", "in_domain", "probabilities", "under_shift", "verdict_table"]
+__all__ = [
+    "Verdict",
+    "in_domain",
+    "min_ece",
+    "probabilities",
+    "short_name",
+    "under_shift",
+    "verdict_table",
+]
 
 NOISE = 0.05
 """Share of the replicates beyond which a difference is more than noise: one end of a 90 % interval."""
@@ -55,7 +63,7 @@ def probabilities(results: Results) -> list[Verdict]:
 
 def _in_domain(results: Results, way: Way, name: str) -> Iterator[Verdict]:
     one = results.of_sets([name])
-    better = min((SOFTMAX, BASE), key=lambda w: one.mean(w, "in", "ece"))
+    better = min_ece(one)
     for key, baseline, sign in (("ece", better, 1), ("nll", BASE, 1), ("auroc", SOFTMAX, -1)):
         mine, theirs = one.mean(way, "in", key), one.mean(baseline, "in", key)
         a, b = one.replicates(way, key, name), one.replicates(baseline, key, name)
@@ -63,7 +71,12 @@ def _in_domain(results: Results, way: Way, name: str) -> Iterator[Verdict]:
         kept = not sure if key == "ece" else not sign * (mine - theirs) > 5e-4
         noise = "beyond noise" if sure else "within noise"
         said = f"{mine:.4f} against {theirs:.4f} ({baseline.method}), {noise}"
-        yield Verdict(f"in domain, {name}, {_short(way)}: {key.upper()}", said, kept)
+        yield Verdict(f"in domain, {name}, {short_name(way)}: {key.upper()}", said, kept)
+
+
+def min_ece(results: Results) -> Way:
+    """No calibration or temperature scaling, whichever has the lower ECE in domain."""
+    return min((SOFTMAX, BASE), key=lambda way: results.mean(way, "in", "ece"))
 
 
 def _surely_worse(differences: np.ndarray) -> bool:
@@ -75,14 +88,18 @@ def _under_shift(results: Results, way: Way, of_base: float, of_baseline: float)
     mine, base = results.mean(way, "shift", "ece"), results.mean(BASE, "shift", "ece")
     said = f"{mine:.3f} against {base:.3f}, ratio {mine / base:.2f}"
     yield Verdict(
-        f"under shift, {_short(way)}: ECE at most {of_base} of temperature's", said, mine <= of_base * base
+        f"under shift, {short_name(way)}: ECE at most {of_base} of temperature's",
+        said,
+        mine <= of_base * base,
     )
     for baseline in results.best_baselines(1):
         theirs = results.mean(baseline, "shift", "ece")
         cost = results.mean(baseline, "in", "ece")
         gain = f"{100 * (1 - mine / theirs):.0f} %"
         said = f"{gain} below {baseline} ({theirs:.3f}, which has {cost:.3f} in domain)"
-        promise = f"under shift, {_short(way)}: ECE {100 * (1 - of_baseline):.0f} % below the best baseline"
+        promise = (
+            f"under shift, {short_name(way)}: ECE {100 * (1 - of_baseline):.0f} % below the best baseline"
+        )
         yield Verdict(promise, said, mine <= of_baseline * theirs)
     yield _rarely(results, way, "ece", 0.02, 20)
     yield _rarely(results, way, "auroc", 0.0, 10)
@@ -102,7 +119,7 @@ def _rarely(results: Results, way: Way, key: str, slack: float, one_in: int) -> 
         said += ", worst: " + "; ".join(f"{' '.join(w)} ({mine[w]:.3f} against {base[w]:.3f})" for w in worst)
     by = f" by more than {slack}" if slack else ""
     promise = (
-        f"under shift, {_short(way)}: {key.upper()} worse than temperature's{by} on at most 1 of {one_in}"
+        f"under shift, {short_name(way)}: {key.upper()} worse than temperature's{by} on at most 1 of {one_in}"
     )
     return Verdict(promise, said, len(worse) * one_in <= len(mine))
 
@@ -111,7 +128,7 @@ def _cifar(results: Results, way: Way) -> Iterator[Verdict]:
     for key, bound, sign in (("ece", 0.040, 1), ("nll", 0.43, 1), ("auroc", 0.80, -1)):
         value = results.mean(way, "shift", key)
         word = "at most" if sign > 0 else "at least"
-        promise = f"CIFAR-10 ResNet-20 under shift, {_short(way)}: {key.upper()} {word} {bound}"
+        promise = f"CIFAR-10 ResNet-20 under shift, {short_name(way)}: {key.upper()} {word} {bound}"
         yield Verdict(promise, f"{value:.3f}", sign * value <= sign * bound)
 
 
@@ -122,8 +139,11 @@ def _probabilities(results: Results, way: Way, name: str) -> Verdict:
             pairs.append((kind, key, results.mean(way, kind, key), results.mean(BASE, kind, key)))
     said = ", ".join(f"{kind} {key[:-6]} {a:.3f} / {b:.3f}" for kind, key, a, b in pairs)
     kept = all(not a > b + 5e-4 for _, _, a, b in pairs)
-    return Verdict(f"probabilities, {name}, {_short(way)}: NLL and Brier not above temperature's", said, kept)
+    return Verdict(
+        f"probabilities, {name}, {short_name(way)}: NLL and Brier not above temperature's", said, kept
+    )
 
 
-def _short(way: Way) -> str:
+def short_name(way: Way) -> str:
+    """How a way of ours is called in promises."""
     return f"context of {way.window}" if way.window else "per sample"
