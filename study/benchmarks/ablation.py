@@ -28,6 +28,7 @@ from salgp.calibrators.evidence import fitting, layer_spaces, mixture, monotone,
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.layer_spaces import Evidence, layer_evidence, make_reference
 from salgp.calibrators.evidence.mixture import Mixture, Samples, samples_of
+from salgp.calibrators.evidence.monotone import MonotoneLogistic
 from salgp.calibrators.evidence.windows import window_sums
 from salgp.features import Features
 from salgp_study.suite.cache import case_folder, read_case
@@ -83,6 +84,9 @@ def parts() -> list[Variant]:
 
         return change
 
+    def without_offsets(*rows: Any, **settings: Any) -> MonotoneLogistic:
+        return monotone.fit_monotone(*rows[:5], offsets=False)
+
     def plain_inputs(samples: Samples) -> Tensor:
         return torch.cat([torch.ones_like(samples.t)[:, None], samples.agreement, samples.novelty], dim=1)
 
@@ -90,7 +94,7 @@ def parts() -> list[Variant]:
         Variant("the model"),
         Variant("layers other than the last (agreement)", layers="last"),
         Variant("novelty", ((Samples, "design", property(no_novelty)),)),
-        Variant("class offsets", ((fitting, "fit_monotone", partial(monotone.fit_monotone, offsets=False)),)),
+        Variant("class offsets", ((fitting, "fit_monotone", without_offsets),)),
         Variant("choice in domain: always temperature", settings=(("layers_in_domain", False),)),
         Variant("choice in domain: always the layers", settings=(("layers_in_domain", True),)),
         Variant(
