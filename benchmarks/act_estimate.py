@@ -14,7 +14,7 @@ from salgp_study.estimators import BASELINES
 LINE = ",\n"
 POINTS = Path(__file__).parent / "results" / "act-estimates.json"
 OURS = "layer evidence, context"
-WINDOW = 50
+WINDOW = 200
 NORMAL = 1.645
 FAILED = 0.15
 """An estimate that is off by more is named."""
