@@ -245,12 +245,12 @@ def retokenize(
         text = [(token, place) for place, token in enumerate(row) if mask[place]]
         end = len(text) - tokens.tail
         head, middle, tail = text[: tokens.head], text[tokens.head : end], text[end:]
-        room = limit - len(head) - len(tail)
+        capacity = limit - len(head) - len(tail)
         for how, weaker in [*((change, s / 2**k) for k in range(4)), (lose_words, s)]:
             new = _changed_places(middle, special, tokenizer, how, weaker, seed)
-            if len(new) <= room:
+            if len(new) <= capacity:
                 break
-        rows.append([*head, *new[:room], *tail])
+        rows.append([*head, *new[:capacity], *tail])
     return _padded(rows, ids, tokens, tokenizer)
 
 
