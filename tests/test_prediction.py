@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 from typing import Any
 
 import numpy as np
@@ -261,3 +262,35 @@ def test_printed_it_is_a_short_table() -> None:
     assert lines[11:] == ["... 2,000 samples"]
     assert repr(found[:0]) == "Prediction(0 samples, 3 classes)"
     assert len(str(found[:0]).splitlines()) == 1
+
+
+def test_what_is_given_as_a_function_is_worked_out_once_and_when_read() -> None:
+    asked: list[str] = []
+
+    def novelty() -> torch.Tensor:
+        asked.append("novelty")
+        return torch.ones(len(FEATURES))
+
+    def variance() -> torch.Tensor:
+        asked.append("variance")
+        return torch.ones(len(FEATURES))
+
+    p = Prediction.from_log_odds(FEATURES, torch.zeros(len(FEATURES)), variance, novelty=novelty)
+    assert float(p.confidence[0]) == 0.5
+    assert asked == []
+    plain = Prediction.from_log_odds(FEATURES, torch.zeros(len(FEATURES)), torch.ones(len(FEATURES)))
+    for name in ("std", "lower", "upper", "probs"):
+        torch.testing.assert_close(getattr(p, name), getattr(plain, name))
+    assert p.novelty is p.novelty
+    assert asked == ["variance", "novelty"]
+    again = pickle.loads(pickle.dumps(Prediction.from_log_odds(FEATURES, p.confidence, variance)))
+    assert again.std is not None
+    assert again.probs.shape == p.probs.shape
+
+
+def test_a_later_change_of_the_features_changes_no_prediction() -> None:
+    logits = FEATURES.logits.clone()
+    p = Prediction.from_confidence(Features(logits), torch.full((len(logits),), 0.8))
+    expected = Prediction.from_confidence(FEATURES, torch.full((len(logits),), 0.8)).probs.clone()
+    logits.zero_()
+    torch.testing.assert_close(p.probs, expected)
