@@ -306,3 +306,28 @@ def test_a_view_costs_little() -> None:
         bare = seconds(lambda: model(x))
     assert seconds(lend) < 0.25 * bare
     assert isinstance(FrozenCopy(model, nothing).network, networks.ResidualNet)
+
+
+class Uncounted(nn.Module):
+    """Normalises by statistics that a pass in training mode writes to without counting a version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("var", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+
+
+def test_buffers_written_to_without_a_version_are_followed() -> None:
+    model = Uncounted()
+    frozen = FrozenCopy(model)
+    assert frozen.follow()
+    version = model.mean._version
+    model.train()(5 + torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
+    assert model.mean._version == version
+    assert float(model.mean.min()) > 0.1
+    assert frozen.follow()
+    torch.testing.assert_close(frozen.network.mean, model.mean)
+    torch.testing.assert_close(frozen.network.var, model.var)

@@ -332,7 +332,7 @@ def augment(
     inside = trials if any(family.inside for family in families) else 0
     trials = inside + len(families) * trials
     most = len(families) * len(labels)
-    per_sample = 1.0 if passes is None else min((passes - trials) / max(most, 1), MOST)
+    per_sample = 1.0 if passes is None else min(max(passes - trials, 0) / max(most, 1), MOST)
     rounds, share = max(1, int(per_sample)), min(per_sample, 1.0)
     total = trials + round(rounds * share * most)
     scales: list[float] = []

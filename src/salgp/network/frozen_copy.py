@@ -126,7 +126,6 @@ class FrozenCopy:
         self._shared = [] if torch.compiler.is_compiling() else [x.detach() for x in buffers]
         with torch.inference_mode(False):  # a copy made for inference could not follow outside of it
             self._own = [x.clone() for x in self._shared]
-        self._copied: tuple[list[int], list[int]] | None = None
         self.network = frozen_copy(model, {id(x): own for x, own in zip(buffers, self._own, strict=False)})
         named = [(m._buffers, name, x) for m in self.network.modules() for name, x in m._buffers.items()]
         self._places = named if self._own else []
@@ -146,9 +145,8 @@ class FrozenCopy:
             self._versions, self.placement = versions, _placement(self._tensors, self._parameters)
         for table, name, own in self._places:
             table[name] = own
-        if self._own and self._copied != (versions, [x._version for x in self._own]):
+        if self._own:  # always: batch normalisation writes to its buffers without counting versions
             torch._foreach_copy_(self._own, self._shared)
-            self._copied = versions, [x._version for x in self._own]
         return True
 
     @property
