@@ -864,7 +864,10 @@ def test_extract_from_hugging_face_and_parquet(run: Any, tmp_path: Path) -> None
         "labels": [0, 2],
     }
     pq.write_table(pa.table(columns), tmp_path / "text.parquet")
+    logging = transformers.utils.logging
+    logging.enable_progress_bar()
     assert run("extract hf:OUT/model OUT/text.parquet -o OUT/f.safetensors -q") == (0, "", "")
+    assert logging.is_progress_bar_enabled(), "the setting of somebody else's library is as it was"
     features, labels = salgp.load_features(tmp_path / "f.safetensors")
     assert features.n_classes == 3
     assert len(features.layers) >= 2

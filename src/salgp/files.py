@@ -352,6 +352,12 @@ def _hugging_face(folder: Path) -> nn.Module:
             f"{folder}: {name or 'no architecture'} is no classifier; expected "
             f"...ForSequenceClassification or ...ForImageClassification"
         )
-    transformers.utils.logging.disable_progress_bar()  # the command line has its own
-    model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # the command line has its own
+    try:
+        model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
     return model
