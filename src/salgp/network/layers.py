@@ -27,11 +27,12 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import re
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -40,7 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from salgp.network.frozen_copy import FrozenCopy
-from salgp.network.taps import Layout, Pooling, Probe, Tap, activation, raw_logits
+from salgp.network.taps import Change, Layout, Pooling, Probe, Tap, activation, raw_logits
 
 __all__ = [
     "MAX_LAYERS",
@@ -70,6 +71,9 @@ are ``auto``.
 
 Leads = Callable[[Tap], bool]
 """Do the logits depend on what this tap reads?"""
+
+Run = Callable[[nn.Module], Any]
+"""Makes one forward pass of the network it is given and returns its output."""
 
 ALIKE, SAME = 0.02, 1e-4
 """Scores of the same inputs may differ by this share of the largest, and by this where the inputs of the last
@@ -106,6 +110,12 @@ class Call:
         """Feature name: ``name``, ``name@2``, ..."""
         return numbered(self.name, self.count)
 
+    @property
+    def states(self) -> list[str]:
+        """Feature names of a recurrent layer's final hidden states, by depth; none of others."""
+        depths = self.module.num_layers if isinstance(self.module, nn.RNNBase) else 0
+        return [numbered(f"{self.name}.{depth}", self.count) for depth in range(depths)]
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -131,22 +141,28 @@ class Trace:
         """Modules that ran."""
         return frozenset(c.name for c in self.calls)
 
+    @property
+    def parents(self) -> frozenset[str]:
+        """Modules inside which another module ran."""
+        return frozenset(parent for name in self.names for parent in ancestors(name))
+
     def leaves(self) -> list[Call]:
         """Calls of modules inside which no other module ran."""
-        parents = {p for name in self.names for p in ancestors(name)}
+        parents = self.parents
         return [c for c in self.calls if c.name not in parents]
 
     def taps(self) -> dict[str, Tap]:
         """Every tap the pass offers, by feature name, in order."""
-        return {tap.name: tap for call in self.calls if call.name for tap in _taps_of(call, self.n)}
+        found = (tap for call in self.calls if call.name for tap in _taps_of(call, self.n))
+        return {tap.name: tap for tap in found}
 
 
-def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
+def trace(model: nn.Module, run: Run) -> Trace:
     """Write down which modules a forward pass calls, in order.
 
     Args:
         model: the network; a frozen copy of it runs.
-        run: makes one forward pass of the network it is given and returns its output.
+        run: makes one forward pass.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -155,10 +171,7 @@ def trace(model: nn.Module, run: Callable[[nn.Module], Any]) -> Trace:
     """
     seen: list[_Seen] = []
     network = FrozenCopy(model).network
-    for name, module in network.named_modules():
-        scripted = isinstance(module, torch.jit.ScriptModule)  # takes no hooks
-        if not scripted and "parametrizations" not in name.split("."):
-            module.register_forward_hook(_recorder(name, seen))
+    _record(network, seen)
     with torch.no_grad():
         logits = raw_logits(run(network))
     names = tuple(name for name, _ in model.named_modules() if name)
@@ -172,8 +185,8 @@ def ancestors(name: str) -> list[str]:
         >>> ancestors("layer1.0.conv")
         ['layer1.0', 'layer1', '']
     """
-    parts = name.split(".") if name else []
-    return [".".join(parts[:i]) for i in range(len(parts) - 1, -1, -1)]
+    outer = name.rpartition(".")[0]
+    return [outer, *ancestors(outer)] if name else []
 
 
 def numbered(name: str, count: int) -> str:
@@ -203,9 +216,7 @@ class Flow:
         True
     """
 
-    def __init__(
-        self, model: nn.Module, found: Trace, run: Callable[[nn.Module], Any], mask: Tensor | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, found: Trace, run: Run, mask: Tensor | None = None) -> None:
         self._taps = tuple(found.taps().values())
         self._run = run
         self._mask = mask
@@ -217,27 +228,29 @@ class Flow:
 
     def __call__(self, tap: Tap) -> bool:
         if tap.name not in self._known:
-            self._known[tap.name] = not torch.equal(self._disturbed(tap.name), self._before)
+            after = self._disturbed(tap.name)
+            self._known[tap.name] = not torch.equal(after, self._before)
         return self._known[tap.name]
 
     def with_pooling(self, tap: Tap) -> Tap:
         """The tap, with the last token instead of the mean over tokens where the network reads that."""
-        sequence = tap.pooling == "auto" and not tap.layout.recurrent and self._is_sequence(tap)
-        return replace(tap, pooling="time-last") if sequence and self._reads_last else tap
+        open_choice = tap.pooling == "auto" and not tap.layout.recurrent
+        if open_choice and self._is_sequence(tap) and self._reads_last:
+            return replace(tap, pooling="time-last")
+        return tap
 
     @functools.cached_property
     def _reads_last(self) -> bool:
         """Does the deepest sequence count for nothing but its last real token?"""
-        deepest = next((tap for tap in reversed(self._taps) if self._is_sequence(tap) and self(tap)), None)
+        sequences = filter(self._is_sequence, reversed(self._taps))
+        deepest = next(filter(self, sequences), None)
         if deepest is None:
             return False
         n, width = self._shapes[deepest.name][:2]
-        if self._mask is not None and self._mask.shape != (n, width):
-            return False
         real = torch.ones(n, width) if self._mask is None else self._mask.cpu()
-        last = width - 1 - real.flip(1).bool().int().argmax(dim=1)
-        others = 1 - torch.nn.functional.one_hot(last, width)
-        after = self._disturbed(deepest.name, others)
+        if real.shape != (n, width):
+            return False
+        after = self._disturbed(deepest.name, 1 - _last_real(real))
         return torch.allclose(after, self._before, rtol=SAME, atol=SAME)
 
     def _is_sequence(self, tap: Tap) -> bool:
@@ -245,26 +258,22 @@ class Flow:
         shape = self._shapes.get(tap.name, ())
         return tap.layout.channels == "last" and len(shape) == 3 and shape[1] > 1
 
-    def _keep_shape(self, name: str, x: Tensor) -> Tensor:
-        self._shapes[name] = x.shape
+    def _keep_shape(self, j: int, x: Tensor) -> Tensor:
+        self._shapes[self._taps[j].name] = x.shape
         return x
 
     def _disturbed(self, name: str, share: Tensor | None = None) -> Tensor:
         """The logits with noise on what one tap gives, or on a share ``(n, T)`` of its positions."""
 
-        def change(at: str, x: Tensor) -> Tensor:
-            if at != name:
-                return x
-            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-            noise = noise if share is None else noise * share[:, :, None]
-            return x + (x.abs().mean() + 1) * noise.to(x)
+        def change(j: int, x: Tensor) -> Tensor:
+            return x + _noise_for(x, share) if self._taps[j].name == name else x
 
         return self._logits(change)
 
     @torch.no_grad()
-    def _logits(self, change: Callable[[str, Tensor], Tensor]) -> Tensor:
+    def _logits(self, change: Change) -> Tensor:
         self._frozen.follow()
-        with self._frozen.probe.reading(None, lambda j, x: change(self._taps[j].name, x)):
+        with self._frozen.probe.reading(None, change):
             return raw_logits(self._run(self._frozen.network)).clone()
 
 
@@ -272,12 +281,34 @@ _Seen = tuple[str, nn.Module, Tensor | None, bool, Layout]
 """Name, module and output of a call, was it padded (then it is batch first), and its layout."""
 
 
-def _recorder(name: str, seen: list[_Seen]) -> Callable[[nn.Module, Any, Any], None]:
+def _last_real(mask: Tensor) -> Tensor:
+    """1 at the last real token of each row, ``(n, T)``."""
+    padding_behind = mask.bool().flip(1).int().argmax(dim=1)
+    return nn.functional.one_hot(padding_behind, mask.shape[1]).flip(1)
+
+
+def _noise_for(x: Tensor, share: Tensor | None) -> Tensor:
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    if share is not None:
+        noise = noise * share[:, :, None]
+    return (x.abs().mean() + 1) * noise.to(x)
+
+
+def _record(network: nn.Module, seen: list[_Seen]) -> None:
+    """Append every call of the network's modules to ``seen``."""
+    for name, module in network.named_modules():
+        scripted = isinstance(module, torch.jit.ScriptModule)  # takes no hooks
+        if not scripted and "parametrizations" not in name.split("."):
+            module.register_forward_hook(_recorder(name, seen))
+
+
+def _recorder(name: str, seen: list[_Seen]) -> Callable[..., None]:
     def hook(module: nn.Module, _: Any, output: Any) -> None:
         x, mask, _ = activation(output)
-        layout = _own_layout(module) or (seen[-1][-1] if seen else Layout())
         if x is not None and x.numel() > x.shape[:2].numel():
             x = x.to("meta")  # only the logits are to be recognised by where they lie
+        inherited = seen[-1][-1] if seen else Layout()
+        layout = _own_layout(module) or inherited
         seen.append((name, module, x, mask is not None, layout))
 
     return hook
@@ -289,9 +320,8 @@ def _calls(seen: Iterable[_Seen], logits: Tensor) -> Iterator[Call]:
         counts[name] += 1
         shape = None if x is None else tuple(x.shape)
         axis = 0 if shape is None or padded else _batch_axis(shape, len(logits), module)
-        yield Call(
-            name, counts[name], module, shape, replace(layout, batch_axis=axis), _same_values(x, logits)
-        )
+        layout = replace(layout, batch_axis=axis)
+        yield Call(name, counts[name], module, shape, layout, _same_values(x, logits))
 
 
 def _same_values(x: Tensor | None, logits: Tensor) -> bool:
@@ -306,40 +336,46 @@ def _batch_axis(shape: tuple[int, ...], n: int, module: nn.Module) -> int:
         return 0
     if shape[1] == n != shape[0]:
         return 1
-    stated = [m.batch_first for m in module.modules() if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
-    return int(bool(stated) and not any(stated))
+    kinds = nn.RNNBase | nn.MultiheadAttention
+    stated = {m.batch_first for m in module.modules() if isinstance(m, kinds)}
+    return int(stated == {False})
+
+
+_WIDTHS = (
+    (nn.modules.conv._ConvNd, "first", "out_channels"),
+    (nn.modules.batchnorm._NormBase, "first", "num_features"),
+    (nn.Linear, "last", "out_features"),
+    (nn.Embedding, "last", "embedding_dim"),
+    (nn.MultiheadAttention, "last", "embed_dim"),
+)
+"""Kinds of module, which axis holds their channels, and the attribute that counts these."""
 
 
 def _own_layout(module: nn.Module) -> Layout | None:
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return Layout("first", module.out_channels)
-    if isinstance(module, nn.modules.batchnorm._NormBase):
-        return Layout("first", module.num_features)
     if isinstance(module, nn.RNNBase):
         size = module.proj_size or module.hidden_size
         return Layout("last", size * (2 if module.bidirectional else 1), recurrent=True)
-    if isinstance(module, nn.Linear):
-        return Layout("last", module.out_features)
     if isinstance(module, nn.LayerNorm):
         return Layout("last", module.normalized_shape[-1])
-    if isinstance(module, nn.Embedding | nn.MultiheadAttention):
-        return Layout("last", module.embedding_dim if isinstance(module, nn.Embedding) else module.embed_dim)
+    for kind, channels, width in _WIDTHS:
+        if isinstance(module, kind):
+            return Layout(channels, getattr(module, width))
     return None
 
 
 def _taps_of(call: Call, n: int) -> Iterator[Tap]:
-    if isinstance(call.module, nn.RNNBase):
-        for depth in range(call.module.num_layers):
-            yield Tap(numbered(f"{call.name}.{depth}", call.count), call.name, call.count, depth)
+    for depth, state in enumerate(call.states):
+        yield Tap(state, call.name, call.count, depth)
     if call.shape and call.shape[call.layout.batch_axis] == n:
-        yield Tap(call.label, call.name, call.count, None, "auto", call.layout)
+        yield Tap(call.label, call.name, call.count, layout=call.layout)
 
 
 def _warn_of_chance(first: Tensor, second: Tensor) -> None:
     """Two passes of the same samples have been made anyway: are their scores alike?"""
     if not first.is_floating_point() or first.numel() == 0 or first.shape != second.shape:
         return  # no class scores: `as_logits` says so
-    if bool((first - second).abs().max() > ALIKE * first.abs().max()):
+    difference = (first - second).abs().max()
+    if difference > ALIKE * first.abs().max():
         warnings.warn(
             "the network gives other scores for the same inputs in every pass (dropout that stays on in "
             "evaluation mode?): a confidence is then that of one random pass; switch it off, or calibrate "
@@ -369,23 +405,13 @@ def auto_layers(found: Trace, leads: Leads = lambda tap: True) -> tuple[str, ...
         >>> auto_layers(trace(model, lambda network: network(torch.zeros(2, 1, 8, 8))))
         ('2', '5')
     """
-    head = _classifier(found)
-    stop = len(found.calls) if head is None else found.calls.index(head)
-    closed = {"", *(() if head is None else (head.name, *ancestors(head.name)))}
-    before = [c for c in found.calls[:stop] if c.name not in closed]
-    stack = [c for c in before if c.name in _stack(found, before, closed)]
-    inside = {c.name for c in stack}
-    plain = [
-        end
-        for start, end in _plain_blocks(found, before)
-        if not inside.intersection((start.name, *ancestors(start.name)))
-    ]
-    if stack:
-        last = before.index(stack[-1])
-        plain = [c for c in plain if before.index(c) > last or isinstance(c.module, nn.RNNBase)]
+    before = _before_classifier(found)
+    stack = _stack(found, before)
+    chosen = _plain_outside(found, before, stack)
+    chosen |= {c for c in before if c.name in stack}
     offered = found.taps()
-    names = [name for c in before if c in stack or c in plain for name in _auto_names(c, offered, leads)]
-    return thinned(names, MAX_LAYERS)
+    names = [_auto_names(call, offered, leads) for call in before if call in chosen]
+    return thinned(list(itertools.chain(*names)), MAX_LAYERS)
 
 
 def make_taps(
@@ -408,17 +434,22 @@ def make_taps(
         ['0', '1']
     """
     offered = found.taps()
-    wanted: set[str] = set()
-    for item in [layers] if isinstance(layers, str | int) else layers:
-        wanted.update(_resolve(item, found, offered, leads))
+    items = [layers] if isinstance(layers, str | int) else layers
+    wanted = {name for item in items for name in _resolve(item, found, offered, leads)}
     chosen = [tap for name, tap in offered.items() if name in wanted]
-    for rule in pooling if isinstance(pooling, Mapping) else ():
-        if not any(_matches(tap.name, rule) for tap in chosen):
+    if isinstance(pooling, Mapping):
+        _check_rules(pooling, [tap.name for tap in chosen])
+    pooled = [replace(tap, pooling=pooling_for(tap.name, pooling)) for tap in chosen]
+    return tuple(replace(tap, leads=leads(tap)) for tap in pooled)
+
+
+def _check_rules(rules: Iterable[str], names: Sequence[str]) -> None:
+    for rule in rules:
+        if not any(_matches(name, rule) for name in names):
             raise KeyError(
                 f"pooling given for {rule!r}, which is none of the tapped layers: "
-                f"{', '.join(t.name for t in chosen) or 'none'}"
+                f"{', '.join(names) or 'none'}"
             )
-    return tuple(replace(tap, pooling=pooling_for(tap.name, pooling), leads=leads(tap)) for tap in chosen)
 
 
 def pooling_for(name: str, pooling: Poolings) -> Pooling:
@@ -442,24 +473,28 @@ def thinned(names: Sequence[str], most: int) -> tuple[str, ...]:
     """
     if len(names) <= most:
         return tuple(names)
-    return tuple(names[round(i * (len(names) - 1) / (most - 1))] for i in range(most))
+    step = len(names) - 1
+    return tuple(names[round(i * step / (most - 1))] for i in range(most))
 
 
 def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap], leads: Leads) -> Iterable[str]:
     if item == "auto":
         return auto_layers(found, leads)
     if isinstance(item, int):
-        automatic = auto_layers(found, leads)
-        if not -len(automatic) <= item < len(automatic):
-            raise IndexError(
-                f"layer {item} is out of range: there are {len(automatic)} automatic layers "
-                f"({', '.join(automatic)})"
-            )
-        return [automatic[item]]
+        return [_at(item, auto_layers(found, leads))]
     matching = [name for name in offered if _matches(name, item)]
     if not matching:
         raise KeyError(_unknown(item, found, offered))
     return matching
+
+
+def _at(position: int, automatic: Sequence[str]) -> str:
+    if not -len(automatic) <= position < len(automatic):
+        raise IndexError(
+            f"layer {position} is out of range: there are {len(automatic)} automatic layers "
+            f"({', '.join(automatic)})"
+        )
+    return automatic[position]
 
 
 def _unknown(item: str, found: Trace, offered: Mapping[str, Tap]) -> str:
@@ -477,20 +512,39 @@ def _unknown(item: str, found: Trace, offered: Mapping[str, Tap]) -> str:
 
 def _matches(label: str, pattern: str) -> bool:
     """Exact name, module name without call number, or glob."""
-    if pattern in (label, label.partition("@")[0]):
+    name = label.partition("@")[0]
+    if pattern in (label, name):
         return True
     parts = re.split(r"(\*\*|\*|\?)", pattern)
-    regex = "".join({"**": ".*", "*": "[^.]*", "?": "[^.]"}.get(part, re.escape(part)) for part in parts)
-    return len(parts) > 1 and re.fullmatch(regex, label.partition("@")[0]) is not None
+    regex = "".join(_WILDCARDS.get(part, re.escape(part)) for part in parts)
+    return len(parts) > 1 and re.fullmatch(regex, name) is not None
+
+
+_WILDCARDS = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
 
 
 def _auto_names(call: Call, offered: Mapping[str, Tap], leads: Leads) -> list[str]:
-    if not isinstance(call.module, nn.RNNBase):
-        return [call.label] if call.label in offered and leads(offered[call.label]) else []
-    states = [numbered(f"{call.name}.{depth}", call.count) for depth in range(call.module.num_layers)]
     if call.label in offered and leads(offered[call.label]):
-        return [*states[:-1], call.label]
-    return states if any(leads(offered[name]) for name in states) else []
+        return [*call.states[:-1], call.label]
+    used = any(leads(offered[name]) for name in call.states)
+    return call.states if used else []
+
+
+def _before_classifier(found: Trace) -> list[Call]:
+    """Calls that finished before the classifier ran; none of modules that it stands in."""
+    head = _classifier(found)
+    closed = [""] if head is None else ["", head.name, *ancestors(head.name)]
+    before = itertools.takewhile(lambda call: call is not head, found.calls)
+    return [call for call in before if call.name not in closed]
+
+
+def _plain_outside(found: Trace, before: Sequence[Call], stack: set[str]) -> set[Call]:
+    """Ends of the plain blocks behind the stack, and of the recurrent ones outside of it."""
+    in_stack = [i for i, c in enumerate(before) if c.name in stack]
+    behind = before[in_stack[-1] + 1 :] if in_stack else before
+    blocks = _plain_blocks(found, before)
+    outside = [end for start, end in blocks if stack.isdisjoint([start.name, *ancestors(start.name)])]
+    return {end for end in outside if end in behind or end.states}
 
 
 def _classifier(found: Trace) -> Call | None:
@@ -498,56 +552,55 @@ def _classifier(found: Trace) -> Call | None:
     per class.
     """
     weighty = [c for c in found.leaves() if _starts_block(c.module)]
-    sure = [c for c in weighty if c.classifier]
+    sure = next((c for c in weighty if c.classifier), None)
     if sure or not weighty:
-        return sure[0] if sure else None
+        return sure
     last = weighty[-1]
-    n_scores = found.logits.numel()
-    per_class = n_scores in (prod(last.shape or ()), found.n * (last.layout.width or -1))
-    return last if per_class else None
+    sizes = prod(last.shape or ()), found.n * (last.layout.width or -1)
+    return last if found.logits.numel() in sizes else None
 
 
-def _stack(found: Trace, before: Sequence[Call], closed: set[str]) -> set[str]:
+def _stack(found: Trace, before: Sequence[Call]) -> set[str]:
     """Names of the repeated blocks at the shallowest level that has some."""
-    runs = Counter(c.name for c in before)
     modules = {c.name: c.module for c in found.calls}
-    parents = {p for name in found.names for p in ancestors(name)}
-    level = [""]
+    parents = found.parents
+    runs = Counter(c.name for c in before if c.name in parents and _starts_block(c.module))
+    level = [""] if "" in modules else []
     while level:
-        below: list[str] = []
-        for name in level:
-            children = list(_running_children(name, modules)) if name in modules else []
-            blocks = [
-                (k, listed)
-                for k, listed in children
-                if k in parents and k in runs and k not in closed and _starts_block(modules[k])
-            ]
-            kinds = Counter(type(modules[k]) for k, _ in blocks)
-            repeated = [
-                listed or runs[k] > 1 or kinds[type(modules[k])] >= _enough(modules[k])
-                for k, listed in blocks
-            ]
-            if any(repeated):
-                return {k for k, _ in blocks[repeated.index(True) :]}
-            below += [k for k, _ in children if k in parents]
-        level = below
+        below = [list(_running_children(name, modules[name], modules)) for name in level]
+        stacks = (_repeated(children, modules, runs) for children in below)
+        stack = next(filter(None, stacks), None)
+        if stack:
+            return stack
+        level = [name for name, _ in itertools.chain(*below) if name in parents]
     return set()
 
 
-def _running_children(name: str, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, bool]]:
+def _repeated(
+    children: Sequence[tuple[str, bool]], modules: Mapping[str, nn.Module], runs: Counter[str]
+) -> set[str]:
+    """The blocks from the first repeated one on: one of a list, of a kind, or of several runs."""
+    blocks = [(name, listed) for name, listed in children if name in runs]
+    kinds = Counter(type(modules[name]) for name, _ in blocks)
+    for i, (name, listed) in enumerate(blocks):
+        module = modules[name]
+        if listed or runs[name] > 1 or kinds[type(module)] >= _enough(module):
+            return {name for name, _ in blocks[i:]}
+    return set()
+
+
+def _running_children(
+    prefix: str, module: nn.Module, running: Container[str], listed: bool = False
+) -> Iterator[tuple[str, bool]]:
     """Children that run themselves, looking through containers that do not; with: did they stand in a
     ModuleList?
     """
-
-    def walk(prefix: str, module: nn.Module, listed: bool) -> Iterator[tuple[str, bool]]:
-        for key, child in module.named_children():
-            full = f"{prefix}.{key}" if prefix else key
-            if full in modules:
-                yield full, listed
-            else:
-                yield from walk(full, child, isinstance(child, nn.ModuleList))
-
-    return walk(name, modules[name], False)
+    for key, child in module.named_children():
+        name = f"{prefix}.{key}" if prefix else key
+        if name in running:
+            yield name, listed
+        else:
+            yield from _running_children(name, child, running, isinstance(child, nn.ModuleList))
 
 
 def _enough(module: nn.Module) -> int:
@@ -559,30 +612,42 @@ def _plain_blocks(found: Trace, before: Sequence[Call]) -> list[tuple[Call, Call
     """First and last call of each block: a layer with weights and the normalisation, activation and pooling
     behind it.
     """
-    usable = set(found.taps())
-    starts: list[Call] = []
-    ends: list[Call] = []
+    blocks = _grouped(c for c in found.leaves() if c in before)
+    ends = [end for _, end in blocks]
+    usable = found.taps()
+    kept = [block for block in blocks if block[1].states or block[1].label in usable]
+    return [(start, _promoted(end, ends, before)) for start, end in kept]
+
+
+def _grouped(leaves: Iterable[Call]) -> list[tuple[Call, Call]]:
+    blocks: list[tuple[Call, Call]] = []
     still_open = False
-    for call in [c for c in found.leaves() if c in before]:
+    for call in leaves:
         if _starts_block(call.module):
-            starts.append(call)
-            ends.append(call)
+            blocks.append((call, call))
             still_open = True
-        elif still_open and not isinstance(call.module, nn.Identity | nn.modules.dropout._DropoutNd):
-            still_open = call.shape == ends[-1].shape or isinstance(call.module, _LOCAL_POOLINGS)
-            ends[-1] = call if still_open else ends[-1]
-    kept = [i for i, end in enumerate(ends) if end.label in usable or isinstance(end.module, nn.RNNBase)]
-    return [(starts[i], _promoted(ends[i], ends, before)) for i in kept]
+        elif still_open and not isinstance(call.module, _IDLE):
+            start, end = blocks[-1]
+            still_open = call.shape == end.shape or isinstance(call.module, _LOCAL_POOLINGS)
+            blocks[-1] = start, call if still_open else end
+    return blocks
 
 
 def _promoted(call: Call, blocks: Sequence[Call], before: Sequence[Call]) -> Call:
     """The outermost module that holds this block and no other, if it keeps the number of axes."""
-    parents = {c.name: c for c in before if c.count == 1}
-    for parent in reversed(ancestors(call.name)):
-        alone = parent in parents and sum(parent in ancestors(b.name) for b in blocks) == 1
-        if alone and call.count == 1 and len(parents[parent].shape or ()) == len(call.shape or ()):
-            return parents[parent]
-    return call
+    if call.count > 1:
+        return call
+    inside = Counter(parent for block in blocks for parent in ancestors(block.name))
+    alone = {parent for parent in ancestors(call.name) if inside[parent] == 1}
+    fitting = [c for c in before if c.name in alone and c.count == 1 and _axes(c) == _axes(call)]
+    return min([*fitting, call], key=lambda c: len(c.name))
+
+
+def _axes(call: Call) -> int:
+    return len(call.shape or ())
+
+
+_IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)
 
 
 _LOCAL_POOLINGS = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._LPPoolNd)
