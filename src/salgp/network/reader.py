@@ -13,12 +13,12 @@ that shuffles gives the same order whether or not somebody reads features on the
 
 from __future__ import annotations
 
+import functools
 import operator
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from salgp.labels import class_labels
 from salgp.logits import OUTPUTS, as_logits, check_undeclared
 from salgp.network.batches import Batch, KnownInputs, LabelsAt, are_texts, in_pieces
 from salgp.network.frozen_copy import FrozenCopies, FrozenCopy, fingerprint, unwrap
-from salgp.network.layers import Flow, Layers, Poolings, make_taps, pooling_for, trace
+from salgp.network.layers import Flow, Layers, Poolings, Run, Trace, make_taps, pooling_for, trace
 from salgp.network.taps import FORWARD, Change, Probe, Tap, TapError, raw_logits
 from salgp.progress import progress_bar, steps_in
 
@@ -56,6 +56,8 @@ Forward = Callable[[nn.Module, Any], Any]
 
 PLAIN = ("output", "seed", "labels_at", "form", "columns")
 """Fields of a reader that JSON holds as they are."""
+
+T = TypeVar("T")
 
 CALL = "for batches ((a, b), y): reader=salgp.Reader(forward=lambda model, batch: model(*batch[0]))"
 """How to call a network whose inputs stand in a tuple of their own."""
@@ -132,13 +134,8 @@ class Reader:
                 object.__setattr__(self, name, operator.index(given))
         if self.output is not None and self.output not in OUTPUTS:
             raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {self.output!r}")
-        wanted = () if self.tokenizer is None else ("encode", "decode", "all_special_ids")
-        missing = [name for name in wanted if not hasattr(self.tokenizer, name)]
-        if missing:
-            raise TypeError(
-                f"tokenizer must be a Hugging Face tokenizer, or have encode, decode and all_special_ids as "
-                f"one has; {type(self.tokenizer).__name__} has no {missing[0]}"
-            )
+        if self.tokenizer is not None:
+            _check_tokenizer(self.tokenizer)
 
     def resolved(self, model: nn.Module, batch: Batch) -> Reader:
         """The same with its taps, found on a few samples of a batch; itself where it has them already."""
@@ -147,24 +144,29 @@ class Reader:
         network = unwrap(model)
         device, dtype = FrozenCopy(network).placement
         few = batch.take(slice(HANDFUL)).to(self.device or device, dtype)
-        found = trace(network, lambda frozen: self._run(frozen, few))
-        taps: tuple[Tap, ...] = ()
-        if isinstance(self.layers, str | int) or len(self.layers):
-            mask = few.mask(network if self.forward is None else None)
-            flow = Flow(network, found, lambda frozen: self._run(frozen, few), mask)
-            # a network may say itself which layers are worth reading, as `salgp.onnx.OnnxNetwork` does
-            layers = getattr(network, "salgp_layers", "auto") if self.layers == "auto" else self.layers
-            taps = tuple(map(flow.with_pooling, make_taps(found, layers, self.pooling, flow)))
-        scores = found.logits
+        run = functools.partial(self._run, batch=few)
+        found = trace(network, run)
+        scores = found.logits.shape
         return replace(
             self,
-            taps=taps,
+            taps=self._chosen_taps(network, found, run, self._mask(network, few)),
             form=batch.form,
             inputs=KnownInputs.of(batch, network, self.forward is not None),
-            columns=None if scores.ndim not in (1, 2) else 1 if scores.ndim == 1 else scores.shape[1],
+            columns=scores[1:].numel() if len(scores) in (1, 2) else None,
             classes=self.classes or getattr(network, "salgp_classes", None),
             _copies=FrozenCopies(),
         )
+
+    def _chosen_taps(
+        self, network: nn.Module, found: Trace, run: Run, mask: Tensor | None
+    ) -> tuple[Tap, ...]:
+        layers = self.layers
+        if not isinstance(layers, str | int) and not len(layers):
+            return ()
+        if layers == "auto":  # a network may say itself which layers are worth reading
+            layers = getattr(network, "salgp_layers", "auto")
+        flow = Flow(network, found, run, mask)
+        return tuple(map(flow.with_pooling, make_taps(found, layers, self.pooling, flow)))
 
     def batch_of(self, item: Any) -> Batch:
         """Inputs and labels of what a loader yields."""
@@ -193,25 +195,32 @@ class Reader:
             return Probe(network, taps)
 
         with self._copies.lent(unwrap(model), prepare) as frozen:
-            device, dtype = frozen.placement
-            batch = batch.to(self.device or device, dtype)
-            mask = batch.mask(frozen.network if self.forward is None else None)
-            with frozen.probe.reading(mask, change) as found:
-                scores = raw_logits(self._run(frozen.network, batch))
+            scores, found = self._scores(frozen, batch, change)
             network = frozen.weights
+        self._check_columns(scores)
+        layers = _layers_of(taps, found)
+        logits = as_logits(scores, self.output or "logits", FORWARD)
+        return Features(logits, layers, network=network)
+
+    def _scores(
+        self, frozen: FrozenCopy, batch: Batch, change: Change | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the network gives, and what passes its taps, by name."""
+        device, dtype = frozen.placement
+        batch = batch.to(self.device or device, dtype)
+        mask = self._mask(frozen.network, batch)
+        with frozen.probe.reading(mask, change) as found:
+            return raw_logits(self._run(frozen.network, batch)), found
+
+    def _mask(self, network: nn.Module, batch: Batch) -> Tensor | None:
+        return batch.mask(network if self.forward is None else None)
+
+    def _check_columns(self, scores: Tensor) -> None:
         if scores.ndim == 1 and self.columns is not None and self.columns > 1:
             raise ValueError(
                 f"the network gave scores of shape {tuple(scores.shape)}, and of shape (n, {self.columns}) "
                 f"when it was calibrated; a sample alone needs a batch axis: x[None]"
             )
-        missing = [tap.name for tap in taps if tap.name not in found]
-        if missing:
-            raise ValueError(
-                f"layer {missing[0]!r} did not run in this forward pass; it ran in the "
-                f"first one: take only layers that always run"
-            )
-        layers = {tap.name: found[tap.name] for tap in taps}
-        return Features(as_logits(scores, self.output or "logits", FORWARD), layers, network=network)
 
     def _run(self, network: nn.Module, batch: Batch) -> Any:
         """What the network returns; where it fails, what it was given stands before its own words."""
@@ -221,15 +230,38 @@ class Reader:
         inputs, keywords = batch.arguments(network)
         try:
             return network(*inputs, **keywords)
+        except (TapError, torch.OutOfMemoryError):
+            raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, TapError | torch.OutOfMemoryError) or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
                 raise
-            plain = all(isinstance(x, Tensor) for x in (*inputs, *keywords.values()))
-            hint = "" if plain else f"; {CALL}"
-            own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
-            raise RuntimeError(
-                f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}{hint}"
-            ) from error
+            raise RuntimeError(_refusal(batch, error)) from error
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    for name in ("encode", "decode", "all_special_ids"):
+        if not hasattr(tokenizer, name):
+            raise TypeError(
+                f"tokenizer must be a Hugging Face tokenizer, or have encode, decode and all_special_ids as "
+                f"one has; {type(tokenizer).__name__} has no {name}"
+            )
+
+
+def _refusal(batch: Batch, error: Exception) -> str:
+    inputs = (*batch.inputs, *batch.keywords.values())
+    hint = "" if all(isinstance(x, Tensor) for x in inputs) else f"; {CALL}"
+    own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+    return f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}{hint}"
+
+
+def _layers_of(taps: Iterable[Tap], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for tap in taps:
+        if tap.name not in found:
+            raise ValueError(
+                f"layer {tap.name!r} did not run in this forward pass; it ran in the "
+                f"first one: take only layers that always run"
+            )
+    return {tap.name: found[tap.name] for tap in taps}
 
 
 Prepare = Callable[[Batch, int], tuple[Batch, Change | None]]
@@ -258,7 +290,7 @@ def read_batches(
     loader: Iterable[Any],
     reader: Reader,
     *,
-    prepare: Prepare | None = None,
+    prepare: Prepare = lambda batch, index: (batch, None),
     progress: bool | None = None,
     title: str = "reading the network",
     with_labels: bool = True,
@@ -281,25 +313,10 @@ def read_batches(
     """
     _check_loader(loader)
     loader = in_pieces(loader)
+    readings = _readings(model, loader, reader, prepare, with_labels)
     first: Reading | None = None
-    random = _PrivateRandom(unwrap(model))
     with progress_bar(title, steps_in(loader), progress) as advance:
-        with random.use():
-            items = enumerate(loader)
-        while True:
-            with random.use():
-                index, item = next(items, (0, _END))
-                if item is _END:
-                    break
-                batch = reader.batch_of(item)
-                if batch.is_empty:
-                    continue
-                changed, change = (batch, None) if prepare is None else prepare(batch, index)
-                reader = reader.resolved(model, changed)
-                features = reader.read(model, changed, change)
-            labels = _labels(batch, features, reader) if with_labels else None
-            place = features.logits.device if reader.keep_on_device else "cpu"
-            reading = Reading(reader, batch, features.to(place, reader.dtype), labels)
+        for index, reading in _with_own_random(readings, unwrap(model)):
             first = first or reading
             _check_alike(first, reading, index)
             yield reading
@@ -308,39 +325,54 @@ def read_batches(
         raise ValueError("the loader gave no batch: there is nothing to extract")
 
 
+def _readings(
+    model: nn.Module, loader: Iterable[Any], reader: Reader, prepare: Prepare, with_labels: bool
+) -> Iterator[tuple[int, Reading]]:
+    """Number and reading of each batch that is not empty."""
+    for index, item in enumerate(loader):
+        batch = reader.batch_of(item)
+        if batch.is_empty:
+            continue
+        changed, change = prepare(batch, index)
+        reader = reader.resolved(model, changed)
+        features = reader.read(model, changed, change)
+        labels = _labels(batch, features, reader) if with_labels else None
+        place = features.logits.device if reader.keep_on_device else "cpu"
+        yield index, Reading(reader, batch, features.to(place, reader.dtype), labels)
+
+
 def collect(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor | None]:
     """Join the readings of a loader: reader in use, features, and labels where there are some. Batches are
     let go as soon as they are read: inputs are often a thousand times as large as their features.
     """
-    features: list[Features] = []
-    labels: list[Tensor] = []
-    readers: list[Reader] = []
-    for reading in readings:
-        readers = readers or [reading.reader]
-        features.append(reading.features)
-        labels += [] if reading.labels is None else [reading.labels]
-    joined, known = Features.concatenate(features), torch.cat(labels) if labels else None
-    reader = readers[0]
+    parts = [(reading.reader, reading.features, reading.labels) for reading in readings]
+    readers, features, labels = zip(*parts, strict=True)
+    reader, joined = readers[0], Features.concatenate(features)
+    given = [y for y in labels if y is not None]
+    known = torch.cat(given) if given else None
     if reader.output is None:
         check_undeclared(joined.logits, known)
         reader = replace(reader, output="logits")
     return reader, joined, known
 
 
-_END = object()
+_END: Any = object()
 
 
 def _check_loader(loader: Any) -> None:
-    array = Tensor | np.ndarray
-    one_batch = isinstance(loader, array | str | nn.Module) or not isinstance(loader, Iterable)
-    if isinstance(loader, tuple) and loader:  # arrays, or texts and their labels
-        texts = len(loader) == 2 and are_texts(loader[0])
-        one_batch = texts or all(isinstance(x, array) for x in loader)
-    if one_batch:
+    if _is_one_batch(loader):
         raise TypeError(
             f"loader must yield batches, got a {type(loader).__name__}; put one batch into a list, "
             f"[(x, y)], and data into torch.utils.data.DataLoader(...)"
         )
+
+
+def _is_one_batch(loader: Any) -> bool:
+    array = Tensor | np.ndarray
+    if isinstance(loader, tuple) and loader:  # arrays, or texts and their labels
+        texts = len(loader) == 2 and are_texts(loader[0])
+        return texts or all(isinstance(x, array) for x in loader)
+    return isinstance(loader, array | str | nn.Module) or not isinstance(loader, Iterable)
 
 
 def _check_alike(first: Reading, reading: Reading, index: int) -> None:
@@ -348,8 +380,8 @@ def _check_alike(first: Reading, reading: Reading, index: int) -> None:
         raise ValueError(
             f"batch {index + 1} differs from the first: only one of them has labels; give all or none"
         )
-    widths, own = (_widths(x.features) for x in (first, reading))
-    for name, width in widths.items():
+    own = _widths(reading.features)
+    for name, width in _widths(first.features).items():
         if own[name] != width:
             raise ValueError(
                 f"{name} is {width} wide in the first batch and {own[name]} in batch {index + 1}; inputs of "
@@ -368,21 +400,19 @@ def _labels(batch: Batch, features: Features, reader: Reader) -> Tensor | None:
     return class_labels(batch.labels, len(features), features.n_classes, reader.classes).cpu()
 
 
-class _PrivateRandom:
-    """A stream of torch random numbers of its own that starts where the global one stands."""
-
-    def __init__(self, model: nn.Module) -> None:
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._devices = [device] if device.type in ("cuda", "xpu") else []
-        self._kind = device.type if self._devices else "cpu"
-        self._state = torch.get_rng_state()
-
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        with torch.random.fork_rng(self._devices, device_type=self._kind):
-            torch.set_rng_state(self._state)
-            yield
-            self._state = torch.get_rng_state()
+def _with_own_random(items: Iterator[T], model: nn.Module) -> Iterator[T]:
+    """The items, made with random numbers of their own that start where torch's global ones stand."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    kind = device.type if device.type in ("cuda", "xpu") else "cpu"
+    state = torch.get_rng_state()
+    while True:
+        with torch.random.fork_rng([] if kind == "cpu" else [device], device_type=kind):
+            torch.set_rng_state(state)
+            item = next(items, _END)
+            state = torch.get_rng_state()
+        if item is _END:
+            return
+        yield item
 
 
 class LostFunctionError(ValueError):
@@ -401,17 +431,15 @@ def module_header(model: nn.Module, reader: Reader) -> dict[str, Any]:
 
 def reader_header(reader: Reader) -> dict[str, Any]:
     """A reader as JSON; pooling functions become None, and whether there was a forward function is kept."""
-    pooling = reader.pooling
-    named = {k: _name(how) for k, how in pooling.items()} if isinstance(pooling, Mapping) else _name(pooling)
+    how, taps, inputs = reader.pooling, reader.taps, reader.inputs
+    named = {k: _name(v) for k, v in how.items()} if isinstance(how, Mapping) else _name(how)
     return {
         **{name: getattr(reader, name) for name in PLAIN},
         "needs_forward": reader.forward is not None,
         "layers": reader.layers,
         "pooling": named,
-        "taps": None
-        if reader.taps is None
-        else [{**asdict(tap), "pooling": _name(tap.pooling)} for tap in reader.taps],
-        "inputs": None if reader.inputs is None else asdict(reader.inputs),
+        "taps": None if taps is None else [asdict(tap) | {"pooling": _name(tap.pooling)} for tap in taps],
+        "inputs": None if inputs is None else asdict(inputs),
         "classes": reader.classes,
     }
 
@@ -428,27 +456,33 @@ def reader_from(header: Mapping[str, Any], pooling: Poolings | None, forward: Fo
             "this classifier was made with a forward function; pass it again: load(folder, "
             "model, forward=...)"
         )
-    kinds, taps = get_type_hints(Reader), header["taps"]
-    if taps is not None:
-        asked = header["pooling"] or "auto" if pooling is None else pooling
-    else:
+    layers, taps, kinds = header["layers"], header["taps"], get_type_hints(Reader)
+    if taps is None:
         asked = _stored_pooling(header["pooling"], pooling)
+    else:
+        asked = header["pooling"] or "auto" if pooling is None else pooling
+        taps = tuple(_stored_tap(tap, pooling) for tap in taps)
     return Reader(
-        header["layers"] if isinstance(header["layers"], str | int) else tuple(header["layers"]),
+        layers if isinstance(layers, str | int) else tuple(layers),
         asked,
         forward=forward,
-        taps=None if taps is None else tuple(_stored_tap(tap, pooling) for tap in taps),
-        inputs=None if header["inputs"] is None else _typed(KnownInputs, header["inputs"]),
-        classes=None if header["classes"] is None else _typed(tuple[str, ...], header["classes"], "classes"),
+        taps=taps,
+        inputs=_typed_or_none(KnownInputs, header["inputs"]),
+        classes=_typed_or_none(tuple[str, ...], header["classes"], "classes"),
         **{name: _typed(kinds[name], header[name], name) for name in PLAIN},
     )
+
+
+def _typed_or_none(kind: Any, value: Any, name: str = "") -> Any:
+    return None if value is None else _typed(kind, value, name)
 
 
 def _typed(kind: Any, value: Any, name: str = "") -> Any:
     """A value of this type, out of JSON; refused where that holds something else."""
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        return kind(**{key: _typed(hints[key], part, key) for key, part in value.items()})  # type: ignore[operator]
+        parts = {key: _typed(hints[key], part, key) for key, part in value.items()}
+        return kind(**parts)  # type: ignore[operator]
     if get_origin(kind) is tuple and type(value) in (list, tuple):
         return tuple(_typed(get_args(kind)[0], part, name) for part in value)
     kinds = get_args(kind) or (kind,)
