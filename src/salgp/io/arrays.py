@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import csv
 import fnmatch
-import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.extras import require
-from salgp.io.files import FormatError, check_size, open_regular, reading, write_whole
+from salgp.io.files import AnyPath, FormatError, check_size, open_regular, reading, write_whole
 from salgp.io.tensors import read_tensors
 
 __all__ = ["read_arrays", "read_npz", "write_table"]
@@ -35,7 +34,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 """What a spreadsheet takes for the beginning of a formula, wide signs of Asian scripts among them."""
 
 
-def read_arrays(path: str | os.PathLike[str]) -> Arrays:
+def read_arrays(path: AnyPath) -> Arrays:
     """The named arrays (or columns) of a file; text is of type ``object``.
 
     Example:
@@ -79,16 +78,21 @@ def stacked(arrays: Mapping[str, NDArray[Any]], pattern: str) -> NDArray[np.floa
     names = matching(arrays, pattern)
     if not names:
         raise KeyError(f"no column matches {pattern!r}; there are {', '.join(arrays)}")
-    wrong = [name for name in names if arrays[name].ndim != 1 or arrays[name].dtype.kind not in NUMBERS]
-    if wrong:
-        raise TypeError(
-            f"column {wrong[0]!r} matches {pattern!r} but holds {arrays[wrong[0]].dtype}, not one number per "
-            f"row; leave it out of the pattern, or turn it into numbers with --prepare"
-        )
+    for name in names:
+        if not is_numeric_column(arrays[name]):
+            raise TypeError(
+                f"column {name!r} matches {pattern!r} but holds {arrays[name].dtype}, not one number per "
+                f"row; leave it out of the pattern, or turn it into numbers with --prepare"
+            )
     return np.stack([arrays[name].astype(np.float32) for name in names], axis=1)
 
 
-def read_npz(path: str | os.PathLike[str]) -> Arrays:
+def is_numeric_column(x: NDArray[Any]) -> bool:
+    """Does an array hold one number per row?"""
+    return x.ndim == 1 and x.dtype.kind in NUMBERS
+
+
+def read_npz(path: AnyPath) -> Arrays:
     """All arrays of an ``.npz`` archive of any origin, by name; no pickles.
 
     Example:
@@ -106,9 +110,7 @@ def read_npz(path: str | os.PathLike[str]) -> Arrays:
             return {name: found[name] for name in found.files}
 
 
-def write_table(
-    path: str | os.PathLike[str], columns: Mapping[str, NDArray[Any]], signature: bytes | None = None
-) -> Path:
+def write_table(path: AnyPath, columns: Mapping[str, NDArray[Any]], signature: bytes | None = None) -> Path:
     """Write columns of equal length as Parquet, signed in its metadata, or as CSV, by the suffix."""
     path = Path(path)
     if path.suffix == ".csv":
@@ -138,13 +140,19 @@ def _read_csv(path: Path) -> Arrays:
         names = next(rows, [])
         if len(set(names)) != len(names) or not names:
             raise FormatError(f"the first line must name every column once, got {', '.join(names)}")
-        columns: list[list[str]] = [[] for _ in names]
-        for number, row in enumerate(rows, start=2):
-            if len(row) != len(names):
-                raise FormatError(f"line {number} has {len(row)} values, the first line names {len(names)}")
-            for column, cell in zip(columns, row, strict=True):
-                column.append(cell)
-    return {name: _column(cells) for name, cells in zip(names, columns, strict=True)}
+        columns = _cells(rows, len(names))
+    return dict(zip(names, map(_column, columns), strict=True))
+
+
+def _cells(rows: Iterable[list[str]], width: int) -> list[list[str]]:
+    """The cells of each column, from rows that begin in the second line."""
+    columns: list[list[str]] = [[] for _ in range(width)]
+    for number, row in enumerate(rows, start=2):
+        if len(row) != width:
+            raise FormatError(f"line {number} has {len(row)} values, the first line names {width}")
+        for column, cell in zip(columns, row, strict=True):
+            column.append(cell)
+    return columns
 
 
 def _column(cells: Sequence[str]) -> NDArray[Any]:
@@ -169,39 +177,39 @@ def _read_parquet(path: Path) -> Arrays:
     """Columns of a file or folder; lists of equal length become matrices."""
     require("pyarrow")
     import pyarrow.dataset as ds
-    import pyarrow.parquet as pq
 
-    texts: set[str] = set()
     with reading(path, "whole Parquet data"):
         parts = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-        for part in parts:
-            with open_regular(part) as file:
-                metadata = pq.read_metadata(file)
-            check_size(part, _decoded_size(metadata))
-            texts |= {column.path for column in _columns(metadata) if column.physical_type == "BYTE_ARRAY"}
+        texts = set().union(*map(_text_columns, parts))
         read_options = ds.ParquetReadOptions(dictionary_columns=texts)
         files = ds.ParquetFileFormat(read_options=read_options)
-        table = ds.dataset([str(part) for part in parts], format=files).to_table()
+        table = ds.dataset(list(map(str, parts)), format=files).to_table()
         table.validate(full=True)
         return {name: _array(table[name], name) for name in table.column_names}
 
 
-def _columns(metadata: Any) -> list[Any]:
-    return [metadata.schema.column(j) for j in range(metadata.num_columns)]
+def _text_columns(path: Path) -> set[str]:
+    """Names of the columns of text in a file, which must not become far larger than it is."""
+    import pyarrow.parquet as pq
+
+    with open_regular(path) as file:
+        metadata = pq.read_metadata(file)
+    check_size(path, sum(_decoded_size(metadata, j) for j in range(metadata.num_columns)))
+    columns = map(metadata.schema.column, range(metadata.num_columns))
+    return {column.path for column in columns if column.physical_type == "BYTE_ARRAY"}
 
 
-def _decoded_size(metadata: Any) -> int:
-    """Bytes that the columns of a Parquet file become: the same number a million times takes none in it."""
+def _decoded_size(metadata: Any, j: int) -> int:
+    """Bytes that a column of a Parquet file becomes: the same number a million times takes none in it."""
+    declared = metadata.schema.column(j)
+    if declared.physical_type == "BYTE_ARRAY" and declared.max_repetition_level:
+        raise FormatError(f"column {declared.path!r} holds lists of text, which are not read; leave it out")
+    width = WIDTH + max(declared.length, 0)
+    text = declared.physical_type.endswith("BYTE_ARRAY")
     total = 0
-    for j, declared in enumerate(_columns(metadata)):
-        if declared.physical_type == "BYTE_ARRAY" and declared.max_repetition_level:
-            raise FormatError(
-                f"column {declared.path!r} holds lists of text, which are not read; leave it out"
-            )
-        width, text = WIDTH + max(declared.length, 0), declared.physical_type.endswith("BYTE_ARRAY")
-        for part in (metadata.row_group(i).column(j) for i in range(metadata.num_row_groups)):
-            size = part.total_uncompressed_size
-            total += part.num_values * width + size + text * min(part.num_values, size) * OBJECT
+    for part in (metadata.row_group(i).column(j) for i in range(metadata.num_row_groups)):
+        size = part.total_uncompressed_size
+        total += part.num_values * width + size + text * min(part.num_values, size) * OBJECT
     return total
 
 
@@ -216,6 +224,11 @@ def _array(column: Any, name: str) -> NDArray[Any]:
         raise FormatError(f"column {name!r} holds {kind}, which is not read; store it as numbers")
     if pa.types.is_primitive(kind):
         return np.asarray(column.to_numpy())
+    return _texts(column)
+
+
+def _texts(column: Any) -> NDArray[Any]:
+    """Equal values of a column are one object; None where a value is missing."""
     whole = column.dictionary_encode().unify_dictionaries().combine_chunks()
     different = np.array([*whole.dictionary.to_pylist(), None], dtype=object)
     return different[whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)]

@@ -8,7 +8,6 @@ Columns of other names are named by the caller.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from salgp.io.arrays import NUMBERS, Arrays, read_arrays
+from salgp.io.arrays import Arrays, is_numeric_column, read_arrays
+from salgp.io.files import AnyPath
 from salgp.labels import look_up, pop_labels
 
 __all__ = ["read_scores"]
@@ -26,6 +26,8 @@ __all__ = ["read_scores"]
 OUTPUTS = {"logits": "logits", "probs": "probabilities", "probabilities": "probabilities"}
 """Name of the arrays -> what the numbers are, as in `salgp.logits.OUTPUTS`."""
 LAYER = "layers."
+ENTRY = re.compile(r"layers\.(.+)\.(\d+)")
+"""How a column is called by a layer and a position in its embedding."""
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 """How a column is called by a whole number, also by programs that write all numbers with a point."""
 
@@ -51,7 +53,7 @@ class ClassScores:
     unused: list[str] = field(default_factory=list)
 
 
-def read_scores(path: str | os.PathLike[str], probs: Sequence[str] | None = None) -> ClassScores:
+def read_scores(path: AnyPath, probs: Sequence[str] | None = None) -> ClassScores:
     """Class scores, labels and embeddings of a file.
 
     Args:
@@ -89,29 +91,37 @@ def _called_probs(arrays: Arrays, probs: Sequence[str], path: Path) -> Arrays:
 
 def _class_scores(arrays: Arrays, path: Path) -> tuple[str, NDArray[Any], list[str] | None]:
     """Take logits or probabilities out of the arrays, with the class names where columns have them."""
-    kinds = [
-        kind for kind in OUTPUTS if kind in arrays or any(name.startswith(f"{kind}.") for name in arrays)
-    ]
-    if len(kinds) != 1:
-        found = ", ".join(arrays) or "nothing"
-        what = "no class scores" if not kinds else f"both {' and '.join(kinds)}"
-        raise ValueError(
-            f"{path}: {what} here (it has {found}); name them 'logits' (before any softmax) or 'probs', or "
-            f"one column per class: logits.CLASS or probs.CLASS; or name the columns of probabilities with "
-            f"--probs A,B,... (inputs of a network go through salgp extract first)"
-        )
-    kind = kinds[0]
+    kind = _kind_of_scores(arrays, path)
     if kind in arrays:
         return OUTPUTS[kind], arrays.pop(kind), None
-    names = [name.partition(".")[2] for name in arrays if name.startswith(f"{kind}.")]
-    if all(name.isdecimal() for name in names):
-        names.sort(key=int)
+    names = _class_names(arrays, kind)
     columns = [arrays.pop(f"{kind}.{name}") for name in names]
-    if any(x.ndim != 1 or x.dtype.kind not in NUMBERS for x in columns):
+    if not all(map(is_numeric_column, columns)):
         raise TypeError(f"{path}: the columns {kind}.CLASS must hold one number per row")
     values = np.stack([x.astype(np.float64) for x in columns], axis=1)
     numbered = names == [str(k) for k in range(len(names))]
     return OUTPUTS[kind], values, None if numbered else names
+
+
+def _kind_of_scores(arrays: Arrays, path: Path) -> str:
+    """The one of `OUTPUTS` that is there, whole or as columns."""
+    kinds = [kind for kind in OUTPUTS if kind in arrays or _class_names(arrays, kind)]
+    if len(kinds) == 1:
+        return kinds[0]
+    found = ", ".join(arrays) or "nothing"
+    what = f"both {' and '.join(kinds)}" if kinds else "no class scores"
+    raise ValueError(
+        f"{path}: {what} here (it has {found}); name them 'logits' (before any softmax) or 'probs', or "
+        f"one column per class: logits.CLASS or probs.CLASS; or name the columns of probabilities with "
+        f"--probs A,B,... (inputs of a network go through salgp extract first)"
+    )
+
+
+def _class_names(arrays: Arrays, kind: str) -> list[str]:
+    """What stands behind the dot of the columns; numbers in their order."""
+    columns = [name for name in arrays if name.startswith(f"{kind}.")]
+    names = [name.removeprefix(f"{kind}.") for name in columns]
+    return sorted(names, key=int) if all(map(str.isdecimal, names)) else names
 
 
 def _layers(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], list[str]]:
@@ -120,16 +130,18 @@ def _layers(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]]
     parts: dict[str, dict[int, NDArray[Any]]] = {}
     rest = []
     for name, x in arrays.items():
-        numbered = re.fullmatch(r"layers\.(.+)\.(\d+)", name)
+        entry = ENTRY.fullmatch(name)
         if name.startswith(LAYER) and x.ndim == 2:
             layers[name.removeprefix(LAYER)] = x
-        elif numbered and x.ndim == 1:
-            parts.setdefault(numbered[1], {})[int(numbered[2])] = x
+        elif entry and x.ndim == 1:
+            parts.setdefault(entry[1], {})[int(entry[2])] = x
         else:
             rest.append(name)
-    for name, columns in parts.items():
-        layers[name] = np.stack([columns[k].astype(np.float32) for k in sorted(columns)], axis=1)
-    return layers, rest
+    return layers | {name: _embedding(columns) for name, columns in parts.items()}, rest
+
+
+def _embedding(columns: Mapping[int, NDArray[Any]]) -> NDArray[np.float32]:
+    return np.stack([columns[k].astype(np.float32) for k in sorted(columns)], axis=1)
 
 
 def _numbers(labels: NDArray[Any], classes: list[str] | None, path: Path) -> NDArray[Any]:
@@ -142,14 +154,17 @@ def _numbers(labels: NDArray[Any], classes: list[str] | None, path: Path) -> NDA
             )
         names = list(map(str, labels.tolist()))
         return np.array(look_up(names, {name: k for k, name in enumerate(classes)}, f"{path}: "))
-    called = [int(name.partition(".")[0]) for name in classes or () if WHOLE.fullmatch(name)]
     whole = labels.dtype.kind in "iuf" and labels.ndim == 1 and bool((labels == np.round(labels)).all())
-    if not called or not whole:
-        return labels
-    if len(set(called)) < len(classes or ()):
+    places = _places(classes or [], path) if whole else {}
+    return np.array(look_up(list(map(int, labels)), places, f"{path}: ")) if places else labels
+
+
+def _places(classes: list[str], path: Path) -> dict[int, int]:
+    """Place of each number among the columns that are called by one; empty where none is."""
+    called = [int(name.partition(".")[0]) for name in classes if WHOLE.fullmatch(name)]
+    if called and len(set(called)) < len(classes):
         raise ValueError(
-            f"{path}: the labels are numbers, and of the class columns {', '.join(classes or ())} only some "
+            f"{path}: the labels are numbers, and of the class columns {', '.join(classes)} only some "
             f"are called by a number of their own; name the columns alike, or write the labels as these names"
         )
-    places = {-1: -1} | {number: place for place, number in enumerate(called)}
-    return np.array(look_up(list(map(int, labels.tolist())), places, f"{path}: "))
+    return {-1: -1} | {number: place for place, number in enumerate(called)} if called else {}

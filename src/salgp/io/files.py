@@ -32,6 +32,9 @@ RATIO = 200
 """Times its own size that a larger file may ask for."""
 
 
+AnyPath = str | os.PathLike[str]
+
+
 class FormatError(ValueError):
     """A file is not what it should be: truncated, of another kind, or from a newer version."""
 
@@ -45,7 +48,7 @@ class LockedError(RuntimeError):
 
 
 @contextmanager
-def reading(path: str | os.PathLike[str], expected: str, *passed: type[Exception]) -> Iterator[None]:
+def reading(path: AnyPath, expected: str, *passed: type[Exception]) -> Iterator[None]:
     """Turn whatever a parser raises inside the ``with`` block into one `FormatError` with the file's name.
 
     Args:
@@ -69,17 +72,21 @@ def reading(path: str | os.PathLike[str], expected: str, *passed: type[Exception
     except clear:
         raise
     except FormatError as error:
-        folder = os.path.dirname(os.fspath(path))
-        if str(path) in str(error) or (folder and folder in str(error)):
+        place = os.path.dirname(path) or str(path)
+        if place in str(error):
             raise
         raise type(error)(f"{path}: {error}") from error  # raised by a part that knows no file
     except Exception as error:  # zipfile, zlib, struct, pyarrow and NumPy each have their own
-        came = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-        said = textwrap.shorten(came, 300, placeholder=" ...") or type(error).__name__
-        raise FormatError(f"{path}: not {expected} ({said})") from error
+        raise FormatError(f"{path}: not {expected} ({_cause(error)})") from error
 
 
-def write_whole(path: str | os.PathLike[str], write: Callable[[Path], object]) -> Path:
+def _cause(error: Exception) -> str:
+    """What a parser says, in at most 300 characters."""
+    said = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return textwrap.shorten(str(said), 300, placeholder=" ...") or type(error).__name__
+
+
+def write_whole(path: AnyPath, write: Callable[[Path], object]) -> Path:
     """Let ``write`` fill a temporary file beside ``path``, then rename it: the target is whole or
     untouched.
     """
@@ -98,7 +105,7 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[Path], object]) -
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+def writing(path: AnyPath) -> Iterator[None]:
     """Give errors of the system, such as a full disk, the name of the file that was to be written."""
     try:
         yield
@@ -108,7 +115,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+def open_regular(path: AnyPath) -> BufferedReader:
     """Open a file for reading; folders, devices and pipes, which may never end, are refused.
 
     Example:
@@ -128,7 +135,7 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     return file
 
 
-def check_size(path: str | os.PathLike[str], announced: int) -> None:
+def check_size(path: AnyPath, announced: int) -> None:
     """Refuse, before any memory is taken, a file that says it becomes far larger than a file of its size can.
 
     Args:
@@ -143,14 +150,14 @@ def check_size(path: str | os.PathLike[str], announced: int) -> None:
         )
 
 
-def digest(path: str | os.PathLike[str]) -> str:
+def digest(path: AnyPath) -> str:
     """SHA-256 of a file."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
-def locked(folder: str | os.PathLike[str], wait: float = 0.0) -> Iterator[Path]:
+def locked(folder: AnyPath, wait: float = 0.0) -> Iterator[Path]:
     """Be the only writer of ``folder`` (created where missing) inside the ``with`` block.
 
     Not reentrant: a second `locked` of the same folder is refused, in another process, in another thread or

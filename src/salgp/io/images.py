@@ -47,6 +47,15 @@ def read_image(path: Path, options: ImageOptions) -> Tensor:
         ...     read_image(Path(folder, "x.png"), ImageOptions(gray=True)).shape
         torch.Size([1, 2, 4])
     """
+    pixels = torch.from_numpy(_pixels(path, options))
+    x = pixels.reshape(*pixels.shape[:2], -1).permute(2, 0, 1).div_(255)
+    mean = torch.tensor(options.mean).reshape(-1, 1, 1)
+    std = torch.tensor(options.std).reshape(-1, 1, 1)
+    return x.sub_(mean).div_(std).contiguous()
+
+
+def _pixels(path: Path, options: ImageOptions) -> NDArray[np.float32]:
+    """``(H, W)`` or ``(H, W, 3)`` bytes as floats."""
     from PIL import Image
 
     with reading(path, "a readable image"), open_regular(path) as file, Image.open(file) as image:
@@ -54,11 +63,8 @@ def read_image(path: Path, options: ImageOptions) -> Tensor:
         check_size(path, image.width * image.height * bytes_each)
         decoded = image.convert("L" if options.gray else "RGB")
         if options.size is not None:
-            decoded = decoded.resize((options.size[1], options.size[0]))
-        pixels = np.array(decoded, dtype=np.float32)
-    x = torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1).div_(255)
-    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (options.mean, options.std))
-    return x.sub_(mean).div_(std).contiguous()
+            decoded = decoded.resize(options.size[::-1])
+        return np.array(decoded, dtype=np.float32)
 
 
 def image_files(folder: Path) -> list[Path]:

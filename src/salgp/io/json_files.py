@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 import sys
 import types
 import typing
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from salgp.io.files import ChecksumError, FormatError, open_regular, reading, write_whole
+from salgp.io.files import AnyPath, ChecksumError, FormatError, open_regular, reading, write_whole
 
 __all__ = []
 
@@ -30,7 +30,7 @@ CHECK = "sha256"
 """Key of the checksum."""
 
 
-def write_header(path: str | os.PathLike[str], kind: str, version: int, value: Mapping[str, Any]) -> Path:
+def write_header(path: AnyPath, kind: str, version: int, value: Mapping[str, Any]) -> Path:
     """Write ``value`` as JSON under a header that says what it is, with a checksum.
 
     Args:
@@ -39,12 +39,16 @@ def write_header(path: str | os.PathLike[str], kind: str, version: int, value: M
         version: of the format.
         value: what it says; ``format``, ``format_version`` and ``sha256`` are the header's own.
     """
-    stored = json.loads(json.dumps(value, default=plain_number))
-    plain = {"format": kind, "format_version": version, **stored}
+    plain = {"format": kind, "format_version": version, **as_stored(value)}
     return write_json(path, {**plain, CHECK: _digest(plain)})
 
 
-def read_header(path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
+def as_stored(value: Any, allow_nan: bool = True) -> Any:
+    """The value as JSON gives it back, with lists for tuples."""
+    return json.loads(json.dumps(value, allow_nan=allow_nan, default=plain_number))
+
+
+def read_header(path: AnyPath, kind: str, version: int) -> dict[str, Any]:
     """Read what `write_header` wrote; anything else is a `FormatError`.
 
     Example:
@@ -63,15 +67,16 @@ def read_header(path: str | os.PathLike[str], kind: str, version: int) -> dict[s
             f"{path} is damaged or was edited: its SHA-256 is not the one it carries; restore it "
             f"or write it again"
         )
-    return {k: v for k, v in value.items() if k not in ("format", "format_version")}
+    del value["format"], value["format_version"]
+    return value
 
 
-def check_kind(path: str | os.PathLike[str], header: Mapping[str, Any], kind: str, version: int) -> None:
+def check_kind(path: AnyPath, header: Mapping[str, Any], kind: str, version: int) -> None:
     """Refuse a header of another kind, or from a newer version."""
     if header.get("format") != kind:
         raise FormatError(f"{path}: expected {kind!r}, got {str(header.get('format'))[:80]!r}")
     found = str(header.get("format_version"))
-    if not (found.isascii() and found.isdigit() and len(found) < 10):
+    if not re.fullmatch("[0-9]{1,9}", found):
         raise FormatError(f"{path}: expected a format version, got {found[:80]!r}")
     if int(found) > version:
         raise FormatError(
@@ -79,19 +84,19 @@ def check_kind(path: str | os.PathLike[str], header: Mapping[str, Any], kind: st
         )
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> Path:
+def write_json(path: AnyPath, value: Any) -> Path:
     """Write ``value`` as indented JSON."""
     text = check_text(json.dumps(value, indent=1, ensure_ascii=False, default=plain_number), path)
     return write_whole(path, lambda part: part.write_text(text + "\n", encoding="utf-8"))
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: AnyPath) -> Any:
     """Read a JSON file; anything else is a `FormatError`."""
     with reading(path, "valid JSON"), open_regular(path) as file:
         return json.loads(file.read())
 
 
-def check_text(text: str, path: str | os.PathLike[str]) -> str:
+def check_text(text: str, path: AnyPath) -> str:
     """Refuse text that no UTF-8 file can hold: half of a surrogate pair, as in a name that was cut.
 
     Example:
@@ -100,7 +105,7 @@ def check_text(text: str, path: str | os.PathLike[str]) -> str:
         ValueError: names.json: 'caf\\ud83d' holds half a character (a lone surrogate); correct the name
     """
     try:
-        text.encode("utf-8")
+        text.encode()
     except UnicodeEncodeError as error:
         near = text[max(0, error.start - 20) : error.end]
         raise ValueError(
@@ -109,7 +114,7 @@ def check_text(text: str, path: str | os.PathLike[str]) -> str:
     return text
 
 
-def plain_number(value: Any) -> bool | int | float | str:
+def plain_number(value: Any) -> int | float | str:
     """Python's own number for one of NumPy or a tensor of one element; ``json.dumps(default=plain_number)``.
 
     Example:
@@ -118,7 +123,7 @@ def plain_number(value: Any) -> bool | int | float | str:
     """
     if isinstance(value, np.generic | Tensor) and value.ndim == 0:
         found = value.item()
-        if isinstance(found, bool | int | float | str):
+        if isinstance(found, int | float | str):
             return found
     raise TypeError(
         f"cannot store a {type(value).__name__}: only numbers, strings, lists, dicts and tensors are stored"
@@ -146,14 +151,14 @@ def readable(value: T, what: str) -> T:
         Traceback (most recent call last):
         ValueError: a table: 'rows' of Size is 3, expected int
     """
-    written = json.dumps(asdict(value), default=plain_number)  # type: ignore[call-overload]
+    fields = as_stored(asdict(value))  # type: ignore[call-overload]
     try:
-        return from_json(type(value), json.loads(written), what)
+        return from_json(type(value), fields, what)
     except FormatError as error:
         raise ValueError(str(error)) from error
 
 
-def from_json(cls: type[T], value: Any, path: str | os.PathLike[str]) -> T:
+def from_json(cls: type[T], value: Any, path: AnyPath) -> T:
     """An instance of a dataclass whose fields are numbers, strings, tuples of those, or None.
 
     Args:
@@ -176,19 +181,24 @@ def from_json(cls: type[T], value: Any, path: str | os.PathLike[str]) -> T:
     if not isinstance(value, Mapping):
         raise FormatError(f"{path}: expected the fields of {cls.__name__}, got a {type(value).__name__}")
     kinds = typing.get_type_hints(cls)
-    given = {name: _tuples(item) for name, item in value.items()}
-    for name, item in given.items():
+    given = {}
+    for name, item in value.items():
         if name not in kinds:
             raise FormatError(f"{path}: {cls.__name__} has no field {str(name)[:80]!r}")
-        kind = kinds[name]
-        if not _fits(item, kind):
-            expected = kind if typing.get_args(kind) else kind.__name__
-            found = str(value[name])[:80]
-            raise FormatError(f"{path}: {name!r} of {cls.__name__} is {found}, expected {expected}")
+        given[name] = _field(item, kinds[name], f"{path}: {name!r} of {cls.__name__}")
     try:
         return cls(**given)
     except TypeError as error:  # a field is missing
         raise FormatError(f"{path}: not a whole {cls.__name__} ({error})") from error
+
+
+def _field(value: Any, kind: Any, where: str) -> Any:
+    """The value with tuples for lists; refused where it is not of the declared type."""
+    found = _tuples(value)
+    if not _fits(found, kind):
+        expected = kind if typing.get_args(kind) else kind.__name__
+        raise FormatError(f"{where} is {str(value)[:80]}, expected {expected}")
+    return found
 
 
 def _tuples(value: Any) -> Any:
@@ -203,15 +213,17 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in arguments)
     if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        each = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        return len(value) == len(each) and all(map(_fits, value, each))
+        return isinstance(value, tuple) and _items_fit(value, arguments)
     if origin in (dict, Mapping):
         return isinstance(value, dict) and all(_fits(one, arguments[1]) for one in value.values())
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
-    return type(value) is kind if kind in (bool, int, str, types.NoneType) else True
+    return type(value) is kind or kind not in (bool, int, str, types.NoneType)
+
+
+def _items_fit(values: tuple[Any, ...], kinds: tuple[Any, ...]) -> bool:
+    each = kinds[:1] * len(values) if kinds[-1] is Ellipsis else kinds
+    return len(values) == len(each) and all(map(_fits, values, each))
 
 
 def _digest(value: Any) -> str:

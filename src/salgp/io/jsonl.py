@@ -16,13 +16,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from salgp.io.files import ChecksumError, FormatError, lock_file, open_regular, refuse_special, writing
-from salgp.io.json_files import CHECK, plain_number
+from salgp.io.files import (
+    AnyPath,
+    ChecksumError,
+    FormatError,
+    lock_file,
+    open_regular,
+    refuse_special,
+    writing,
+)
+from salgp.io.json_files import CHECK, as_stored
 
 __all__ = []
 
 
-def append_line(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+def append_line(path: AnyPath, record: Mapping[str, Any]) -> None:
     """Add one record, after cutting off a torn last line if there is one.
 
     Args:
@@ -31,20 +39,21 @@ def append_line(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None
     """
     if CHECK in record:
         raise ValueError(f"a record cannot have a key {CHECK!r}: it is the log's own")
-    plain = json.loads(json.dumps(record, allow_nan=False, default=plain_number))  # tuples become lists
+    plain = as_stored(record, allow_nan=False)
     where = Path(path)
     refuse_special(where)
     lock = lock_file(where.with_name(f".{where.name}.lock"))
     with writing(where), lock, where.open("ab+") as file:
         line, end = _last_line(file)
         file.truncate(end)
-        sealed = {**plain, CHECK: _check(plain, str(_parse(line).get(CHECK, "")))}
+        before = str(_parse(line).get(CHECK, ""))
+        sealed = {**plain, CHECK: _check(plain, before)}
         file.write((json.dumps(sealed) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_lines(path: AnyPath) -> list[dict[str, Any]]:
     """All whole records of a log, in the order written; none where there is no file.
 
     Raises:
@@ -66,25 +75,28 @@ def read_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         return []
     with open_regular(where) as file:
         lines = file.read().split(b"\n")[:-1]  # the rest is torn or empty
-    records, before, seen = [], "", set[str]()
+    records: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
-        record, wrong = _parse(line), ""
+        record = _parse(line)
         check = record.pop(CHECK, None)
-        if check is None:
-            wrong = "is not a record"
-        elif check not in (_check(record, before), _check(record, "")):
-            wrong = "was changed, or lines before it are missing"
-        elif check in seen:
-            wrong = "repeats an earlier one"
+        wrong = _fault(record, check, records)
         if wrong:
             kind = FormatError if check is None else ChecksumError
             raise kind(
                 f"{where}: line {number} {wrong}; remove what follows line {number - 1}, or restore the file"
             )
-        seen.add(check)
-        records.append(record)
-        before = check
-    return records
+        records[check] = record
+    return list(records.values())
+
+
+def _fault(record: dict[str, Any], check: Any, earlier: dict[str, Any]) -> str:
+    """Why a line cannot follow the earlier ones, by their checksums; empty where it can."""
+    if check is None:
+        return "is not a record"
+    before = next(reversed(earlier), "")
+    if check not in (_check(record, before), _check(record, "")):
+        return "was changed, or lines before it are missing"
+    return "repeats an earlier one" if check in earlier else ""
 
 
 def _parse(line: bytes) -> dict[str, Any]:

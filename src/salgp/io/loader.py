@@ -9,7 +9,6 @@ has one sub-folder per class, or images only where there are no labels.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from salgp.io.arrays import NUMBERS, Arrays, matching, read_arrays, stacked
+from salgp.io.files import AnyPath
 from salgp.io.images import SUFFIXES, ImageOptions, Pictures, image_files, read_image
 from salgp.labels import as_labels, look_up, pop_labels
 
@@ -56,26 +56,28 @@ class FileLoader:
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, self.n, self.batch_size):
-            rows = slice(start, min(start + self.batch_size, self.n))
-            inputs = self.take(rows)
-            y = None if self.labels is None else self.labels[rows]
-            if isinstance(inputs, Mapping):
-                yield inputs if y is None else {**inputs, "labels": y}
-            elif y is not None:
-                yield (*inputs, y)
-            else:
-                yield inputs if len(inputs) > 1 else inputs[0]
+            yield self._batch(slice(start, start + self.batch_size))
+
+    def _batch(self, rows: slice) -> Any:
+        inputs = self.take(rows)
+        named = isinstance(inputs, Mapping)
+        if self.labels is None:
+            return inputs if named or len(inputs) > 1 else inputs[0]
+        y = self.labels[rows]
+        return {**inputs, "labels": y} if named else (*inputs, y)
 
     @property
     def pictures(self) -> Pictures | None:
         """The samples as pictures, where there is one input of shape ``(n, 1 or 3, height, width)``."""
         first = self.take(slice(0, 1))
-        shape: Sequence[int] = first[0].shape if isinstance(first, tuple) and len(first) == 1 else ()
+        if not isinstance(first, tuple) or len(first) > 1:
+            return None
+        shape = first[0].shape
         return Pictures(self.n, self.take) if len(shape) == 4 and shape[1] in (1, 3) else None
 
 
 def open_data(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     batch_size: int = 64,
     inputs: Sequence[str] | None = None,
@@ -110,21 +112,20 @@ def open_data(
         [(torch.Size([2, 2]), tensor([0, 1])), (torch.Size([1, 2]), tensor([1]))]
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"no such file or folder: {path}")
     if path.is_dir() and not any(path.glob("*.parquet")):
         return _image_folder(path, batch_size, classes, images or ImageOptions())
     arrays = read_arrays(path)
     stored = pop_labels(arrays)
-    y, names = (None, None) if stored is None or not labels else _labels(stored, classes, path)
+    y, names = _labels(stored if labels else None, classes, path)
     if prepare is not None:
         arrays = _prepared(arrays, prepare)
-    tokenizer = None if "text" not in arrays else tokenizer
+    if "text" not in arrays:
+        tokenizer = None
     if tokenizer is not None:
         texts = arrays["text"].tolist()
         arrays = dict(tokenizer(texts, padding=True, truncation=True, return_tensors="np"))
     tensors, columns = _inputs(arrays, path, inputs, by_name, scale)
-    n = _same_length({**tensors, **({} if y is None else {"labels": y})}, path)
+    n = _same_length(tensors if y is None else {**tensors, "labels": y}, path)
 
     def take(rows: slice) -> Any:
         taken = {name: x[rows] for name, x in tensors.items()}
@@ -142,17 +143,23 @@ def _inputs(
     patterns = [name for name in inputs or () if "*" in name or "?" in name]
     columns = tuple(column for pattern in patterns for column in matching(arrays, pattern))
     arrays = arrays | {name: stacked(arrays, name) for name in patterns}
-    unknown = [name for name in inputs or () if name not in arrays]
-    if unknown:
-        raise KeyError(f"{path}: no array named {unknown[0]!r}; it has {', '.join(arrays)}")
-    if inputs is None and len(arrays) > 1 and not by_name:
+    if inputs is None and not by_name:
+        _check_single(arrays, path)
+    names = inputs or list(arrays)
+    for name in names:
+        if name not in arrays:
+            raise KeyError(f"{path}: no array named {name!r}; it has {', '.join(arrays)}")
+    return {name: _numbers(arrays[name], name, path, scale) for name in names}, columns
+
+
+def _check_single(arrays: Arrays, path: Path) -> None:
+    if len(arrays) > 1:
         names = ", ".join(list(arrays)[:20])
         raise ValueError(
             f"{path}: which of {names} are the input? Name arrays with --inputs, in the order of the "
             f"network's arguments, stack the columns of a table by a pattern, --inputs '*', or turn text "
             f"into numbers with a function of yours: --prepare FILE.py:NAME"
         )
-    return {name: _numbers(arrays[name], name, path, scale) for name in inputs or arrays}, columns
 
 
 def _same_length(tensors: Mapping[str, Tensor], path: Path) -> int:
@@ -192,18 +199,26 @@ def _numbers(x: NDArray[Any], name: str, path: Path, scale: float | None) -> Ten
     return tensor if scale is None else tensor.float() * scale
 
 
-def _labels(x: NDArray[Any], classes: Sequence[str] | None, path: Path) -> tuple[Tensor, list[str] | None]:
-    names = None if classes is None else list(classes)
-    if x.dtype.kind in "OSU":
-        found = [str(value) for value in x.tolist()]
-        if names is None:
-            some = ", ".join(sorted(set(found))[:3])
-            raise TypeError(
-                f"{path}: the labels are names ({some}, ...), not class numbers; give the order of the "
-                f"classes with --classes A,B,..."
-            )
-        x = np.array(look_up(found, {name: k for k, name in enumerate(names)}, f"{path}: "))
-    return as_labels(x, len(x), None if names is None else len(names)), names
+def _labels(
+    x: NDArray[Any] | None, classes: Sequence[str] | None, path: Path
+) -> tuple[Tensor | None, list[str] | None]:
+    """Class numbers and names, where there are labels."""
+    if x is None:
+        return None, None
+    y: Any = _class_numbers(list(map(str, x.tolist())), classes, path) if x.dtype.kind in "OSU" else x
+    if classes is None:
+        return as_labels(y, len(y)), None
+    return as_labels(y, len(y), len(classes)), list(classes)
+
+
+def _class_numbers(labels: list[str], classes: Sequence[str] | None, path: Path) -> list[int]:
+    if classes is None:
+        some = ", ".join(sorted(set(labels))[:3])
+        raise TypeError(
+            f"{path}: the labels are names ({some}, ...), not class numbers; give the order of the "
+            f"classes with --classes A,B,..."
+        )
+    return look_up(labels, {name: k for k, name in enumerate(classes)}, f"{path}: ")
 
 
 def _image_folder(
@@ -217,17 +232,19 @@ def _image_folder(
             f"{folder}: the sub-folder {unknown[0]!r} is none of the classes {', '.join(names)}; name all "
             f"classes in the order of the network's outputs: --classes A,B,..."
         )
-    paths = [path for name in folders for path in image_files(folder / name)]
-    paths = paths if folders else image_files(folder)
+    images = [image_files(folder / name) for name in folders] or [image_files(folder)]
+    paths = [path for part in images for path in part]
     if not paths:
         raise ValueError(
             f"{folder}: no images here; expected one sub-folder per class, or image files "
             f"({', '.join(SUFFIXES)})"
         )
-    numbers = [names.index(path.relative_to(folder).parts[0]) for path in paths] if folders else None
 
     def take(rows: slice) -> tuple[Tensor]:
         return (torch.stack([read_image(path, options) for path in paths[rows]]),)
 
-    labels = None if numbers is None else torch.tensor(numbers)
+    labels = None
+    if folders:
+        numbers = torch.tensor([names.index(name) for name in folders])
+        labels = numbers.repeat_interleave(torch.tensor(list(map(len, images))))
     return FileLoader(len(paths), batch_size, take, labels, names or None)

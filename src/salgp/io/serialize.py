@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from salgp.io.files import FormatError, open_regular, reading
+from salgp.io.files import AnyPath, FormatError, open_regular, reading
 from salgp.io.json_files import check_kind, plain_number
 from salgp.io.tensors import tensor_bytes, tensors_from, write_tensors
 
@@ -37,13 +36,13 @@ def storable(cls: T) -> T:
     return cls
 
 
-def write_value(path: str | os.PathLike[str], kind: str, version: int, value: Any) -> Path:
+def write_value(path: AnyPath, kind: str, version: int, value: Any) -> Path:
     """Write a nested value as one safetensors file that says what it is."""
     return write_tensors(path, *_described(kind, version, value))
 
 
 def read_value(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     kind: str,
     version: int,
     prepare: Callable[[Any], object] | None = None,
@@ -75,7 +74,7 @@ def value_from(
     data: bytes,
     kind: str,
     version: int,
-    path: str | os.PathLike[str] = "the bytes",
+    path: AnyPath = "the bytes",
     prepare: Callable[[Any], object] | None = None,
 ) -> Any:
     """Inverse of `value_bytes`; see `read_value`.
@@ -105,17 +104,21 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         tensors[path] = value.detach().contiguous().cpu()
         return {"$tensor": path}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        name = type(value).__name__
-        if _STORABLE.get(name) is not type(value):
-            raise TypeError(f"{name} is not storable")
-        fields = {f.name: inner(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"$class": name, "fields": fields}
+        fields = {name: inner(name, part) for name, part in _fields(value).items()}
+        return {"$class": type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
         return {"$dict": [[_plain(key, path), inner(key, part)] for key, part in value.items()]}
     if isinstance(value, tuple | list):
         items = [inner(i, part) for i, part in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     return _plain(value, path)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Fields of a dataclass by name; refused where it was not registered."""
+    if type(value) not in _STORABLE.values():
+        raise TypeError(f"{type(value).__name__} is not storable")
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -148,7 +151,7 @@ def _described(kind: str, version: int, value: Any) -> tuple[dict[str, Tensor], 
 
 
 def _plain(value: Any, path: str) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int | float | str | None):
         return value
     try:
         return plain_number(value)
@@ -164,13 +167,18 @@ def _pair(pair: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
 
 
 def _object(cls: type, fields: Mapping[str, Any]) -> Any:
-    """An instance; truth values and words must be what they were declared as, or else would pass for true."""
-    for field in dataclasses.fields(cls):
-        kind = {"bool": bool, "str": str}.get(str(getattr(field.type, "__name__", field.type)))
-        value = fields.get(field.name)
-        if kind is not None and field.name in fields and not isinstance(value, kind):
-            raise FormatError(f"expected a {kind.__name__}, got {str(value)[:80]}")
+    _check_fields(cls, fields)
     try:
         return cls(**fields)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
         raise FormatError(f"the fields of {cls.__name__} do not make one ({error})") from error
+
+
+def _check_fields(cls: type, fields: Mapping[str, Any]) -> None:
+    """Refuse truth values and words that are not what they were declared as, and would pass for true."""
+    for field in dataclasses.fields(cls):
+        declared = str(getattr(field.type, "__name__", field.type))
+        kind = {"bool": bool, "str": str}.get(declared, object)
+        value = fields.get(field.name)
+        if field.name in fields and not isinstance(value, kind):
+            raise FormatError(f"expected a {kind.__name__}, got {str(value)[:80]}")

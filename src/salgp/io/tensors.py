@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -20,20 +19,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
-from salgp.io.files import ChecksumError, open_regular, reading, write_whole
+from salgp.io.files import AnyPath, ChecksumError, open_regular, reading, write_whole
 from salgp.io.json_files import CHECK, check_text
 
 __all__ = []
 
+Contents = tuple[dict[str, Tensor], dict[str, str]]
+"""Tensors by name, and metadata."""
+Tensors = Mapping[str, Tensor]
+Texts = Mapping[str, str]
 BLANK = "0" * 64
 """Stands for the checksum while it is computed."""
 
 
-def write_tensors(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> Path:
+def write_tensors(path: AnyPath, tensors: Tensors, metadata: Texts) -> Path:
     """Write tensors and string metadata as one safetensors file with a checksum."""
-    plain, described = _plain(tensors), _described(tensors, metadata, path)
+    plain = _plain(tensors)
+    described = _described(tensors, metadata, path)
 
     def write(part: Path) -> None:
         try:
@@ -46,16 +48,15 @@ def write_tensors(
     return write_whole(path, write)
 
 
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def tensor_bytes(tensors: Tensors, metadata: Texts) -> bytes:
     """The bytes that `write_tensors` writes."""
-    file = BytesIO(save(_plain(tensors), _described(tensors, metadata, "the bytes")))
+    described = _described(tensors, metadata, "the bytes")
+    file = BytesIO(save(_plain(tensors), described))
     _seal(file)
     return file.getvalue()
 
 
-def tensors_from(
-    data: bytes, path: str | os.PathLike[str] = "the bytes"
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_from(data: bytes, path: AnyPath = "the bytes") -> Contents:
     """Tensors and metadata of a safetensors file; its checksum is compared where it has one.
 
     Args:
@@ -67,12 +68,13 @@ def tensors_from(
         ({'x': tensor([1., 1.])}, {'a': 'b'})
     """
     with reading(path, "a whole safetensors file"):
-        loaded, metadata = load(data), _checked(data, path)
+        loaded = load(data)
+        metadata = _checked(data, path)
     # copies, because BLAS rounds differently where memory is not aligned as PyTorch's own
     return {name: loaded[name].clone() for name in sorted(loaded)}, metadata
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: AnyPath) -> Contents:
     """Read all tensors and the metadata of a safetensors file; compare its checksum where it has one.
 
     Example:
@@ -85,24 +87,20 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         return tensors_from(file.read(), path)
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _plain(tensors: Tensors) -> dict[str, Tensor]:
     """Copies that share no memory: safetensors refuses views of each other."""
-    return {k: x.detach().cpu().clone(memory_format=torch.contiguous_format) for k, x in tensors.items()}
+    plain = torch.contiguous_format
+    return {k: x.detach().cpu().clone(memory_format=plain) for k, x in tensors.items()}
 
 
-def _described(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: str | os.PathLike[str]
-) -> dict[str, str]:
+def _described(tensors: Tensors, metadata: Texts, path: AnyPath) -> dict[str, str]:
     check_text(json.dumps([*tensors, metadata], ensure_ascii=False), path)
     return {**metadata, CHECK: BLANK}
 
 
 def _seal(file: IO[bytes]) -> None:
-    """Put the metadata, whose order safetensors draws at random, in order; write the checksum into it."""
-    size = int.from_bytes(file.read(8), "little")
-    header = json.loads(file.read(size))
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+    """Put the header in order and write the checksum into it."""
+    text = _ordered_header(file)
     file.seek(8)
     file.write(text)
     file.seek(0)
@@ -111,16 +109,26 @@ def _seal(file: IO[bytes]) -> None:
     file.write(text.replace(_stamp(BLANK), _stamp(found), 1))
 
 
-def _checked(data: bytes, path: str | os.PathLike[str]) -> dict[str, str]:
+def _ordered_header(file: IO[bytes]) -> bytes:
+    """The header with its metadata, whose order safetensors draws at random, by name."""
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+
+
+def _checked(data: bytes, path: AnyPath) -> dict[str, str]:
     """The metadata without the checksum, which is compared."""
     end = 8 + int.from_bytes(data[:8], "little")
-    metadata = dict(sorted(json.loads(data[8:end]).get("__metadata__", {}).items()))
+    stored = json.loads(data[8:end]).get("__metadata__", {})
+    metadata = dict(sorted(stored.items()))
     expected = metadata.pop(CHECK, None)
     if expected is None and not metadata.get("format", "").startswith("salgp"):
         return metadata
-    found = hashlib.sha256(data[:end].replace(_stamp(str(expected)), _stamp(BLANK), 1))
-    found.update(memoryview(data)[end:])
-    if found.hexdigest() != expected:
+    header = data[:end].replace(_stamp(str(expected)), _stamp(BLANK), 1)
+    digest = hashlib.sha256(header)
+    digest.update(memoryview(data)[end:])
+    if digest.hexdigest() != expected:
         raise ChecksumError(
             f"{path} is damaged: its SHA-256 is not the one it carries; restore it or write it again"
         )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from salgp.io.files import FormatError, check_size, open_regular, reading
+from salgp.io.files import AnyPath, FormatError, check_size, open_regular, reading
+from salgp.io.tensors import read_tensors
 
 __all__ = ["load_weights"]
+
+Tensors = Mapping[str, Tensor]
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 INSIDE = ("state_dict", "model_state_dict", "model", "net", "weights", "params")
@@ -24,7 +26,7 @@ PICKLED = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """How a file of torch.save begins, now (a zip archive) or long ago (a pickle)."""
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def load_weights(model: nn.Module, path: AnyPath) -> None:
     """Put the weights of a file into the network; refuses weights of another network.
 
     Example:
@@ -38,22 +40,22 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         1.0
     """
     path = Path(path)
-    own = {k: x for k, x in model.state_dict().items() if not k.endswith("num_batches_tracked")}
+    state = model.state_dict()
+    own = {k: x for k, x in state.items() if not k.endswith("num_batches_tracked")}
     tensors = _without_prefix(_read(path), own)
-    wrong = [f"{name!r} is missing" for name in own if name not in tensors]
-    wrong += [
-        f"{name!r} is not a parameter of the network" for name in tensors if name not in model.state_dict()
-    ]
-    wrong += [
-        f"{name!r} has shape {tuple(tensors[name].shape)}, the network's has {tuple(x.shape)}"
-        for name, x in own.items()
-        if name in tensors and tensors[name].shape != x.shape
-    ]
-    if wrong:
-        raise ValueError(
-            f"{path} does not fit the network: {wrong[0]}; are these the weights of this network?"
-        )
+    for wrong in _misfits(tensors, state, own):
+        raise ValueError(f"{path} does not fit the network: {wrong}; are these the weights of this network?")
     model.load_state_dict(tensors, strict=False)
+
+
+def _misfits(tensors: Tensors, state: Tensors, own: Tensors) -> Iterator[str]:
+    """Names that are missing or unknown, then shapes that differ."""
+    yield from (f"{name!r} is missing" for name in own if name not in tensors)
+    yield from (f"{name!r} is not a parameter of the network" for name in tensors if name not in state)
+    for name in own:
+        found, expected = tuple(tensors[name].shape), tuple(own[name].shape)
+        if found != expected:
+            yield f"{name!r} has shape {found}, the network's has {expected}"
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -62,8 +64,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: unknown kind of weights; expected {', '.join(SUFFIXES)}")
     if path.suffix == ".safetensors":
-        from salgp.io import read_tensors
-
         return read_tensors(path)[0]
     if start not in PICKLED:
         raise FormatError(f"{path}: not a file of PyTorch weights")
@@ -106,11 +106,9 @@ def _tensors(found: Any, path: Path) -> dict[str, Tensor]:
     )
 
 
-def _without_prefix(stored: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_prefix(stored: Tensors, own: Tensors) -> dict[str, Tensor]:
     """The names without what wrappers wrote before them; other parts of a checkpoint are left out."""
-    if not own or all(name in stored for name in own):
-        return dict(stored)
-    for prefix in PREFIXES:
+    for prefix in ("", *PREFIXES):
         if all(prefix + name in stored for name in own):
             return {k.removeprefix(prefix): x for k, x in stored.items() if k.startswith(prefix)}
     return dict(stored)
