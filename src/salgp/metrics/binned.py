@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
+from scipy.special import ndtr
 
 from salgp.metrics.metric import (
     ArrayLike,
@@ -79,11 +81,11 @@ def reliability_bins(
     """
     s, c = as_scored(confidence, correct)
     index, edges = assign_bins(s, n_bins, scheme)
-    count = np.bincount(index, minlength=len(edges) - 1)
+    bins = len(edges) - 1
+    count = np.bincount(index, minlength=bins)
     with np.errstate(invalid="ignore"):
-        return ReliabilityBins(
-            edges, count, np.bincount(index, s, len(count)) / count, np.bincount(index, c, len(count)) / count
-        )
+        mean_s, mean_c = (np.bincount(index, x, bins) / count for x in (s, c))
+    return ReliabilityBins(edges, count, mean_s, mean_c)
 
 
 @metric(
@@ -109,10 +111,8 @@ def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
         0.1
     """
     s, c = as_scored(confidence, correct)
-    groups, gap = _bin_groups(s, n_bins, scheme), s - c
-    return Statistic(
-        len(s), lambda weights: np.abs(groups.totals(weights, gap)).sum(axis=-1) / weights.sum(axis=-1)
-    )
+    groups = _bin_groups(s, n_bins, scheme)
+    return Statistic(len(s), partial(_mean_gap, groups, s - c))
 
 
 @metric(
@@ -136,13 +136,7 @@ def mce(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
         >>> round(mce([0.9, 0.9, 0.6, 0.4], [1, 1, 1, 0]), 3)
         0.4
     """
-    return _of_gaps(
-        confidence,
-        correct,
-        n_bins,
-        scheme,
-        lambda count, gap: (np.abs(gap) / np.maximum(count, 1)).max(axis=-1),
-    )
+    return _of_gaps(confidence, correct, n_bins, scheme, lambda count, gap: gap.max(axis=-1))
 
 
 @metric(
@@ -169,11 +163,7 @@ def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) ->
         >>> round(adaptive_ece([0.9, 0.8, 0.6, 0.4], [1, 1, 1, 0], n_bins=2), 3)
         0.075
     """
-
-    def mean_gap(count: FloatArray, gap: FloatArray) -> FloatArray:
-        return np.asarray((np.abs(gap) / np.maximum(count, 1)).sum(axis=-1) / (count > 0).sum(axis=-1))
-
-    return _of_gaps(confidence, correct, n_bins, "mass", mean_gap)
+    return _of_gaps(confidence, correct, n_bins, "mass", _plain_mean)
 
 
 @metric(
@@ -216,13 +206,7 @@ def debiased_ece(
     s, c = as_scored(confidence, correct)
     groups = _bin_groups(s, n_bins, scheme)
     formula = _debiased_l1 if norm == "l1" else _debiased_l2
-
-    def of_weights(weights: FloatArray) -> FloatArray:
-        count, hits, gap = groups.totals(weights), groups.totals(weights, c), groups.totals(weights, s - c)
-        some = np.maximum(count, 1)
-        return np.maximum(formula(count, gap / some, hits / some), 0.0)
-
-    return Statistic(len(s), of_weights)
+    return Statistic(len(s), partial(_debiased, formula, groups, s - c, c))
 
 
 @metric(
@@ -250,9 +234,7 @@ def classwise_ece(probs: ArrayLike, labels: ArrayLike, n_bins: int = 15) -> Stat
     if not len(known):
         raise ValueError("every label is -1 (unknown): the classwise error needs samples of known classes")
     each = [ece.formula(p[known, k], y[known] == k, n_bins) for k in range(p.shape[1])]
-    return Statistic(
-        len(y), lambda weights: np.mean([one.of_weights(weights[..., known]) for one in each], axis=0)
-    )
+    return Statistic(len(y), partial(_mean_of, each, known))
 
 
 def assign_bins(confidence: FloatArray, n_bins: int, scheme: Scheme) -> tuple[IntArray, FloatArray]:
@@ -261,18 +243,23 @@ def assign_bins(confidence: FloatArray, n_bins: int, scheme: Scheme) -> tuple[In
     """
     if n_bins < 1:
         raise ValueError(f"n_bins must be at least 1, got {n_bins}")
-    if scheme == "width":
-        edges = np.linspace(0.0, 1.0, n_bins + 1)
-    elif scheme == "mass":
-        last = (
-            np.arange(1, n_bins) * len(confidence)
-        ) // n_bins - 1  # last sample of each bin but the final one
-        inner = np.sort(confidence)[last[last >= 0]]
-        edges = np.concatenate([[0.0], np.unique(inner[(inner > 0) & (inner < confidence.max())]), [1.0]])
-    else:
+    if scheme not in ("width", "mass"):
         raise ValueError(f"scheme must be 'width' or 'mass', got {scheme!r}")
+    edges = np.linspace(0.0, 1.0, n_bins + 1) if scheme == "width" else _mass_edges(confidence, n_bins)
     index = np.searchsorted(edges, confidence, side="left") - 1
     return np.clip(index, 0, len(edges) - 2), edges
+
+
+def _mass_edges(confidence: FloatArray, n_bins: int) -> FloatArray:
+    last = np.arange(1, n_bins) * len(confidence) // n_bins - 1  # of each bin but the final one
+    ordered = np.sort(confidence)
+    inner = np.unique(ordered[last[last >= 0]])
+    inside = (inner > 0) & (inner < ordered[-1])
+    return np.concatenate([[0.0], inner[inside], [1.0]])
+
+
+def _mean_of(each: list[Statistic], rows: IntArray, weights: FloatArray) -> FloatArray:
+    return np.mean([one.of_weights(weights[..., rows]) for one in each], axis=0)
 
 
 def _of_gaps(
@@ -282,9 +269,25 @@ def _of_gaps(
     scheme: Scheme,
     reduce: Callable[[FloatArray, FloatArray], FloatArray],
 ) -> Statistic:
+    """The metric that ``reduce`` makes of counts and absolute gaps of the bins; 0 where a bin is empty."""
     s, c = as_scored(confidence, correct)
     groups, gap = _bin_groups(s, n_bins, scheme), s - c
-    return Statistic(len(s), lambda weights: reduce(groups.totals(weights), groups.totals(weights, gap)))
+
+    def of_weights(weights: FloatArray) -> FloatArray:
+        count = groups.totals(weights)
+        gaps = np.abs(groups.totals(weights, gap))
+        return reduce(count, gaps / np.maximum(count, 1))
+
+    return Statistic(len(s), of_weights)
+
+
+def _mean_gap(groups: Groups, gap: FloatArray, weights: FloatArray) -> FloatArray:
+    gaps = np.abs(groups.totals(weights, gap))
+    return np.asarray(gaps.sum(axis=-1) / weights.sum(axis=-1))
+
+
+def _plain_mean(count: FloatArray, gap: FloatArray) -> FloatArray:
+    return np.asarray(gap.sum(axis=-1) / (count > 0).sum(axis=-1))
 
 
 def _bin_groups(confidence: FloatArray, n_bins: int, scheme: Scheme) -> Groups:
@@ -292,20 +295,37 @@ def _bin_groups(confidence: FloatArray, n_bins: int, scheme: Scheme) -> Groups:
     return Groups(index, len(edges) - 1)
 
 
-def _debiased_l1(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> FloatArray:
-    from scipy.special import ndtr
+def _debiased(
+    formula: Callable[[FloatArray, FloatArray, FloatArray], FloatArray],
+    groups: Groups,
+    gap: FloatArray,
+    correct: FloatArray,
+    weights: FloatArray,
+) -> FloatArray:
+    count = groups.totals(weights)
+    some = np.maximum(count, 1)
+    mean_gap = groups.totals(weights, gap) / some
+    accuracy = groups.totals(weights, correct) / some
+    return np.maximum(formula(count, mean_gap, accuracy), 0.0)
 
+
+def _debiased_l1(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> FloatArray:
+
+    gap = np.abs(gap)
     std = np.sqrt(accuracy * (1 - accuracy) / np.maximum(count, 1))
-    z = np.abs(gap) / np.where(std > 0, std, 1.0)
-    folded = np.where(
-        std > 0,
-        std * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2) + np.abs(gap) * (1 - 2 * ndtr(-z)),
-        np.abs(gap),
-    )
-    return np.asarray((count * (2 * np.abs(gap) - folded)).sum(axis=-1) / count.sum(axis=-1))
+    folded = np.where(std > 0, _folded_mean(gap, std), gap)
+    return np.average(2 * gap - folded, axis=-1, weights=count)
+
+
+def _folded_mean(mean: FloatArray, std: FloatArray) -> FloatArray:
+    """Mean of the absolute value of a normal variable; undefined where ``std`` is 0."""
+    z = mean / np.where(std > 0, std, 1.0)
+    bell = std * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2)
+    return bell + mean * (1 - 2 * ndtr(-z))
 
 
 def _debiased_l2(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> FloatArray:
-    noise = np.where(count > 1, accuracy * (1 - accuracy) / np.maximum(count - 1, 1), 0.0)
-    squared = (count * (gap**2 - noise)).sum(axis=-1) / count.sum(axis=-1)
-    return np.asarray(np.sqrt(np.maximum(squared, 0.0)))
+    noise = accuracy * (1 - accuracy) / np.maximum(count - 1, 1)
+    squared = gap**2 - np.where(count > 1, noise, 0.0)
+    mean = np.average(squared, axis=-1, weights=count)
+    return np.asarray(np.sqrt(np.maximum(mean, 0.0)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.special import betaincinv
+from scipy.special import bdtr, betaincinv, ndtri
 
 from salgp.logits import log_odds
 from salgp.metrics.binned import ReliabilityBins, assign_bins
@@ -74,32 +74,42 @@ def interval_coverage(
         >>> round(interval_coverage(p, correct, p - 0.01, p + 0.01, n_bins=60), 1)
         0.9
     """
-    from scipy.special import bdtr, ndtri
 
     s, c = as_scored(confidence, correct)
     low, high = _checked_ends(lower, upper, len(s))
     centre, below, above = (log_odds(torch.from_numpy(x), 1e-9).numpy() for x in (s, low, high))
     half = ndtri((1 + level) / 2)
-    z = ndtri((np.arange(_POINTS) + 0.5) / _POINTS)[:, None]
+    up, down = (above - centre) / half, (centre - below) / half
     index, edges = assign_bins(s, n_bins, "mass")
     total = 0.0
-    for rows in (np.flatnonzero(index == b) for b in range(len(edges) - 1)):
-        step = np.where(z > 0, above[rows] - centre[rows], centre[rows] - below[rows]) / half
-        chance = (1 / (1 + np.exp(-(centre[rows] + step * z)))).mean(axis=1)  # (points,)
-        right, count = int(c[rows].sum()), len(rows)
-        start = bdtr(right - 1, count, chance).mean() if right else 0.0
-        end = bdtr(right, count, chance).mean()
-        inside = max(0.0, min(end, (1 + level) / 2) - max(start, (1 - level) / 2))
-        total += count * (inside / (end - start) if end > start else 0.0)
+    for b in range(len(edges) - 1):
+        rows = np.flatnonzero(index == b)
+        chance = _chances(centre[rows], down[rows], up[rows])
+        total += len(rows) * _share_inside(int(c[rows].sum()), len(rows), chance, level)
     return float(total / len(s))
 
 
-@metric(
-    "Width of the intervals",
-    "Mean width of the 90 % intervals.",
-    larger_is_better=False,
-    name="width",
-)
+def _chances(centre: FloatArray, down: FloatArray, up: FloatArray) -> FloatArray:
+    """Mean chance of a bin to be right, at every quantile ``(points,)`` of its log-odds.
+
+    ``down`` and ``up`` are the standard deviations of the log-odds below and above ``centre``.
+    """
+    z = ndtri((np.arange(_POINTS) + 0.5) / _POINTS)[:, None]
+    odds = centre + np.where(z > 0, up, down) * z
+    return np.asarray((1 / (1 + np.exp(-odds))).mean(axis=1))
+
+
+def _share_inside(right: int, count: int, chance: FloatArray, level: float) -> float:
+    """Share of ``[F(right - 1), F(right)]`` inside the central ``level``."""
+    start = bdtr(right - 1, count, chance).mean() if right else 0.0
+    end = bdtr(right, count, chance).mean()
+    if end <= start:
+        return 0.0
+    inside = min(end, (1 + level) / 2) - max(start, (1 - level) / 2)
+    return float(max(inside, 0.0) / (end - start))
+
+
+@metric("Width of the intervals", "Mean width of the 90 % intervals.", larger_is_better=False, name="width")
 def interval_width(lower: ArrayLike, upper: ArrayLike) -> Statistic:
     """Mean width of the intervals.
 
@@ -142,17 +152,19 @@ def exact_interval(hits: IntArray, n: IntArray, level: float = 0.9) -> tuple[Flo
     """
     if not 0 < level < 1:
         raise ValueError(f"expected 0 < level < 1, got {level}")
-    tail = (1 - level) / 2
-    some, missed = np.maximum(hits, 1), np.maximum(n - hits, 1)  # 1: not used, but defined
-    lower = np.where(hits > 0, betaincinv(some, n - hits + 1, tail), 0.0)
-    upper = np.where(hits < n, betaincinv(hits + 1, missed, 1 - tail), 1.0)
+    tail, missed = (1 - level) / 2, n - hits
+    lower = betaincinv(np.maximum(hits, 1), missed + 1, tail)  # 1: not used, but defined
+    upper = betaincinv(hits + 1, np.maximum(missed, 1), 1 - tail)
+    lower = np.where(hits > 0, lower, 0.0)
+    upper = np.where(missed > 0, upper, 1.0)
     return np.where(n > 0, lower, np.nan), np.where(n > 0, upper, np.nan)
 
 
 def _checked_ends(lower: ArrayLike, upper: ArrayLike, n: int | None = None) -> tuple[FloatArray, FloatArray]:
     low = as_scores(lower, "lower", n)
     high = as_scores(upper, "upper", len(low))
-    if (low > high).any():
-        row = int(np.argmax(low > high))
+    crossed = np.flatnonzero(low > high)
+    if len(crossed):
+        row = crossed[0]
         raise ValueError(f"lower must not exceed upper; in row {row} it is {low[row]:g} > {high[row]:g}")
     return low, high

@@ -91,8 +91,7 @@ class Metric(Generic[P]):
     ) -> None:
         functools.update_wrapper(self, formula)
         parameters = inspect.signature(formula).parameters.values()
-        self.formula = formula
-        self.name = name or formula.__name__
+        self.formula, self.name = formula, name or formula.__name__
         self.title, self.sentence, self.heading = title, sentence, heading
         self.larger_is_better = larger_is_better
         self.reads = tuple(p.name for p in parameters if p.default is p.empty)
@@ -108,7 +107,9 @@ class Metric(Generic[P]):
 
     def better(self, a: float, b: float) -> bool:
         """Is ``a`` better than ``b``? Never, where neither way is."""
-        return self.larger_is_better is not None and (a > b if self.larger_is_better else a < b)
+        if self.larger_is_better is None:
+            return False
+        return a > b if self.larger_is_better else a < b
 
 
 def metric(
@@ -171,19 +172,16 @@ class Groups:
         """Sum weights ``(..., n)``, each times its sample's value ``(n,)`` if given, over the groups: ``(...,
         n_groups)``.
         """
+        starts = self._starts
         totals = np.zeros((*weights.shape[:-1], self.n_groups))
-        if self._starts is not None and values is not None and len(self._starts) <= _FEW_GROUPS:
-            for start, end in pairwise([*self._starts, len(self.index)]):
+        if starts is not None and values is not None and len(starts) <= _FEW_GROUPS:
+            for start, end in pairwise([*starts, len(self.index)]):
                 totals[..., self.index[start]] = weights[..., start:end] @ values[start:end]
             return totals
         weights = weights if values is None else weights * values
-        if self._starts is not None:
-            totals[..., self.index[self._starts]] = np.add.reduceat(weights, self._starts, axis=-1)
-            return totals
-        for row, out in zip(
-            weights.reshape(-1, weights.shape[-1]), totals.reshape(-1, self.n_groups), strict=True
-        ):
-            out[:] = np.bincount(self.index, row, self.n_groups)
+        if starts is None:
+            return np.apply_along_axis(lambda row: np.bincount(self.index, row, self.n_groups), -1, weights)
+        totals[..., self.index[starts]] = np.add.reduceat(weights, starts, axis=-1)
         return totals
 
 
@@ -199,7 +197,7 @@ def as_numbers(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
         raise ValueError(f"{what} must have shape (n,), got {values.shape}")
     if not len(values):
         raise ValueError(f"{what} is empty: a metric needs at least one sample")
-    if n is not None and len(values) != n:
+    if n not in (None, len(values)):
         raise ValueError(f"{what} must have {n} values, one per sample, got {len(values)}")
     _refuse_non_finite(values, what)
     return values
@@ -227,9 +225,10 @@ def as_binary(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
     values = as_numbers(x, what, n)
     wrong = np.flatnonzero((values != 0) & (values != 1))
     if len(wrong):
+        row = wrong[0]
         raise ValueError(
-            f"{what} must be 0/1 or boolean, got {values[wrong[0]]:g} in row {wrong[0]}; for "
-            f"class indices pass `label == labels`"
+            f"{what} must be 0/1 or boolean, got {values[row]:g} in row {row}; for class indices pass "
+            f"`label == labels`"
         )
     return values
 
@@ -261,16 +260,15 @@ def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.flo
         p = p.astype(np.float32 if p.dtype == np.float16 else np.float64)
     _refuse_non_finite(p, "probs")
     _refuse_outside_unit(p, "probs")
-    off = np.abs(p.sum(axis=1, dtype=np.float64) - 1)
-    if off.max() > _SUM_TOLERANCE:
-        raise ValueError(f"rows of probs must sum to 1; row {off.argmax()} sums to {p[off.argmax()].sum():g}")
+    _refuse_other_sums(p)
     return p, as_labels(labels, *p.shape).cpu().numpy()
 
 
 def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
     if isinstance(x, Tensor):
         half = x.is_floating_point() and x.itemsize < 4
-        return np.asarray((x.float() if half else x).detach().cpu().numpy())
+        x = x.float() if half else x
+        return x.detach().cpu().numpy()
     refuse_masked(x, what)
     values = np.asarray(x)
     if values.dtype.kind not in "biuf":
@@ -281,17 +279,24 @@ def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
 def _refuse_non_finite(values: NDArray[Any], what: str) -> None:
     finite = np.isfinite(values)
     if not finite.all():
-        row = int(np.argwhere(~finite)[0, 0])
+        rows = np.nonzero(~finite)[0]
         raise ValueError(
-            f"{what} holds NaN or infinity in row {row} ({int((~finite).sum())} values in "
-            f"all); remove these samples first"
+            f"{what} holds NaN or infinity in row {rows[0]} ({len(rows)} values in all); remove these "
+            f"samples first"
         )
 
 
+def _refuse_other_sums(probs: NDArray[Any]) -> None:
+    off = np.abs(probs.sum(axis=1, dtype=np.float64) - 1)
+    row = off.argmax()
+    if off[row] > _SUM_TOLERANCE:
+        raise ValueError(f"rows of probs must sum to 1; row {row} sums to {probs[row].sum():g}")
+
+
 def _refuse_outside_unit(values: NDArray[Any], what: str) -> None:
-    slack = 1e-6  # rounding of a softmax in single precision
-    if values.min() < -slack or values.max() > 1 + slack:
-        outside = values[(values < -slack) | (values > 1 + slack)][0]
+    low, high = -1e-6, 1 + 1e-6  # rounding of a softmax in single precision
+    if values.min() < low or values.max() > high:
+        outside = values[(values < low) | (values > high)][0]
         raise ValueError(
             f"{what} must be probabilities in [0, 1], got {outside:g}; are these logits? Apply softmax first"
         )

@@ -109,8 +109,8 @@ def nll(probs: ArrayLike, labels: ArrayLike) -> Statistic:
         0.3993
     """
     p, y = as_distribution(probs, labels)
-    true = p[np.arange(len(y)), np.maximum(y, 0)].astype(np.float64)
-    return _mean_of_known(-np.log(np.clip(true, EPS, 1.0)), y >= 0)
+    true = np.clip(_of_labels(p, y), EPS, 1.0)
+    return _mean_of_known(-np.log(true), y >= 0)
 
 
 @metric(
@@ -159,9 +159,8 @@ def brier(probs: ArrayLike, labels: ArrayLike) -> Statistic:
         0.25
     """
     p, y = as_distribution(probs, labels)
-    true = p[np.arange(len(y)), np.maximum(y, 0)].astype(np.float64)
     squares = np.einsum("ij,ij->i", p, p, dtype=np.float64)
-    return _mean_of_known(squares - 2 * true + 1, y >= 0)
+    return _mean_of_known(squares - 2 * _of_labels(p, y) + 1, y >= 0)
 
 
 @metric(
@@ -201,23 +200,19 @@ def brier_decomposition(
         (0.01, 0.0625, 0.1875)
     """
     s, c = as_scored(confidence, correct)
-    index, edges = assign_bins(s, n_bins, scheme)
-    count = np.maximum(np.bincount(index, minlength=len(edges) - 1), 1)
-    mean_s, mean_c = (np.bincount(index, x, len(count)) / count for x in (s, c))
-    ds, dc = s - mean_s[index], c - mean_c[index]
+    index, _ = assign_bins(s, n_bins, scheme)
+    count = np.bincount(index)[index]  # (n,) samples in the bin of each
+    in_bin, right = (np.bincount(index, x)[index] / count for x in (s, c))
+    ds, dc, overall = s - in_bin, c - right, c.mean()
     return BrierDecomposition(
-        reliability=float(np.mean((mean_s - mean_c)[index] ** 2)),
-        resolution=float(np.mean((mean_c[index] - c.mean()) ** 2)),
-        uncertainty=float(c.mean() * (1 - c.mean())),
+        reliability=float(np.mean((in_bin - right) ** 2)),
+        resolution=float(np.mean((right - overall) ** 2)),
+        uncertainty=float(overall * (1 - overall)),
         within_bin=float(np.mean(ds**2 - 2 * ds * dc)),
     )
 
 
-@metric(
-    "Mean variance",
-    "Mean squared error bar of the confidence.",
-    larger_is_better=None,
-)
+@metric("Mean variance", "Mean squared error bar of the confidence.", larger_is_better=None)
 def mean_variance(std: ArrayLike) -> Statistic:
     """Mean predictive variance of the confidence, from its standard deviations ``(n,)``.
 
@@ -229,6 +224,12 @@ def mean_variance(std: ArrayLike) -> Statistic:
     if values.min() < 0:
         raise ValueError(f"std must not be negative, got {values.min():g} in row {values.argmin()}")
     return mean_of(values**2)
+
+
+def _of_labels(probs: np.ndarray, labels: np.ndarray) -> FloatArray:
+    """Probability of each true class; any where it is unknown."""
+    own = np.maximum(labels, 0)[:, None]
+    return np.take_along_axis(probs, own, axis=1)[:, 0].astype(np.float64)
 
 
 def _mean_of_known(scores: FloatArray, known: np.ndarray) -> Statistic:

@@ -5,7 +5,9 @@ Ties are treated as an ordering at random would on average, so the order of the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -53,8 +55,7 @@ def auroc(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
         >>> auroc([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])
         0.75
     """
-    s, c = _checked(confidence, correct)
-    return _pair_order(s, c)
+    return _pair_order(*_checked(confidence, correct))
 
 
 def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
@@ -74,9 +75,10 @@ def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
     """
     s, c = _checked(confidence, correct)
     ranks = _rank_groups(-s)
-    expected = ranks.totals(1 - c) / ranks.totals(np.ones_like(c))
+    expected = ranks.totals(1 - c) / ranks.totals(np.ones_like(c))  # errors of one of a tied group
+    errors = np.cumsum(expected[np.sort(ranks.index)])
     accepted = np.arange(1, len(s) + 1)
-    return RiskCoverage(accepted / len(s), np.cumsum(expected[np.sort(ranks.index)]) / accepted)
+    return RiskCoverage(accepted / len(s), errors / accepted)
 
 
 @metric(
@@ -98,22 +100,10 @@ def aurc(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
         >>> round(aurc([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 1]), 4)
         0.1458
     """
-    # In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the
-    # expected risk (E + k e/g) / (N + k); their sum is e + (E - N e/g) (H(N + g) - H(N)) with harmonic
-    # numbers H.
     s, c = _checked(confidence, correct)
-    ranks = _rank_groups(s)
-    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, len(s) + 1))])
-
-    def of_weights(weights: FloatArray) -> FloatArray:
-        g, e = (ranks.totals(weights * x)[..., ::-1] for x in (1.0, 1 - c))  # most confident first
-        after, errors_after = g.cumsum(axis=-1), e.cumsum(axis=-1)
-        before = after - g
-        steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]
-        risks = e + (errors_after - e - before * e / np.maximum(g, 1)) * steps
-        return np.asarray(risks.sum(axis=-1) / weights.sum(axis=-1))
-
-    return Statistic(len(s), of_weights)
+    n, ranks = len(s), _rank_groups(s)
+    harmonic = np.append(0.0, np.cumsum(1 / np.arange(1, n + 1)))
+    return Statistic(n, partial(_mean_risk, ranks, harmonic, 1 - c))
 
 
 @metric(
@@ -135,8 +125,7 @@ def ood_auroc(novelty: ArrayLike, is_ood: ArrayLike) -> Statistic:
         >>> ood_auroc([0.1, 0.2, 0.9], [0, 0, 1])
         1.0
     """
-    score = as_numbers(novelty, "novelty")
-    return _pair_order(score, as_binary(is_ood, "is_ood", len(score)))
+    return _pair_order(*_checked(novelty, is_ood, "novelty", "is_ood"))
 
 
 @metric(
@@ -158,26 +147,42 @@ def fpr95(novelty: ArrayLike, is_ood: ArrayLike) -> float:
         >>> fpr95([0.1, 0.2, 0.15, 0.9], [0, 0, 1, 1])
         0.5
     """
-    score = as_numbers(novelty, "novelty")
-    ood = as_binary(is_ood, "is_ood", len(score)) == 1
-    if ood.all() or not ood.any():
-        return float("nan")
-    known = np.sort(score[~ood])
-    threshold = known[-(-95 * len(known) // 100) - 1]  # integer ceiling: exactly 95 % suffice
-    return float(np.mean(score[ood] <= threshold))
+    score, truth = _checked(novelty, is_ood, "novelty", "is_ood")
+    ood, known = score[truth == 1], np.sort(score[truth == 0])
+    if not len(ood) or not len(known):
+        return math.nan
+    accepted = -(-95 * len(known) // 100)  # integer ceiling: exactly 95 % suffice
+    return float(np.mean(ood <= known[accepted - 1]))
+
+
+def _mean_risk(ranks: Groups, harmonic: FloatArray, wrong: FloatArray, weights: FloatArray) -> FloatArray:
+    """Mean error rate over all coverages, by the weights ``(..., n)``.
+
+    In a tied group of g samples and e errors behind N samples and E errors, the k-th acceptance has the
+    expected risk (E + k e/g) / (N + k); their sum is e + (E - N e/g) (H(N + g) - H(N)) with harmonic numbers
+    H.
+    """
+    g = ranks.totals(weights)[..., ::-1]  # most confident first
+    e = ranks.totals(weights * wrong)[..., ::-1]
+    after = g.cumsum(axis=-1)
+    before, errors_before = after - g, e.cumsum(axis=-1) - e
+    steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]
+    risks = e + (errors_before - before * e / np.maximum(g, 1)) * steps
+    return np.asarray(risks.sum(axis=-1) / weights.sum(axis=-1))
 
 
 def _pair_order(score: FloatArray, positive: FloatArray) -> Statistic:
+    return Statistic(len(score), partial(_share_in_order, _rank_groups(score), positive))
+
+
+def _share_in_order(ranks: Groups, positive: FloatArray, weights: FloatArray) -> FloatArray:
     """Share of (positive, negative) pairs in the right order, ties counting half."""
-    ranks = _rank_groups(score)
-
-    def of_weights(weights: FloatArray) -> FloatArray:
-        p, q = ranks.totals(weights * positive), ranks.totals(weights * (1 - positive))
-        pairs = p.sum(axis=-1) * q.sum(axis=-1)
-        ordered = (p * (q.cumsum(axis=-1) - q / 2)).sum(axis=-1)
-        return np.where(pairs > 0, ordered / np.maximum(pairs, 1), np.nan)
-
-    return Statistic(len(score), of_weights)
+    p = ranks.totals(weights * positive)
+    q = ranks.totals(weights * (1 - positive))
+    below = q.cumsum(axis=-1) - q / 2
+    ordered = (p * below).sum(axis=-1)
+    pairs = p.sum(axis=-1) * q.sum(axis=-1)
+    return np.where(pairs > 0, ordered / np.maximum(pairs, 1), np.nan)
 
 
 def _rank_groups(score: FloatArray) -> Groups:
@@ -185,6 +190,8 @@ def _rank_groups(score: FloatArray) -> Groups:
     return Groups(index, len(values))
 
 
-def _checked(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    s = as_numbers(confidence, "confidence")
-    return s, as_binary(correct, "correct", len(s))
+def _checked(
+    score: ArrayLike, truth: ArrayLike, score_name: str = "confidence", truth_name: str = "correct"
+) -> tuple[FloatArray, FloatArray]:
+    s = as_numbers(score, score_name)
+    return s, as_binary(truth, truth_name, len(s))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -72,11 +72,10 @@ def register(metric: Metric[...]) -> Metric[...]:
     """
     if not isinstance(metric, Metric):
         raise TypeError(f"expected a Metric made by salgp.metrics.metric, got {type(metric).__name__}")
-    unknown = [name for name in metric.reads if name not in _READABLE]
-    if unknown:
-        raise ValueError(
-            f"{metric.name} reads {unknown[0]!r}; a metric of predictions may read {', '.join(_READABLE)}"
-        )
+    known = ", ".join(_READABLE)
+    for name in metric.reads:
+        if name not in _READABLE:
+            raise ValueError(f"{metric.name} reads {name!r}; a metric of predictions may read {known}")
     if METRICS.setdefault(metric.name, metric) is not metric:
         raise ValueError(f"there is a metric called {metric.name!r} already; choose another name")
     return metric
@@ -127,7 +126,8 @@ class Scores:
         return json.dumps(self._values)
 
     def __repr__(self) -> str:
-        return f"Scores({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+        shown = [f"{name}={value!r}" for name, value in self._values.items()]
+        return f"Scores({', '.join(shown)})"
 
     def __str__(self) -> str:
         return _aligned([(name, [_text(value)]) for name, value in self._values.items()])
@@ -156,9 +156,8 @@ class Comparison:
 
     def best(self, score: str = "nll_correct") -> str:
         """The method with the best ``score``: the smallest or the largest, as the metric says."""
-        ranked = self.best_first(score)
-        best = next(iter(ranked.rows))
-        if ranked.rows[best].as_dict().get(score) is None:
+        best, scores = next(iter(self.best_first(score).rows.items()))
+        if scores.as_dict().get(score) is None:
             raise ValueError(f"no method has the score {score!r}")
         return best
 
@@ -166,29 +165,28 @@ class Comparison:
         """The same rows, best first; those without this score last."""
         metric = METRICS.get(score)
         sign = -1 if metric is not None and metric.larger_is_better else 1
-        value = {name: scores.as_dict().get(score) for name, scores in self.rows.items()}
-        order = sorted(value, key=lambda name: (value[name] is None, sign * (value[name] or 0.0)))
-        return Comparison({name: self.rows[name] for name in order})
 
-    def _columns(self) -> list[str]:
-        """Names of the scores that any method has."""
-        names = list(dict.fromkeys(key for scores in self.rows.values() for key in scores.as_dict()))
-        return [name for name in names if any(s.as_dict().get(name) is not None for s in self.rows.values())]
+        def place(row: tuple[str, Scores]) -> tuple[bool, float]:
+            value = row[1].as_dict().get(score)
+            return value is None, sign * (value or 0.0)
+
+        return Comparison(dict(sorted(self.rows.items(), key=place)))
+
+    def _table(self) -> list[tuple[str, list[str]]]:
+        """Head and rows as text: the scores that any method has."""
+        values = {name: scores.as_dict() for name, scores in self.rows.items()}
+        known = {key: None for row in values.values() for key in row}
+        shown = [key for key in known if any(row.get(key) is not None for row in values.values())]
+        rows = [(name, [_text(row.get(key)) for key in shown]) for name, row in values.items()]
+        return [("method", shown), *rows]
 
     def __str__(self) -> str:
-        shown = self._columns()
-        rows = [(name, [_text(s.as_dict().get(key)) for key in shown]) for name, s in self.rows.items()]
-        return _aligned([("method", shown), *rows])
+        return _aligned(self._table())
 
     def _repr_html_(self) -> str:
-        shown = self._columns()
-        head = "".join(f"<th title='{_meaning(key)}'>{escape(key)}</th>" for key in ("", *shown))
-        body = "".join(
-            f"<tr><th>{escape(name)}</th>"
-            + "".join(f"<td>{_text(scores.as_dict().get(key))}</td>" for key in shown)
-            + "</tr>"
-            for name, scores in self.rows.items()
-        )
+        (_, shown), *rows = self._table()
+        head = "".join(_html_head(key) for key in ("", *shown))
+        body = "".join(_html_row(name, cells) for name, cells in rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -266,23 +264,19 @@ def compare(predictions: Mapping[str, Prediction], labels: ArrayLike, n_bins: in
     """
     if not predictions:
         raise ValueError("nothing to compare: the mapping of predictions is empty")
-    return Comparison(
-        {name: evaluate(prediction, labels, n_bins) for name, prediction in predictions.items()}
-    )
+    return Comparison({name: evaluate(each, labels, n_bins) for name, each in predictions.items()})
 
 
 def _value(metric: Metric[...], arrays: Mapping[str, Any], n_bins: int) -> float | None:
     """The metric of these arrays; None where one is missing, no class is known, or it is not a number."""
     read = [arrays[name] for name in metric.reads]
-    if any(x is None for x in read) or ("labels" in metric.reads and not (arrays["labels"] >= 0).any()):
+    if any(x is None for x in read):
+        return None
+    if "labels" in metric.reads and not (arrays["labels"] >= 0).any():
         return None
     options = {"n_bins": n_bins} if "n_bins" in metric.options else {}
     value = metric(*read, **options)
     return value if math.isfinite(value) else None
-
-
-def _meaning(name: str) -> str:
-    return escape(METRICS[name].sentence, quote=True) if name in METRICS else ""
 
 
 def _text(value: float | None) -> str:
@@ -295,12 +289,25 @@ def _text(value: float | None) -> str:
 
 def _aligned(rows: list[tuple[str, list[str]]]) -> str:
     """Names flush left, values flush right, column by column."""
-    first = max(len(name) for name, _ in rows)
-    widths = [max(len(values[j]) for _, values in rows) for j in range(len(rows[0][1]))]
-    return "\n".join(
-        name.ljust(first) + "".join("  " + v.rjust(w) for v, w in zip(values, widths, strict=True))
-        for name, values in rows
-    )
+    names = _padded([name for name, _ in rows], str.ljust)
+    columns = zip(*(values for _, values in rows), strict=True)
+    cells = [_padded(column, str.rjust) for column in columns]
+    return "\n".join("  ".join(line) for line in zip(names, *cells, strict=True))
+
+
+def _padded(texts: Sequence[str], pad: Callable[[str, int], str]) -> list[str]:
+    width = max(map(len, texts))
+    return [pad(text, width) for text in texts]
+
+
+def _html_head(name: str) -> str:
+    meaning = METRICS[name].sentence if name in METRICS else ""
+    return f"<th title='{escape(meaning)}'>{escape(name)}</th>"
+
+
+def _html_row(name: str, cells: list[str]) -> str:
+    values = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f"<tr><th>{escape(name)}</th>{values}</tr>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,14 +378,17 @@ def bootstrap(
     draws = resample_counts(n, n_resamples, seed)
     order = _order(columns[0])
     formula = metric.formula if isinstance(metric, Metric) else metric
-    found = formula(*(x[order] for x in columns), **options)
+
+    def of_rows(rows: IntArray) -> Any:
+        return formula(*(x[rows] for x in columns), **options)
+
+    found = of_rows(order)
     if isinstance(found, Statistic):
         value = found.value()
         replicates = np.concatenate([found.of_weights(counts[:, order].astype(float)) for counts in draws])
     else:
         value = float(found)
-        rows = (np.repeat(np.arange(n), row) for counts in draws for row in counts)
-        replicates = np.array([float(metric(*(x[row] for x in columns), **options)) for row in rows])
+        replicates = np.array([float(of_rows(rows)) for counts in draws for rows in _drawn(counts)])
     lower, upper = _quantiles(replicates, level)
     return Interval(value, lower, upper, level, replicates)
 
@@ -395,30 +405,39 @@ def resample_counts(n: int, n_resamples: int, seed: int) -> Iterator[IntArray]:
     step = max(_CHUNK // n, 1)
     for start in range(0, n_resamples, step):
         rows = min(step, n_resamples - start)
-        place = generator.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
-        yield np.bincount(place.ravel(), minlength=rows * n).reshape(rows, n)
+        first = n * np.arange(rows)[:, None]
+        place = first + generator.integers(n, size=(rows, n))
+        counts = np.bincount(place.ravel(), minlength=rows * n)
+        yield counts.reshape(rows, n)
+
+
+def _drawn(counts: IntArray) -> Iterator[IntArray]:
+    """Samples of each resample, as often as they were drawn."""
+    for row in counts:
+        yield np.repeat(np.arange(len(row)), row)
 
 
 def _order(first: Any) -> IntArray:
     """Samples in order of the first array, so that bins and ranks are contiguous; a metric does not care for
     the order.
     """
-    return np.argsort(np.asarray(first), kind="stable") if first.ndim == 1 else np.arange(len(first))
+    if first.ndim > 1:
+        return np.arange(len(first))
+    return np.argsort(np.asarray(first), kind="stable")
 
 
 def _quantiles(replicates: FloatArray, level: float) -> tuple[float, float]:
     valid = replicates[~np.isnan(replicates)]
     if not len(valid):
-        return float("nan"), float("nan")
-    lower, upper = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2])
-    return float(lower), float(upper)
+        return math.nan, math.nan
+    lower, upper = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    return lower, upper
 
 
 def _common_length(arrays: tuple[Any, ...]) -> int:
-    lengths = {len(x) for x in arrays}
-    if len(lengths) != 1:
-        raise ValueError(f"bootstrap needs arrays of one common length, got {[len(x) for x in arrays]}")
-    n = lengths.pop()
-    if n == 0:
+    lengths = [len(x) for x in arrays]
+    if len(set(lengths)) != 1:
+        raise ValueError(f"bootstrap needs arrays of one common length, got {lengths}")
+    if not lengths[0]:
         raise ValueError("the arrays are empty: a metric needs at least one sample")
-    return n
+    return lengths[0]

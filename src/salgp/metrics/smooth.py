@@ -46,9 +46,8 @@ def smooth_ece(confidence: ArrayLike, correct: ArrayLike) -> float:
     spectrum = _spectrum(s, c - s)
     if _smoothed_error(spectrum, 0.0) < 1e-12:
         return 0.0
-    return min(
-        float(brentq(lambda sigma: _smoothed_error(spectrum, sigma) - sigma, 0.0, 2.0, xtol=1e-10)), 1.0
-    )
+    root = brentq(lambda sigma: _smoothed_error(spectrum, sigma) - sigma, 0.0, 2.0, xtol=1e-10)
+    return min(float(root), 1.0)
 
 
 def _spectrum(confidence: FloatArray, residual: FloatArray) -> FloatArray:
@@ -58,14 +57,16 @@ def _spectrum(confidence: FloatArray, residual: FloatArray) -> FloatArray:
     place = np.clip(confidence * _GRID - 0.5, 0, _GRID - 1)
     left = np.minimum(place.astype(np.int64), _GRID - 2)
     right_share = place - left
-    mass = np.bincount(left, residual * (1 - right_share), _GRID) + np.bincount(
-        left + 1, residual * right_share, _GRID
-    )
-    return np.asarray(dct(mass / len(residual), norm="ortho"))
+    to_left = np.bincount(left, residual * (1 - right_share), _GRID)
+    to_right = np.bincount(left + 1, residual * right_share, _GRID)
+    mass = (to_left + to_right) / len(residual)
+    return np.asarray(dct(mass, norm="ortho"))
 
 
 def _smoothed_error(spectrum: FloatArray, sigma: float) -> float:
     from scipy.fft import idct
 
-    damping = np.exp(-0.5 * (np.pi * sigma * np.arange(_GRID)) ** 2)
-    return float(np.abs(idct(spectrum * damping, norm="ortho")).sum())
+    width = np.pi * sigma * np.arange(_GRID)
+    damping = np.exp(-0.5 * width**2)
+    smooth = idct(spectrum * damping, norm="ortho")
+    return float(np.abs(smooth).sum())
