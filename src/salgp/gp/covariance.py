@@ -107,14 +107,17 @@ class Stationary(Covariance):
             return stationary(self.kernel, gaps.squared[self.block], *scales)
         left, _ = gaps.pairs[self.per]
         own = (scale[left.clamp_min(0)] for scale in scales)
-        return stationary(self.kernel, gaps.squared[self.block], *own) * Same(self.per)(theta, gaps)
+        local = stationary(self.kernel, gaps.squared[self.block], *own)
+        return local * Same(self.per)(theta, gaps)
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         name = self.name or self.block
         shape = (self.n_groups,) if self.per else ()
         typical = 0.5 * math.log(scale.squared[self.block] or 1.0)
         lengthscale = _around(f"{name}.log_lengthscale", shape, typical, 5.0, 3.0)
-        return [lengthscale] if self.unit else [lengthscale, _variance(name, shape, scale.variance)]
+        if self.unit:
+            return [lengthscale]
+        return [lengthscale, _variance(name, shape, scale.variance)]
 
     def reads(self) -> set[tuple[str, str]]:
         return {(self.block, "squared")}
@@ -195,23 +198,28 @@ class Index(Covariance):
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
         left, right = gaps.pairs[self.group]
-        left, right = self._members(left.squeeze(-1)), self._members(right.squeeze(-2))
+        left = self._members(left.squeeze(-1))
+        right = self._members(right.squeeze(-2))
         if self.rank or not self.keep_shared:
             return left @ self.matrix(theta) @ right.mT
-        own = theta[f"{self._name}.log_own"].exp().diag()
-        return left @ own @ right.mT + theta[f"{self._name}.log_shared"].exp()
+        own, shared = self._own(theta), theta[f"{self._name}.log_shared"]
+        return left @ own @ right.mT + shared.exp()
 
     def _members(self, group: Tensor) -> Tensor:
         """``(..., N, n_groups)`` indicator of each row's group, zero for rows without one."""
-        return (group[..., None] == torch.arange(self.n_groups, device=group.device)).double()
+        every = torch.arange(self.n_groups, device=group.device)
+        return (group[..., None] == every).double()
 
     def matrix(self, theta: Theta) -> Tensor:
         """The learned ``B``, ``(n_groups, n_groups)``."""
-        own = theta[f"{self._name}.log_own"].exp().diag()
+        own = self._own(theta)
         if self.rank:
             W = theta[f"{self._name}.W"]
             return W @ W.T + own
         return theta[f"{self._name}.log_shared"].exp() + own
+
+    def _own(self, theta: Theta) -> Tensor:
+        return theta[f"{self._name}.log_own"].exp().diag()
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         own = _variance(self._name, (self.n_groups,), scale.variance, "log_own")
@@ -256,7 +264,8 @@ class Sum(Covariance):
     terms: tuple[Covariance, ...]
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        return functools.reduce(torch.add, (term(theta, gaps) for term in self.terms))
+        terms = (term(theta, gaps) for term in self.terms)
+        return functools.reduce(torch.add, terms)
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         share = Scale(scale.squared, scale.variance / len(self.terms))
@@ -280,7 +289,8 @@ class Product(Covariance):
     factors: tuple[Covariance, ...]
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        return functools.reduce(torch.mul, (factor(theta, gaps) for factor in self.factors))
+        factors = (factor(theta, gaps) for factor in self.factors)
+        return functools.reduce(torch.mul, factors)
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         return [p for factor in self.factors for p in factor.parameters(scale)]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from salgp.gp import regression
 from salgp.gp.covariance import Covariance, Theta, gaps
 from salgp.gp.kernels import Gaps, Rows
 from salgp.gp.leave_out import exact_leave_out_density, inducing_leave_out_density
@@ -31,16 +32,7 @@ from salgp.gp.optimise import (
     started,
     typical_square,
 )
-from salgp.gp.regression import (
-    Posterior,
-    Statistics,
-    condition_exact,
-    condition_inducing,
-    exact_log_evidence,
-    inducing_log_evidence,
-    inducing_rows,
-    statistics,
-)
+from salgp.gp.regression import Posterior, Statistics
 from salgp.io import storable
 
 __all__ = ["Fitted", "Observations", "Settings", "extend", "fit_gp"]
@@ -156,16 +148,19 @@ class _Problem:
         return sum(p.log_prior(theta[p.name]) for p in self.parameters)
 
     def log_evidence(self, theta: Theta) -> Tensor:
-        if self.small is not None:
-            return inducing_log_evidence(self.covariance(theta, self.small), self.summarise(theta))
-        return exact_log_evidence(self.covariance(theta, self.full), self.seen.target, self.noise(theta))
+        if self.small is None:
+            K, noise = self.covariance(theta, self.full), self.noise(theta)
+            return regression.exact_log_evidence(K, self.seen.target, noise)
+        Kuu = self.covariance(theta, self.small)
+        return regression.inducing_log_evidence(Kuu, self.summarise(theta))
 
     def leave_out_density(self, theta: Theta, repeats: int) -> Tensor:
-        K, y, noise = self.covariance(theta, self.full), self.seen.target, self.noise(theta)
+        K = self.covariance(theta, self.full)
+        y, noise = self.seen.target, self.noise(theta)
         if self.small is None:
             return exact_leave_out_density(K, y, noise, repeats)
-        Kuu, prior = self.covariance(theta, self.small), self.prior_variance(theta)
-        return inducing_leave_out_density(Kuu, K, prior, y, noise, repeats)
+        Kuu = self.covariance(theta, self.small)
+        return inducing_leave_out_density(Kuu, K, self.prior_variance(theta), y, noise, repeats)
 
     def noise(self, theta: Theta) -> Tensor:
         return theta["log_noise"].exp().expand_as(self.seen.target)
@@ -175,7 +170,7 @@ class _Problem:
 
     def summarise(self, theta: Theta) -> Statistics:
         K, prior = self.covariance(theta, self.full), self.prior_variance(theta)
-        return statistics(K, prior, self.seen.target, self.noise(theta))
+        return regression.statistics(K, prior, self.seen.target, self.noise(theta))
 
 
 def fit_gp(covariance: Covariance, seen: Observations, settings: Settings) -> Fitted:
@@ -213,54 +208,61 @@ def fit_gp(covariance: Covariance, seen: Observations, settings: Settings) -> Fi
 
 def _prepare(covariance: Covariance, seen: Observations, settings: Settings) -> _Problem:
     """Rows and distances of a fit, and the parameters of covariance and noise."""
-    rows, y = seen.rows, seen.target
-    variance = max(float(y.var(correction=0)) + float(y.mean()) ** 2, 1e-6)
-    start = math.log(0.3 * variance)
-    log_noise = Parameter("log_noise", torch.tensor(start, dtype=torch.float64), start - 10.0, start + 5.0)
-    scale = Scale({name: typical_square(rows.blocks[name]) for name, _ in covariance.reads()}, variance)
-    every = [*covariance.parameters(scale), log_noise]
-    known = settings.start or {}
-    parameters = [
-        replace(p, start=known.get(p.name, p.start).to(y.device))
-        for p in started(every, settings.prior, gpytorch=settings.optimizer == "adam")
-    ]
-    each = rows.single()
-    single = gaps(each, each, covariance)
+    rows = seen.rows
+    parameters = _parameters(covariance, seen, settings)
+    inducing, small = None, None
     if settings.exact(len(rows)):
-        return _Problem(covariance, seen, None, parameters, gaps(rows, rows, covariance), None, single)
-    theta = {p.name: p.start for p in parameters}
-    inducing = rows[inducing_rows(covariance, theta, rows, settings.n_inducing)]
-    full, small = gaps(inducing, rows, covariance), gaps(inducing, inducing, covariance)
-    return _Problem(covariance, seen, inducing, parameters, full, small, single)
+        full = gaps(rows, rows, covariance)
+    else:
+        theta = {p.name: p.start for p in parameters}
+        inducing = rows[regression.inducing_rows(covariance, theta, rows, settings.n_inducing)]
+        small = gaps(inducing, inducing, covariance)
+        full = gaps(inducing, rows, covariance)
+    each = rows.single()
+    return _Problem(covariance, seen, inducing, parameters, full, small, gaps(each, each, covariance))
+
+
+def _parameters(covariance: Covariance, seen: Observations, settings: Settings) -> list[Parameter]:
+    """Hyperparameters of covariance and noise, started at scales of the data or where another fit ended."""
+    y, blocks = seen.target, seen.rows.blocks
+    variance = max(float(y.var(correction=0)) + float(y.mean()) ** 2, 1e-6)
+    squared = {name: typical_square(blocks[name]) for name, _ in covariance.reads()}
+    start = math.log(0.3 * variance)
+    level = torch.tensor(start, dtype=torch.float64)
+    log_noise = Parameter("log_noise", level, start - 10.0, start + 5.0)
+    every = [*covariance.parameters(Scale(squared, variance)), log_noise]
+    found = started(every, settings.prior, gpytorch=settings.optimizer == "adam")
+    known = {p.name: p.start for p in found} | dict(settings.start or {})
+    return [replace(p, start=known[p.name].to(y.device)) for p in found]
 
 
 def _condition(problem: _Problem, fit: Fit) -> Fitted:
     """The GP with the hyperparameters that were found."""
-    theta = {name: value for name, value in fit.theta.items() if name != "log_noise"}
-    outcome = (float(fit.theta["log_noise"]), fit.value, fit.converged, fit.reason, fit.at_bounds)
-    rows, y = problem.seen.rows, problem.seen.target
+    theta, noise = dict(fit.theta), problem.noise(fit.theta)
+    log_noise = float(theta.pop("log_noise"))
+    given: tuple[Tensor | None, Statistics | None]
     if problem.inducing is None:
-        posterior = condition_exact(problem.covariance, theta, rows, y, problem.noise(fit.theta))
-        return Fitted(posterior, *outcome, y=y)
-    summary = problem.summarise(fit.theta)
-    posterior = condition_inducing(problem.covariance, theta, problem.inducing, summary)
-    return Fitted(posterior, *outcome, summary=summary)
+        rows, y = problem.seen.rows, problem.seen.target
+        posterior = regression.condition_exact(problem.covariance, theta, rows, y, noise)
+        given = y, None
+    else:
+        summary = problem.summarise(fit.theta)
+        posterior = regression.condition_inducing(problem.covariance, theta, problem.inducing, summary)
+        given = None, summary
+    return Fitted(posterior, log_noise, fit.value, fit.converged, fit.reason, fit.at_bounds, *given)
 
 
 def _report(fit: Fit) -> None:
     if not fit.converged:
-        warnings.warn(
-            f"hyperparameter optimisation did not converge: {fit.reason}", NotConvergedWarning, stacklevel=6
-        )
+        why = f"hyperparameter optimisation did not converge: {fit.reason}"
+        warnings.warn(why, NotConvergedWarning, stacklevel=6)
     undetermined = [name for name in fit.at_bounds if name == "log_noise" or _matters(name, fit)]
     if undetermined:
         ends = ", ".join(f"{name} = {_shown(fit.theta[name])}" for name in undetermined)
-        why = (
-            "; every correct sample has the residual 1 - s exactly, so that the noise can vanish"
-            if "log_noise" in undetermined
-            else ""
-        )
-        warnings.warn(f"hyperparameters ended on their bounds: {ends}{why}", AtBoundWarning, stacklevel=6)
+        why = f"hyperparameters ended on their bounds: {ends}"
+        if "log_noise" in undetermined:
+            why += "; every correct sample has the residual 1 - s exactly, so that the noise can vanish"
+        warnings.warn(why, AtBoundWarning, stacklevel=6)
 
 
 def _matters(name: str, fit: Fit) -> bool:
@@ -270,7 +272,7 @@ def _matters(name: str, fit: Fit) -> bool:
 
 
 def _shown(value: Tensor) -> str:
-    numbers = ", ".join(f"{v:.3g}" for v in value.reshape(-1).tolist())
+    numbers = ", ".join(f"{v:.3g}" for v in value.flatten().tolist())
     return f"[{numbers}]" if value.ndim else numbers
 
 
@@ -280,11 +282,13 @@ def extend(fitted: Fitted, new: Observations) -> Fitted:
     p = fitted.posterior
     if fitted.summary is None:
         assert fitted.y is not None
-        rows, y = Rows.concatenate([p.rows, new.rows]), torch.cat([fitted.y, new.target])
+        rows = Rows.concatenate([p.rows, new.rows])
+        y = torch.cat([fitted.y, new.target])
         noise = torch.full_like(y, fitted.log_noise).exp()
-        return replace(fitted, posterior=condition_exact(p.covariance, p.theta, rows, y, noise), y=y)
+        posterior = regression.condition_exact(p.covariance, p.theta, rows, y, noise)
+        return replace(fitted, posterior=posterior, y=y)
     Kuf, prior = p.covariance_to(new.rows).mT, p.prior_variance(new.rows)
     noise = torch.full_like(new.target, fitted.log_noise).exp()
-    summary = fitted.summary + statistics(Kuf, prior, new.target, noise)
-    posterior = condition_inducing(p.covariance, p.theta, p.rows, summary)
+    summary = fitted.summary + regression.statistics(Kuf, prior, new.target, noise)
+    posterior = regression.condition_inducing(p.covariance, p.theta, p.rows, summary)
     return replace(fitted, posterior=posterior, summary=summary)

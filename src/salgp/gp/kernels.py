@@ -32,31 +32,33 @@ from salgp.io import storable
 
 __all__ = ["KERNELS", "Rows", "pairs_of"]
 
-Kernel = Callable[[Tensor], tuple[Tensor, Callable[[], Tensor]]]
-"""``r^2`` -> value, and a function of no arguments that gives the derivative by the log-lengthscale."""
+Value = tuple[Tensor, Callable[[], Tensor]]
+"""Value of a kernel, and a function of no arguments that gives the derivative by the log-lengthscale."""
+Kernel = Callable[[Tensor], Value]
+"""``r^2`` -> value and derivative."""
 
 
-def rbf(square: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+def rbf(square: Tensor) -> Value:
     """``exp(-r^2 / 2)``."""
     value = torch.exp(-0.5 * square)
     return value, lambda: square * value
 
 
-def matern12(square: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+def matern12(square: Tensor) -> Value:
     """``exp(-r)``."""
     r = torch.sqrt(square)
     value = torch.exp(-r)
     return value, lambda: r * value
 
 
-def matern32(square: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+def matern32(square: Tensor) -> Value:
     """``(1 + t) exp(-t)``, ``t = sqrt(3) r``."""
     t = torch.sqrt(3.0 * square)
     decay = torch.exp(-t)
     return (1.0 + t) * decay, lambda: t * t * decay
 
 
-def matern52(square: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+def matern52(square: Tensor) -> Value:
     """``(1 + t + t^2/3) exp(-t)``, ``t = sqrt(5) r``."""
     t = torch.sqrt(5.0 * square)
     decay = torch.exp(-t)
@@ -87,7 +89,8 @@ def stationary(
     if log_lengthscale.requires_grad:
         value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
         return value
-    value, _ = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
+    square = squared * (-2.0 * log_lengthscale).exp()
+    value, _ = KERNELS[kernel](square)
     return value if log_variance is None else value * log_variance.exp()
 
 
@@ -98,7 +101,8 @@ class _OnFixedDistances(torch.autograd.Function):
     def forward(
         ctx: Any, kernel: str, squared: Tensor, log_lengthscale: Tensor, log_variance: Tensor | None
     ) -> Tensor:
-        value, slope = KERNELS[kernel](squared * (-2.0 * log_lengthscale).exp())
+        square = squared * (-2.0 * log_lengthscale).exp()
+        value, slope = KERNELS[kernel](square)
         scale = 1.0 if log_variance is None else log_variance.exp()
         value, by_lengthscale = value * scale, slope() * scale
         ctx.save_for_backward(value, by_lengthscale)
@@ -108,18 +112,16 @@ class _OnFixedDistances(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor | None]:  # type: ignore[override]
         value, slope = ctx.saved_tensors
-        by_lengthscale, by_variance = ctx.shapes
-        return (
-            None,
-            None,
-            _total(grad, slope, by_lengthscale),
-            None if by_variance is None else _total(grad, value, by_variance),
-        )
+        of_lengthscale, of_variance = ctx.shapes
+        by_variance = None if of_variance is None else _total(grad, value, of_variance)
+        return None, None, _total(grad, slope, of_lengthscale), by_variance
 
 
 def _total(grad: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
     """``grad * slope`` summed to ``shape``."""
-    return (grad * slope).sum_to_size(shape) if shape else torch.dot(grad.reshape(-1), slope.reshape(-1))
+    if shape:
+        return (grad * slope).sum_to_size(shape)
+    return torch.dot(grad.reshape(-1), slope.reshape(-1))
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -133,22 +135,40 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
         tensor([[1., 4.]], dtype=torch.float64)
     """
     if a is b and a.shape[-2] == 1:  # each row with itself
-        return torch.zeros(*a.shape[:-1], 1, dtype=torch.float64, device=a.device)
+        return torch.zeros_like(a[..., :1], dtype=torch.float64)
     y = b.double()
-    centre = y.mean(dim=-2, keepdim=True) if y.shape[-2] else y.new_zeros(())
+    centre = y.mean(dim=-2, keepdim=True)
     y = y - centre
-    if a is b:  # with the norms from the product itself, the diagonal is exactly zero
-        G = y @ y.mT
-        norms = G.diagonal(dim1=-2, dim2=-1)
-        return (norms[..., :, None] + norms[..., None, :]).sub_(G, alpha=2.0).clamp_min_(0.0)
+    if a is b:
+        return _squared_among(y)
     x = a.double() - centre
-    left = torch.cat([x, _norms(x), torch.ones_like(x[..., :1])], dim=-1)
-    right = torch.cat([-2.0 * y, torch.ones_like(y[..., :1]), _norms(y)], dim=-1)
+    norms, others = _norms(x), _norms(y)
+    left = torch.cat([x, norms, torch.ones_like(norms)], dim=-1)
+    right = torch.cat([-2.0 * y, torch.ones_like(others), others], dim=-1)
     return (left @ right.mT).clamp_min_(0.0)
+
+
+def _squared_among(y: Tensor) -> Tensor:
+    """With the norms from the product itself, the diagonal is exactly zero."""
+    G = y @ y.mT
+    norms = G.diagonal(dim1=-2, dim2=-1)
+    sums = norms[..., :, None] + norms[..., None, :]
+    return sums.sub_(G, alpha=2.0).clamp_min_(0.0)
 
 
 def _norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square()
+
+
+Change = Callable[[Tensor], Tensor]
+
+
+def _mapped(tensors: Mapping[str, Tensor], change: Change) -> dict[str, Tensor]:
+    return {name: change(x) for name, x in tensors.items()}
+
+
+def _copied(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 @storable
@@ -168,20 +188,17 @@ class Rows:
     def __getitem__(self, index: Any) -> Rows:
         return self.map(lambda x: x[..., index, :], lambda g: g[..., index])
 
-    def map(self, of_blocks: Callable[[Tensor], Tensor], of_groups: Callable[[Tensor], Tensor]) -> Rows:
+    def map(self, of_blocks: Change, of_groups: Change) -> Rows:
         """Apply a function to every block, and one to every group."""
-        blocks = {name: of_blocks(x) for name, x in self.blocks.items()}
-        return Rows(blocks, {name: of_groups(g) for name, g in self.groups.items()})
+        return Rows(_mapped(self.blocks, of_blocks), _mapped(self.groups, of_groups))
 
     def flatten(self) -> Rows:
         """Merge leading axes: ``(n, L, d)`` becomes ``(n * L, d)``; the result shares no memory."""
         numbers = [x[..., 0] for x in self.blocks.values()]
         lead = torch.broadcast_tensors(*numbers, *self.groups.values())[0].shape
-        copy = torch.contiguous_format
-        return self.map(
-            lambda x: x.expand(*lead, -1).reshape(-1, x.shape[-1]).clone(memory_format=copy),
-            lambda g: g.expand(lead).reshape(-1).clone(memory_format=copy),
-        )
+        every = self.map(lambda x: x.expand(*lead, -1), lambda g: g.expand(lead))
+        merged = every.map(lambda x: x.flatten(0, -2), torch.flatten)
+        return merged.map(_copied, _copied)
 
     def single(self) -> Rows:
         """Each row as a set of its own, ``(..., N, 1, d)``."""

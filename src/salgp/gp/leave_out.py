@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from salgp.gp.linalg import cholesky, inverse_positive, solve_lower
+from salgp.gp.linalg import cholesky, eye_like, inverse_positive, solve_lower
 from salgp.gp.regression import INDUCING_JITTER, LOG_2PI
 
 __all__ = []
@@ -38,11 +38,12 @@ def exact_leave_out_density(K: Tensor, y: Tensor, noise: Tensor, size: int = 1) 
         ... ) == 0.0  # two normals of height one
         True
     """
+    n = len(y) // size
     Q = inverse_positive(cholesky(K + noise.diag()))
-    blocks = Q.reshape(len(y) // size, size, len(y) // size, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    covariance = torch.linalg.inv(blocks)
-    off = (covariance @ (Q @ y).reshape(-1, size, 1))[..., 0]
-    return _log_density(off, covariance.diagonal(dim1=-2, dim2=-1))
+    blocks = Q.reshape(n, size, n, size).diagonal(dim1=0, dim2=2)
+    covariance = torch.linalg.inv(blocks.permute(2, 0, 1))
+    pull = (Q @ y).reshape(n, size, 1)
+    return _log_density((covariance @ pull)[..., 0], _diagonal(covariance))
 
 
 def inducing_leave_out_density(
@@ -58,17 +59,27 @@ def inducing_leave_out_density(
         noise: ``(n,)`` their noise variances.
         size: rows of a group.
     """
-    C = solve_lower(cholesky(Kuu, start=INDUCING_JITTER), Kuf) / noise.sqrt()
-    z = y / noise.sqrt()
-    D = solve_lower(cholesky(C @ C.T + torch.eye(len(C), dtype=C.dtype, device=C.device)), C)
+    scale = noise.sqrt()
+    C = solve_lower(cholesky(Kuu, start=INDUCING_JITTER), Kuf) / scale
+    left = (prior - noise * C.square().sum(dim=0)).clamp_min(0.0)
+    off, added = _leave_groups_out(C, y / scale, size)
+    variance = noise.reshape(off.shape) * (1.0 + added) + left.reshape(off.shape)
+    return _log_density(scale.reshape(off.shape) * off, variance)
+
+
+def _leave_groups_out(C: Tensor, z: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """``(1 - H)^-1 (z - mean)`` and the diagonal of ``H (1 - H)^-1``, a row for each group."""
+    D = solve_lower(cholesky(C @ C.T + eye_like(C)), C)
     G = D.T.reshape(-1, size, len(D))
-    H, gap = G @ G.mT, (z - (D @ z) @ D).reshape(-1, size)
-    eye = torch.eye(size, dtype=H.dtype, device=H.device)
-    solved = torch.linalg.solve(eye - H, torch.cat([gap[..., None], H], dim=-1))
-    left = (prior - noise * C.square().sum(dim=0)).clamp_min(0.0).reshape(-1, size)
-    noise = noise.reshape(-1, size)
-    variance = noise * (1.0 + solved[..., 1:].diagonal(dim1=-2, dim2=-1)) + left
-    return _log_density(noise.sqrt() * solved[..., 0], variance)
+    H = G @ G.mT
+    gap = (z - (D @ z) @ D).reshape(-1, size, 1)
+    rest = torch.eye(size, dtype=H.dtype, device=H.device) - H
+    solved = torch.linalg.solve(rest, torch.cat([gap, H], dim=-1))
+    return solved[..., 0], _diagonal(solved[..., 1:])
+
+
+def _diagonal(blocks: Tensor) -> Tensor:
+    return blocks.diagonal(dim1=-2, dim2=-1)
 
 
 def _log_density(off: Tensor, variance: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cholesky",
+    "eye_like",
     "inverse_positive",
     "log_determinant",
     "lower_inverse",
@@ -67,28 +68,32 @@ def cholesky(K: Tensor, start: float = 0.0) -> Tensor:
         raise NotPositiveDefiniteError(
             "the covariance matrix holds NaN or infinity; check the inputs and hyperparameters"
         )
-    eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
+    eye = eye_like(K)
     for jitter in (j for j in JITTERS if j >= start):
-        L, info = torch.linalg.cholesky_ex(K if jitter == 0.0 else K + (jitter * scale) * eye)
+        jittered = K if jitter == 0.0 else K + (jitter * scale) * eye
+        L, info = torch.linalg.cholesky_ex(jittered)
         if int(info) == 0:
             return L
     raise NotPositiveDefiniteError(
         f"the {len(K)} x {len(K)} covariance matrix is not positive definite even with jitter "
-        f"{JITTERS[-1]:g};"
-        " are there many duplicate rows and no noise?"
+        f"{JITTERS[-1]:g}; are there many duplicate rows and no noise?"
     )
+
+
+def eye_like(A: Tensor) -> Tensor:
+    """The identity with the rows, type and device of ``A``."""
+    return torch.eye(len(A), dtype=A.dtype, device=A.device)
 
 
 def solve_lower(L: Tensor, B: Tensor) -> Tensor:
     """``L^-1 B`` for lower-triangular ``L``; ``B`` may be a vector."""
-    if B.ndim == 1:
-        return torch.linalg.solve_triangular(L, B[:, None], upper=False)[:, 0]
-    return torch.linalg.solve_triangular(L, B, upper=False)
+    columns = B[:, None] if B.ndim == 1 else B
+    return torch.linalg.solve_triangular(L, columns, upper=False).reshape(B.shape)
 
 
 def lower_inverse(L: Tensor) -> Tensor:
     """``L^-1`` of a lower-triangular matrix."""
-    return solve_lower(L, torch.eye(len(L), dtype=L.dtype, device=L.device))
+    return solve_lower(L, eye_like(L))
 
 
 def solve_positive(A: Tensor, b: Tensor) -> Tensor:
@@ -135,14 +140,14 @@ SMALL = 4_000_000
 """Entries of a matrix up to which one thread is used."""
 
 
+Restore = Callable[[], None]
+"""Takes a change back."""
+
+
 class _Shared(AbstractContextManager[None]):
-    """A change to the whole process: made by the first who enters, taken back by the last who leaves.
+    """A change to the whole process: made by the first who enters, taken back by the last who leaves."""
 
-    Args:
-        change: makes it, and gives a function that takes it back.
-    """
-
-    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
+    def __init__(self, change: Callable[[], Restore]) -> None:
         self._change = change
         self._lock = threading.Lock()
         self._inside = 0
@@ -160,20 +165,20 @@ class _Shared(AbstractContextManager[None]):
                 self._take_back()
 
 
-def _hold_torch() -> Callable[[], None]:
+def _hold_torch() -> Restore:
     before = torch.get_num_threads()
     if before > 1:
         torch.set_num_threads(1)
 
     def take_back() -> None:
-        if before > 1 and torch.get_num_threads() == 1:
+        if torch.get_num_threads() == 1:
             torch.set_num_threads(before)
 
     return take_back
 
 
-def _hold_blas() -> Callable[[], None]:
-    take_back: Callable[[], None] = _scipy_blas().limit(limits=1).restore_original_limits
+def _hold_blas() -> Restore:
+    take_back: Restore = _scipy_blas().limit(limits=1).restore_original_limits
     return take_back
 
 

@@ -8,10 +8,11 @@ Hyperparameters: names, starting points, bounds and priors.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,12 +74,14 @@ class Parameter:
         if self.prior is None:
             return 0.0
         mean, std = self.prior
-        return -(0.5 * ((value - mean) / std).square() + math.log(std * math.sqrt(2.0 * math.pi))).sum()
+        scaled = (value - mean) / std
+        return -(0.5 * scaled.square() + math.log(std * math.sqrt(2.0 * math.pi))).sum()
 
     def is_bound(self, value: Tensor) -> bool:
         """Is some entry of the value on a bound?"""
         near = 1e-6 * (self.upper - self.lower)
-        return bool(((value <= self.lower + near) | (value >= self.upper - near)).any())
+        low, high = value <= self.lower + near, value >= self.upper - near
+        return bool((low | high).any())
 
 
 def started(
@@ -91,7 +94,8 @@ def started(
         prior: of lengthscales; None, or ``dimension-scaled``.
         gpytorch: start where GPyTorch starts.
     """
-    doubled = [name for name, count in Counter(p.name for p in parameters).items() if count > 1]
+    names = [p.name for p in parameters]
+    doubled = [name for name in names if names.count(name) > 1]
     if doubled:
         raise ValueError(
             f"two terms of the covariance have a parameter called {doubled[0]!r}; give one of them "
@@ -102,7 +106,8 @@ def started(
     moved = [_gpytorch_start(p) if gpytorch else p for p in parameters]
     if prior is None:
         return moved
-    return [_dimension_scaled(p, float(own.start.mean())) for p, own in zip(moved, parameters, strict=True)]
+    typical = [float(p.start.mean()) for p in parameters]
+    return list(map(_dimension_scaled, moved, typical))
 
 
 def _gpytorch_start(p: Parameter) -> Parameter:
@@ -110,8 +115,10 @@ def _gpytorch_start(p: Parameter) -> Parameter:
     if "log_" not in p.name:
         return p
     start = math.log(GPYTORCH_START)
-    lower = math.log(GPYTORCH_NOISE) if p.name == "log_noise" else min(p.lower, start - 20.0)
-    return Parameter(p.name, torch.full_like(p.start, start), lower, max(p.upper, start + 20.0))
+    lower, upper = min(p.lower, start - 20.0), max(p.upper, start + 20.0)
+    if p.name == "log_noise":
+        lower = math.log(GPYTORCH_NOISE)
+    return Parameter(p.name, torch.full_like(p.start, start), lower, upper)
 
 
 def _dimension_scaled(p: Parameter, typical: float) -> Parameter:
@@ -123,17 +130,21 @@ def _dimension_scaled(p: Parameter, typical: float) -> Parameter:
     """
     if "log_lengthscale" not in p.name:
         return p
-    location, scale = typical - 0.5 * math.log(2.0) + math.sqrt(2.0), math.sqrt(3.0)
-    return Parameter(p.name, p.start, location - 10.0 * scale, location + 10.0 * scale, (location, scale))
+    location = typical - 0.5 * math.log(2.0) + math.sqrt(2.0)
+    scale = math.sqrt(3.0)
+    lower, upper = location - 10.0 * scale, location + 10.0 * scale
+    return Parameter(p.name, p.start, lower, upper, (location, scale))
 
 
 def typical_square(block: Tensor, most: int = 500) -> float:
     """Median squared distance between rows; the scale of a block. Rows are chosen by a stride that visits
     every layer.
     """
-    some = block[torch.arange(min(len(block), most), device=block.device) * STRIDE % len(block)].double()
-    squared = torch.pdist(some).square()
-    positive = squared[squared > 1e-12 * float(squared.max())] if len(squared) else squared
+    n = len(block)
+    rows = torch.arange(min(n, most), device=block.device) * STRIDE % n
+    squared = torch.pdist(block[rows].double()).square()
+    largest = float(squared.max()) if len(squared) else 0.0
+    positive = squared[squared > 1e-12 * largest]
     return float(positive.median()) if len(positive) else 1.0
 
 
@@ -212,10 +223,12 @@ def maximise(
     else:
         search = functools.partial(_adam, steps=max_steps or 2000, rate=learning_rate)
     fits = [search(objective, each) for each in restarted(parameters, restarts, seed)]
-    best = max(fits, key=lambda fit: fit.value if np.isfinite(fit.value) else -np.inf)
+    finite = [fit for fit in fits if np.isfinite(fit.value)]
+    best = max(finite or fits, key=operator.attrgetter("value"))
     if not best.value > NO_VALUE:
         best = replace(best, converged=False, reason="no starting point has a finite objective")
-    return replace(best, at_bounds=tuple(p.name for p in parameters if p.is_bound(best.theta[p.name])))
+    at_bounds = [p.name for p in parameters if p.is_bound(best.theta[p.name])]
+    return replace(best, at_bounds=tuple(at_bounds))
 
 
 def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list[list[Parameter]]:
@@ -224,12 +237,12 @@ def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list
     """
     generator = np.random.default_rng(seed)
     lower, upper = _bounds(parameters)
-    centre = _flatten([p.start for p in parameters])
+    centre = _starts(parameters)
     every = [list(parameters)]
     for _ in range(restarts):
-        start = centre + 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape)
-        theta = _named(parameters, np.clip(start, lower, upper))
-        every.append([replace(p, start=theta[p.name]) for p in parameters])
+        away = 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape)
+        theta = _named(parameters, np.clip(centre + away, lower, upper))
+        every += [[replace(p, start=theta[p.name]) for p in parameters]]
     return every
 
 
@@ -243,9 +256,14 @@ def warn_unless_converged(found: Any, what: str) -> None:
         >>> from scipy.optimize import minimize
         >>> warn_unless_converged(minimize(lambda x: (x**2).sum(), [1.0], method="L-BFGS-B"), "a parabola")
     """
-    slope = np.abs(np.asarray(found.jac)).max(initial=0.0) if "jac" in found else np.inf
-    if not found.success and not slope <= 2e-3 * (1.0 + abs(float(found.fun))):
+    flat = "jac" in found and _is_flat(found.jac, float(found.fun))
+    if not found.success and not flat:
         warnings.warn(f"{what} did not converge: {found.message}", NotConvergedWarning, stacklevel=3)
+
+
+def _is_flat(gradient: np.ndarray, value: float) -> bool:
+    """Would a whole unit step along the steepest direction change the objective by less than 0.2 %?"""
+    return bool(np.abs(gradient).max(initial=0.0) <= 2e-3 * (1.0 + abs(value)))
 
 
 def _lbfgs(objective: Objective, parameters: Sequence[Parameter], steps: int, tolerance: float) -> Fit:
@@ -259,97 +277,117 @@ def _lbfgs(objective: Objective, parameters: Sequence[Parameter], steps: int, to
         return -value, -gradient
 
     lower, upper = _bounds(parameters)
+    start = np.clip(_starts(parameters), lower, upper)
+    options = {"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20}
     with one_blas_thread():
-        found = minimize(
-            negative,
-            np.clip(_flatten([p.start for p in parameters]), lower, upper),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=list(zip(lower, upper, strict=True)),
-            options={"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20},
-        )
-    value = -float(found.fun)
-    flat = _at_precision(-np.asarray(found.jac), found.x, lower, upper, value)
-    reason = str(found.message) + (": numerical precision reached" if flat and not found.success else "")
-    return Fit(_named(parameters, found.x), value, bool(found.success or flat), reason, tuple(history))
+        bounds = list(zip(lower, upper, strict=True))
+        found = minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    value, x = -float(found.fun), found.x
+    flat = _at_precision(-found.jac, x, lower, upper, value)
+    reason = found.message
+    if flat and not found.success:
+        reason += ": numerical precision reached"
+    return Fit(_named(parameters, x), value, found.success or flat, reason, tuple(history))
 
 
 def _adam(objective: Objective, parameters: Sequence[Parameter], steps: int, rate: float) -> Fit:
-    """Adam as GPyTorch takes its steps: what a step changes of a positive parameter ``v``, kept as its
-    logarithm, is ``x`` with ``softplus(x) = v``.
+    path = list(itertools.islice(_adam_path(objective, parameters, rate), steps))
+    history = tuple(value for value, _ in path)
+    change = abs(history[-1] - history[-20]) if steps > 20 else math.inf
+    flat = change <= 1e-3 * (1.0 + abs(history[-1]))
+    reason = f"ran its {steps} steps" + ("" if flat else " and was still improving")
+    value, x = path[int(np.nan_to_num(history, nan=-np.inf).argmax())]
+    return Fit(_named(parameters, x), value, flat, reason, history)
+
+
+def _adam_path(
+    objective: Objective, parameters: Sequence[Parameter], rate: float
+) -> Iterator[tuple[float, np.ndarray]]:
+    """Objective and parameters before each step of Adam, as GPyTorch takes them.
+
+    What a step changes of a positive parameter ``v``, kept as its logarithm, is ``x`` with ``softplus(x) =
+    v``.
     """
-    lower, upper = (torch.as_tensor(bound) for bound in _bounds(parameters))
-    logarithm = torch.cat([torch.full((p.start.numel(),), "log_" in p.name) for p in parameters])
-    at = torch.as_tensor(_flatten([p.start for p in parameters])).clamp(lower, upper)
-    x = _unsoftened(at, logarithm).requires_grad_(True)
-    adam, history = torch.optim.Adam([x], lr=rate), []
-    best_value, best = -np.inf, at
-    for _ in range(steps):
+    lower, upper = map(torch.as_tensor, _bounds(parameters))
+    is_log = torch.as_tensor(_per_entry(parameters, ["log_" in p.name for p in parameters]))
+    start = torch.as_tensor(_starts(parameters)).clamp(lower, upper)
+    x = _unsoftened(start, is_log).requires_grad_(True)
+    adam = torch.optim.Adam([x], lr=rate)
+    while True:
         with torch.enable_grad():
-            at = _softened(x, logarithm)
-        value, gradient = _value_and_gradient(objective, parameters, at.detach().numpy())
-        history.append(value)
-        if value > best_value:
-            best_value, best = value, at.detach()
+            at = _softened(x, is_log)
+        values = at.detach().numpy()
+        value, gradient = _value_and_gradient(objective, parameters, values)
+        yield value, values
         adam.zero_grad()
         at.backward(-torch.as_tensor(gradient))
         adam.step()
         with torch.no_grad():
-            x.copy_(_unsoftened(_softened(x, logarithm).clamp(lower, upper), logarithm))
-    flat = len(history) > 20 and abs(history[-1] - history[-20]) <= 1e-3 * (1.0 + abs(history[-1]))
-    reason = f"ran its {steps} steps" + ("" if flat else " and was still improving")
-    return Fit(_named(parameters, best.numpy()), best_value, flat, reason, tuple(history))
-
-
-def _softened(x: Tensor, logarithm: Tensor) -> Tensor:
-    """``log softplus(x)`` where the value is a logarithm, ``x`` elsewhere."""
-    return torch.where(logarithm, torch.nn.functional.softplus(x, threshold=1e9).log(), x)
-
-
-def _unsoftened(values: Tensor, logarithm: Tensor) -> Tensor:
-    """Inverse of `_softened`."""
-    v = values.exp()
-    return torch.where(logarithm, v + torch.log(-torch.expm1(-v)), values)
+            inside = _softened(x, is_log).clamp(lower, upper)
+            x.copy_(_unsoftened(inside, is_log))
 
 
 def _at_precision(
     gradient: np.ndarray, x: np.ndarray, lower: np.ndarray, upper: np.ndarray, value: float
 ) -> bool:
-    """Would a whole unit step along the steepest free direction change the objective by less than 0.2 %?"""
+    """Is the objective flat in the directions that the bounds leave free?"""
     free = np.where(gradient > 0, x < upper, x > lower)
-    return bool(np.isfinite(value) and np.abs(gradient * free).max(initial=0.0) <= 2e-3 * (1.0 + abs(value)))
+    return math.isfinite(value) and _is_flat(gradient * free, value)
+
+
+def _softened(x: Tensor, is_log: Tensor) -> Tensor:
+    """``log softplus(x)`` where the value is a logarithm, ``x`` elsewhere."""
+    return torch.where(is_log, softplus(x, threshold=1e9).log(), x)
+
+
+def _unsoftened(values: Tensor, is_log: Tensor) -> Tensor:
+    """Inverse of `_softened`."""
+    v = values.exp()
+    return torch.where(is_log, v + torch.log(-torch.expm1(-v)), values)
 
 
 def _value_and_gradient(
     objective: Objective, parameters: Sequence[Parameter], x: np.ndarray
 ) -> tuple[float, np.ndarray]:
+    theta = _named(parameters, x)
+    inputs = [value.requires_grad_(True) for value in theta.values()]
     with torch.enable_grad():
-        theta = {k: v.requires_grad_(True) for k, v in _named(parameters, x).items()}
         try:
             value = objective(theta)
         except NotPositiveDefiniteError:
             return NO_VALUE, np.zeros_like(x)
-        gradients = torch.autograd.grad(value, list(theta.values()), allow_unused=True)
-    filled = [torch.zeros_like(t) if g is None else g for t, g in zip(theta.values(), gradients, strict=True)]
-    return float(value.detach()), np.nan_to_num(_flatten(filled))
+        gradients = torch.autograd.grad(value, inputs, materialize_grads=True)
+    return float(value.detach()), np.nan_to_num(_flatten(gradients))
 
 
 def _named(parameters: Sequence[Parameter], x: np.ndarray) -> dict[str, Tensor]:
     theta, at = {}, 0
     for p in parameters:
         size = p.start.numel()
-        theta[p.name] = torch.as_tensor(x[at : at + size].copy()).reshape(p.start.shape).to(p.start.device)
+        part = torch.tensor(x[at : at + size], device=p.start.device)
+        theta[p.name] = part.reshape(p.start.shape)
         at += size
     return theta
 
 
 def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
-    return np.concatenate([np.zeros(0), *(t.detach().double().cpu().reshape(-1).numpy() for t in tensors)])
+    parts = [t.detach().double().cpu().reshape(-1).numpy() for t in tensors]
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _starts(parameters: Sequence[Parameter]) -> np.ndarray:
+    return _flatten([p.start for p in parameters])
 
 
 def _bounds(parameters: Sequence[Parameter]) -> tuple[np.ndarray, np.ndarray]:
-    lower = np.concatenate([np.zeros(0), *(np.full(p.start.numel(), p.lower) for p in parameters)])
-    return lower, np.concatenate([np.zeros(0), *(np.full(p.start.numel(), p.upper) for p in parameters)])
+    lower = _per_entry(parameters, [p.lower for p in parameters])
+    return lower, _per_entry(parameters, [p.upper for p in parameters])
+
+
+def _per_entry(parameters: Sequence[Parameter], values: Sequence[float]) -> np.ndarray:
+    """The value of each parameter, once for each of its entries."""
+    sizes = np.array([p.start.numel() for p in parameters], dtype=int)
+    return np.repeat(np.array(values), sizes)
 
 
 def logistic(
@@ -358,7 +396,6 @@ def logistic(
     weight: Tensor,
     prior: Tensor,
     offset: Tensor | None = None,
-    start: Tensor | None = None,
     lower: Tensor | None = None,
 ) -> Tensor:
     """Weights ``(p,)`` of the largest posterior of a logistic regression, by projected Newton steps.
@@ -369,7 +406,6 @@ def logistic(
         weight: ``(n,)`` of the rows.
         prior: ``(p,)`` precision of the weights around 0.
         offset: ``(n,)`` added to the log-odds.
-        start: ``(p,)`` weights to begin with; by default 0.
         lower: ``(p,)`` smallest allowed weights; by default none.
 
     Example:
@@ -377,33 +413,41 @@ def logistic(
         >>> logistic(X, y, torch.ones(4).double(), torch.zeros(1).double()).exp()  # odds 3 : 1
         tensor([3.0000], dtype=torch.float64)
     """
-    w = torch.zeros_like(prior) if start is None else start
+    w = torch.zeros_like(prior)
     base = torch.zeros_like(y) if offset is None else offset
     floor = torch.full_like(prior, -torch.inf) if lower is None else lower
 
     def loss(w: Tensor) -> float:
         f = X @ w + base
-        return float(weight @ (softplus(f) - y * f) + 0.5 * (prior * w) @ w)
+        misfit = weight @ (softplus(f) - y * f)
+        return float(misfit + 0.5 * (prior * w) @ w)
 
     value = loss(w)
     for _ in range(100):
         p = torch.sigmoid(X @ w + base)
         slope = X.T @ (weight * (p - y)) + prior * w
         free = ((w > floor) | (slope < 0)).to(prior)  # the others stay at their bounds
-        curvature = _curvature(X, p, weight, prior) * torch.outer(free, free) + (1 - free).diag()
-        step = solve_positive(curvature, slope * free)
+        curvature = _curvature(X, p, weight, prior) * torch.outer(free, free)
+        step = solve_positive(curvature + (1 - free).diag(), slope * free)
         reach = float((X @ step).abs().max().clamp_min(1e-9))
-        rate = min(1.0, 5.0 / reach)
-        before = w
-        for halving in range(20):
-            w = torch.maximum(before - rate * 0.5**halving * step, floor)
-            reached = loss(w)
-            if reached <= value + 1e-12 * abs(value):
-                break
-        value = reached
+        w, value = _descend(loss, w, value, min(1.0, 5.0 / reach) * step, floor)
         if float(step.abs().max()) < 1e-9:
             break
     return w
+
+
+def _descend(
+    loss: Callable[[Tensor], float], w: Tensor, value: float, step: Tensor, floor: Tensor
+) -> tuple[Tensor, float]:
+    """``w - step``, nowhere below ``floor``, and the loss there; the step is halved until the loss does not
+    rise.
+    """
+    for halving in range(20):
+        moved = torch.maximum(w - 0.5**halving * step, floor)
+        reached = loss(moved)
+        if reached <= value + 1e-12 * abs(value):
+            break
+    return moved, reached
 
 
 def logistic_covariance(X: Tensor, weight: Tensor, prior: Tensor, log_odds: Tensor) -> Tensor:
@@ -420,8 +464,10 @@ def logistic_covariance(X: Tensor, weight: Tensor, prior: Tensor, log_odds: Tens
         >>> logistic_covariance(one, one[:, 0], torch.zeros(1).double(), 0 * one[:, 0])  # 16 fair coins
         tensor([[0.2500]], dtype=torch.float64)
     """
-    return inverse_positive(cholesky(_curvature(X, torch.sigmoid(log_odds), weight, prior)))
+    curvature = _curvature(X, torch.sigmoid(log_odds), weight, prior)
+    return inverse_positive(cholesky(curvature))
 
 
 def _curvature(X: Tensor, p: Tensor, weight: Tensor, prior: Tensor) -> Tensor:
-    return X.T @ ((weight * p * (1 - p))[:, None] * X) + prior.diag()
+    variance = weight * p * (1 - p)
+    return X.T @ (variance[:, None] * X) + prior.diag()

@@ -26,6 +26,7 @@ from salgp.gp.covariance import Covariance
 from salgp.gp.kernels import Rows
 from salgp.gp.linalg import (
     cholesky,
+    eye_like,
     inverse_positive,
     log_determinant,
     lower_inverse,
@@ -138,7 +139,8 @@ class Statistics:
     n: int
 
     def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(*map(operator.add, vars(self).values(), vars(other).values()))
+        sums = map(operator.add, vars(self).values(), vars(other).values())
+        return Statistics(*sums)
 
 
 def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
@@ -151,14 +153,14 @@ def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statisti
         noise: ``(n,)`` their noise variances.
     """
     weighted = Kuf / noise
-    sums = (y * y / noise).sum(), noise.log().sum(), (prior / noise).sum()
-    return Statistics(weighted @ Kuf.T, weighted @ y, *sums, len(y))
+    yy, trace = (y * y / noise).sum(), (prior / noise).sum()
+    return Statistics(weighted @ Kuf.T, weighted @ y, yy, noise.log().sum(), trace, len(y))
 
 
 def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
     """Titsias' collapsed lower bound of the log evidence, from the summed statistics."""
     Luu, A = _whiten(Kuu, s)
-    LB = cholesky(A + torch.eye(len(A), dtype=A.dtype, device=A.device))
+    LB = cholesky(A + eye_like(A))
     c = solve_lower(LB, solve_lower(Luu, s.b))
     fit = s.n * LOG_2PI + s.log_noise + log_determinant(LB) + s.yy - c @ c
     return -0.5 * (fit + s.trace - A.diagonal().sum())
@@ -206,18 +208,18 @@ def inducing_rows(
     factor = left.new_zeros(min(m, len(rows)), len(rows))
     picked: list[int] = []
     columns: dict[int, Tensor] = {}
-    while len(picked) < len(factor):
+    for k in range(len(factor)):
         best = int(left.argmax())
         if float(left[best]) <= threshold:
             break
         if best not in columns:
             likely = left.topk(min(pool, len(rows))).indices.tolist()
-            new = [best, *(i for i in likely if i != best and i not in columns)]
-            columns |= zip(new, covariance.between(theta, rows[new], rows), strict=True)
-        k = len(picked)
-        direction = (columns.pop(best) - factor[:k, best] @ factor[:k]) / left[best].sqrt()
-        factor[k] = direction
-        left = (left - direction.square()).clamp_min_(0.0)
+            new = [i for i in dict.fromkeys([best, *likely]) if i not in columns]
+            computed = covariance.between(theta, rows[new], rows)
+            columns |= zip(new, computed, strict=True)
+        explained = factor[:k, best] @ factor[:k]
+        factor[k] = (columns.pop(best) - explained) / left[best].sqrt()
+        left = (left - factor[k].square()).clamp_min_(0.0)
         left[best] = 0.0
         picked.append(best)
     return torch.tensor(picked, device=left.device)
