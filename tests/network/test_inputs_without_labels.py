@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import salgp
-from salgp.network.batches import Batch
+from salgp.network.batches import Batch, KnownInputs
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 GAIN = torch.arange(60) % 4
@@ -108,3 +108,14 @@ def test_a_pair_of_mapping_and_labels_has_labels() -> None:
     reader = salgp.calibrate(Scaled(), [LABELLED["pair"]], **PLAIN).taps
     assert isinstance(reader.batch_of(LABELLED["pair"]), Batch)
     assert reader.batch_of(LABELLED["pair"]).labels is Y
+
+
+def test_a_network_of_any_names_is_called_with_a_usual_name_of_labels() -> None:
+    class Open(nn.Module):
+        def forward(self, x: Tensor, **rest: Tensor) -> Tensor:
+            return x * rest["target"]
+
+    labelled = Batch.of({"x": X, "labels": Y})
+    known = KnownInputs.of(labelled, Open())
+    called = Batch.given((), {"x": X, "target": GAIN}, Open(), known=known)
+    assert sorted(called.keywords) == ["target", "x"]

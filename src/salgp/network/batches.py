@@ -59,9 +59,12 @@ class KnownInputs:
         if batch.keywords:
             names = tuple(name for name in batch.keywords if isinstance(name, str))
             return KnownInputs(len(names), names, batch.labels_at)
-        taken = None if called_otherwise else _parameters_of(network)[0]
+        taken = () if called_otherwise else _names_of(network)
         count = len(batch.inputs)
-        return KnownInputs(count, (taken or ())[:count], batch.labels_at)
+        return KnownInputs(count, taken[:count], batch.labels_at)
+
+
+Known = KnownInputs | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Batch:
     extra: tuple[Any, ...] = ()
 
     @staticmethod
-    def of(item: Any, labels_at: LabelsAt = None, known: KnownInputs | None = None) -> Batch:
+    def of(item: Any, labels_at: LabelsAt = None, known: Known = None) -> Batch:
         """Read what a loader yields.
 
         ``x`` alone has no labels; of a tuple or list the last element is the labels and the others are the
@@ -120,7 +123,7 @@ class Batch:
         keywords: Mapping[str, Any],
         network: nn.Module,
         labels_at: LabelsAt = None,
-        known: KnownInputs | None = None,
+        known: Known = None,
     ) -> Batch:
         """Read the arguments of a call: inputs as the network takes them, or one batch as a loader makes it
         by name.
@@ -131,12 +134,7 @@ class Batch:
             ['input']
         """
         for x in inputs:
-            several = isinstance(x, list) and len(x) > 0 and isinstance(x[0], Mapping | tuple)
-            if several or isinstance(x, DataLoader | Dataset | Iterator):
-                raise TypeError(
-                    f"expected one batch, got a {type(x).__name__} of several; for all that a loader yields "
-                    f"there is .predict(loader)"
-                )
+            _check_single(x)
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             both = {**inputs[0], **keywords}
             return Batch.of(both, labels_at if labels_at in both else None, known)
@@ -154,12 +152,12 @@ class Batch:
         """
         named = dict(self.keywords)
         if network is not None and len(self.inputs) > 1:
-            names = _parameters_of(network)[0] or ()
-            named = {**dict(zip(names, self.inputs, strict=False)), **named}
+            named = dict(zip(_names_of(network), self.inputs, strict=False)) | named
         mask, ids = named.get("attention_mask"), named.get("input_ids")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             return None
-        return mask[:, -ids.shape[1] :] if isinstance(ids, Tensor) and ids.ndim == 2 else mask
+        has_cache = isinstance(ids, Tensor) and ids.ndim == 2
+        return mask[:, -ids.shape[1] :] if has_cache else mask
 
     @property
     def numbers(self) -> tuple[int | str | None, Any]:
@@ -184,13 +182,16 @@ class Batch:
     def _first(self, wanted: Callable[[Any], bool], other: Sequence[str] = ()) -> tuple[Any, Any]:
         """The first input of a kind; a name that holds one of some words is that of something else."""
         named = {key: x for key, x in self.keywords.items() if not any(word in key for word in other)}
-        found = ((where, x) for where, x in [*enumerate(self.inputs), *named.items()] if wanted(x))
-        return next(found, (None, None))
+        for where, x in [*enumerate(self.inputs), *named.items()]:
+            if wanted(x):
+                return where, x
+        return None, None
 
     @property
     def is_empty(self) -> bool:
         """Has it no samples, as the last batch of some loaders?"""
-        first = next((x for x in (*self.inputs, *self.keywords.values()) if isinstance(x, Tensor)), None)
+        inputs = (*self.inputs, *self.keywords.values())
+        first = next((x for x in inputs if isinstance(x, Tensor)), None)
         return first is not None and first.ndim > 0 and len(first) == 0
 
     @property
@@ -211,12 +212,12 @@ class Batch:
         """The batch in the form in which the loader made it, without labels where there are none."""
         if self.form == "single":
             return self.inputs[0]
-        if self.form == "tuple":
-            return (*self.inputs, *(() if self.labels is None else (self.labels,)), *self.extra)
         if self.form == "pair":
             return dict(self.keywords), self.labels
-        named = {} if self.labels is None else {self.labels_at: self.labels}
-        return {**self.keywords, **named}
+        labels = {} if self.labels is None else {self.labels_at: self.labels}
+        if self.form == "tuple":
+            return (*self.inputs, *labels.values(), *self.extra)
+        return {**self.keywords, **labels}
 
     def fits(self, network: nn.Module) -> bool:
         """Does the network take so many inputs by position?
@@ -238,23 +239,16 @@ class Batch:
                 f"{most}; if the labels are not last, as in (x, y, id), say where they are: "
                 f"reader=salgp.Reader(labels_at=1)"
             )
-        unknown = [] if taken is None else [key for key in self.keywords if key not in taken]
-        if not unknown:
+        if taken is None or set(self.keywords) <= set(taken):
             return self.inputs, dict(self.keywords)
         if len(self.keywords) == 1 and not self.inputs:
             return tuple(self.keywords.values()), {}
-        first = next(iter(self.keywords))
-        raise TypeError(
-            f"the batch has {', '.join(map(repr, self.keywords))}, but the network's forward takes "
-            f"{', '.join(taken or ()) or 'no names'}; pass "
-            f"reader=salgp.Reader(forward=lambda model, batch: model(batch[{first!r}])), or if one of them "
-            f"holds the labels, reader=salgp.Reader(labels_at={unknown[-1]!r})"
-        )
+        raise TypeError(_unknown_keywords(list(self.keywords), taken))
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None) -> Batch:
         """Inputs as tensors on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
-        keywords = _tensors(self.keywords, device, dtype)
-        return replace(self, inputs=_tensors(self.inputs, device, dtype), keywords=keywords)
+        inputs = _tensors(self.inputs, device, dtype)
+        return replace(self, inputs=inputs, keywords=_tensors(self.keywords, device, dtype))
 
     def take(self, rows: slice | Tensor) -> Batch:
         """Some samples, where it is plain which axis counts them; else the whole batch.
@@ -268,8 +262,7 @@ class Batch:
         except TypeError:
             return self
         parts = self._members()
-        plain = all(are_texts(x) or (isinstance(x, Tensor | np.ndarray) and x.ndim > 0) for x in parts[:-1])
-        if not plain or any(len(x) != n for x in parts):
+        if not all(map(_has_rows, parts[:-1])) or any(len(x) != n for x in parts):
             return self
         return self._with_members([_taken(x, rows) for x in parts])
 
@@ -277,9 +270,15 @@ class Batch:
         return [*self.inputs, *self.keywords.values(), *self.extra, self.labels]
 
     def _with_members(self, new: Sequence[Any]) -> Batch:
-        i, j = len(self.inputs), len(self.inputs) + len(self.keywords)
-        keywords = dict(zip(self.keywords, new[i:j], strict=True))
-        return replace(self, inputs=tuple(new[:i]), keywords=keywords, extra=tuple(new[j:-1]), labels=new[-1])
+        i = len(self.inputs)
+        j = i + len(self.keywords)
+        return replace(
+            self,
+            inputs=tuple(new[:i]),
+            keywords=dict(zip(self.keywords, new[i:j], strict=True)),
+            extra=tuple(new[j:-1]),
+            labels=new[-1],
+        )
 
     def with_input(self, where: str | int, new: Any) -> Batch:
         """The same batch with one input replaced: a position, or the name of a keyword."""
@@ -291,6 +290,29 @@ class Batch:
 def are_texts(item: Any) -> bool:
     """Is it a list of raw texts, one for each sample?"""
     return isinstance(item, tuple | list) and len(item) > 0 and all(isinstance(x, str) for x in item)
+
+
+def _check_single(x: Any) -> None:
+    several = isinstance(x, list) and x and isinstance(x[0], Mapping | tuple)
+    if several or isinstance(x, DataLoader | Dataset | Iterator):
+        raise TypeError(
+            f"expected one batch, got a {type(x).__name__} of several; for all that a loader yields "
+            f"there is .predict(loader)"
+        )
+
+
+def _unknown_keywords(keywords: Sequence[str], taken: Sequence[str]) -> str:
+    labels = next(key for key in reversed(keywords) if key not in taken)
+    return (
+        f"the batch has {', '.join(map(repr, keywords))}, but the network's forward takes "
+        f"{', '.join(taken) or 'no names'}; pass "
+        f"reader=salgp.Reader(forward=lambda model, batch: model(batch[{keywords[0]!r}])), or if one of them "
+        f"holds the labels, reader=salgp.Reader(labels_at={labels!r})"
+    )
+
+
+def _has_rows(x: Any) -> bool:
+    return are_texts(x) or (isinstance(x, Tensor | np.ndarray) and x.ndim > 0)
 
 
 def _are_numbers(item: Any) -> bool:
@@ -310,36 +332,34 @@ def in_pieces(loader: Any, rows: int = 32) -> Any:
     """
     if not isinstance(loader, list | tuple):
         return loader
-    pieces: list[Any] = []
-    for item in loader:
-        if are_texts(item):
-            pieces += [item[i : i + rows] for i in range(0, len(item), rows)]
-            continue
-        texts = item[0] if isinstance(item, tuple | list) and item and are_texts(item[0]) else []
-        if texts and all(hasattr(part, "__len__") and len(part) == len(texts) for part in item):
-            starts = range(0, len(texts), rows)
-            pieces += [tuple(part[i : i + rows] for part in item) for i in starts]
-        else:
-            pieces.append(item)
-    return pieces
+    return [piece for item in loader for piece in _pieces(item, rows)]
 
 
-def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt, known: KnownInputs | None) -> Batch:
+def _pieces(item: Any, rows: int) -> list[Any]:
+    if are_texts(item):
+        return [item[i : i + rows] for i in range(0, len(item), rows)]
+    if not isinstance(item, tuple | list) or not item or not are_texts(item[0]):
+        return [item]
+    n = len(item[0])
+    if any(not hasattr(part, "__len__") or len(part) != n for part in item):
+        return [item]
+    starts = range(0, n, rows)
+    return [tuple(part[i : i + rows] for part in item) for i in starts]
+
+
+def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt, known: Known) -> Batch:
     keywords = dict(item)
     where = _label_key(keywords, labels_at, known)
-    labels = keywords.pop(where, None) if where is not None else None
+    labels = None if where is None else keywords.pop(where)
     return Batch((), keywords, labels, "mapping", where)
 
 
-def _label_key(keywords: Mapping[str, Any], labels_at: LabelsAt, known: KnownInputs | None) -> str | None:
+def _label_key(keywords: Mapping[str, Any], labels_at: LabelsAt, known: Known) -> str | None:
     names = () if known is None else known.names
     if names and set(names) == set(keywords):
         return None
     if not isinstance(labels_at, str):
-        free = [key for key in LABEL_KEYS if key not in names]
-        filled = [key for key in free if keywords.get(key) is not None]
-        empty = [key for key in free if key in keywords and names]  # no labels, and no input either
-        return next(iter(filled + empty), None)
+        return _usual_label_key(keywords, names)
     if labels_at not in keywords:
         raise KeyError(
             f"labels_at={labels_at!r} is none of the batch's keys: {', '.join(map(str, keywords))}"
@@ -347,9 +367,14 @@ def _label_key(keywords: Mapping[str, Any], labels_at: LabelsAt, known: KnownInp
     return labels_at
 
 
-def _named_in_a_call(
-    keywords: Mapping[str, Any], network: nn.Module, known: KnownInputs | None
-) -> Mapping[str, Any]:
+def _usual_label_key(keywords: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    free = [key for key in LABEL_KEYS if key in keywords and key not in names]
+    filled = [key for key in free if keywords[key] is not None]
+    empty = free if names else []  # no labels, and no input either
+    return next(iter(filled or empty), None)
+
+
+def _named_in_a_call(keywords: Mapping[str, Any], network: nn.Module, known: Known) -> Mapping[str, Any]:
     """The inputs among the keywords of a call. What has a usual name of labels is an input all the same if
     the network takes it and had its labels elsewhere; not ``labels``, which Hugging Face's networks take for
     their loss.
@@ -361,23 +386,37 @@ def _named_in_a_call(
     return {name: _tensors(x) for name, x in keywords.items() if name != key}
 
 
-def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: KnownInputs | None) -> Batch:
+def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: Known) -> Batch:
     if len(item) == 0:
         raise ValueError(
             "the loader gave an empty tuple; expected (inputs, labels), inputs alone, or a mapping"
         )
     if known is not None and len(item) == known.count and not isinstance(item[0], Mapping):
         return Batch(item, form="tuple")
-    at = labels_at if isinstance(labels_at, int) else len(item) - 1
-    at = at + len(item) if at < 0 else at
-    if not 0 <= at < len(item):
-        raise IndexError(f"labels_at={labels_at} is not a position in a batch of {len(item)} items")
-    only = len(item) == 1
-    inputs, labels, extra = (item, None, ()) if only else (item[:at], item[at], item[at + 1 :])
+    at = _label_position(labels_at, len(item))
+    inputs, labels, extra = item[:at], item[at], item[at + 1 :]
+    if len(item) == 1:
+        inputs, labels = item, None
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-        inner = _from_mapping(inputs[0], labels_at if isinstance(labels_at, str) else None, known)
-        return replace(inner, labels=inner.labels if labels is None else labels, form="pair")
+        return _from_pair(inputs[0], labels, labels_at, known)
     return Batch(inputs, {}, labels, "tuple", at, extra)
+
+
+def _from_pair(item: Mapping[str, Any], labels: Any, labels_at: LabelsAt, known: Known) -> Batch:
+    inner = _from_mapping(item, labels_at if isinstance(labels_at, str) else None, known)
+    return replace(inner, labels=inner.labels if labels is None else labels, form="pair")
+
+
+def _label_position(labels_at: LabelsAt, n: int) -> int:
+    at = labels_at if isinstance(labels_at, int) else -1
+    if not -n <= at < n:
+        raise IndexError(f"labels_at={labels_at} is not a position in a batch of {n} items")
+    return at % n
+
+
+def _names_of(network: nn.Module) -> tuple[str, ...]:
+    """Names that a network's forward takes; none where it takes any."""
+    return _parameters_of(network)[0] or ()
 
 
 def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
@@ -386,10 +425,11 @@ def _parameters_of(network: nn.Module) -> tuple[tuple[str, ...] | None, float]:
         parameters = inspect.signature(network.forward).parameters.values()
     except (TypeError, ValueError):
         return None, math.inf
-    positional, either, several, _, any_name = inspect._ParameterKind
+    positional, either, several, named, any_name = inspect._ParameterKind
     kinds = [p.kind for p in parameters]
-    most = math.inf if several in kinds else sum(kind in (positional, either) for kind in kinds)
-    names = tuple(p.name for p in parameters if p.kind not in (positional, several, any_name))
+    by_position = sum(kind in (positional, either) for kind in kinds)
+    names = tuple(p.name for p in parameters if p.kind in (either, named))
+    most = math.inf if several in kinds else by_position
     return None if any_name in kinds else names, most
 
 
@@ -406,10 +446,10 @@ def _tensors(value: Any, device: torch.device | str | None = None, dtype: torch.
         return value._replace(data=_tensors(value.data, device, dtype))
     if isinstance(value, Mapping):
         return {key: _tensors(x, device, dtype) for key, x in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [_tensors(x, device, dtype) for x in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+    if not isinstance(value, tuple | list):
+        return value
+    parts = [_tensors(x, device, dtype) for x in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 def first_rows(batches: Sequence[Batch], rows: int) -> Iterator[Batch]:
@@ -434,24 +474,27 @@ def rebatched(batches: Sequence[Batch]) -> Iterator[Batch]:
 
 
 def _join_well(batches: Sequence[Batch]) -> bool:
-    if len({(tuple(b.keywords), len(b.inputs), len(b.extra), b.form) for b in batches}) > 1:
+    forms = {(tuple(b.keywords), len(b.inputs), len(b.extra), b.form) for b in batches}
+    if len(forms) > 1:
         return False
-    first, rows, size = batches[0]._members(), 0, 0
+    first = batches[0]._members()
     for batch in batches:
-        n = len(batch.labels)
-        for x, like in zip(batch._members(), first, strict=True):
-            if not isinstance(x, Tensor) or x.ndim == 0 or len(x) != n or x.shape[1:] != like.shape[1:]:
-                return False
-            size += x.nbytes
-        rows += n
-    return rows <= ROWS and size <= BYTES
+        pairs = zip(batch._members(), first, strict=True)
+        if not all(_stack_well(x, like, len(batch.labels)) for x, like in pairs):
+            return False
+    size = sum(x.nbytes for batch in batches for x in batch._members())
+    return sum(len(batch.labels) for batch in batches) <= ROWS and size <= BYTES
+
+
+def _stack_well(x: Any, like: Any, n: int) -> bool:
+    return isinstance(x, Tensor) and x.ndim > 0 and len(x) == n and x.shape[1:] == like.shape[1:]
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    joined = [torch.cat(xs) for xs in zip(*(batch._members() for batch in batches), strict=True)]
-    return batches[0]._with_members(joined)
+    members = zip(*(batch._members() for batch in batches), strict=True)
+    return batches[0]._with_members([torch.cat(parts) for parts in members])
 
 
 def _taken(x: Any, rows: slice | Tensor) -> Any:
