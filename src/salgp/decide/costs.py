@@ -31,22 +31,26 @@ def cheapest(
     """
     if not 0 < cost_ask < cost_wrong < math.inf:
         raise ValueError(f"expected 0 < cost_ask < cost_wrong, got {cost_ask} and {cost_wrong}")
-    best = math.log((cost_wrong - cost_ask) / cost_ask)
-    limits = np.concatenate([[ALWAYS], 1 / (1 + np.exp(-(best + _GRID))), [NEVER]])
+    limits = _limits(cost_wrong, cost_ask)
     acts = confidence[:, None] > limits  # (n, thresholds)
-    asked, failed = (~acts).sum(0), (acts & wrong[:, None]).sum(0)
-    n = len(wrong)
-    chosen = int(np.argmin(cost_ask * asked + cost_wrong * failed))
+    counts = np.stack([(~acts).sum(0), (acts & wrong[:, None]).sum(0)])  # asked, and wrong
+    chosen = int(np.argmin(cost_ask * counts[0] + cost_wrong * counts[1]))
+    seen, n = counts[:, chosen], len(wrong)
     delta = (1 - assurance) / (2 * len(limits))
-    seen = np.array([asked[chosen], failed[chosen]])
-    asking, failing = exact_interval(seen, np.array([n, n]), 1 - 2 * delta)[1]
+    _, (asking, failing) = exact_interval(seen, np.array([n, n]), 1 - 2 * delta)
     return Rule(
         (float(limits[chosen]),),
         assurance=assurance,
         n=n,
-        kept=int(acts[:, chosen].sum()),
-        wrong=int(failed[chosen]),
+        kept=n - int(seen[0]),
+        wrong=int(seen[1]),
         cost_wrong=cost_wrong,
         cost_ask=cost_ask,
         cost_bound=float(min(cost_ask * asking + cost_wrong * failing, cost_wrong)),
     )
+
+
+def _limits(cost_wrong: float, cost_ask: float) -> NDArray[np.float64]:
+    best = math.log((cost_wrong - cost_ask) / cost_ask)
+    sigmoids = 1 / (1 + np.exp(-(best + _GRID)))
+    return np.concatenate([[ALWAYS], sigmoids, [NEVER]])

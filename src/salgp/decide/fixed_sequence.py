@@ -23,7 +23,9 @@ start ``k``, or a later start ``j > k`` at ``a_j``. These chances add up to ``de
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +88,8 @@ def furthest(samples: Sorted, order: Order, error: float) -> int | None:
     kept = samples.above(order.limits)
     p = bdtr(samples.errors[kept], kept, error)
     failed = np.append(p > order.level, True)
-    starts = np.flatnonzero(p <= order.entry)
-    ends = [int(start) + int(np.argmax(failed[start:])) - 1 for start in starts]
+    starts = np.flatnonzero(p <= order.entry).tolist()
+    ends = [start + int(np.argmax(failed[start:])) - 1 for start in starts]
     return max(ends, default=None)
 
 
@@ -100,22 +102,25 @@ def own_order(samples: Sorted, error: float, delta: float) -> Order:
     n = len(samples.confidence)
     counts = _counts(samples_needed(error, 1 - delta), n)
     limits = np.append(samples.confidence, ALWAYS)[counts]
-    kept = samples.above(limits)
     stretch = np.searchsorted(STARTS, counts / n, side="right") - 1
-    entry = np.full(len(counts), -1.0)
-    level = np.full(len(counts), -1.0)
-    behind, waiting = 0.0, 0.0
-    for k in range(len(STARTS)):
-        part = waiting + delta / len(STARTS)
-        members = np.flatnonzero((stretch == k) & (kept >= samples_needed(error, 1 - part)))
-        if len(members):
-            entry[members[0]] = part
-            behind, waiting = behind + part, 0.0
-            level[members] = behind
-        else:
-            waiting = part
+    entry, level = _levels(stretch, samples.above(limits), error, delta)
     used = level > 0
     return Order(limits[used], entry[used], level[used])
+
+
+def _levels(stretch: IntArray, kept: IntArray, error: float, delta: float) -> tuple[FloatArray, FloatArray]:
+    """Levels of `Order` for tests behind start ``stretch (k,)``; negative where a test is left out."""
+    entry, level = np.full((2, len(kept)), -1.0)
+    behind, part = 0.0, 0.0
+    for k in range(len(STARTS)):
+        part += delta / len(STARTS)
+        enough = kept >= samples_needed(error, 1 - part)
+        members = np.flatnonzero((stretch == k) & enough)
+        if len(members):
+            behind += part
+            entry[members[0]], level[members] = part, behind
+            part = 0.0
+    return entry, level
 
 
 def samples_needed(error: float, assurance: float = 0.95, observed: float = 0.0) -> int:
@@ -131,18 +136,21 @@ def samples_needed(error: float, assurance: float = 0.95, observed: float = 0.0)
         raise ValueError(f"assurance must be between 0 and 1, got {assurance}")
     if not 0 <= observed < error:
         raise ValueError(f"an observed error of {observed} can never show one of at most {error}")
+    return _smallest(partial(_passes, observed, error, 1 - assurance))
+
+
+def _passes(observed: float, error: float, delta: float, kept: int) -> bool:
+    return bool(bdtr(math.ceil(observed * kept), kept, error) <= delta)
+
+
+def _smallest(passes: Callable[[int], bool]) -> int:
     low, high = 0, 1
-    while not _passes(high, observed, error, 1 - assurance):
+    while not passes(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        enough = _passes(middle, observed, error, 1 - assurance)
-        low, high = (low, middle) if enough else (middle, high)
+        low, high = (low, middle) if passes(middle) else (middle, high)
     return high
-
-
-def _passes(kept: int, observed: float, error: float, delta: float) -> bool:
-    return bool(bdtr(math.ceil(observed * kept), kept, error) <= delta)
 
 
 def _counts(first: int, n: int) -> IntArray:
@@ -150,4 +158,5 @@ def _counts(first: int, n: int) -> IntArray:
     if first > n:
         return np.zeros(0, dtype=np.int64)
     steps = math.ceil(math.log(n / first) / math.log(STEP)) + 1
-    return np.unique(np.minimum(np.ceil(first * STEP ** np.arange(steps)), n).astype(np.int64))
+    counts = np.ceil(first * STEP ** np.arange(steps))
+    return np.unique(np.minimum(counts, n).astype(np.int64))

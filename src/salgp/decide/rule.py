@@ -84,24 +84,10 @@ class Rule:
         """The rule in one sentence."""
         if not self.reachable:
             return _no_rule(self)
-        where = (
-            f"above its class's threshold ({_range(self.threshold)})"
-            if len(self.threshold) > 1
-            else "always"
-            if self.threshold[0] <= ALWAYS
-            else f"above a confidence of {self.threshold[0]:.4g}"
-        )
         seen = f"on {self.n:,} labelled samples it acted on {self.coverage:.1%}"
-        if self.error is None:
-            return (
-                f"Act {where}: the mean cost per sample is at most {self.cost_bound:.3g} "
-                f"with {self.assurance:.0%} assurance; {seen}."
-            )
-        each = " of each class" if len(self.threshold) > 1 else ""
         more = "" if self.needed is None else f"; all classes would need about {self.needed:,}"
         return (
-            f"Act {where}: at most {100 * self.error:.3g} % of the answers acted on{each} are wrong, "
-            f"with {self.assurance:.0%} assurance; {seen}{more}."
+            f"Act {_where(self.threshold)}: {_bound(self)} with {self.assurance:.0%} assurance; {seen}{more}."
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -165,8 +151,21 @@ def _no_rule(rule: Rule) -> str:
     return text + f"about {rule.needed:,} labelled samples would be needed."
 
 
+def _bound(rule: Rule) -> str:
+    if rule.error is None:
+        return f"the mean cost per sample is at most {rule.cost_bound:.3g}"
+    each = " of each class" if len(rule.threshold) > 1 else ""
+    return f"at most {100 * rule.error:.3g} % of the answers acted on{each} are wrong,"
+
+
+def _where(limits: tuple[float, ...]) -> str:
+    if len(limits) > 1:
+        return f"above its class's threshold ({_range(limits)})"
+    return "always" if limits[0] <= ALWAYS else f"above a confidence of {limits[0]:.4g}"
+
+
 def _range(limits: tuple[float, ...]) -> str:
-    used = [limit for limit in limits if limit < NEVER]
+    used = [max(limit, 0) for limit in limits if limit < NEVER]
     never = len(limits) - len(used)
-    text = f"{max(min(used), 0):.4g} to {max(max(used), 0):.4g}"
-    return text if not never else f"{text}; never for {never} of {len(limits)} classes"
+    text = f"{min(used):.4g} to {max(used):.4g}"
+    return f"{text}; never for {never} of {len(limits)} classes" if never else text

@@ -62,12 +62,12 @@ def choose_threshold(
     """
     promised, assurance = float(ERROR if error is None else error), float(assurance)
     _check_levels(promised, assurance)
-    confidence = checked(prediction).confidence.detach().cpu().double().numpy()
-    y = as_labels(labels, len(prediction), prediction.probs.shape[1]).cpu()
-    label = prediction.label.cpu()
-    wrong = (label != y).numpy()
+    n_classes = checked(prediction).probs.shape[1]
+    label = prediction.label.cpu().numpy()
+    wrong = label != as_labels(labels, len(label), n_classes).cpu().numpy()
     if not len(wrong):
         raise ValueError("a threshold needs labelled samples, got none")
+    confidence = prediction.confidence.detach().cpu().double().numpy()
     if (cost_wrong is None) != (cost_ask is None):
         raise ValueError("give both cost_wrong and cost_ask, or neither")
     if cost_wrong is not None and cost_ask is not None:
@@ -77,9 +77,9 @@ def choose_threshold(
                 "promise an error rate instead of costs"
             )
         return cheapest(confidence, wrong, float(cost_wrong), float(cost_ask), assurance)
-    if not per_class:
-        return _largest(confidence, wrong, promised, assurance)
-    return _each_class(confidence, wrong, label.numpy(), prediction.probs.shape[1], promised, assurance)
+    if per_class:
+        return _each_class(confidence, wrong, label, n_classes, promised, assurance)
+    return _largest(confidence, wrong, promised, assurance)
 
 
 def _largest(confidence: FloatArray, wrong: NDArray[np.bool_], error: float, assurance: float) -> Rule:
@@ -89,7 +89,8 @@ def _largest(confidence: FloatArray, wrong: NDArray[np.bool_], error: float, ass
     order = own_order(samples, error, 1 - assurance)
     last = furthest(samples, order, error)
     if last is None:
-        return Rule((NEVER,), error, assurance, n, needed=_needed(samples.errors, error, assurance))
+        needed = _needed(samples.errors, error, assurance)
+        return Rule((NEVER,), error, assurance, n, needed=needed)
     limit = order.limits[last]
     kept = int(samples.above(limit))
     return Rule((float(limit),), error, assurance, n, kept, int(samples.errors[kept]))
@@ -103,13 +104,11 @@ def _needed(errors: NDArray[np.int64], error: float, assurance: float) -> int | 
         return least
     m = np.arange(least, n + 1)
     seen = (errors[m] + 0.5) / (m + 1)  # never taken for zero
-    hopeful = m[seen < 0.9 * error]
+    hopeful = np.flatnonzero(seen < 0.9 * error)
     if not len(hopeful):
         return None
-    totals = [
-        samples_needed(error, assurance, (errors[k] + 0.5) / (k + 1)) * n / k
-        for k in hopeful[:: len(hopeful) // 20 + 1]
-    ]
+    tried = hopeful[:: len(hopeful) // 20 + 1]
+    totals = [samples_needed(error, assurance, seen[k]) * n / m[k] for k in tried]
     return max(n + 1, math.ceil(min(totals)))
 
 
@@ -123,19 +122,15 @@ def _each_class(
 ) -> Rule:
     """One rule per predicted class, each with its share of ``1 - assurance``, so that all hold together."""
     each = 1 - (1 - assurance) / n_classes
-    rows = [label == number for number in range(n_classes)]
-    rules = [_largest(confidence[of], wrong[of], error, each) if of.any() else Rule((NEVER,)) for of in rows]
-    n = len(wrong)
+    rules = []
+    for number in range(n_classes):
+        of = label == number
+        rules.append(_largest(confidence[of], wrong[of], error, each) if of.any() else Rule((NEVER,)))
+    n, limits = len(wrong), tuple(rule.threshold[0] for rule in rules)
     scarce = [rule.needed * n / rule.n for rule in rules if rule.needed is not None]
-    return Rule(
-        tuple(rule.threshold[0] for rule in rules),
-        error,
-        assurance,
-        n,
-        sum(rule.kept for rule in rules),
-        sum(rule.wrong for rule in rules),
-        needed=math.ceil(max(scarce)) if scarce else None,
-    )
+    needed = math.ceil(max(scarce)) if scarce else None
+    kept, failed = sum(rule.kept for rule in rules), sum(rule.wrong for rule in rules)
+    return Rule(limits, error, assurance, n, kept, failed, needed)
 
 
 def _check_levels(error: float, assurance: float) -> None:
