@@ -21,7 +21,6 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from sklearn.isotonic import isotonic_regression
 from torch import Tensor, nn
@@ -233,27 +232,29 @@ def read_calibration_data(
     n_reference = 0 if reference is None else int(rows * (steps_in(reference) or 0))
     augmentation: Augmentation | None = None
     if perturb is not None and (features.layers or not needs_layers):
+        batches = [reading.batch for reading in originals]
+        passes = clock.passes(keep=n_reference // 10)  # as good as all: benchmarks/results/calibrate.md
         features, labels, augmentation = augment(
-            model,
-            reader,
-            [reading.batch for reading in originals],
-            features,
-            labels,
-            perturb,
-            passes=clock.passes(keep=n_reference // 10),  # as good as all: benchmarks/results/calibrate.md
-            progress=progress,
+            model, reader, batches, features, labels, perturb, passes=passes, progress=progress
         )
     if reference is None:
         return CalibrationData(reader, features, labels, None, augmentation)
     left = clock.passes()
     step = 1 if left is None else max(1, -(-n_reference // max(left, 1)))
-    some = reference if step == 1 else islice(reference, 0, None, step)
-    title = "reading the reference"
-    _, known, classes = _labelled(read_batches(model, some, reader, progress=progress, title=title))
-    check_finite(known.logits, "the class scores of the reference hold")
+    known = _read_reference(model, reference, reader, step, progress)
     if augmentation is not None and step > 1:
-        augmentation = replace(augmentation, reference=len(known) / n_reference)
-    return CalibrationData(reader, features, labels, (known, classes), augmentation)
+        augmentation = replace(augmentation, reference=len(known[0]) / n_reference)
+    return CalibrationData(reader, features, labels, known, augmentation)
+
+
+def _read_reference(
+    model: nn.Module, reference: Iterable[Any], reader: Reader, step: int, progress: bool | None
+) -> tuple[Features, Tensor]:
+    some = reference if step == 1 else islice(reference, 0, None, step)
+    readings = read_batches(model, some, reader, progress=progress, title="reading the reference")
+    _, features, labels = _labelled(readings)
+    check_finite(features.logits, "the class scores of the reference hold")
+    return features, labels
 
 
 class _Clock:
@@ -322,16 +323,10 @@ def augment(
         Features(24 samples, 3 classes, layers: 1 (8), with augmented samples)
     """
     augmenter = _Augmenter(model, reader, batches, features, labels)
-    first = batches[0]
-    known = (first.numbers[1], first.tokens[1], first.texts[1])
-    x = next((x for x in known if x is not None), None)
-    chosen = families_for(perturb, x, with_text=reader.tokenizer is not None)
-    families = [augmenter.prepared(family) for family in chosen]
-    families = [family for family in families if not family.inside or augmenter.layers]
-    trials = min(TRIALS, len(labels))
-    inside = trials if any(family.inside for family in families) else 0
-    trials = inside + len(families) * trials
+    families = augmenter.families(perturb)
     most = len(families) * len(labels)
+    sets = len(families) + any(family.inside for family in families)
+    trials = sets * min(TRIALS, len(labels))
     per_sample = 1.0 if passes is None else min(max(passes - trials, 0) / max(most, 1), MOST)
     rounds, share = max(1, int(per_sample)), min(per_sample, 1.0)
     total = trials + round(rounds * share * most)
@@ -340,15 +335,14 @@ def augment(
     with progress_bar("augmenting", total, progress, unit="samples") as advance:
         augmenter.advance = advance
         for number, family in enumerate(families, start=1):
-            scales.append(augmenter.scale_of(family))
-            parts += [augmenter.augmented(family, scales[-1], number, share) for _ in range(rounds)]
+            scale = augmenter.scale_of(family)
+            scales.append(scale)
+            parts += [augmenter.augmented(family, scale, number, share) for _ in range(rounds)]
     features = Features.concatenate(parts)
     assert features.groups is not None
     labels = labels[features.groups.cpu()]
-    names = tuple(family.name for family in families)
-    found = _augmentation(names, tuple(scales), features, labels)
-    made = (len(features) - len(augmenter.original)) / max(most, 1)
-    return features, labels, replace(found, per_sample=made if families else 1.0)
+    made = (len(features) - len(augmenter.original)) / most if most else 1.0
+    return features, labels, _augmentation(families, scales, features, labels, made)
 
 
 class _Augmenter:
@@ -367,16 +361,27 @@ class _Augmenter:
         self.generator = torch.Generator().manual_seed(reader.seed)
         self.batches = list(rebatched(batches))
         n = len(features)
-        origin = {"groups": torch.arange(n), "families": torch.zeros(n), "strengths": torch.zeros(n)}
-        self.original = replace(features, **origin)  # type: ignore[arg-type]
+        self.original = replace(
+            features, groups=torch.arange(n), families=torch.zeros(n), strengths=torch.zeros(n)
+        )
         self.layers = [j for j, tap in enumerate(reader.taps or ()) if tap.leads]
         self.advance: Advance = lambda steps=1, title=None: None
+
+    def families(self, perturb: str | Sequence[str | Family]) -> list[Family]:
+        """The families meant, with the spread of the data; none inside a network without layers."""
+        first = self.batches[0]
+        known = (first.numbers[1], first.tokens[1], first.texts[1])
+        x = next((x for x in known if x is not None), None)
+        chosen = families_for(perturb, x, with_text=self.reader.tokenizer is not None)
+        return [self.prepared(family) for family in chosen if not family.inside or self.layers]
 
     def prepared(self, family: Family) -> Family:
         """The family with the spread of the inputs, measured on all of them."""
         if family.text or (family.tokens and family.measured):
             return family.on(self.tokens)
-        return family.on(self.input_spread) if family.measured and not family.inside else family
+        if family.measured and not family.inside:
+            return family.on(self.input_spread)
+        return family
 
     @cached_property
     def input_spread(self) -> Spread | None:
@@ -392,7 +397,7 @@ class _Augmenter:
 
         found = [(batch, batch.tokens[1]) for batch in self.batches]
         known = [(ids, real_tokens(batch, ids)) for batch, ids in found if ids is not None]
-        return Tokens.of([ids for ids, _ in known], [real for _, real in known]) if known else None
+        return Tokens.of(*zip(*known, strict=True)) if known else None
 
     def some(self, share: float) -> tuple[list[Batch], Tensor]:
         """This share of the batches, at least one, drawn at random; and the numbers of their originals."""
@@ -422,31 +427,46 @@ class _Augmenter:
         is harmless at any strength teaches nothing.
         """
         tried = _doubled(family.largest)
-        batches = list(first_rows(self.batches, TRIALS))
-        n = sum(len(batch.labels) for batch in batches)
-        which = torch.randperm(n, generator=self.generator) % len(tried)
-        found = self._read(batches, family, torch.tensor(tried)[which])
-        right = found.correct(self.labels[:n]).cpu().double()
+        which = torch.randperm(self._n_trials, generator=self.generator) % len(tried)
+        found = self._read(self._trials, family, torch.tensor(tried)[which])
+        right = found.correct(self.labels[: self._n_trials]).cpu().double()
         accuracy = _falling(right, which, len(tried))
-        original = float(self.original[:n].correct(self.labels[:n]).double().mean())
-        enough = original - ACCURACY_LOSS * max(original - 1 / found.n_classes, 0.0)
-        reached = [s for s, a in zip(tried, accuracy, strict=True) if a <= enough]
-        if family.inside and not reached:
-            reached = [s for s, a in zip(tried, accuracy, strict=True) if a <= accuracy[-1] + 0.03]
+        enough = [self._accuracy_wanted]
+        if family.inside:
+            enough.append(accuracy[-1] + 0.03)
+        reached = [s for limit in enough for s, a in zip(tried, accuracy, strict=True) if a <= limit]
         return reached[0] if reached else family.largest
 
+    @cached_property
+    def _trials(self) -> list[Batch]:
+        return list(first_rows(self.batches, TRIALS))
+
+    @property
+    def _n_trials(self) -> int:
+        return sum(len(batch.labels) for batch in self._trials)
+
+    @cached_property
+    def _accuracy_wanted(self) -> float:
+        """Accuracy on the trials at which a family is strong enough."""
+        some = self.original[: self._n_trials]
+        original = float(some.correct(self.labels[: len(some)]).double().mean())
+        return original - ACCURACY_LOSS * max(original - 1 / some.n_classes, 0.0)
+
     def _read(self, batches: Sequence[Batch], family: Family, strength: Tensor) -> Features:
-        starts = np.cumsum([0, *(len(batch.labels) for batch in batches)])
+        strengths = strength.split([len(batch.labels) for batch in batches])
 
         def prepare(batch: Batch, index: int) -> tuple[Batch, Change | None]:
-            own = strength[starts[index] : starts[index + 1]]
-            if not family.inside:
-                return perturbed_batch(batch, family, own, self.generator, self.reader.tokenizer), None
-            layers = torch.tensor(self.layers)
-            layer = layers[torch.randint(len(layers), (len(own),), generator=self.generator)]
-            return batch, layer_change(family, self.spreads, layer, own, self.generator)
+            return self._perturbed(batch, family, strengths[index])
 
         return Features.concatenate([reading.features for reading in self._readings(batches, prepare)])
+
+    def _perturbed(self, batch: Batch, family: Family, strength: Tensor) -> tuple[Batch, Change | None]:
+        generator = self.generator
+        if not family.inside:
+            return perturbed_batch(batch, family, strength, generator, self.reader.tokenizer), None
+        drawn = torch.randint(len(self.layers), (len(strength),), generator=generator)
+        layer = torch.tensor(self.layers)[drawn]
+        return batch, layer_change(family, self.spreads, layer, strength, generator)
 
     def _readings(self, batches: Sequence[Batch], prepare: Prepare) -> Iterator[Reading]:
         for reading in read_batches(self.model, batches, self.reader, prepare=prepare, progress=False):
@@ -463,25 +483,31 @@ class _Augmenter:
             passed[j].append(x.clone())  # the network may yet overwrite its output in place
             return x
 
-        list(self._readings(list(first_rows(self.batches, TRIALS)), lambda batch, _: (batch, keep)))
+        list(self._readings(self._trials, lambda batch, _: (batch, keep)))
         return [_spread_of(tap, xs) for tap, xs in zip(taps, passed, strict=True)]
 
 
 def _augmentation(
-    names: tuple[str, ...], scales: tuple[float, ...], features: Features, labels: Tensor
+    families: Sequence[Family],
+    scales: Sequence[float],
+    features: Features,
+    labels: Tensor,
+    per_sample: float,
 ) -> Augmentation:
-    right = features.correct(labels).cpu().double()
     assert features.families is not None
     assert features.strengths is not None
-    families, strengths = features.families.cpu(), features.strengths.cpu()
-    under = tuple(
-        tuple(
-            float(right[(families == k) & torch.isclose(strengths, torch.tensor(s).double())].mean())
-            for s in LEVELS
-        )
-        for k in range(1, len(names) + 1)
-    )
-    return Augmentation(names, scales, LEVELS, float(right[families == 0].mean()), under)
+    right = features.correct(labels).cpu().double()
+    number, strengths = features.families.cpu(), features.strengths.cpu()
+    names = tuple(family.name for family in families)
+    own = [number == k for k in range(len(names) + 1)]
+    accuracy = float(right[own[0]].mean())
+    under = tuple(_by_level(right[rows], strengths[rows]) for rows in own[1:])
+    return Augmentation(names, tuple(scales), LEVELS, accuracy, under, per_sample)
+
+
+def _by_level(right: Tensor, strengths: Tensor) -> tuple[float, ...]:
+    at_level = strengths.isclose(torch.tensor(LEVELS, dtype=torch.float64)[:, None])
+    return tuple(float(right[rows].mean()) for rows in at_level)
 
 
 def _doubled(largest: float) -> list[float]:
@@ -502,7 +528,8 @@ def _falling(right: Tensor, which: Tensor, n: int) -> list[float]:
 
 
 def _spread_of(tap: Tap, passed: Sequence[Tensor]) -> Spread:
-    axis = tap.layout.channel_axis(passed[0]) if passed[0].ndim > 2 else None
+    first = passed[0]
+    axis = tap.layout.channel_axis(first) if first.ndim > 2 else None
     return Spread.of(_same_shape(passed), axis, table=False)
 
 
