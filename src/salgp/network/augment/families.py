@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from salgp.network.augment import corruptions
-from salgp.network.augment.corruptions import Spread, normal
+from salgp.network.augment.corruptions import Spread
 from salgp.network.batches import Batch
 from salgp.network.taps import Change
 
@@ -79,12 +79,11 @@ class Family:
     def __call__(self, x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
         strength = strength.to(x.device) if self.tokens else strength.to(x)
         if not self.measured:
-            plain: Tensor = self.disturb(x, strength, generator)
-            return plain
+            return self.disturb(x, strength, generator)
         if self.tokens:
             return self.on_tokens(x, strength, generator)[0]
         spread = self.spread or Spread.of([x], table=not self.inside)
-        new: Tensor = self.disturb(x, strength, generator, spread)
+        new = self.disturb(x, strength, generator, spread)
         return spread.swapped(x, new, strength, generator) if isinstance(spread, Spread) else new
 
     def on_tokens(
@@ -96,8 +95,7 @@ class Family:
         from salgp.network.augment.text import Tokens
 
         tokens = self.spread or Tokens.of([ids], [real])
-        found: tuple[Tensor, Tensor] = self.disturb(ids, strength, generator, tokens, real)
-        return found
+        return self.disturb(ids, strength, generator, tokens, real)
 
     def on(self, spread: Spread | Tokens | None) -> Family:
         """The same family for data of this spread."""
@@ -122,17 +120,22 @@ def families_for(
         ['blur', 'noise']
     """
     if isinstance(choice, str):
-        kind = kind_of(x) if choice == "auto" else choice
-        kind = "text" if choice == "auto" and kind == "tokens" and with_text else kind
-        if kind not in KINDS:
-            raise ValueError(
-                f"perturb must be 'auto', one of {', '.join(KINDS)}, or a list of families; got {choice!r}"
-            )
-        return tuple(FAMILIES[name] for name in KINDS[kind])
+        return tuple(FAMILIES[name] for name in _names(choice, x, with_text))
     unknown = [f for f in choice if isinstance(f, str) and f not in FAMILIES]
     if unknown:
         raise KeyError(f"no family of perturbations called {unknown[0]!r}; known: {', '.join(FAMILIES)}")
     return tuple(f if isinstance(f, Family) else FAMILIES[f] for f in choice)
+
+
+def _names(choice: str, x: Tensor | list[str] | None, with_text: bool) -> tuple[str, ...]:
+    kind = kind_of(x) if choice == "auto" else choice
+    if choice == "auto" and kind == "tokens" and with_text:
+        kind = "text"
+    if kind not in KINDS:
+        raise ValueError(
+            f"perturb must be 'auto', one of {', '.join(KINDS)}, or a list of families; got {choice!r}"
+        )
+    return KINDS[kind]
 
 
 def kind_of(x: Tensor | list[str] | None) -> str:
@@ -199,8 +202,8 @@ def perturbed_batch(
     batch = batch.with_input(where, family(x, strength, generator))
     for i, old in enumerate(batch.inputs):
         if i != where and isinstance(old, Tensor) and old.is_floating_point() and old.ndim == 2:
-            scale = Spread.of([old], table=False).scale
-            batch = batch.with_input(i, old + strength.to(old)[:, None] * scale * normal(old, generator))
+            spread = Spread.of([old], table=False)
+            batch = batch.with_input(i, corruptions.noise(old, strength.to(old), generator, spread))
     return batch
 
 
@@ -210,14 +213,13 @@ def _perturbed_together(batch: Batch, family: Family, strength: Tensor, generato
     own = strength if numbers is None else strength.to(numbers)
     old: Any = batch.inputs or dict(batch.keywords)
     found = family.disturb(old, own, generator)
-    if isinstance(found, Mapping) != isinstance(old, Mapping) or _shapes(found) != _shapes(old):
+    named = isinstance(old, Mapping)
+    if isinstance(found, Mapping) != named or _shapes(found) != _shapes(old):
         raise ValueError(
             f"perturbation {family.name!r} must return its inputs as it got them, {_shapes(old)}; "
             f"got {_shapes(found)}"
         )
-    if isinstance(old, Mapping):
-        return replace(batch, keywords=dict(found))
-    return replace(batch, inputs=tuple(found))
+    return replace(batch, keywords=dict(found)) if named else replace(batch, inputs=tuple(found))
 
 
 def _shapes(found: Any) -> Any:
@@ -273,13 +275,18 @@ def _retokenized(
     real = real_or_guessed(ids, real_tokens(batch, ids))
     tokens = family.spread if isinstance(family.spread, Tokens) else Tokens.of([ids], [real])
     new, real, origin = retokenize(ids, real, tokens, tokenizer, family.disturb, strength, generator)
-    mask_at = _token_mask(batch, ids)[0]
-    for name, x in batch.keywords.items():
-        if name not in (where, mask_at) and isinstance(x, Tensor) and x.shape == ids.shape:
-            if "type" not in name:
-                raise ValueError(f"input {name!r} stands beside the tokens and cannot follow changed words")
-            batch = batch.with_input(name, x.gather(1, origin))
+    for name in _beside(batch, ids):
+        if "type" not in name:
+            raise ValueError(f"input {name!r} stands beside the tokens and cannot follow changed words")
+        batch = batch.with_input(name, batch.keywords[name].gather(1, origin))
     return _with_mask(batch, ids, real).with_input(where, new)
+
+
+def _beside(batch: Batch, ids: Tensor) -> list[str]:
+    """Names of further inputs with a number for each token, other than their mask."""
+    mask_at, _ = _token_mask(batch, ids)
+    others = {name: x for name, x in batch.keywords.items() if name != mask_at and x is not ids}
+    return [name for name, x in others.items() if isinstance(x, Tensor) and x.shape == ids.shape]
 
 
 def real_tokens(batch: Batch, ids: Tensor) -> Tensor | None:
@@ -312,8 +319,8 @@ def _token_mask(batch: Batch, ids: Tensor) -> tuple[int | str | None, Tensor | N
         if "mask" in key and isinstance(x, Tensor) and x.shape == ids.shape:
             return key, x
     for i, x in enumerate(batch.inputs):
-        same = isinstance(x, Tensor) and x.shape == ids.shape and x is not ids
-        if same and bool(((x == 0) | (x == 1)).all()):
+        beside = isinstance(x, Tensor) and x.shape == ids.shape and x is not ids
+        if beside and bool(((x == 0) | (x == 1)).all()):
             return i, x
     return None, None
 
