@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from salgp.decide import Rule
@@ -33,6 +34,8 @@ __all__ = [
     "per_class",
     "sampling_spread",
 ]
+
+FloatArray = NDArray[np.float64]
 
 _BASES = np.geomspace(0.001, 0.2, 40)
 _SLOPES = np.linspace(0, 1, 41)
@@ -118,11 +121,10 @@ def accuracy(prediction: Prediction, spread: Spread | float | None = None, level
         raise ValueError(f"level must be between 0 and 1, got {level}")
     if isinstance(spread, float | int) and not 0 <= spread < math.inf:
         raise ValueError(f"spread must be 0 or more, got {spread}")
-    confidence = checked(prediction).confidence.detach().cpu().double().numpy()
-    own = 0.0 if prediction.std is None or not len(confidence) else float(prediction.std.mean())
-    variance = float((confidence * (1 - confidence)).sum())
-    known = own if spread is None else spread  # error bars of one calibrator err together
-    return from_sums(len(confidence), float(confidence.sum()), variance, known, level)
+    n, total, variance = _sums(checked(prediction))
+    if spread is None and prediction.std is not None and n:
+        spread = float(prediction.std.mean())  # error bars of one calibrator err together
+    return from_sums(n, total, variance, spread, level)
 
 
 def error_above(
@@ -186,14 +188,12 @@ def measure_spread(
         raise ValueError("a spread is measured on labelled environments, got none")
     gap, mean, chance = np.array(rows, dtype=np.float64).T
     distance = np.abs(confidence - mean)
-    sd = _BASES[:, None, None] + _SLOPES[None, :, None] * distance  # (bases, slopes, environments)
-    variance = sd**2 + chance
-    loss = (gap**2 / variance + np.log(variance)).sum(-1)
-    i, j = np.unravel_index(int(loss.argmin()), loss.shape)
-    ratio = np.sort(np.abs(gap) / np.sqrt(variance[i, j]))
+    base, slope = _likeliest_line(gap, distance, chance)
+    variance = (base + slope * distance) ** 2 + chance
+    ratio = np.sort(np.abs(gap) / np.sqrt(variance)).tolist()
     k = min(math.ceil((len(ratio) + 1) * level), len(ratio))
-    factor = max(float(ratio[k - 1]), _normal(level))
-    return Spread(float(_BASES[i]), float(_SLOPES[j]), confidence, factor, level, len(ratio))
+    factor = max(ratio[k - 1], _normal(level))
+    return Spread(base, slope, confidence, factor, level, len(ratio))
 
 
 def sampling_spread(calibration: Prediction) -> Spread:
@@ -234,7 +234,8 @@ def from_sums(
     value = confidence / n
     systematic = spread.at(value) if isinstance(spread, Spread) else float(spread or 0.0)
     half = _factor(spread, level) * math.hypot(math.sqrt(variance) / n, systematic)
-    return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), level, n)
+    lower, upper = max(value - half, 0.0), min(value + half, 1.0)
+    return Estimate(value, lower, upper, level, n)
 
 
 def _factor(spread: Spread | float | None, level: float) -> float:
@@ -243,15 +244,32 @@ def _factor(spread: Spread | float | None, level: float) -> float:
     """
     if not isinstance(spread, Spread):
         return _normal(level)
-    return spread.factor * (1.0 if level == spread.level else _normal(level) / _normal(spread.level))
+    if level == spread.level:
+        return spread.factor
+    return spread.factor * (_normal(level) / _normal(spread.level))
+
+
+def _likeliest_line(gap: FloatArray, distance: FloatArray, chance: FloatArray) -> tuple[float, float]:
+    """Base and slope under which the gaps ``(environments,)`` are the likeliest."""
+    sd = _BASES[:, None, None] + _SLOPES[:, None] * distance  # (bases, slopes, environments)
+    variance = sd**2 + chance
+    loss = gap**2 / variance + np.log(variance)
+    i, j = divmod(int(loss.sum(-1).argmin()), len(_SLOPES))
+    return float(_BASES[i]), float(_SLOPES[j])
 
 
 def _gap(prediction: Prediction, labels: Any) -> tuple[float, float, float]:
-    y = as_labels(labels, len(prediction), prediction.probs.shape[1])
-    confidence = prediction.confidence.detach().cpu().double().numpy()
-    right = float((prediction.label.cpu() == y.cpu()).double().mean())
-    chance = float((confidence * (1 - confidence)).sum()) / len(confidence) ** 2
-    return float(confidence.mean()) - right, float(confidence.mean()), chance
+    """Mean confidence less accuracy, mean confidence, and variance of the accuracy by chance."""
+    y = as_labels(labels, len(prediction), prediction.probs.shape[1]).cpu()
+    right = (prediction.label.cpu() == y).double().mean()
+    n, total, variance = _sums(prediction)
+    return total / n - float(right), total / n, variance / n**2
+
+
+def _sums(prediction: Prediction) -> tuple[int, float, float]:
+    """Number of samples, sum of the confidences ``c``, and of ``c (1 - c)``."""
+    c = prediction.confidence.detach().cpu().double().numpy()
+    return len(c), float(c.sum()), float((c * (1 - c)).sum())
 
 
 def _normal(level: float) -> float:

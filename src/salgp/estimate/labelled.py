@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from salgp.gp.optimise import logistic, logistic_covariance
 from salgp.labels import as_labels
@@ -33,6 +34,7 @@ __all__ = ["Correction", "learn_correction"]
 
 PRIOR = (0.1, 0.5)
 """Variances of slope and offset, chosen on the development sets of the shift suite."""
+_PRECISION = 1 / torch.tensor(PRIOR, dtype=torch.float64)
 LARGEST = 5.0
 """Log-odds beyond this count as this (a confidence of .9933) when a line is learned, so that one wrong label
 beside a confidence of nearly 1 does not have its way.
@@ -77,31 +79,33 @@ class Correction:
         """The prediction corrected; the label stays the network's own."""
         kind = checked(prediction).confidence
         before = log_odds(kind.double())
-        after = self.slope * before + self.offset
-        variance = None if prediction.std is None else self._left(before, _variance(prediction))
-        found = confidence_of(after, torch.zeros_like(after) if variance is None else variance)
-        confidence, std, lower, upper = (x.to(kind) for x in found)
-        corrected = replace(
-            prediction,
-            confidence=confidence,
-            probs=spread_confidence(prediction.probs, prediction.label, confidence.to(prediction.probs)),
-            layers=_with_term(prediction.layers, after - before),
-        )
-        return corrected if variance is None else replace(corrected, std=std, lower=lower, upper=upper)
+        after = self._moved(before)
+        variance = torch.zeros_like(after)
+        if prediction.std is not None:
+            variance = self._left(before, _variance(prediction, prediction.std))
+        confidence, std, lower, upper = (x.to(kind) for x in confidence_of(after, variance))
+        probs = spread_confidence(prediction.probs, prediction.label, confidence.to(prediction.probs))
+        layers = _with_term(prediction.layers, after - before)
+        corrected = replace(prediction, confidence=confidence, probs=probs, layers=layers)
+        if prediction.std is None:
+            return corrected
+        return replace(corrected, std=std, lower=lower, upper=upper)
+
+    def _moved(self, f: Tensor) -> Tensor:
+        return self.slope * f + self.offset
 
     def _left(self, f: Tensor, variance: Tensor) -> Tensor:
         """Variance ``(n,)`` of the corrected log-odds ``f (n,)``, where it was ``variance``."""
-        line = torch.stack([f.clamp(-LARGEST, LARGEST), torch.ones_like(f)], dim=1)
-        left = ((line @ torch.tensor(self.covariance).to(line)) * line).sum(dim=1)
-        before = line.square() @ torch.tensor(PRIOR).to(line)
+        line = _line(f.clamp(-LARGEST, LARGEST))
+        covariance, prior = torch.tensor(self.covariance).to(line), torch.tensor(PRIOR).to(line)
+        left = ((line @ covariance) * line).sum(dim=1)
+        before = line.square() @ prior
         learned = (1 / left.clamp_min(1e-12) - 1 / before).clamp_min(0.0)
         scaled = self.slope**2 * variance
         return OWN * scaled + (1 - OWN) / (1 / scaled.clamp_min(1e-12) + learned)
 
     def __str__(self) -> str:
-        shown = float(
-            torch.sigmoid(self.slope * log_odds(torch.tensor(0.9, dtype=torch.float64)) + self.offset)
-        )
+        shown = self._moved(log_odds(torch.tensor(0.9, dtype=torch.float64))).sigmoid()
         labels = "label" if self.n == 1 else "labels"
         return (
             f"{self.n} {labels}: {self.right} right, {self.expected:.1f} expected. "
@@ -126,24 +130,34 @@ def learn_correction(prediction: Prediction, labels: Any) -> Correction:
     if not len(y):
         raise ValueError("no labelled sample: label some of the data at hand first, ten or more")
     right = (prediction.label.cpu() == y.cpu()).double()
-    f = log_odds(prediction.confidence.detach().cpu().double()).clamp(-LARGEST, LARGEST)
-    prior, one = 1 / torch.tensor(PRIOR, dtype=torch.float64), torch.ones_like(f)
-    line = torch.stack([f, one], dim=1)
-    a, b = logistic(line, right, one, prior, f).tolist()
+    confidence = prediction.confidence.detach().cpu().double()
+    f = log_odds(confidence).clamp(-LARGEST, LARGEST)
+    a, b = _likeliest(f, right)
+    covariance = logistic_covariance(_line(f), torch.ones_like(f), _PRECISION, (1 + a) * f + b)
+    first, second = map(tuple, covariance.tolist())
+    return Correction(1 + a, b, (first, second), len(y), int(right.sum()), float(confidence.sum()))
+
+
+def _line(f: Tensor) -> Tensor:
+    """``(n, 2)`` what slope and offset are multiplied by."""
+    return torch.stack([f, torch.ones_like(f)], dim=1)
+
+
+def _likeliest(f: Tensor, right: Tensor) -> tuple[float, float]:
+    """Slope ``a``, at least -1, and offset ``b`` of the largest posterior."""
+    one = torch.ones_like(f)
+    a, b = logistic(_line(f), right, one, _PRECISION, f).tolist()
     if a < -1:  # more confident samples are wrong more often: then confidences tell nothing, and are even
-        a, b = -1.0, float(logistic(line[:, 1:], right, one, prior[1:]))
-    covariance = logistic_covariance(line, one, prior, (1 + a) * f + b).tolist()
-    rows = ((covariance[0][0], covariance[0][1]), (covariance[1][0], covariance[1][1]))
-    return Correction(1 + a, b, rows, len(y), int(right.sum()), float(prediction.confidence.double().sum()))
+        return -1.0, float(logistic(one[:, None], right, one, _PRECISION[1:]))
+    return a, b
 
 
-def _variance(prediction: Prediction) -> Tensor:
+def _variance(prediction: Prediction, std: Tensor) -> Tensor:
     """Variance ``(n,)`` of the log-odds: by the ends of the interval, or by the standard deviation where an
     end was cut off at 0 or 1.
     """
-    assert prediction.std is not None
     p = prediction.confidence.double()
-    sd = prediction.std.double() / (p * (1 - p)).clamp_min(1e-12)
+    sd = std.double() / (p * (1 - p)).clamp_min(1e-12)
     if prediction.lower is not None and prediction.upper is not None:
         ends = log_odds(prediction.upper.double()) - log_odds(prediction.lower.double())
         sd = torch.minimum(sd, ends / (2 * INTERVAL_SD))
@@ -155,7 +169,5 @@ def _with_term(terms: LayerTerms | None, change: Tensor) -> LayerTerms | None:
     if terms is None or not terms.additive or terms.scale != "log-odds":
         return terms
     mean = torch.cat([terms.mean, change.to(terms.mean)[:, None]], dim=1)
-    std = terms.std
-    if std is not None:
-        std = torch.cat([std, torch.zeros_like(std[:, :1])], dim=1)
+    std = None if terms.std is None else pad(terms.std, (0, 1))
     return replace(terms, names=(*terms.names, TERM), mean=mean, std=std)

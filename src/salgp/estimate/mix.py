@@ -56,8 +56,9 @@ class ClassMix:
 
     def interval(self, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
         """Lower and upper ends ``(c,)``."""
-        half = float(ndtri((1 + level) / 2)) * self.std
-        return np.clip(self.share - half, 0, 1), np.clip(self.share + half, 0, 1)
+        half = ndtri((1 + level) / 2) * self.std
+        ends = np.clip([self.share - half, self.share + half], 0, 1)
+        return ends[0], ends[1]
 
     def __str__(self) -> str:
         verdict = "has changed" if self.p_value < 0.01 else "has not visibly changed"
@@ -95,10 +96,10 @@ def class_mix(prediction: Prediction, source_mix: ArrayLike, calibration: Predic
     at_source, probs = _scaled(at_source, factors), _scaled(probs, factors)
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
     share, converged = _likeliest(ratio, source)
-    freedom = max(len(source) - 1, 1)
-    p_value = float(chdtrc(freedom, _evidence(probs, source, at_source)))
-    variance = np.diag(_inverse(_information(ratio, share))) / len(ratio)  # of the batch
-    variance = variance + _source_variance(ratio, share, source, at_source)
+    evidence = _evidence(probs, source, at_source)
+    p_value = float(chdtrc(max(len(source) - 1, 1), evidence))
+    of_batch = np.diag(_inverse(_information(ratio, share))) / len(ratio)
+    variance = of_batch + _source_variance(ratio, share, source, at_source)
     return ClassMix(share, np.sqrt(variance.clip(0)), source, p_value, len(probs), converged)
 
 
@@ -106,9 +107,7 @@ def _likeliest(ratio: FloatArray, source: FloatArray) -> tuple[FloatArray, bool]
     """Expectation maximisation; did it converge?"""
     share = source.copy()
     for _ in range(STEPS):
-        responsibility = ratio * share
-        responsibility /= responsibility.sum(1, keepdims=True)
-        before, share = share, responsibility.mean(0)
+        before, share = share, _scaled(ratio, share).mean(0)
         if np.abs(share - before).max() < TOLERANCE:
             return share, True
     return share, False
@@ -200,28 +199,35 @@ def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Pred
         >>> adapt(p, [0.25, 0.75], [0.5, 0.5]).confidence
         tensor([0.3333])
     """
-    n_classes = checked(prediction).probs.shape[1]
-    weight = torch.from_numpy(_shares(mix, n_classes, zero=True) / _shares(source_mix, n_classes))
-    weighted = prediction.probs.double() * weight.to(prediction.probs.device)
-    probs = weighted / weighted.sum(1, keepdim=True).clamp_min(1e-300)
+    kind = checked(prediction).probs.dtype
+    before = prediction.probs.double()
+    after = _reweighted(before, mix, source_mix)
     own = prediction.label[:, None]
-    confidence = probs.gather(1, own)[:, 0]
-    old = prediction.probs.double().gather(1, own)[:, 0]
+    old, confidence = (probs.gather(1, own)[:, 0] for probs in (before, after))
     change = log_odds(confidence) - log_odds(old)
-    kind = prediction.probs.dtype
-
-    def shifted(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.sigmoid(log_odds(x.double()) + change).to(kind)
-
-    slope = (confidence * (1 - confidence) / (old * (1 - old)).clamp_min(1e-12)).to(kind)
+    slope = confidence * (1 - confidence) / (old * (1 - old)).clamp_min(1e-12)
     return replace(
         prediction,
-        probs=probs.to(kind),
+        probs=after.to(kind),
         confidence=confidence.to(kind),
-        std=None if prediction.std is None else prediction.std * slope,
-        lower=shifted(prediction.lower),
-        upper=shifted(prediction.upper),
+        std=None if prediction.std is None else prediction.std * slope.to(kind),
+        lower=_moved(prediction.lower, change, kind),
+        upper=_moved(prediction.upper, change, kind),
     )
+
+
+def _reweighted(probs: Tensor, mix: ArrayLike, source_mix: ArrayLike) -> Tensor:
+    n_classes = probs.shape[1]
+    weight = _shares(mix, n_classes, zero=True) / _shares(source_mix, n_classes)
+    weighted = probs * torch.from_numpy(weight).to(probs.device)
+    return weighted / weighted.sum(1, keepdim=True).clamp_min(1e-300)
+
+
+def _moved(end: Tensor | None, change: Tensor, kind: torch.dtype) -> Tensor | None:
+    """One end of the interval after ``change`` in log-odds."""
+    if end is None:
+        return None
+    return torch.sigmoid(log_odds(end.double()) + change).to(kind)
 
 
 def _array(prediction: Prediction) -> FloatArray:
@@ -233,8 +239,8 @@ def _shares(mix: ArrayLike, n_classes: int, zero: bool = False) -> FloatArray:
     shares = np.asarray(mix.cpu() if isinstance(mix, Tensor) else mix, dtype=np.float64)
     if shares.shape != (n_classes,):
         raise ValueError(f"a class mix must have {n_classes} shares, one per class, got shape {shares.shape}")
-    low = shares.min(initial=1.0)
-    if not np.isfinite(shares).all() or low < 0 or (low == 0 and not zero) or abs(shares.sum() - 1) > 1e-3:
+    enough = shares >= 0 if zero else shares > 0
+    if not enough.all() or not abs(shares.sum() - 1) <= 1e-3:
         raise ValueError(
             f"a class mix must be positive and sum to 1, got {np.round(shares, 4).tolist()}; "
             f"give classes without samples a small share"
