@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def rewrite(
         ['no', 'on']
     """
     rows = zip(texts, strength.tolist(), _seeds(len(texts), generator), strict=True)
-    return [_changed(text, change, s, random.Random(seed)) if s > 0 else text for text, s, seed in rows]
+    return [_changed(text, change, share, seed) for text, share, seed in rows]
 
 
 def misspell(text: str, strength: float, chance: random.Random) -> str:
@@ -55,7 +55,7 @@ def misspell(text: str, strength: float, chance: random.Random) -> str:
     """
     letters = list(text)
     places = [i for i, letter in enumerate(letters) if letter.isalpha()]
-    places = places or [i for i, letter in enumerate(letters) if not letter.isspace()]
+    places = places or _words(letters)
     for i in reversed(_some(places, 0.2 * strength, chance)):
         letters[i : i + 2] = _slip(letters[i : i + 2], chance)
     return "".join(letters)
@@ -68,10 +68,11 @@ def lose_words(text: str, strength: float, chance: random.Random) -> str:
         >>> lose_words("one two\\nthree", 0.1, random.Random(1))
         'one\\nthree'
     """
-    pieces, words = _split(text)
+    pieces = _pieces(text)
+    words = _words(pieces)
     lost = _some(words, 0.6 * strength, chance)
-    if len(lost) == len(words):
-        lost.remove(chance.choice(lost)) if lost else None
+    if lost and len(lost) == len(words):
+        lost.remove(chance.choice(lost))
     for i in lost:
         pieces[i] = ""
         gap = i - 1 if i > words[0] else i + 1
@@ -87,12 +88,13 @@ def swap_words(text: str, strength: float, chance: random.Random) -> str:
         >>> swap_words("one\\ntwo", 1.0, random.Random(0))
         'two\\none'
     """
-    pieces, words = _split(text)
-    different = [k for k in range(len(words) - 1) if pieces[words[k]] != pieces[words[k + 1]]]
+    pieces = _pieces(text)
+    pairs = list(pairwise(_words(pieces)))
+    different = [k for k, (a, b) in enumerate(pairs) if pieces[a] != pieces[b]]
     moved = -1
     for k in _some(different, 0.6 * strength, chance):
         if k > moved:  # nobody moves twice
-            a, b = words[k], words[k + 1]
+            a, b = pairs[k]
             pieces[a], pieces[b] = pieces[b], pieces[a]
             moved = k + 1
     return "".join(pieces)
@@ -105,9 +107,9 @@ def unknown_words(text: str, strength: float, chance: random.Random) -> str:
         >>> unknown_words("one two", 0.1, random.Random(0))
         'one woj'
     """
-    pieces, words = _split(text)
+    pieces = _pieces(text)
     letters = "".join(KEYBOARD)
-    for i in _some(words, 0.6 * strength, chance):
+    for i in _some(_words(pieces), 0.6 * strength, chance):
         pieces[i] = "".join(chance.choice(letters) for _ in pieces[i])
     return "".join(pieces)
 
@@ -143,23 +145,25 @@ class Tokens:
     @staticmethod
     def of(ids: Sequence[Tensor], masks: Sequence[Tensor | None]) -> Tokens:
         """Look at all texts of a data set: tokens ``(n, T)`` and masks, 1 where a token is real."""
-        pairs = [(x.cpu(), real_or_guessed(x.cpu(), mask)) for x, mask in zip(ids, masks, strict=True)]
-        hidden = torch.cat([x[~real] for x, real in pairs])
-        padding = int(hidden.mode().values) if len(hidden) else None
-        texts = [x[i][real[i]] for x, real in pairs for i in range(len(x)) if bool(real[i].any())]
-        special = {token for at in (0, -1) if (token := _common(texts, at)) is not None}
-        special |= set() if padding is None else {padding}
-        every = torch.cat(texts).unique() if texts else torch.zeros(0, dtype=torch.long)
-        marks = torch.tensor(sorted(special), dtype=every.dtype)
-        words = every[~torch.isin(every, marks)]
+        each = [x.cpu() for x in ids]
+        pairs = list(zip(each, map(real_or_guessed, each, masks), strict=True))
+        padding = _most_frequent(torch.cat([x[~real] for x, real in pairs]))
         left = any(bool((~real[:, 0] & real[:, -1]).any()) for _, real in pairs)
+        rows = [row for pair in pairs for row in zip(*pair, strict=True)]
+        texts = [tokens[real] for tokens, real in rows if real.any()]
+        frame = {_common(texts, 0), _common(texts, -1), padding}
+        special = sorted(token for token in frame if token is not None)
+        every = torch.cat(texts or [torch.zeros(0, dtype=torch.long)]).unique()
+        marks = torch.tensor(special, dtype=every.dtype)
+        words = every[~torch.isin(every, marks)]
         return Tokens(marks, words, padding, left, *_frame([text.tolist() for text in texts]))
 
     def ordinary(self, ids: Tensor, real: Tensor) -> Tensor:
         """True where a token may be touched, ``(n, T)``."""
         place = real.cumsum(dim=1)
-        inside = (place > self.head) & (place <= real.sum(dim=1, keepdim=True) - self.tail)
-        return real & inside & ~torch.isin(ids, self.special.to(ids.device))
+        last = real.sum(dim=1, keepdim=True) - self.tail
+        special = torch.isin(ids, self.special.to(ids.device))
+        return real & (place > self.head) & (place <= last) & ~special
 
 
 def drop(
@@ -180,14 +184,13 @@ def drop(
         The tokens, and where they are real.
     """
     real = real_or_guessed(ids, real)
-    lost = _chosen(ids, strength, generator, tokens, real)
+    lost = _chosen(ids, strength, generator, tokens.ordinary(ids, real))
     lost &= (real & ~lost).any(dim=1, keepdim=True)
     if tokens.padding is None:
         return torch.where(lost, ids.roll(1, dims=1), ids), real
     left = real & ~lost
-    empty = (~left).to(torch.uint8)
-    order = (1 - empty if tokens.left else empty).argsort(dim=1, stable=True)
     new = torch.where(lost, tokens.padding, ids)
+    order = (left if tokens.left else ~left).byte().argsort(dim=1, stable=True)
     return new.gather(1, order), left.gather(1, order)
 
 
@@ -199,11 +202,12 @@ def swap(
     pairs = tokens.ordinary(ids, real)
     pairs[:, :-1] &= pairs[:, 1:].clone()
     pairs[:, -1:] = False
-    first = _chosen(ids, strength, generator, tokens, real, among=pairs)
+    first = _chosen(ids, strength, generator, pairs)
     for i in range(1, ids.shape[1]):  # nobody moves twice
         first[:, i] &= ~first[:, i - 1]
     second = first.roll(1, dims=1)
-    return torch.where(first, ids.roll(-1, dims=1), torch.where(second, ids.roll(1, dims=1), ids)), real
+    new = torch.where(second, ids.roll(1, dims=1), ids)
+    return torch.where(first, ids.roll(-1, dims=1), new), real
 
 
 def replace(
@@ -211,12 +215,14 @@ def replace(
 ) -> tuple[Tensor, Tensor]:
     """Tokens replaced by others that occur in the data; arguments and result as those of `drop`."""
     real = real_or_guessed(ids, real)
-    if len(tokens.words) < 2:
+    n = len(tokens.words)
+    if n < 2:
         return ids, real
-    draw = torch.randint(len(tokens.words), ids.shape, generator=generator, device=generator.device).cpu()
-    drawn, following = (tokens.words[(draw + k) % len(tokens.words)].to(ids) for k in (0, 1))
+    draw = torch.randint(n, ids.shape, generator=generator, device=generator.device).cpu()
+    drawn, following = tokens.words[draw].to(ids), tokens.words[(draw + 1) % n].to(ids)
     other = torch.where(drawn == ids, following, drawn)
-    return torch.where(_chosen(ids, strength, generator, tokens, real), other, ids), real
+    chosen = _chosen(ids, strength, generator, tokens.ordinary(ids, real))
+    return torch.where(chosen, other, ids), real
 
 
 def retokenize(
@@ -236,61 +242,81 @@ def retokenize(
         The tokens; where they are real; and the position that each of them comes from, for types of tokens
         and the like.
     """
-    own = int(getattr(tokenizer, "model_max_length", UNLIMITED))
-    limit = max(ids.shape[1], own) if own < UNLIMITED else ids.shape[1]
     special = {*tokens.special.tolist(), *tokenizer.all_special_ids}
+    words = _Words(tokenizer, special, change)
+    limit = _limit(tokenizer, ids.shape[1])
     rows: list[Places] = []
-    seeds = _seeds(len(ids), generator)
-    for row, mask, s, seed in zip(ids.tolist(), real.tolist(), strength.tolist(), seeds, strict=True):
+    each = ids.tolist(), real.tolist(), strength.tolist(), _seeds(len(ids), generator)
+    for row, mask, share, seed in zip(*each, strict=True):
         text = [(token, place) for place, token in enumerate(row) if mask[place]]
         end = len(text) - tokens.tail
-        head, middle, tail = text[: tokens.head], text[tokens.head : end], text[end:]
+        head, tail = text[: tokens.head], text[end:]
         capacity = limit - len(head) - len(tail)
-        for how, weaker in [*((change, s / 2**k) for k in range(4)), (lose_words, s)]:
-            new = _changed_places(middle, special, tokenizer, how, weaker, seed)
+        middle = words.fitting(text[tokens.head : end], share, seed, capacity)
+        rows.append([*head, *middle, *tail])
+    padding = tokens.padding
+    if padding is None:
+        padding = getattr(tokenizer, "pad_token_id", None) or 0
+    return _padded(rows, ids, padding, tokens.left)
+
+
+def _limit(tokenizer: Any, width: int) -> int:
+    """Most tokens of a text: the tokenizer's limit, at least the width that texts have."""
+    own = int(getattr(tokenizer, "model_max_length", UNLIMITED))
+    return max(width, own) if own < UNLIMITED else width
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The words behind tokens, changed; special tokens stay."""
+
+    tokenizer: Any
+    special: set[int]
+    change: WordChange
+
+    def fitting(self, text: Places, strength: float, seed: int, capacity: int) -> Places:
+        """Changed less where it would be longer than it may."""
+        weaker = [(self.change, strength / 2**k) for k in range(4)]
+        for how, share in [*weaker, (lose_words, strength)]:
+            new = self.changed(text, how, share, seed)
             if len(new) <= capacity:
                 break
-        rows.append([*head, *new[:capacity], *tail])
-    return _padded(rows, ids, tokens, tokenizer)
+        return new[:capacity]
+
+    def changed(self, text: Places, change: WordChange, strength: float, seed: int) -> Places:
+        """What stands between special tokens is changed as text."""
+        new: Places = []
+        for is_special, run in groupby(text, key=lambda pair: pair[0] in self.special):
+            part = list(run)
+            if not is_special and strength > 0:
+                words = self.tokenizer.decode([token for token, _ in part])
+                words = _changed(words, change, strength, seed)
+                tokens = self.tokenizer.encode(words, add_special_tokens=False)
+                part = [(token, part[0][1]) for token in tokens]
+            new += part
+        return new
 
 
-def _changed_places(
-    text: Places, special: set[int], tokenizer: Any, change: WordChange, strength: float, seed: int
-) -> Places:
-    """Tokens with their places; what stands between special tokens is changed as text."""
-    new: Places = []
-    for is_special, run in groupby(text, key=lambda pair: pair[0] in special):
-        part = list(run)
-        if not is_special and strength > 0:
-            words = tokenizer.decode([token for token, _ in part])
-            words = _changed(words, change, strength, random.Random(seed))
-            part = [(token, part[0][1]) for token in tokenizer.encode(words, add_special_tokens=False)]
-        new += part
-    return new
-
-
-def _padded(rows: list[Places], ids: Tensor, tokens: Tokens, tokenizer: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _padded(rows: Sequence[Places], ids: Tensor, padding: int, left: bool) -> tuple[Tensor, Tensor, Tensor]:
     width = max([ids.shape[1], *map(len, rows)])
-    padding = tokens.padding if tokens.padding is not None else getattr(tokenizer, "pad_token_id", None) or 0
     filled = []
     for row in rows:
         real = [(token, place, 1) for token, place in row]
         rest = [(padding, 0, 0)] * (width - len(row))
-        filled.append([*rest, *real] if tokens.left else [*real, *rest])
-    found = torch.tensor(filled, dtype=ids.dtype, device=ids.device)  # (n, T, 3)
-    return found[..., 0], found[..., 2].bool(), found[..., 1].long()
+        filled.append(rest + real if left else real + rest)
+    token, place, one = torch.tensor(filled, dtype=ids.dtype, device=ids.device).unbind(dim=2)
+    return token, one.bool(), place.long()
 
 
 def _common(texts: Sequence[Tensor], at: int) -> int | None:
     """The token that stands at this end of nearly all texts; None where there is none."""
-    found = Counter(int(text[at]) for text in texts)
-    token, count = found.most_common(1)[0] if found else (0, 0)
-    return token if found and count >= NEARLY_ALL * len(texts) else None
+    found = Counter(int(text[at]) for text in texts).most_common(1)
+    return next((token for token, count in found if count >= NEARLY_ALL * len(texts)), None)
 
 
 def _frame(texts: list[list[int]]) -> tuple[int, int]:
     """How many tokens all texts have in common at their beginning and at their end."""
-    if len(texts) < 2 or all(text == texts[0] for text in texts):
+    if all(text == texts[0] for text in texts):
         return 0, 0
     shortest = min(map(len, texts))
     head = _alike([text[:shortest] for text in texts])
@@ -299,7 +325,11 @@ def _frame(texts: list[list[int]]) -> tuple[int, int]:
 
 def _alike(texts: list[list[int]]) -> int:
     columns = zip(*texts, strict=True)
-    return next((k for k, column in enumerate(columns) if len(set(column)) > 1), len(texts[0]))
+    return len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
+
+
+def _most_frequent(values: Tensor) -> int | None:
+    return int(values.mode().values) if len(values) else None
 
 
 def real_or_guessed(ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -308,42 +338,35 @@ def real_or_guessed(ids: Tensor, mask: Tensor | None) -> Tensor:
         return mask.bool()
     last = ids[:, -1:]
     run = (ids == last).flip(1).long().cumprod(dim=1).flip(1).bool()  # the run at the end of each row
-    long = run.sum(dim=1) > 1
-    ends = last[long, 0]
-    padding = int(ends.mode().values) if len(ends) else None
-    if padding is None:
-        return torch.ones_like(ids, dtype=torch.bool)
-    return ~(run & (last == padding))
+    padding = _most_frequent(last[run.sum(dim=1) > 1, 0])
+    return torch.ones_like(run) if padding is None else ~(run & (last == padding))
 
 
-def _chosen(
-    ids: Tensor,
-    strength: Tensor,
-    generator: torch.Generator,
-    tokens: Tokens,
-    real: Tensor,
-    among: Tensor | None = None,
-) -> Tensor:
+def _chosen(ids: Tensor, strength: Tensor, generator: torch.Generator, among: Tensor) -> Tensor:
     """Tokens to be changed: each by chance, and at least one of a text whose strength is not 0."""
     draw = torch.rand(ids.shape, generator=generator, device=generator.device).to(ids.device)
-    draw = draw.masked_fill(~(tokens.ordinary(ids, real) if among is None else among), 2.0)
+    draw = draw.masked_fill(~among, 2.0)
     share = (0.6 * strength[:, None].to(ids.device)).clamp(max=0.9)
     first = draw == draw.amin(dim=1, keepdim=True)
-    return (draw < 2.0) & (share > 0) & ((draw < share) | first)
+    return among & (share > 0) & ((draw < share) | first)
 
 
-def _split(text: str) -> tuple[list[str], list[int]]:
-    """Words and the space between them, in turn, and which of these pieces are words."""
-    pieces = re.split(r"(\s+)", text)
-    return pieces, [i for i, piece in enumerate(pieces) if piece.strip()]
+def _pieces(text: str) -> list[str]:
+    """Words and the space between them, in turn."""
+    return re.split(r"(\s+)", text)
+
+
+def _words(pieces: Sequence[str]) -> list[int]:
+    """Which of the pieces are no space."""
+    return [i for i, piece in enumerate(pieces) if piece.strip()]
 
 
 def _some(items: list[int], share: float, chance: random.Random) -> list[int]:
     """About this share of the items, at most nine in ten, and at least one unless the share is 0."""
     if share <= 0 or not items:
         return []
-    share = min(share, 0.9)
-    return [item for item in items if chance.random() < share] or [chance.choice(items)]
+    chosen = [item for item in items if chance.random() < min(share, 0.9)]
+    return chosen or [chance.choice(items)]
 
 
 def _slip(pair: list[str], chance: random.Random) -> list[str]:
@@ -356,23 +379,23 @@ def _slip(pair: list[str], chance: random.Random) -> list[str]:
 
 
 def _neighbour(letter: str, chance: random.Random) -> str:
-    for row in KEYBOARD:
-        at = row.find(letter.lower())
-        if at >= 0:
-            return row[max(0, min(len(row) - 1, at + chance.choice((-1, 1))))]
-    return letter
+    row = next((row for row in KEYBOARD if letter.lower() in row), "")
+    if not row:
+        return letter
+    at = row.index(letter.lower()) + chance.choice((-1, 1))
+    return row[max(0, min(len(row) - 1, at))]
 
 
 def _seeds(n: int, generator: torch.Generator) -> list[int]:
     """A seed for each of n texts."""
-    seeds: list[int] = torch.randint(1 << 31, (n,), generator=generator, device=generator.device).tolist()
-    return seeds
+    return torch.randint(1 << 31, (n,), generator=generator, device=generator.device).tolist()
 
 
-def _changed(text: str, change: WordChange, strength: float, chance: random.Random) -> str:
+def _changed(text: str, change: WordChange, strength: float, seed: int) -> str:
     """The text changed; by a typing error where the change leaves it as it is or leaves nothing."""
-    for how in (change, misspell):
+    chance = random.Random(seed)
+    for how in (change, misspell) if strength > 0 else ():
         new = how(text, strength, chance)
         if new != text and new.strip():
             return new
-    return text + text.strip()[-1:]
+    return text if strength <= 0 else text + text.strip()[-1:]
