@@ -156,8 +156,7 @@ class Batch:
         mask, ids = named.get("attention_mask"), named.get("input_ids")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             return None
-        has_cache = isinstance(ids, Tensor) and ids.ndim == 2
-        return mask[:, -ids.shape[1] :] if has_cache else mask
+        return mask[:, -ids.shape[1] :] if isinstance(ids, Tensor) and ids.ndim == 2 else mask
 
     @property
     def numbers(self) -> tuple[int | str | None, Any]:

@@ -8,12 +8,13 @@ change it, and it does not depend on who shares a batch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.functional import adaptive_avg_pool2d, affine_grid, conv2d, grid_sample, interpolate, pad
 
 __all__ = [
@@ -73,33 +74,31 @@ class Spread:
                 second.
             table: look for discrete columns, where there are two axes.
         """
-        x = parts[0]
-        axis = axis if axis is not None else min(x.ndim - 1, 2) if x.ndim <= 3 else 1
-        moments = [_moments(part, axis) for part in parts]
-        mean, variance, low, high = (torch.cat(column) for column in zip(*moments, strict=True))  # (n, C)
-        middle, between = _robust(mean)
-        scale = (between.square() + variance.median(dim=0).values).sqrt()
-        shape = [1] * x.ndim
-        if x.ndim > 1:
+        axes = parts[0].ndim
+        if axis is None:
+            axis = min(axes - 1, 2) if axes <= 3 else 1
+        spread = _spread([_moments(part, axis) for part in parts])
+        shape = [1] * axes
+        if axes > 1:
             shape[axis] = -1
-        ends = low.quantile(0.05, dim=0), high.quantile(0.95, dim=0)
-        centre, scale, low, high = (v.reshape(shape) for v in (middle, scale, *ends))
-        if x.ndim != 2 or not table:
+        centre, scale, low, high = (values.reshape(shape) for values in spread)
+        if axes != 2 or not table:
             return Spread(centre, scale, low, high, axis=axis)
         rows = torch.cat([part.detach() for part in parts])
         donors = rows[:: -(-len(rows) // DONORS)]
         return Spread(centre, scale, low, high, _discrete(rows), donors)
 
-    def swapped(self, old: Tensor, new: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+    def swapped(self, old: Tensor, new: Tensor, strength: Tensor, generator: Generator) -> Tensor:
         """``new`` with the discrete columns of ``old``, some of them replaced by another row's: more of them
         the greater the strength.
         """
         if not self.discrete or self.donors is None:
             return new
         donors, result = self.donors.to(old), new.clone()
+        share = 1 - torch.exp(-strength)
         for columns in self.discrete:
-            chosen = uniform(len(old), old, generator) < 1 - torch.exp(-strength)
-            row = torch.randint(len(donors), (len(old),), generator=generator, device=generator.device)
+            chosen = uniform(len(old), old, generator) < share
+            row = torch.randint(len(donors), chosen.shape, generator=generator, device=generator.device)
             other = donors[row.to(old.device)][:, columns]
             result[:, columns] = torch.where(chosen[:, None], other, old[:, columns])
         return result
@@ -109,42 +108,47 @@ def per(strength: Tensor, x: Tensor) -> Tensor:
     return strength.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def normal(x: Tensor, generator: torch.Generator) -> Tensor:
+def normal(x: Tensor, generator: Generator) -> Tensor:
     return torch.randn(x.shape, generator=generator, device=generator.device).to(x)
 
 
-def uniform(n: int | tuple[int, ...], x: Tensor, generator: torch.Generator) -> Tensor:
+def uniform(n: int | tuple[int, ...], x: Tensor, generator: Generator) -> Tensor:
     return torch.rand(n, generator=generator, device=generator.device).to(x)
 
 
-def noise(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+def _symmetric(n: int | tuple[int, ...], x: Tensor, generator: Generator) -> Tensor:
+    """Uniform in -1..1."""
+    return 2 * uniform(n, x, generator) - 1
+
+
+def noise(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """Independent noise, in units of the spread of each feature or channel."""
     return x + per(strength, x) * spread.scale.to(x) * normal(x, generator)
 
 
-def gain(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+def gain(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """Contrast and brightness: deviations from the middle are scaled, and the middle is moved.
 
     The middle is the sample's mean of each channel; of a table, the typical value of each feature.
     """
-    scale = spread.scale.to(x)
     positions = [i for i in range(1, x.ndim) if i != spread.axis]
-    middle = x.mean(dim=positions, keepdim=True) if positions else spread.centre.to(x).expand_as(x)
-    factor = torch.exp(1.8 * strength * (2 * uniform(len(x), x, generator) - 1))
+    middle = spread.centre.to(x)
+    if positions:
+        middle = x.mean(dim=positions, keepdim=True)
+    factor = torch.exp(1.8 * strength * _symmetric(len(x), x, generator))
     step = 0.7 * strength * normal(strength, generator)
-    return (x - middle) * per(factor, x) + middle + per(step, x) * scale
+    return (x - middle) * per(factor, x) + middle + per(step, x) * spread.scale.to(x)
 
 
-def channel_gain(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+def channel_gain(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """Every channel (feature) multiplied by a log-normal factor of its own."""
-    shape = (len(x), *spread.scale.shape[1:])
-    own = torch.randn(shape, generator=generator, device=generator.device).to(x)
+    own = normal(x.new_empty(len(x), *spread.scale.shape[1:]), generator)
     return x * torch.exp(per(strength, x) * own)
 
 
-def affine(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+def affine(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     """Rotation (up to 1 rad), scale (up to e^0.5), shear and translation of images."""
-    chance = (2 * uniform((len(x), 5), x, generator) - 1) * strength[:, None]
+    chance = _symmetric((len(x), 5), x, generator) * strength[:, None]
     angle, growth, shear, right, down = chance.unbind(dim=1)
     scale = torch.exp(0.5 * growth)
     cos, sin = scale * torch.cos(angle), scale * torch.sin(angle)
@@ -154,27 +158,31 @@ def affine(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     return grid_sample(x, grid, padding_mode="border", align_corners=False)
 
 
-def mixup(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+def mixup(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """Another sample of the batch mixed in, up to one half."""
     share = per(0.5 * strength.clamp(0, 1), x)
     other = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
     return (1 - share) * x + share * x[other]
 
 
-def blur(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+def blur(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     """Gaussian blur of images; strength 1 is a standard deviation of an eighth of their width."""
     n, c, h, w = x.shape
     reach = max(1, math.ceil(0.3 * w))
-    offset = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
-    width = (strength[:, None] * w / 8).clamp_min(1e-3)
-    bell = torch.exp(-0.5 * (offset / width).square())
-    kernel = (bell / bell.sum(dim=1, keepdim=True)).repeat_interleave(c, 0)  # (n c, 2 reach + 1)
-    framed = pad(x.reshape(1, n * c, h, w), (reach, reach, reach, reach), mode="replicate")
+    kernel = _bell(reach, strength * w / 8).repeat_interleave(c, 0)  # (n c, 2 reach + 1)
+    framed = pad(x.reshape(1, n * c, h, w), [reach] * 4, mode="replicate")
     along_rows = conv2d(framed, kernel[:, None, None, :], groups=n * c)
     return conv2d(along_rows, kernel[:, None, :, None], groups=n * c).reshape(x.shape)
 
 
-def pixelate(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+def _bell(reach: int, width: Tensor) -> Tensor:
+    """Weights of a Gaussian blur for each standard deviation, ``(n, 2 reach + 1)``."""
+    offset = torch.arange(-reach, reach + 1).to(width)
+    bell = torch.exp(-0.5 * (offset / width.clamp_min(1e-3)[:, None]).square())
+    return bell / bell.sum(dim=1, keepdim=True)
+
+
+def pixelate(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     """Images seen with fewer pixels: strength 1 has a quarter of them on each side."""
     new, sides = x.clone(), torch.tensor(x.shape[-2:])
     fewer = (sides / (1 + 3 * strength.cpu()[:, None])).round().long().clamp_min(1)  # (n, 2)
@@ -187,39 +195,38 @@ def pixelate(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
     return new
 
 
-def occlude(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+def occlude(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """A rectangle of the image covered; strength 1 covers half of each side."""
     return torch.where(_rectangle(x, strength, generator), spread.centre.to(x), x)
 
 
-def quantise(x: Tensor, strength: Tensor, generator: torch.Generator, spread: Spread) -> Tensor:
+def quantise(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """Values rounded to a grid; strength 1 leaves two steps over the usual range of a channel."""
     step = 0.5 * per(strength, x) * (spread.high - spread.low).to(x)
     phase = per(uniform(len(x), x, generator), x)
     grid = step.clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.where(step > 0, ((x / grid + phase).round() - phase) * grid, x)
+    rounded = ((x / grid + phase).round() - phase) * grid
+    return torch.where(step > 0, rounded, x)
 
 
-def time_warp(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+def time_warp(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     """Steps of a sequence ``(n, T, d)`` repeated or skipped: the n-th step shown is step ``n * rate``, rate
     in e^-1..e^1.
     """
-    rate = torch.exp((2 * uniform(len(x), x, generator) - 1) * strength)
-    step = (
-        (torch.arange(x.shape[1], device=x.device) * rate[:, None]).round().long().clamp(max=x.shape[1] - 1)
-    )
-    return x.gather(1, step[:, :, None].expand_as(x))
+    steps = torch.arange(x.shape[1], device=x.device)
+    rate = torch.exp(_symmetric(len(x), x, generator) * strength)
+    shown = (steps * rate[:, None]).round().long().clamp(max=len(steps) - 1)
+    return x.gather(1, shown[:, :, None].expand_as(x))
 
 
-def _rectangle(x: Tensor, strength: Tensor, generator: torch.Generator) -> Tensor:
+def _rectangle(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     """True inside a random rectangle of each image, ``(n, 1, h, w)``."""
-    whole = torch.tensor(x.shape[-2:]).to(x)
-    side = (0.5 * strength).clamp(max=0.95)[:, None] * whole  # (n, 2)
-    start = uniform((len(x), 2), x, generator) * (whole - side)
-    rows, columns = (
-        _between(length, start[:, j : j + 1], (start + side)[:, j : j + 1])
-        for j, length in enumerate(x.shape[-2:])
-    )
+    sides = torch.tensor(x.shape[-2:]).to(x)
+    length = (0.5 * strength).clamp(max=0.95)[:, None] * sides  # (n, 2)
+    start = uniform((len(x), 2), x, generator) * (sides - length)
+    end = start + length
+    rows = _between(x.shape[-2], start[:, :1], end[:, :1])
+    columns = _between(x.shape[-1], start[:, 1:], end[:, 1:])
     return (rows[:, :, None] & columns[:, None, :])[:, None]
 
 
@@ -231,11 +238,23 @@ def _between(length: int, start: Tensor, end: Tensor) -> Tensor:
 
 def _moments(x: Tensor, axis: int) -> tuple[Tensor, ...]:
     """Mean, variance, smallest and largest value over the positions of each sample and channel, (n, C)."""
-    x = x.detach()[:, None] if x.ndim == 1 else x.detach()
+    x = x.detach()
+    if x.ndim == 1:
+        x = x[:, None]
     flat = x.movedim(axis, 1).flatten(2) if x.ndim > 2 else x[..., None]
-    flat = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    if flat.dtype not in (torch.float32, torch.float64):
+        flat = flat.float()
     mean = flat.mean(dim=2)
-    return mean, (flat - mean[:, :, None]).square().mean(dim=2), flat.amin(dim=2), flat.amax(dim=2)
+    variance = (flat - mean[:, :, None]).square().mean(dim=2)
+    return mean, variance, flat.amin(dim=2), flat.amax(dim=2)
+
+
+def _spread(moments: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Centre, scale, low and high of each channel, from moments of each sample."""
+    mean, variance, low, high = (torch.cat(column) for column in zip(*moments, strict=True))  # (n, C)
+    middle, between = _robust(mean)
+    scale = (between.square() + variance.median(dim=0).values).sqrt()
+    return middle, scale, low.quantile(0.05, dim=0), high.quantile(0.95, dim=0)
 
 
 def _robust(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,23 +269,24 @@ def _discrete(rows: Tensor, most: int = 20) -> tuple[tuple[int, ...], ...]:
     n = len(rows)
     if n < 5:
         return ()
-    values = [len(rows[:, j].unique()) for j in range(rows.shape[1])]
-    few = [j for j, count in enumerate(values) if count <= max(2, min(most, n // 10))]
+    values = [len(column.unique()) for column in rows.T]
+    limit = max(2, min(most, n // 10))
+    few = [j for j, count in enumerate(values) if count <= limit]
     two = {j: rows[:, j] == rows[:, j].max() for j in few if values[j] == 2}
     sets: list[tuple[int, ...]] = []
     for j in few:
-        code = _one_hot_from(j, two)
         if not any(j in columns for columns in sets):
-            sets.append(code or (j,))
+            sets.append(_one_hot_from(j, two) or (j,))
     return tuple(sets)
 
 
 def _one_hot_from(first: int, two: dict[int, Tensor]) -> tuple[int, ...] | None:
     """Columns from ``first`` on of which exactly one is high in every row."""
-    if first not in two:
-        return None
-    total, j = two[first].long(), first
-    while bool((total <= 1).all()) and not bool((total == 1).all()) and j + 1 in two:
-        j += 1
-        total = total + two[j]
-    return tuple(range(first, j + 1)) if bool((total == 1).all()) and j > first else None
+    total = torch.zeros(())
+    for j in itertools.takewhile(two.__contains__, itertools.count(first)):
+        total = total + two[j].long()
+        if bool((total > 1).any()):
+            return None
+        if bool((total == 1).all()):
+            return tuple(range(first, j + 1)) if j > first else None
+    return None

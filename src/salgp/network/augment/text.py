@@ -17,7 +17,7 @@ from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 __all__ = ["Tokens", "drop", "replace", "swap", "swap_words"]
 
@@ -32,9 +32,7 @@ Places = list[tuple[int, int]]
 """Tokens of a text, each with the position it comes from."""
 
 
-def rewrite(
-    texts: Sequence[str], change: WordChange, strength: Tensor, generator: torch.Generator
-) -> list[str]:
+def rewrite(texts: Sequence[str], change: WordChange, strength: Tensor, generator: Generator) -> list[str]:
     """Every text changed with its own strength.
 
     Example:
@@ -167,7 +165,7 @@ class Tokens:
 
 
 def drop(
-    ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens, real: Tensor | None = None
+    ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Tokens lost, up to six in ten per unit of strength; the others close up, and padding fills the rest.
 
@@ -195,7 +193,7 @@ def drop(
 
 
 def swap(
-    ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens, real: Tensor | None = None
+    ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Neighbouring tokens change places; arguments and result as those of `drop`."""
     real = real_or_guessed(ids, real)
@@ -211,7 +209,7 @@ def swap(
 
 
 def replace(
-    ids: Tensor, strength: Tensor, generator: torch.Generator, tokens: Tokens, real: Tensor | None = None
+    ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Tokens replaced by others that occur in the data; arguments and result as those of `drop`."""
     real = real_or_guessed(ids, real)
@@ -232,7 +230,7 @@ def retokenize(
     tokenizer: Any,
     change: WordChange,
     strength: Tensor,
-    generator: torch.Generator,
+    generator: Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The words behind tokens ``(n, T)`` changed; frame and special tokens stay, and nothing is cut off.
 
@@ -342,7 +340,7 @@ def real_or_guessed(ids: Tensor, mask: Tensor | None) -> Tensor:
     return torch.ones_like(run) if padding is None else ~(run & (last == padding))
 
 
-def _chosen(ids: Tensor, strength: Tensor, generator: torch.Generator, among: Tensor) -> Tensor:
+def _chosen(ids: Tensor, strength: Tensor, generator: Generator, among: Tensor) -> Tensor:
     """Tokens to be changed: each by chance, and at least one of a text whose strength is not 0."""
     draw = torch.rand(ids.shape, generator=generator, device=generator.device).to(ids.device)
     draw = draw.masked_fill(~among, 2.0)
@@ -386,7 +384,7 @@ def _neighbour(letter: str, chance: random.Random) -> str:
     return row[max(0, min(len(row) - 1, at))]
 
 
-def _seeds(n: int, generator: torch.Generator) -> list[int]:
+def _seeds(n: int, generator: Generator) -> list[int]:
     """A seed for each of n texts."""
     return torch.randint(1 << 31, (n,), generator=generator, device=generator.device).tolist()
 
