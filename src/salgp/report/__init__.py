@@ -124,7 +124,8 @@ def render(
     before, after = sides[MODEL], sides[method]
     summary = _summary(before, after, y, method, acceptable_error)
     name_of = partial(_name, class_names)
-    columns = {PREDICTED: [name_of(label) for label in prediction.label.tolist()], **(slices or {})}
+    columns = {PREDICTED: list(map(name_of, prediction.label.tolist()))} | dict(slices or {})
+    scores = {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()} if others else others
     return page(
         title=title,
         method=method,
@@ -137,7 +138,7 @@ def render(
         layers=term_shares(features, prediction),
         parts=slices_of(before, after, columns),
         confusions=confusions(after, y.numpy()),
-        others=others and {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()},
+        others=scores,
         shift=new_data and shift((features, prediction), new_data, summary["point"], after.accuracy),
         settings=dict(settings or {}),
         fit=fit,
@@ -162,14 +163,9 @@ def _summary(
     changes = metric_changes(before, after, labels)
     levels = acceptable_levels(before, after, labels, acceptable_error)
     point = chosen_level(levels, acceptable_error, len(labels))
-    return {
-        "before": before,
-        "after": after,
-        "changes": changes,
-        "point": point,
-        "verdict": verdict(before, after, method, point, changes, least_promise(levels, point)),
-        **slider(before, after, levels, point),
-    }
+    said = verdict(before, after, method, point, changes, least_promise(levels, point))
+    found = {"before": before, "after": after, "changes": changes, "point": point, "verdict": said}
+    return found | slider(before, after, levels, point)
 
 
 def _name(class_names: Sequence[str] | None, label: int) -> str:
@@ -207,10 +203,9 @@ def _everyone(
     features: Features, prediction: Prediction, method: str, others: Mapping[str, Prediction] | None
 ) -> dict[str, Prediction]:
     """All methods by name, the model itself first and ours last."""
-    taken = [name for name in (MODEL, method) if name in (others or {})]
-    if method == MODEL:
-        taken.append(MODEL)
-    if taken:
-        raise ValueError(f"two methods are called {taken[0]!r}; give every method a name of its own")
+    names = [MODEL, *(others or {}), method]
+    for name in (MODEL, method):
+        if names.count(name) > 1:
+            raise ValueError(f"two methods are called {name!r}; give every method a name of its own")
     own = Prediction.from_probs(features, features.probs)
     return {MODEL: own, **(others or {}), method: prediction}

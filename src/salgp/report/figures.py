@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
-from salgp.metrics import ReliabilityBins, accuracy_band, reliability_bins
+from salgp.metrics import ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
 from salgp.report.page import percent
 from salgp.report.selective import ASSURANCE, OperatingPoint, least_promise, nice_step
 from salgp.report.summary import Scored
@@ -22,6 +22,7 @@ from salgp.svg import Canvas, Frame
 __all__ = []
 
 N_BINS = 10
+QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def reliability(side: Scored, name: str) -> Markup:
@@ -33,15 +34,15 @@ def reliability(side: Scored, name: str) -> Markup:
     )
     canvas = Canvas(420, 326, words, "plot")
     frame = Frame(canvas, (62, 12, 332, 216))
-    _percent_axes(frame, "stated confidence", "how often it is right", (0, 0.25, 0.5, 0.75, 1))
-    lower, upper = accuracy_band(bins)
+    _percent_axes(frame, "stated confidence", "how often it is right", QUARTERS)
     canvas.line(frame.x(0), frame.y(0), frame.x(1), frame.y(1), "diagonal")
-    tallest = float(bins.share.max())
-    for b in np.flatnonzero(bins.count):
-        _bin(frame, bins, int(b), float(lower[b]), float(upper[b]))
-        height = 38 * float(bins.share[b]) / tallest
-        left, width = frame.x(float(bins.edges[b])) + 3, frame.width / N_BINS - 6
-        canvas.rect(left, 322 - height, width, height, "count", f"{int(bins.count[b]):,} predictions")
+    bars = _bars(bins)
+    tallest = max(bar.share for bar in bars)
+    for bar in bars:
+        x, width = frame.x(bar.edge) + 3, frame.width / N_BINS - 6
+        _draw_bar(frame, bar, x, width)
+        height = 38 * bar.share / tallest
+        canvas.rect(x, 322 - height, width, height, "count", f"{bar.n:,} predictions")
     canvas.text(58, 320, "number", anchor="end")
     return canvas.markup()
 
@@ -58,7 +59,7 @@ def risk_coverage(
     frame = Frame(canvas, (66, 12, 542, 160), ticks[-1])
     _percent_axes(frame, "share of predictions used (the surest ones)", "wrong among them", ticks)
     for side, css in ((before, "curve before"), (after, "curve after")):
-        canvas.add("polyline", points=_curve(frame, side, 400), css=css)
+        canvas.add("polyline", points=_points(frame, side.curve), css=css)
     frame.across(point.error, "limit", id="limit")
     n, y = len(after.correct), frame.y(point.error)
     canvas.circle(frame.x(point.before / n), y, 6, "dot before", id="dot-before")
@@ -66,67 +67,83 @@ def risk_coverage(
     return canvas.markup(), frame
 
 
-def _bin(frame: Frame, bins: ReliabilityBins, b: int, least: float, most: float) -> None:
+class Bar(NamedTuple):
+    """A bin that holds samples: its left edge, confidence, accuracy, and the interval of that."""
+
+    edge: float
+    n: int
+    share: float
+    stated: float
+    right: float
+    least: float
+    most: float
+
+
+def _bars(bins: ReliabilityBins) -> list[Bar]:
+    lower, upper = accuracy_band(bins)
+    columns = bins.edges[:-1], bins.count, bins.share, bins.confidence, bins.accuracy, lower, upper
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [bar for bar in map(Bar._make, rows) if bar.n]
+
+
+def _draw_bar(frame: Frame, bar: Bar, x: float, width: float) -> None:
     """One bar up to how often the answers are right, its error bar, and a mark at the stated confidence."""
-    stated, right, count = float(bins.confidence[b]), float(bins.accuracy[b]), int(bins.count[b])
     words = (
-        f"{count:,} predictions say {100 * stated:.0f} % and are right {100 * right:.0f} % "
-        f"({100 * least:.0f} to {100 * most:.0f} %)"
+        f"{bar.n:,} predictions say {100 * bar.stated:.0f} % and are right {100 * bar.right:.0f} % "
+        f"({100 * bar.least:.0f} to {100 * bar.most:.0f} %)"
     )
-    faint = " faint" if bins.share[b] < 0.01 else ""
-    x, width = frame.x(float(bins.edges[b])) + 3, frame.width / N_BINS - 6
-    canvas, middle = frame.canvas, x + width / 2
-    canvas.rect(x, frame.y(right), width, frame.y(0) - frame.y(right), f"right{faint}", words)
-    canvas.line(middle, frame.y(least), middle, frame.y(most), f"bar{faint}")
+    faint = " faint" if bar.share < 0.01 else ""
+    canvas, middle, upper = frame.canvas, x + width / 2, frame.y(bar.right)
+    canvas.rect(x, upper, width, frame.y(0) - upper, f"right{faint}", words)
+    least, most = frame.y(bar.least), frame.y(bar.most)
+    canvas.line(middle, least, middle, most, f"bar{faint}")
     for end in (least, most):
-        canvas.line(middle - 4, frame.y(end), middle + 4, frame.y(end), f"bar{faint}")
-    canvas.rect(x - 2, frame.y(stated) - 2, width + 4, 4, f"stated{faint}", words)
+        canvas.line(middle - 4, end, middle + 4, end, f"bar{faint}")
+    canvas.rect(x - 2, frame.y(bar.stated) - 2, width + 4, 4, f"stated{faint}", words)
 
 
-def _curve(frame: Frame, side: Scored, n_points: int) -> str:
-    picked = _some(len(side.curve.risk), n_points)
-    return frame.points((float(side.curve.coverage[i]), float(side.curve.risk[i])) for i in picked)
-
-
-def _some(n: int, most: int) -> list[int]:
-    """At most ``most`` of ``n`` positions, evenly."""
-    found: list[int] = np.unique(np.linspace(0, n - 1, min(most, n)).astype(int)).tolist()
-    return found
+def _points(frame: Frame, curve: RiskCoverage) -> str:
+    """At most 400 points of the curve."""
+    n = len(curve.risk)
+    picked = np.unique(np.linspace(0, n - 1, min(400, n)).astype(int))
+    shares, errors = curve.coverage[picked], curve.risk[picked]
+    return frame.points(zip(shares.tolist(), errors.tolist(), strict=True))
 
 
 def _percent_axes(frame: Frame, x_label: str, y_label: str, ticks: Sequence[float]) -> None:
     frame.y_axis(((value, f"{100 * value:.3g} %") for value in ticks), y_label)
-    frame.x_axis(((share, f"{100 * share:.0f} %") for share in (0.0, 0.25, 0.5, 0.75, 1.0)), x_label)
+    frame.x_axis(((value, f"{100 * value:.0f} %") for value in QUARTERS), x_label)
 
 
 def slider(
     before: Scored, after: Scored, levels: Sequence[OperatingPoint], point: OperatingPoint
 ) -> dict[str, Any]:
     """The curve of errors over coverage, and what tiles and sentences say at each level."""
-    n, top = len(after.correct), levels[-1].error
-    figure, frame = risk_coverage(before, after, point, _error_ticks(before, after, top))
-    points = [
-        {
-            "error": share(k.error),
-            "advice": _advice(k, least_promise(levels, k)),
-            "before": f"{k.before:,}",
-            "after": f"{k.after:,}",
-            "human": f"{n - k.after:,}",
-            "share": round(100 * (n - k.after) / n, 1),
-            "threshold": _limit(k),
-            "wrong": f"{k.wrong:,}",
-            "xb": round(frame.x(k.before / n), 1),
-            "xa": round(frame.x(k.after / n), 1),
-            "y": round(frame.y(k.error), 1),
-        }
-        for k in levels
-    ]
-    every = max(len(levels) // 8, 1)
+    ticks = _error_ticks(before, after, levels[-1].error)
+    figure, frame = risk_coverage(before, after, point, ticks)
+    n, every = len(after.correct), max(len(levels) // 8, 1)
     return {
         "risk_figure": figure,
-        "points": points,
+        "points": [_tile(k, least_promise(levels, k), n, frame) for k in levels],
         "position": list(levels).index(point),
         "steps": [k for i, k in enumerate(levels) if i % every == 0 or k == point],
+    }
+
+
+def _tile(point: OperatingPoint, least: float | None, n: int, frame: Frame) -> dict[str, Any]:
+    human = n - point.after
+    return {
+        "error": share(point.error),
+        "advice": _advice(point, least),
+        "before": f"{point.before:,}",
+        "after": f"{point.after:,}",
+        "human": f"{human:,}",
+        "share": round(100 * human / n, 1),
+        "threshold": _limit(point),
+        "wrong": f"{point.wrong:,}",
+        "xb": round(frame.x(point.before / n), 1),
+        "xa": round(frame.x(point.after / n), 1),
+        "y": round(frame.y(point.error), 1),
     }
 
 
@@ -148,7 +165,9 @@ def _limit(point: OperatingPoint) -> str:
 
 def _error_ticks(before: Scored, after: Scored, top: float) -> list[float]:
     """Round steps that hold the error rate and a little of what the curves do above it."""
-    settled = [float(s.curve.risk[len(s.curve.risk) // 10 :].max()) for s in (before, after)]
+    risks = [side.curve.risk for side in (before, after)]
+    settled = [float(risk[len(risk) // 10 :].max()) for risk in risks]
     needed = min(max(*settled, top), 1.5 * top)
     step = nice_step(needed / 5)
-    return [k * step for k in range(math.ceil(needed / step - 1e-9) + 1)]
+    n_steps = math.ceil(needed / step - 1e-9)
+    return [k * step for k in range(n_steps + 1)]

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import importlib.metadata
 import io
+import math
 import platform
 from importlib.resources import files
 from typing import Any
@@ -34,22 +35,20 @@ def page(**context: Any) -> str:
     import jinja2
     from markupsafe import Markup
 
-    folder = files("salgp.report")
-    template, css, js = (
-        folder.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
-    )
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(percent=percent, signed=_signed, share=share, number=_number, term=shown_term)
-    environment.globals.update(
-        assurance=ASSURANCE, shown=[m for m in METRICS.values() if m.heading], versions=_versions()
-    )
+    css, js = Markup(_part("css")), Markup(_part("js"))
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
-    text = environment.from_string(template).render(
-        css=Markup(css), js=Markup(js), script_hash=digest, **context
-    )
+    context |= {"css": css, "js": js, "script_hash": digest, "versions": _versions()}
+    context |= {"assurance": ASSURANCE, "shown": [m for m in METRICS.values() if m.heading]}
+    text = environment.from_string(_part("html")).render(context)
     return without_control_characters(text.replace(" %", "\N{NO-BREAK SPACE}%"))
+
+
+def _part(kind: str) -> str:
+    return files("salgp.report").joinpath(f"page.{kind}").read_text(encoding="utf-8")
 
 
 def _versions() -> dict[str, str]:
@@ -108,17 +107,16 @@ def data_uri(image: Any) -> str:
 
 def to_pixels(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Bytes ``(H, W)`` or ``(H, W, 3)``, at most `SIDE` pixels wide and high."""
-    x = np.asarray(image)
+    given = x = np.asarray(image)
     if x.ndim == 3 and x.shape[0] in (1, 3) and x.shape[2] not in (1, 3):
         x = x.transpose(1, 2, 0)
     if x.ndim == 3 and x.shape[2] == 1:
         x = x[:, :, 0]
-    if x.ndim not in (2, 3) or (x.ndim == 3 and x.shape[2] != 3) or 0 in x.shape:
+    if x.ndim not in (2, 3) or x.shape[2:] not in ((), (3,)) or 0 in x.shape:
         raise ValueError(
-            f"an image must have shape (H, W), (C, H, W) or (H, W, C) with 1 or 3 channels, "
-            f"got {np.asarray(image).shape}"
+            f"an image must have shape (H, W), (C, H, W) or (H, W, C) with 1 or 3 channels, got {given.shape}"
         )
-    step = max(-(-max(x.shape[:2]) // SIDE), 1)
+    step = math.ceil(max(x.shape[:2]) / SIDE)
     x = x[::step, ::step]
     return x if x.dtype == np.uint8 else _stretched(x.astype(np.float64))
 
@@ -126,5 +124,6 @@ def to_pixels(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _stretched(x: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     finite = x[np.isfinite(x)]
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
-    scaled = np.nan_to_num((x - low) / max(high - low, 1e-12), nan=0.0, posinf=1.0, neginf=0.0)
-    return np.asarray(scaled * 255, dtype=np.uint8)
+    scaled = (x - low) / max(high - low, 1e-12)
+    bounded = np.nan_to_num(scaled, nan=0.0, posinf=1.0, neginf=0.0)
+    return np.asarray(bounded * 255, dtype=np.uint8)

@@ -59,13 +59,19 @@ def acceptable_levels(
     """
     if wanted is not None and not 0 < wanted < 1:
         raise ValueError(f"the acceptable share of wrong answers must be above 0 and below 1, got {wanted}")
-    n, error_rate = len(labels), 1 - after.accuracy
+    levels = _round_levels(1 - after.accuracy, len(labels))
+    if wanted is not None:
+        levels.add(wanted)
+    return [_operating_point(before, after, labels, error) for error in sorted(levels)]
+
+
+def _round_levels(error_rate: float, n: int) -> set[float]:
+    """Round steps up to an error rate that chance hardly exceeds."""
     chance = 3 * math.sqrt(error_rate * (1 - error_rate) / n) + 4 / n
     top = min(max(error_rate + chance, 1e-3), 0.95)
     step = nice_step(top / N_LEVELS)
-    levels = {round(k * step, 12) for k in range(1, math.ceil(top / step - 1e-9) + 1)}
-    levels |= set() if wanted is None else {wanted}
-    return [_operating_point(before, after, labels, error) for error in sorted(levels) if error < 1]
+    n_steps = math.ceil(top / step - 1e-9)
+    return {round(k * step, 12) for k in range(1, n_steps + 1)}
 
 
 def chosen_level(levels: Sequence[OperatingPoint], wanted: float | None, n: int) -> OperatingPoint:
@@ -79,7 +85,8 @@ def chosen_level(levels: Sequence[OperatingPoint], wanted: float | None, n: int)
 
 def least_promise(levels: Sequence[OperatingPoint], point: OperatingPoint) -> float | None:
     """The smallest error above that of ``point`` at which some answers can be used; None where none can."""
-    return next((level.error for level in levels if level.error > point.error and level.after), None)
+    larger = (level.error for level in levels if level.error > point.error and level.after)
+    return next(larger, None)
 
 
 def nice_step(least: float) -> float:
@@ -90,10 +97,12 @@ def nice_step(least: float) -> float:
         0.005
     """
     power = 10.0 ** math.floor(math.log10(least))
-    return round(min(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9)), 12)
+    enough = [m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9)]
+    return round(enough[0], 12)
 
 
 def _operating_point(before: Scored, after: Scored, labels: Tensor, error: float) -> OperatingPoint:
-    own, rule = (choose_threshold(side.prediction, labels, error, ASSURANCE) for side in (before, after))
+    own = choose_threshold(before.prediction, labels, error, ASSURANCE)
+    rule = choose_threshold(after.prediction, labels, error, ASSURANCE)
     limit = rule.threshold[0] if rule.reachable else None
     return OperatingPoint(error, own.kept, rule.kept, limit, rule.wrong)

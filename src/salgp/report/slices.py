@@ -84,22 +84,16 @@ def slices(before: Scored, after: Scored, columns: Mapping[str, Sequence[Any]]) 
         after: the calibrated one.
         columns: name to ``(n,)`` values.
     """
-    rows = [(name, value, rows) for name, values in columns.items() for value, rows in _parts(values)]
-    found = [(int(r.sum()) >= FEWEST, *_surprise(after, r)) for _, _, r in rows]
-    adjusted = iter(holm([p for enough, p, _ in found if enough]))
-    verdicts = [_verdict(enough, next(adjusted) if enough else 1.0, over) for enough, _, over in found]
-    return [
-        Slice(
-            name,
-            value,
-            int(r.sum()),
-            _share(after.correct[r]),
-            float(before.confidence[r].mean()),
-            float(after.confidence[r].mean()),
-            verdict,
-        )
-        for (name, value, r), verdict in zip(rows, verdicts, strict=True)
-    ]
+    parts = [(name, *part) for name, values in columns.items() for part in _parts(values)]
+    tested = [rows for *_, rows in parts if rows.sum() >= FEWEST]
+    adjusted = iter(holm([_p_value(after, rows) for rows in tested]))
+    found = []
+    for name, value, rows in parts:
+        n, right = int(rows.sum()), _share(after.correct[rows])
+        said, stated = (float(side.confidence[rows].mean()) for side in (before, after))
+        verdict = _verdict(next(adjusted), _excess(after, rows)) if n >= FEWEST else "too few to say"
+        found.append(Slice(name, value, n, right, said, stated, verdict))
+    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -121,16 +115,16 @@ def confusions(after: Scored, labels: np.ndarray, most: int = 8) -> list[Confusi
     """The errors made most often; samples of unknown classes left out."""
     predicted = after.prediction.label.cpu().numpy()
     wrong = (predicted != labels) & (labels >= 0)
-    pairs, count = np.unique(np.stack([labels[wrong], predicted[wrong]], 1), axis=0, return_counts=True)
-    order = np.argsort(-count, kind="stable")[:most]
-
-    def one(i: int) -> Confusion:
+    errors = np.stack([labels, predicted], 1)[wrong]
+    pairs, count = np.unique(errors, axis=0, return_counts=True)
+    found = []
+    for i in np.argsort(-count, kind="stable")[:most]:
         true, other = pairs[i].tolist()
-        rows = (labels == true) & (predicted == other)
-        share = float(count[i] / (labels == true).sum())
-        return Confusion(true, other, int(count[i]), share, float(after.confidence[rows].mean()))
-
-    return [one(int(i)) for i in order]
+        of_true = labels == true
+        confidence = after.confidence[of_true & (predicted == other)].mean()
+        share = float(count[i] / of_true.sum())
+        found.append(Confusion(true, other, int(count[i]), share, float(confidence)))
+    return found
 
 
 def _parts(values: Sequence[Any]) -> list[tuple[str, np.ndarray]]:
@@ -139,20 +133,23 @@ def _parts(values: Sequence[Any]) -> list[tuple[str, np.ndarray]]:
     return [(str(names[i]), text == names[i]) for i in np.argsort(-count, kind="stable")]
 
 
-def _surprise(side: Scored, rows: np.ndarray) -> tuple[float, bool]:
-    """Two-sided p-value of the number of right answers, and whether there are fewer than stated."""
-    s, right = side.confidence[rows], side.correct[rows]
-    excess = float(s.sum() - right.sum())
+def _excess(side: Scored, rows: np.ndarray) -> float:
+    """Right answers that were stated, less those that there are."""
+    return float(side.confidence[rows].sum() - side.correct[rows].sum())
+
+
+def _p_value(side: Scored, rows: np.ndarray) -> float:
+    """Two-sided p-value of the number of right answers."""
+    s = side.confidence[rows]
     spread = float(np.sqrt((s * (1 - s)).sum()))
-    return 2 * float(ndtr(-max(abs(excess) - 0.5, 0.0) / max(spread, 1e-12))), excess > 0
+    distance = max(abs(_excess(side, rows)) - 0.5, 0.0) / max(spread, 1e-12)
+    return 2 * float(ndtr(-distance))
 
 
-def _verdict(enough: bool, p_value: float, over: bool) -> str:
-    if not enough:
-        return "too few to say"
+def _verdict(p_value: float, excess: float) -> str:
     if p_value >= LEVEL:
         return "right"
-    return "overconfident" if over else "underconfident"
+    return "overconfident" if excess > 0 else "underconfident"
 
 
 def _share(right: np.ndarray) -> tuple[float, float, float]:
@@ -194,22 +191,24 @@ def shift(
     """
     before = _mean(known[0].confidence), _mean(new[0].confidence)
     after = _mean(known[1].confidence), _mean(new[1].confidence)
-    drop, expected = after[0] - after[1], accuracy(new[1])
-    tone = "good" if drop < 0.03 else "fair" if drop < 0.1 else "poor"
-    if expected.n < FEWEST:
-        tone = "fair"
-    human = _human(known[1], point), _human(new[1], point)
+    expected = accuracy(new[1])
     shares = {
         "model's own confidence": before,
         "corrected confidence: the share of right answers to expect": after,
-        "would go to a human, by the same limit": human,
+        "would go to a human, by the same limit": (_human(known[1], point), _human(new[1], point)),
     }
     if known[1].novelty is not None and new[1].novelty is not None:
         unlike = 0.05, _beyond(known[1].novelty, new[1].novelty)
         shares["more novel than 95 % of the labelled data"] = unlike
     rows = [(name, percent(a, 1), percent(b, 1)) for name, (a, b) in shares.items()]
-    sentence = _sentence(before, after, expected, measured)
+    sentence, tone = _sentence(before, after, expected, measured), _tone(after[0] - after[1], expected.n)
     return Shift(len(new[1]), sentence, tone, rows + _term_rows(known, new))
+
+
+def _tone(drop: float, n: int) -> str:
+    if n < FEWEST or 0.03 <= drop < 0.1:
+        return "fair"
+    return "good" if drop < 0.03 else "poor"
 
 
 def _term_rows(
@@ -224,15 +223,15 @@ def _term_rows(
 def _sentence(
     before: tuple[float, float], after: tuple[float, float], expected: Estimate, measured: float | None
 ) -> str:
-    drop = after[0] - after[1]
-    low, high = round(100 * expected.lower), round(100 * expected.upper)
-    expect = f"expect about {round(100 * expected.value)} of 100 answers to be right ({low} to {high})"
+    drop, off = after[0] - after[1], _off(after[0], measured)
+    value, low, high = (round(100 * x) for x in (expected.value, expected.lower, expected.upper))
+    expect = f"expect about {value} of 100 answers to be right ({low} to {high})"
     if expected.n < FEWEST:
         samples = "sample" if expected.n == 1 else "samples"
-        return f"Only {expected.n} new {samples}, too few to compare: {expect}{_off(after[0], measured)}."
+        return f"Only {expected.n} new {samples}, too few to compare: {expect}{off}."
     if abs(drop) < 0.03:
-        return f"The new data look like the labelled data: {expect}{_off(after[0], measured)}."
-    instead = _off(after[0], measured) or f", instead of {round(100 * after[0])}"
+        return f"The new data look like the labelled data: {expect}{off}."
+    instead = off or f", instead of {round(100 * after[0])}"
     if drop < 0:
         return f"The new data look easier: {expect}{instead}."
     unnoticed = before[1] > before[0] - 0.5 * drop
@@ -252,8 +251,8 @@ def _off(estimated: float, measured: float | None) -> str:
 
 def _beyond(known: Tensor, new: Tensor) -> float:
     """Share of the new novelties above 95 % of the known ones."""
-    limit = np.quantile(known.double().cpu().numpy(), 0.95)
-    return float((new.double().cpu().numpy() > limit).mean())
+    old, now = (x.double().cpu().numpy() for x in (known, new))
+    return float((now > np.quantile(old, 0.95)).mean())
 
 
 def _human(prediction: Prediction, point: OperatingPoint) -> float:

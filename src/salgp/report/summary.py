@@ -25,6 +25,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 
 LEVEL = 0.9
 """Probability mass of the bootstrap spread."""
+TAIL = (1 - LEVEL) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +92,8 @@ def scored(prediction: Prediction, labels: Tensor) -> Scored:
     """Confidence, correctness and curves of one prediction."""
     confidence = prediction.confidence.double().cpu().numpy()
     correct = (prediction.label.cpu() == labels.cpu()).numpy()
-    return Scored(
-        prediction,
-        confidence,
-        correct,
-        metrics.ece(confidence, correct),
-        metrics.risk_coverage(confidence, correct),
-    )
+    error, curve = metrics.ece(confidence, correct), metrics.risk_coverage(confidence, correct)
+    return Scored(prediction, confidence, correct, error, curve)
 
 
 def metric_changes(before: Scored, after: Scored, labels: Tensor) -> list[Change]:
@@ -112,7 +108,8 @@ def metric_changes(before: Scored, after: Scored, labels: Tensor) -> list[Change
         if not metric.heading or missing or ("labels" in metric.reads and not known):
             continue
         one, two = (_resampled(metric, each, len(labels)) for each in arrays)
-        found.append(Change(metric, _spread(one), _spread(two), _verdict(one, two, metric.larger_is_better)))
+        verdict = _verdict(one, two, metric.larger_is_better)
+        found.append(Change(metric, _spread(one), _spread(two), verdict))
     return found
 
 
@@ -122,17 +119,16 @@ def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
         return []
     names, points = term_points(features, prediction)
     x = points.double().cpu().numpy()
-    low, high = np.maximum(-x, 0).mean(axis=0), np.maximum(x, 0).mean(axis=0)
-    pairs = zip(names, low, high, strict=True)
-    return [LayerShare(shown_term(name), float(a), float(b)) for name, a, b in pairs]
+    lowers, raises = (np.maximum(part, 0).mean(axis=0).tolist() for part in (-x, x))
+    return list(map(LayerShare, map(shown_term, names), lowers, raises))
 
 
 def most_corrected(
     features: Features, labels: Tensor, prediction: Prediction, most: int = 12
 ) -> list[tuple[int, int, Explanation]]:
     """Row, true class and explanation of the samples whose confidence changed most, largest change first."""
-    change = (prediction.confidence.double().cpu() - features.confidence.double().cpu()).abs()
-    rows = change.argsort(descending=True, stable=True)[:most].tolist()
+    before, after = (x.confidence.double().cpu() for x in (features, prediction))
+    rows = (after - before).abs().argsort(descending=True, stable=True)[:most].tolist()
     own = Features(features.logits)
     return [(i, int(labels[i]), explain_sample(own[[i]], prediction[i : i + 1])) for i in rows]
 
@@ -145,19 +141,19 @@ def _resampled(metric: Metric[...], arrays: Mapping[str, Any], n: int) -> metric
 
 def _spread(found: metrics.Interval) -> tuple[float, float, float]:
     """Value and bootstrap spread around it; the resamples' own upward bias is taken out by centring them."""
-    valid = found.replicates[np.isfinite(found.replicates)]
-    if not len(valid) or not math.isfinite(found.value):
-        return (found.value, math.nan, math.nan)
-    low, middle, high = np.quantile(valid, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
-    return found.value, max(found.value + float(low - middle), 0.0), found.value + float(high - middle)
+    value, valid = found.value, found.replicates[np.isfinite(found.replicates)]
+    if not len(valid) or not math.isfinite(value):
+        return value, math.nan, math.nan
+    low, middle, high = np.quantile(valid, [TAIL, 0.5, 1 - TAIL]).tolist()
+    return value, max(value + (low - middle), 0.0), value + (high - middle)
 
 
 def _verdict(before: metrics.Interval, after: metrics.Interval, larger_is_better: bool | None) -> str:
     change = after.replicates - before.replicates
     change = change[np.isfinite(change)]
-    if not len(change) or not np.any(change):
+    if not np.any(change):
         return "unchanged"
-    low, high = np.quantile(change, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(change, [TAIL, 1 - TAIL])
     if low <= 0 <= high:
         return "no clear change"
     if larger_is_better is None:

@@ -87,9 +87,10 @@ def _tone(before: Scored, after: Scored, point: OperatingPoint, changes: Sequenc
         return "fair"
     if point.error >= MOSTLY_WRONG:
         return "poor"
-    much = change == "better" and after.ece < 0.5 * before.ece
-    only_better = change != "better" and bool(_others(changes, "better")) and not _others(changes, "worse")
-    return "good" if after.ece < SMALL or much or only_better else "fair"
+    improved = _others(changes, "better") and not _others(changes, "worse")
+    if change == "better":
+        improved = after.ece < 0.5 * before.ece
+    return "good" if after.ece < SMALL or improved else "fair"
 
 
 def _of_ece(changes: Sequence[Change]) -> str:
@@ -127,10 +128,11 @@ def _result(before: Scored, after: Scored, method: str, changes: Sequence[Change
     if change == "better":
         still = f", but {worse} gets worse" if worse else ""
         return f"after {method} it is right to within {_within(after.ece)}{_side(after)}{still}"
-    found = ", but " if better and worse else ""
-    found = f"{f'improves {better}' if better else ''}{found}{f'worsens {worse}' if worse else ''}"
+    found = ", but ".join(
+        f"{verb} {names}" for verb, names in (("improves", better), ("worsens", worse)) if names
+    )
     if before.ece < SMALL and after.ece < SMALL:
-        return f"after {method} it still is{f', and {method} {found}' if found else ''}"
+        return f"after {method} it still is" + (f", and {method} {found}" if found else "")
     if found:
         return f"{method} {found}, with no clear change of the confidence error ({_points(after.ece)})"
     return f"{method} makes no clear difference here: it is then off by {_points(after.ece)}"
