@@ -93,32 +93,23 @@ class Features:
         return Features(as_logits(as_array(probs), "probabilities"), _layers_of(layers))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "logits", _as_tensor(self.logits, "logits"))
+        logits = _as_tensor(self.logits, "logits")
         layers = {str(name): _as_tensor(x, "layer", name) for name, x in self.layers.items()}
+        n = logits.shape[0]
+        _check_rows(layers, n)
+        object.__setattr__(self, "logits", logits)
         object.__setattr__(self, "layers", layers)
-        n = self.logits.shape[0]
-        for name, x in layers.items():
-            if x.shape[0] != n:
-                raise ValueError(
-                    f"layer {name!r} has {x.shape[0]} rows, the class scores have {n}; they must "
-                    f"describe the same samples (a sample alone needs a batch axis: x[None])"
-                )
-        for what, dtype in ORIGIN.items():
-            if getattr(self, what) is not None:
-                object.__setattr__(self, what, torch.as_tensor(getattr(self, what)).to(dtype))
-                if getattr(self, what).shape != (n,):
-                    raise ValueError(f"{what} must have shape ({n},), got {tuple(getattr(self, what).shape)}")
+        for what, x in self.origin.items():
+            object.__setattr__(self, what, _origin_column(x, what, n))
 
     def __len__(self) -> int:
         return len(self.logits)
 
     def __repr__(self) -> str:
         layers = ", ".join(f"{name} ({width})" for name, width in self.widths.items())
+        listed = f"layers: {layers}" if layers else "no layers"
         augmented = ", with augmented samples" if self.groups is not None else ""
-        return (
-            f"Features({len(self):,} samples, {self.n_classes:,} classes, "
-            f"{f'layers: {layers}' if layers else 'no layers'}{augmented})"
-        )
+        return f"Features({len(self):,} samples, {self.n_classes:,} classes, {listed}{augmented})"
 
     @property
     def n_classes(self) -> int:
@@ -159,7 +150,9 @@ class Features:
         if self.groups is None:
             return rows, rows
         _, group = self.groups.to(device).unique(return_inverse=True)
-        late = rows if self.families is None else rows + n * (self.families.to(device) > 0)
+        late = rows
+        if self.families is not None:
+            late = rows + n * (self.families.to(device) > 0)
         earliest = torch.full((int(group.max()) + 1,), 2 * n, device=device)
         first = earliest.scatter_reduce(0, group, late, "amin") % n
         rank = first.argsort().argsort()
@@ -173,15 +166,17 @@ class Features:
             >>> Features(torch.zeros(3, 2), groups=torch.tensor([7, 8, 7])).is_augmented
             tensor([False, False,  True])
         """
-        rows, _ = self.originals
-        return torch.ones(len(self), dtype=torch.bool, device=rows.device).index_fill(0, rows, False)
+        mask = torch.ones(len(self), dtype=torch.bool, device=self.logits.device)
+        mask[self.originals[0]] = False
+        return mask
 
     def without_augmented(self) -> tuple[Features, Tensor]:
         """The original samples alone, and the rows they stood in."""
         rows, _ = self.originals
         if self.groups is None:
             return self, rows
-        return Features(self.logits[rows], {name: x[rows] for name, x in self.layers.items()}), rows
+        layers = {name: x[rows] for name, x in self.layers.items()}
+        return Features(self.logits[rows], layers), rows
 
     @property
     def probs(self) -> Tensor:
@@ -225,21 +220,16 @@ class Features:
 
     def __getitem__(self, rows: slice | Tensor | np.ndarray | Sequence[int]) -> Features:
         index = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.logits.device)
-        origin = {
-            what: x[index.to(x.device) if isinstance(index, Tensor) else index]
-            for what, x in self.origin.items()
-        }
-        layers = {k: x[index] for k, x in self.layers.items()}
+        layers = {name: x[index] for name, x in self.layers.items()}
+        origin = {what: _rows(x, index) for what, x in self.origin.items()}
         return Features(self.logits[index], layers, network=self.network, **origin)
 
     def select(self, names: Sequence[str]) -> Features:
         """Keep only the named layers, in the given order."""
-        unknown = [name for name in names if name not in self.layers]
+        unknown = [repr(name) for name in names if name not in self.layers]
         if unknown:
-            raise KeyError(
-                f"no layer named {', '.join(map(repr, unknown))}; known layers: "
-                f"{', '.join(self.layer_names) or 'none'}"
-            )
+            known = ", ".join(self.layer_names) or "none"
+            raise KeyError(f"no layer named {', '.join(unknown)}; known layers: {known}")
         return replace(self, layers={name: self.layers[name] for name in names})
 
     def to(self, *args: Any, **kwargs: Any) -> Features:
@@ -257,15 +247,11 @@ class Features:
         names = parts[0].layer_names
         if any(p.layer_names != names for p in parts):
             raise ValueError("cannot concatenate Features with different layers")
-        groups, families, strengths = (_joined([getattr(p, what) for p in parts]) for what in ORIGIN)
-        return Features(
-            torch.cat([p.logits for p in parts]),
-            {k: torch.cat([p.layers[k] for p in parts]) for k in names},
-            groups,
-            families,
-            strengths,
-            network=_one_network({p.network for p in parts}),
-        )
+        network = _one_network({p.network for p in parts})
+        logits = torch.cat([p.logits for p in parts])
+        layers = {name: torch.cat([p.layers[name] for p in parts]) for name in names}
+        origin = {what: _joined([getattr(p, what) for p in parts]) for what in ORIGIN}
+        return Features(logits, layers, network=network, **origin)
 
     def save(
         self,
@@ -282,14 +268,11 @@ class Features:
         tensors = {"logits": self.logits, **{f"layers.{k}": x for k, x in self.layers.items()}}
         if labels is not None:
             tensors["labels"] = as_labels(labels, len(self))
-        tensors |= self.origin
-        header = {
-            "format": FORMAT,
-            "format_version": str(FORMAT_VERSION),
-            "layers": json.dumps(self.layer_names),
-            **({} if self.network is None else {"network": self.network}),
-        }
-        return write_tensors(path, tensors, {**(metadata or {}), **header})
+        header = {**(metadata or {}), "format": FORMAT, "format_version": str(FORMAT_VERSION)}
+        header["layers"] = json.dumps(self.layer_names)
+        if self.network is not None:
+            header["network"] = self.network
+        return write_tensors(path, tensors | self.origin, header)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Features:
@@ -319,18 +302,14 @@ def features_of(
     if "format" in metadata:
         check_kind(path, metadata, FORMAT, FORMAT_VERSION)
     if "logits" not in tensors:
-        raise FormatError(
-            f"{path}: no tensor named 'logits'; found {', '.join(sorted(tensors)) or 'nothing'}"
-        )
+        found = ", ".join(sorted(tensors)) or "nothing"
+        raise FormatError(f"{path}: no tensor named 'logits'; found {found}")
     names = _layer_order(path, tensors, metadata.get("layers"))
+    layers = {name: tensors[f"layers.{name}"] for name in names}
+    origin = {what: tensors[what] for what in ORIGIN if what in tensors}
+    labels = tensors.get("labels")
     try:
-        features = Features(
-            tensors["logits"],
-            {k: tensors[f"layers.{k}"] for k in names},
-            **{what: tensors[what] for what in ORIGIN if what in tensors},
-            network=metadata.get("network"),
-        )
-        labels = tensors.get("labels")
+        features = Features(tensors["logits"], layers, network=metadata.get("network"), **origin)
         return features, None if labels is None else as_labels(labels, len(features))
     except (TypeError, ValueError, RuntimeError) as error:
         raise FormatError(f"{path}: {error}") from error
@@ -339,15 +318,20 @@ def features_of(
 def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], order: str | None) -> list[str]:
     """Names of the stored layers, in the order the file gives, or sorted where it gives none."""
     stored = [name.removeprefix("layers.") for name in sorted(tensors) if name.startswith("layers.")]
-    try:
-        names = stored if order is None else json.loads(order)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: the order of the layers is not valid JSON ({error})") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FormatError(f"{path}: expected a list of layer names, got {str(order)[:80]}")
+    names = stored if order is None else _listed(path, order)
     missing = [name for name in names if name not in stored]
     if missing:
         raise FormatError(f"{path}: layer {missing[0]!r} is listed but not stored; the file is incomplete")
+    return names
+
+
+def _listed(path: str | os.PathLike[str], order: str) -> list[str]:
+    try:
+        names = json.loads(order)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: the order of the layers is not valid JSON ({error})") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FormatError(f"{path}: expected a list of layer names, got {order[:80]}")
     return names
 
 
@@ -357,16 +341,36 @@ def _as_tensor(x: Any, what: str, name: str | None = None) -> Tensor:
     tensor = torch.as_tensor(x)
     if tensor.requires_grad or torch.compiler.is_compiling():
         tensor = tensor.detach()  # outputs of an exported graph must not ask for gradients either
-    if not tensor.is_floating_point() or tensor.ndim != 2:
-        what = what if name is None else f"{what} {name!r}"
-        if not tensor.is_floating_point():
-            raise TypeError(f"{what} must be floating point, got {tensor.dtype}")
+    what = what if name is None else f"{what} {name!r}"
+    if not tensor.is_floating_point():
+        raise TypeError(f"{what} must be floating point, got {tensor.dtype}")
+    if tensor.ndim != 2:
         raise ValueError(f"{what} must have shape (n, width), got {tuple(tensor.shape)}")
     return tensor
 
 
+def _check_rows(layers: Mapping[str, Tensor], n: int) -> None:
+    for name, x in layers.items():
+        if x.shape[0] != n:
+            raise ValueError(
+                f"layer {name!r} has {x.shape[0]} rows, the class scores have {n}; they must "
+                f"describe the same samples (a sample alone needs a batch axis: x[None])"
+            )
+
+
+def _origin_column(x: Any, what: str, n: int) -> Tensor:
+    column = torch.as_tensor(x).to(ORIGIN[what])
+    if column.shape != (n,):
+        raise ValueError(f"{what} must have shape ({n},), got {tuple(column.shape)}")
+    return column
+
+
 def _layers_of(layers: Mapping[str, Any] | None) -> dict[str, Tensor]:
     return {name: as_array(x) for name, x in (layers or {}).items()}
+
+
+def _rows(x: Tensor, index: slice | Tensor) -> Tensor:
+    return x[index] if isinstance(index, slice) else x[index.to(x.device)]
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
