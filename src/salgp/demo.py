@@ -42,6 +42,17 @@ SURE = 0.9
 NETWORK, TEMPERATURE, PAPER, OURS = "network alone", "temperature", "SAL-GP (paper)", "layer evidence"
 
 
+AnyPath = str | os.PathLike[str]
+Progress = Callable[[str], object]
+"""Called with a line whenever something is done."""
+Predictions = Mapping[str, Prediction]
+"""By the names of the methods."""
+
+
+def say_nothing(line: str) -> None:
+    """Leave it unsaid."""
+
+
 @dataclass(frozen=True, eq=False)
 class DemoResult:
     """Results of the demo.
@@ -58,14 +69,10 @@ class DemoResult:
     scores: Mapping[str, Comparison]
     words: str
     sets: Mapping[str, Digits]
-    predictions: Mapping[str, Mapping[str, Prediction]]
+    predictions: Mapping[str, Predictions]
 
 
-def run_demo(
-    out: str | os.PathLike[str],
-    force: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> DemoResult:
+def run_demo(out: AnyPath, force: bool = False, progress: Progress = say_nothing) -> DemoResult:
     """Train, calibrate, try on clean digits and on photographs, and write a report.
 
     Args:
@@ -76,33 +83,45 @@ def run_demo(
     Returns:
         Scores, a sentence and the report's path.
     """
-    say = progress or (lambda line: None)
-    train, calibration, test = (
-        draw_digits(n, seed) for seed, n in enumerate((N_TRAIN, N_CALIBRATION, N_TEST), start=1)
-    )
-    say("digits drawn")
-    network = train_network(train, progress=lambda epoch: say(f"training, epoch {epoch} of {EPOCHS}"))
+    train, calibration = draw_digits(N_TRAIN, 1), draw_digits(N_CALIBRATION, 2)
+    test = draw_digits(N_TEST, 3)
+    progress("digits drawn")
+    network = train_network(train, progress)
     classifier = calibrate(network, calibration.loader(), reference=train.loader())
-    say("calibrated")
+    progress("calibrated")
     baselines = _baselines(classifier.features(calibration.images), calibration.labels)
-    say("fitted the baselines")
+    progress("fitted the baselines")
     sets = {"clean": test, "photographed": photograph(test)}
     predictions = {}
     for name, data in sets.items():
         predictions[name] = _all_methods(classifier, baselines, data)
-        say(f"predicted the {name} digits")
+        progress(f"predicted the {name} digits")
     scores = {name: compare(found, sets[name].labels) for name, found in predictions.items()}
     shown = predictions["photographed"]
     path = _report(Path(out, "report.html"), classifier, sets["photographed"], shown, force)
-    say("report written")
+    progress("report written")
     words = in_plain_words(shown[NETWORK], shown[OURS], sets["photographed"].labels)
     return DemoResult(path, scores, words, sets, predictions)
 
 
-def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] | None = None) -> nn.Module:
+def train_network(train: Digits, progress: Progress = say_nothing) -> nn.Module:
     """A small convolutional network, trained until it knows its digits by heart."""
-    with torch.random.fork_rng(devices=[]):  # outside nothing changes
-        torch.manual_seed(seed)
+    network = _untrained()
+    optimiser = torch.optim.Adam(network.parameters(), lr=2e-3)
+    generator = torch.Generator().manual_seed(0)
+    for epoch in range(1, EPOCHS + 1):
+        for rows in torch.randperm(len(train.labels), generator=generator).split(50):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(network(train.images[rows]), train.labels[rows]).backward()
+            optimiser.step()
+        progress(f"training, epoch {epoch} of {EPOCHS}")
+    return network.eval()
+
+
+def _untrained() -> nn.Module:
+    """The same at every call; the random numbers outside stay as they are."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         parts = {
             "strokes": nn.Sequential(nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.ReLU()),
             "corners": nn.Sequential(nn.Conv2d(12, 24, 3, stride=2, padding=1), nn.ReLU()),
@@ -110,17 +129,7 @@ def train_network(train: Digits, seed: int = 0, progress: Callable[[int], None] 
             "whole": nn.Sequential(nn.Flatten(), nn.Linear(512, 64), nn.ReLU()),
             "digit": nn.Linear(64, 10),
         }
-        network = nn.Sequential(OrderedDict(parts))
-    optimiser = torch.optim.Adam(network.parameters(), lr=2e-3)
-    generator = torch.Generator().manual_seed(seed)
-    for epoch in range(1, EPOCHS + 1):
-        for rows in torch.randperm(len(train.labels), generator=generator).split(50):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(network(train.images[rows]), train.labels[rows]).backward()
-            optimiser.step()
-        if progress is not None:
-            progress(epoch)
-    return network.eval()
+        return nn.Sequential(OrderedDict(parts))
 
 
 def in_plain_words(before: Prediction, after: Prediction, labels: Tensor) -> str:
@@ -153,7 +162,8 @@ def _wrong(prediction: Prediction, right: Tensor) -> str:
     share = float((1 - right[acted]).mean()) if bool(acted.any()) else 0.0
     if share == 0:
         return "none of them is"
-    return f"{f'{share:.0%}' if share >= 0.005 else 'fewer than 1%'} of them are"
+    shown = f"{share:.0%}" if share >= 0.005 else "fewer than 1%"
+    return f"{shown} of them are"
 
 
 def _acted(prediction: Prediction) -> str:
@@ -179,11 +189,7 @@ def _all_methods(
 
 
 def _report(
-    path: Path,
-    classifier: CalibratedClassifier,
-    digits: Digits,
-    predictions: Mapping[str, Prediction],
-    force: bool,
+    path: Path, classifier: CalibratedClassifier, digits: Digits, predictions: Predictions, force: bool
 ) -> Path:
     return classifier.report(
         digits.loader(),

@@ -46,7 +46,8 @@ def draw_digits(n: int, seed: int = 0) -> Digits:
     """
     g = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 10, (n,), generator=g)
-    images = [_ink(_by_hand(_STROKES[part], g), g) for part in labels.split(CHUNK)]
+    strokes = _STROKES[labels].split(CHUNK)
+    images = [_ink(_by_hand(part, g), g) for part in strokes]
     return Digits(torch.cat(images), labels)
 
 
@@ -59,14 +60,18 @@ def photograph(digits: Digits, seed: int = 0) -> Digits:
         torch.Size([5, 1, 28, 28])
     """
     g = torch.Generator().manual_seed(seed + 1)
-    n = len(digits.labels)
-    turned = _turned(digits.images, (2 * torch.rand(n, generator=g) - 1) * math.radians(32))
-    blur = torch.rand(n, 1, 1, 1, generator=g)
+    turned = _turned(digits.images, g)
+    blur = _one_each(turned, g)
     blurred = (1 - blur) * turned + blur * nn.functional.avg_pool2d(turned, 3, stride=1, padding=1)
-    side = torch.linspace(-1, 1, SIDE)[None, None, None, :] * (2 * torch.rand(n, 1, 1, 1, generator=g) - 1)
+    side = torch.linspace(-1, 1, SIDE) * (2 * _one_each(turned, g) - 1)
     shaded = blurred * (0.75 + 0.35 * side)
-    noise = 0.3 * torch.rand(n, 1, 1, 1, generator=g) * torch.randn(shaded.shape, generator=g)
+    noise = 0.3 * _one_each(turned, g) * torch.randn(shaded.shape, generator=g)
     return Digits((shaded + noise).clamp(0, 1), digits.labels)
+
+
+def _one_each(images: Tensor, g: torch.Generator) -> Tensor:
+    """A random number for each image, ``(n, 1, 1, 1)``."""
+    return torch.rand(len(images), 1, 1, 1, generator=g)
 
 
 def _by_hand(strokes: Tensor, g: torch.Generator) -> Tensor:
@@ -78,7 +83,8 @@ def _by_hand(strokes: Tensor, g: torch.Generator) -> Tensor:
 
     angle, slant = uniform(-0.2, 0.2), uniform(-0.25, 0.35)
     width, height = uniform(0.7, 1.1), uniform(0.85, 1.1)
-    turn = torch.stack([angle.cos() * width, -angle.sin() - slant, angle.sin(), angle.cos() * height], 1)
+    cos, sin = angle.cos(), angle.sin()
+    turn = torch.stack([cos * width, -sin - slant, sin, cos * height], 1)
     points = (strokes - 0.5) @ turn.reshape(n, 1, 2, 2).transpose(2, 3)
     frequency, phase = uniform(2.0, 7.0, 1, 1, 2), uniform(0.0, 6.3, 1, 1, 2)
     bend = uniform(-BENT, BENT, 1, 1, 2) * torch.sin(frequency * points.flip(-1) + phase)
@@ -87,27 +93,28 @@ def _by_hand(strokes: Tensor, g: torch.Generator) -> Tensor:
 
 def _ink(strokes: Tensor, g: torch.Generator) -> Tensor:
     """Bright where a pixel is nearer to a stroke than half the pen's width, ``(n, 1, 28, 28)``."""
-    n = len(strokes)
+    pen = 0.03 + 0.035 * torch.rand(len(strokes), 1, generator=g)
+    return torch.sigmoid((pen - _distance(strokes)) * 90).reshape(-1, 1, SIDE, SIDE)
+
+
+def _distance(strokes: Tensor) -> Tensor:
+    """From each pixel to the nearest line, ``(n, p)``."""
     axis = (torch.arange(SIDE) + 0.5) / SIDE
     square = torch.meshgrid(axis, axis, indexing="xy")
     pixels = torch.stack(square, dim=-1).reshape(-1, 1, 2)  # (p, 1, 2)
-    start, end = strokes[:, None, :, 0], strokes[:, None, :, 1]
+    start, end = strokes[:, None].unbind(dim=3)
     along = end - start
     length = along.square().sum(-1).clamp_min(1e-9)
     share = ((pixels - start) * along).sum(-1) / length
     nearest = start + share.clamp(0, 1)[..., None] * along
-    distance = (pixels - nearest).square().sum(-1).amin(dim=2).sqrt()  # (n, p)
-    pen = 0.03 + 0.035 * torch.rand(n, 1, generator=g)
-    return torch.sigmoid((pen - distance) * 90).reshape(n, 1, SIDE, SIDE)
+    return (pixels - nearest).square().sum(-1).amin(dim=2).sqrt()
 
 
-def _turned(images: Tensor, angle: Tensor) -> Tensor:
-    zero = torch.zeros_like(angle)
-    rows = [
-        torch.stack([angle.cos(), -angle.sin(), zero], 1),
-        torch.stack([angle.sin(), angle.cos(), zero], 1),
-    ]
-    grid = nn.functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+def _turned(images: Tensor, g: torch.Generator) -> Tensor:
+    angle = (2 * torch.rand(len(images), generator=g) - 1) * math.radians(32)
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    matrix = torch.stack([cos, -sin, zero, sin, cos, zero], 1).reshape(-1, 2, 3)
+    grid = nn.functional.affine_grid(matrix, list(images.shape), align_corners=False)
     return nn.functional.grid_sample(images, grid, align_corners=False)
 
 
@@ -115,7 +122,8 @@ def _arc(
     x: float, y: float, rx: float, ry: float, start: float, stop: float, n: int = 9
 ) -> list[list[float]]:
     """Points on an ellipse; angles in quarters of a turn, clockwise from the right."""
-    angles = [(start + (stop - start) * i / (n - 1)) * math.pi / 2 for i in range(n)]
+    quarters = [start + (stop - start) * i / (n - 1) for i in range(n)]
+    angles = [quarter * math.pi / 2 for quarter in quarters]
     return [[x + rx * math.cos(a), y + ry * math.sin(a)] for a in angles]
 
 
@@ -136,9 +144,9 @@ _DRAWN: list[list[list[list[float]]]] = [
 
 def _lines() -> Tensor:
     """``(10, S, 2, 2)``: every digit as short lines, filled up with points."""
-    lines = [[[a, b] for stroke in digit for a, b in itertools.pairwise(stroke)] for digit in _DRAWN]
-    most = max(len(digit) for digit in lines)
-    return torch.tensor([digit + [[digit[-1][1]] * 2] * (most - len(digit)) for digit in lines])
+    lines = [[line for stroke in digit for line in itertools.pairwise(stroke)] for digit in _DRAWN]
+    most = max(map(len, lines))
+    return torch.tensor([digit + [(digit[-1][1],) * 2] * (most - len(digit)) for digit in lines])
 
 
 _STROKES = _lines()

@@ -69,10 +69,6 @@ def explain_sample(features: Features, prediction: Prediction) -> Explanation:
         >>> print(explain_sample(f, p))
         0.88 -> 0.73 (0.70 to 0.76): conv -0.15, confidence +0.00
     """
-    points: dict[str, float] = {}
-    if prediction.layers is not None:
-        names, values = term_points(features, prediction)
-        points = dict(zip(names, values[0].tolist(), strict=True))
     lower, upper = (None if x is None else float(x[0]) for x in (prediction.lower, prediction.upper))
     return Explanation(
         int(prediction.label[0]),
@@ -80,8 +76,17 @@ def explain_sample(features: Features, prediction: Prediction) -> Explanation:
         float(prediction.confidence[0]),
         lower,
         upper,
-        dict(sorted(points.items(), key=lambda item: -abs(item[1]))),
+        _largest_first(features, prediction),
     )
+
+
+def _largest_first(features: Features, prediction: Prediction) -> dict[str, float]:
+    """Points of the first sample by term."""
+    if prediction.layers is None:
+        return {}
+    names, values = term_points(features, prediction)
+    points = zip(names, values[0].tolist(), strict=True)
+    return dict(sorted(points, key=lambda item: -abs(item[1])))
 
 
 def shown_term(name: str) -> str:
@@ -116,20 +121,28 @@ def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, 
     terms = prediction.layers
     if terms is None:
         raise ValueError("this prediction has no layer terms to explain")
-    mean = terms.mean.double() / (1 if terms.additive else max(len(terms.names), 1))
+    parts = terms.mean.double() / (1 if terms.additive else max(len(terms.names), 1))
     before, after = features.confidence.double(), prediction.confidence.double()
+    if terms.scale != "log-odds":
+        return _with_rest(terms.names, parts, after - before)
     tiny = torch.finfo(torch.float64).tiny
-    in_log_odds = terms.scale == "log-odds"
-    start, end = (torch.logit(x, eps=tiny) for x in (before, after)) if in_log_odds else (before, after)
-    start = start.clamp(-40, 40) if in_log_odds else start
-    rest = end - start - mean.sum(dim=1)
-    names = terms.names
-    if in_log_odds and "confidence" in names:
-        mean = mean.clone()
-        mean[:, names.index("confidence")] += rest
-    elif float(rest.abs().max() if len(rest) else 0.0) > 1e-6:
-        names, mean = (*names, "rest"), torch.cat([mean, rest[:, None]], dim=1)
-    return names, confidence_points(start, mean) if in_log_odds else mean
+    start = torch.logit(before, eps=tiny).clamp(-40, 40)
+    end = torch.logit(after, eps=tiny)
+    names, parts = _with_rest(terms.names, parts, end - start, into="confidence")
+    return names, confidence_points(start, parts)
+
+
+def _with_rest(
+    names: tuple[str, ...], parts: Tensor, change: Tensor, into: str = "rest"
+) -> tuple[tuple[str, ...], Tensor]:
+    """The parts and, in one of them or in a term of its own, what they leave of the change."""
+    rest = change - parts.sum(dim=1)
+    if into in names:
+        parts = parts.clone()
+        parts[:, names.index(into)] += rest
+    elif len(rest) and float(rest.abs().max()) > 1e-6:
+        return (*names, "rest"), torch.cat([parts, rest[:, None]], dim=1)
+    return names, parts
 
 
 def confidence_points(log_odds: float | Tensor, terms: Tensor) -> Tensor:
@@ -159,8 +172,9 @@ def confidence_points(log_odds: float | Tensor, terms: Tensor) -> Tensor:
     a = torch.as_tensor(log_odds, dtype=torch.float64, device=t.device)
     up, down = t.clamp_min(0), t.clamp_max(0)
     P, N = up.sum(dim=-1), down.sum(dim=-1)
-    start, risen, fallen, end = (torch.sigmoid(a + x) for x in (torch.zeros_like(P), P, N, P + N))
-    raised, lowered = (risen - start + end - fallen) / 2, (fallen - start + end - risen) / 2
+    start, risen, fallen, end = map(torch.sigmoid, (a, a + P, a + N, a + (P + N)))
+    raised = (risen - start + end - fallen) / 2
+    lowered = (fallen - start + end - risen) / 2
     return up * _ratio(raised, P) + down * _ratio(lowered, N)
 
 

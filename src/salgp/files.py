@@ -12,7 +12,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ __all__ = [
     "FeatureFile",
     "first_shard",
     "has_own_weights",
+    "hugging_face_folder",
     "import_object",
     "network_metadata",
     "open_data",
@@ -121,7 +122,9 @@ def network_metadata(network: nn.Module, reader: Reader, classes: Sequence[str] 
         "salgp": salgp.__version__,
         "module": json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION} | header),
     }
-    return kept | ({} if classes is None else {"classes": json.dumps(list(classes))})
+    if classes is not None:
+        kept["classes"] = json.dumps(list(classes))
+    return kept
 
 
 def read_features(path: str | os.PathLike[str], probs: Sequence[str] | None = None) -> FeatureFile:
@@ -143,10 +146,7 @@ def read_features(path: str | os.PathLike[str], probs: Sequence[str] | None = No
     if (path / "calibrator.safetensors").is_file():
         raise ValueError(f"{path} is a calibrator, but features were expected; are two arguments swapped?")
     if (path / "manifest.json").is_file():
-        features, labels = FeatureStore(path).to_features()
-        metadata = _beside(path)
-        features = replace(features, network=metadata.get("network"))
-        return FeatureFile(path, features, labels, metadata)
+        return _read_store(path)
     if path.suffix in TABLES or any(path.glob("*.parquet")):
         return _read_scores(path, probs)
     if path.is_dir():
@@ -156,6 +156,12 @@ def read_features(path: str | os.PathLike[str], probs: Sequence[str] | None = No
         )
     tensors, metadata = read_tensors(path)
     return FeatureFile(path, *features_of(path, tensors, metadata), metadata)
+
+
+def _read_store(folder: Path) -> FeatureFile:
+    features, labels = FeatureStore(folder).to_features()
+    metadata = _beside(folder)
+    return FeatureFile(folder, replace(features, network=metadata.get("network")), labels, metadata)
 
 
 def first_shard(folder: Path) -> tuple[FeatureFile, int]:
@@ -177,13 +183,14 @@ def _read_scores(path: Path, probs: Sequence[str] | None) -> FeatureFile:
     """Class scores as features; with their meaning, class names and unused columns as metadata."""
     scores = read_scores(path, probs)
     make = Features.from_logits if scores.output == "logits" else Features.from_probs
+    y = None
     with reading(path, "class scores"):
         features = make(scores.values, scores.layers)
-        labels = scores.labels
-        y = None if labels is None else as_labels(labels, len(features), features.n_classes)
-    metadata = {"output": scores.output}
-    metadata |= {} if scores.classes is None else {"classes": json.dumps(scores.classes)}
-    metadata |= {"unused": ", ".join(scores.unused)} if scores.unused else {}
+        if scores.labels is not None:
+            y = as_labels(scores.labels, len(features), features.n_classes)
+    metadata = {"output": scores.output, "unused": ", ".join(scores.unused)}
+    if scores.classes is not None:
+        metadata["classes"] = json.dumps(scores.classes)
     return FeatureFile(path, features, y, metadata)
 
 
@@ -205,31 +212,34 @@ def write_prediction(
         act: ``(n,)`` decision of a rule on each answer.
         sets: ``(n, c)`` prediction sets; a table has them in ``set.NAME``.
     """
-    given = {"network_confidence": before, "act": act, "sets": sets}
-    more = {name: x.cpu() for name, x in given.items() if x is not None}
-    return write_table(path, _columns(prediction, more, classes), PREDICTION_TABLE)
+    n_classes = prediction.probs.shape[1]
+    if classes is not None and len(set(classes)) != n_classes:
+        classes = None
+    columns = _figures(prediction, classes) | {"network_confidence": before.cpu().numpy()}
+    if act is not None:
+        columns["act"] = act.cpu().numpy()
+    if prediction.layers is not None:
+        columns |= _by_column("correction", prediction.layers.names, prediction.layers.mean)
+    names = range(n_classes) if classes is None else classes
+    columns |= _by_column("probs", names, prediction.probs)
+    if sets is not None:
+        columns |= _by_column("set", names, sets)
+    return write_table(path, columns, PREDICTION_TABLE)
 
 
-def _columns(
-    prediction: Prediction, more: dict[str, Tensor], classes: Sequence[str] | None
-) -> dict[str, Any]:
-    """One column per figure; what is one number per class becomes one column each."""
+def _figures(prediction: Prediction, classes: Sequence[str] | None) -> dict[str, Any]:
+    """What is one number per sample, and the name of the class beside its number."""
     arrays = prediction.numpy()
-    probs, label = arrays["probs"], arrays["label"]
-    n_classes = probs.shape[1]
-    named = classes is not None and len(set(classes)) == n_classes
-    names = list(classes or ()) if named else list(range(n_classes))
-    columns = {"label": label} | ({"class": np.array(names)[label]} if named else {})
-    columns |= {name: x for name, x in arrays.items() if x.ndim == 1 and name != "label"}
-    columns |= {name: x.numpy() for name, x in more.items() if x.ndim == 1}
-    terms = prediction.layers
-    if terms is not None:
-        parts = terms.mean.cpu().numpy().T
-        columns |= {f"correction.{name}": part for name, part in zip(terms.names, parts, strict=True)}
-    columns |= {f"probs.{name}": part for name, part in zip(names, probs.T, strict=True)}
-    if "sets" in more:
-        columns |= {f"set.{name}": part.numpy() for name, part in zip(names, more["sets"].T, strict=True)}
-    return columns
+    columns = {"label": arrays["label"]}
+    if classes is not None:
+        columns["class"] = np.array(classes)[arrays["label"]]
+    return columns | {name: x for name, x in arrays.items() if x.ndim == 1}
+
+
+def _by_column(kind: str, names: Iterable[object], matrix: Tensor) -> dict[str, Any]:
+    """The columns of a matrix, called after what each is of."""
+    parts = matrix.cpu().numpy().T
+    return {f"{kind}.{name}": part for name, part in zip(names, parts, strict=True)}
 
 
 def open_network(spec: str, weights: Path | None = None) -> nn.Module:
@@ -243,8 +253,9 @@ def open_network(spec: str, weights: Path | None = None) -> nn.Module:
     """
     if has_own_weights(spec) and weights is not None:
         raise ValueError(f"--weights does not go with {spec}, which has its own")
-    if spec.startswith(HUGGING_FACE):
-        return _hugging_face(Path(spec.removeprefix(HUGGING_FACE))).eval()
+    folder = hugging_face_folder(spec)
+    if folder is not None:
+        return _hugging_face(folder).eval()
     if spec.endswith(ONNX):
         from salgp.onnx import OnnxNetwork
 
@@ -253,6 +264,16 @@ def open_network(spec: str, weights: Path | None = None) -> nn.Module:
     if weights is not None:
         load_weights(model, weights)
     return model.eval()
+
+
+def hugging_face_folder(spec: str) -> Path | None:
+    """The folder of a network named ``hf:FOLDER``.
+
+    Example:
+        >>> hugging_face_folder("net.onnx") is None
+        True
+    """
+    return Path(spec.removeprefix(HUGGING_FACE)) if spec.startswith(HUGGING_FACE) else None
 
 
 def has_own_weights(spec: str) -> bool:
@@ -283,11 +304,21 @@ def import_object(spec: str) -> Any:
             f"{spec!r}: expected package.module:name or path/to/file.py:name (networks also as net.onnx or "
             f"hf:FOLDER)"
         )
+    module = _imported(where)
+    found = vars(module).get(name)
+    if found is None:
+        known = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
+        raise ValueError(f"{where} has no {name!r}; it has {', '.join(known) or 'no functions'}")
+    return found
+
+
+def _imported(where: str) -> Any:
+    """The module of this name, or in this file."""
     is_file = where.endswith(".py")
     folder = str(Path(where).absolute().parent if is_file else Path.cwd())
     sys.path.insert(0, folder)  # importable, as Python does for a script there
     try:
-        module = _run_file(Path(where)) if is_file else importlib.import_module(where)
+        return _run_file(Path(where)) if is_file else importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name and f"{where}.".startswith(f"{error.name}."):
             raise ValueError(
@@ -297,11 +328,6 @@ def import_object(spec: str) -> Any:
         raise
     finally:
         sys.path.remove(folder)
-    found = vars(module).get(name)
-    if found is None:
-        known = [key for key, x in vars(module).items() if getattr(x, "__module__", None) == module.__name__]
-        raise ValueError(f"{where} has no {name!r}; it has {', '.join(known) or 'no functions'}")
-    return found
 
 
 def _run_file(path: Path) -> Any:
@@ -356,8 +382,7 @@ def _hugging_face(folder: Path) -> nn.Module:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # the command line has its own
     try:
-        model: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     finally:
         if shown:
             logging.enable_progress_bar()
-    return model

@@ -58,17 +58,18 @@ def progress_bar(
         return
     task = bar.add_task(visible(title), total=total, completed=done, rate="")
     begin = time.monotonic()
-    impatient = bool(wanted) or patience == 0
+    if wanted:
+        patience = 0
 
     def advance(steps: float = 1, title: str | None = None) -> None:
         bar.update(task, advance=steps, description=None if title is None else visible(title))
         if unit:
             bar.update(task, rate=f"{bar.tasks[0].speed or 0:,.0f} {unit}/s")
-        if not bar.live.is_started and (impatient or time.monotonic() - begin > patience):
+        if not bar.live.is_started and time.monotonic() - begin > patience:
             bar.start()
 
     try:
-        if impatient:
+        if patience == 0:
             bar.start()
         yield advance
     finally:
@@ -82,9 +83,11 @@ def visible(text: str) -> str:
         >>> visible("red\\x1b[31m")
         'red\\\\x1b[31m'
     """
-    return "".join(
-        c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c in "\n\t" or c.isprintable() else _spelt_out(c) for c in text)
+
+
+def _spelt_out(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class _Lines:
@@ -146,11 +149,12 @@ def _rich_bar(wanted: bool | None, total: float | None, console: Any) -> Any:
     console = console or Console(stderr=True)
     if wanted is None and not (console.is_terminal or console.is_jupyter):
         return None
-    columns: list[progress.ProgressColumn] = [
+    return progress.Progress(
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[rate]}", markup=False),
         progress.TimeElapsedColumn() if total is None else progress.TimeRemainingColumn(compact=True),
-    ]
-    return progress.Progress(*columns, console=console, transient=wanted is None)
+        console=console,
+        transient=wanted is None,
+    )

@@ -20,6 +20,7 @@ from salgp.cli import (
     apply,
     calibrate,
     compare,
+    console,
     decide,
     demo,
     export,
@@ -30,16 +31,7 @@ from salgp.cli import (
     report,
     score,
 )
-from salgp.cli.console import (
-    FAILURE,
-    INTERRUPTED,
-    STOPPED,
-    USAGE,
-    UsageError,
-    add_command,
-    complain,
-    sentence,
-)
+from salgp.cli.console import UsageError, add_command, complain, sentence
 
 __all__ = ["add_plugins", "app", "main"]
 
@@ -73,20 +65,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    unreadable = [text for text in words if not _is_text(text)]
-    if unreadable:
-        return complain(f"{unreadable[0]!r} is not text in UTF-8; rename the file, or mend the line", USAGE)
+    for text in words:
+        if not _is_text(text):
+            return complain(
+                f"{text!r} is not text in UTF-8; rename the file, or mend the line", console.USAGE
+            )
     try:
         code = app(args=words or ["--help"], prog_name="salgp", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        return complain(STOPPED, INTERRUPTED)
+        return complain(console.STOPPED, console.INTERRUPTED)
     except _CLICK_ERROR as error:
         return complain(_usage(error), int(error.exit_code))  # type: ignore[attr-defined]
     except Exception as error:
         if "--debug" in words:
             raise
-        return complain(sentence(error), USAGE if isinstance(error, UsageError) else FAILURE)
-    return int(code or 0) if words else USAGE
+        return complain(sentence(error), console.USAGE if isinstance(error, UsageError) else console.FAILURE)
+    return int(code or 0) if words else console.USAGE
 
 
 def add_plugins(app: typer.Typer) -> None:
@@ -96,12 +90,13 @@ def add_plugins(app: typer.Typer) -> None:
             point.load()(app)
         except Exception as error:  # whatever another package does wrong must not stop our own commands
             why = f"the command {point.name} of {point.value} cannot be loaded: {sentence(error)}"
-            app.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)(_refused(why))
+            command = app.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)
+            command(_refused(why))
 
 
 def _refused(why: str) -> Callable[[], None]:
     def refuse() -> None:
-        raise typer.Exit(complain(why, FAILURE))
+        raise typer.Exit(complain(why, console.FAILURE))
 
     return refuse
 

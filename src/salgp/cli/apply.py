@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,6 +15,9 @@ from salgp.cli import options
 from salgp.cli.checks import check_inputs, check_suffix, check_target
 from salgp.cli.console import Console, UsageError, score_table
 from salgp.cli.inputs import PredictionOptions
+
+if TYPE_CHECKING:
+    from salgp.explanation import Explanation
 
 KINDS = {".csv": "CSV prediction", ".parquet": "Parquet prediction"}
 SHOWN = 10
@@ -47,16 +51,25 @@ def apply(
     possible = None if sets is None else salgp.sets.PredictionSets.load(sets)(prediction)
     before = loaded.features.confidence
     salgp.files.write_prediction(out, prediction, before, loaded.classes, act, possible)
-    n, means = len(prediction), (float(before.mean()), float(prediction.confidence.mean()))
-    told = {"out": str(out), "n": n, "mean_confidence": means[1], "network_mean_confidence": means[0]}
-    shown = f"{n:,} predictions in {out}; mean confidence {means[0]:.3f} → {means[1]:.3f}"
-    if act is not None:
-        told["acted_on"] = int(act.sum())
+    told = {
+        "acted_on": None if act is None else int(act.sum()),
+        "mean_set_size": None if possible is None else float(possible.sum(1).double().mean()),
+        "out": str(out),
+        "n": len(prediction),
+        "mean_confidence": float(prediction.confidence.mean()),
+        "network_mean_confidence": float(before.mean()),
+    }
+    console.finish(told, _in_words(told))
+
+
+def _in_words(told: Mapping[str, Any]) -> str:
+    means = f"{told['network_mean_confidence']:.3f} → {told['mean_confidence']:.3f}"
+    shown = f"{told['n']:,} predictions in {told['out']}; mean confidence {means}"
+    if told["acted_on"] is not None:
         shown += f"\nact on {told['acted_on']:,}, ask about the others"
-    if possible is not None:
-        told["mean_set_size"] = float(possible.sum(1).double().mean())
+    if told["mean_set_size"] is not None:
         shown += f"\n{told['mean_set_size']:.2f} classes remain possible on average"
-    console.finish({"acted_on": None, "mean_set_size": None} | told, shown)
+    return shown
 
 
 def evaluate(console: Console, given: PredictionOptions) -> None:
@@ -83,16 +96,23 @@ def explain(console: Console, given: PredictionOptions, sample: Rows = None) -> 
     from salgp.explanation import explain_sample
 
     change = prediction.confidence.cpu() - loaded.features.confidence
-    n, classes, told = len(change), loaded.classes or [], []
-    wrong = [row for row in sample or () if not 0 <= row < n]
-    if wrong:
-        raise UsageError(f"--sample {wrong[0]}: the rows of {given.features} are 0..{n - 1}")
+    rows = sample or change.abs().topk(min(SHOWN, len(change))).indices.tolist()
+    for row in rows:
+        if not 0 <= row < len(change):
+            raise UsageError(f"--sample {row}: the rows of {given.features} are 0..{len(change) - 1}")
     table = Table("row", "predicted", "network", "calibrated", "points, which add up to the change")
-    for row in sample or change.abs().topk(min(SHOWN, n)).indices.tolist():
+    told = []
+    for row in rows:
         found = explain_sample(loaded.features[[row]], prediction[row : row + 1])
-        name = classes[found.label] if found.label < len(classes) else str(found.label)
-        table.add_row(
-            str(row), name, f"{found.network_confidence:.2f}", found.calibrated, found.reasons or "-"
-        )
+        name = _class_name(found.label, loaded.classes or ())
+        table.add_row(str(row), name, *_cells(found))
         told.append({"row": row, "class": name} | asdict(found))
     console.finish({"samples": told}, table)
+
+
+def _class_name(label: int, classes: Sequence[str]) -> str:
+    return classes[label] if label < len(classes) else str(label)
+
+
+def _cells(found: Explanation) -> tuple[str, str, str]:
+    return f"{found.network_confidence:.2f}", found.calibrated, found.reasons or "-"

@@ -6,10 +6,10 @@ It calls `salgp.calibrate`, checks the result on test data beside temperature sc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from salgp import CalibratedClassifier, Features, Prediction
+    from salgp.calibrators import Calibrator
     from salgp.io.loader import FileLoader
 
 __all__ = []
@@ -66,7 +67,8 @@ def calibrate(
     options.check_method(method)
     _check_folder(out, force, train, calibration, test)
     sets = open_sets(how, network.model, {"calibration": calibration, "train": train, "test": test})
-    classifier, data = _calibrated(console, network, reading, method, sets), sets["calibration"]
+    classifier = _calibrated(console, network, reading, method, sets)
+    data = sets["calibration"]
     check_numbering(how, data, classifier.calibrator.n_classes_)
     if classifier.calibrator.uses_reference and train is None:
         console.say("note: no --train given; the calibration samples are compared with each other")
@@ -87,7 +89,8 @@ def _calibrated(
     sets: Mapping[str, FileLoader],
 ) -> CalibratedClassifier:
     """The network calibrated; its training data are read for methods that compare with them."""
-    data, compares = sets["calibration"], salgp.calibrators.registry.method_for(method).uses_reference
+    data = sets["calibration"]
+    compares = salgp.calibrators.registry.method_for(method).uses_reference
     return salgp.calibrate(
         network.open(console),
         data,
@@ -105,10 +108,11 @@ def _check_folder(out: Path, force: bool, *inputs: Path | None) -> None:
     if (out / SHARDS).is_file():
         raise FileExistsError(f"{out} holds shards; it is left alone: choose another folder")
     for name, kind in WRITTEN.items():
-        check_target(out / name, kind, force, *inputs)
-        if (out / name).exists() and not (out / CALIBRATOR).exists():
+        path = out / name
+        check_target(path, kind, force, *inputs)
+        if path.exists() and not (out / CALIBRATOR).exists():
             raise FileExistsError(
-                f"{out / name} is not of an earlier salgp calibrate; it is left alone: choose another folder"
+                f"{path} is not of an earlier salgp calibrate; it is left alone: choose another folder"
             )
     if out.exists():
         from salgp.calibrators.base import check_place
@@ -138,11 +142,15 @@ def _checked(
     assert labels is not None  # open_sets has refused data without
     check_finite(features.logits, "--test: the class scores hold")
     note_shared(console, "--test", features, "--calibration", known[0])
-    calibrator = classifier.calibrator
+    return _Check(features, labels, _predictions(classifier.calibrator, known, features))
+
+
+def _predictions(calibrator: Calibrator, known: Any, features: Features) -> dict[str, Prediction]:
+    """The network's own, the baseline's, fitted on the known samples, and the calibrator's, by name."""
     found = {"uncalibrated": salgp.Prediction.from_probs(features, features.probs)}
     if calibrator.name != BASELINE:
         found[BASELINE] = salgp.calibrators.get(BASELINE).fit(*known).predict(features)
-    return _Check(features, labels, found | {calibrator.display_name: calibrator.predict(features)})
+    return found | {calibrator.display_name: calibrator.predict(features)}
 
 
 def _write(
@@ -153,15 +161,18 @@ def _write(
     """
     from salgp.calibrators.base import save_calibrator
 
-    data, test = sets["calibration"], sets.get("test")
+    data = sets["calibration"]
     metadata = salgp.files.network_metadata(classifier.model, classifier.taps, data.classes)
     origin = salgp.files.origin_of("the calibration data", data.n, metadata, data.classes)
     save_calibrator(out, classifier.calibrator, network=classifier.network_header(), origin=origin)
     for name in (TEST, REPORT):  # of an earlier call, which may have had other data
         (out / name).unlink(missing_ok=True)
-    if check is None or test is None:
-        return
-    check.features.save(out / TEST, check.labels, metadata)
+    if check is not None:
+        check.features.save(out / TEST, check.labels, metadata)
+        _report(classifier.calibrator, check, sets["test"], out)
+
+
+def _report(calibrator: Calibrator, check: _Check, test: FileLoader, out: Path) -> None:
     *others, method = check.predictions
     salgp.report.build(
         out / REPORT,
@@ -173,7 +184,7 @@ def _write(
         images=test.pictures,
         others={name: check.predictions[name] for name in others if name == BASELINE},
         settings={"calibrator": out.name, "features": TEST},
-        fit=getattr(classifier.calibrator, "verdict_", None),
+        fit=getattr(calibrator, "verdict_", None),
     )
 
 
@@ -181,24 +192,32 @@ def _finish(
     console: Console, classifier: CalibratedClassifier, check: _Check | None, n: int, out: Path
 ) -> None:
     calibrator, made = classifier.calibrator, classifier.augmentation
+    comparison = None if check is None else salgp.metrics.compare(check.predictions, check.labels)
     told = {
         "out": str(out),
         "method": calibrator.name,
         "n": n,
         "layers": list(calibrator.layer_widths_),
-        "scores": None,
+        "scores": None if comparison is None else comparison.as_dict(),
         "augmentation": None if made is None else str(made),
     }
-    lines = [f"calibrator: {out}; in Python: salgp.load({json.dumps(str(out))}, model)"]
-    if made is not None and made.families:
-        lines.insert(0, f"augmented samples, and how right the network is on mild to strong ones:\n{made}")
-    if check is None:
-        console.finish(told, "\n".join([*lines, f"not checked: no --test given. {classifier.verdict_}"]))
+    shown = "\n".join(_lines(classifier, check, out))
+    if check is None or comparison is None:
+        console.finish(told, shown)
         return
-    comparison = salgp.metrics.compare(check.predictions, check.labels)
     tested = f"checked on {len(check.labels):,} test samples"
     title = f"{calibrator.display_name}, fitted on {n:,} samples, {tested}"
-    lines.append(f"report: {out / REPORT} (open it in any browser)")
-    lines.append("next: " + pasteable("salgp", "explain", out, out / TEST))
-    told["scores"] = comparison.as_dict()
-    console.finish(told, score_table(comparison, title), "\n".join(lines))
+    console.finish(told, score_table(comparison, title), shown)
+
+
+def _lines(classifier: CalibratedClassifier, check: _Check | None, out: Path) -> Iterator[str]:
+    """What was written, and what can be done with it."""
+    made = classifier.augmentation
+    if made is not None and made.families:
+        yield f"augmented samples, and how right the network is on mild to strong ones:\n{made}"
+    yield f"calibrator: {out}; in Python: salgp.load({json.dumps(str(out))}, model)"
+    if check is None:
+        yield f"not checked: no --test given. {classifier.verdict_}"
+    else:
+        yield f"report: {out / REPORT} (open it in any browser)"
+        yield "next: " + pasteable("salgp", "explain", out, out / TEST)

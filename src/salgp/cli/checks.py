@@ -37,13 +37,16 @@ def check_suffix(path: Path, *suffixes: str) -> None:
 def check_apart(path: Path, *inputs: Path | None) -> None:
     """Refuse a target that is an input, or inside of a folder of shards that is one."""
     for other in inputs:
-        if other is None:
-            continue
-        mine, theirs = path.resolve(), other.resolve()
-        if mine == theirs:
-            raise ValueError(f"{path} is also an input; write the result to another place")
-        if theirs in mine.parents and (theirs / SHARDS).is_file():
-            raise ValueError(f"{path} is inside the input {other}; write the result elsewhere")
+        if other is not None:
+            _check_not_inside(path, other)
+
+
+def _check_not_inside(path: Path, other: Path) -> None:
+    mine, theirs = path.resolve(), other.resolve()
+    if mine == theirs:
+        raise ValueError(f"{path} is also an input; write the result to another place")
+    if theirs in mine.parents and (theirs / SHARDS).is_file():
+        raise ValueError(f"{path} is inside the input {other}; write the result elsewhere")
 
 
 def check_no_other(folder: Path) -> None:
@@ -68,6 +71,10 @@ def check_target(path: Path, kind: str, force: bool, *inputs: Path | None) -> No
     refuse_foreign(path, kind)
     if path.exists() and not force:
         raise FileExistsError(f"{path} exists already; choose another name, or pass --force to replace it")
+    _check_writable(path)
+
+
+def _check_writable(path: Path) -> None:
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"cannot write {path}: {parent} is a file, not a folder")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from salgp import Features, Prediction
+    from salgp.files import FeatureFile
+
+    Labelled = tuple[Features, Tensor]
 
 __all__ = []
 
@@ -46,14 +49,11 @@ def compare(
     check_inputs(features, test, reference)
     columns = options.split_names(probs)
     loaded = salgp.files.read_features(features, columns)
+    data = loaded.features, loaded.known_labels
     if test is None:
-        data, held_out = _halves(loaded.features, loaded.known_labels)
+        data, held_out = _halves(*data)
     else:
-        data = loaded.features, loaded.known_labels
-        tested = read_samples(console, test, columns, labelled=True)
-        check_alike(str(features), loaded.origin, tested)
-        note_shared(console, "--test", tested.features, features.name, loaded.features)
-        held_out = tested.features, tested.known_labels
+        held_out = _held_out(console, test, columns, loaded)
     known = read_reference(console, reference, loaded, data[0])
     predictions, failed = _fit_all(console, methods, data, held_out[0], known)
     comparison = salgp.metrics.compare(predictions, held_out[1]).best_first(SORTED_BY)
@@ -66,7 +66,15 @@ def compare(
     console.finish(told, score_table(comparison, title))
 
 
-def _halves(features: Features, labels: Tensor) -> Any:
+def _held_out(console: Console, test: Path, columns: list[str] | None, known: FeatureFile) -> Labelled:
+    """The data to score on, like those that are known but apart from them."""
+    tested = read_samples(console, test, columns, labelled=True)
+    check_alike(str(known.path), known.origin, tested)
+    note_shared(console, "--test", tested.features, known.path.name, known.features)
+    return tested.features, tested.known_labels
+
+
+def _halves(features: Features, labels: Tensor) -> tuple[Labelled, Labelled]:
     """Two pairs of features and labels; augmented samples stay on the side of their original, and none is
     scored.
     """
@@ -83,11 +91,7 @@ def _halves(features: Features, labels: Tensor) -> Any:
 
 
 def _fit_all(
-    console: Console,
-    methods: list[str],
-    data: tuple[Features, Tensor],
-    held_out: Features,
-    reference: Any,
+    console: Console, methods: list[str], data: Labelled, held_out: Features, reference: Any
 ) -> tuple[dict[str, Prediction], dict[str, str]]:
     """Predictions of the methods that could be fitted, and the reasons of the others."""
     predictions: dict[str, Prediction] = {}

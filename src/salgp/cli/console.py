@@ -11,7 +11,7 @@ import json
 import math
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,9 +122,6 @@ def add_command(app: typer.Typer, function: Callable[..., None], name: str | Non
     """
     own = inspect.signature(function, eval_str=True).parameters
     groups: dict[str, Any] = {key: p.annotation for key, p in own.items() if is_dataclass(p.annotation)}
-    last = sorted(own, key=lambda key: key == "console")  # what all commands share stands below
-    parts = [_options(groups[key]) if key in groups else [own[key]] for key in last]
-    taken = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
 
     def run(**arguments: Any) -> None:
         for key, group in groups.items():
@@ -136,13 +133,19 @@ def add_command(app: typer.Typer, function: Callable[..., None], name: str | Non
         except KeyboardInterrupt as error:
             raise typer.Exit(complain(STOPPED, INTERRUPTED)) from error
 
+    taken = _options(own.values())
     run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in taken}
     app.command(name or function.__name__, **_help(function))(run)
 
 
-def _options(group: Any) -> list[inspect.Parameter]:
-    return list(inspect.signature(group, eval_str=True).parameters.values())
+def _options(own: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Every option on its own; those that all commands share stand below."""
+    found: list[inspect.Parameter] = []
+    for p in sorted(own, key=lambda p: p.name == "console"):
+        grouped = is_dataclass(p.annotation)
+        found += inspect.signature(p.annotation, eval_str=True).parameters.values() if grouped else [p]
+    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in found]
 
 
 def _help(function: Callable[..., None]) -> dict[str, Any]:
@@ -169,18 +172,20 @@ def sentence(error: BaseException) -> str:
         >>> sentence(OSError(28, "No space left on device", "out.json"))
         'out.json: No space left on device'
     """
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    elif isinstance(error, KeyError) and error.args:
-        text = str(error.args[0])
-    elif isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        text = hint(error.name)
-    else:
-        text = str(error)
-    text = " ".join(text.split())
+    text = " ".join(_message(error).split())
     if text and isinstance(error, _EXPECTED):
         return text
     return f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, KeyError) and error.args:
+        return str(error.args[0])
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return hint(error.name)
+    return str(error)
 
 
 _EXPECTED = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, MemoryError)
@@ -205,19 +210,19 @@ def score_table(comparison: Comparison, title: str) -> Table:
     from salgp.metrics import METRICS
 
     rows = comparison.as_dict()
-    accuracy = next(iter(rows.values()))["accuracy"]
     shown = [metric for metric in METRICS.values() if metric.heading and metric.name != "accuracy"]
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.caption = f"accuracy {accuracy:.3f} for every method; {_CAPTION}"
+    accuracy = next(iter(rows.values()))["accuracy"]
+    caption = f"accuracy {accuracy:.3f} for every method; {_CAPTION}"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.title_justify = table.caption_justify = "left"
     table.add_column("method", no_wrap=True)
-    for heading in [*(metric.heading + _ARROWS[metric.larger_is_better] for metric in shown), "± std"]:
+    headings = [metric.heading + _ARROWS[metric.larger_is_better] for metric in shown]
+    for heading in (*headings, "± std"):
         table.add_column(heading, justify="right", no_wrap=True)
     best = {metric.name: _best(comparison, metric) for metric in shown}
     for name, scores in rows.items():
         cells = [_cell(scores[metric.name], best[metric.name] == name) for metric in shown]
-        variance = scores["mean_variance"]
-        table.add_row(name, *cells, _cell(None if variance is None else variance**0.5))
+        table.add_row(name, *cells, _std(scores["mean_variance"]))
     return table
 
 
@@ -232,6 +237,10 @@ def _best(comparison: Comparison, metric: Metric[...]) -> str | None:
     """The best method, where there are several, the metric has a better side, and they differ."""
     values = {scores[metric.name] for scores in comparison.as_dict().values()} - {None}
     return comparison.best(metric.name) if metric.larger_is_better is not None and len(values) > 1 else None
+
+
+def _std(variance: float | None) -> Text:
+    return _cell(None if variance is None else variance**0.5)
 
 
 def _cell(value: float | None, best: bool = False) -> Text:

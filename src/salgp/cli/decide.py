@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -47,27 +48,31 @@ def decide(
         raise UsageError(f"--by {by}: expected all or class")
     check_suffix(out, ".json")
     check_target(out, "rule", force, *given.inputs)
-    wrong, ask = _prices(costs)
+    prices = _prices(costs)
     _, loaded, prediction = given.predict(console, labelled=True)
-    prices: Any = {"cost_wrong": wrong, "cost_ask": ask}
-    rule = salgp.decide.choose_threshold(
-        prediction, loaded.known_labels, error, assurance, per_class=by == "class", **prices
-    )
+    prices["per_class"] = by == "class"
+    rule = salgp.decide.choose_threshold(prediction, loaded.known_labels, error, assurance, **prices)
     rule.save(out)
-    following = pasteable("salgp", "apply", given.calibrator, "NEW", "--rule", out, "-o", "predictions.csv")
-    shown = f"{rule.promise}\nrule: {out}" + (f"\nnext: {following}" if rule.reachable else "")
+    shown = f"{rule.promise}\nrule: {out}"
+    if rule.reachable:
+        shown += f"\nnext: {_next(given, '--rule', out)}"
     told = {"out": str(out), "coverage": rule.coverage, "promise": rule.promise}
     console.finish(told | asdict(rule), shown)
 
 
-def _prices(text: str | None) -> tuple[float | None, float | None]:
+def _prices(text: str | None) -> dict[str, Any]:
     if text is None:
-        return None, None
+        return {}
     try:
-        wrong, ask = (float(part) for part in text.split(","))
+        wrong, ask = map(float, text.split(","))
     except ValueError as error:
         raise UsageError(f"--costs {text}: expected two numbers, WRONG,ASK") from error
-    return wrong, ask
+    return {"cost_wrong": wrong, "cost_ask": ask}
+
+
+def _next(given: PredictionOptions, option: str, out: Path) -> str:
+    """The command that uses what was written."""
+    return pasteable("salgp", "apply", given.calibrator, "NEW", option, out, "-o", "predictions.csv")
 
 
 def sets(
@@ -89,12 +94,12 @@ def sets(
     check_suffix(out, ".safetensors")
     check_target(out, "prediction sets", force, *given.inputs)
     _, loaded, prediction = given.predict(console, labelled=True)
-    fitted, n = salgp.sets.fit_sets(prediction, loaded.known_labels, coverage, by=by), len(prediction)
+    fitted = salgp.sets.fit_sets(prediction, loaded.known_labels, coverage, by=by)
     fitted.save(out)
+    n = len(prediction)
     size = float(fitted(prediction).sum(1).double().mean())
-    following = pasteable("salgp", "apply", given.calibrator, "NEW", "--sets", out, "-o", "predictions.csv")
     console.finish(
         {"out": str(out), "n": n, "coverage": coverage, "by": by, "mean_size": size},
         f"sets contain the true class with probability {coverage:g}; fitted on {n:,} samples, {size:.2f} "
-        f"classes on average\nsets: {out}\nnext: {following}",
+        f"classes on average\nsets: {out}\nnext: {_next(given, '--sets', out)}",
     )

@@ -51,10 +51,7 @@ def export(
         salgp export cal my_network.py:make test.npz --weights net.safetensors -o whole.onnx
     """
     check_suffix(out, ".onnx", ".pt2")
-    if model is None and weights is not None:
-        raise UsageError("--weights goes with MODEL; without it the calibrator is exported alone")
-    if model is not None and data is None:
-        raise UsageError("MODEL needs DATA, whose first samples give the shape of its input")
+    _check_together(model, data, weights)
     check_inputs(calibrator, data, weights, rule)
     check_target(out, "exported graph", force, calibrator, data, weights, rule)
     fitted = read_calibrator(calibrator).calibrator
@@ -72,6 +69,13 @@ def export(
     size = out.stat().st_size
     told = {"out": str(out), "bytes": size, "network": model is not None}
     console.finish(told, f"exported {name} to {out} ({size:,} bytes)")
+
+
+def _check_together(model: str | None, data: Path | None, weights: Path | None) -> None:
+    if model is None and weights is not None:
+        raise UsageError("--weights goes with MODEL; without it the calibrator is exported alone")
+    if model is not None and data is None:
+        raise UsageError("MODEL needs DATA, whose first samples give the shape of its input")
 
 
 def _classifier(console: Console, folder: Path, network: NetworkOptions) -> salgp.CalibratedClassifier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,15 +60,18 @@ def extract(
         found = _write_file(console, model, loader, reader, out, how, perturb)
     else:
         found = _write_store(console, model, loader, reader, out, how)
-    n, widths, accuracy = found["n"], found["layers"], found["accuracy"]
+    told: dict[str, Any] = {"out": str(out), "labelled": loader.labels is not None, **found}
+    console.finish(told, _in_words(loader.n, **told))
+
+
+def _in_words(
+    samples: int, out: str, labelled: bool, n: int, layers: Mapping[str, int], accuracy: float | None
+) -> str:
+    counted = f"{samples:,} samples {'with' if labelled else 'without'} labels"
+    augmented = f", and {n - samples:,} augmented ones," if n > samples else ""
     right = "" if accuracy is None else f"; the network is right on {accuracy:.1%}"
-    shown = ", ".join(f"{name} ({width})" for name, width in widths.items())
-    samples = f"{loader.n:,} samples {'without' if loader.labels is None else 'with'} labels"
-    augmented = f", and {n - loader.n:,} augmented ones," if n > loader.n else ""
-    console.finish(
-        {"out": str(out), "labelled": loader.labels is not None} | found,
-        f"{samples}{augmented} in {out}{right}\nlayers: {shown or 'none'}",
-    )
+    shown = ", ".join(f"{name} ({width})" for name, width in layers.items())
+    return f"{counted}{augmented} in {out}{right}\nlayers: {shown or 'none'}"
 
 
 def _check_out(out: Path, perturb: bool, force: bool, *inputs: Path | None) -> None:

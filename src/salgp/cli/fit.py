@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import salgp
+from salgp.calibrators.registry import method_for
 from salgp.cli import options
 from salgp.cli.checks import CALIBRATOR, SHARDS, check_apart, check_inputs, check_target
 from salgp.cli.console import Console, pasteable
@@ -60,7 +61,8 @@ def fit(
     if layers is None and _is_large(features, reference):
         found = _fit_large(console, method, features, reference)
     else:
-        found = _fit(console, method, features, reference, options.split_names(layers), probs)
+        loaded = salgp.files.read_features(features, options.split_names(probs))
+        found = _fit(console, method, loaded, reference, options.split_names(layers))
     calibrator, source, n, counted = found
     _save(out, calibrator, source, n)
     columns = [] if probs is None else ["--probs", probs]
@@ -73,17 +75,9 @@ def fit(
 
 
 def _fit(
-    console: Console,
-    method: str | None,
-    features: Path,
-    reference: Path | None,
-    layers: list[str] | None,
-    probs: str | None,
+    console: Console, method: str | None, loaded: FeatureFile, reference: Path | None, layers: Any
 ) -> Fitted:
     """Fit in memory; notes say what is odd about the data."""
-    from salgp.calibrators.registry import method_for
-
-    loaded = salgp.files.read_features(features, options.split_names(probs))
     data = loaded.features if layers is None else loaded.features.select(layers)
     calibrator = method_for(method, bool(data.layers))
     known = read_reference(console, reference, loaded, data)
@@ -91,7 +85,8 @@ def _fit(
     for note in notes_on(calibrator, loaded, data, known is not None):
         console.say(f"note: {note}")
     n = len(data.originals[0])
-    counted = f"{n:,} samples" + (f" and {len(data) - n:,} augmented ones" if len(data) > n else "")
+    more = f" and {len(data) - n:,} augmented ones" if len(data) > n else ""
+    counted = f"{n:,} samples{more}"
     with console.progress(f"fitting {calibrator.name} on {counted}"):
         return calibrator.fit(data, labels, known), loaded, len(data), counted
 
@@ -101,14 +96,13 @@ def _is_large(*folders: Path | None) -> bool:
     given = [folder for folder in folders if folder is not None]
     if not all((folder / SHARDS).is_file() for folder in given):
         return False
-    return sum(len(salgp.store.FeatureStore(folder)) for folder in given) > LARGE
+    return sum(map(len, map(salgp.store.FeatureStore, given))) > LARGE
 
 
 def _fit_large(console: Console, method: str | None, features: Path, reference: Path | None) -> Fitted:
     """Fit out of core to a folder of shards."""
-    from salgp.calibrators.registry import method_for
-
-    calibrator, (loaded, n) = method_for(method), salgp.files.first_shard(features)
+    calibrator = method_for(method)
+    loaded, n = salgp.files.first_shard(features)
     if reference is not None:
         check_alike(str(features), loaded.origin, salgp.files.first_shard(reference)[0])
     counted = f"{n:,} samples, out of core"
@@ -121,17 +115,23 @@ def _save(out: Path, calibrator: Calibrator, source: FeatureFile, n: int) -> Non
     together.
     """
     from salgp.calibrators.base import save_calibrator
-    from salgp.io import check_kind
-    from salgp.network.reader import FORMAT, FORMAT_VERSION
 
     parts: dict[str, Any] = {"origin": source.origin | {"n": n}}
     if "module" in source.metadata:
-        network = json.loads(source.metadata["module"])
-        check_kind(source.path, network, FORMAT, FORMAT_VERSION)
-        needed = calibrator.layer_widths_ if calibrator.needs_layers else ()
-        network["taps"] = [tap for tap in network.get("taps") or () if tap["name"] in needed]
-        parts["network"] = network
+        parts["network"] = _network(calibrator, source)
     save_calibrator(out, calibrator, **parts)
+
+
+def _network(calibrator: Calibrator, source: FeatureFile) -> dict[str, Any]:
+    """Description of the network, with the layers that the calibrator needs."""
+    from salgp.io import check_kind
+    from salgp.network.reader import FORMAT, FORMAT_VERSION
+
+    network = json.loads(source.metadata["module"])
+    check_kind(source.path, network, FORMAT, FORMAT_VERSION)
+    needed = calibrator.layer_widths_ if calibrator.needs_layers else ()
+    network["taps"] = [tap for tap in network.get("taps") or () if tap["name"] in needed]
+    return network
 
 
 def read_reference(
@@ -147,7 +147,6 @@ def read_reference(
 
 def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
     """What a method learns from: augmented samples only where it uses them, else the original samples."""
-
     if calibrator.uses_augmented or features.groups is None:
         return features, labels
     plain, rows = features.without_augmented()

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
     from salgp import Features, Prediction
     from salgp.calibrators import Calibrator
+    from salgp.estimate import Correction
     from salgp.files import FeatureFile
     from salgp.io.loader import FileLoader
 
 __all__ = []
+
+Names = Sequence[str] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +82,18 @@ class PredictionOptions:
         if labelled:
             note_shared(console, self.features.name, loaded.features, "--field-labels", known.features)
         around = None if context is None else fitted.calibrator.context(loaded.features)
-        at_field = fitted.predict(console, known, around)
-        correction = salgp.estimate.learn_correction(at_field, known.known_labels)
-        console.say(f"{known.path.name}: {correction}")
+        correction = _field_correction(console, fitted, known, around)
         return fitted, loaded, correction(prediction)
+
+
+def _field_correction(
+    console: Console, fitted: SavedCalibrator, known: FeatureFile, context: Any
+) -> Correction:
+    """What labelled samples of the same place and time correct."""
+    prediction = fitted.predict(console, known, context)
+    correction = salgp.estimate.learn_correction(prediction, known.known_labels)
+    console.say(f"{known.path.name}: {correction}")
+    return correction
 
 
 def read_calibrator(folder: Path) -> SavedCalibrator:
@@ -98,11 +109,7 @@ def read_calibrator(folder: Path) -> SavedCalibrator:
 
 
 def read_samples(
-    console: Console,
-    path: Path,
-    probs: Sequence[str] | None = None,
-    labelled: bool = False,
-    augmented: bool = False,
+    console: Console, path: Path, probs: Names = None, labelled: bool = False, augmented: bool = False
 ) -> FeatureFile:
     """The samples of a features file; augmented ones are left out, or noted.
 
@@ -172,17 +179,22 @@ def open_sets(
     if data.classes is None and numbered:  # by the names of their sub-folders: one set must have them all
         widest = max(numbered, key=len)
         sets = {name: data.open(model, path, widest) for name, path in given.items()}
-    first, *_ = sets
-    mine = sets[first].columns
     for name, found in sets.items():
         if found.labels is None:
             raise ValueError(f"--{name}: no labels there; name them {' or '.join(map(repr, LABEL_KEYS))}")
-        if found.columns != mine:
+    _check_columns({name: found.columns for name, found in sets.items()})
+    return sets
+
+
+def _check_columns(columns: Mapping[str, Sequence[str]]) -> None:
+    """Refuse inputs that were stacked from other columns than those of the first set."""
+    first, mine = next(iter(columns.items()))
+    for name, found in columns.items():
+        if found != mine:
             raise ValueError(
-                f"--{name}: the columns of --inputs ({', '.join(found.columns[:3])}, ...) are not those of "
+                f"--{name}: the columns of --inputs ({', '.join(found[:3])}, ...) are not those of "
                 f"--{first} ({', '.join(mine[:3])}, ...) in the same order; the network takes them by place"
             )
-    return sets
 
 
 def check_numbering(data: options.DataOptions, found: FileLoader, n_classes: int) -> None:
@@ -200,13 +212,12 @@ def note_guessing(console: Console, features: Features, labels: Tensor | None) -
     """The network's accuracy on the samples themselves; with a note where it is no better than a guess, which
     is what forgotten weights and wrong preprocessing look like.
     """
-
     if labels is None or not len(features):
         return None
     rows = features.originals[0]
-    n, chance = len(rows), 1 / features.n_classes
+    chance = 1 / features.n_classes
     accuracy = float(features[rows].correct(labels[rows]).double().mean())
-    if accuracy <= chance + 2 * (chance * (1 - chance) / n) ** 0.5:
+    if accuracy <= chance + 2 * (chance * (1 - chance) / len(rows)) ** 0.5:
         console.say(
             f"note: the network is right on {accuracy:.0%} of these samples, no more than a guess among "
             f"{features.n_classes:,} classes; are these its weights, and the inputs it was trained on "

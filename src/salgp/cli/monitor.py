@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,12 +30,6 @@ Batches = Annotated[
     list[Path] | None,
     typer.Argument(metavar="DATA...", help="Features of new batches, oldest first, with labels or without."),
 ]
-Baseline = Annotated[
-    Path | None,
-    typer.Option(help="First call: features like the calibration data, but not those it was fitted on."),
-]
-FalseAlarm = Annotated[float, typer.Option(help="First call: chance of an alarm though nothing changes.")]
-Tolerance = Annotated[float, typer.Option(help="First call: fall of accuracy that matters.")]
 Late = Annotated[list[Path] | None, typer.Option(help="Labelled features of samples fed before. Repeatable.")]
 Written = Annotated[
     list[Path] | None,
@@ -45,14 +40,27 @@ Written = Annotated[
 Fail = Annotated[bool, typer.Option("--fail", help="Exit with code 1 while an alarm stands.")]
 
 
+@dataclass(frozen=True)
+class StartOptions:
+    """Options of the first call."""
+
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="First call: features like the calibration data, but not those it was fitted on."),
+    ] = None
+    false_alarm: Annotated[
+        float, typer.Option(help="First call: chance of an alarm though nothing changes.")
+    ] = 0.01
+    tolerance: Annotated[float, typer.Option(help="First call: fall of accuracy that matters.")] = 0.02
+
+
 def monitor(
     console: Console,
     calibrator: options.CalibratorFolder,
     state: State,
+    *,
     data: Batches = None,
-    reference: Baseline = None,
-    false_alarm: FalseAlarm = 0.01,
-    tolerance: Tolerance = 0.02,
+    start: StartOptions,
     late: Late = None,
     out: Written = None,
     fail: Fail = False,
@@ -67,7 +75,7 @@ def monitor(
         salgp monitor cal today.safetensors --state watch -o watch.html
     """
     batches, labelled, written = data or [], late or [], out or []
-    inputs = [calibrator, reference, *batches, *labelled]
+    inputs = [calibrator, start.reference, *batches, *labelled]
     check_inputs(*inputs)
     check_apart(state, *inputs)
     check_no_other(state)
@@ -75,7 +83,7 @@ def monitor(
         check_suffix(path, *WRITTEN)
         check_target(path, WRITTEN[path.suffix], True, *inputs)
     fitted = read_calibrator(calibrator)
-    watching = _opened(console, fitted, state, reference, false_alarm, tolerance)
+    watching = _opened(console, fitted, state, start)
     for path in batches:
         _feed(console, watching, fitted, path)
     for path in labelled:
@@ -83,25 +91,36 @@ def monitor(
     for path in written:
         _write(watching, path)
     status = watching.status()
-    following = pasteable("salgp", "monitor", calibrator, "NEW.safetensors", "--state", state)
+    shown = str(status)
+    if not batches and not labelled:
+        shown += "\nnext: " + pasteable("salgp", "monitor", calibrator, "NEW.safetensors", "--state", state)
     seen = {"alarm": list(status.alarm), "matters": status.matters, "may_matter": status.may_matter}
-    told = watching.metrics() | {"state": str(state), "out": [str(path) for path in written]} | seen
-    console.finish(told, str(status) if batches or labelled else f"{status}\nnext: {following}")
+    files = {"state": str(state), "out": [str(path) for path in written]}
+    console.finish(watching.metrics() | files | seen, shown)
     if fail and status.alarm:
         raise typer.Exit(FAILURE)
 
 
-def _opened(
-    console: Console,
-    fitted: SavedCalibrator,
-    state: Path,
-    reference: Path | None,
-    false_alarm: float,
-    tolerance: float,
-) -> Monitor:
+def _opened(console: Console, fitted: SavedCalibrator, state: Path, start: StartOptions) -> Monitor:
     """The monitor in a folder, or a new one."""
     from salgp.calibrators.base import calibrator_digest
 
+    _check_start(state, start.reference)
+    digest = calibrator_digest(fitted.calibrator)
+    if start.reference is None:
+        return salgp.Monitor.open(state, digest)
+    loaded = read_samples(console, start.reference)
+    return salgp.Monitor.start(
+        fitted.predict(console, loaded),
+        state,
+        false_alarm=start.false_alarm,
+        tolerance=start.tolerance,
+        class_names=loaded.classes,
+        calibrator=digest,
+    )
+
+
+def _check_start(state: Path, reference: Path | None) -> None:
     begun = (state / "monitor.json").exists()
     if begun and reference is not None:
         raise UsageError(f"{state} holds a monitor already; leave out --reference, or choose another --state")
@@ -109,31 +128,19 @@ def _opened(
         raise UsageError(
             f"{state} holds no monitor yet; give --reference FEATURES that the calibrator was not fitted on"
         )
-    digest = calibrator_digest(fitted.calibrator)
-    if reference is None:
-        return salgp.Monitor.open(state, digest)
-    loaded = read_samples(console, reference)
-    return salgp.Monitor.start(
-        fitted.predict(console, loaded),
-        state,
-        false_alarm=false_alarm,
-        tolerance=tolerance,
-        class_names=loaded.classes,
-        calibrator=digest,
-    )
 
 
 def _feed(console: Console, watching: Monitor, fitted: SavedCalibrator, path: Path) -> None:
     """Count a batch, unless its samples were counted before, under whatever name."""
     loaded = read_samples(console, path)
     key, fed = _records(watching, loaded)
-    earlier = next((record.name.rpartition(" ")[0] for record in fed if record.n), None)
-    if earlier is None:
+    earlier = [record.name.rpartition(" ")[0] for record in fed if record.n]
+    if not earlier:
         watching.feed(fitted.predict(console, loaded), loaded.labels, key=key)
         return
     new = loaded.labels is not None and not any(record.labelled for record in fed)
     hint = "; its labels are new: give it as --late" if new else ""
-    console.say(f"note: {path.name} was counted before as {earlier}, and is not counted again{hint}")
+    console.say(f"note: {path.name} was counted before as {earlier[0]}, and is not counted again{hint}")
 
 
 def _observe(console: Console, watching: Monitor, fitted: SavedCalibrator, path: Path) -> None:
@@ -143,14 +150,14 @@ def _observe(console: Console, watching: Monitor, fitted: SavedCalibrator, path:
     if any(record.labelled for record in fed):
         console.say(f"note: labels of {path.name} were counted before, and are not counted again")
         return
-    batch = next((record for record in fed if record.n), None)
-    if batch is None:
+    keys = [record.key for record in fed if record.n]
+    if not keys:
         console.say(
             f"note: no batch of exactly the samples of {path.name} was fed before; its labels are taken for "
             f"some of those that were"
         )
     prediction = fitted.predict(console, loaded)
-    watching.observe(prediction, loaded.known_labels, key=key if batch is None else batch.key)
+    watching.observe(prediction, loaded.known_labels, key=[*keys, key][0])
 
 
 def _records(watching: Monitor, loaded: FeatureFile) -> tuple[str, list[Record]]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-HUGGING_FACE = "hf:"
 IMAGENET = "0.485,0.456,0.406:0.229,0.224,0.225"
 
 FeaturesFile = Annotated[
@@ -171,10 +170,8 @@ class DataOptions:
         """The data as batches for ``model``; ``classes`` stand for those of the option, where it is not
         given.
         """
-        from salgp.files import import_object, open_data, open_tokenizer
-
-        folder = Path(model.removeprefix(HUGGING_FACE)) if model.startswith(HUGGING_FACE) else None
-        return open_data(
+        folder = salgp.files.hugging_face_folder(model)
+        return salgp.files.open_data(
             path,
             batch_size=self.batch_size,
             inputs=split_names(self.inputs),
@@ -182,17 +179,16 @@ class DataOptions:
             images=self._images(folder),
             scale=self.scale,
             by_name=folder is not None,
-            tokenizer=None if folder is None else open_tokenizer(folder),
+            tokenizer=None if folder is None else salgp.files.open_tokenizer(folder),
             labels=labels,
-            prepare=None if self.prepare is None else import_object(self.prepare),
+            prepare=None if self.prepare is None else salgp.files.import_object(self.prepare),
         )
 
     def _images(self, folder: Path | None) -> ImageOptions:
         """The options given, and for a Hugging Face folder what its ``preprocessor_config.json`` says."""
         from salgp.io.images import ImageOptions
 
-        told = None if folder is None else folder / "preprocessor_config.json"
-        known = json.loads(told.read_text(encoding="utf-8")) if told is not None and told.is_file() else {}
+        known = {} if folder is None else _image_config(folder / "preprocessor_config.json")
         size, mean, std = known.get("size"), known.get("image_mean"), known.get("image_std")
         sides = [size["height"], size["width"]] if isinstance(size, dict) and "height" in size else []
         if self.image_size is not None:
@@ -202,6 +198,10 @@ class DataOptions:
             mean, std = (_numbers("--normalize", part) for part in text.partition(":")[::2])
         shape = (int(sides[0]), int(sides[-1])) if sides else None
         return ImageOptions(shape, self.gray, mean or (0.0,), std or (1.0,))
+
+
+def _image_config(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -45,8 +45,7 @@ def report(
         salgp report cal test.safetensors -o report.html
     """
     check_inputs(new_data, images, slices)
-    if error is not None and not 0 < error < 1:
-        raise UsageError(f"--error {error:g}: expected a share above 0 and below 1, such as 0.05")
+    _check_share(error)
     check_target(out, "report", force, *given.inputs, new_data, images, slices)
     fitted, loaded, prediction = given.predict(console, labelled=True)
     calibrator = fitted.calibrator
@@ -67,6 +66,11 @@ def report(
     console.finish({"report": str(out), "bytes": size}, f"report: {out} (open it in any browser)")
 
 
+def _check_share(error: float | None) -> None:
+    if error is not None and not 0 < error < 1:
+        raise UsageError(f"--error {error:g}: expected a share above 0 and below 1, such as 0.05")
+
+
 def _new(console: Console, fitted: SavedCalibrator, path: Path, probs: str | None) -> Any:
     """Features of the new data, and their prediction."""
     loaded = read_samples(console, path, split_names(probs))
@@ -78,13 +82,11 @@ def _slices(console: Console, path: Path) -> dict[str, list[Any]]:
 
     columns = {name: x.tolist() for name, x in read_arrays(path).items() if x.ndim == 1}
     usable = {name: values for name, values in columns.items() if len(set(values)) <= MOST_PARTS}
-    unused = [name for name in columns if name not in usable]
     if not usable:
         raise ValueError(f"--slices {path}: no column of at most {MOST_PARTS} different values")
+    unused = ", ".join(name for name in columns if name not in usable)
     if unused:
-        console.say(
-            f"note: more than {MOST_PARTS} different values, not used for slices: {', '.join(unused)}"
-        )
+        console.say(f"note: more than {MOST_PARTS} different values, not used for slices: {unused}")
     return usable
 
 
