@@ -53,7 +53,7 @@ class Layout:
         if not set(self.numbers) <= set(NUMBERS):
             raise ValueError(f"numbers must be some of {', '.join(NUMBERS)}, got {', '.join(self.numbers)}")
         widths = [self.n_classes, *(width for _, width in self.layers)]
-        if not all(0 < width < 2**31 for width in widths):
+        if min(widths) <= 0 or max(widths) >= 2**31:
             raise ValueError(f"widths must be from 1 to 2^31, got {widths[:20]}")
 
     @staticmethod
@@ -77,18 +77,9 @@ class Layout:
         require("pyarrow")
         import pyarrow as pa
 
-        def column(name: str, kind: str, width: int | None = None) -> Any:
-            number = pa.from_numpy_dtype(np.dtype(kind))
-            item = pa.field("item", number, nullable=False)
-            return pa.field(name, number if width is None else pa.list_(item, width), nullable=False)
-
-        return pa.schema(
-            [
-                column("logits", "float32", self.n_classes),
-                *(column(name, NUMBERS[name]) for name in self.numbers),
-                *(column(f"layers.{name}", self.dtype, width) for name, width in self.layers),
-            ]
-        )
+        numbers = [_column(name, NUMBERS[name]) for name in self.numbers]
+        layers = [_column(f"layers.{name}", self.dtype, width) for name, width in self.layers]
+        return pa.schema([_column("logits", "float32", self.n_classes), *numbers, *layers])
 
     @property
     def shard_rows(self) -> int:
@@ -106,15 +97,16 @@ def to_table(features: Features, labels: Tensor | None, dtype: str = "float32") 
     columns = {"logits": features.logits, **_numbers(features, labels)}
     columns |= {f"layers.{name}": x for name, x in features.layers.items()}
     schema = Layout.of(features, labels, dtype).schema
-    return pa.Table.from_arrays([_array(columns[field.name], field) for field in schema], schema=schema)
+    arrays = [_array(columns[field.name], field) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def from_table(table: Any, layers: Sequence[str]) -> tuple[Features, Tensor | None]:
     """Inverse of `to_table`; numbers come back as float32."""
     values = {name: _matrix(table.column(f"layers.{name}")) for name in layers}
-    label, groups, families, strengths = (
-        _own(table.column(name).combine_chunks()) if name in table.column_names else None for name in NUMBERS
-    )
+    known = [name for name in NUMBERS if name in table.column_names]
+    numbers = {name: _own(table.column(name).combine_chunks()) for name in known}
+    label, groups, families, strengths = map(numbers.get, NUMBERS)
     features = Features(_matrix(table.column("logits")), values, groups, families, strengths)
     return features, None if label is None else label.long()
 
@@ -142,9 +134,7 @@ def read_table(path: Path, rows: int, schema: Any = None, columns: Sequence[str]
 
     with reading(path, "whole Parquet data"):
         shard = ds.dataset(path, format="parquet", filesystem=pa.fs.LocalFileSystem(use_mmap=True))
-        numbers = schema is None and all(map(pa.types.is_primitive, shard.schema.types))
-        if not numbers and not shard.schema.equals(schema):
-            raise FormatError(f"{path}: other columns than expected: {str(shard.schema)[:200]}")
+        _check_columns(path, shard.schema, schema)
         found = shard.count_rows()
         if found != rows:
             raise FormatError(f"{path}: expected {rows} rows, got {found}")
@@ -154,13 +144,31 @@ def read_table(path: Path, rows: int, schema: Any = None, columns: Sequence[str]
         return table
 
 
+def _check_columns(path: Path, found: Any, expected: Any) -> None:
+    import pyarrow as pa
+
+    numbers = expected is None and all(map(pa.types.is_primitive, found.types))
+    if not numbers and not found.equals(expected):
+        raise FormatError(f"{path}: other columns than expected: {str(found)[:200]}")
+
+
+def _column(name: str, kind: str, width: int | None = None) -> Any:
+    """A column of numbers, or of lists of so many numbers."""
+    import pyarrow as pa
+
+    number = pa.from_numpy_dtype(np.dtype(kind))
+    if width is not None:
+        number = pa.list_(pa.field("item", number, nullable=False), width)
+    return pa.field(name, number, nullable=False)
+
+
 def _bytes_of(kind: Any) -> int:
     """Memory of one value of a column."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size * kind.value_type.bit_width // 8)
-    return int(kind.bit_width // 8)
+        return kind.list_size * kind.value_type.bit_width // 8
+    return kind.bit_width // 8
 
 
 def _numbers(features: Features, labels: Tensor | None) -> dict[str, Tensor]:
@@ -179,16 +187,17 @@ def _array(x: Tensor, field: Any) -> Any:
     with np.errstate(over="ignore"):
         values = x.detach().cpu().numpy().astype(dtype)
     if not np.isfinite(values).all() and bool(torch.isfinite(x).all()):
+        largest = float(x.abs().max())
         raise ValueError(
-            f"{field.name} has values up to {float(x.abs().max()):.3g}, too large for {np.dtype(dtype)}; "
-            f"store as float32"
+            f"{field.name} has values up to {largest:.3g}, too large for {np.dtype(dtype)}; store as float32"
         )
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=field.type)
 
 
 def _matrix(column: Any) -> Tensor:
     parts = [_own(chunk.flatten()).float() for chunk in column.chunks]
-    return torch.cat([torch.empty(0), *parts]).reshape(-1, column.type.list_size)
+    values = torch.cat([torch.empty(0), *parts])
+    return values.reshape(-1, column.type.list_size)
 
 
 def _own(array: Any) -> Tensor:

@@ -104,14 +104,13 @@ def _ray_session(workers: int | None, address: str | None) -> Iterator[Any]:
         if ray.is_initialized():
             yield ray
             return
-        local = {
-            "num_cpus": workers or os.cpu_count() or 1,
-            "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE,
-        }
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        if address is None:
+            options["num_cpus"] = workers or os.cpu_count() or 1
+            options["include_dashboard"] = False
+            options["object_store_memory"] = OBJECT_STORE
         try:
-            quiet = {"log_to_driver": False, "logging_level": "error"}
-            ray.init(address=address or "local", **quiet, **({} if address else local))
+            ray.init(address=address or "local", **options)
             yield ray
         finally:
             ray.shutdown()

@@ -76,13 +76,13 @@ def extract_to_store(
         source = job.source(model, {"batches": size})
         manifest = Manifest.open(out, KIND, asdict(replace(layout, source=source)))
         job = replace(job, reader=replace(resolved, output=job.reader.output))  # undeclared: each is checked
+        count = 0
         with progress_bar("extracting", steps_in(loader), progress, unit="batches") as advance:
-            stream, count = _counted(itertools.chain(first, batches), advance), 0
-            while batch := list(itertools.islice(stream, 1)):
-                shard = itertools.chain(batch, itertools.islice(stream, size - 1))
-                missing = manifest.needs(count)
-                manifest.add(count, *job.make(model, shard, count, source, missing, manifest.rows))
-                count += 1
+            stream = _counted(itertools.chain(first, batches), advance)
+            for count, shard in enumerate(_in_groups(stream, size), start=1):
+                missing = manifest.needs(count - 1)
+                made = job.make(model, shard, count - 1, source, missing, manifest.rows)
+                manifest.add(count - 1, *made)
         manifest.finish(count)
     return FeatureStore(out)
 
@@ -134,11 +134,11 @@ def extract_parts(
     job = _Job(Path(out), store_dtype, reader or Reader())
     with writing(out), progress_bar("extracting", n_parts, progress) as advance:
         manifest = Manifest.open(out, KIND)
-        missing = {index for index in range(n_parts) if manifest.needs(index)}
-        pieces = [(job, make_model, make_loader, index, index in missing) for index in range(n_parts)]
-        local = engine == "local"  # one after the other, each on all cores
-        how: Any = {"engine": engine, "workers": workers, "num_gpus": num_gpus}
-        made = itertools.starmap(_extract_part, pieces) if local else run(_extract_part, pieces, **how)
+        pieces = [(job, make_model, make_loader, i, manifest.needs(i)) for i in range(n_parts)]
+        if engine == "local":  # one after the other, each on all cores
+            made: Iterable[Any] = itertools.starmap(_extract_part, pieces)
+        else:
+            made = run(_extract_part, pieces, engine=engine, workers=workers, num_gpus=num_gpus)
         for index, (shard, header) in enumerate(made):
             manifest.add(index, shard, header)
             advance(1)
@@ -167,17 +167,11 @@ class _Job:
     def source(self, model: nn.Module, about: Mapping[str, object]) -> dict[str, object]:
         """What a store is made from; it goes on with nothing else. Functions are known by their names."""
         known = fingerprint(model)
-        functions = {
-            "forward": _function_names(self.reader.forward),
-            "pooling_function": _function_names(self.reader.pooling),
-        }
-        return {
-            "network": known.structure,
-            "weights": known.weights,
-            **about,
-            **reader_header(self.reader),
-            **{key: names for key, names in functions.items() if names},
-        }
+        source = {"network": known.structure, "weights": known.weights, **about}
+        source |= reader_header(self.reader)
+        functions = {"forward": self.reader.forward, "pooling_function": self.reader.pooling}
+        names = {key: _function_names(value) for key, value in functions.items()}
+        return source | {key: own for key, own in names.items() if own}
 
     def make(
         self,
@@ -216,6 +210,12 @@ def _function_names(value: Any) -> str:
     """Names of the functions in a setting, separated by spaces."""
     parts = value.values() if isinstance(value, Mapping) else [value]
     return " ".join(f"{part.__module__}.{part.__qualname__}" for part in parts if callable(part))
+
+
+def _in_groups(batches: Iterator[Any], size: int) -> Iterator[Iterable[Any]]:
+    """So many batches at a time; each group is to be used up before the next."""
+    for first in batches:
+        yield itertools.chain([first], itertools.islice(batches, size - 1))
 
 
 def _counted(batches: Iterable[Any], advance: Advance) -> Iterator[Any]:

@@ -174,7 +174,8 @@ def stratified(strata: Tensor, size: int, offset: float) -> Tensor:
     order = torch.argsort(strata, stable=True)
     position = torch.arange(len(strata)).double()
     step = max(len(strata) / size, 1.0)
-    here, previous = (((position + shift) / step - offset).floor() for shift in (0, -1))
+    here = (position / step - offset).floor()
+    previous = ((position - 1) / step - offset).floor()
     return order[here > previous].sort().values
 
 
@@ -190,9 +191,8 @@ def subset_of(store: FeatureStore, size: int, seed: int = 0) -> tuple[Features, 
         ...     len(subset_of(write_store([(f, torch.arange(100) % 3)], folder, rows=30), 20)[0])
         20
     """
-    logits, labels = store.to_features(())
-    if labels is None:
-        raise ValueError(f"{store.folder} has no labels; a calibrator is fitted on labelled samples only")
+    logits, labels = _labelled(store).to_features(())
+    assert labels is not None
     rows, _ = logits.originals
     strata = 2 * logits.label[rows] + logits.correct(labels)[rows].long()
     offset = torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -200,9 +200,13 @@ def subset_of(store: FeatureStore, size: int, seed: int = 0) -> tuple[Features, 
     chosen = rows[stratified(strata, wanted, float(offset))]
     if logits.groups is not None:
         chosen = torch.isin(logits.groups, logits.groups[chosen]).nonzero()[:, 0]
+    return _rows_of(store, chosen), labels[chosen]
+
+
+def _rows_of(store: FeatureStore, chosen: Tensor) -> Features:
     parts, first = [], 0
     for index, n in enumerate(store.rows):
         here = chosen[(chosen >= first) & (chosen < first + n)] - first
         parts.append(store.shard(index)[0][here])
         first += n
-    return Features.concatenate(parts), labels[chosen]
+    return Features.concatenate(parts)

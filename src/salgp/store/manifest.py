@@ -94,16 +94,19 @@ class Manifest:
         manifest = Manifest(folder, kind, header)
         manifest.complete = value.get("complete") is True
         manifest.shards = [from_json(Shard, shard, path) for shard in shards]
-        if any(shard.rows < 0 for shard in manifest.shards):
-            raise FormatError(f"{path}: a shard of less than 0 rows")
-        if manifest.complete and len(list(manifest.folder.glob("part-*"))) > len(shards):
-            raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
+        manifest._check_shards(path)
         if not manifest.complete and not unfinished:
             raise ValueError(
                 f"{folder} is not finished ({manifest.rows} rows so far); call again what writes it, "
                 f"it continues"
             )
         return manifest
+
+    def _check_shards(self, path: Path) -> None:
+        if any(shard.rows < 0 for shard in self.shards):
+            raise FormatError(f"{path}: a shard of less than 0 rows")
+        if self.complete and len(list(self.folder.glob("part-*"))) > len(self.shards):
+            raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
 
     @staticmethod
     def open(folder: str | os.PathLike[str], kind: str, header: Mapping[str, Any] | None = None) -> Manifest:
@@ -114,16 +117,17 @@ class Manifest:
         """
         where = Path(folder)
         _sweep(where)
-        if (where / NAME).exists():
+        begun = (where / NAME).exists()
+        if begun:
             manifest = Manifest.read(folder, kind, unfinished=True)
             if not manifest.shards and not manifest.complete:
                 manifest.header = {}
-            manifest.describe(header or {})
-            return manifest
-        _refuse_foreign(where)
-        manifest = Manifest(folder, kind, {})
+        else:
+            _refuse_foreign(where)
+            manifest = Manifest(folder, kind, {})
         manifest.describe(header or {})
-        manifest.save()
+        if not begun:
+            manifest.save()
         return manifest
 
     @property
@@ -146,7 +150,8 @@ class Manifest:
         """Say what the job is, where that was not known yet; refuse another one."""
         stored = json.loads(json.dumps(header))  # tuples become lists
         self.header = self.header or stored
-        differing = [name for key, x in stored.items() for name in _differing(key, x, self.header.get(key))]
+        pairs = [(key, x, self.header.get(key)) for key, x in stored.items()]
+        differing = [name for pair in pairs for name in _differing(*pair)]
         if differing:
             raise ValueError(
                 f"{self.folder} holds the output of another job: {', '.join(differing)} differ; "
@@ -211,8 +216,7 @@ def content_digest(*values: Any) -> str:
 
 def _update(found: hashlib._Hash, value: Any) -> None:
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        value = (value.view(torch.uint8) if value.dtype is torch.bfloat16 else value).numpy()
+        value = _as_array(value)
     if isinstance(value, np.ndarray):
         found.update(f"{value.dtype}{value.shape}".encode())
         found.update(np.ascontiguousarray(value).tobytes())
@@ -226,17 +230,22 @@ def _update(found: hashlib._Hash, value: Any) -> None:
         _update(found, dict(vars(value)) if hasattr(value, "__dict__") else type(value).__name__)
 
 
+def _as_array(x: Tensor) -> np.ndarray:
+    x = x.detach().cpu()
+    return x.view(torch.uint8).numpy() if x.dtype is torch.bfloat16 else x.numpy()
+
+
 def _refuse_foreign(folder: Path) -> None:
     """Refuse a folder that holds files, but no manifest."""
     if not folder.is_dir() or (folder / NAME).exists():
         return
-    names = (path.name for path in folder.iterdir())
-    found = sorted(name for name in names if name != LOCK and not LEFT_BEHIND.fullmatch(name))
-    if found:
-        raise FileExistsError(
-            f"{folder} holds {found[0]!r}, and no job of salgp; it is left alone: choose an empty or a "
-            f"new folder"
-        )
+    names = sorted(path.name for path in folder.iterdir())
+    for name in names:
+        if name != LOCK and not LEFT_BEHIND.fullmatch(name):
+            raise FileExistsError(
+                f"{folder} holds {name!r}, and no job of salgp; it is left alone: choose an empty or a "
+                f"new folder"
+            )
 
 
 def _sweep(folder: Path) -> None:

@@ -10,6 +10,7 @@ import functools
 import operator
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import numpy as np
 from salgp.calibrators import Calibrator, load_calibrator
 from salgp.calibrators.base import FILE
 from salgp.calibrators.evidence.windows import Context
+from salgp.features import Features
 from salgp.io import digest
-from salgp.prediction import Prediction
+from salgp.prediction import LayerTerms, Prediction
 from salgp.progress import progress_bar
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run
@@ -110,18 +112,19 @@ def score(
         "layers": layers,
         "context": context,
     }
-    place: Any = {"engine": engine, "workers": workers}
+    in_parallel = functools.partial(run, engine=engine, workers=workers)
+    both = str(store), str(calibrator)
     with writing(folder):
         manifest = Manifest.open(folder, KIND, header)
         before = manifest.rows
         left = range(len(manifest.shards), source.n_shards)
         known: Any = context
         if context == "all" and left:
-            passes = [(str(store), str(calibrator), i) for i in range(source.n_shards)]
-            known = functools.reduce(operator.add, run(shard_context, passes, **place))
-        pieces = [(str(store), str(calibrator), str(out), i, layers, known) for i in left]
+            parts = in_parallel(shard_context, [(*both, i) for i in range(source.n_shards)])
+            known = functools.reduce(operator.add, parts)
+        shards = in_parallel(score_shard, [(*both, str(out), i, layers, known) for i in left])
         with progress_bar("scoring", len(source), progress, done=before, unit="rows") as advance:
-            for index, shard in zip(left, run(score_shard, pieces, **place), strict=True):
+            for index, shard in zip(left, shards, strict=True):
                 manifest.add(index, shard)
                 advance(shard.rows)
         manifest.finish(source.n_shards)
@@ -143,9 +146,13 @@ def score_shard(
     features, _ = source.shard(index, source.layer_names if loaded.needs_layers else ())
     window = context if isinstance(context, int) else 1
     size = window * max(1, BATCH // window)  # no window of consecutive samples is cut in two
-    predicted = (loaded.predict(features[i : i + size], context) for i in range(0, len(features), size))
+    predicted = (loaded.predict(part, context) for part in _batches(features, size))
     table = pa.concat_tables([_table(part, layers) for part in predicted]).combine_chunks()
     return Shard.write(Path(out), index, len(features), lambda part: write_table(table, part))
+
+
+def _batches(features: Features, size: int = BATCH) -> Iterator[Features]:
+    return (features[i : i + size] for i in range(0, len(features), size))
 
 
 def read_scores(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -183,7 +190,8 @@ def _cached(calibrator: str, contents: str) -> Calibrator:
 def _check_context(context: int | str | None, calibrator: Path) -> None:
     if context is None:
         return
-    if context != "all" and (not isinstance(context, int) or isinstance(context, bool) or context < 1):
+    count = isinstance(context, int) and not isinstance(context, bool) and context >= 1
+    if context != "all" and not count:
         raise ValueError(
             f"context must be None, 'all', or the number of samples in a window; got {context!r}"
         )
@@ -194,21 +202,27 @@ def _check_context(context: int | str | None, calibrator: Path) -> None:
 
 def shard_context(store: str, calibrator: str, index: int) -> Context:
     """Window statistics of one shard."""
-    loaded, source = _loaded(calibrator), FeatureStore(store)
-    features, _ = source.shard(index)
-    parts = [loaded.context(features[i : i + BATCH]) for i in range(0, len(features), BATCH)]
-    return functools.reduce(operator.add, parts)
+    loaded = _loaded(calibrator)
+    features, _ = FeatureStore(store).shard(index)
+    return functools.reduce(operator.add, map(loaded.context, _batches(features)))
 
 
 def _table(prediction: Prediction, layers: bool) -> Any:
     import pyarrow as pa
 
     arrays = {name: x for name, x in prediction.numpy().items() if name in SCORED}
-    terms = prediction.layers
-    if layers and terms is not None:
-        for what, values in (("mean", terms.mean), ("std", terms.std)):
-            columns = () if values is None else values.T.cpu().numpy()
-            arrays |= {f"layer_{what}.{name}": x for name, x in zip(terms.names, columns, strict=False)}
+    if layers and prediction.layers is not None:
+        arrays |= _layer_columns(prediction.layers)
     kinds = {name: pa.int32() if name == "label" else pa.float32() for name in arrays}
     schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
     return pa.table(arrays, schema=schema)
+
+
+def _layer_columns(terms: LayerTerms) -> dict[str, np.ndarray]:
+    columns = {"mean": terms.mean, "std": terms.std}
+    return {
+        f"layer_{what}.{name}": x
+        for what, values in columns.items()
+        if values is not None
+        for name, x in zip(terms.names, values.T.cpu().numpy(), strict=True)
+    }

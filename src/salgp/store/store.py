@@ -89,10 +89,10 @@ class FeatureStore:
         """
         path = self.manifest.file(index)
         names = self.layer_names if layers is None else tuple(layers)
-        unknown = [name for name in names if name not in self.widths]
-        if unknown:
-            known = ", ".join(self.layer_names) or "none"
-            raise KeyError(f"no layer named {unknown[0]!r} in {self.folder}; it has {known}")
+        for name in names:
+            if name not in self.widths:
+                known = ", ".join(self.layer_names) or "none"
+                raise KeyError(f"no layer named {name!r} in {self.folder}; it has {known}")
         columns = ["logits", *self.layout.numbers, *(f"layers.{name}" for name in names)]
         table = read_table(path, self.rows[index], self.layout.schema, columns)
         features, labels = from_table(table, names)
@@ -101,9 +101,9 @@ class FeatureStore:
     def batches(self, size: int = 8192, layers: Sequence[str] | None = None) -> Iterator[Part]:
         """Features and labels of at most ``size`` samples at a time, in order; none spans two shards."""
         for index in range(self.n_shards):
-            features, labels = self.shard(index, layers)
-            for i in range(0, len(features), size):
-                yield features[i : i + size], None if labels is None else labels[i : i + size]
+            part = self.shard(index, layers)
+            for i in range(0, len(part[0]), size):
+                yield _rows(part, slice(i, i + size))
 
     def to_features(self, layers: Sequence[str] | None = None) -> Part:
         """Everything in memory."""
@@ -147,10 +147,9 @@ def write_store(
         for count, (features, labels) in enumerate(_regroup(parts, rows, dtype), 1):
             manifest.describe(asdict(Layout.of(features, labels, dtype)))
             data = content_digest(features.logits, features.layers, features.origin, labels)
+            shard = Shard(0, "", data)
             if manifest.needs(count - 1):
                 shard = write_shard(where, count - 1, features, labels, dtype, data, manifest.rows)
-            else:
-                shard = Shard(0, "", data)
             manifest.add(count - 1, shard)
         if not count:
             raise ValueError("nothing to store: the stream of features is empty")
@@ -194,11 +193,16 @@ def _regroup(parts: Iterable[Part], rows: int | None, dtype: str) -> Iterator[Pa
         rows = rows or Layout.of(features, labels, dtype).shard_rows
         held.append((features, labels))
         while sum(len(f) for f, _ in held) >= rows:
-            whole, y = _join(held)
-            yield whole[:rows], None if y is None else y[:rows]
-            held = [(whole[rows:], None if y is None else y[rows:])]
+            whole = _join(held)
+            yield _rows(whole, slice(rows))
+            held = [_rows(whole, slice(rows, None))]
     if sum(len(f) for f, _ in held):
         yield _join(held)
+
+
+def _rows(part: Part, rows: slice) -> Part:
+    features, labels = part
+    return features[rows], None if labels is None else labels[rows]
 
 
 def _join(held: Sequence[Part]) -> Part:
