@@ -22,6 +22,7 @@ from salgp.estimate import Spread, accuracy, per_class
 from salgp.io import ChecksumError
 from salgp.monitor import records
 from salgp.monitor.martingale import BANDS, CELLS, band_of_cells
+from salgp.monitor.rules import with_late_labels
 from salgp.prediction import LayerTerms
 
 
@@ -329,6 +330,17 @@ def test_late_labels_of_a_batch_are_measured_first_and_found_wrong() -> None:
     assert (status.measured.lower, status.measured.upper) == (pytest.approx(low), pytest.approx(high))
     assert "labels show more errors" in status.headline
     assert status.details.startswith(f"Measured accuracy {status.measured} on 400 labels; expected accuracy")
+
+
+def test_labels_that_come_before_the_batch_of_their_key_stay_by_themselves() -> None:
+    monitor = Monitor.start(batch(1000, 0)[0], window=2)
+    p, y = batch(300, 1)
+    monitor.observe(p[:40], y[:40], key="monday")
+    monitor.feed(p, key="monday")
+    first, second = with_late_labels(monitor.log)
+    assert (first.n, first.labelled, second.n, second.labelled) == (0, 40, 300, 0)
+    monitor.observe(p[40:100], y[40:100], key="tuesday")
+    assert [record.labelled for record in with_late_labels(monitor.log)] == [40, 0, 60]
 
 
 def test_late_labels_without_a_batch_count_from_when_they_came() -> None:

@@ -28,25 +28,31 @@ def history(settings: Settings, log: Sequence[Record]) -> dict[str, NDArray[Any]
         labelled samples); ``shift_evidence``, ``accuracy_evidence`` (log10); ``shift_alarm``,
         ``accuracy_alarm``; and ``count.CLASS`` for every predicted class.
     """
-    found = [expected(settings, [record]) for record in log]
-    columns: dict[str, list[Any]] = {
-        "number": [record.number for record in log],
-        "key": [record.name for record in log],
-        "time": [record.time for record in log],
-        "n": [record.n for record in log],
-        "accuracy": [each.value for each in found],
-        "lower": [each.lower if each.n else math.nan for each in found],
-        "upper": [each.upper if each.n else math.nan for each in found],
+    names = _class_names(settings)
+    empty, *rows = (_row(settings, record, names) for record in (Record("", 0, None, ""), *log))
+    return {name: np.array([row[name] for row in rows]) for name in empty}
+
+
+def _row(settings: Settings, record: Record, names: Sequence[str | int]) -> dict[str, Any]:
+    found = expected(settings, [record])
+    counts = record.class_count or (0,) * len(names)
+    return {
+        "number": record.number,
+        "key": record.name,
+        "time": record.time,
+        "n": record.n,
+        "accuracy": found.value,
+        "lower": found.lower if found.n else math.nan,
+        "upper": found.upper if found.n else math.nan,
+        "labelled": record.labelled,
+        "right": record.right,
+        "right_expected": record.right_expected,
+        "shift_evidence": record.shift / math.log(10),
+        "shift_alarm": "shift" in record.alarm,
+        "accuracy_evidence": record.accuracy / math.log(10),
+        "accuracy_alarm": "accuracy" in record.alarm,
+        **{f"count.{name}": count for name, count in zip(names, counts, strict=True)},
     }
-    columns |= {
-        name: [getattr(record, name) for record in log] for name in ("labelled", "right", "right_expected")
-    }
-    for name in ("shift", "accuracy"):
-        columns[f"{name}_evidence"] = [getattr(record, name) / math.log(10) for record in log]
-        columns[f"{name}_alarm"] = [name in record.alarm for record in log]
-    for number, label in enumerate(_class_names(settings)):
-        columns[f"count.{label}"] = [record.class_count[number] if record.n else 0 for record in log]
-    return {name: np.array(values) for name, values in columns.items()}
 
 
 def metrics(settings: Settings, status: Status) -> dict[str, Any]:
@@ -58,8 +64,8 @@ def metrics(settings: Settings, status: Status) -> dict[str, Any]:
         "alarm": {name: int(name in status.alarm) for name in status.evidence},
         "matters": int(status.matters),
         **_accuracy("expected_accuracy", status.accuracy),
-        **({} if status.measured is None else _accuracy("measured_accuracy", status.measured)),
-        "labelled_samples": 0 if status.measured is None else status.measured.n,
+        **(_accuracy("measured_accuracy", status.measured) if status.measured else {}),
+        "labelled_samples": status.measured.n if status.measured else 0,
         "reference_accuracy": status.reference,
         "evidence": dict(status.evidence),
         "evidence_limit": math.log10(2 / status.false_alarm),
@@ -82,7 +88,8 @@ def prometheus(found: Mapping[str, Any], prefix: str = "salgp") -> str:
     for name, value in found.items():
         lines.append(f"# TYPE {prefix}_{name} gauge")
         if isinstance(value, Mapping):
-            lines += [f'{prefix}_{name}{{{LABELS[name]}="{_escaped(k)}"}} {v}' for k, v in value.items()]
+            label = LABELS[name]
+            lines += [f'{prefix}_{name}{{{label}="{_escaped(k)}"}} {v}' for k, v in value.items()]
         else:
             lines.append(f"{prefix}_{name} {str(value).replace('nan', 'NaN')}")
     return "\n".join(lines) + "\n"

@@ -131,7 +131,8 @@ class ConformalMartingale(Martingale):
             p = _ranks(found.counts, block, rng.random(block.shape))
             waves = np.cos(np.pi * FREQUENCIES * p[:, :, None])  # (n, J, frequencies)
             gain = np.log1p(STAKES * waves[..., None]).sum(0)
-            found = found.after_block(gain, counts=found.counts + cell_counts(block))
+            counts = found.counts + cell_counts(block)
+            found = found.after_block(gain, counts=counts)
         return found
 
 
@@ -155,9 +156,10 @@ class AccuracyMartingale(Martingale):
         """Bet on labelled samples, in their order."""
         stakes = np.minimum(ACCURACY_STAKES, 0.99 / (1 + tolerance))
         excess = confidence - tolerance - right
+        gains = np.log1p(stakes * excess[:, None])
         found = self
-        for first in range(0, len(excess), BLOCK):
-            found = found.after_block(np.log1p(stakes * excess[first : first + BLOCK, None]).sum(0))
+        for first in range(0, len(gains), BLOCK):
+            found = found.after_block(gains[first : first + BLOCK].sum(0))
         return found
 
 
@@ -168,17 +170,15 @@ def cell_counts(values: IntArray) -> IntArray:
 
 def _ranks(counts: IntArray, values: IntArray, draws: FloatArray) -> FloatArray:
     """``(n, J)`` share of all values up to and including each that are larger, ties counted by ``draws``."""
-    n = len(values)
     below = counts.cumsum(1)  # (J, CELLS) seen at or below
-    feature = np.arange(counts.shape[0])
+    feature = np.arange(len(counts))
     larger = below[:, -1] - below[feature, values]  # (n, J)
     equal = counts[feature, values] + 1  # itself
-    earlier = np.tril(np.ones((n, n), dtype=bool), -1)
-    for j in feature:
-        column = values[:, j]
-        larger[:, j] += ((column[None, :] > column[:, None]) & earlier).sum(1)
-        equal[:, j] += ((column[None, :] == column[:, None]) & earlier).sum(1)
-    total = below[:, -1] + np.arange(1, n + 1)[:, None]
+    for j, column in enumerate(values.T):
+        others = column[:, None]
+        larger[:, j] += np.tril(column > others, -1).sum(1)
+        equal[:, j] += np.tril(column == others, -1).sum(1)
+    total = below[:, -1] + np.arange(1, len(values) + 1)[:, None]
     return (larger + draws * equal) / total
 
 
@@ -228,7 +228,8 @@ def band_of_cells(reference: IntArray) -> IntArray:
 
 def band_counts(values: IntArray, bands: IntArray) -> IntArray:
     """``(J, BANDS)`` how many of the cells ``(n, J)`` fall into each band."""
-    return np.stack([np.bincount(bands[j][column], minlength=BANDS) for j, column in enumerate(values.T)])
+    columns = zip(bands, values.T, strict=True)
+    return np.stack([np.bincount(band[cell], minlength=BANDS) for band, cell in columns])
 
 
 def effects(reference: IntArray, now: IntArray) -> FloatArray:
@@ -240,7 +241,7 @@ def effects(reference: IntArray, now: IntArray) -> FloatArray:
         >>> effects(np.array([[1, 1]]), np.array([[0, 2]]))
         array([0.5])
     """
-    below = reference.cumsum(1) - reference
-    above = reference.sum(1, keepdims=True) - reference.cumsum(1)
-    pairs = np.maximum(reference.sum(1) * now.sum(1), 1)
+    total, up_to = reference.sum(1), reference.cumsum(1)
+    below, above = up_to - reference, total[:, None] - up_to
+    pairs = np.maximum(total * now.sum(1), 1)
     return (now * (below - above)).sum(1) / pairs

@@ -230,8 +230,8 @@ class Monitor:
         name = _name(key)
         if len(prediction):
             with self._only_writer():
-                known = {record.key for record in self._log if (record.n > 0) == fed} - {None}
-                if name not in known:
+                known = {record.key for record in self._log if (record.n > 0) == fed}
+                if name is None or name not in known:
                     self._keep(*self._next(prediction, labels, name, time, fed))
         return self.status()
 
@@ -242,7 +242,7 @@ class Monitor:
             yield
             return
         with locked(self.folder, _WAIT):
-            if records.last_number(self.folder) != self._state.last or len(self._log) != self._state.last:
+            if not records.last_number(self.folder) == self._state.last == len(self._log):
                 self._state, self._log = records.read(self.folder, self.settings)
             yield
 
@@ -272,8 +272,7 @@ class Monitor:
         values = feature_cells(prediction)
         rng = np.random.default_rng([self.settings.seed, record.number])
         state = replace(state, shift=state.shift.bet(values, rng))
-        s = prediction.confidence.detach().cpu().double().numpy()
-        label, c = prediction.label.cpu().numpy(), self.settings.n_classes
+        s, label, c = _confidences(prediction), prediction.label.cpu().numpy(), self.settings.n_classes
         counted = replace(
             record,
             n=len(s),
@@ -290,22 +289,25 @@ class Monitor:
     ) -> tuple[State, Record]:
         y = as_labels(labels, len(prediction), self.settings.n_classes).cpu()
         right = (prediction.label.cpu() == y).numpy()
-        s = prediction.confidence.detach().cpu().double().numpy()
+        s = _confidences(prediction)
         accuracy = state.accuracy.bet(s, right, self.settings.tolerance)
         counted = replace(record, labelled=len(s), right=int(right.sum()), right_expected=float(s.sum()))
         return replace(state, accuracy=accuracy), counted
 
     def _check(self, prediction: Prediction) -> None:
-        if checked(prediction).probs.shape[1] != self.settings.n_classes:
+        n_classes, names = checked(prediction).probs.shape[1], feature_names(prediction)
+        settings = self.settings
+        if n_classes != settings.n_classes:
+            raise ValueError(f"this monitor is of a network of {settings.n_classes} classes, got {n_classes}")
+        if names != settings.features:
             raise ValueError(
-                f"this monitor is of a network of {self.settings.n_classes} classes, "
-                f"got {prediction.probs.shape[1]}"
+                f"this monitor is of {', '.join(settings.features)}; the prediction has {', '.join(names)}; "
+                f"feed it from the calibrator it was started with"
             )
-        if feature_names(prediction) != self.settings.features:
-            raise ValueError(
-                f"this monitor is of {', '.join(self.settings.features)}; the prediction has "
-                f"{', '.join(feature_names(prediction))}; feed it from the calibrator it was started with"
-            )
+
+
+def _confidences(prediction: Prediction) -> NDArray[np.float64]:
+    return np.asarray(prediction.confidence.detach().cpu().double().numpy())
 
 
 def _name(key: Any) -> str | None:

@@ -42,11 +42,12 @@ def render_page(settings: Settings, status: Status, log: Sequence[Record], title
     environment = Environment(autoescape=True)
     environment.filters.update(minute=_minute, figure=_figure)
     template = files("salgp.monitor").joinpath("page.html").read_text(encoding="utf-8")
+    bad = "poor" if status.matters else "fair"
     page = environment.from_string(template).render(
         title=title,
         status=status,
         settings=settings,
-        tone="poor" if status.alarm and status.matters else "fair" if status.alarm else "good",
+        tone=bad if status.alarm else "good",
         classes=[(str(names[shift.label]), shift) for shift in status.classes[:10]],
         accuracy=_accuracy(settings, rows),
         evidence=_evidence(recent, limit),
@@ -71,8 +72,10 @@ def _row(settings: Settings, record: Record) -> Row:
 
 
 def _recent(log: Sequence[Record]) -> list[Record]:
-    newest = max((_when(record) for record in log), default=None)
-    return [record for record in log if newest and newest - _when(record) <= timedelta(weeks=WEEKS)]
+    if not log:
+        return []
+    oldest = max(map(_when, log)) - timedelta(weeks=WEEKS)
+    return [record for record in log if _when(record) >= oldest]
 
 
 def _when(record: Record) -> datetime:
@@ -102,44 +105,45 @@ def _first_alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
 
 def _accuracy(settings: Settings, rows: Sequence[Row]) -> Markup:
     """Expected accuracy of every batch with its interval, measured accuracy as dots, the reference dashed."""
-    ends = [found.lower for row in rows for found in row[1:] if found is not None]
+    ends = [found.lower for row in rows for found in row[1:] if found]
     low = math.floor(10 * min([*ends, settings.reference])) / 10
     step = next(step for step in (0.05, 0.1, 0.2) if 1 - low <= 5 * step + 1e-9)
-    canvas, frame = _chart(
-        [record for record, *_ in rows], "Expected and measured accuracy of every batch", 1.0, low
-    )
-    marks = [1 - k * step for k in range(int((1 - low) / step + 1e-9) + 1)]
-    frame.y_axis((mark, f"{100 * mark:.0f} %") for mark in marks)
-    drawn = [(_place(i, len(rows)), found) for i, (_, found, _) in enumerate(rows) if found is not None]
-    band = [*((x, e.upper) for x, e in drawn), *((x, e.lower) for x, e in reversed(drawn))]
-    canvas.add("polygon", points=frame.points(band), css="band")
+    n_steps = int((1 - low) / step + 1e-9)
+    records = [record for record, *_ in rows]
+    canvas, frame = _chart(records, "Expected and measured accuracy of every batch", 1.0, low)
+    frame.y_axis((1 - k * step, f"{100 * (1 - k * step):.0f} %") for k in range(n_steps + 1))
+    drawn = [(_place(i, len(rows)), found) for i, (_, found, _) in enumerate(rows) if found]
+    upper, lower = [(x, e.upper) for x, e in drawn], [(x, e.lower) for x, e in reversed(drawn)]
+    canvas.add("polygon", points=frame.points(upper + lower), css="band")
     frame.across(settings.reference, "reference")
     canvas.add("polyline", points=frame.points((x, e.value) for x, e in drawn), css="line")
-    for i, (record, found, labels) in enumerate(rows):
-        x = frame.x(_place(i, len(rows)))
-        words = f"{record.name}, {_minute(record.time)}: expected {found}, measured {labels or 'nothing'}"
-        if found is not None:
-            canvas.circle(x, frame.y(found.value), 3, "expected", words)
-        if labels is not None:
-            canvas.circle(x, frame.y(labels.value), 4.5, "dot", words)
+    for i, row in enumerate(rows):
+        _dots(frame, frame.x(_place(i, len(rows))), row)
     return canvas.markup()
+
+
+def _dots(frame: Frame, x: float, row: Row) -> None:
+    record, found, labels = row
+    words = f"{record.name}, {_minute(record.time)}: expected {found}, measured {labels or 'nothing'}"
+    if found:
+        frame.canvas.circle(x, frame.y(found.value), 3, "expected", words)
+    if labels:
+        frame.canvas.circle(x, frame.y(labels.value), 4.5, "dot", words)
 
 
 def _evidence(recent: Sequence[Record], limit: float) -> Markup:
     """Evidence for both alarms, and the limit at which they are raised."""
-    series = {
-        "line": [record.shift / math.log(10) for record in recent],
-        "second": [record.accuracy / math.log(10) for record in recent],
-    }
-    most = max((value for values in series.values() for value in values), default=0.0)
-    low, high = -3.0, max(limit + 1, min(most, 3 * limit))
+    shift = [record.shift / math.log(10) for record in recent]
+    accuracy = [record.accuracy / math.log(10) for record in recent]
+    most = max(shift + accuracy, default=0.0)
+    low, high = -3, max(limit + 1, min(most, 3 * limit))
     canvas, frame = _chart(recent, "Evidence for each alarm, as powers of ten", high, low)
     step = math.ceil((high - low) / 6)
-    frame.y_axis((mark, _figure(mark, "d")) for mark in range(-3, math.floor(high) + 1, step))
+    frame.y_axis((mark, _figure(mark, "d")) for mark in range(low, math.floor(high) + 1, step))
     frame.across(limit, "limit")
-    for css, values in series.items():
-        points = ((_place(i, len(values)), value) for i, value in enumerate(values))
-        canvas.add("polyline", points=frame.points(points), css=css)
+    places = [_place(i, len(recent)) for i in range(len(recent))]
+    for css, values in (("line", shift), ("second", accuracy)):
+        canvas.add("polyline", points=frame.points(zip(places, values, strict=True)), css=css)
     return canvas.markup()
 
 
@@ -147,11 +151,10 @@ def _chart(records: Sequence[Record], description: str, high: float, low: float)
     """A canvas with the dates of some records below."""
     canvas = Canvas(*_SIZE, description)
     frame = Frame(canvas, _BOX, high, low)
-    n = len(records)
-    days = {_when(record).date() for record in records}
-    form = "%b %d" if len(days) > 1 else "%H:%M"
+    n, times = len(records), list(map(_when, records))
+    form = "%b %d" if len({time.date() for time in times}) > 1 else "%H:%M"
     shown = sorted({round(k * (n - 1) / 3) for k in range(4)}) if n else []
-    frame.x_axis((_place(i, n), _when(records[i]).strftime(form)) for i in shown)
+    frame.x_axis((_place(i, n), times[i].strftime(form)) for i in shown)
     return canvas, frame
 
 

@@ -94,9 +94,9 @@ class Settings:
             "a monitor starts with the features confidence and class": self.features[:2]
             == ("confidence", "class"),
         }
-        broken = [sentence for sentence, holds in rules.items() if not holds]
-        if broken:
-            raise ValueError(broken[0])
+        for sentence, holds in rules.items():
+            if not holds:
+                raise ValueError(sentence)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ class Record:
     @property
     def name(self) -> str:
         """The key, or else the number."""
-        return f"{'batch' if self.n else 'labels'} {self.number}" if self.key is None else self.key
+        if self.key is not None:
+            return self.key
+        return f"batch {self.number}" if self.n else f"labels {self.number}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +183,9 @@ def create(folder: Path, settings: Settings, state: State) -> None:
         raise FileExistsError(
             f"{folder} holds a monitor already; go on with Monitor.open, or choose another folder"
         )
-    foreign = [path for path in (folder / LOG, folder / STATE) if path.exists() and not _unfinished(path)]
-    if foreign:
-        raise FileExistsError(f"{foreign[0]} is not of a monitor; it is left alone: choose another folder")
+    for path in (folder / LOG, folder / STATE):
+        if path.exists() and not _unfinished(path):
+            raise FileExistsError(f"{path} is not of a monitor; it is left alone: choose another folder")
     _write_state(folder, settings.id, state, None)
     write_header(folder / SETTINGS, KIND, 1, asdict(settings))
 
@@ -196,28 +198,19 @@ def write(folder: Path, state: State, record: Record) -> None:
 
 def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
     """State and log; a record that only the state has is appended to the log."""
-    path = folder / STATE
-    tensors, metadata = read_tensors(path)
-    if metadata.get("kind") != STATE_KIND:
-        raise FormatError(f"{path}: not the state of a monitor")
-    _check_origin(path, metadata.get("monitor"), settings)
-    with reading(path, "the state of a monitor"):
-        state = _state(tensors, json.loads(metadata["numbers"]), settings)
-        pending = json.loads(metadata["record"])
-    lines = read_lines(folder / LOG)
+    path = folder / LOG
+    state, pending = _read_state(folder / STATE, settings)
+    lines = read_lines(path)
     if pending is not None and state.last == len(lines) + 1:
-        append_line(folder / LOG, pending)
+        append_line(path, pending)
         lines.append(pending)
     if state.last != len(lines):
         raise FormatError(
             f"{folder}: the log has {len(lines)} records, the state {state.last}; restore the files"
         )
-    log = [from_json(Record, line, folder / LOG) for line in lines]
+    log = [from_json(Record, line, path) for line in lines]
     for number, record in enumerate(log, 1):
-        _check_origin(folder / LOG, record.monitor, settings)
-        classes = {len(record.class_count), len(record.class_confidence)}
-        if record.number != number or classes != {settings.n_classes if record.n else 0}:
-            raise FormatError(f"{folder / LOG}: line {number} is not of this monitor; restore the file")
+        _check_record(path, record, number, settings)
     if pending is not None and lines[-1:] != [pending]:
         raise FormatError(f"{folder}: {LOG} and {STATE} end with different records; restore the files of one")
     return state, log
@@ -239,6 +232,13 @@ def read_settings(folder: Path) -> Settings:
         )
     with reading(path, "the settings of a monitor"):
         return from_json(Settings, read_header(path, KIND, 1), path)
+
+
+def _check_record(path: Path, record: Record, number: int, settings: Settings) -> None:
+    _check_origin(path, record.monitor, settings)
+    classes = {len(record.class_count), len(record.class_confidence)}
+    if record.number != number or classes != {settings.n_classes if record.n else 0}:
+        raise FormatError(f"{path}: line {number} is not of this monitor; restore the file")
 
 
 def _check_origin(path: Path, monitor: str | None, settings: Settings) -> None:
@@ -280,8 +280,19 @@ def _write_state(folder: Path, monitor: str, state: State, record: Record | None
     write_tensors(folder / STATE, tensors, metadata)
 
 
-def _state(tensors: dict[str, torch.Tensor], numbers: dict[str, Any], settings: Settings) -> State:
-    arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
+def _read_state(path: Path, settings: Settings) -> tuple[State, Any]:
+    """The state, and its record as the log would have it."""
+    tensors, metadata = read_tensors(path)
+    if metadata.get("kind") != STATE_KIND:
+        raise FormatError(f"{path}: not the state of a monitor")
+    _check_origin(path, metadata.get("monitor"), settings)
+    with reading(path, "the state of a monitor"):
+        arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
+        _check_arrays(arrays, settings)
+        return _state(arrays, json.loads(metadata["numbers"])), json.loads(metadata["record"])
+
+
+def _check_arrays(arrays: dict[str, NDArray[Any]], settings: Settings) -> None:
     fresh = State.start(np.zeros((0, len(settings.features)), dtype=np.int64), settings.window)
     for name, expected in _arrays(fresh).items():
         found = arrays[name]
@@ -291,10 +302,9 @@ def _state(tensors: dict[str, torch.Tensor], numbers: dict[str, Any], settings: 
     for name in ("counts", "reference", "recent"):
         if arrays[name].min() < 0 or arrays[name].max() > LARGEST_COUNT:
             raise FormatError("numbers of samples must be from 0 to 2^48")
-    return State(
-        ConformalMartingale(arrays["shift"], *numbers["shift"], counts=arrays["counts"]),
-        AccuracyMartingale(arrays["accuracy"], *numbers["accuracy"]),
-        arrays["reference"],
-        arrays["recent"],
-        int(numbers["last"]),
-    )
+
+
+def _state(arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> State:
+    shift = ConformalMartingale(arrays["shift"], *numbers["shift"], counts=arrays["counts"])
+    accuracy = AccuracyMartingale(arrays["accuracy"], *numbers["accuracy"])
+    return State(shift, accuracy, arrays["reference"], arrays["recent"], int(numbers["last"]))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from salgp.estimate.accuracy import Estimate, Spread, from_sums
 from salgp.metrics.interval import exact_interval
-from salgp.monitor.martingale import effects
+from salgp.monitor.martingale import BANDS, effects
 from salgp.monitor.records import Record, Settings, State
 
 __all__ = ["ClassShift", "FeatureShift", "Status", "alarms", "expected", "measured"]
@@ -103,10 +104,9 @@ class Status:
     def details(self) -> str:
         """Accuracy, measured before expected, and the largest shift where there is an alarm."""
         now = f"{self.accuracy} of the last {self.n:,} samples, " if self.batches else ""
-        expected = f"xpected accuracy {now}{100 * self.reference:.1f} % on the reference."
-        said = f"E{expected}"
+        said = f"Expected accuracy {now}{100 * self.reference:.1f} % on the reference."
         if self.measured is not None:
-            said = f"Measured accuracy {self.measured} on {self.measured.n:,} labels; e{expected}"
+            said = f"Measured accuracy {self.measured} on {self.measured.n:,} labels; e{said[1:]}"
         most = self.features[0]
         return f"{said} Largest shift: {most.feature} ({most.size})." if self.alarm else said
 
@@ -129,24 +129,22 @@ def status_of(settings: Settings, state: State, bands: NDArray[np.int64], log: S
     batches = [record for record in log if record.n]
     fed = batches[-settings.window :]
     first = fed[0].number if fed else 0
-    found = expected(settings, fed)
-    labelled = measured(
-        [record for record in with_late_labels(log) if record.number >= first], settings.level
-    )
-    best = found if labelled is None else labelled
+    recent = [record for record in with_late_labels(log) if record.number >= first]
+    found, labelled = expected(settings, fed), measured(recent, settings.level)
+    best = labelled or found
     return Status(
-        alarms(settings, state),
-        settings.false_alarm,
-        found,
-        labelled,
-        settings.reference,
-        _matters(settings, found, labelled),
-        best.n > 0 and best.lower < settings.reference - settings.tolerance,
-        {name: getattr(state, name).log_total / math.log(10) for name in CAUSES},
-        _feature_shifts(settings, state, bands),
-        _class_shifts(settings, fed),
-        sum(record.n for record in fed),
-        len(batches),
+        alarm=alarms(settings, state),
+        false_alarm=settings.false_alarm,
+        accuracy=found,
+        measured=labelled,
+        reference=settings.reference,
+        matters=_matters(settings, found, labelled),
+        may_matter=best.n > 0 and best.lower < settings.reference - settings.tolerance,
+        evidence={name: getattr(state, name).log_total / math.log(10) for name in CAUSES},
+        features=_feature_shifts(settings, state, bands),
+        classes=_class_shifts(settings, fed),
+        n=found.n,
+        batches=len(batches),
     )
 
 
@@ -158,20 +156,23 @@ def alarms(settings: Settings, state: State) -> tuple[str, ...]:
 
 def expected(settings: Settings, fed: Sequence[Record]) -> Estimate:
     """Accuracy of some batches, estimated without labels."""
-    n = sum(record.n for record in fed)
-    spread = _spread(settings, sum(record.std for record in fed) / max(n, 1))
-    total = sum(record.confidence for record in fed)
-    variance = sum(record.variance for record in fed)
+    n = _total(fed, "n")
+    spread = _spread(settings, _total(fed, "std") / max(n, 1))
+    total, variance = _total(fed, "confidence"), _total(fed, "variance")
     return from_sums(n, total, variance, spread, settings.level)
 
 
 def measured(records: Sequence[Record], level: float) -> Estimate | None:
     """Accuracy of the labelled samples with its exact interval; None without labels."""
-    n, right = sum(record.labelled for record in records), sum(record.right for record in records)
+    n, right = _total(records, "labelled"), _total(records, "right")
     if n == 0:
         return None
     lower, upper = exact_interval(np.array([right]), np.array([n]), level)
     return Estimate(right / n, float(lower[0]), float(upper[0]), level, n)
+
+
+def _total(records: Sequence[Record], name: str) -> Any:
+    return sum(getattr(record, name) for record in records)
 
 
 def with_late_labels(log: Sequence[Record]) -> list[Record]:
@@ -179,18 +180,21 @@ def with_late_labels(log: Sequence[Record]) -> list[Record]:
     place = {record.key: i for i, record in enumerate(log) if record.n}
     found: dict[int, Record] = {}
     for i, record in enumerate(log):
-        batch = None if record.n or record.key is None else place.get(record.key)
-        if batch is None or batch not in found:
+        batch = -1 if record.n or record.key is None else place.get(record.key, -1)
+        if batch in found:
+            found[batch] = _with_labels(found[batch], record)
+        else:
             found[i] = record
-            continue
-        own = found[batch]
-        found[batch] = replace(
-            own,
-            labelled=own.labelled + record.labelled,
-            right=own.right + record.right,
-            right_expected=own.right_expected + record.right_expected,
-        )
     return list(found.values())
+
+
+def _with_labels(batch: Record, late: Record) -> Record:
+    return replace(
+        batch,
+        labelled=batch.labelled + late.labelled,
+        right=batch.right + late.right,
+        right_expected=batch.right_expected + late.right_expected,
+    )
 
 
 def _matters(settings: Settings, found: Estimate, labelled: Estimate | None) -> bool:
@@ -208,14 +212,11 @@ def _fell(settings: Settings, found: Estimate) -> bool:
 
 def _feature_shifts(settings: Settings, state: State, bands: NDArray[np.int64]) -> tuple[FeatureShift, ...]:
     """Every feature against the reference, largest effect first."""
-    size = state.recent.shape[2]
     pairs = zip(bands, state.reference, strict=True)
-    reference = np.stack([np.bincount(own, counts, minlength=size) for own, counts in pairs])
+    reference = np.stack([np.bincount(own, counts, minlength=BANDS) for own, counts in pairs])
     effect = effects(reference, state.recent.sum(0))
     evidence = np.maximum(state.shift.log_features / math.log(10), -99)
-    found = [
-        FeatureShift(name, float(effect[j]), float(evidence[j])) for j, name in enumerate(settings.features)
-    ]
+    found = map(FeatureShift, settings.features, effect.tolist(), evidence.tolist())
     return tuple(sorted(found, key=lambda shift: -abs(shift.effect)))
 
 
@@ -224,16 +225,10 @@ def _class_shifts(settings: Settings, fed: Sequence[Record]) -> tuple[ClassShift
     if not fed:
         return ()
     count = np.sum([record.class_count for record in fed], axis=0)
-    total = np.sum([record.class_confidence for record in fed], axis=0)
-    found = [
-        ClassShift(
-            k,
-            settings.class_share[k],
-            float(count[k] / count.sum()),
-            _class_accuracy(settings, int(count[k]), float(total[k])),
-        )
-        for k in range(settings.n_classes)
-    ]
+    total = np.sum([record.class_confidence for record in fed], axis=0).tolist()
+    share = (count / count.sum()).tolist()
+    accuracy = [_class_accuracy(settings, n, c) for n, c in zip(count.tolist(), total, strict=True)]
+    found = map(ClassShift, range(settings.n_classes), settings.class_share, share, accuracy)
     return tuple(sorted(found, key=lambda shift: -abs(shift.now - shift.reference)))
 
 
