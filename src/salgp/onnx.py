@@ -10,11 +10,13 @@ The class scores are computed inside the graph; augmentation perturbs the inputs
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -64,12 +66,11 @@ class OnnxNetwork(nn.Module):
         given = [x.name for x in graph.graph.output]
         if output is not None and output not in given:
             raise ValueError(f"{path}: no output called {output!r}; it has {', '.join(given)}")
-        self._scores = output or given[0]
-        names = _named(graph, layers, path) if layers is not None else _between_weights(graph)
+        names = _between_weights(graph) if layers is None else _named(graph, layers, path)
         self.tensor_names = _by_module(names)
         self.salgp_layers = [f"hidden.{name}" for name in self.tensor_names]
         with reading(path, "a graph that onnxruntime can run"):
-            self._session = _session(graph, [self._scores, *names])
+            self._session = _session(graph, [output or given[0], *names])
         self.hidden = nn.ModuleDict({key: _Passes() for key in self.tensor_names})
         self.scores = _Passes()
         digest = hashlib.sha256(graph.SerializeToString(deterministic=True)).digest()
@@ -77,17 +78,17 @@ class OnnxNetwork(nn.Module):
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """Class scores of one batch."""
-        device = next((x.device for x in (*inputs, *keywords.values()) if isinstance(x, Tensor)), None)
+        tensors = [x for x in (*inputs, *keywords.values()) if isinstance(x, Tensor)]
+        device = tensors[0].device if tensors else None
         try:
             made = _run(self._session, _by_name(self._session.get_inputs(), inputs, keywords))
         except Exception as error:  # onnxruntime raises classes of its own
             kind = ValueError if isinstance(error, ValueError) else RuntimeError
             raise kind(f"{self._path}: {error}") from error
-        found = [torch.from_numpy(x).to(device) for x in made]
-        for key, x in zip(self.tensor_names, found[1:], strict=True):
-            self.hidden[key](x)
-        scores: Tensor = self.scores(found[0])
-        return scores
+        scores, *hidden = [torch.from_numpy(x).to(device) for x in made]
+        for passed, x in zip(self.hidden.values(), hidden, strict=True):
+            passed(x)
+        return self.scores(scores)
 
 
 class _Passes(nn.Module):
@@ -110,13 +111,12 @@ def _read(path: str | os.PathLike[str]) -> Any:
 
 def _between_weights(graph: Any) -> tuple[str, ...]:
     """Tensors that one layer with weights hands to the next, in order; thinned out evenly."""
-    stored = {x.name for x in graph.graph.initializer} | {x.name for x in graph.graph.input}
-    produced = {name for node in graph.graph.node for name in node.output if node.op_type != "Constant"}
-    found: list[str] = []
-    for node in graph.graph.node:
-        if node.op_type in WEIGHTY and node.input[0] in produced - stored and node.input[0] not in found:
-            found.append(node.input[0])
-    return thinned(found, MAX_LAYERS)
+    nodes = graph.graph.node
+    stored = {x.name for x in (*graph.graph.initializer, *graph.graph.input)}
+    produced = {name for node in nodes for name in node.output if node.op_type != "Constant"}
+    read = [node.input[0] for node in nodes if node.op_type in WEIGHTY]
+    hidden = [name for name in dict.fromkeys(read) if name in produced - stored]
+    return thinned(hidden, MAX_LAYERS)
 
 
 def _named(graph: Any, layers: Sequence[str], path: Any) -> tuple[str, ...]:
@@ -138,9 +138,8 @@ def _session(graph: Any, names: Sequence[str]) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(
-        asked.SerializeToString(), sess_options=options, providers=["CPUExecutionProvider"]
-    )
+    providers = ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(asked.SerializeToString(), options, providers)
 
 
 def _by_module(tensors: Sequence[str]) -> dict[str, str]:
@@ -152,11 +151,9 @@ def _by_module(tensors: Sequence[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for tensor in tensors:
-        name = plain = _module_name(tensor)
-        number = 1
-        while name in found:
-            number += 1
-            name = f"{plain}_{number}"
+        plain = _module_name(tensor)
+        more = (f"{plain}_{number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain([plain], more) if name not in found)
         found[name] = tensor
     return found
 
@@ -168,15 +165,12 @@ def _module_name(tensor: str) -> str:
 
 
 def _by_name(wanted: Sequence[Any], inputs: Sequence[Any], keywords: Any) -> dict[str, Any]:
-    given = dict(zip((x.name for x in wanted), inputs, strict=False)) | dict(keywords)
-    missing = [x.name for x in wanted if x.name not in given]
-    if missing or len(inputs) > len(wanted):
-        raise ValueError(
-            f"the ONNX network takes {', '.join(x.name for x in wanted)}; got {len(inputs)} inputs"
-            + (f" and {', '.join(keywords)}" if keywords else "")
-        )
-    kinds = {x.name: _NUMPY.get(x.type) for x in wanted}
-    return {name: _array(given[name], kinds[name]) for name in kinds}
+    names = [x.name for x in wanted]
+    given = {**dict(zip(names, inputs, strict=False)), **keywords}
+    if len(inputs) > len(names) or not set(names) <= set(given):
+        also = f" and {', '.join(keywords)}" if keywords else ""
+        raise ValueError(f"the ONNX network takes {', '.join(names)}; got {len(inputs)} inputs{also}")
+    return {x.name: _array(given[x.name], _NUMPY.get(x.type)) for x in wanted}
 
 
 def _array(x: Any, kind: str | None) -> Any:
@@ -196,8 +190,6 @@ _NUMPY = {
 
 def _run(session: Any, values: dict[str, Any]) -> list[Any]:
     """All outputs; a graph of fixed batch size runs several times."""
-    import numpy as np
-
     parts = [session.run(None, piece) for piece in _pieces(session, values)]
     return parts[0] if len(parts) == 1 else [np.concatenate(x) for x in zip(*parts, strict=True)]
 

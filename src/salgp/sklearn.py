@@ -69,7 +69,8 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
         number = {label: k for k, label in enumerate(self.classes_.tolist())}
         labels = torch.tensor([number.get(label, -1) for label in np.asarray(y).tolist()])
         features = self._features(X)
-        self.calibrator_: Calibrator = method_for(self.method, bool(features.layers)).fit(features, labels)
+        calibrator = method_for(self.method, bool(features.layers))
+        self.calibrator_: Calibrator = calibrator.fit(features, labels)
         return self
 
     def prediction(self, X: Any) -> Prediction:
@@ -136,26 +137,26 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
                 f"salgp.calibrate_outputs(logits, labels)"
             )
         refuse_masked(X, "X")
-        return Features.from_probs(
-            self.estimator.predict_proba(X), None if self.layers is None else self.layers(X)
-        )
+        layers = None if self.layers is None else self.layers(X)
+        return Features.from_probs(self.estimator.predict_proba(X), layers)
 
 
 def _check_fitted(estimator: Any) -> None:
     """Refuse what is no fitted classifier."""
+    name = type(estimator).__name__
     if getattr(estimator, "predict", None) is None:
-        raise TypeError(f"expected a fitted classifier, got {type(estimator).__name__}, which cannot predict")
+        raise TypeError(f"expected a fitted classifier, got {name}, which cannot predict")
     if not is_classifier(estimator) and getattr(estimator, "classes_", None) is None:
         kind = "a regressor" if is_regressor(estimator) else "no fitted classifier: it has no classes_"
         raise TypeError(
-            f"{type(estimator).__name__} is {kind}; confidences are calibrated for classifiers, such as "
+            f"{name} is {kind}; confidences are calibrated for classifiers, such as "
             f"sklearn.linear_model.LogisticRegression"
         )
     try:
         check_is_fitted(estimator)
     except NotFittedError:
         raise NotFittedError(
-            f"the {type(estimator).__name__} is not fitted. Fit it first, on other samples than it is "
+            f"the {name} is not fitted. Fit it first, on other samples than it is "
             f"calibrated on; cross_val_score, searches and pipelines clone, and so unfit, what they get: "
             f"there pass CalibratedEstimator(sklearn.frozen.FrozenEstimator(model))"
         ) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,11 +69,10 @@ class Prompt(nn.Module):
     @property
     def salgp_layers(self) -> tuple[str, ...]:
         """The model's blocks, at most so many as the automatic choice takes: what calibration reads."""
-        blocks = [(n, m) for n, m in self.named_modules() if isinstance(m, nn.ModuleList) and len(m) > 1]
-        if not blocks:
-            raise ValueError(f"found no stack of blocks in {type(self.model).__name__}; say layers=...")
-        name, stack = blocks[0]
-        return thinned([f"{name}.{k}" for k in range(len(stack))], MAX_LAYERS)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.ModuleList) and len(module) > 1:
+                return thinned([f"{name}.{k}" for k in range(len(module))], MAX_LAYERS)
+        raise ValueError(f"found no stack of blocks in {type(self.model).__name__}; say layers=...")
 
     def extra_repr(self) -> str:
         """Labels and template; they are part of what the classifier is."""
@@ -84,36 +84,38 @@ class Prompt(nn.Module):
         rows = [self._tokens(text) for text in given]
         if not rows:
             raise ValueError("expected at least one text, got none")
+        inputs = self._inputs(rows)
+        taken = inspect.signature(self.model.forward).parameters
+        output = self.model(**{name: x for name, x in inputs.items() if name in taken})
+        return output.logits[:, -1, list(self.label_tokens)]
+
+    def _inputs(self, rows: list[list[int]]) -> dict[str, Any]:
+        """All that a causal model may be given for prompts; the model takes some of it."""
         start = len(self._prefix.ids)
         cached = start > 0 and all(row[:start] == self._prefix.ids for row in rows)
         start = start if cached else 0
         device = next(self.model.parameters()).device
         ids, real = _left_padded([row[start:] for row in rows], device)
-        mask = torch.cat([torch.ones(len(rows), start, dtype=torch.long, device=device), real], dim=1)
-        inputs = {
+        mask = torch.cat([real.new_ones(len(rows), start), real], dim=1)
+        return {
             "input_ids": ids,
             "attention_mask": mask,
             "position_ids": (mask.cumsum(dim=1) - 1).clamp_min(0)[:, start:],
             "past_key_values": self._prefix.cache(len(rows)) if cached else None,
             "logits_to_keep": 1,
         }
-        taken = inspect.signature(self.model.forward).parameters
-        output = self.model(**{name: x for name, x in inputs.items() if name in taken})
-        scores: Tensor = output.logits[:, -1, list(self.label_tokens)]
-        return scores
 
     def _tokens(self, text: str, answer: str = "") -> list[int]:
         prompt = f"{self._before}{text}{self._after}{answer}"
-        ids: list[int] = list(self.tokenizer(prompt, add_special_tokens=self._adds_special)["input_ids"])
-        return ids
+        return list(self.tokenizer(prompt, add_special_tokens=self._adds_special)["input_ids"])
 
     def _first_tokens(self) -> tuple[int, ...]:
         """First token of each label behind the template."""
         self._check_end()
         if not self._after[-1:].isspace():
             behind_space = self._answers(" ")
-            space = self._tokens("a", " ")[len(self._tokens("a")) :]
-            if set(behind_space) != set(space):
+            base = len(self._tokens("a"))
+            if set(behind_space) != set(self._tokens("a", " ")[base:]):
                 return _different(behind_space, self.labels)
             self._after += " "  # the space is a token by itself, and part of the prompt
         return _different(self._answers(""), self.labels)
@@ -121,18 +123,21 @@ class Prompt(nn.Module):
     def _answers(self, space: str) -> list[int]:
         """The token behind the template, for each label."""
         base = self._tokens("a")
-        rows = [self._tokens("a", space + label) for label in self.labels]
-        for row, label in zip(rows, self.labels, strict=True):
-            if row[: len(base)] != base or len(row) == len(base):
+        end = len(base)
+        answers = []
+        for label in self.labels:
+            row = self._tokens("a", space + label)
+            if row[:end] != base or len(row) == end:
                 raise ValueError(
                     f"label {label!r} changes the last token of the template; end the template with a word "
                     f"or a sign, not with a space"
                 )
-        return [row[len(base)] for row in rows]
+            answers.append(row[end])
+        return answers
 
     def _check_end(self) -> None:
-        special = self.tokenizer.all_special_tokens
-        written = any(self._after.rstrip().endswith(token) for token in special)
+        end = self._after.rstrip()
+        written = any(end.endswith(token) for token in self.tokenizer.all_special_tokens)
         if self._tokens("a")[-1] in self.tokenizer.all_special_ids and not written:
             raise ValueError("the tokenizer puts a special token behind every text; a causal one does not")
 
@@ -148,34 +153,37 @@ class _Prefix:
         """A key-value cache for n prompts; a pass writes into it, so every pass gets its own."""
         weights = [(p.data_ptr(), p._version) for p in self.model.parameters()]
         if self._made is None or self._made[0] != weights:
-            ids = torch.tensor([self.ids], device=next(self.model.parameters()).device)
-            with torch.no_grad():
-                output = frozen_copy(self.model)(input_ids=ids, use_cache=True)
-            self._made = weights, output.past_key_values
+            self._made = weights, self._computed()
         cache = copy.deepcopy(self._made[1])
         cache.batch_repeat_interleave(n)
         return cache
+
+    @torch.no_grad()
+    def _computed(self) -> Any:
+        ids = torch.tensor([self.ids], device=next(self.model.parameters()).device)
+        return frozen_copy(self.model)(input_ids=ids, use_cache=True).past_key_values
 
 
 def _different(tokens: list[int], labels: tuple[str, ...]) -> tuple[int, ...]:
     """The tokens; refused where they do not tell the labels apart."""
     if len(labels) < 2:
         raise ValueError(f"a classifier needs at least two labels, got {list(labels)}")
-    for k, token in enumerate(tokens):
-        if token in tokens[:k]:
+    first: dict[int, str] = {}
+    for token, label in zip(tokens, labels, strict=True):
+        if token in first:
             raise ValueError(
-                f"labels {labels[tokens.index(token)]!r} and {labels[k]!r} begin with the same token, which "
+                f"labels {first[token]!r} and {label!r} begin with the same token, which "
                 f"cannot tell them apart; use other words, or letters such as A, B, C"
             )
+        first[token] = label
     return tuple(tokens)
 
 
 def _alike(rows: list[list[int]]) -> list[int]:
     """The tokens with which all rows begin."""
     columns = zip(*rows, strict=False)
-    return [
-        tokens[0] for k, tokens in enumerate(columns) if all(row[: k + 1] == rows[0][: k + 1] for row in rows)
-    ]
+    same = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, columns)
+    return [tokens[0] for tokens in same]
 
 
 def _left_padded(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
