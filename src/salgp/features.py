@@ -30,6 +30,11 @@ ORIGIN = {"groups": torch.int64, "families": torch.int64, "strengths": torch.flo
 """Columns that say where a row came from, and the type of each."""
 
 
+AnyPath = str | os.PathLike[str]
+Layers = Mapping[str, Any] | None
+"""Embeddings of the same samples by name."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Features:
     """Logits and pooled layer features of ``n`` samples.
@@ -63,7 +68,7 @@ class Features:
     network: str | None = None
 
     @staticmethod
-    def from_logits(logits: Any, layers: Mapping[str, Any] | None = None) -> Features:
+    def from_logits(logits: Any, layers: Layers = None) -> Features:
         """Class scores before any softmax, from any framework.
 
         Args:
@@ -78,7 +83,7 @@ class Features:
         return Features(as_logits(as_array(logits)), _layers_of(layers))
 
     @staticmethod
-    def from_probs(probs: Any, layers: Mapping[str, Any] | None = None) -> Features:
+    def from_probs(probs: Any, layers: Layers = None) -> Features:
         """Class probabilities, from any framework; their logarithms are the logits.
 
         Args:
@@ -255,7 +260,7 @@ class Features:
 
     def save(
         self,
-        path: str | os.PathLike[str],
+        path: AnyPath,
         labels: Tensor | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Path:
@@ -275,12 +280,15 @@ class Features:
         return write_tensors(path, tensors | self.origin, header)
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Features:
+    def load(path: AnyPath) -> Features:
         """Read the features of a file written by `save`; `load_features` also gives its labels."""
         return load_features(path)[0]
 
 
-def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None]:
+Labelled = tuple[Features, Tensor | None]
+
+
+def load_features(path: AnyPath) -> Labelled:
     """Read features and, where present, labels from a safetensors file.
 
     Example:
@@ -295,9 +303,7 @@ def load_features(path: str | os.PathLike[str]) -> tuple[Features, Tensor | None
     return features_of(path, *read_tensors(path))
 
 
-def features_of(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> tuple[Features, Tensor | None]:
+def features_of(path: AnyPath, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Labelled:
     """Features and labels among the tensors of a file, whose metadata say what they are."""
     if "format" in metadata:
         check_kind(path, metadata, FORMAT, FORMAT_VERSION)
@@ -315,7 +321,7 @@ def features_of(
         raise FormatError(f"{path}: {error}") from error
 
 
-def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], order: str | None) -> list[str]:
+def _layer_order(path: AnyPath, tensors: Mapping[str, Tensor], order: str | None) -> list[str]:
     """Names of the stored layers, in the order the file gives, or sorted where it gives none."""
     stored = [name.removeprefix("layers.") for name in sorted(tensors) if name.startswith("layers.")]
     names = stored if order is None else _listed(path, order)
@@ -325,7 +331,7 @@ def _layer_order(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], or
     return names
 
 
-def _listed(path: str | os.PathLike[str], order: str) -> list[str]:
+def _listed(path: AnyPath, order: str) -> list[str]:
     try:
         names = json.loads(order)
     except (ValueError, RecursionError) as error:
@@ -365,7 +371,7 @@ def _origin_column(x: Any, what: str, n: int) -> Tensor:
     return column
 
 
-def _layers_of(layers: Mapping[str, Any] | None) -> dict[str, Tensor]:
+def _layers_of(layers: Layers) -> dict[str, Tensor]:
     return {name: as_array(x) for name, x in (layers or {}).items()}
 
 

@@ -34,6 +34,11 @@ are pooled where they arise. Here all of them leave the runtime whole, before th
 """
 
 
+AnyPath = str | os.PathLike[str]
+Names = Sequence[str]
+Values = dict[str, Any]
+
+
 class OnnxNetwork(nn.Module):
     """Runs an ONNX file; its hidden tensors are the outputs of its child modules.
 
@@ -57,9 +62,7 @@ class OnnxNetwork(nn.Module):
         ({'h': 'h'}, torch.Size([3, 2]))
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], layers: Sequence[str] | None = None, output: str | None = None
-    ) -> None:
+    def __init__(self, path: AnyPath, layers: Names | None = None, output: str | None = None) -> None:
         super().__init__()
         self._path = os.fspath(path)
         graph = _read(path)
@@ -98,7 +101,7 @@ class _Passes(nn.Module):
         return x
 
 
-def _read(path: str | os.PathLike[str]) -> Any:
+def _read(path: AnyPath) -> Any:
     require("onnx", "onnxruntime")
     import onnx
 
@@ -119,7 +122,7 @@ def _between_weights(graph: Any) -> tuple[str, ...]:
     return thinned(hidden, MAX_LAYERS)
 
 
-def _named(graph: Any, layers: Sequence[str], path: Any) -> tuple[str, ...]:
+def _named(graph: Any, layers: Names, path: Any) -> tuple[str, ...]:
     produced = [name for node in graph.graph.node for name in node.output]
     unknown = [name for name in layers if name not in produced]
     if unknown:
@@ -127,7 +130,7 @@ def _named(graph: Any, layers: Sequence[str], path: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layers))
 
 
-def _session(graph: Any, names: Sequence[str]) -> Any:
+def _session(graph: Any, names: Names) -> Any:
     import onnx
     import onnxruntime
 
@@ -142,7 +145,7 @@ def _session(graph: Any, names: Sequence[str]) -> Any:
     return onnxruntime.InferenceSession(asked.SerializeToString(), options, providers)
 
 
-def _by_module(tensors: Sequence[str]) -> dict[str, str]:
+def _by_module(tensors: Names) -> dict[str, str]:
     """Tensors by the name of their module, which no other has.
 
     Example:
@@ -164,7 +167,7 @@ def _module_name(tensor: str) -> str:
     return f"tensor_{name}" if name in dir(nn.ModuleDict()) else name
 
 
-def _by_name(wanted: Sequence[Any], inputs: Sequence[Any], keywords: Any) -> dict[str, Any]:
+def _by_name(wanted: Sequence[Any], inputs: Sequence[Any], keywords: Any) -> Values:
     names = [x.name for x in wanted]
     given = {**dict(zip(names, inputs, strict=False)), **keywords}
     if len(inputs) > len(names) or not set(names) <= set(given):
@@ -188,13 +191,13 @@ _NUMPY = {
 }
 
 
-def _run(session: Any, values: dict[str, Any]) -> list[Any]:
+def _run(session: Any, values: Values) -> list[Any]:
     """All outputs; a graph of fixed batch size runs several times."""
     parts = [session.run(None, piece) for piece in _pieces(session, values)]
     return parts[0] if len(parts) == 1 else [np.concatenate(x) for x in zip(*parts, strict=True)]
 
 
-def _pieces(session: Any, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _pieces(session: Any, values: Values) -> Iterator[Values]:
     fixed = session.get_inputs()[0].shape[0]
     n = len(next(iter(values.values())))
     if not isinstance(fixed, int) or fixed == n:

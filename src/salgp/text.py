@@ -25,6 +25,10 @@ PROBES = ("a", "Zu", "7 or 8", "...")
 """Texts that begin in different ways: the tokens before all of them belong to the template."""
 
 
+Rows = list[list[int]]
+"""Tokens of each prompt."""
+
+
 class Prompt(nn.Module):
     """A classifier of texts made of a causal language model.
 
@@ -89,7 +93,7 @@ class Prompt(nn.Module):
         output = self.model(**{name: x for name, x in inputs.items() if name in taken})
         return output.logits[:, -1, list(self.label_tokens)]
 
-    def _inputs(self, rows: list[list[int]]) -> dict[str, Any]:
+    def _inputs(self, rows: Rows) -> dict[str, Any]:
         """All that a causal model may be given for prompts; the model takes some of it."""
         start = len(self._prefix.ids)
         cached = start > 0 and all(row[:start] == self._prefix.ids for row in rows)
@@ -179,14 +183,14 @@ def _different(tokens: list[int], labels: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _alike(rows: list[list[int]]) -> list[int]:
+def _alike(rows: Rows) -> list[int]:
     """The tokens with which all rows begin."""
     columns = zip(*rows, strict=False)
     same = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, columns)
     return [tokens[0] for tokens in same]
 
 
-def _left_padded(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _left_padded(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens ``(n, T)`` that all end at the last place, and 1 where they are real."""
     width = max(map(len, rows))
     ids = [[0] * (width - len(row)) + row for row in rows]

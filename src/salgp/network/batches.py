@@ -20,6 +20,9 @@ from salgp.network.taps import shape_of
 
 __all__ = ["Batch", "are_texts", "first_rows", "rebatched"]
 
+Keywords = Mapping[str, Any]
+Inputs = tuple[Any, ...]
+
 ROWS, BYTES = 256, 1_000_000
 """Batches are joined up to so many samples, unless their inputs are larger than so many bytes: a processor
 takes up to half as long again for each image where the activations of a batch leave its caches.
@@ -81,12 +84,12 @@ class Batch:
         extra: what stood behind the labels of a tuple, and goes nowhere but to ``forward``.
     """
 
-    inputs: tuple[Any, ...] = ()
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Inputs = ()
+    keywords: Keywords = field(default_factory=dict)
     labels: Any = None
     form: str = "single"
     labels_at: LabelsAt = None
-    extra: tuple[Any, ...] = ()
+    extra: Inputs = ()
 
     @staticmethod
     def of(item: Any, labels_at: LabelsAt = None, known: Known = None) -> Batch:
@@ -119,8 +122,8 @@ class Batch:
 
     @staticmethod
     def given(
-        inputs: tuple[Any, ...],
-        keywords: Mapping[str, Any],
+        inputs: Inputs,
+        keywords: Keywords,
         network: nn.Module,
         labels_at: LabelsAt = None,
         known: Known = None,
@@ -227,7 +230,7 @@ class Batch:
         """
         return len(self.inputs) <= _parameters_of(network)[1]
 
-    def arguments(self, network: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, network: nn.Module) -> tuple[Inputs, dict[str, Any]]:
         """Positional and keyword arguments for a network, after a look at what it takes."""
         if not self.keywords and len(self.inputs) < 2:
             return self.inputs, {}
@@ -346,14 +349,14 @@ def _pieces(item: Any, rows: int) -> list[Any]:
     return [tuple(part[i : i + rows] for part in item) for i in starts]
 
 
-def _from_mapping(item: Mapping[str, Any], labels_at: LabelsAt, known: Known) -> Batch:
+def _from_mapping(item: Keywords, labels_at: LabelsAt, known: Known) -> Batch:
     keywords = dict(item)
     where = _label_key(keywords, labels_at, known)
     labels = None if where is None else keywords.pop(where)
     return Batch((), keywords, labels, "mapping", where)
 
 
-def _label_key(keywords: Mapping[str, Any], labels_at: LabelsAt, known: Known) -> str | None:
+def _label_key(keywords: Keywords, labels_at: LabelsAt, known: Known) -> str | None:
     names = () if known is None else known.names
     if names and set(names) == set(keywords):
         return None
@@ -366,14 +369,14 @@ def _label_key(keywords: Mapping[str, Any], labels_at: LabelsAt, known: Known) -
     return labels_at
 
 
-def _usual_label_key(keywords: Mapping[str, Any], names: Sequence[str]) -> str | None:
+def _usual_label_key(keywords: Keywords, names: Sequence[str]) -> str | None:
     free = [key for key in LABEL_KEYS if key in keywords and key not in names]
     filled = [key for key in free if keywords[key] is not None]
     empty = free if names else []  # no labels, and no input either
     return next(iter(filled or empty), None)
 
 
-def _named_in_a_call(keywords: Mapping[str, Any], network: nn.Module, known: Known) -> Mapping[str, Any]:
+def _named_in_a_call(keywords: Keywords, network: nn.Module, known: Known) -> Keywords:
     """The inputs among the keywords of a call. What has a usual name of labels is an input all the same if
     the network takes it and had its labels elsewhere; not ``labels``, which Hugging Face's networks take for
     their loss.
@@ -385,7 +388,7 @@ def _named_in_a_call(keywords: Mapping[str, Any], network: nn.Module, known: Kno
     return {name: _tensors(x) for name, x in keywords.items() if name != key}
 
 
-def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: Known) -> Batch:
+def _from_tuple(item: Inputs, labels_at: LabelsAt, known: Known) -> Batch:
     if len(item) == 0:
         raise ValueError(
             "the loader gave an empty tuple; expected (inputs, labels), inputs alone, or a mapping"
@@ -401,7 +404,7 @@ def _from_tuple(item: tuple[Any, ...], labels_at: LabelsAt, known: Known) -> Bat
     return Batch(inputs, {}, labels, "tuple", at, extra)
 
 
-def _from_pair(item: Mapping[str, Any], labels: Any, labels_at: LabelsAt, known: Known) -> Batch:
+def _from_pair(item: Keywords, labels: Any, labels_at: LabelsAt, known: Known) -> Batch:
     inner = _from_mapping(item, labels_at if isinstance(labels_at, str) else None, known)
     return replace(inner, labels=inner.labels if labels is None else labels, form="pair")
 

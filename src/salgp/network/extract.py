@@ -43,15 +43,7 @@ from salgp.progress import Advance, progress_bar, steps_in
 if TYPE_CHECKING:
     from salgp.network.augment.text import Tokens
 
-__all__ = [
-    "Augmentation",
-    "CalibrationData",
-    "Families",
-    "augment",
-    "extract",
-    "read_calibration_data",
-    "reader_for",
-]
+__all__ = ["Augmentation", "CalibrationData", "Families", "extract", "read_calibration_data", "reader_for"]
 
 Families = str | Sequence[str | Family]
 """Which augmented samples to add to the originals: see `salgp.network.augment.families.families_for`."""

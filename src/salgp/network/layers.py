@@ -43,19 +43,7 @@ from torch import Tensor, nn
 from salgp.network.frozen_copy import FrozenCopy
 from salgp.network.taps import Change, Layout, Pooling, Probe, Tap, activation, raw_logits
 
-__all__ = [
-    "MAX_LAYERS",
-    "Flow",
-    "Layers",
-    "NetworkWarning",
-    "Poolings",
-    "Trace",
-    "auto_layers",
-    "make_taps",
-    "pooling_for",
-    "thinned",
-    "trace",
-]
+__all__ = ["MAX_LAYERS", "NetworkWarning", "Poolings", "thinned"]
 
 MAX_LAYERS = 12
 """Most layers the automatic choice takes."""
@@ -155,6 +143,15 @@ class Trace:
         """Every tap the pass offers, by feature name, in order."""
         found = (tap for call in self.calls if call.name for tap in _taps_of(call, self.n))
         return {tap.name: tap for tap in found}
+
+
+Calls = Sequence[Call]
+Block = tuple[Call, Call]
+"""First and last call of a block."""
+Child = tuple[str, bool]
+"""Name of a module, and whether it stands in a `nn.ModuleList`."""
+Modules = Mapping[str, nn.Module]
+Offered = Mapping[str, Tap]
 
 
 def trace(model: nn.Module, run: Run) -> Trace:
@@ -477,7 +474,7 @@ def thinned(names: Sequence[str], most: int) -> tuple[str, ...]:
     return tuple(names[round(i * step / (most - 1))] for i in range(most))
 
 
-def _resolve(item: str | int, found: Trace, offered: Mapping[str, Tap], leads: Leads) -> Iterable[str]:
+def _resolve(item: str | int, found: Trace, offered: Offered, leads: Leads) -> Iterable[str]:
     if item == "auto":
         return auto_layers(found, leads)
     if isinstance(item, int):
@@ -497,7 +494,7 @@ def _at(position: int, automatic: Sequence[str]) -> str:
     return automatic[position]
 
 
-def _unknown(item: str, found: Trace, offered: Mapping[str, Tap]) -> str:
+def _unknown(item: str, found: Trace, offered: Offered) -> str:
     if item.partition("@")[0] in found.names:
         return (
             f"layer {item!r} ran, but has no floating-point output with one row for each of the "
@@ -523,7 +520,7 @@ def _matches(label: str, pattern: str) -> bool:
 _WILDCARDS = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
 
 
-def _auto_names(call: Call, offered: Mapping[str, Tap], leads: Leads) -> list[str]:
+def _auto_names(call: Call, offered: Offered, leads: Leads) -> list[str]:
     if call.label in offered and leads(offered[call.label]):
         return [*call.states[:-1], call.label]
     used = any(leads(offered[name]) for name in call.states)
@@ -538,7 +535,7 @@ def _before_classifier(found: Trace) -> list[Call]:
     return [call for call in before if call.name not in closed]
 
 
-def _plain_outside(found: Trace, before: Sequence[Call], stack: set[str]) -> set[Call]:
+def _plain_outside(found: Trace, before: Calls, stack: set[str]) -> set[Call]:
     """Ends of the plain blocks behind the stack, and of the recurrent ones outside of it."""
     in_stack = [i for i, c in enumerate(before) if c.name in stack]
     behind = before[in_stack[-1] + 1 :] if in_stack else before
@@ -560,7 +557,7 @@ def _classifier(found: Trace) -> Call | None:
     return last if found.logits.numel() in sizes else None
 
 
-def _stack(found: Trace, before: Sequence[Call]) -> set[str]:
+def _stack(found: Trace, before: Calls) -> set[str]:
     """Names of the repeated blocks at the shallowest level that has some."""
     modules = {c.name: c.module for c in found.calls}
     parents = found.parents
@@ -576,9 +573,7 @@ def _stack(found: Trace, before: Sequence[Call]) -> set[str]:
     return set()
 
 
-def _repeated(
-    children: Sequence[tuple[str, bool]], modules: Mapping[str, nn.Module], runs: Counter[str]
-) -> set[str]:
+def _repeated(children: Sequence[Child], modules: Modules, runs: Counter[str]) -> set[str]:
     """The blocks from the first repeated one on: one of a list, of a kind, or of several runs."""
     blocks = [(name, listed) for name, listed in children if name in runs]
     kinds = Counter(type(modules[name]) for name, _ in blocks)
@@ -591,7 +586,7 @@ def _repeated(
 
 def _running_children(
     prefix: str, module: nn.Module, running: Container[str], listed: bool = False
-) -> Iterator[tuple[str, bool]]:
+) -> Iterator[Child]:
     """Children that run themselves, looking through containers that do not; with: did they stand in a
     ModuleList?
     """
@@ -608,7 +603,7 @@ def _enough(module: nn.Module) -> int:
     return 3 if type(module) is nn.Sequential else 2
 
 
-def _plain_blocks(found: Trace, before: Sequence[Call]) -> list[tuple[Call, Call]]:
+def _plain_blocks(found: Trace, before: Calls) -> list[Block]:
     """First and last call of each block: a layer with weights and the normalisation, activation and pooling
     behind it.
     """
@@ -619,8 +614,8 @@ def _plain_blocks(found: Trace, before: Sequence[Call]) -> list[tuple[Call, Call
     return [(start, _promoted(end, ends, before)) for start, end in kept]
 
 
-def _grouped(leaves: Iterable[Call]) -> list[tuple[Call, Call]]:
-    blocks: list[tuple[Call, Call]] = []
+def _grouped(leaves: Iterable[Call]) -> list[Block]:
+    blocks: list[Block] = []
     still_open = False
     for call in leaves:
         if _starts_block(call.module):
@@ -633,7 +628,7 @@ def _grouped(leaves: Iterable[Call]) -> list[tuple[Call, Call]]:
     return blocks
 
 
-def _promoted(call: Call, blocks: Sequence[Call], before: Sequence[Call]) -> Call:
+def _promoted(call: Call, blocks: Calls, before: Calls) -> Call:
     """The outermost module that holds this block and no other, if it keeps the number of axes."""
     if call.count > 1:
         return call

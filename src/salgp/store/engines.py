@@ -24,11 +24,12 @@ __all__ = ["run"]
 
 OBJECT_STORE = 96 * 2**20
 """Bytes of shared memory of a Ray started here; the data stays in files."""
+Work = Callable[..., Any]
 Pieces = Sequence[tuple[Any, ...]]
 
 
 def run(
-    function: Callable[..., Any],
+    function: Work,
     pieces: Pieces,
     *,
     engine: str = "local",
@@ -57,7 +58,7 @@ def run(
     return _run_ray(function, pieces, workers, None if engine == "ray" else engine, num_gpus)
 
 
-def _run_local(function: Callable[..., Any], pieces: Pieces, count: int) -> Iterator[Any]:
+def _run_local(function: Work, pieces: Pieces, count: int) -> Iterator[Any]:
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
     try:
@@ -68,7 +69,7 @@ def _run_local(function: Callable[..., Any], pieces: Pieces, count: int) -> Iter
 
 
 def _run_ray(
-    function: Callable[..., Any], pieces: Pieces, workers: int | None, address: str | None, num_gpus: float
+    function: Work, pieces: Pieces, workers: int | None, address: str | None, num_gpus: float
 ) -> Iterator[Any]:
     if not pieces:
         return
@@ -87,7 +88,7 @@ def _run_ray(
             raise error.cause from None
 
 
-def _piece(job: tuple[Callable[..., Any], Pieces], index: int) -> Any:
+def _piece(job: tuple[Work, Pieces], index: int) -> Any:
     """Result of one piece, in the process of a worker."""
     torch.set_num_threads(1)
     function, pieces = job

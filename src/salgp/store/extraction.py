@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from salgp.network.reader import Reader, Reading, collect, read_batches, reader_
 from salgp.progress import Advance, progress_bar, steps_in
 from salgp.store.columns import Layout
 from salgp.store.engines import run
-from salgp.store.manifest import Manifest, Shard, content_digest, writing
+from salgp.store.manifest import AnyPath, Manifest, Shard, content_digest, writing
 from salgp.store.store import KIND, FeatureStore, write_shard
 
 __all__ = ["extract_parts", "extract_to_store"]
@@ -32,7 +31,7 @@ __all__ = ["extract_parts", "extract_to_store"]
 def extract_to_store(
     model: nn.Module,
     loader: Iterable[Any],
-    out: str | os.PathLike[str],
+    out: AnyPath,
     *,
     store_dtype: str = "float32",
     rows: int | None = None,
@@ -91,7 +90,7 @@ def extract_parts(
     make_model: Callable[[], nn.Module],
     make_loader: Callable[[int], Iterable[Any]],
     n_parts: int,
-    out: str | os.PathLike[str],
+    out: AnyPath,
     *,
     engine: str = "local",
     workers: int | None = None,

@@ -7,7 +7,6 @@ on a stratified sample of the store that keeps the augmented samples of a sample
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.features import Features
 from salgp.progress import progress_bar
 from salgp.store.engines import run
+from salgp.store.manifest import AnyPath
 from salgp.store.store import FeatureStore
 
 __all__ = ["fit_store"]
@@ -27,9 +27,9 @@ __all__ = ["fit_store"]
 
 def fit_store(
     calibrator: Calibrator,
-    store: str | os.PathLike[str] | FeatureStore,
+    store: AnyPath | FeatureStore,
     *,
-    reference: str | os.PathLike[str] | FeatureStore | None = None,
+    reference: AnyPath | FeatureStore | None = None,
     subset: int = 4000,
     engine: str = "local",
     workers: int | None = None,
@@ -133,7 +133,7 @@ def sum_shard(function: Callable[..., Any], state: Any, store: str, index: int) 
     return function(state, *FeatureStore(store).shard(index), index)
 
 
-def _labelled(store: str | os.PathLike[str] | FeatureStore) -> FeatureStore:
+def _labelled(store: AnyPath | FeatureStore) -> FeatureStore:
     found = store if isinstance(store, FeatureStore) else FeatureStore(store)
     if not found.has_labels:
         raise ValueError(f"{found.folder} has no labels; a calibrator is fitted on labelled samples only")

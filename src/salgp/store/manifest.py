@@ -37,6 +37,10 @@ NAME = "manifest.json"
 FORMAT_VERSION = 3
 
 
+AnyPath = str | os.PathLike[str]
+Header = Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Shard:
     """One finished file; its name follows from its place in the list.
@@ -76,13 +80,13 @@ class Manifest:
         (True, 10, {'job': 1})
     """
 
-    def __init__(self, folder: str | os.PathLike[str], kind: str, header: Mapping[str, Any]) -> None:
+    def __init__(self, folder: AnyPath, kind: str, header: Header) -> None:
         self.folder, self.kind, self.header = Path(folder), kind, dict(header)
         self.shards: list[Shard] = []
         self.complete = False
 
     @staticmethod
-    def read(folder: str | os.PathLike[str], kind: str, *, unfinished: bool = False) -> Manifest:
+    def read(folder: AnyPath, kind: str, *, unfinished: bool = False) -> Manifest:
         """Read the manifest of a folder; refused where its job is not finished, unless that is asked for."""
         path = Path(folder) / NAME
         if not path.exists():
@@ -109,7 +113,7 @@ class Manifest:
             raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
 
     @staticmethod
-    def open(folder: str | os.PathLike[str], kind: str, header: Mapping[str, Any] | None = None) -> Manifest:
+    def open(folder: AnyPath, kind: str, header: Header | None = None) -> Manifest:
         """Continue the job of a locked folder, or begin it; one with another job or files is refused, but not
         one where a job ended before its first shard.
 
@@ -146,7 +150,7 @@ class Manifest:
             raise ChecksumError(f"{path} is damaged: its SHA-256 is not the one in {NAME}; restore it")
         return path
 
-    def describe(self, header: Mapping[str, Any]) -> None:
+    def describe(self, header: Header) -> None:
         """Say what the job is, where that was not known yet; refuse another one."""
         stored = json.loads(json.dumps(header))  # tuples become lists
         self.header = self.header or stored
@@ -164,7 +168,7 @@ class Manifest:
         self._check_data(not (self.complete and missing))
         return missing
 
-    def add(self, index: int, shard: Shard, header: Mapping[str, Any] | None = None) -> None:
+    def add(self, index: int, shard: Shard, header: Header | None = None) -> None:
         """List the next finished shard, or refuse a listed one that was made from other data."""
         self.describe(header or {})
         if self.needs(index):
@@ -194,7 +198,7 @@ class Manifest:
 
 
 @contextmanager
-def writing(folder: str | os.PathLike[str]) -> Iterator[Path]:
+def writing(folder: AnyPath) -> Iterator[Path]:
     """Be the only writer of a folder of shards; one that holds something else is refused, untouched."""
     _refuse_foreign(Path(folder))
     with locked(folder) as where:

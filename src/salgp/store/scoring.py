@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from salgp.prediction import LayerTerms, Prediction
 from salgp.progress import progress_bar
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run
-from salgp.store.manifest import Manifest, Shard, writing
+from salgp.store.manifest import AnyPath, Manifest, Shard, writing
 from salgp.store.store import FeatureStore
 
 __all__ = ["score"]
@@ -61,9 +60,9 @@ class Scoring:
 
 
 def score(
-    store: str | os.PathLike[str],
-    calibrator: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    store: AnyPath,
+    calibrator: AnyPath,
+    out: AnyPath,
     *,
     engine: str = "local",
     workers: int | None = None,
@@ -155,7 +154,7 @@ def _batches(features: Features, size: int = BATCH) -> Iterator[Features]:
     return (features[i : i + size] for i in range(0, len(features), size))
 
 
-def read_scores(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read_scores(folder: AnyPath) -> dict[str, np.ndarray]:
     """All columns of a finished scoring, in the order of the store.
 
     Example:

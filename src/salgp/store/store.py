@@ -7,7 +7,6 @@ stream, continued after a kill, and read shard by shard, so that memory does not
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from salgp.io import FormatError, digest, from_json, reading
 from salgp.labels import as_labels
 from salgp.logits import check_finite
 from salgp.store.columns import Layout, from_table, read_table, to_table, write_table
-from salgp.store.manifest import Manifest, Shard, content_digest, writing
+from salgp.store.manifest import AnyPath, Manifest, Shard, content_digest, writing
 
 __all__ = ["FeatureStore"]
 
@@ -43,7 +42,7 @@ class FeatureStore:
         ([2, 2, 1], tensor([0, 1, 0, 1, 0]))
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(folder, KIND)
         if not self.manifest.shards:
@@ -117,7 +116,7 @@ class FeatureStore:
 
 def write_store(
     parts: Iterable[Part],
-    folder: str | os.PathLike[str],
+    folder: AnyPath,
     *,
     dtype: str = "float32",
     rows: int | None = None,

@@ -17,23 +17,14 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import adaptive_avg_pool2d, affine_grid, conv2d, grid_sample, interpolate, pad
 
-__all__ = [
-    "Spread",
-    "affine",
-    "blur",
-    "gain",
-    "mixup",
-    "noise",
-    "normal",
-    "occlude",
-    "per",
-    "pixelate",
-    "quantise",
-    "uniform",
-]
+__all__ = ["Spread", "normal", "per", "uniform"]
 
 DONORS = 512
 """Rows kept to take other values of discrete columns from."""
+
+
+Columns = tuple[int, ...]
+Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +51,7 @@ class Spread:
     scale: Tensor
     low: Tensor
     high: Tensor
-    discrete: tuple[tuple[int, ...], ...] = ()
+    discrete: tuple[Columns, ...] = ()
     donors: Tensor | None = None
     axis: int = 1
 
@@ -112,11 +103,11 @@ def normal(x: Tensor, generator: Generator) -> Tensor:
     return torch.randn(x.shape, generator=generator, device=generator.device).to(x)
 
 
-def uniform(n: int | tuple[int, ...], x: Tensor, generator: Generator) -> Tensor:
+def uniform(n: int | Columns, x: Tensor, generator: Generator) -> Tensor:
     return torch.rand(n, generator=generator, device=generator.device).to(x)
 
 
-def _symmetric(n: int | tuple[int, ...], x: Tensor, generator: Generator) -> Tensor:
+def _symmetric(n: int | Columns, x: Tensor, generator: Generator) -> Tensor:
     """Uniform in -1..1."""
     return 2 * uniform(n, x, generator) - 1
 
@@ -236,7 +227,7 @@ def _between(length: int, start: Tensor, end: Tensor) -> Tensor:
     return (middle >= start) & (middle < end)
 
 
-def _moments(x: Tensor, axis: int) -> tuple[Tensor, ...]:
+def _moments(x: Tensor, axis: int) -> Tensors:
     """Mean, variance, smallest and largest value over the positions of each sample and channel, (n, C)."""
     x = x.detach()
     if x.ndim == 1:
@@ -249,7 +240,7 @@ def _moments(x: Tensor, axis: int) -> tuple[Tensor, ...]:
     return mean, variance, flat.amin(dim=2), flat.amax(dim=2)
 
 
-def _spread(moments: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def _spread(moments: Sequence[Tensors]) -> Tensors:
     """Centre, scale, low and high of each channel, from moments of each sample."""
     mean, variance, low, high = (torch.cat(column) for column in zip(*moments, strict=True))  # (n, C)
     middle, between = _robust(mean)
@@ -264,7 +255,7 @@ def _robust(values: Tensor) -> tuple[Tensor, Tensor]:
     return values.median(dim=0).values, width / normal_width
 
 
-def _discrete(rows: Tensor, most: int = 20) -> tuple[tuple[int, ...], ...]:
+def _discrete(rows: Tensor, most: int = 20) -> tuple[Columns, ...]:
     """Columns with few values; columns that are a one-hot code stand together."""
     n = len(rows)
     if n < 5:
@@ -273,14 +264,14 @@ def _discrete(rows: Tensor, most: int = 20) -> tuple[tuple[int, ...], ...]:
     limit = max(2, min(most, n // 10))
     few = [j for j, count in enumerate(values) if count <= limit]
     two = {j: rows[:, j] == rows[:, j].max() for j in few if values[j] == 2}
-    sets: list[tuple[int, ...]] = []
+    sets: list[Columns] = []
     for j in few:
         if not any(j in columns for columns in sets):
             sets.append(_one_hot_from(j, two) or (j,))
     return tuple(sets)
 
 
-def _one_hot_from(first: int, two: dict[int, Tensor]) -> tuple[int, ...] | None:
+def _one_hot_from(first: int, two: dict[int, Tensor]) -> Columns | None:
     """Columns from ``first`` on of which exactly one is high in every row."""
     total = torch.zeros(())
     for j in itertools.takewhile(two.__contains__, itertools.count(first)):

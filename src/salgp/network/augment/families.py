@@ -23,15 +23,7 @@ from salgp.network.taps import Change
 if TYPE_CHECKING:
     from salgp.network.augment.text import Tokens
 
-__all__ = [
-    "FAMILIES",
-    "KINDS",
-    "Family",
-    "families_for",
-    "layer_change",
-    "perturbed_batch",
-    "real_tokens",
-]
+__all__ = ["FAMILIES", "KINDS", "Family", "families_for", "layer_change", "perturbed_batch", "real_tokens"]
 
 Disturbance = Callable[..., Any]
 """``disturb(x, strength, generator) -> x`` with ``x (n, ...)`` and ``strength (n,)``; of a measured family,
@@ -40,6 +32,9 @@ generator, tokens, real) -> (ids, real)``; of a text family, ``disturb(text, str
 text``; of one that acts on all inputs together, ``disturb(inputs, strength, generator) -> inputs`` with a
 tuple of inputs, or a dictionary where they have names.
 """
+
+
+Input = Tensor | list[str] | None
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class Family:
 
 
 def families_for(
-    choice: str | Sequence[str | Family], x: Tensor | list[str] | None = None, with_text: bool = False
+    choice: str | Sequence[str | Family], x: Input = None, with_text: bool = False
 ) -> tuple[Family, ...]:
     """The families meant by ``choice``: ``"auto"`` (by the kind of input), a kind out of `KINDS`, or names
     and families.
@@ -127,7 +122,7 @@ def families_for(
     return tuple(f if isinstance(f, Family) else FAMILIES[f] for f in choice)
 
 
-def _names(choice: str, x: Tensor | list[str] | None, with_text: bool) -> tuple[str, ...]:
+def _names(choice: str, x: Input, with_text: bool) -> tuple[str, ...]:
     kind = kind_of(x) if choice == "auto" else choice
     if choice == "auto" and kind == "tokens" and with_text:
         kind = "text"
@@ -138,7 +133,7 @@ def _names(choice: str, x: Tensor | list[str] | None, with_text: bool) -> tuple[
     return KINDS[kind]
 
 
-def kind_of(x: Tensor | list[str] | None) -> str:
+def kind_of(x: Input) -> str:
     """Kind of input by its axes: images (4), sequences (3), tabular (2); tokens where it is not floating
     point; strings where it is text; ``"other"`` for all else.
 
