@@ -14,7 +14,7 @@ import numpy as np
 
 from salgp.extras import require
 from salgp.metrics import ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
-from salgp.metrics.metric import ArrayLike, as_numbers
+from salgp.metrics.metric import ArrayLike, FloatArray, as_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,32 +105,32 @@ def reliability_diagram(
 
 def _draw_shares(ax: Axes, bins: ReliabilityBins) -> None:
     """Share of samples per bin, with dotted lines at mean accuracy and mean confidence."""
-    width = np.diff(bins.edges)
-    ax.bar(bins.edges[:-1], bins.share, width, align="edge", color="0.85", edgecolor="0.3", linewidth=0.6)
-    lines = (
-        ("accuracy", bins.accuracy, BLUE, ":", 1.6),
-        ("confidence", bins.confidence, RED, (0, (1, 1.6)), 3.6),
-    )
-    for what, values, colour, dash, thickness in lines:
-        mean = float(np.nansum(bins.share * values))
-        label = f"mean {what} {mean:.3f}"
-        ax.axvline(mean, linestyle=dash, linewidth=thickness, color=colour, label=label)
-    ax.set(ylabel="share of\nsamples", xlim=(0, 1), ylim=(0, min(1.0, 1.15 * float(bins.share.max()))))
+    look: dict[str, Any] = {"align": "edge", "color": "0.85", "edgecolor": "0.3", "linewidth": 0.6}
+    ax.bar(bins.edges[:-1], bins.share, np.diff(bins.edges), **look)
+    _draw_mean(ax, bins, "accuracy", color=BLUE, linestyle=":", linewidth=1.6)
+    _draw_mean(ax, bins, "confidence", color=RED, linestyle=(0, (1, 1.6)), linewidth=3.6)
+    top = min(1.0, 1.15 * float(bins.share.max()))
+    ax.set(ylabel="share of\nsamples", xlim=(0, 1), ylim=(0, top))
     ax.legend(loc="upper left", fontsize="small", framealpha=0.9)
+
+
+def _draw_mean(ax: Axes, bins: ReliabilityBins, what: str, **look: Any) -> None:
+    mean = float(np.nansum(bins.share * getattr(bins, what)))
+    ax.axvline(mean, label=f"mean {what} {mean:.3f}", **look)
 
 
 def _draw_accuracy(ax: Axes, bins: ReliabilityBins) -> None:
     """Accuracy by bin, the gap to the mean confidence, and the diagonal."""
     some = bins.count > 0
-    left, width = bins.edges[:-1][some], np.diff(bins.edges)[some]
-    accuracy, gap = bins.accuracy[some], bins.gap[some]
+    columns = bins.edges[:-1], np.diff(bins.edges), bins.accuracy, bins.gap
+    left, width, accuracy, gap = (column[some] for column in columns)
     look: dict[str, Any] = {"align": "edge", "color": BLUE, "edgecolor": "black", "linewidth": 0.6}
     ax.bar(left, accuracy, width, label="observed accuracy", **look)
     look = {"align": "edge", "facecolor": _FAINT_RED, "edgecolor": RED, "linewidth": 0.8}
-    for kind, hatch, here in (("overconfident", "///", gap > 0), ("underconfident", "\\\\\\", gap < 0)):
+    for kind, hatch, here in (("over", "///", gap > 0), ("under", "\\\\\\", gap < 0)):
         if here.any():
             bars = left[here], gap[here], width[here], accuracy[here]
-            ax.bar(*bars, hatch=hatch, label=f"gap: {kind}", **look)
+            ax.bar(*bars, hatch=hatch, label=f"gap: {kind}confident", **look)
     ax.hlines(accuracy, left, left + width, color="black", linewidth=1.8)
     ax.plot([0, 1], [0, 1], linestyle="--", color=GREY, linewidth=1.2, label="perfectly calibrated")
     ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
@@ -139,10 +139,10 @@ def _draw_accuracy(ax: Axes, bins: ReliabilityBins) -> None:
 def _draw_intervals(ax: Axes, bins: ReliabilityBins, level: float) -> None:
     """Exact interval of the accuracy of every bin."""
     some = bins.count > 0
-    middle = ((bins.edges[:-1] + bins.edges[1:]) / 2)[some]
-    error = np.abs(np.stack(accuracy_band(bins, level)) - bins.accuracy)[:, some]
+    middle = (bins.edges[:-1] + bins.edges[1:]) / 2
+    error = np.abs(np.stack(accuracy_band(bins, level)) - bins.accuracy)
     look: dict[str, Any] = {"fmt": "none", "ecolor": "black", "elinewidth": 1.2, "capsize": 2.5}
-    ax.errorbar(middle, bins.accuracy[some], error, label="exact interval", **look)
+    ax.errorbar(middle[some], bins.accuracy[some], error[:, some], label="exact interval", **look)
 
 
 def risk_coverage_curves(curves: Mapping[str, RiskCoverage], ax: Axes | None = None) -> Axes:
@@ -191,28 +191,28 @@ def layer_profile(terms: LayerTerms, weights: ArrayLike | None = None, ax: Axes 
         >>> [t.get_text() for t in ax.get_yticklabels()]
         ['conv1', 'conv2']
     """
-    correction = terms.mean.detach().cpu().double().numpy()
-    series = {"correction": np.abs(correction).mean(axis=0)}
-    if weights is not None:
-        series = {"weight": as_numbers(weights, "weights", len(terms.names)), **series}
-    if terms.std is not None:
-        series["variance"] = (terms.std.detach().cpu().double().numpy() ** 2).mean(axis=0)
+    series = _of_layers(terms, weights)
     n, height = len(terms.names), 0.8 / len(series)
     ax = new_axes(ax, 5.0, 1.2 + 0.22 * n * len(series))
     place = np.arange(n) - (len(series) - 1) / 2 * height
     for k, (name, values) in enumerate(series.items()):
         colour, _, _, hatch = CYCLE[k]
+        share = values / (values.sum() or 1.0)
         look: dict[str, Any] = {"color": colour, "edgecolor": "white", "hatch": hatch}
-        ax.barh(place + k * height, values / (values.sum() or 1.0), height, label=f"share of {name}", **look)
+        ax.barh(place + k * height, share, height, label=f"share of {name}", **look)
     ax.set(xlabel="share", xlim=(0, None), ylim=(n - 0.5, -0.5))
     ax.set_yticks(range(n), terms.names)
-    ax.legend(ncols=len(series), **_LEGEND_ABOVE)
+    look = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "fontsize": "small", "frameon": False}
+    ax.legend(ncols=len(series), **look)
     return ax
 
 
-_LEGEND_ABOVE: dict[str, Any] = {
-    "loc": "lower center",
-    "bbox_to_anchor": (0.5, 1.0),
-    "fontsize": "small",
-    "frameon": False,
-}
+def _of_layers(terms: LayerTerms, weights: ArrayLike | None) -> dict[str, FloatArray]:
+    """Weight, mean absolute correction and mean variance ``(L,)``, where there are any."""
+    found = {} if weights is None else {"weight": as_numbers(weights, "weights", len(terms.names))}
+    correction = terms.mean.detach().cpu().double().numpy()
+    found["correction"] = np.abs(correction).mean(axis=0)
+    if terms.std is not None:
+        std = terms.std.detach().cpu().double().numpy()
+        found["variance"] = (std**2).mean(axis=0)
+    return found

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from salgp.io import FormatError, read_value, reading, refuse_foreign, storable, write_value
 from salgp.labels import as_labels
@@ -74,9 +75,8 @@ class PredictionSets:
         """``(n_groups,)`` the largest score that is still in the set; infinite where a group has too few
         samples.
         """
-        return torch.stack(
-            [_quantile(self.scores[self.group == g], self.coverage) for g in range(self.n_groups)]
-        )
+        groups = (self.scores[self.group == g] for g in range(self.n_groups))
+        return torch.stack([_quantile(scores, self.coverage) for scores in groups])
 
     def __call__(self, prediction: Prediction, generator: torch.Generator | None = None) -> Tensor:
         """Boolean ``(n, c)``: is the class in the set?
@@ -87,14 +87,15 @@ class PredictionSets:
                 ``"raps"`` exact; by default it always is.
         """
         probs = checked(prediction).probs.detach().cpu().double()
-        group = _groups(prediction, self.by, self.edges)
-        limit = self.quantile[group] if self.by != "class" else self.quantile.expand(len(probs), -1)
         if self.by == "class" and probs.shape[1] != self.n_groups:
             raise ValueError(f"fitted on {self.n_groups} classes, got {probs.shape[1]}")
-        limit = limit if limit.ndim == 2 else limit[:, None]
-        if self.score == "lac" or generator is None:
-            return self._lowest(probs) <= limit + _ROUNDING
-        return self._matrix(probs, _uniform(len(probs), generator)) <= limit + _ROUNDING
+        limit = self.quantile
+        if self.by != "class":
+            limit = limit[_groups(prediction, self.by, self.edges), None]
+        draws = None
+        if generator is not None and self.score != "lac":
+            draws = _uniform(len(probs), generator)
+        return self._matrix(probs, draws) <= limit + _ROUNDING
 
     def at(self, coverage: float) -> PredictionSets:
         """The same with another coverage, from 0 to 1; one that takes more labelled samples than there are
@@ -120,30 +121,24 @@ class PredictionSets:
             _check_loaded(value)
         return value
 
-    def _matrix(self, probs: Tensor, draws: Tensor) -> Tensor:
-        """``(n, c)`` score of every class; ``draws`` in [0, 1] say how much of its own mass counts."""
-        if self.score == "lac":
-            return 1 - probs
-        order = probs.sort(dim=1, descending=True)
-        reached = order.values.cumsum(1) - draws[:, None] * order.values + self._penalties(probs.shape[1])
-        return torch.empty_like(probs).scatter_(1, order.indices, reached)
+    def _matrix(self, probs: Tensor, draws: Tensor | None) -> Tensor:
+        """``(n, c)`` score of every class; ``draws`` in [0, 1] say how much of its own mass counts.
 
-    def _lowest(self, probs: Tensor) -> Tensor:
-        """``(n, c)`` what the classes before this one have reached; nothing before the first.
-
-        Never above the score of the class, whatever its draw: where the score is covered, the class is in,
-        also if its own probability is too small to count. The score itself where nothing is drawn.
+        Without draws what the classes before this one have reached; nothing before the first. That is never
+        above the score of the class, whatever its draw: where the score is covered, the class is in, also if
+        its own probability is too small to count. ``"lac"`` draws nothing.
         """
         if self.score == "lac":
             return 1 - probs
         order = probs.sort(dim=1, descending=True)
-        reached = order.values.cumsum(1) + self._penalties(probs.shape[1])
-        before = torch.cat([torch.zeros_like(reached[:, :1]), reached[:, :-1]], 1)
-        return torch.empty_like(probs).scatter_(1, order.indices, before)
-
-    def _penalties(self, n_classes: int) -> Tensor:
-        place = torch.arange(1, n_classes + 1, dtype=torch.float64)
-        return self.penalty * (place - self.rank).clamp_min(0)
+        place = torch.arange(1, probs.shape[1] + 1, dtype=torch.float64)
+        penalties = self.penalty * (place - self.rank).clamp_min(0)
+        reached = order.values.cumsum(1)
+        if draws is None:
+            reached = pad(reached + penalties, (1, -1))
+        else:
+            reached = reached - draws[:, None] * order.values + penalties
+        return torch.empty_like(probs).scatter_(1, order.indices, reached)
 
 
 def fit_sets(
@@ -182,12 +177,7 @@ def fit_sets(
         >>> sets(p).long().tolist()
         [[1, 0, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]]
     """
-    if score not in SCORES:
-        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
-    if by not in GROUPS:
-        raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
-    if not 0 <= penalty < math.inf:
-        raise ValueError(f"penalty must be 0 or more, got {penalty}; one below 0 breaks the coverage")
+    _check_options(score, by, penalty)
     n_classes = checked(prediction).probs.shape[1]
     if not len(prediction):
         raise ValueError("prediction sets need labelled samples, got none")
@@ -195,17 +185,15 @@ def fit_sets(
     coverage = _checked(coverage)
     few = max(int(len(prediction) * (1 - coverage) / 2), 1)
     edges = _edges(prediction, by, bands, few)
+    group, n_groups = y, n_classes
+    if by != "class":
+        group, n_groups = _groups(prediction, by, edges), len(edges) + 1
     raps = (float(penalty), index(rank)) if score == "raps" else (0.0, 0)
-    empty = torch.zeros(0, dtype=torch.float64)
-    blank = PredictionSets(score, coverage, by, empty, empty, edges, 1, *raps)
-    matrix = blank._matrix(
-        prediction.probs.detach().cpu().double(), _uniform(len(y), torch.Generator().manual_seed(seed))
-    )
+    blank = PredictionSets(score, coverage, by, torch.empty(0), group, edges, n_groups, *raps)
+    draws = _uniform(len(y), torch.Generator().manual_seed(seed))
+    matrix = blank._matrix(prediction.probs.detach().cpu().double(), draws)
     own = matrix.gather(1, y.clamp_min(0)[:, None])[:, 0]
-    scores = torch.where(y < 0, math.inf, own)
-    group = y if by == "class" else _groups(prediction, by, edges)
-    n_groups = n_classes if by == "class" else len(edges) + 1
-    sets = replace(blank, scores=scores, group=group, n_groups=n_groups)
+    sets = replace(blank, scores=torch.where(y < 0, math.inf, own))
     _check_enough(sets)
     return sets
 
@@ -261,31 +249,46 @@ class AdaptiveCoverage:
     def update(self, covered: Sequence[bool] | Tensor) -> AdaptiveCoverage:
         """After labels came in: did the sets issued then contain the true class? One answer each."""
         given = np.asarray(covered.cpu() if isinstance(covered, Tensor) else covered)
-        if given.ndim != 1 or (given.size and not np.isin(given, (0, 1)).all()):
+        if given.ndim != 1 or not np.isin(given, (0, 1)).all():
             raise ValueError(
                 f"expected True or False for each set (did it contain the true class?), got "
                 f"{given.tolist()!r:.60}"
             )
-        hits = [bool(hit) for hit in given]
+        n, hits = len(given), int(given.sum())
+        misses = n - hits
         level = self.target if self.level is None else self.level
-        misses = len(hits) - sum(hits)
-        next_level = level + self.rate * (self.target * misses - (1 - self.target) * sum(hits))
-        return replace(self, level=next_level, seen=self.seen + len(hits), missed=self.missed + misses)
+        level += self.rate * (self.target * misses - (1 - self.target) * hits)
+        return replace(self, level=level, seen=self.seen + n, missed=self.missed + misses)
+
+
+def _check_options(score: str, by: str, penalty: float) -> None:
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    if by not in GROUPS:
+        raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
+    if not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty must be 0 or more, got {penalty}; one below 0 breaks the coverage")
 
 
 def _check_loaded(sets: PredictionSets) -> None:
     """Refuse values that `fit_sets` never gives."""
     numbers = (sets.coverage, sets.penalty, sets.rank, sets.n_groups)
-    if sets.score not in SCORES or sets.by not in GROUPS or not all(type(x) in (int, float) for x in numbers):
+    plain = all(type(x) in (int, float) for x in numbers)
+    if sets.score not in SCORES or sets.by not in GROUPS or not plain:
         raise FormatError(f"score {sets.score!r} by {sets.by!r} with numbers {numbers!r}")
     _checked(sets.coverage, closed=True)
-    n, group = len(sets.scores), sets.group
-    plain = sets.scores.ndim == 1 and sets.scores.is_floating_point() and not bool(sets.scores.isnan().any())
-    if not plain or group.shape != (n,) or group.is_floating_point() or sets.edges.ndim != 1:
-        raise FormatError(f"{n} scores of shape {tuple(sets.scores.shape)}, groups {tuple(group.shape)}")
+    _check_tensors(sets)
+
+
+def _check_tensors(sets: PredictionSets) -> None:
+    scores, group = sets.scores, sets.group
+    whole = scores.is_floating_point() and not group.is_floating_point() and not scores.isnan().any()
+    if not whole or scores.ndim != 1 or group.shape != scores.shape or sets.edges.ndim != 1:
+        raise FormatError(f"{len(scores)} scores of shape {tuple(scores.shape)}, groups {tuple(group.shape)}")
     if sets.by != "class" and sets.n_groups != len(sets.edges) + 1:
         raise FormatError(f"{sets.n_groups} groups with {len(sets.edges)} edges")
-    if not 0 <= sets.penalty < math.inf or bool(((group < -1) | (group >= sets.n_groups)).any()):
+    beyond = (group < -1) | (group >= sets.n_groups)
+    if not 0 <= sets.penalty < math.inf or beyond.any():
         raise FormatError(f"groups beyond {sets.n_groups}, or a penalty of {sets.penalty}")
 
 
@@ -325,10 +328,8 @@ def _quantile(scores: Tensor, coverage: float) -> Tensor:
     """The ``ceil((n + 1) coverage)``-th smallest; infinite where there are too few."""
     k = math.ceil((len(scores) + 1) * coverage - 1e-9)
     if k > len(scores):
-        return torch.tensor(math.inf, dtype=torch.float64)
-    if k < 1:
-        return torch.tensor(-math.inf, dtype=torch.float64)
-    return scores.sort().values[k - 1]
+        return torch.tensor(math.inf).double()
+    return scores.sort().values[k - 1] if k else torch.tensor(-math.inf).double()
 
 
 def _edges(prediction: Prediction, by: str, bands: int, most: int) -> Tensor:
@@ -336,31 +337,24 @@ def _edges(prediction: Prediction, by: str, bands: int, most: int) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     if bands < 2:
         raise ValueError(f"bands must be at least 2, got {bands}")
-    values = _VALUES[by](prediction)
-    return torch.quantile(
-        values, torch.linspace(0, 1, min(bands, most) + 1, dtype=torch.float64)[1:-1]
-    ).unique()
+    shares = torch.linspace(0, 1, min(bands, most) + 1, dtype=torch.float64)
+    return torch.quantile(_values(prediction, by), shares[1:-1]).unique()
 
 
 def _groups(prediction: Prediction, by: str, edges: Tensor) -> Tensor:
     if by in ("all", "class"):
         return torch.zeros(len(prediction), dtype=torch.long)
-    return torch.searchsorted(edges, _VALUES[by](prediction))
+    return torch.searchsorted(edges, _values(prediction, by))
 
 
-def _novelty(prediction: Prediction) -> Tensor:
-    if prediction.novelty is None:
+def _values(prediction: Prediction, by: str) -> Tensor:
+    values = prediction.novelty if by == "novelty" else prediction.confidence
+    if values is None:
         raise ValueError(
             'this calibrator gives no novelty; use by="confidence", or one that compares with training '
             "data, such as layer evidence"
         )
-    return prediction.novelty.detach().cpu().double()
-
-
-_VALUES: dict[str, Callable[[Prediction], Tensor]] = {
-    "confidence": lambda prediction: prediction.confidence.detach().cpu().double(),
-    "novelty": _novelty,
-}
+    return values.detach().cpu().double()
 
 
 def _uniform(n: int, generator: torch.Generator) -> Tensor:

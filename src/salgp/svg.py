@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 __all__ = ["Canvas", "Frame", "without_control_characters"]
 
@@ -42,25 +42,14 @@ class Canvas:
     """
 
     def __init__(self, width: float, height: float, description: str, css: str = "") -> None:
-        self._head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="{}">').format(
-            width, height, description, css
-        )
-        self._parts: list[Markup] = []
+        head = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="{}">')
+        self._parts: list[Markup] = [head.format(width, height, description, css)]
 
     def add(self, tag: str, content: str | None = None, **attributes: object) -> None:
         """One element; ``css`` is its class, underscores in names are hyphens, numbers are rounded."""
-        names = {"css": "class"}
-        pairs = [
-            Markup(' {}="{}"').format(names.get(k, k.replace("_", "-")), _round(v))
-            for k, v in attributes.items()
-            if v is not None
-        ]
-        body = Markup("") if content is None else escape(content)
-        self._parts.append(
-            Markup("<{tag}{attributes}>{body}</{tag}>").format(
-                tag=Markup(tag), attributes=Markup("").join(pairs), body=body
-            )
-        )
+        pairs = Markup("").join(_attribute(name, value) for name, value in attributes.items())
+        element = Markup("<{tag}{pairs}>{body}</{tag}>")
+        self._parts.append(element.format(tag=tag, pairs=pairs, body=content or ""))
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str, **more: Any) -> None:
         """A straight line."""
@@ -84,7 +73,7 @@ class Canvas:
 
     def markup(self) -> Markup:
         """The whole figure."""
-        return Markup("").join([self._head, *self._parts, Markup("</svg>")])
+        return Markup("").join([*self._parts, Markup("</svg>")])
 
 
 class Frame:
@@ -126,23 +115,26 @@ class Frame:
         for value, text in ticks:
             self.across(value, "grid")
             self.canvas.text(self.left - 6, self.y(value) + 4, text, anchor="end")
-        middle = self.upper + self.height / 2
         if label is not None:
+            middle = self.upper + self.height / 2
             self.canvas.text(14, middle, label, "axis side", transform=f"rotate(-90 14 {middle:.0f})")
 
     def x_axis(self, ticks: Iterable[tuple[float, str]], label: str | None = None) -> None:
         """Texts at shares of the width, and the name of the axis."""
+        lower = self.upper + self.height
         for share, text in ticks:
             anchor = "start" if share < 0.1 else "end" if share > 0.9 else "middle"
-            self.canvas.text(self.x(share), self.upper + self.height + 20, text, "tick below", anchor)
+            self.canvas.text(self.x(share), lower + 20, text, "tick below", anchor)
         if label is not None:
-            middle = self.left + self.width / 2
-            self.canvas.text(middle, self.upper + self.height + 40, label, "axis below")
+            self.canvas.text(self.x(0.5), lower + 40, label, "axis below")
 
 
 def _title(text: str | None) -> Markup | None:
     return Markup("<title>{}</title>").format(text) if text else None
 
 
-def _round(value: object) -> object:
-    return f"{value:.1f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+def _attribute(name: str, value: object) -> Markup:
+    name = "class" if name == "css" else name.replace("_", "-")
+    if isinstance(value, float):
+        value = f"{value:.1f}".rstrip("0").rstrip(".")
+    return Markup(' {}="{}"').format(name, value)
