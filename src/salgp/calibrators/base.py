@@ -36,16 +36,8 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from salgp.calibrators.checks import (
-    CalibrationWarning,
-    bounded_logits,
-    check_features,
-    check_reference,
-    floor_zeros,
-    learn_zero_logits,
-    refuse_signs,
-    warn_of_data,
-)
+from salgp.calibrators import checks
+from salgp.calibrators.checks import CalibrationWarning, Labelled
 from salgp.features import Features
 from salgp.file_signatures import is_of_kind
 from salgp.io import pack, refuse_foreign, unpack, value_bytes, value_from, write_value
@@ -61,15 +53,19 @@ __all__ = [
     "FORMAT_VERSION",
     "KIND",
     "Source",
+    "Training",
     "calibrator_digest",
     "check_place",
     "chunks",
+    "labels_of",
     "one_at_a_time",
     "save_calibrator",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Training = Labelled | None
+"""Samples of the network's training set and their classes, where a method is given them."""
 
 
 class Calibrator(BaseEstimator, ABC):
@@ -121,35 +117,42 @@ class Calibrator(BaseEstimator, ABC):
         Returns:
             The fitted calibrator itself.
         """
-        check_features(features, self.needs_layers)
-        features = bounded_logits(features)
-        y = as_labels(labels, len(features), features.n_classes).to(features.logits.device)
-        refuse_signs(y, features.n_classes)
+        checks.check_features(features, self.needs_layers)
+        features = checks.bounded_logits(features)
+        y = labels_of(features, labels)
+        checks.refuse_signs(y, features.n_classes)
         rows, _ = features.originals
         if len(rows) < 2:
             raise ValueError("only one calibration sample: at least 2 are needed, a few hundred are sensible")
-        known = None if reference is None else self._known(*reference, features)
         plain = features if len(rows) == len(features) else Features(features.logits[rows])
+        known = self._checked_reference(reference, features)
         zeros = self.floors_zeros and not self.suits_few_values
-        warn_of_data(plain, y[rows], known if self.needs_layers else None, zeros)
+        checks.warn_of_data(plain, y[rows], known if self.needs_layers else None, zeros)
         fresh = type(self)(**self.get_params(deep=False))  # a fit that fails leaves the old one as it was
         fresh._learn_zero_logits(plain)
+        known = known and (fresh.floor_zeros(known[0]), known[1])
         with torch.no_grad():
             if self.gives_confidence_only:
                 fresh.rest_temperature_ = rest_temperature(fresh.floor_zeros(plain).logits, y[rows])
-            fresh._fit(fresh.floor_zeros(features), y, known and (fresh.floor_zeros(known[0]), known[1]))
-        if features.network is not None:
-            fresh.network_ = features.network
-        fresh.n_classes_ = features.n_classes
-        fresh.layer_widths_ = features.widths if self.needs_layers else {}
+            fresh._fit(fresh.floor_zeros(features), y, known)
+        fresh._remember(features)
         self.__dict__ = fresh.__dict__
         return self
 
-    def _known(self, reference: Features, labels: Any, features: Features) -> tuple[Features, Tensor]:
-        """The reference, checked against the calibration samples."""
-        known = check_reference(reference, features, self.needs_layers)
+    def _remember(self, features: Features) -> None:
+        """Keep what later features are compared with."""
+        if features.network is not None:
+            self.network_ = features.network
+        self.n_classes_ = features.n_classes
+        self.layer_widths_ = features.widths if self.needs_layers else {}
+
+    def _checked_reference(self, reference: tuple[Features, Any] | None, features: Features) -> Training:
+        """The reference with the layers and on the device of the calibration samples."""
+        if reference is None:
+            return None
+        known = checks.check_reference(reference[0], features, self.needs_layers)
         _check_network(known, features.network, "the reference was read from", "the calibration samples")
-        classes = as_labels(labels, len(known), features.n_classes)
+        classes = as_labels(reference[1], len(known), features.n_classes)
         return known, classes.to(features.logits.device)
 
     def predict(self, features: Features, context: Any = None) -> Prediction:
@@ -167,13 +170,14 @@ class Calibrator(BaseEstimator, ABC):
         if away != home:
             return self.predict(features.to(home)).to(away)
         with torch.no_grad():
-            parts = [self._predict(part) for part in chunks(features, self._chunk())]
-            return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
+            parts = list(map(self._predict, chunks(features, self._chunk())))
+        return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 
     @property
     def device(self) -> torch.device | None:
         """Where it works: where it was fitted, or where `to` sent it; None where it learned no arrays."""
-        return next((x.device for x in _tensors(_learned(self))), None)
+        first = next(_tensors(_learned(self)), None)
+        return None if first is None else first.device
 
     def explain(self, features: Features, i: int) -> str:
         """Say in one line what each term did to the confidence of sample ``i``, in confidence points that add
@@ -203,7 +207,7 @@ class Calibrator(BaseEstimator, ABC):
         """The features `predict` works on, with the fitted layers only; refuses what the calibrator was not
         fitted for.
         """
-        largest = check_features(features, self.needs_layers, allow_empty)
+        largest = checks.check_features(features, self.needs_layers, allow_empty)
         if features.network != self.network_:
             _check_network(features, self.network_, "these features were read from", "this calibrator")
         classes = features.logits.shape[1]
@@ -211,36 +215,36 @@ class Calibrator(BaseEstimator, ABC):
             self._check_fitted()
             raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {classes}")
         if largest >= -ZERO:
-            features = self.floor_zeros(bounded_logits(features))
-        widths = [(name, x.shape[1]) for name, x in features.layers.items()]
-        if not self.needs_layers or widths == [*self.layer_widths_.items()]:
+            features = self.floor_zeros(checks.bounded_logits(features))
+        return self._fitted_layers(features) if self.needs_layers else features
+
+    def _fitted_layers(self, features: Features) -> Features:
+        """The features with the layers it was fitted on, in their order; refuses others."""
+        expected, found = self.layer_widths_, features.widths
+        if list(found.items()) == list(expected.items()):
             return features
-        for name, width in self.layer_widths_.items():
-            if name not in features.layers:
+        for name, width in expected.items():
+            if name not in found:
+                raise ValueError(f"layer {name!r} is missing; fitted on {list(expected)}, got {list(found)}")
+            if found[name] != width:
                 raise ValueError(
-                    f"layer {name!r} is missing; fitted on {list(self.layer_widths_)}, got "
-                    f"{list(features.layers)}"
+                    f"layer {name!r} has width {found[name]}, fitted on {width}: is it the same network?"
                 )
-            if features.widths[name] != width:
-                raise ValueError(
-                    f"layer {name!r} has width {features.widths[name]}, fitted on {width}: is it the same "
-                    f"network?"
-                )
-        return features.select(tuple(self.layer_widths_))
+        return features.select(tuple(expected))
 
     def _learn_zero_logits(self, features: Features) -> None:
         """Keep what takes the place of probabilities of 0, where there are any."""
         self.__dict__.pop("zero_logits_", None)
-        zeros = learn_zero_logits(features.logits) if self.floors_zeros else None
+        zeros = checks.learn_zero_logits(features.logits) if self.floors_zeros else None
         if zeros is not None:
             self.zero_logits_ = zeros
 
     def floor_zeros(self, features: Features) -> Features:
         """The features with the learned logits in place of probabilities of 0, as `predict` sees them."""
-        return floor_zeros(features, self.zero_logits_) if self.floors_zeros else features
+        return checks.floor_zeros(features, self.zero_logits_) if self.floors_zeros else features
 
     @abstractmethod
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         """Set the learned attributes; called under ``no_grad`` with checked input."""
 
     @abstractmethod
@@ -283,9 +287,12 @@ class Calibrator(BaseEstimator, ABC):
         return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        same = type(self)(**copy.deepcopy(self.get_params(deep=False), memo))
-        memo[id(self)] = same
-        same.__dict__.update(copy.deepcopy(_learned(self), memo))
+        return self._with_state(copy.deepcopy(_learned(self), memo))
+
+    def _with_state(self, state: Any) -> Self:
+        """A copy that has learned something else."""
+        same = type(self)(**copy.deepcopy(self.get_params(deep=False)))
+        same.__dict__.update(state)
         return same
 
     def to(self, device: torch.device | str) -> Self:
@@ -293,9 +300,8 @@ class Calibrator(BaseEstimator, ABC):
         self._check_fitted()
         tensors: dict[str, Tensor] = {}
         state = pack(_learned(self), tensors)
-        same = type(self)(**copy.deepcopy(self.get_params(deep=False)))
-        same.__dict__.update(unpack(state, {k: x.to(device) for k, x in tensors.items()}))
-        return same
+        moved = {name: x.to(device) for name, x in tensors.items()}
+        return self._with_state(unpack(state, moved))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``calibrator.safetensors`` into a folder, whole or not at all; other files there stay.
@@ -344,9 +350,13 @@ def chunks(features: Features, size: int) -> list[Features]:
         >>> [len(part) for part in chunks(Features(torch.zeros(5, 2)), 2)]
         [2, 2, 1]
     """
-    if len(features) <= size:
-        return [features]
-    return [features[i : i + size] for i in range(0, len(features), size)]
+    n = len(features)
+    return [features] if n <= size else [features[i : i + size] for i in range(0, n, size)]
+
+
+def labels_of(features: Features, labels: Any) -> Tensor:
+    """Checked labels of the samples, on their device."""
+    return as_labels(labels, len(features), features.n_classes).to(features.logits.device)
 
 
 def _place(i: Any, n: int) -> int:
@@ -391,7 +401,7 @@ def save_calibrator(folder: str | os.PathLike[str], calibrator: Calibrator, **pa
     """
     where = Path(folder)
     check_place(where)
-    write_value(where / FILE, KIND, FORMAT_VERSION, {**calibrator_value(calibrator), **parts})
+    write_value(where / FILE, KIND, FORMAT_VERSION, calibrator_value(calibrator) | parts)
     return where
 
 
@@ -401,7 +411,8 @@ def check_place(folder: Path) -> None:
     """
     refuse_link(folder)
     refuse_foreign(folder / FILE, "calibrator")
-    rules = [path for path in sorted(folder.glob("*.json")) if path.is_file() and is_of_kind(path, "rule")]
+    files = filter(Path.is_file, sorted(folder.glob("*.json")))
+    rules = [path for path in files if is_of_kind(path, "rule")]
     if rules and (folder / FILE).is_file():
         raise FileExistsError(
             f"{rules[0]} was chosen for the calibrator that would be replaced; move it away, and choose the "
@@ -416,8 +427,13 @@ def calibrator_value(calibrator: Calibrator) -> dict[str, Any]:
 
 
 def _learned(calibrator: Any) -> dict[str, Any]:
-    """Learned attributes, those that end in ``_``."""
-    return {k: v for k, v in vars(calibrator).items() if k.endswith("_") and not k.startswith("_")}
+    """Learned attributes."""
+    return {name: value for name, value in vars(calibrator).items() if is_learned(name)}
+
+
+def is_learned(name: str) -> bool:
+    """Is it the name of a learned attribute?"""
+    return name.endswith("_") and not name.startswith("_")
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -436,7 +452,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def calibrator_digest(calibrator: Calibrator) -> str:
     """SHA-256 of its arguments and of what it learned; the same for the same calibrator loaded again."""
-    return hashlib.sha256(value_bytes(KIND, FORMAT_VERSION, calibrator_value(calibrator))).hexdigest()
+    written = value_bytes(KIND, FORMAT_VERSION, calibrator_value(calibrator))
+    return hashlib.sha256(written).hexdigest()
 
 
 class Source(Protocol):

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,6 +56,8 @@ than half of the classes are.
 LARGEST_LOGIT = 1e18
 """Logits of larger size are shifted and cut: their squares would overflow in single precision."""
 
+LARGEST_NUMBER = torch.finfo(torch.float64).max
+
 LARGEST_FEATURE = 1e75
 """Largest number a layer may hold: squared distances between larger ones overflow in double precision."""
 
@@ -67,6 +69,10 @@ ZEROS = 0.05
 
 SHARED = 0.01
 """Share of calibration rows found in the reference that is worth a warning."""
+
+
+Labelled = tuple[Features, Tensor]
+"""Samples and their classes."""
 
 
 class CalibrationWarning(UserWarning):
@@ -99,21 +105,26 @@ def check_features(features: Features, with_layers: bool, allow_empty: bool = Fa
             f"logits must have at least 2 columns (classes), got {n_classes}; for a "
             f"binary network pass (n, 2) logits [0, z]"
         )
+    if with_layers:
+        _check_widths(features.widths)
     layers = features.layers if with_layers else {}
-    hollow = [name for name, x in layers.items() if x.shape[1] == 0]
-    if hollow:
-        raise ValueError(f"layer {hollow[0]!r} has no columns; leave it out: features.select([...])")
-    if with_layers and not layers:
+    largest, *sizes = largest_sizes([features.logits, *layers.values()])
+    _check_numbers("logits", features.logits, largest, features, LARGEST_NUMBER)
+    for (name, x), size in zip(layers.items(), sizes, strict=True):
+        _check_numbers(f"layer {name!r}", x, size, features, LARGEST_FEATURE)
+    return largest
+
+
+def _check_widths(widths: Mapping[str, int]) -> None:
+    """Refuse features without layers, and layers without columns."""
+    for name, width in widths.items():
+        if width == 0:
+            raise ValueError(f"layer {name!r} has no columns; leave it out: features.select([...])")
+    if not widths:
         raise ValueError(
             "this method reads hidden layers, but the features have none; extract them with "
             "salgp.extract(model, loader), or take a method that reads the scores only, such as temperature"
         )
-    sizes = largest_sizes([features.logits, *layers.values()])
-    if not (sizes[0] < math.inf and all(size <= LARGEST_FEATURE for size in sizes[1:])):
-        _check_numbers("logits", features.logits, sizes[0], features, torch.finfo(torch.float64).max)
-        for (name, x), size in zip(layers.items(), sizes[1:], strict=True):
-            _check_numbers(f"layer {name!r}", x, size, features, LARGEST_FEATURE)
-    return sizes[0]
 
 
 def check_reference(reference: Features, features: Features, with_layers: bool) -> Features:
@@ -129,11 +140,9 @@ def check_reference(reference: Features, features: Features, with_layers: bool) 
         )
     if not with_layers:
         return reference
-    known = {name: width for name, width in reference.widths.items() if name in features.layers}
-    if known != features.widths:
-        raise ValueError(
-            f"reference layers {reference.widths} differ from the calibration layers {features.widths}"
-        )
+    theirs, ours = reference.widths, features.widths
+    if any(theirs.get(name) != width for name, width in ours.items()):
+        raise ValueError(f"reference layers {theirs} differ from the calibration layers {ours}")
     return reference.select(features.layer_names)
 
 
@@ -149,12 +158,11 @@ def bounded_logits(features: Features) -> Features:
     z = features.logits
     if largest_sizes([z])[0] <= LARGEST_LOGIT:
         return features
-    return replace(features, logits=(z - z.amax(dim=1, keepdim=True)).clamp_min(-LARGEST_LOGIT))
+    shifted = z - z.amax(dim=1, keepdim=True)
+    return replace(features, logits=shifted.clamp_min(-LARGEST_LOGIT))
 
 
-def warn_of_data(
-    features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None, zeros: bool = True
-) -> None:
+def warn_of_data(features: Features, labels: Tensor, reference: Labelled | None, zeros: bool = True) -> None:
     """Warn of what ruins a calibration, one sentence for each.
 
     Args:
@@ -170,19 +178,15 @@ def warn_of_data(
         >>> str(caught[0].message)[:35]
         'the logits look like probabilities:'
     """
-    found = (
-        _few(features),
-        _no_errors(features, labels),
-        misaligned(features, labels),
-        _missing_classes(features, labels),
-        _probabilities(features),
-        _zeros(features, labels) if zeros else None,
-        None if reference is None else _shared_rows(features, reference[0]),
-        None if reference is None else misaligned_reference((features, labels), reference),
-    )
-    for sentence in found:
-        if sentence is not None:
-            warnings.warn(sentence, CalibrationWarning, stacklevel=3)
+    given = features, labels
+    found = [_few(features), _no_errors(*given), misaligned(*given), _missing_classes(*given)]
+    found.append(_probabilities(features))
+    if zeros:
+        found.append(_zeros(*given))
+    if reference is not None:
+        found += _shared_rows(features, reference[0]), misaligned_reference(given, reference)
+    for sentence in filter(None, found):
+        warnings.warn(sentence, CalibrationWarning, stacklevel=3)
 
 
 def _few(features: Features) -> str | None:
@@ -194,7 +198,7 @@ def _few(features: Features) -> str | None:
 
 def _no_errors(features: Features, labels: Tensor) -> str | None:
     known = labels >= 0
-    if not bool(known.any()) or not bool(features.correct(labels)[known].all()):
+    if not known.any() or not features.correct(labels)[known].all():
         return None
     return (
         "no errors: every calibration sample is classified correctly, so nothing can be learned about "
@@ -205,12 +209,13 @@ def _no_errors(features: Features, labels: Tensor) -> str | None:
 def _missing_classes(features: Features, labels: Tensor) -> str | None:
     count = torch.bincount(labels[labels >= 0], minlength=features.n_classes)
     missing = (count == 0).nonzero()[:, 0].tolist()
-    n, c = int(count.sum()), features.n_classes
-    if not missing or (n < PER_CLASS * c and len(missing) <= c / 2):
+    n, c = int(count.sum()), len(count)
+    few = n < PER_CLASS * c and len(missing) <= c / 2
+    if few or not missing:
         return None
-    names = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    names = [*map(str, missing[:5]), *(["..."] if len(missing) > 5 else [])]
     return (
-        f"no calibration samples of {len(missing)} of {features.n_classes} classes ({names}): confidences of "
+        f"no calibration samples of {len(missing)} of {c} classes ({', '.join(names)}): confidences of "
         f"predictions that should be one of them are not calibrated"
     )
 
@@ -230,7 +235,8 @@ def _probabilities(features: Features) -> str | None:
 def _zeros(features: Features, labels: Tensor) -> str | None:
     known = labels >= 0
     true = features.logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
-    n, zeros = int(known.sum()), int(((true == ZERO) & known).sum())
+    n = int(known.sum())
+    zeros = int(((true == ZERO) & known).sum())
     if zeros <= ZEROS * n:
         return None
     return (
@@ -259,10 +265,14 @@ def rows_in(rows: Tensor, others: Tensor) -> int:
         >>> rows_in(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([[2.0, 1.0]]))
         1
     """
-    ours, theirs = rows.amax(dim=1), others.to(rows).amax(dim=1)
-    alike = rows[torch.isin(ours, theirs)].cpu()
-    known = {row.tobytes() for row in others.to(rows)[torch.isin(theirs, ours)].cpu().contiguous().numpy()}
-    return sum(row.tobytes() in known for row in alike.contiguous().numpy())
+    others = others.to(rows)
+    ours, theirs = rows.amax(dim=1), others.amax(dim=1)
+    known = set(_row_bytes(others[torch.isin(theirs, ours)]))
+    return sum(row in known for row in _row_bytes(rows[torch.isin(ours, theirs)]))
+
+
+def _row_bytes(rows: Tensor) -> Iterator[bytes]:
+    return (row.tobytes() for row in rows.cpu().contiguous().numpy())
 
 
 def largest_sizes(tensors: Sequence[Tensor]) -> list[float]:
@@ -274,8 +284,8 @@ def largest_sizes(tensors: Sequence[Tensor]) -> list[float]:
     """
     if not all(x.numel() for x in tensors):
         return [largest_sizes([x])[0] if x.numel() else 0.0 for x in tensors]
-    found: list[float] = torch.stack(torch._foreach_norm(list(tensors), torch.inf)).cpu().tolist()
-    return found
+    norms = torch._foreach_norm(list(tensors), torch.inf)
+    return torch.stack(norms).cpu().tolist()
 
 
 def _check_numbers(what: str, x: Tensor, largest: float, features: Features, limit: float) -> None:
@@ -291,7 +301,7 @@ def _check_numbers(what: str, x: Tensor, largest: float, features: Features, lim
     rows, place = features.originals
     samples = rows[place[wrong].unique()]
     first = int(samples[0])
-    where = f"row {first}" if bool((wrong == first).any()) else f"an augmented sample of row {first}"
+    where = f"row {first}" if first in wrong else f"an augmented sample of row {first}"
     note = "" if features.groups is None else ", augmented samples not counted"
     raise ValueError(
         f"{what} holds NaN or infinity in {where} ({len(samples)} rows in all{note}); clean the data "
@@ -318,8 +328,8 @@ def refuse_signs(labels: Tensor, n_classes: int) -> None:
         ...
         ValueError: labels are -1 and 1; two classes are numbered 0 and 1 ...
     """
-    counts = [int((labels == value).sum()) for value in (-1, 0, 1)]
-    if n_classes == 2 and counts[1] == 0 and min(counts[0], counts[2]) >= 2:
+    minus, zero, plus = (int((labels == value).sum()) for value in (-1, 0, 1))
+    if n_classes == 2 and zero == 0 and min(minus, plus) >= 2:
         raise ValueError(
             "labels are -1 and 1; two classes are numbered 0 and 1 (-1 is an unknown class): pass "
             "(labels + 1) // 2"
@@ -356,7 +366,7 @@ def misaligned(features: Features, labels: Tensor) -> str | None:
         'no calibration sample is classified corre'
     """
     known = labels >= 0
-    if not bool(known.any()):
+    if not known.any():
         return (
             "no calibration sample has a known class: all labels are -1; number the classes from 0, in the "
             "order of the network's outputs"
@@ -368,8 +378,10 @@ def misaligned(features: Features, labels: Tensor) -> str | None:
     if found.n < ENOUGH or found.sd == 0 or found.hits > found.mean + 2 * found.sd:
         return None
     accuracy = found.hits / found.n
-    s = features[known.nonzero()[:: 1 + found.n // LOOKED_AT, 0]].confidence.double()
-    claimed, sd = float(s.mean()), float((s * (1 - s)).mean() / found.n) ** 0.5
+    looked_at = known.nonzero()[:: 1 + found.n // LOOKED_AT, 0]
+    s = features[looked_at].confidence.double()
+    claimed = float(s.mean())
+    sd = float((s * (1 - s)).mean() / found.n) ** 0.5
     if claimed < accuracy + max(CLAIMED, SURE * sd):
         return None
     return (
@@ -378,9 +390,7 @@ def misaligned(features: Features, labels: Tensor) -> str | None:
     )
 
 
-def misaligned_reference(
-    calibration: tuple[Features, Tensor], reference: tuple[Features, Tensor]
-) -> str | None:
+def misaligned_reference(calibration: Labelled, reference: Labelled) -> str | None:
     """A sentence where the network is far worse on the reference than on the calibration samples, though it
     was trained on it; references without class scores are not checked.
     """
@@ -389,12 +399,12 @@ def misaligned_reference(
     here, there = _hits(*calibration), _hits(*reference)
     if min(here.n, there.n) == 0 or there.skill > here.skill / 2:
         return None
-    accuracy = here.hits / here.n
+    accuracy, lower = here.hits / here.n, there.hits / there.n
     noise = SURE * (accuracy * (1 - accuracy) * (1 / here.n + 1 / there.n)) ** 0.5
-    if there.hits / there.n > accuracy - max(noise, CLAIMED):
+    if lower > accuracy - max(noise, CLAIMED):
         return None
     return (
-        f"the network is right on {there.hits / there.n:.0%} of the reference samples, and on {accuracy:.0%} "
+        f"the network is right on {lower:.0%} of the reference samples, and on {accuracy:.0%} "
         f"of the calibration samples, though it was trained on the reference: are the labels of the "
         f"reference in the order of the network's classes, and aligned with its samples?"
     )
@@ -403,12 +413,12 @@ def misaligned_reference(
 def _hits(features: Features, labels: Tensor) -> _Hits:
     known = labels >= 0
     true, predicted = labels[known], features.label[known]
-    n, c = len(true), features.n_classes
-    b, a = (torch.bincount(x, minlength=c).double() for x in (true, predicted))
-    both = float((a * b).sum())
-    rest = both - float((a * b * (a + b)).sum()) / max(n, 1) + (both / max(n, 1)) ** 2
-    variance = max(rest, 0.0) / max(n - 1, 1)
-    return _Hits(n, int((true == predicted).sum()), both / max(n, 1), variance**0.5)
+    b, a = (torch.bincount(x, minlength=features.n_classes).double() for x in (true, predicted))
+    n = len(true)
+    both, three = float((a * b).sum()), float((a * b * (a + b)).sum())
+    mean = both / max(n, 1)
+    variance = max(both - three / max(n, 1) + mean**2, 0.0) / max(n - 1, 1)
+    return _Hits(n, int((true == predicted).sum()), mean, variance**0.5)
 
 
 SINGLE = -24 * math.log(2)
@@ -429,7 +439,8 @@ def learn_zero_logits(logits: Tensor) -> Tensor | None:
     if not _has_zeros(logits):
         return None
     own = logits.where(logits != ZERO, torch.inf).amin(dim=0).double()
-    return torch.minimum(own, own.amin().clamp_min(SINGLE)) - math.log(logits.shape[1])
+    least = own.amin().clamp_min(SINGLE)
+    return torch.minimum(own, least) - math.log(len(own))
 
 
 def floor_zeros(features: Features, zeros: Tensor | None) -> Features:
@@ -444,11 +455,13 @@ def floor_zeros(features: Features, zeros: Tensor | None) -> Features:
     exporting = torch.compiler.is_compiling()  # a graph looks at every sample, and at logarithms of others
     if not exporting and not _has_zeros(z):
         return features
-    zero = (z == ZERO) | (z == -torch.inf) if exporting else z == ZERO
-    small = SINGLE - math.log(features.n_classes) if zeros is None else zeros.to(z)
+    zero = z == ZERO
+    if exporting:
+        zero = zero | (z == -torch.inf)
+    small = SINGLE - math.log(z.shape[1]) if zeros is None else zeros.to(z)
     return replace(features, logits=torch.where(zero, small, z))
 
 
 def _has_zeros(z: Tensor) -> bool:
     """One pass without a copy where there are none, as mostly."""
-    return z.numel() > 0 and float(z.amin()) <= ZERO and bool((z == ZERO).any())
+    return len(z) > 0 and bool(z.amin() <= ZERO) and bool((z == ZERO).any())

@@ -23,10 +23,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
-from salgp.calibrators.base import Calibrator
-from salgp.calibrators.scaling.toplabel import fit_logistic, from_top_label, platt_targets
+from salgp.calibrators.base import Calibrator, Training
+from salgp.calibrators.scaling.toplabel import fit_logistic, from_top_label, platt_targets, with_constant
 from salgp.features import Features
 from salgp.gp.optimise import warn_unless_converged
 from salgp.logits import BOUNDS, at_least_single, best_temperature, row_chunks, tempered_softmax
@@ -66,27 +66,27 @@ class DensityAwareCalibration(Calibrator):
 
     k: int = 50
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         known = features if reference is None else reference[0]
         self.reference_ = {name: _unit(x) for name, x in known.layers.items()}
         S = self._distances(features, leave_one_out=reference is None)
-        known_class = labels >= 0
-        self.weights_ = _fit_weights(features.logits[known_class], labels[known_class], S[known_class])
+        scored = labels >= 0
+        self.weights_ = _fit_weights(features.logits[scored], labels[scored], S[scored])
 
     def _predict(self, features: Features) -> Prediction:
         S = self._distances(features)
-        T = (self.weights_[0] + S @ self.weights_[1:]).clamp_min(BOUNDS[0])
-        T = T.to(at_least_single(features.logits).dtype)
+        T = self.weights_[0] + S @ self.weights_[1:]
+        T = T.clamp_min(BOUNDS[0]).to(at_least_single(features.logits).dtype)
         probs = tempered_softmax(features.logits, T[:, None])
         return replace(Prediction.from_probs(features, probs), novelty=T)
 
     def _distances(self, features: Features, leave_one_out: bool = False) -> Tensor:
         """Distance to the k-th neighbour at each layer, ``(n, L)``."""
-        each = [
-            nearest(_unit(x), self.reference_[name], self.k, leave_one_out=leave_one_out)[0]
-            for name, x in features.layers.items()
-        ]
-        return torch.stack([d[:, -1] for d in each], dim=1).double()
+        found = []
+        for name, x in features.layers.items():
+            each, _ = nearest(_unit(x), self.reference_[name], self.k, leave_one_out=leave_one_out)
+            found.append(each[:, -1])
+        return torch.stack(found, dim=1).double()
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -99,27 +99,26 @@ def _fit_weights(logits: Tensor, labels: Tensor, S: Tensor) -> Tensor:
     """
     from scipy.optimize import minimize
 
-    start = S.new_zeros(1 + S.shape[1])
-    start[0] = 1.0
+    X = pad(S, (1, 0), value=1.0)
+    start = X.new_zeros(X.shape[1])
+    start[0], _ = best_temperature(logits, labels)
     if len(labels) == 0:
         return start
-    X = torch.cat([torch.ones_like(S[:, :1]), S], dim=1)
     scale = X.mean(dim=0).clamp_min(1e-12)
     X = X / scale
 
     def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
         T = X @ torch.as_tensor(w).to(X)
         value, slope = _squared_error(logits, labels, T.clamp_min(BOUNDS[0]))
-        return value, (X.T @ (slope * (BOUNDS[0] <= T))).cpu().numpy()
+        gradient = X.T @ (slope * (BOUNDS[0] <= T))
+        return value, gradient.cpu().numpy()
 
-    start[0] = best_temperature(logits, labels)[0]
-    by_distance = torch.full_like(start, 0.5 * float(start[0]) / max(S.shape[1], 1))
-    by_distance[0] = 0.5 * start[0]
-    bounds = [(0.0, 1e3)] * len(start)
-    found = [
-        minimize(loss, w.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds)
-        for w in (start, by_distance)
-    ]
+    half = 0.5 * float(start[0])
+    by_distance = torch.full_like(start, half / S.shape[1])
+    by_distance[0] = half
+    found = []
+    for w in (start.cpu().numpy(), by_distance.cpu().numpy()):
+        found.append(minimize(loss, w, jac=True, method="L-BFGS-B", bounds=[(0.0, 1e3)] * len(w)))
     best = min(found, key=lambda f: float(f.fun))
     warn_unless_converged(best, "the search for the weights of the distances")
     return torch.as_tensor(best.x).to(scale) / scale
@@ -133,9 +132,11 @@ def _squared_error(logits: Tensor, labels: Tensor, T: Tensor) -> tuple[float, Te
     for rows in row_chunks(*logits.shape):
         a = logits[rows].double() / T[rows, None]
         p = torch.softmax(a, dim=1)
-        error = p.scatter_add(1, labels[rows, None], -torch.ones_like(p[:, :1]))
+        true = labels[rows, None]
+        error = p.scatter_add(1, true, torch.full_like(p[:, :1], -1))
         value += float(error.pow(2).sum())
-        pull = 2 * p * (error - (error * p).sum(dim=1, keepdim=True))  # d error^2 / d a
+        mean = (error * p).sum(dim=1, keepdim=True)
+        pull = 2 * p * (error - mean)  # d error^2 / d a
         slopes.append(-(pull * a).sum(dim=1) / T[rows])
     return value / len(labels), torch.cat(slopes) / len(labels)
 
@@ -156,11 +157,12 @@ class NeighbourScore(Calibrator):
         """``(n,)`` score of each sample, larger for better agreement."""
 
     def _fit_link(self, score: Tensor, correct: Tensor) -> None:
-        X = torch.stack([score, torch.ones_like(score)], dim=1)
-        self.link_ = fit_logistic(X, platt_targets(correct), score.new_tensor([0.0, -torch.inf]))
+        lower = score.new_tensor([0.0, -torch.inf])
+        self.link_ = fit_logistic(with_constant(score), platt_targets(correct), lower)
 
     def _predict(self, features: Features) -> Prediction:
-        score, (slope, intercept) = self._score(features), self.link_.tolist()
+        score = self._score(features)
+        slope, intercept = self.link_.tolist()
         confidence = torch.sigmoid(slope * score + intercept)
         return replace(from_top_label(features, confidence, self.rest_temperature_), novelty=-score)
 
@@ -183,7 +185,7 @@ class TrustScore(NeighbourScore):
 
     layer: str | None = None
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         if self.layer is not None and self.layer not in features.layers:
             raise KeyError(f"no layer named {self.layer!r}; known layers: {', '.join(features.layer_names)}")
         self.layer_ = self.layer or features.layer_names[-1]
@@ -202,8 +204,9 @@ class TrustScore(NeighbourScore):
         reference = self.x_.to(x)
         same, other = class_distances(x, label, reference, self.classes_)
         if own is not None:
-            s, o = class_distances(x[own], label[own], reference, self.classes_, leave_one_out=True)
-            same, other = same.masked_scatter(own, s), other.masked_scatter(own, o)
+            pair = class_distances(x[own], label[own], reference, self.classes_, leave_one_out=True)
+            same = same.masked_scatter(own, pair[0])
+            other = other.masked_scatter(own, pair[1])
         ratio = (other + 1e-12) / (same + 1e-12)
         ratio = ratio.nan_to_num(nan=1.0)  # inf / inf: a class and all others absent
         return ratio.clamp(1 / RATIO_LIMIT, RATIO_LIMIT).log().double()
@@ -235,26 +238,32 @@ class DeepKNN(NeighbourScore):
 
     k: int = 10
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         known, classes = reference or (features, labels)
         self.reference_, self.classes_ = dict(known.layers), classes
-        neighbours = self._neighbour_labels(features, leave_one_out=reference is None)  # (n, L k)
-        true = (neighbours != labels[:, None]).sum(dim=1)[labels >= 0]
-        self.nonconformity_ = true.sort().values
-        self._fit_link(self._log_odds_credibility(neighbours, features.label), features.correct(labels))
+        neighbours = self._neighbour_labels(features, leave_one_out=reference is None)
+        self.nonconformity_ = _disagreeing(neighbours, labels)[labels >= 0].sort().values
+        alpha = _disagreeing(neighbours, features.label)
+        self._fit_link(self._log_odds_credibility(alpha), features.correct(labels))
 
     def _score(self, features: Features) -> Tensor:
-        return self._log_odds_credibility(self._neighbour_labels(features), features.label)
+        alpha = _disagreeing(self._neighbour_labels(features), features.label)
+        return self._log_odds_credibility(alpha)
 
     def _neighbour_labels(self, features: Features, leave_one_out: bool = False) -> Tensor:
-        each = [
-            nearest(x, self.reference_[name].to(x), self.k, leave_one_out=leave_one_out)[1]
-            for name, x in features.layers.items()
-        ]
-        return self.classes_[torch.cat(each, dim=1)]
+        """Labels of the neighbours at all layers, ``(n, L k)``."""
+        found = []
+        for name, x in features.layers.items():
+            reference = self.reference_[name].to(x)
+            found.append(nearest(x, reference, self.k, leave_one_out=leave_one_out)[1])
+        return self.classes_[torch.cat(found, dim=1)]
 
-    def _log_odds_credibility(self, neighbours: Tensor, label: Tensor) -> Tensor:
-        rank = self.nonconformity_
-        alpha = (neighbours != label[:, None]).sum(dim=1)
-        as_bad = len(rank) - torch.searchsorted(rank, alpha)
-        return torch.logit((as_bad + 0.5).double() / (len(rank) + 1))
+    def _log_odds_credibility(self, alpha: Tensor) -> Tensor:
+        n = len(self.nonconformity_)
+        as_bad = n - torch.searchsorted(self.nonconformity_, alpha)
+        return torch.logit((as_bad + 0.5).double() / (n + 1))
+
+
+def _disagreeing(neighbours: Tensor, label: Tensor) -> Tensor:
+    """How many neighbours of each sample have another label."""
+    return (neighbours != label[:, None]).sum(dim=1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from salgp.calibrators.base import FILE, FORMAT_VERSION, KIND, Calibrator
+from salgp.calibrators.base import FILE, FORMAT_VERSION, KIND, Calibrator, is_learned
 from salgp.calibrators.registry import get
 from salgp.features import Features
 from salgp.io import FormatError, read_value, reading
@@ -70,7 +70,7 @@ def calibrator_from(value: Mapping[str, Any]) -> Calibrator:
         raise FormatError(f"no {missing[0]!r}")
     calibrator = get(value["calibrator"], **value["config"])
     for key, learned in value["state"].items():
-        if not key.endswith("_") or key.startswith("_"):
+        if not is_learned(key):
             raise FormatError(f"{key[:80]!r} is not a learned attribute")
         setattr(calibrator, key, learned)
     return calibrator
@@ -86,20 +86,26 @@ def _check_values(calibrator: Calibrator) -> None:
     calibrator._check_fitted()
     c, widths = calibrator.n_classes_, calibrator.layer_widths_
     counts = [c, *widths.values()]
-    if not all(type(count) is int and count >= 0 for count in counts) or not 2 <= sum(counts) <= LARGEST:
+    countable = all(type(count) is int and count >= 0 for count in counts)
+    if not countable or not 2 <= sum(counts) <= LARGEST:
         raise FormatError(f"{c!r} classes and layers of width {widths!r}, expected up to {LARGEST} numbers")
     temperature = vars(calibrator).get("temperature_", 1.0)
     if not 0.0 < float(temperature) < math.inf:
         raise FormatError(f"a temperature of {temperature}, expected a positive number")
     zeros = calibrator.zero_logits_
-    if zeros is not None and (zeros.shape != (c,) or not bool(torch.isfinite(zeros).all())):
+    if zeros is not None and (zeros.shape != (c,) or not zeros.isfinite().all()):
         raise FormatError(f"logits of zeros of shape {tuple(zeros.shape)}, expected {c} finite numbers")
+    _check_prediction(calibrator, c, widths)
+
+
+def _check_prediction(calibrator: Calibrator, n_classes: int, widths: Mapping[str, int]) -> None:
+    """Refuse a calibrator that gives two made-up samples no probabilities."""
     numbers = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, c, generator=numbers)
-    layers = {name: torch.randn(2, d, generator=numbers) for name, d in widths.items()}
+    logits = torch.randn(2, n_classes, generator=numbers)
+    layers = {name: torch.randn(2, width, generator=numbers) for name, width in widths.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = calibrator.predict(Features(logits, layers))
-    rows = found.probs.double().sum(dim=1)
-    if not bool(torch.isfinite(found.confidence).all()) or float((rows - 1).abs().max()) > 1e-3:
+    off = (found.probs.double().sum(dim=1) - 1).abs()
+    if not found.confidence.isfinite().all() or off.max() > 1e-3:
         raise FormatError("it predicts no probabilities")

@@ -89,8 +89,7 @@ def method_for(method: Calibrator | str | None, has_layers: bool = True) -> Cali
     from salgp.calibrators.base import Calibrator
 
     if isinstance(method, Calibrator):
-        copy: Calibrator = clone(method)
-        return copy
+        return clone(method)
     if method in DEFAULT:
         return get("layer-evidence" if has_layers else "stacked")
     if isinstance(method, str):
@@ -143,9 +142,9 @@ def register(cls: C) -> C:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not name:
         raise TypeError(f"{cls.__name__} needs a class attribute `name`, a short name to look it up by")
-    other = _REGISTERED.get(name)
-    same = other is not None and (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__)
-    if name in CLASSES or (other is not None and not same):
+    other = _REGISTERED.get(name, cls)
+    same = (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__)
+    if name in CLASSES or not same:
         raise ValueError(f"there is a calibrator called {name!r} already; choose another name")
     _REGISTERED[name] = cls
     return cls
@@ -185,17 +184,16 @@ def check_names(*names: Any) -> None:
 def _class(name: str) -> type[Calibrator]:
     if name in CLASSES:
         module, _, cls = CLASSES[name].rpartition(".")
-        found: type[Calibrator] = getattr(importlib.import_module(f"salgp.calibrators.{module}"), cls)
-        return found
+        return getattr(importlib.import_module(f"salgp.calibrators.{module}"), cls)
     check_names(name)
     if name not in _REGISTERED:
-        cls_found = register(entry_points()[name].load())
-        if cls_found.name != name:
-            raise ValueError(f"the entry point {name!r} leads to a calibrator called {cls_found.name!r}")
+        found = register(entry_points()[name].load())
+        if found.name != name:
+            raise ValueError(f"the entry point {name!r} leads to a calibrator called {found.name!r}")
     return _REGISTERED[name]
 
 
 def _first_sentence(text: str) -> str:
     """The first paragraph up to its first full stop, as plain text."""
-    paragraph = " ".join(text.strip().split("\n\n")[0].split()).replace("`", "")
-    return paragraph.split(". ")[0].rstrip(".") + "."
+    paragraph = text.replace("`", "").strip().split("\n\n")[0]
+    return " ".join(paragraph.split()).split(". ")[0].rstrip(".") + "."

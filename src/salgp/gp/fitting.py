@@ -18,20 +18,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from salgp.gp import regression
+from salgp.gp import optimise, regression
 from salgp.gp.covariance import Covariance, Theta, gaps
 from salgp.gp.kernels import Gaps, Rows
 from salgp.gp.leave_out import exact_leave_out_density, inducing_leave_out_density
-from salgp.gp.optimise import (
-    AtBoundWarning,
-    Fit,
-    NotConvergedWarning,
-    Parameter,
-    Scale,
-    maximise,
-    started,
-    typical_square,
-)
+from salgp.gp.optimise import AtBoundWarning, Fit, NotConvergedWarning, Parameter, Scale, maximise, started
 from salgp.gp.regression import Posterior, Statistics
 from salgp.io import storable
 
@@ -226,7 +217,7 @@ def _parameters(covariance: Covariance, seen: Observations, settings: Settings) 
     """Hyperparameters of covariance and noise, started at scales of the data or where another fit ended."""
     y, blocks = seen.target, seen.rows.blocks
     variance = max(float(y.var(correction=0)) + float(y.mean()) ** 2, 1e-6)
-    squared = {name: typical_square(blocks[name]) for name, _ in covariance.reads()}
+    squared = {name: optimise.typical_square(blocks[name]) for name, _ in covariance.reads()}
     start = math.log(0.3 * variance)
     level = torch.tensor(start, dtype=torch.float64)
     log_noise = Parameter("log_noise", level, start - 10.0, start + 5.0)
@@ -239,17 +230,14 @@ def _parameters(covariance: Covariance, seen: Observations, settings: Settings) 
 def _condition(problem: _Problem, fit: Fit) -> Fitted:
     """The GP with the hyperparameters that were found."""
     theta, noise = dict(fit.theta), problem.noise(fit.theta)
-    log_noise = float(theta.pop("log_noise"))
-    given: tuple[Tensor | None, Statistics | None]
+    outcome = float(theta.pop("log_noise")), fit.value, fit.converged, fit.reason, fit.at_bounds
+    rows, y = problem.seen.rows, problem.seen.target
     if problem.inducing is None:
-        rows, y = problem.seen.rows, problem.seen.target
         posterior = regression.condition_exact(problem.covariance, theta, rows, y, noise)
-        given = y, None
-    else:
-        summary = problem.summarise(fit.theta)
-        posterior = regression.condition_inducing(problem.covariance, theta, problem.inducing, summary)
-        given = None, summary
-    return Fitted(posterior, log_noise, fit.value, fit.converged, fit.reason, fit.at_bounds, *given)
+        return Fitted(posterior, *outcome, y=y)
+    summary = problem.summarise(fit.theta)
+    posterior = regression.condition_inducing(problem.covariance, theta, problem.inducing, summary)
+    return Fitted(posterior, *outcome, summary=summary)
 
 
 def _report(fit: Fit) -> None:

@@ -87,8 +87,7 @@ def stationary(
         tensor([1.0000, 0.1353])
     """
     if log_lengthscale.requires_grad:
-        value: Tensor = _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
-        return value
+        return _OnFixedDistances.apply(kernel, squared, log_lengthscale, log_variance)  # type: ignore[no-untyped-call]
     square = squared * (-2.0 * log_lengthscale).exp()
     value, _ = KERNELS[kernel](square)
     return value if log_variance is None else value * log_variance.exp()

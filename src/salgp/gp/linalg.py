@@ -178,8 +178,7 @@ def _hold_torch() -> Restore:
 
 
 def _hold_blas() -> Restore:
-    take_back: Restore = _scipy_blas().limit(limits=1).restore_original_limits
-    return take_back
+    return _scipy_blas().limit(limits=1).restore_original_limits
 
 
 @functools.cache

@@ -21,13 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.gp.linalg import (
-    NotPositiveDefiniteError,
-    cholesky,
-    inverse_positive,
-    one_blas_thread,
-    solve_positive,
-)
+from salgp.gp import linalg
+from salgp.gp.linalg import cholesky
 
 __all__ = ["logistic", "logistic_covariance", "warn_unless_converged"]
 
@@ -236,8 +231,7 @@ def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list
     bounds.
     """
     generator = np.random.default_rng(seed)
-    lower, upper = _bounds(parameters)
-    centre = _starts(parameters)
+    centre, lower, upper = _box(parameters)
     every = [list(parameters)]
     for _ in range(restarts):
         away = 0.25 * (upper - lower) * generator.uniform(-1, 1, centre.shape)
@@ -276,11 +270,10 @@ def _lbfgs(objective: Objective, parameters: Sequence[Parameter], steps: int, to
         history.append(value)
         return -value, -gradient
 
-    lower, upper = _bounds(parameters)
-    start = np.clip(_starts(parameters), lower, upper)
+    start, lower, upper = _box(parameters)
     options = {"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20}
-    with one_blas_thread():
-        bounds = list(zip(lower, upper, strict=True))
+    with linalg.one_blas_thread():
+        start, bounds = start.clip(lower, upper), list(zip(lower, upper, strict=True))
         found = minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     value, x = -float(found.fun), found.x
     flat = _at_precision(-found.jac, x, lower, upper, value)
@@ -308,10 +301,9 @@ def _adam_path(
     What a step changes of a positive parameter ``v``, kept as its logarithm, is ``x`` with ``softplus(x) =
     v``.
     """
-    lower, upper = map(torch.as_tensor, _bounds(parameters))
+    start, lower, upper = map(torch.as_tensor, _box(parameters))
     is_log = torch.as_tensor(_per_entry(parameters, ["log_" in p.name for p in parameters]))
-    start = torch.as_tensor(_starts(parameters)).clamp(lower, upper)
-    x = _unsoftened(start, is_log).requires_grad_(True)
+    x = _unsoftened(start.clamp(lower, upper), is_log).requires_grad_(True)
     adam = torch.optim.Adam([x], lr=rate)
     while True:
         with torch.enable_grad():
@@ -354,7 +346,7 @@ def _value_and_gradient(
     with torch.enable_grad():
         try:
             value = objective(theta)
-        except NotPositiveDefiniteError:
+        except linalg.NotPositiveDefiniteError:
             return NO_VALUE, np.zeros_like(x)
         gradients = torch.autograd.grad(value, inputs, materialize_grads=True)
     return float(value.detach()), np.nan_to_num(_flatten(gradients))
@@ -375,13 +367,11 @@ def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _starts(parameters: Sequence[Parameter]) -> np.ndarray:
-    return _flatten([p.start for p in parameters])
-
-
-def _bounds(parameters: Sequence[Parameter]) -> tuple[np.ndarray, np.ndarray]:
+def _box(parameters: Sequence[Parameter]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Starting points, lower and upper bounds of all entries."""
     lower = _per_entry(parameters, [p.lower for p in parameters])
-    return lower, _per_entry(parameters, [p.upper for p in parameters])
+    upper = _per_entry(parameters, [p.upper for p in parameters])
+    return _flatten([p.start for p in parameters]), lower, upper
 
 
 def _per_entry(parameters: Sequence[Parameter], values: Sequence[float]) -> np.ndarray:
@@ -428,7 +418,7 @@ def logistic(
         slope = X.T @ (weight * (p - y)) + prior * w
         free = ((w > floor) | (slope < 0)).to(prior)  # the others stay at their bounds
         curvature = _curvature(X, p, weight, prior) * torch.outer(free, free)
-        step = solve_positive(curvature + (1 - free).diag(), slope * free)
+        step = linalg.solve_positive(curvature + (1 - free).diag(), slope * free)
         reach = float((X @ step).abs().max().clamp_min(1e-9))
         w, value = _descend(loss, w, value, min(1.0, 5.0 / reach) * step, floor)
         if float(step.abs().max()) < 1e-9:
@@ -465,7 +455,7 @@ def logistic_covariance(X: Tensor, weight: Tensor, prior: Tensor, log_odds: Tens
         tensor([[0.2500]], dtype=torch.float64)
     """
     curvature = _curvature(X, torch.sigmoid(log_odds), weight, prior)
-    return inverse_positive(cholesky(curvature))
+    return linalg.inverse_positive(cholesky(curvature))
 
 
 def _curvature(X: Tensor, p: Tensor, weight: Tensor, prior: Tensor) -> Tensor:

@@ -22,18 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salgp.gp import linalg
 from salgp.gp.covariance import Covariance
 from salgp.gp.kernels import Rows
-from salgp.gp.linalg import (
-    cholesky,
-    eye_like,
-    inverse_positive,
-    log_determinant,
-    lower_inverse,
-    solve_factored,
-    solve_lower,
-    spectral_root,
-)
+from salgp.gp.linalg import cholesky
 from salgp.io import storable
 
 __all__ = ["Posterior", "Statistics", "inducing_rows", "remaining"]
@@ -104,8 +96,7 @@ def exact_log_evidence(K: Tensor, y: Tensor, noise: Tensor) -> Tensor:
         >>> exact_log_evidence(one[:, None], 0 * one, one)
         tensor(-1.2655, dtype=torch.float64)
     """
-    value: Tensor = _LogGaussian.apply(K + noise.diag(), y)  # type: ignore[no-untyped-call]
-    return value
+    return _LogGaussian.apply(K + noise.diag(), y)  # type: ignore[no-untyped-call]
 
 
 def condition_exact(
@@ -113,7 +104,7 @@ def condition_exact(
 ) -> Posterior:
     """Posterior given all rows: ``alpha = (K + N)^-1 y`` and ``R R' = (K + N)^-1``."""
     L = cholesky(covariance.between(theta, rows, rows) + noise.diag())
-    root = lower_inverse(L).T.contiguous()
+    root = linalg.lower_inverse(L).T.contiguous()
     return Posterior(covariance, theta, rows, root @ (root.T @ y), root)
 
 
@@ -160,9 +151,9 @@ def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statisti
 def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
     """Titsias' collapsed lower bound of the log evidence, from the summed statistics."""
     Luu, A = _whiten(Kuu, s)
-    LB = cholesky(A + eye_like(A))
-    c = solve_lower(LB, solve_lower(Luu, s.b))
-    fit = s.n * LOG_2PI + s.log_noise + log_determinant(LB) + s.yy - c @ c
+    LB = cholesky(A + linalg.eye_like(A))
+    c = linalg.solve_lower(LB, linalg.solve_lower(Luu, s.b))
+    fit = s.n * LOG_2PI + s.log_noise + linalg.log_determinant(LB) + s.yy - c @ c
     return -0.5 * (fit + s.trace - A.diagonal().sum())
 
 
@@ -171,8 +162,8 @@ def condition_inducing(
 ) -> Posterior:
     """Posterior on the inducing rows from the summed statistics of all data."""
     Luu, A = _whiten(covariance.between(theta, inducing, inducing), s)
-    inverse = lower_inverse(Luu)
-    half = spectral_root(A)
+    inverse = linalg.lower_inverse(Luu)
+    half = linalg.spectral_root(A)
     whitened = inverse @ s.b
     alpha = inverse.T @ (whitened - half @ (half.T @ whitened))
     return Posterior(covariance, theta, inducing, alpha, inverse.T @ half)
@@ -233,17 +224,17 @@ class _LogGaussian(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, C: Tensor, y: Tensor) -> Tensor:
         L = cholesky(C)
-        alpha = solve_factored(L, y)
+        alpha = linalg.solve_factored(L, y)
         ctx.save_for_backward(L, alpha)
-        return -0.5 * (len(y) * LOG_2PI + log_determinant(L) + y @ alpha)
+        return -0.5 * (len(y) * LOG_2PI + linalg.log_determinant(L) + y @ alpha)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         L, alpha = ctx.saved_tensors
-        slope = inverse_positive(L).mul_(-0.5).addr_(alpha, alpha, alpha=0.5)
+        slope = linalg.inverse_positive(L).mul_(-0.5).addr_(alpha, alpha, alpha=0.5)
         return grad * slope, -grad * alpha
 
 
 def _whiten(Kuu: Tensor, s: Statistics) -> tuple[Tensor, Tensor]:
     Luu = cholesky(Kuu, start=INDUCING_JITTER)
-    return Luu, solve_lower(Luu, solve_lower(Luu, s.A).T)
+    return Luu, linalg.solve_lower(Luu, linalg.solve_lower(Luu, s.A).T)

@@ -24,6 +24,9 @@ from salgp.prediction import LayerTerms, Prediction
 
 __all__ = ["predict_corrections"]
 
+Moments = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Global mean and variance ``(n,)``, and layer means and variances ``(n, L)``."""
+
 CHUNK_ENTRIES = 1_000_000
 """Covariance entries computed at once during prediction: small enough for the cache, whatever the number of
 samples.
@@ -50,42 +53,35 @@ def _terms(structure: Structure, mean: Tensor, variance: Tensor) -> LayerTerms:
     return LayerTerms(names, mean, variance.sqrt(), "confidence", additive=bool(structure.terms))
 
 
-def predict_corrections(
-    structure: Structure, posterior: Posterior, features: Features
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Global mean and variance ``(n,)``, and layer means and variances ``(n, L)``, of the latent
-    correction.
-    """
+def predict_corrections(structure: Structure, posterior: Posterior, features: Features) -> Moments:
+    """Moments of the latent correction."""
     moments = _stacked_moments if structure.stacked else _sample_moments
     return moments(structure, posterior, rows_of(structure, features))
 
 
 def chunk_size(structure: Structure, fitted: Fitted) -> int:
     """Samples predicted at once so that no more than `CHUNK_ENTRIES` covariances are held."""
-    return max(1, CHUNK_ENTRIES // (len(fitted.posterior.alpha) * len(structure.layers)))
+    entries = len(fitted.posterior.alpha) * len(structure.layers)
+    return max(1, CHUNK_ENTRIES // entries)
 
 
-def _sample_moments(
-    structure: Structure, posterior: Posterior, rows: Rows
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _sample_moments(structure: Structure, posterior: Posterior, rows: Rows) -> Moments:
     """One row per sample; the terms of a ``sum`` are independent functions with their own moments."""
     covariance, theta = posterior.covariance, posterior.theta
     if not isinstance(covariance, Sum) or not structure.terms:
         mean, variance = posterior(rows)
         return mean, variance, mean[:, None], variance[:, None]
-    compared, single = gaps(rows, posterior.rows, covariance), rows.single()
-    own = gaps(single, single, covariance)
-    priors = [term(theta, own)[..., 0, 0] for term in covariance.terms]
-    projected = (posterior.project(term(theta, compared)) for term in covariance.terms)
+    compared = gaps(rows, posterior.rows, covariance)
+    projected = [posterior.project(term(theta, compared)) for term in covariance.terms]
     means, reduced = zip(*projected, strict=True)
-    variances = [remaining(prior, part) for prior, part in zip(priors, reduced, strict=True)]
-    variance = remaining(sum(priors[1:], priors[0]), sum(reduced[1:], reduced[0]))
+    priors = [term.variance(theta, rows) for term in covariance.terms]
+    variances = list(map(remaining, priors, reduced))
+    prior = sum(priors[1:], priors[0])
+    variance = remaining(prior, sum(reduced[1:], reduced[0]))
     return sum(means), variance, torch.stack(means, 1), torch.stack(variances, 1)
 
 
-def _stacked_moments(
-    structure: Structure, posterior: Posterior, rows: Rows
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _stacked_moments(structure: Structure, posterior: Posterior, rows: Rows) -> Moments:
     """One row per sample and layer."""
     covariance, theta = posterior.covariance, posterior.theta
     compared = gaps(rows, posterior.rows, covariance)
@@ -97,4 +93,5 @@ def _stacked_moments(
         compared = replace(compared, pairs=pairs_of(seen, posterior.rows))
         mean, reduced = posterior.project(covariance(theta, compared))
     within = covariance.between(theta, seen, seen).mean((-1, -2))
-    return mean.mean(1), remaining(within, reduced.mean(1)), layer_mean, layer_variance
+    variance = remaining(within, reduced.mean(1))
+    return mean.mean(1), variance, layer_mean, layer_variance

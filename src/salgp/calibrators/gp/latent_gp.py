@@ -20,9 +20,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import CalibrationWarning, Calibrator
+from salgp.calibrators.base import CalibrationWarning, Calibrator, Training
 from salgp.features import Features
-from salgp.gp.linalg import cholesky, inverse_positive, log_determinant, lower_inverse, solve_positive
+from salgp.gp.linalg import (
+    cholesky,
+    eye_like,
+    inverse_positive,
+    log_determinant,
+    lower_inverse,
+    solve_positive,
+)
 from salgp.logits import at_least_single, best_temperature, row_chunks
 from salgp.prediction import INTERVAL_SD, Prediction
 
@@ -74,22 +81,20 @@ class GPCalibration(Calibrator):
 
     n_inducing: int = 10
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         known = labels >= 0
         y = labels[known]
         self.scale_ = _scale(features.logits[known], y)
         logits = features.logits / self.scale_
         z = logits[known]
         if len(z) == 0:
-            warnings.warn(
-                "no calibration sample has a known class: the posterior is the prior",
-                CalibrationWarning,
-                stacklevel=3,
-            )
+            why = "no calibration sample has a known class: the posterior is the prior"
+            warnings.warn(why, CalibrationWarning, stacklevel=3)
         u = _inducing_points(logits, self.n_inducing)
         basis = _choose_basis(*_spread_subset(z, y), u)
         found = _posterior(z, y, basis)
-        self.inducing_, self.amplitude_, self.lengthscale_ = u, basis.amplitude, basis.lengthscale
+        self.inducing_ = u
+        self.amplitude_, self.lengthscale_ = basis.amplitude, basis.lengthscale
         self.mean_, self.cov_ = found.mean, found.cov
 
     def _predict(self, features: Features) -> Prediction:
@@ -100,10 +105,11 @@ class GPCalibration(Calibrator):
         for rows in row_chunks(len(features), features.n_classes * self.n_inducing):
             z = features.logits[rows].double() / self.scale_
             probs[rows], spread[rows] = _mean_and_std(z, features.label[rows], basis, points)
-        mean = Prediction.from_probs(features, probs.clamp_(min=torch.finfo(probs.dtype).tiny))
+        tiny = torch.finfo(probs.dtype).tiny
+        mean = Prediction.from_probs(features, probs.clamp_(min=tiny))
         half = INTERVAL_SD * spread
-        lower, upper = ((mean.confidence + end).clamp(0, 1) for end in (-half, half))
-        return replace(mean, std=spread, lower=lower, upper=upper)
+        lower, upper = mean.confidence - half, mean.confidence + half
+        return replace(mean, std=spread, lower=lower.clamp(0, 1), upper=upper.clamp(0, 1))
 
 
 @dataclass(frozen=True)
@@ -117,16 +123,19 @@ class _Basis:
 
     def __call__(self, z: Tensor) -> Tensor:
         """Basis functions at every entry of ``z``, shape ``(*z.shape, m)``."""
-        return _kernel(z, self.inducing, self.amplitude, self.lengthscale) @ self.whiten.T
+        K = _kernel(z, self.inducing, self.amplitude, self.lengthscale)
+        return K @ self.whiten.T
 
 
 def _basis(inducing: Tensor, amplitude: float, lengthscale: float) -> _Basis:
     Kuu = _kernel(inducing, inducing, amplitude, lengthscale)
-    return _Basis(inducing, amplitude, lengthscale, lower_inverse(cholesky(Kuu, start=LEAST_JITTER)))
+    whiten = lower_inverse(cholesky(Kuu, start=LEAST_JITTER))
+    return _Basis(inducing, amplitude, lengthscale, whiten)
 
 
 def _kernel(z: Tensor, inducing: Tensor, amplitude: float, lengthscale: float) -> Tensor:
-    return ((z[..., None] - inducing) / lengthscale).square_().mul_(-0.5).exp_().mul_(amplitude**2)
+    gap = (z[..., None] - inducing) / lengthscale
+    return gap.square_().mul_(-0.5).exp_().mul_(amplitude**2)
 
 
 @dataclass(frozen=True)
@@ -141,9 +150,11 @@ class _Rows:
     kept: Tensor | None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for rows in row_chunks(len(self.logits), self.logits.shape[1] * len(self.basis.inducing)):
+        n, c = self.logits.shape
+        for rows in row_chunks(n, c * len(self.basis.inducing)):
             z = self.logits[rows].double()
-            yield z, self.labels[rows][:, None], self.basis(z) if self.kept is None else self.kept[rows]
+            A = self.basis(z) if self.kept is None else self.kept[rows]
+            yield z, self.labels[rows][:, None], A
 
 
 @dataclass(frozen=True)
@@ -159,8 +170,8 @@ def _inducing_points(logits: Tensor, m: int) -> Tensor:
         raise ValueError(f"n_inducing must be at least 2, got {m}")
     low = float(logits.amin(dim=1).double().median())
     top = logits.amax(dim=1).double().sort().values
-    high = float(top[int(0.99 * (len(top) - 1))])
-    return torch.linspace(low, max(high, low + 1e-3), m, dtype=torch.float64, device=logits.device)
+    high = max(float(top[int(0.99 * (len(top) - 1))]), low + 1e-3)
+    return torch.linspace(low, high, m, dtype=torch.float64, device=logits.device)
 
 
 def _spread_subset(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +180,8 @@ def _spread_subset(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if len(logits) <= most:
         return logits, labels
     order = logits.amax(dim=1).argsort(stable=True)
-    rows = order[torch.linspace(0, len(order) - 1, most, device=order.device).long()]
+    places = torch.linspace(0, len(order) - 1, most, device=order.device)
+    rows = order[places.long()]
     return logits[rows], labels[rows]
 
 
@@ -190,11 +202,11 @@ def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
         step = solve_positive(curvature, gradient)
         if float(gradient @ step) < 1e-8 * (1 + abs(value)):
             break
-        before = v, value
+        start, least = v, value
         for halving in range(30):
-            v = before[0] + step * 0.5**halving
+            v = start + step * 0.5**halving
             value, gradient, curvature, slack = _objective(rows, v)
-            if value >= before[1]:
+            if value >= least:
                 break
     L = cholesky(curvature)
     bound = value - slack - 0.5 * float(log_determinant(L))
@@ -207,18 +219,20 @@ def _objective(rows: _Rows, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
     """
     m = len(v)
     value, slack = -0.5 * float(v @ v), 0.0
-    gradient, curvature = -v, torch.eye(m, dtype=v.dtype, device=v.device)
+    gradient, curvature = -v, eye_like(v)
     for z, y, A in rows:  # (b, c), (b, 1), (b, c, m)
         log_p = torch.log_softmax(z + A @ v, dim=1)
         p = log_p.exp()
         mean = torch.einsum("bk,bkm->bm", p, A)
-        true = A.gather(1, y[:, :, None].expand(-1, 1, m))[:, 0]
+        true = A.take_along_dim(y[..., None], dim=1)[:, 0]
         value += float(log_p.gather(1, y).sum())
         gradient = gradient + (true - mean).sum(dim=0)
         flat = A.reshape(-1, m)
-        curvature += flat.T @ (flat * p.reshape(-1, 1)) - mean.T @ mean
-        unexplained = (rows.basis.amplitude**2 - A.square().sum(dim=2)).clamp_min(0)
-        slack += 0.5 * float((p * (1 - p) * unexplained).sum())
+        weighted = flat * p.reshape(-1, 1)
+        curvature += flat.T @ weighted - mean.T @ mean
+        unexplained = rows.basis.amplitude**2 - A.square().sum(dim=2)
+        loss = p * (1 - p) * unexplained.clamp_min(0)
+        slack += 0.5 * float(loss.sum())
     return value, gradient, curvature, slack
 
 
@@ -236,13 +250,14 @@ def _mean_and_std(z: Tensor, label: Tensor, basis: _Basis, points: Tensor) -> tu
         p = torch.softmax(z + A @ v, dim=1)
         total += p
         confidences.append(p.gather(1, label[:, None])[:, 0])
-    return total / len(points), torch.stack(confidences).std(dim=0, correction=0)
+    std = torch.stack(confidences).std(dim=0, correction=0)
+    return total / len(points), std
 
 
 def _scale(z: Tensor, y: Tensor) -> float:
     """Temperature of the logits where it lies outside `SCALES`; 1 elsewhere, and where they have none."""
-    size = float(z.double().square().mean().sqrt()) if len(y) else 0.0
-    if size == 0.0:
+    size = float(z.double().square().mean().sqrt())
+    if not size > 0.0:
         return 1.0
     temperature, at_bound = best_temperature(at_least_single(z) / size, y)
     suits = SCALES[0] <= temperature * size <= SCALES[1]

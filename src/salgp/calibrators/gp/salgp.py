@@ -13,7 +13,6 @@ random starting points. The best restart is chosen by evidence, never by test la
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, ClassVar, Self
@@ -21,13 +20,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator, one_at_a_time
+from salgp.calibrators.base import Calibrator, Training, labels_of, one_at_a_time
 from salgp.calibrators.gp.correction import chunk_size, to_prediction
 from salgp.calibrators.gp.structures import Structure, observe, structure
 from salgp.features import Features
 from salgp.gp.fitting import Fitted, Settings, extend, fit_gp
 from salgp.gp.linalg import threads_for
-from salgp.labels import as_labels
 from salgp.neighbours import spread_choice
 from salgp.prediction import Prediction
 
@@ -83,12 +81,7 @@ class LayerwiseGP(Calibrator):
     exact_limit: int = Settings.exact_limit
 
     def _predict(self, features: Features) -> Prediction:
-        seen = self._seen(features)
-        return to_prediction(self.structure_, self.fitted_, seen, self.rest_temperature_)
-
-    @abstractmethod
-    def _seen(self, features: Features) -> Features:
-        """Inputs of the GP."""
+        return to_prediction(self.structure_, self.fitted_, features, self.rest_temperature_)
 
     def _chunk(self) -> int:
         return chunk_size(self.structure_, self.fitted_)
@@ -172,7 +165,7 @@ class SALGP(LayerwiseGP):
             raise ValueError(f"the paper has no model {model!r}; choose from {', '.join(PAPER)}")
         return cls(**{"objective": "evidence", **PAPER[model], **paper_settings(recipe), **changes})
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         self.structure_ = structure(
             self.covariance,
             features.widths,
@@ -185,9 +178,6 @@ class SALGP(LayerwiseGP):
         )
         self.fitted_ = fit_structure(self.structure_, features, labels, settings_of(self))
 
-    def _seen(self, features: Features) -> Features:
-        return features
-
     @property
     def display_name(self) -> str:
         """``SAL-GP (paper, ml)`` where every setting is that of `paper`, ``layerwise GP (sum)`` otherwise."""
@@ -199,7 +189,8 @@ class SALGP(LayerwiseGP):
         mine = {**self.get_params(), "groups": tuple(self.groups)}
         search = {field.name for field in fields(LayerwiseGP)} - {"kernel"}
         papers = (SALGP.paper(model).get_params() for model in PAPER)
-        same = (all(mine[name] == paper[name] for name in paper.keys() - search) for paper in papers)
+        settings = mine.keys() - search
+        same = (all(mine[name] == paper[name] for name in settings) for paper in papers)
         return self.n_inducing >= PAPER_INDUCING and any(same)
 
     @one_at_a_time
@@ -208,7 +199,7 @@ class SALGP(LayerwiseGP):
         from scratch.
         """
         features = self.check_input(features, allow_empty=False).to(self.fitted_.posterior.alpha.device)
-        y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
+        y = labels_of(features, labels)
         with torch.no_grad():
             self.fitted_ = extend(self.fitted_, observe(self.structure_, features, y))
         return self
@@ -266,16 +257,13 @@ class ResidualGP(LayerwiseGP):
         """
         return cls(**{"form": form, "layer": layer, **paper_settings(recipe), **changes})
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         if self.form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}")
         self.layer_ = _layer_name(features, self.layer)
         one = features.select([self.layer_])
         self.structure_ = structure(FORMS[self.form], one.widths, one.n_classes, kernel=self.kernel)
         self.fitted_ = fit_structure(self.structure_, one, labels, settings_of(self))
-
-    def _seen(self, features: Features) -> Features:
-        return features.select([self.layer_])
 
 
 def paper_settings(recipe: str) -> dict[str, Any]:
@@ -304,7 +292,6 @@ def _layer_name(features: Features, layer: str | int) -> str:
     if isinstance(layer, str):
         return layer
     if not -L <= layer < L:
-        raise ValueError(
-            f"layer {layer} does not exist, the features have {L} layers: {', '.join(features.layer_names)}"
-        )
+        known = ", ".join(features.layer_names)
+        raise ValueError(f"layer {layer} does not exist, the features have {L} layers: {known}")
     return features.layer_names[layer]

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,37 +110,45 @@ def structure(
     _check(name, widths, kernel, groups)
     layers = tuple(widths)
     L, width = len(layers), max(widths.values())
-    levels = {"class": ("class",), "nested": groups}.get(name, ("layer",) if name in STACKED else ())
+    layer = ("layer",) if name in STACKED else ()
+    levels = {"class": ("class",), "nested": groups}.get(name, layer)
     stacked = name in STACKED and levels != ("class",)
     terms = (*layers, "confidence") if name == "sum" else ()
-
-    def k(block: str, called: str = "") -> Covariance:
-        return kernel_on(block, kernel, called)
+    k = functools.partial(kernel_on, kernel=kernel)
 
     def icm(q: int) -> Covariance:
         B = Index("layer", L, 1 if rank is None else rank, f"layer{q}")
         return Stationary("joint", kernel, f"latent{q}", unit=True) * B
 
-    def nested(block: str) -> Covariance:
-        local = (Same(level) * k(block, f"local-{level.replace('/', '-')}") for level in levels)
-        return Sum((k(block, "global"), *local))
+    def additive() -> Covariance:
+        local = Stationary("joint", kernel, "local", per="layer", n_groups=L)
+        return k("joint", name="global") + local
+
+    def ml() -> Covariance:
+        B = Index("layer", L, rank or 0, keep_shared=shared_offset)
+        return k("features") + k("confidence") + B
 
     formulas: dict[str, Callable[[], Covariance]] = {
         "single": lambda: k("features"),
         "rio": lambda: k("features") + k("confidence"),
         "red": lambda: ARD("features", width) + ARD("softmax", n_classes),
         "global": lambda: k("first"),
-        "class": lambda: nested("first"),
+        "class": lambda: _nested(k, "first", levels),
         "concat": lambda: k("concat"),
-        "sum": lambda: Sum((*(k(f"layer:{x}") for x in layers), k("confidence"))),
-        "ml": lambda: k("features") + k("confidence") + Index("layer", L, rank or 0, "", shared_offset),
-        "hl": lambda: k("joint", "global") + Same("layer") * k("joint", "local"),
-        "additive": lambda: k("joint", "global") + Stationary("joint", kernel, "local", False, "layer", L),
+        "sum": lambda: Sum(tuple(map(k, [*(f"layer:{x}" for x in layers), "confidence"]))),
+        "ml": ml,
+        "hl": lambda: k("joint", name="global") + Same("layer") * k("joint", name="local"),
+        "additive": additive,
         "icm": lambda: icm(0),
         "lcm": lambda: functools.reduce(operator.add, map(icm, range(n_latent))),
-        "nested": lambda: nested("joint" if stacked else "concat"),
+        "nested": lambda: _nested(k, "joint" if stacked else "concat", levels),
     }
     return Structure(formulas[name](), layers, stacked, terms, levels)
+
+
+def _nested(k: Callable[..., Covariance], block: str, levels: Sequence[str]) -> Covariance:
+    local = (Same(level) * k(block, name=f"local-{level.replace('/', '-')}") for level in levels)
+    return Sum((k(block, name="global"), *local))
 
 
 def _check(name: str, widths: Mapping[str, int], kernel: str, groups: tuple[str, ...]) -> None:
@@ -178,10 +186,12 @@ def _block(name: str, structure: Structure, features: Features) -> Tensor:
     if not structure.stacked:
         return layers[0]
     width = max(x.shape[1] for x in layers)
-    padded = torch.stack([pad(x, (0, width - x.shape[1])) for x in layers], dim=1)
+    padded = [pad(x, (0, width - x.shape[1])) for x in layers]
+    stacked = torch.stack(padded, dim=1)
     if name == "features":
-        return padded
-    return torch.cat([padded.double(), s[:, None, :].expand(-1, len(layers), -1)], dim=2)
+        return stacked
+    repeated = s[:, None, :].expand(-1, len(layers), -1)
+    return torch.cat([stacked.double(), repeated], dim=2)
 
 
 def _group(name: str, structure: Structure, features: Features) -> Tensor:

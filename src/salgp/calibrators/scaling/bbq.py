@@ -17,6 +17,7 @@ decide.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +28,9 @@ from torch import Tensor
 from salgp.calibrators.scaling.toplabel import TopLabel, TopLabelCalibrator
 
 __all__ = ["BBQ", "Binnings", "average", "binnings", "log_evidence", "sorted_by_confidence"]
+
+Prior = tuple[float, float] | None
+"""``alpha`` and ``beta`` of every bin; None for the original prior."""
 
 STRENGTH = 2.0
 """Equivalent sample size of the original prior, shared by all bins of a binning."""
@@ -61,13 +65,13 @@ class BBQ(TopLabelCalibrator):
     def _learn(self, top: TopLabel, correct: Tensor) -> None:
         self._keep(binnings(*sorted_by_confidence(top, correct)), self._prior())
 
-    def _keep(self, bins: Binnings, prior: tuple[float, float] | None) -> None:
+    def _keep(self, bins: Binnings, prior: Prior) -> None:
         """Keep the average over all binnings."""
         found = average(bins, prior)
-        self.n_bins_, self.weights_ = torch.tensor(bins.n_bins), torch.tensor(found.weights)
-        self.steps_at_, self.steps_ = torch.tensor(found.at), torch.tensor(found.value)
+        kept = bins.n_bins, found.weights, found.at, found.value
+        self.n_bins_, self.weights_, self.steps_at_, self.steps_ = map(torch.tensor, kept)
 
-    def _prior(self) -> tuple[float, float] | None:
+    def _prior(self) -> Prior:
         if self.alpha is None and self.beta is None:
             return None
         if self.alpha is None or self.beta is None or min(self.alpha, self.beta) <= 0:
@@ -77,7 +81,8 @@ class BBQ(TopLabelCalibrator):
         return self.alpha, self.beta
 
     def _confidence(self, top: TopLabel) -> Tensor:
-        return self.steps_[torch.searchsorted(self.steps_at_, top.confidence.double(), right=True) - 1]
+        step = torch.searchsorted(self.steps_at_, top.confidence.double(), right=True)
+        return self.steps_[step - 1]
 
 
 @dataclass(frozen=True)
@@ -113,45 +118,56 @@ def binnings(score: np.ndarray, hit: np.ndarray) -> Binnings:
     n = len(score)
     root = n ** (1 / 3)
     fewest = max(1, int(root / 10))
-    most = max(1, min(n, int(np.ceil(10 * root))))
+    most = min(n, math.ceil(10 * root))
     n_bins = np.arange(fewest, most + 1)
-    cuts = [np.rint(np.arange(1, b) * n / b).astype(int) for b in n_bins]
-    edges = [np.concatenate([[0.0], (score[k - 1] + score[k]) / 2, [1.0]]) for k in cuts]
+    edges = [_edges(score, b) for b in n_bins]
     left = np.concatenate([edge[:-1] for edge in edges])
     right = np.concatenate([edge[1:] for edge in edges])
     model = np.repeat(np.arange(len(n_bins)), n_bins)
     total = np.concatenate([[0.0], np.cumsum(hit)])
-    last = np.append(model[1:] != model[:-1], True)
+    last = np.diff(model, append=-1) != 0
     low = np.where(left > 0, np.searchsorted(score, left), 0)
     high = np.where(last, n, np.searchsorted(score, right))
-    return Binnings(model, n_bins, left, right, high - low, total[high] - total[low])
+    hits = total[high] - total[low]
+    return Binnings(model, n_bins, left, right, high - low, hits)
 
 
-def _pseudo_counts(bins: Binnings, prior: tuple[float, float] | None) -> tuple[np.ndarray, np.ndarray]:
+def _edges(score: np.ndarray, n_bins: int) -> np.ndarray:
+    """Edges of bins of equally many sorted scores."""
+    cuts = np.rint(np.arange(1, n_bins) * len(score) / n_bins).astype(int)
+    midway = (score[cuts - 1] + score[cuts]) / 2
+    return np.concatenate([[0.0], midway, [1.0]])
+
+
+def _pseudo_counts(bins: Binnings, prior: Prior) -> tuple[np.ndarray, np.ndarray]:
     """``alpha_b`` and ``beta_b`` of each bin."""
     if prior is not None:
-        return np.full(len(bins.left), prior[0]), np.full(len(bins.left), prior[1])
+        alpha, beta = prior
+        return np.full_like(bins.left, alpha), np.full_like(bins.left, beta)
     strength = STRENGTH / bins.n_bins[bins.model]
     centre = (bins.left + bins.right) / 2
     return strength * centre, strength * (1 - centre)
 
 
-def log_evidence(bins: Binnings, prior: tuple[float, float] | None) -> np.ndarray:
+def log_evidence(bins: Binnings, prior: Prior) -> np.ndarray:
     """``log p(D | M)`` of each binning, ``(models,)``."""
     from scipy.special import betaln
 
     a, b = (np.maximum(x, 1e-12) for x in _pseudo_counts(bins, prior))
-    return np.bincount(bins.model, betaln(bins.hits + a, bins.size - bins.hits + b) - betaln(a, b))
+    posterior = betaln(bins.hits + a, bins.size - bins.hits + b)
+    return np.bincount(bins.model, posterior - betaln(a, b))
 
 
-def average(bins: Binnings, prior: tuple[float, float] | None) -> Average:
+def average(bins: Binnings, prior: Prior) -> Average:
     """Sum the step functions of all binnings: each bin adds its weighted jump at its left edge."""
     from scipy.special import softmax
 
     weights = softmax(log_evidence(bins, prior))
     a, b = _pseudo_counts(bins, prior)
     value = (bins.hits + a) / np.maximum(bins.size + a + b, 1e-300)
-    first = np.append(True, bins.model[1:] != bins.model[:-1])
-    jump = weights[bins.model] * np.where(first, value, value - np.roll(value, 1))
+    first = np.diff(bins.model, prepend=-1) != 0
+    step = np.where(first, value, value - np.roll(value, 1))
+    jump = weights[bins.model] * step
     order = np.lexsort((~first, bins.left))
-    return Average(weights, bins.left[order], np.clip(np.cumsum(jump[order]), 0, 1))
+    height = np.cumsum(jump[order])
+    return Average(weights, bins.left[order], np.clip(height, 0, 1))

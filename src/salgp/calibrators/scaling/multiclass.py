@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import CalibrationWarning, Calibrator
+from salgp.calibrators.base import CalibrationWarning, Calibrator, Training
 from salgp.calibrators.scaling.temperature import mixture_weights
 from salgp.features import Features
 from salgp.logits import at_least_single, best_temperature, row_chunks, tempered_softmax
@@ -82,7 +82,7 @@ class VectorScaling(AffineScaling):
     intercept_penalty: float = 1e-3
     max_iterations: int = 500
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         start = torch.ones(features.n_classes, dtype=torch.float64)
         penalty = torch.full_like(start, DIAGONAL_PENALTY / features.n_classes)
         penalties = penalty, self.intercept_penalty
@@ -113,7 +113,7 @@ class MatrixScaling(AffineScaling):
     intercept_penalty: float = 1.0
     max_iterations: int = 500
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         c = features.n_classes
         start = torch.eye(c, dtype=torch.float64)
         off_diagonal = torch.full_like(start, self.off_diagonal_penalty / (c * (c - 1)))
@@ -190,47 +190,52 @@ def fit_affine(
         max_iterations: of the optimiser.
         tolerance: relative change of the objective at which it stops.
     """
-    c = x.shape[1]
-    known = labels >= 0
-    x, y = (x, labels) if bool(known.all()) else (x[known], labels[known])
+    c, known = x.shape[1], labels >= 0
+    if not known.all():
+        x, labels = x[known], labels[known]
+    zero = start.new_zeros(c)
     if not len(x):
-        warnings.warn(
-            "no calibration sample has a known class: the map stays the identity",
-            CalibrationWarning,
-            stacklevel=4,
-        )
-        return start, torch.zeros(c, dtype=torch.float64)
+        why = "no calibration sample has a known class: the map stays the identity"
+        warnings.warn(why, CalibrationWarning, stacklevel=4)
+        return start, zero
     size = _root_mean_square(x) or 1.0  # parameters are scaled by it, so that large logits converge as fast
 
+    def unpack(flat: Tensor) -> tuple[Tensor, Tensor]:
+        return flat[:-c].view_as(start) / size, flat[-c:]
+
     def loss(flat: Tensor) -> tuple[float, Tensor]:
-        W, b = flat[:-c].view_as(start) / size, flat[-c:]
-        value, grad_W, grad_b = _nll_gradient(x, y, W.to(x.device), b.to(x.device))
+        W, b = unpack(flat)
+        value, slope_W, slope_b = _nll_gradient(x, labels, W.to(x.device), b.to(x.device))
         away = W - start
         value += float((penalty * away**2).sum() + intercept * (b**2).mean())
-        slope_W, slope_b = grad_W.cpu() + 2 * penalty * away, grad_b.cpu() + 2 * intercept * b / c
+        slope_W = slope_W.cpu() + 2 * penalty * away
+        slope_b = slope_b.cpu() + 2 * intercept * b / c
         return value, torch.cat([(slope_W / size).flatten(), slope_b])
 
-    begin = torch.cat([(start * size).flatten(), torch.zeros(c, dtype=torch.float64)])
-    flat = _lbfgs(loss, begin, max_iterations, tolerance)
-    return flat[:-c].view_as(start) / size, flat[-c:].clone()
+    begin = torch.cat([(start * size).flatten(), zero])
+    W, b = unpack(_lbfgs(loss, begin, max_iterations, tolerance))
+    return W, b.clone()
 
 
 def _root_mean_square(x: Tensor) -> float:
     """Of all entries, in double precision without a copy of them all."""
-    return math.sqrt(sum(float(x[rows].double().pow(2).sum()) for rows in row_chunks(*x.shape)) / x.numel())
+    squares = [x[rows].double().pow(2).sum() for rows in row_chunks(*x.shape)]
+    return math.sqrt(sum(map(float, squares)) / x.numel())
 
 
 def _nll_gradient(x: Tensor, labels: Tensor, W: Tensor, b: Tensor) -> tuple[float, Tensor, Tensor]:
     """Mean negative log-likelihood of ``softmax(W x + b)`` and its gradient, in chunks of rows."""
-    value, grad_W, grad_b = 0.0, torch.zeros_like(W), torch.zeros_like(b)
+    value, n = 0.0, len(x)
+    grad_W, grad_b = torch.zeros_like(W), torch.zeros_like(b)
     for rows in row_chunks(*x.shape):
         z, y = x[rows].double(), labels[rows][:, None]
         log_p = torch.log_softmax(affine(z, W, b), dim=1)
         value -= float(log_p.gather(1, y).sum())
-        error = log_p.exp_().scatter_add_(1, y, -torch.ones_like(y, dtype=z.dtype))  # p - onehot
+        minus = torch.full_like(y, -1, dtype=z.dtype)
+        error = log_p.exp_().scatter_add_(1, y, minus)  # p - onehot
         grad_W += (error * z).sum(dim=0) if W.ndim == 1 else error.T @ z
         grad_b += error.sum(dim=0)
-    return value / len(x), grad_W / len(x), grad_b / len(x)
+    return value / n, grad_W / n, grad_b / n
 
 
 def _lbfgs(
@@ -246,21 +251,14 @@ def _lbfgs(
         value, gradient = loss(torch.from_numpy(flat))
         return value, gradient.cpu().numpy()
 
-    many = start.numel() > MANY_PARAMETERS
-    options = {
-        "maxiter": max_iterations,
-        "maxfun": 2 * max_iterations,
-        "ftol": 1e-5 if many else tolerance,
-        "gtol": 1e-7 if many else 1e-10,
-        "maxcor": 3 if many else 20,
-    }
+    options = {"ftol": tolerance, "gtol": 1e-10, "maxcor": 20}
+    if start.numel() > MANY_PARAMETERS:
+        options = {"ftol": 1e-5, "gtol": 1e-7, "maxcor": 3}
+    options |= {"maxiter": max_iterations, "maxfun": 2 * max_iterations}
     found = minimize(evaluate, start.numpy(), jac=True, method="L-BFGS-B", options=options)
     if found.nit >= max_iterations:
-        warnings.warn(
-            f"no convergence in {max_iterations} iterations; raise max_iterations or the penalties",
-            CalibrationWarning,
-            stacklevel=5,
-        )
+        why = f"no convergence in {max_iterations} iterations; raise max_iterations or the penalties"
+        warnings.warn(why, CalibrationWarning, stacklevel=5)
     return torch.tensor(found.x)
 
 
@@ -301,17 +299,20 @@ class StackedScaling(Calibrator):
     name: ClassVar[str] = "stacked"
     display_name: ClassVar[str] = "stacked scaling"
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
-        x, y = _log_probs(features)[labels >= 0], labels[labels >= 0]
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
+        known = labels >= 0
+        x, y = _log_probs(features)[known], labels[known]
         order = _sorted(x, y)  # so that the result depends on no order of samples or classes
         x, y = x[order], y[order]
+        temperature, _ = best_temperature(x, y)
         identity = _identity(*x.shape)
-        some = slice(None, None, 1 if identity is None else -(-x.numel() // LARGEST) or 1)
-        temperature = best_temperature(x, y)[0] if len(y) else 1.0
-        maps = _maps(x[some], y[some], temperature, identity)
-        likelihood = _left_out(x[some], y[some], identity, len(maps))
-        equal = [1 / len(maps)] * len(maps)
-        alone = [float(k == TEMPERATURE) for k in range(len(maps))]
+        if identity is not None:
+            step = math.ceil(x.numel() / LARGEST)
+            x, y = x[::step], y[::step]
+        maps = _maps(x, y, temperature, identity)
+        likelihood = _left_out(x, y, identity, len(maps))
+        equal = np.full(len(maps), 1 / len(maps))
+        alone = np.eye(len(maps))[TEMPERATURE]
         self.weights_ = mixture_weights(likelihood, equal if len(likelihood) else alone)
         self.maps_ = [[W.cpu(), b.cpu()] for W, b in maps]
 
@@ -331,7 +332,8 @@ def _left_out(x: Tensor, y: Tensor, identity: Tensor | None, n_maps: int) -> Ten
         rest, out = fold != k, fold == k
         temperature = best_temperature(x[rest], y[rest])[0]
         maps = _maps(x[rest], y[rest], temperature, identity)
-        each = [p.gather(1, y[out, None])[:, 0] for p in _components(x[out], maps)]
+        probs = _components(x[out], maps)
+        each = [p.gather(1, y[out, None])[:, 0] for p in probs]
         found.append(torch.stack(each, dim=1).double())
     return torch.cat(found)
 
@@ -339,8 +341,9 @@ def _left_out(x: Tensor, y: Tensor, identity: Tensor | None, n_maps: int) -> Ten
 def _sorted(x: Tensor, y: Tensor) -> Tensor:
     """Rows by the likelihood of their true class and then by their largest numbers, whatever their order."""
     largest = x.sort(dim=1, descending=True).values[:, :8]
-    own = x.gather(1, y[:, None])[:, 0]
-    return torch.from_numpy(np.lexsort([*largest.T.cpu().numpy(), own.cpu().numpy()])).to(x.device)
+    own = x.gather(1, y[:, None])
+    keys = torch.cat([largest, own], dim=1).T.cpu().numpy()
+    return torch.from_numpy(np.lexsort(keys)).to(x.device)
 
 
 def _identity(n: int, c: int) -> Tensor | None:
@@ -355,11 +358,13 @@ def _maps(x: Tensor, y: Tensor, temperature: float, identity: Tensor | None) -> 
     """Raw, equal and temperature-scaled probabilities, and an affine map for each prior width."""
     n, c = x.shape
     zero = torch.zeros(c, dtype=torch.float64)
-    maps = [(torch.full_like(zero, scale), zero) for scale in (1.0, 0.0, 1 / temperature)]
+    scales = 1.0, 0.0, 1 / temperature
+    maps = [(torch.full_like(zero, scale), zero) for scale in scales]
     if identity is None or not n:
         return maps
     z = x.double() / temperature
-    size = float((z - z.mean(dim=1, keepdim=True)).abs().mean())
+    centred = z - z.mean(dim=1, keepdim=True)
+    size = float(centred.abs().mean())
     for width in WIDTHS:
         precision = 1 / (2 * n * width**2)  # of a Gaussian prior, in units of the mean likelihood
         penalty = torch.full_like(identity, precision * size**2)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import CalibrationWarning, Calibrator
+from salgp.calibrators.base import CalibrationWarning, Calibrator, Training
 from salgp.calibrators.evidence.windows import window_numbers
 from salgp.calibrators.scaling.toplabel import top_label
 from salgp.features import Features
@@ -48,7 +48,7 @@ class Uncalibrated(Calibrator):
     name: ClassVar[str] = "uncalibrated"
     floors_zeros: ClassVar[bool] = False
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         pass
 
     def _predict(self, features: Features) -> Prediction:
@@ -77,7 +77,7 @@ class TemperatureScaling(Calibrator):
     name: ClassVar[str] = "temperature"
     display_name: ClassVar[str] = "temperature scaling"
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         self.temperature_, self.at_bound_ = _fitted(features.logits, labels)
 
     def _predict(self, features: Features) -> Prediction:
@@ -118,7 +118,7 @@ class PerturbedTemperatureScaling(TemperatureScaling):
     display_name: ClassVar[str] = "perturbed temperature"
     uses_augmented: ClassVar[bool] = True
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         weights = None
         if features.groups is None:
             without = "features have no groups: fitted as plain temperature scaling, not on augmented samples"
@@ -147,11 +147,11 @@ class EnsembleTemperatureScaling(Calibrator):
 
     name: ClassVar[str] = "ensemble-temperature"
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         self.temperature_, self.at_bound_ = _fitted(features.logits, labels)
         parts = [_true_class(features.logits, labels, t) for t in (self.temperature_, 1.0)]
-        uniform = torch.full_like(parts[0], 1 / features.n_classes)
-        self.weights_ = mixture_weights(torch.stack([*parts, uniform], dim=1), (1, 0, 0))
+        parts.append(torch.full_like(parts[0], 1 / features.n_classes))
+        self.weights_ = mixture_weights(torch.stack(parts, dim=1), (1, 0, 0))
 
     def _predict(self, features: Features) -> Prediction:
         mixed = ensemble_softmax(features.logits, self.temperature_, self.weights_)
@@ -160,22 +160,23 @@ class EnsembleTemperatureScaling(Calibrator):
 
 def ensemble_softmax(logits: Tensor, temperature: float | Tensor, weights: Tensor) -> Tensor:
     """``w_1 softmax(z / T) + w_2 softmax(z) + w_3 / c``."""
-    w = weights.tolist()
-    mix = tempered_softmax(logits, temperature).mul_(w[0]).add_(tempered_softmax(logits, 1.0), alpha=w[1])
-    return mix.add_(w[2] / logits.shape[1])
+    of_tempered, of_raw, of_uniform = weights.tolist()
+    mix = tempered_softmax(logits, temperature).mul_(of_tempered)
+    mix.add_(tempered_softmax(logits, 1.0), alpha=of_raw)
+    return mix.add_(of_uniform / logits.shape[1])
 
 
 def _true_class(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Probability of the true class of the samples that have one, in double precision."""
     y = labels.clamp_min(0)[:, None]
-    each = [
-        tempered_softmax(logits[rows], temperature).gather(1, y[rows])[:, 0]
-        for rows in row_chunks(*logits.shape)
-    ]
-    return torch.cat(each).double()[labels >= 0]
+    parts = []
+    for rows in row_chunks(*logits.shape):
+        probs = tempered_softmax(logits[rows], temperature)
+        parts.append(probs.gather(1, y[rows])[:, 0])
+    return torch.cat(parts).double()[labels >= 0]
 
 
-def mixture_weights(likelihood: Tensor, start: Sequence[float]) -> Tensor:
+def mixture_weights(likelihood: Tensor, start: Sequence[float] | np.ndarray) -> Tensor:
     """Weights on the simplex that maximise the mean of ``log(likelihood_i . w)``, a concave problem.
 
     Args:
@@ -193,16 +194,19 @@ def mixture_weights(likelihood: Tensor, start: Sequence[float]) -> Tensor:
 
     def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
         mix = np.maximum(P @ w, 1e-300)  # sums of quotients stay finite
-        return -float(np.log(mix).mean()), -(P / mix[:, None]).mean(axis=0)
+        gradient = -(P / mix[:, None]).mean(axis=0)
+        return -float(np.log(mix).mean()), gradient
 
     if len(P) == 0:
         return torch.tensor(first)
     one = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
     how: Any = {"method": "SLSQP", "constraints": one, "options": {"ftol": 1e-12}}
-    found = minimize(loss, first, jac=True, bounds=[(0, 1)] * len(first), **how)
+    bounds = [(0, 1)] * len(first)
+    found = minimize(loss, first, jac=True, bounds=bounds, **how)
     warn_unless_converged(found, "the search for the mixture's weights")
-    w = np.clip(found.x, 0, 1) / np.clip(found.x, 0, 1).sum()
-    return torch.tensor(w if loss(w)[0] <= loss(first)[0] else first)
+    inside = np.clip(found.x, 0, 1)
+    best = min([inside / inside.sum(), first], key=lambda w: loss(w)[0])
+    return torch.tensor(best)
 
 
 RATIO = 0.1
@@ -237,10 +241,10 @@ class AdaptiveCalibratorEnsemble(Calibrator):
     display_name: ClassVar[str] = "adaptive calibrator ensemble (ACE)"
     takes_context: ClassVar[bool] = True
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         correct, known = features.correct(labels), labels >= 0
-        n_correct, n_wrong = int((correct & known).sum()), int((~correct & known).sum())
-        weight = min(RATIO * n_wrong / max(n_correct, 1), 1.0)
+        n_wrong = int((~correct & known).sum())
+        weight = min(RATIO * n_wrong / max(int(correct.sum()), 1), 1.0)
         self.easy_temperature_, _ = _fitted(features.logits, labels)
         self.hard_temperature_ = self.easy_temperature_
         if n_wrong:
@@ -282,5 +286,6 @@ class AdaptiveCalibratorEnsemble(Calibrator):
         else:
             _, number = window_numbers(context, seen.log_odds).unique(return_inverse=True)
             total = confidence.new_zeros(len(features)).index_add(0, number, confidence)
-            mean = (total / number.bincount(minlength=len(features)).clamp_min(1))[number]
+            size = number.bincount(minlength=len(features)).clamp_min(1)
+            mean = (total / size)[number]
         return (mean / self.mean_confidence_).clamp(0.0, 1.0)

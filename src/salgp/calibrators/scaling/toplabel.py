@@ -36,13 +36,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.calibrators.base import Calibrator
+from salgp.calibrators.base import Calibrator, Training
 from salgp.features import Features
 from salgp.gp.optimise import logistic
 from salgp.logits import at_least_single, row_chunks
 from salgp.prediction import Prediction
 
-__all__ = ["TopLabel", "fit_logistic", "from_top_label", "platt_targets"]
+__all__ = ["TopLabel", "fit_logistic", "from_top_label", "platt_targets", "with_constant"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,8 @@ class TopLabel:
         where it vanishes.
         """
         tiny = torch.finfo(self.rest.dtype).tiny
-        return self.confidence.double().clamp_min(tiny).log() - self.rest.double().clamp_min(tiny).log()
+        own, rest = (x.double().clamp_min(tiny).log() for x in (self.confidence, self.rest))
+        return own - rest
 
 
 def top_label(features: Features) -> TopLabel:
@@ -75,16 +76,14 @@ def top_label(features: Features) -> TopLabel:
         >>> top_label(Features(torch.tensor([[2.0, 0.0, 0.0]]))).label
         tensor([0])
     """
-    label = features.label
-    parts = []
+    label, confidence, rest = features.label, [], []
     one_piece = torch.compiler.is_compiling() or not len(features)  # a graph must not depend on the batch
-    for rows in [slice(None)] if one_piece else row_chunks(len(features), features.n_classes):
-        z = features.logits[rows]
-        probs = torch.softmax(at_least_single(z), dim=1)
+    for rows in [slice(None)] if one_piece else row_chunks(*features.logits.shape):
+        probs = torch.softmax(at_least_single(features.logits[rows]), dim=1)
         own = label[rows, None]
-        parts.append((probs.gather(1, own)[:, 0], probs.scatter_(1, own, 0.0).sum(dim=1)))
-    confidence, rest = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-    return TopLabel(label, confidence, rest)
+        confidence.append(probs.gather(1, own)[:, 0])
+        rest.append(probs.scatter_(1, own, 0.0).sum(dim=1))
+    return TopLabel(label, torch.cat(confidence), torch.cat(rest))
 
 
 def from_top_label(features: Features, confidence: Tensor, temperature: float) -> Prediction:
@@ -117,7 +116,7 @@ class TopLabelCalibrator(Calibrator):
     def _confidence(self, top: TopLabel) -> Tensor:
         """Calibrated confidence of each sample."""
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         top = top_label(features)
         self._learn(top, top.label == labels)
 
@@ -158,14 +157,13 @@ class HistogramBinning(TopLabelCalibrator):
             raise ValueError(f"n_bins must be at least 1, got {self.n_bins}")
         if self.smoothing < 0:
             raise ValueError(f"smoothing must not be negative, got {self.smoothing}")
-        score = top.confidence.double()
-        edges = torch.linspace(0, 1, self.n_bins + 1, dtype=score.dtype, device=score.device)
-        bins = _bin_of(score, edges)
+        edges = torch.linspace(0, 1, self.n_bins + 1, dtype=torch.float64, device=correct.device)
+        bins = _bin_of(top.confidence.double(), edges)
         hits = torch.bincount(bins, correct.double(), minlength=self.n_bins)
-        size = torch.bincount(bins, minlength=self.n_bins)
+        size = torch.bincount(bins, minlength=self.n_bins) + self.smoothing
         centre = (edges[1:] + edges[:-1]) / 2
-        values = (hits + self.smoothing * centre) / (size + self.smoothing)
-        self.edges_, self.values_ = edges, torch.where(size + self.smoothing > 0, values, centre)
+        values = (hits + self.smoothing * centre) / size
+        self.edges_, self.values_ = edges, values.where(size > 0, centre)
 
     def _confidence(self, top: TopLabel) -> Tensor:
         return self.values_[_bin_of(top.confidence.double(), self.edges_)]
@@ -173,7 +171,8 @@ class HistogramBinning(TopLabelCalibrator):
 
 def _bin_of(score: Tensor, edges: Tensor) -> Tensor:
     """Bin number of each score; the outer bins reach beyond their edges."""
-    return torch.searchsorted(edges[1:-1].contiguous(), score, right=True)
+    inner = edges[1:-1].contiguous()
+    return torch.searchsorted(inner, score, right=True)
 
 
 class IsotonicRegression(TopLabelCalibrator):
@@ -194,8 +193,8 @@ class IsotonicRegression(TopLabelCalibrator):
     suits_few_values: ClassVar[bool] = True
 
     def _learn(self, top: TopLabel, correct: Tensor) -> None:
-        x, y = monotone_fit(top.confidence.cpu().numpy(), correct.cpu().numpy())
-        self.x_, self.y_ = torch.tensor(x), torch.tensor(y)
+        knots = monotone_fit(top.confidence.cpu().numpy(), correct.cpu().numpy())
+        self.x_, self.y_ = map(torch.tensor, knots)
 
     def _confidence(self, top: TopLabel) -> Tensor:
         return interpolate(top.confidence, self.x_, self.y_)
@@ -220,8 +219,8 @@ class PlattScaling(TopLabelCalibrator):
     name: ClassVar[str] = "platt"
 
     def _learn(self, top: TopLabel, correct: Tensor) -> None:
-        X = torch.stack([top.log_odds, torch.ones_like(top.log_odds)], dim=1)
-        self.slope_, self.intercept_ = fit_logistic(X, platt_targets(correct)).tolist()
+        found = fit_logistic(with_constant(top.log_odds), platt_targets(correct))
+        self.slope_, self.intercept_ = found.tolist()
 
     def _confidence(self, top: TopLabel) -> Tensor:
         return torch.sigmoid(self.slope_ * top.log_odds + self.intercept_)
@@ -251,12 +250,13 @@ class BetaCalibration(TopLabelCalibrator):
     def _learn(self, top: TopLabel, correct: Tensor) -> None:
         X = _beta_inputs(top.log_odds)
         lower = X.new_tensor([0.0, 0.0, -torch.inf])
-        self.a_, self.b_, self.intercept_ = fit_logistic(X, platt_targets(correct), lower).tolist()
+        found = fit_logistic(X, platt_targets(correct), lower)
+        self.a_, self.b_, self.intercept_ = found.tolist()
 
     def _confidence(self, top: TopLabel) -> Tensor:
         X = _beta_inputs(top.log_odds)
-        weights = torch.tensor([self.a_, self.b_, self.intercept_], dtype=X.dtype).to(X.device)
-        return torch.sigmoid(X @ weights)
+        weights = torch.tensor([self.a_, self.b_, self.intercept_], dtype=X.dtype)
+        return torch.sigmoid(X @ weights.to(X.device))
 
 
 def monotone_fit(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -276,14 +276,13 @@ def monotone_fit(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.nda
     from scipy.optimize import isotonic_regression
 
     order = np.argsort(score)
-    x = score[order]
-    x = np.concatenate([x[:1], x, x[-1:]]).astype(np.float64)
-    y = np.concatenate([[1.0], hit[order].astype(np.float64), [0.0]])
-    first = np.concatenate([[0], np.nonzero(x[1:] != x[:-1])[0] + 1])  # start of each run of equal scores
+    x = np.pad(score[order].astype(np.float64), 1, mode="edge")
+    y = np.concatenate([[1.0], hit[order], [0.0]])
+    first = np.flatnonzero(np.diff(x, prepend=-np.inf))  # start of each run of equal scores
     weight = np.diff(first, append=len(x)).astype(np.float64)
-    fit = isotonic_regression(np.add.reduceat(y, first) / weight, weights=weight)
-    starts, ends = fit.blocks[:-1], fit.blocks[1:] - 1
-    knots = np.unique(np.concatenate([starts, ends]))
+    share = np.add.reduceat(y, first) / weight
+    fit = isotonic_regression(share, weights=weight)
+    knots = np.union1d(fit.blocks[:-1], fit.blocks[1:] - 1)
     return x[first][knots], fit.x[knots]
 
 
@@ -321,7 +320,8 @@ def platt_targets(correct: Tensor) -> Tensor:
     """
     right = int(correct.sum())
     wrong = len(correct) - right
-    return torch.where(correct, (right + 1) / (right + 2), 1 / (wrong + 2)).double()
+    high, low = (right + 1) / (right + 2), 1 / (wrong + 2)
+    return torch.where(correct, high, low).double()
 
 
 def fit_logistic(X: Tensor, targets: Tensor, lower: Tensor | None = None, ridge: float = 1e-9) -> Tensor:
@@ -346,8 +346,14 @@ def fit_logistic(X: Tensor, targets: Tensor, lower: Tensor | None = None, ridge:
         tensor([3.0000], dtype=torch.float64)
     """
     scale = X.abs().amax(dim=0).clamp_min(1e-30)
-    prior = X.new_full((X.shape[1],), ridge * len(X))
-    return logistic(X / scale, targets, torch.ones_like(targets), prior, lower=lower) / scale
+    prior = torch.full_like(scale, ridge * len(X))
+    weight = torch.ones_like(targets)
+    return logistic(X / scale, targets, weight, prior, lower=lower) / scale
+
+
+def with_constant(x: Tensor) -> Tensor:
+    """Columns ``x`` and 1."""
+    return torch.stack([x, torch.ones_like(x)], dim=1)
 
 
 def _beta_inputs(u: Tensor) -> Tensor:
