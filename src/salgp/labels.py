@@ -29,33 +29,41 @@ def as_labels(labels: Any, n: int, n_classes: int | None = None) -> Tensor:
         tensor([0, 1, 1])
     """
     refuse_masked(labels, "labels")
-    try:
-        y = labels if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels))
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first"
-        ) from error
+    y = labels if isinstance(labels, Tensor) else _tensor(labels)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim == 2 and len(y) == n:
         raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}; {_ONE_HOT}")
-    whole = not y.dtype.is_floating_point or bool((y == y.round()).all())
-    if not whole or y.dtype.is_complex or y.dtype == torch.bool:
-        raise TypeError(
-            f"labels must be integer class indices 0, 1, ..., got {y.dtype}"
-            f"{'' if whole else ' with values that are no whole numbers'}; {_KINDS}"
-        )
+    _check_whole(y)
     if y.shape != (n,):
         raise ValueError(f"labels must have shape ({n},), one per sample, got {tuple(y.shape)}")
     y = y.long()  # before comparing: an unsigned 0 is not above -1
     top = n_classes if n_classes is not None else torch.iinfo(torch.int64).max
     bad = ((y < -1) | (y >= top)).nonzero()
     if len(bad):
+        i = int(bad[0, 0])
         raise ValueError(
-            f"label {int(y[bad[0, 0]])} of sample {int(bad[0, 0])} is out of range: expected "
-            f"0..{top - 1}, or -1 for an unknown class"
+            f"label {int(y[i])} of sample {i} is out of range: expected 0..{top - 1}, or -1 for an "
+            f"unknown class"
         )
     return y
+
+
+def _tensor(labels: Any) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(labels))
+    except (TypeError, ValueError) as error:
+        why = f"labels must be integers, got {np.asarray(labels).dtype}: map class names to 0..c-1 first"
+        raise TypeError(why) from error
+
+
+def _check_whole(y: Tensor) -> None:
+    whole = not y.dtype.is_floating_point or bool((y == y.round()).all())
+    if not whole or y.dtype.is_complex or y.dtype == torch.bool:
+        raise TypeError(
+            f"labels must be integer class indices 0, 1, ..., got {y.dtype}"
+            f"{'' if whole else ' with values that are no whole numbers'}; {_KINDS}"
+        )
 
 
 def class_labels(labels: Any, n: int, n_classes: int, classes: Sequence[str] | None = None) -> Tensor:
@@ -77,8 +85,10 @@ def class_labels(labels: Any, n: int, n_classes: int, classes: Sequence[str] | N
     if classes is not None and len(set(classes)) != n_classes:
         raise ValueError(f"classes must have different names, got {', '.join(classes)}")
     y = labels if isinstance(labels, Tensor) else np.asarray(labels)
-    if isinstance(y, np.ndarray) and y.ndim == 1 and all(isinstance(name, str) for name in y.tolist()):
-        return as_labels(_numbers(y.tolist(), classes), n)
+    if isinstance(y, np.ndarray) and y.ndim == 1:
+        names = y.tolist()
+        if all(isinstance(name, str) for name in names):
+            return as_labels(_numbers(names, classes), n)
     if y.ndim == 2 and y.shape == (n, n_classes):
         return as_labels(_from_one_hot(torch.as_tensor(y)), n)
     return as_labels(labels, n)
@@ -109,7 +119,7 @@ def look_up(labels: Sequence[Any], places: Mapping[Any, int], where: str = "") -
     """
     unknown = [label for label in labels if label not in places]
     if unknown:
-        known = ", ".join(str(name) for name, place in places.items() if place >= 0)
+        known = ", ".join(str(name) for name in places if places[name] >= 0)
         raise ValueError(
             f"{where}label {unknown[0]!r} is none of the classes {known}; samples of a class that the "
             f"network does not know have the label -1"
@@ -128,11 +138,11 @@ def _numbers(names: list[str], classes: Sequence[str] | None) -> list[int]:
 
 
 def _from_one_hot(y: Tensor) -> Tensor:
-    if not bool(((y == 0) | (y == 1)).all()) or not bool((y.sum(dim=1) == 1).all()):
+    binary, single = (y == 0) | (y == 1), y.sum(dim=1) == 1
+    if not (binary.all() and single.all()):
         raise ValueError(
             f"labels of shape {tuple(y.shape)} must be one-hot, a single 1 in each row; for several "
-            f"(multi-label) or "
-            f"uncertain classes per sample calibrate one class at a time"
+            f"(multi-label) or uncertain classes per sample calibrate one class at a time"
         )
     return y.argmax(dim=1)
 

@@ -81,32 +81,44 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
     """
     if output not in OUTPUTS:
         raise ValueError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
+    _check_shape(raw, output, hint)
+    z = at_least_single(raw)
+    traced = torch.compiler.is_compiling()  # a graph being traced has stand-ins for the numbers
+    if output == "sigmoids":
+        if not traced:
+            _check_sigmoids(z)
+        z = log_odds(z.double()).to(z.dtype)
+    binary = z.ndim == 1 or z.shape[1] == 1
+    if output in ("logits", "sigmoids"):
+        return _two_columns(torch.zeros_like(z), z) if binary else z
+    p = z.exp() if output == "log-probabilities" else z
+    if binary:
+        p = _two_columns(1 - p, p)
+    if not traced:
+        _check_probabilities(p, output)
+    if output == "log-probabilities" and not binary:
+        return z.masked_fill(z == -torch.inf, ZERO)
+    positive = p.clamp_min(torch.finfo(p.dtype).tiny)
+    return positive.log().masked_fill(p <= 0, ZERO)
+
+
+def _two_columns(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack([first.reshape(-1), second.reshape(-1)], dim=1)
+
+
+def _check_shape(raw: Tensor, output: str, hint: str) -> None:
     if raw.is_floating_point() and raw.ndim in (3, 4, 5):
         raise ValueError(
             f"expected {output} of shape (n, c), one row for each sample, got {tuple(raw.shape)}: outputs "
             f"with several positions (segmentation) are not supported; calibrate them by position: "
             f"salgp.calibrate_outputs(scores.movedim(1, -1).flatten(0, -2), labels.flatten())"
         )
-    if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
+    fits = raw.ndim in (1, 2) and 0 not in raw.shape[1:]
+    if not (fits and raw.is_floating_point()):
         raise ValueError(
             f"expected {output} as floating-point numbers of shape (n, c) or, of a binary classifier, (n,) "
             f"or (n, 1); got {raw.dtype} {tuple(raw.shape)}" + (f"; {hint}" if hint else "")
         )
-    z = at_least_single(raw)
-    binary = z.ndim == 1 or z.shape[1] == 1
-    if output == "sigmoids":
-        if not torch.compiler.is_compiling():
-            _check_sigmoids(z)
-        z = log_odds(z.double()).to(z.dtype)
-    if output in ("logits", "sigmoids"):
-        return torch.stack([torch.zeros_like(z.reshape(-1)), z.reshape(-1)], dim=1) if binary else z
-    p = z.exp() if output == "log-probabilities" else z
-    p = torch.stack([1 - p.reshape(-1), p.reshape(-1)], dim=1) if binary else p
-    if not torch.compiler.is_compiling():  # a graph being traced has stand-ins for the numbers
-        _check_probabilities(p, output)
-    if output == "log-probabilities" and not binary:
-        return z.masked_fill(z == -torch.inf, ZERO)
-    return p.clamp_min(torch.finfo(p.dtype).tiny).log().masked_fill(p <= 0, ZERO)
 
 
 def at_least_single(x: Tensor) -> Tensor:
@@ -175,10 +187,11 @@ def look_like_probabilities(logits: Tensor) -> str | None:
         'sigmoids'
         >>> look_like_probabilities(torch.tensor([[0.2, 3.8], [0.5, -0.5]]))
     """
-    if len(logits) < 2 or bool((logits < 0).any()) or bool((logits > 1).any()) or tell_nothing(logits):
+    outside = (logits < 0) | (logits > 1)
+    if len(logits) < 2 or outside.any() or tell_nothing(logits):
         return None
-    one_column = logits.shape[1] == 2 and bool((logits[:, 0] == 0).all())
-    if one_column or bool(((logits.double().sum(dim=1) - 1).abs() < TOLERANCE).all()):
+    off = (logits.double().sum(dim=1) - 1).abs()
+    if _has_one_column(logits) or (off < TOLERANCE).all():
         return "probabilities"
     return "sigmoids" if len(logits) >= ENOUGH else None
 
@@ -213,13 +226,17 @@ def check_undeclared(logits: Tensor, labels: Tensor | None = None) -> None:
 
 def _looks_like_regression(logits: Tensor, labels: Tensor) -> bool:
     """One column near 0 and 1 that tells the classes apart better at 0.5 than at 0, beyond chance."""
-    if logits.shape[1] != 2 or not bool((logits[:, 0] == 0).all()):
-        return False
     z = logits[:, 1]
-    near = float(((z > -0.5) & (z < 1.5)).double().mean())
+    near = ((z > -0.5) & (z < 1.5)).double()
     between = labels[(z > 0) & (z <= 0.5)]
-    zeros, ones = int((between == 0).sum()), int((between == 1).sum())
-    return near > 0.9 and zeros - ones > max(0.02 * len(z), 3 * math.sqrt(zeros + ones))
+    zeros, ones = (int((between == k).sum()) for k in (0, 1))
+    chance = max(0.02 * len(z), 3 * math.sqrt(zeros + ones))
+    return _has_one_column(logits) and float(near.mean()) > 0.9 and zeros - ones > chance
+
+
+def _has_one_column(logits: Tensor) -> bool:
+    """Are they the log-odds of a binary network beside a column of zeros?"""
+    return logits.shape[1] == 2 and not logits[:, 0].any()
 
 
 def tell_nothing(logits: Tensor) -> bool:
@@ -233,15 +250,10 @@ def tell_nothing(logits: Tensor) -> bool:
 
 
 def _check_probabilities(p: Tensor, output: str) -> None:
-    off = ~((p.sum(dim=1) - 1).abs() <= TOLERANCE)  # NaN is off, too
-    if not bool((p < 0).any()) and not bool(off.any()):
+    sums_to_one = (p.sum(dim=1) - 1).abs() <= TOLERANCE  # false for NaN
+    if sums_to_one.all() and not (p < 0).any():
         return
-    bad = (~torch.isfinite(p).all(dim=1)).nonzero()[:, 0].tolist()
-    if bad:
-        raise ValueError(
-            f"{output} hold NaN or infinity in row {bad[0]} ({len(bad)} rows in all); clean the data or "
-            f"the network first"
-        )
+    check_finite(p, f"{output} hold")
     raise ValueError(
         f"{output} were announced, but the rows are not distributions (smallest value "
         f"{float(p.min()):.3g}); are they logits? Of one sigmoid per class say output='sigmoids', or as "
@@ -250,7 +262,8 @@ def _check_probabilities(p: Tensor, output: str) -> None:
 
 
 def _check_sigmoids(p: Tensor) -> None:
-    wrong = p[~((p >= 0) & (p <= 1))]  # NaN is wrong, too
+    inside = (p >= 0) & (p <= 1)  # false for NaN
+    wrong = p[~inside]
     if len(wrong):
         raise ValueError(f"sigmoids must lie between 0 and 1, got {float(wrong[0]):.3g}; are they logits?")
 
@@ -279,7 +292,8 @@ def non_finite_rows(x: Tensor) -> Tensor:
     """Numbers of the rows that hold NaN or infinity."""
     if math.isfinite(float(x.sum())):  # one pass, no copy; the sum of finite numbers may overflow
         return torch.empty(0, dtype=torch.int64, device=x.device)
-    return (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0]
+    finite = x.isfinite().all(dim=1)
+    return (~finite).nonzero()[:, 0]
 
 
 def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:
@@ -294,7 +308,8 @@ def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:
         tensor([[0.7311, 0.2689]])
     """
     z = at_least_single(logits) / temperature
-    return torch.softmax(z, dim=1).clamp_(min=torch.finfo(z.dtype).tiny)
+    tiny = torch.finfo(z.dtype).tiny
+    return torch.softmax(z, dim=1).clamp_(min=tiny)
 
 
 def best_temperature(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[float, bool]:
@@ -312,7 +327,7 @@ def best_temperature(logits: Tensor, labels: Tensor, weights: Tensor | None = No
         >>> round(t, 4), at_bound  # log-odds 2 / T must be log 3
         (1.8205, False)
     """
-    if not bool((labels >= 0).any()):
+    if not (labels >= 0).any():
         return 1.0, False
     return _root(lambda u: _slope(logits, labels, u, weights))
 
@@ -342,10 +357,10 @@ def shrunk_temperature(logits: Tensor, labels: Tensor, spread: float = 0.5) -> f
         >>> round(shrunk_temperature(z, torch.tensor([0, 0, 0, 0])), 1)
         0.8
     """
-    if not bool((labels >= 0).any()):
+    if not (labels >= 0).any():
         return 1.0
-    slope = lambda u: _slope(logits, labels, u, None) + min(u, 0.0) / spread**2  # noqa: E731
-    return _root(slope)[0]
+    temperature, _ = _root(lambda u: _slope(logits, labels, u) + min(u, 0.0) / spread**2)
+    return temperature
 
 
 def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
@@ -359,16 +374,16 @@ def row_chunks(n: int, width: int, elements: int = 2**20) -> Iterator[slice]:
     return (slice(i, i + step) for i in range(0, n, step))
 
 
-def _slope(logits: Tensor, labels: Tensor, log_temperature: float, weights: Tensor | None) -> float:
+def _slope(logits: Tensor, labels: Tensor, log_temperature: float, weights: Tensor | None = None) -> float:
     """Derivative of the negative log-likelihood in ``log T``."""
     inverse, total = math.exp(-log_temperature), 0.0
     for rows in row_chunks(len(logits), logits.shape[1], elements=2**17):  # small enough to stay in cache
         z, y = at_least_single(logits[rows]), labels[rows]
         z = z - z.amax(dim=1, keepdim=True)
         mean = torch.linalg.vecdot(torch.softmax(z * inverse, dim=1), z)
-        each = z.gather(1, y.clamp_min(0)[:, None])[:, 0] - mean
+        true = z.gather(1, y.clamp_min(0)[:, None])[:, 0]
         weight = (y >= 0).double() if weights is None else weights[rows] * (y >= 0)
-        total += float(torch.dot(each.double(), weight.double()))
+        total += float((true - mean).double() @ weight.double())
     return inverse * total
 
 

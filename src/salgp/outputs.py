@@ -20,6 +20,9 @@ from salgp.prediction import Prediction
 __all__ = ["CalibratedOutputs", "calibrate_outputs"]
 
 
+Columns = Mapping[str, tuple[str, ...]]
+
+
 @dataclass(frozen=True, eq=False)
 class CalibratedOutputs:
     """A fitted calibrator that is used on arrays.
@@ -41,7 +44,7 @@ class CalibratedOutputs:
 
     calibrator: Calibrator
     output: str
-    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    columns: Columns = field(default_factory=dict)
 
     def predict(
         self, logits: Any = None, *, probs: Any = None, layers: Mapping[str, Any] | None = None
@@ -51,8 +54,7 @@ class CalibratedOutputs:
             raise TypeError(
                 "predict takes arrays; salgp.Features go to the calibrator: .calibrator.predict(...)"
             )
-        found = "logits" if probs is None else "probabilities"
-        features = _features(logits, probs, layers)
+        features, found, columns = _read(logits, probs, layers)
         if found != self.output:
             raise ValueError(f"fitted on {self.output}, got {found}; pass {_ARGUMENT[self.output]}=...")
         missing = [name for name in self.calibrator.layer_widths_ if name not in features.layers]
@@ -61,10 +63,10 @@ class CalibratedOutputs:
                 f"fitted with the embeddings {', '.join(map(repr, missing))}, which are missing here; pass "
                 f"layers={{{missing[0]!r}: array}}"
             )
-        self._check_columns(_columns(logits if probs is None else probs, layers))
+        self._check_columns(columns)
         return self.calibrator.predict(features)
 
-    def _check_columns(self, found: Mapping[str, tuple[str, ...]]) -> None:
+    def _check_columns(self, found: Columns) -> None:
         """Tables with other columns, or in another order, than those of the fit would mix up classes."""
         for name, expected in self.columns.items():
             if found.get(name, expected) != expected:
@@ -111,29 +113,30 @@ def calibrate_outputs(
         >>> calibrate_outputs(labels=labels, probs=probs, method="platt").predict(probs=probs).probs.shape
         torch.Size([200, 3])
     """
-    features = _features(logits, probs, layers)
+    features, output, columns = _read(logits, probs, layers)
     if labels is None:
         raise ValueError("labels are missing; pass the true classes of the samples: labels=...")
     known = None if reference is None else _reference(reference, features)
-    calibrator = method_for(method, bool(features.layers)).fit(features, labels, known)
-    names = _columns(logits if probs is None else probs, layers)
-    return CalibratedOutputs(calibrator, "logits" if probs is None else "probabilities", names)
-
-
-def _columns(scores: Any, layers: Mapping[str, Any] | None) -> dict[str, tuple[str, ...]]:
-    """Names of the columns of those that are tables, pandas' or any with ``columns``."""
-    given = {"class scores": scores, **{f"layer {name!r}": x for name, x in (layers or {}).items()}}
-    named = {name: getattr(x, "columns", None) for name, x in given.items()}
-    return {name: tuple(map(str, columns)) for name, columns in named.items() if columns is not None}
+    calibrator = method_for(method, bool(features.layers))
+    return CalibratedOutputs(calibrator.fit(features, labels, known), output, columns)
 
 
 _ARGUMENT = {"logits": "logits", "probabilities": "probs"}
 
 
-def _features(logits: Any, probs: Any, layers: Mapping[str, Any] | None) -> Features:
+def _read(logits: Any, probs: Any, layers: Mapping[str, Any] | None) -> tuple[Features, str, Columns]:
+    """The features, what the class scores are, and the columns of those that are tables."""
     if (logits is None) == (probs is None):
         raise ValueError("pass either logits or probs=..., exactly one of them")
-    return Features.from_probs(probs, layers) if logits is None else Features.from_logits(logits, layers)
+    if probs is None:
+        features, output = Features.from_logits(logits, layers), "logits"
+    else:
+        features, output = Features.from_probs(probs, layers), "probabilities"
+    given = {"class scores": logits if probs is None else probs}
+    given |= {f"layer {name!r}": x for name, x in (layers or {}).items()}
+    named = {name: getattr(x, "columns", None) for name, x in given.items()}
+    columns = {name: tuple(map(str, found)) for name, found in named.items() if found is not None}
+    return features, output, columns
 
 
 def _reference(
