@@ -80,7 +80,7 @@ class FeatureFile:
         if "classes" not in self.metadata:
             return None
         with reading(self.path, "features with a list of class names in UTF-8"):
-            names = [str(name) for name in list(json.loads(self.metadata["classes"]))]
+            names = list(map(str, json.loads(self.metadata["classes"])))
             "".join(names).encode()
         return names
 
@@ -292,8 +292,8 @@ def open_tokenizer(folder: Path) -> Any:
 
     if not any(folder.glob("tokenizer*")) and not (folder / "vocab.txt").is_file():
         return None
-    options: Any = {"local_files_only": True, "trust_remote_code": False}
-    return transformers.AutoTokenizer.from_pretrained(folder, **options)
+    read = transformers.AutoTokenizer.from_pretrained
+    return read(folder, local_files_only=True, trust_remote_code=False)
 
 
 def import_object(spec: str) -> Any:

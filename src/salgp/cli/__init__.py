@@ -65,11 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    for text in words:
-        if not _is_text(text):
-            return complain(
-                f"{text!r} is not text in UTF-8; rename the file, or mend the line", console.USAGE
-            )
+    for word in words:
+        if not _is_text(word):
+            why = f"{word!r} is not text in UTF-8; rename the file, or mend the line"
+            return complain(why, console.USAGE)
     try:
         code = app(args=words or ["--help"], prog_name="salgp", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -90,8 +89,7 @@ def add_plugins(app: typer.Typer) -> None:
             point.load()(app)
         except Exception as error:  # whatever another package does wrong must not stop our own commands
             why = f"the command {point.name} of {point.value} cannot be loaded: {sentence(error)}"
-            command = app.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)
-            command(_refused(why))
+            app.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)(_refused(why))
 
 
 def _refused(why: str) -> Callable[[], None]:
@@ -117,23 +115,17 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")
+_CLICK_ERROR: type[Exception] = {k.__name__: k for k in typer.BadParameter.__mro__}["ClickException"]
+
+
 @app.callback()
-def _options(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version."
-    ),
-) -> None:
+def _options(version: bool = _VERSION) -> None:
     pass
 
 
-_CLICK_ERROR: type[Exception] = next(
-    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
-)
-
-
 def _usage(error: Exception) -> str:
-    context = getattr(error, "ctx", None)
-    where = context.command_path if context is not None else "salgp"
+    where = getattr(getattr(error, "ctx", None), "command_path", "salgp")
     message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
     return f"{message.rstrip('.')}; see {where} --help"
 

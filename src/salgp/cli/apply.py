@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Option
 
 import salgp
 from salgp.cli import options
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 KINDS = {".csv": "CSV prediction", ".parquet": "Parquet prediction"}
 SHOWN = 10
 """Samples that are explained unless some are named."""
-SetsFile = Annotated[Path | None, typer.Option(help="Sets of `salgp sets`: also say what remains possible.")]
-Rows = Annotated[list[int] | None, typer.Option(help="Row to explain; repeatable. Default: most corrected.")]
+SetsFile = Annotated[Path | None, Option(help="Sets of `salgp sets`: also say what remains possible.")]
+Rows = Annotated[list[int] | None, Option(help="Row to explain; repeatable. Default: most corrected.")]
 
 
 def apply(

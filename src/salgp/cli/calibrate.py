@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Option
 
 import salgp
 from salgp.cli import options
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from salgp.calibrators import Calibrator
     from salgp.io.loader import FileLoader
 
+    Sets = Mapping[str, FileLoader]
+    """Data by the names of their options."""
+
 __all__ = []
 
 TEST, REPORT = "test.safetensors", "report.html"
@@ -35,10 +38,10 @@ WRITTEN = {CALIBRATOR: "calibrator", TEST: "features", REPORT: "report"}
 BASELINE = "temperature"
 """Compared against."""
 
-CalibrationData = Annotated[Path, typer.Option(help="Some hundred labelled samples, not trained on.")]
-TrainingData = Annotated[Path | None, typer.Option(help="The training data, to compare samples with.")]
-TestData = Annotated[Path | None, typer.Option(help="Labelled data, for the scores and the report.")]
-Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of everything that is written.")]
+CalibrationData = Annotated[Path, Option(help="Some hundred labelled samples, not trained on.")]
+TrainingData = Annotated[Path | None, Option(help="The training data, to compare samples with.")]
+TestData = Annotated[Path | None, Option(help="Labelled data, for the scores and the report.")]
+Folder = Annotated[Path, Option("--out", "-o", help="Folder of everything that is written.")]
 
 
 def calibrate(
@@ -86,7 +89,7 @@ def _calibrated(
     network: NetworkOptions,
     reading: ReadingOptions,
     method: str | None,
-    sets: Mapping[str, FileLoader],
+    sets: Sets,
 ) -> CalibratedClassifier:
     """The network calibrated; its training data are read for methods that compare with them."""
     data = sets["calibration"]
@@ -111,9 +114,8 @@ def _check_folder(out: Path, force: bool, *inputs: Path | None) -> None:
         path = out / name
         check_target(path, kind, force, *inputs)
         if path.exists() and not (out / CALIBRATOR).exists():
-            raise FileExistsError(
-                f"{path} is not of an earlier salgp calibrate; it is left alone: choose another folder"
-            )
+            why = f"{path} is not of an earlier salgp calibrate; it is left alone: choose another folder"
+            raise FileExistsError(why)
     if out.exists():
         from salgp.calibrators.base import check_place
 
@@ -128,9 +130,7 @@ class _Check(NamedTuple):
     predictions: Mapping[str, Prediction]
 
 
-def _checked(
-    console: Console, classifier: CalibratedClassifier, sets: Mapping[str, FileLoader]
-) -> _Check | None:
+def _checked(console: Console, classifier: CalibratedClassifier, sets: Sets) -> _Check | None:
     """The test data, if any, beside temperature scaling; with a note where the network only guesses."""
     known = classifier.extract(sets["calibration"], progress=False)
     note_guessing(console, *known)
@@ -153,9 +153,7 @@ def _predictions(calibrator: Calibrator, known: Any, features: Features) -> dict
     return found | {calibrator.display_name: calibrator.predict(features)}
 
 
-def _write(
-    classifier: CalibratedClassifier, check: _Check | None, sets: Mapping[str, FileLoader], out: Path
-) -> None:
+def _write(classifier: CalibratedClassifier, check: _Check | None, sets: Sets, out: Path) -> None:
     """The calibrator with where it came from, the test features as `salgp extract` would write them, and the
     report.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 import salgp
 from salgp.calibrators.registry import known_names
@@ -13,7 +13,7 @@ from salgp.cli import options
 from salgp.cli.checks import check_inputs
 from salgp.cli.console import Console, score_table, sentence
 from salgp.cli.fit import fitting_rows, read_reference
-from salgp.cli.inputs import check_alike, note_shared, read_samples
+from salgp.cli.inputs import note_shared, read_alike
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = []
 
 SORTED_BY = "nll_correct"
-HeldOut = Annotated[Path | None, typer.Option(help="Features to score on. Default: half of FEATURES.")]
-Methods = Annotated[str | None, typer.Option("--method", "-m", help="Methods, with commas. Default: all.")]
+HeldOut = Annotated[Path | None, Option(help="Features to score on. Default: half of FEATURES.")]
+Methods = Annotated[str | None, Option("--method", "-m", help="Methods, with commas. Default: all.")]
 
 
 def compare(
@@ -68,8 +68,7 @@ def compare(
 
 def _held_out(console: Console, test: Path, columns: list[str] | None, known: FeatureFile) -> Labelled:
     """The data to score on, like those that are known but apart from them."""
-    tested = read_samples(console, test, columns, labelled=True)
-    check_alike(str(known.path), known.origin, tested)
+    tested = read_alike(console, test, columns, known)
     note_shared(console, "--test", tested.features, known.path.name, known.features)
     return tested.features, tested.known_labels
 

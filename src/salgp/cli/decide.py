@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 import salgp
 from salgp.cli import options
@@ -16,13 +16,11 @@ from salgp.cli.inputs import PredictionOptions
 
 __all__ = []
 
-Assurance = Annotated[float, typer.Option(help="Probability that the guarantee holds, at least 0.5.")]
-Costs = Annotated[str | None, typer.Option(metavar="WRONG,ASK", help="Prices, instead of --error.")]
-By = Annotated[str, typer.Option(metavar="all|class", help="One guarantee, or one per predicted class.")]
-Coverage = Annotated[float, typer.Option(help="Probability that the set contains the true class.")]
-Groups = Annotated[
-    str, typer.Option(metavar="all|class|confidence|novelty", help="In which groups it holds.")
-]
+Assurance = Annotated[float, Option(help="Probability that the guarantee holds, at least 0.5.")]
+Costs = Annotated[str | None, Option(metavar="WRONG,ASK", help="Prices, instead of --error.")]
+By = Annotated[str, Option(metavar="all|class", help="One guarantee, or one per predicted class.")]
+Coverage = Annotated[float, Option(help="Probability that the set contains the true class.")]
+Groups = Annotated[str, Option(metavar="all|class|confidence|novelty", help="In which groups it holds.")]
 
 
 def decide(

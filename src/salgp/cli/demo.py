@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from salgp.cli import options
 from salgp.cli.checks import check_target
@@ -13,7 +13,7 @@ from salgp.cli.console import Console, score_table
 
 __all__ = []
 
-DemoFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder of the demo's files.")]
+DemoFolder = Annotated[Path, Option("--out", "-o", help="Folder of the demo's files.")]
 
 
 def demo(console: Console, out: DemoFolder = Path("salgp-demo"), force: options.Force = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import salgp
 from salgp.cli import options
@@ -19,11 +19,11 @@ __all__ = []
 SAMPLES = 3
 """In the example batch; its size is left open in the graph."""
 
-Target = Annotated[Path, typer.Option("--out", "-o", help="Target: .onnx, or .pt2 for torch.export.")]
-Network = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Network to put into the graph.")]
-ExampleData = Annotated[Path | None, typer.Argument(metavar="[DATA]", help="Its data, for their shape.")]
-Weights = Annotated[Path | None, typer.Option(help="Weights of the network, as in extract.")]
-WithContext = Annotated[bool, typer.Option("--context", help="Let the graph take sums over a window.")]
+Target = Annotated[Path, Option("--out", "-o", help="Target: .onnx, or .pt2 for torch.export.")]
+Network = Annotated[str | None, Argument(metavar="[MODEL]", help="Network to put into the graph.")]
+ExampleData = Annotated[Path | None, Argument(metavar="[DATA]", help="Its data, for their shape.")]
+Weights = Annotated[Path | None, Option(help="Weights of the network, as in extract.")]
+WithContext = Annotated[bool, Option("--context", help="Let the graph take sums over a window.")]
 
 
 def export(

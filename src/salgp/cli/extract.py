@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import salgp
 from salgp.cli import options
@@ -26,11 +26,11 @@ __all__ = []
 
 Data = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         metavar="DATA", help=".npz, .safetensors, .parquet, .csv, or a folder of images or Parquet shards."
     ),
 ]
-Perturbed = Annotated[bool, typer.Option("--perturb", help="Add augmented samples, for use under shift.")]
+Perturbed = Annotated[bool, Option("--perturb", help="Add augmented samples, for use under shift.")]
 
 
 def extract(

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 import salgp
 from salgp.calibrators.registry import method_for
 from salgp.cli import options
 from salgp.cli.checks import CALIBRATOR, SHARDS, check_apart, check_inputs, check_target
 from salgp.cli.console import Console, pasteable
-from salgp.cli.inputs import check_alike, read_samples
+from salgp.cli.inputs import check_alike, read_alike
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ __all__ = []
 
 LARGE = 200_000
 """Rows of feature stores beyond which a calibrator is fitted out of core."""
-LayerSubset = Annotated[str | None, typer.Option(help="Use only these layers, separated by commas.")]
+LayerSubset = Annotated[str | None, Option(help="Use only these layers, separated by commas.")]
 
 
 def fit(
@@ -94,9 +94,8 @@ def _fit(
 def _is_large(*folders: Path | None) -> bool:
     """Are all of these feature stores, and do they have more than `LARGE` rows together?"""
     given = [folder for folder in folders if folder is not None]
-    if not all((folder / SHARDS).is_file() for folder in given):
-        return False
-    return sum(map(len, map(salgp.store.FeatureStore, given))) > LARGE
+    stores = all((folder / SHARDS).is_file() for folder in given)
+    return stores and sum(map(len, map(salgp.store.FeatureStore, given))) > LARGE
 
 
 def _fit_large(console: Console, method: str | None, features: Path, reference: Path | None) -> Fitted:
@@ -104,7 +103,7 @@ def _fit_large(console: Console, method: str | None, features: Path, reference: 
     calibrator = method_for(method)
     loaded, n = salgp.files.first_shard(features)
     if reference is not None:
-        check_alike(str(features), loaded.origin, salgp.files.first_shard(reference)[0])
+        check_alike(features, loaded.origin, salgp.files.first_shard(reference)[0])
     counted = f"{n:,} samples, out of core"
     with console.progress(f"fitting {calibrator.name} on {counted}"):
         return salgp.store.fit_store(calibrator, features, reference=reference), loaded, n, counted
@@ -116,10 +115,8 @@ def _save(out: Path, calibrator: Calibrator, source: FeatureFile, n: int) -> Non
     """
     from salgp.calibrators.base import save_calibrator
 
-    parts: dict[str, Any] = {"origin": source.origin | {"n": n}}
-    if "module" in source.metadata:
-        parts["network"] = _network(calibrator, source)
-    save_calibrator(out, calibrator, **parts)
+    known = {"network": _network(calibrator, source)} if "module" in source.metadata else {}
+    save_calibrator(out, calibrator, origin=source.origin | {"n": n}, **known)
 
 
 def _network(calibrator: Calibrator, source: FeatureFile) -> dict[str, Any]:
@@ -140,8 +137,7 @@ def read_reference(
     """Features and labels of the training data, with the layers of ``data``, which came from ``given``."""
     if path is None:
         return None
-    loaded = read_samples(console, path, labelled=True)
-    check_alike(str(given.path), given.origin, loaded)
+    loaded = read_alike(console, path, None, given)
     return loaded.features.select(data.layer_names), loaded.known_labels
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Argument
 
 import salgp
 from salgp.cli.checks import CALIBRATOR, check_inputs
@@ -18,7 +18,7 @@ __all__ = []
 MOST = 20
 """Entries of a list that are shown."""
 Described = Annotated[
-    Path | None, typer.Argument(help="A calibrator, or features in any form. None: list the methods.")
+    Path | None, Argument(help="A calibrator, or features in any form. None: list the methods.")
 ]
 
 

@@ -36,7 +36,7 @@ class SavedCalibrator:
 
     def predict(self, console: Console, loaded: FeatureFile, context: Any = None) -> Prediction:
         """Predictions for features, which must be like those the calibrator was fitted on."""
-        check_alike(str(self.folder), self.origin, loaded)
+        check_alike(self.folder, self.origin, loaded)
         with console.progress(f"predicting {len(loaded.features):,} samples"):
             return self.calibrator.predict(loaded.features, context)
 
@@ -131,7 +131,14 @@ def read_samples(
     return loaded if augmented else plain
 
 
-def check_alike(of: str, origin: Mapping[str, Any], loaded: FeatureFile) -> None:
+def read_alike(console: Console, path: Path, probs: Names, known: FeatureFile) -> FeatureFile:
+    """Labelled samples of the same network, class scores and classes as the known ones."""
+    loaded = read_samples(console, path, probs, labelled=True)
+    check_alike(known.path, known.origin, loaded)
+    return loaded
+
+
+def check_alike(of: Path, origin: Mapping[str, Any], loaded: FeatureFile) -> None:
     """Refuse features of another network, of other class scores or of other classes than ``of``."""
     found = loaded.origin
     for key, (what, advice) in _ALIKE.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 import salgp
 from salgp.cli import options
@@ -25,19 +25,17 @@ __all__ = []
 WRITTEN = {".html": "monitor page", ".csv": "monitor history", ".parquet": "monitor history"}
 """Suffix of what is written on request, and its kind."""
 
-State = Annotated[Path, typer.Option(help="Folder that keeps everything; made on the first call.")]
+State = Annotated[Path, Option(help="Folder that keeps everything; made on the first call.")]
 Batches = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="DATA...", help="Features of new batches, oldest first, with labels or without."),
+    Argument(metavar="DATA...", help="Features of new batches, oldest first, with labels or without."),
 ]
-Late = Annotated[list[Path] | None, typer.Option(help="Labelled features of samples fed before. Repeatable.")]
+Late = Annotated[list[Path] | None, Option(help="Labelled features of samples fed before. Repeatable.")]
 Written = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--out", "-o", help="Write a page (.html), or one row per batch (.csv, .parquet). Repeatable."
-    ),
+    Option("--out", "-o", help="Write a page (.html), or one row per batch (.csv, .parquet). Repeatable."),
 ]
-Fail = Annotated[bool, typer.Option("--fail", help="Exit with code 1 while an alarm stands.")]
+Fail = Annotated[bool, Option("--fail", help="Exit with code 1 while an alarm stands.")]
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,12 @@ class StartOptions:
 
     reference: Annotated[
         Path | None,
-        typer.Option(help="First call: features like the calibration data, but not those it was fitted on."),
+        Option(help="First call: features like the calibration data, but not those it was fitted on."),
     ] = None
-    false_alarm: Annotated[
-        float, typer.Option(help="First call: chance of an alarm though nothing changes.")
-    ] = 0.01
-    tolerance: Annotated[float, typer.Option(help="First call: fall of accuracy that matters.")] = 0.02
+    false_alarm: Annotated[float, Option(help="First call: chance of an alarm though nothing changes.")] = (
+        0.01
+    )
+    tolerance: Annotated[float, Option(help="First call: fall of accuracy that matters.")] = 0.02
 
 
 def monitor(
@@ -98,7 +96,7 @@ def monitor(
     files = {"state": str(state), "out": [str(path) for path in written]}
     console.finish(watching.metrics() | files | seen, shown)
     if fail and status.alarm:
-        raise typer.Exit(FAILURE)
+        raise Exit(FAILURE)
 
 
 def _opened(console: Console, fitted: SavedCalibrator, state: Path, start: StartOptions) -> Monitor:
@@ -121,13 +119,13 @@ def _opened(console: Console, fitted: SavedCalibrator, state: Path, start: Start
 
 
 def _check_start(state: Path, reference: Path | None) -> None:
-    begun = (state / "monitor.json").exists()
-    if begun and reference is not None:
-        raise UsageError(f"{state} holds a monitor already; leave out --reference, or choose another --state")
-    if not begun and reference is None:
-        raise UsageError(
-            f"{state} holds no monitor yet; give --reference FEATURES that the calibrator was not fitted on"
-        )
+    if (state / "monitor.json").exists():
+        if reference is not None:
+            why = "holds a monitor already; leave out --reference, or choose another --state"
+            raise UsageError(f"{state} {why}")
+    elif reference is None:
+        why = "holds no monitor yet; give --reference FEATURES that the calibrator was not fitted on"
+        raise UsageError(f"{state} {why}")
 
 
 def _feed(console: Console, watching: Monitor, fitted: SavedCalibrator, path: Path) -> None:

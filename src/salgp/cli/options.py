@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import salgp
 from salgp.calibrators.registry import check_names, known_names
@@ -29,39 +29,33 @@ IMAGENET = "0.485,0.456,0.406:0.229,0.224,0.225"
 
 FeaturesFile = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         metavar="FEATURES",
         help="Features: .safetensors, a folder of Parquet shards, or class scores (.npz, .csv, .parquet).",
     ),
 ]
-CalibratorFolder = Annotated[Path, typer.Argument(metavar="CAL", help="Folder of a fitted calibrator.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Where the result is written.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing result.")]
-Probs = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Columns with the classes' probabilities.")
-]
-Context = Annotated[
-    str | None, typer.Option(metavar="all|N", help="Samples met together: all, or N in a row.")
-]
+CalibratorFolder = Annotated[Path, Argument(metavar="CAL", help="Folder of a fitted calibrator.")]
+Out = Annotated[Path, Option("--out", "-o", help="Where the result is written.")]
+Force = Annotated[bool, Option("--force", help="Replace an existing result.")]
+Probs = Annotated[str | None, Option(metavar="A,B,...", help="Columns with the classes' probabilities.")]
+Context = Annotated[str | None, Option(metavar="all|N", help="Samples met together: all, or N in a row.")]
 FieldLabels = Annotated[
     Path | None,
-    typer.Option(
-        help="Features of ten or more labelled samples from the same place and time, to correct by."
-    ),
+    Option(help="Features of ten or more labelled samples from the same place and time, to correct by."),
 ]
-Reference = Annotated[Path | None, typer.Option(help="Features of the training data, to compare with.")]
+Reference = Annotated[Path | None, Option(help="Features of the training data, to compare with.")]
 Method = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--method",
         "-m",
         autocompletion=known_names,
         help="Calibrator; `salgp info` lists them. auto: layer evidence with layers, else stacked scaling.",
     ),
 ]
-Error = Annotated[float | None, typer.Option(help="Largest acceptable share of wrong answers, e.g. 0.05.")]
-RuleFile = Annotated[Path | None, typer.Option(help="Rule of `salgp decide`: also say act or ask.")]
-Engine = Annotated[str, typer.Option(help="local, ray (started here), or the address of a Ray cluster.")]
+Error = Annotated[float | None, Option(help="Largest acceptable share of wrong answers, e.g. 0.05.")]
+RuleFile = Annotated[Path | None, Option(help="Rule of `salgp decide`: also say act or ask.")]
+Engine = Annotated[str, Option(help="local, ray (started here), or the address of a Ray cluster.")]
 
 
 def check_method(*methods: str | None) -> None:
@@ -89,7 +83,7 @@ def context_of(text: str | None) -> int | str | None:
         >>> context_of("40"), context_of("all")
         (40, 'all')
     """
-    if text is None or text == "all":
+    if text in (None, "all"):
         return text
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--context {text}: expected 'all' or the number of samples in a window")
@@ -102,15 +96,13 @@ class NetworkOptions:
 
     model: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="MODEL",
             help="package.module:factory, path/to/file.py:factory, net.onnx, or hf:FOLDER (local).",
         ),
     ]
-    weights: Annotated[Path | None, typer.Option(help=".safetensors, or .pt/.pth/.ckpt of tensors only.")] = (
-        None
-    )
-    device: Annotated[str | None, typer.Option(help="Device to run on, e.g. cuda.")] = None
+    weights: Annotated[Path | None, Option(help=".safetensors, or .pt/.pth/.ckpt of tensors only.")] = None
+    device: Annotated[str | None, Option(help="Device to run on, e.g. cuda.")] = None
 
     def open(self, console: Console) -> nn.Module:
         """The network, ready to be read."""
@@ -128,11 +120,9 @@ class NetworkOptions:
 class ReadingOptions:
     """Options of how a network is read."""
 
-    layers: Annotated[str, typer.Option(help="auto, or names, globs and positions, with commas.")] = "auto"
-    pooling: Annotated[str, typer.Option(help="How layers are pooled, e.g. spatial-avg, flatten.")] = "auto"
-    output: Annotated[
-        str | None, typer.Option(help="logits, probabilities, log-probabilities, sigmoids.")
-    ] = None
+    layers: Annotated[str, Option(help="auto, or names, globs and positions, with commas.")] = "auto"
+    pooling: Annotated[str, Option(help="How layers are pooled, e.g. spatial-avg, flatten.")] = "auto"
+    output: Annotated[str | None, Option(help="logits, probabilities, log-probabilities, sigmoids.")] = None
 
     def reader(self) -> salgp.Reader:
         """The same for Python; numbers among the layers are positions."""
@@ -145,24 +135,20 @@ class ReadingOptions:
 class DataOptions:
     """Options of how data are read; the same for every set."""
 
-    inputs: Annotated[str | None, typer.Option(help="Input arrays, in order; 'f*' stacks columns.")] = None
+    inputs: Annotated[str | None, Option(help="Input arrays, in order; 'f*' stacks columns.")] = None
     prepare: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE.py:NAME", help="Your function that makes the inputs of the columns by name."
-        ),
+        Option(metavar="FILE.py:NAME", help="Your function that makes the inputs of the columns by name."),
     ] = None
-    classes: Annotated[str | None, typer.Option(help="Class names in the order of the outputs.")] = None
-    scale: Annotated[float | None, typer.Option(help="Factor of the inputs, 0.00392157 for bytes.")] = None
-    image_size: Annotated[str | None, typer.Option(help="HEIGHT or HEIGHT,WIDTH to bring images to.")] = None
-    gray: Annotated[bool, typer.Option("--gray", help="Read images as gray.")] = False
+    classes: Annotated[str | None, Option(help="Class names in the order of the outputs.")] = None
+    scale: Annotated[float | None, Option(help="Factor of the inputs, 0.00392157 for bytes.")] = None
+    image_size: Annotated[str | None, Option(help="HEIGHT or HEIGHT,WIDTH to bring images to.")] = None
+    gray: Annotated[bool, Option("--gray", help="Read images as gray.")] = False
     normalize: Annotated[
         str | None,
-        typer.Option(
-            metavar="MEAN:STD", help="Per channel of images: imagenet, or e.g. 0.5,0.5,0.5:0.2,0.2,0.2."
-        ),
+        Option(metavar="MEAN:STD", help="Per channel of images: imagenet, or e.g. 0.5,0.5,0.5:0.2,0.2,0.2."),
     ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 64
+    batch_size: Annotated[int, Option(min=1, help="Samples per batch.")] = 64
 
     def open(
         self, model: str, path: Path, classes: list[str] | None = None, labels: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 import salgp
 from salgp.cli import options
@@ -16,12 +16,12 @@ from salgp.cli.options import split_names
 
 __all__ = []
 
-NewData = Annotated[Path | None, typer.Option(help="Features of unlabelled new data, to show a shift.")]
-PictureData = Annotated[Path | None, typer.Option(help="Pictures of the samples, in the same order.")]
-PictureArray = Annotated[str | None, typer.Option(help="Array of --images that holds the pictures.")]
-Classes = Annotated[str | None, typer.Option(help="Class names, separated by commas.")]
+NewData = Annotated[Path | None, Option(help="Features of unlabelled new data, to show a shift.")]
+PictureData = Annotated[Path | None, Option(help="Pictures of the samples, in the same order.")]
+PictureArray = Annotated[str | None, Option(help="Array of --images that holds the pictures.")]
+Classes = Annotated[str | None, Option(help="Class names, separated by commas.")]
 Slices = Annotated[
-    Path | None, typer.Option(metavar="TABLE", help="One row per sample; its columns divide the data.")
+    Path | None, Option(metavar="TABLE", help="One row per sample; its columns divide the data.")
 ]
 MOST_PARTS = 50
 """A column of more different values is no way to slice the data."""

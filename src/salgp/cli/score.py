@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import salgp
 from salgp.cli import options
@@ -15,10 +15,10 @@ from salgp.cli.inputs import check_alike, read_calibrator
 
 __all__ = []
 
-Store = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of shards, as `salgp extract` writes.")]
-Scored = Annotated[Path, typer.Option("--out", "-o", help="Folder of the scores; a stopped run continues.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Pieces of work at a time. Default: one per core.")]
-WithLayers = Annotated[bool, typer.Option("--layers", help="Also write each layer's part of the correction.")]
+Store = Annotated[Path, Argument(metavar="STORE", help="Folder of shards, as `salgp extract` writes.")]
+Scored = Annotated[Path, Option("--out", "-o", help="Folder of the scores; a stopped run continues.")]
+Workers = Annotated[int | None, Option(min=1, help="Pieces of work at a time. Default: one per core.")]
+WithLayers = Annotated[bool, Option("--layers", help="Also write each layer's part of the correction.")]
 
 
 def score(
@@ -45,7 +45,7 @@ def score(
         )
     window = options.context_of(context)
     fitted = read_calibrator(calibrator)
-    check_alike(str(calibrator), fitted.origin, salgp.files.first_shard(features)[0])
+    check_alike(calibrator, fitted.origin, salgp.files.first_shard(features)[0])
     done = salgp.store.score(
         features,
         calibrator,

@@ -23,7 +23,8 @@ from salgp.io.tensors import read_tensors
 
 __all__ = ["read_arrays", "read_npz", "write_table"]
 
-Arrays = dict[str, NDArray[Any]]
+Array = NDArray[Any]
+Arrays = dict[str, Array]
 NUMBERS = "fiub"
 """Kinds of NumPy types that are numbers."""
 WIDTH, OBJECT = 16, 80
@@ -67,7 +68,7 @@ def matching(arrays: Mapping[str, Any], pattern: str) -> list[str]:
     return [name for name in arrays if fnmatch.fnmatchcase(name, pattern)]
 
 
-def stacked(arrays: Mapping[str, NDArray[Any]], pattern: str) -> NDArray[np.float32]:
+def stacked(arrays: Mapping[str, Array], pattern: str) -> NDArray[np.float32]:
     """The columns whose names match ``pattern``, side by side, in the order of the file.
 
     Example:
@@ -87,7 +88,7 @@ def stacked(arrays: Mapping[str, NDArray[Any]], pattern: str) -> NDArray[np.floa
     return np.stack([arrays[name].astype(np.float32) for name in names], axis=1)
 
 
-def is_numeric_column(x: NDArray[Any]) -> bool:
+def is_numeric_column(x: Array) -> bool:
     """Does an array hold one number per row?"""
     return x.ndim == 1 and x.dtype.kind in NUMBERS
 
@@ -110,7 +111,7 @@ def read_npz(path: AnyPath) -> Arrays:
             return {name: found[name] for name in found.files}
 
 
-def write_table(path: AnyPath, columns: Mapping[str, NDArray[Any]], signature: bytes | None = None) -> Path:
+def write_table(path: AnyPath, columns: Mapping[str, Array], signature: bytes | None = None) -> Path:
     """Write columns of equal length as Parquet, signed in its metadata, or as CSV, by the suffix."""
     path = Path(path)
     if path.suffix == ".csv":
@@ -155,7 +156,7 @@ def _cells(rows: Iterable[list[str]], width: int) -> list[list[str]]:
     return columns
 
 
-def _column(cells: Sequence[str]) -> NDArray[Any]:
+def _column(cells: Sequence[str]) -> Array:
     """Whole numbers, numbers or text, whatever all cells are; an empty cell among numbers is NaN."""
     for convert, kind in ((int, np.int64), (float, np.float64)):
         try:
@@ -165,7 +166,7 @@ def _column(cells: Sequence[str]) -> NDArray[Any]:
     return np.array(cells, dtype=object)  # a fixed width would be that of the longest cell in every row
 
 
-def _write_csv(part: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+def _write_csv(part: Path, columns: Mapping[str, Array]) -> None:
     with part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(map(harmless, columns))
@@ -213,12 +214,12 @@ def _decoded_size(metadata: Any, j: int) -> int:
     return total
 
 
-def _array(column: Any, name: str) -> NDArray[Any]:
+def _array(column: Any, name: str) -> Array:
     """Values of a column without a Python object for each: texts are shared, lists are rows of a matrix."""
     import pyarrow as pa
 
     kind = column.type
-    if _holds_lists(column):
+    if isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
         return _matrix(column.combine_chunks(), name)
     if pa.types.is_decimal(kind) or pa.types.is_time(kind):
         raise FormatError(f"column {name!r} holds {kind}, which is not read; store it as numbers")
@@ -227,14 +228,14 @@ def _array(column: Any, name: str) -> NDArray[Any]:
     return _texts(column)
 
 
-def _texts(column: Any) -> NDArray[Any]:
+def _texts(column: Any) -> Array:
     """Equal values of a column are one object; None where a value is missing."""
     whole = column.dictionary_encode().unify_dictionaries().combine_chunks()
     different = np.array([*whole.dictionary.to_pylist(), None], dtype=object)
-    return different[whole.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+    return different[np.asarray(whole.indices.fill_null(-1))]
 
 
-def _matrix(lists: Any, name: str) -> NDArray[Any]:
+def _matrix(lists: Any, name: str) -> Array:
     """Rows of numbers, from lists of one length."""
     import pyarrow as pa
 
@@ -250,17 +251,10 @@ def _matrix(lists: Any, name: str) -> NDArray[Any]:
     return np.asarray(numbers.reshape(len(lists), width))
 
 
-def _holds_lists(values: Any) -> bool:
-    import pyarrow as pa
-
-    return isinstance(values.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
-
-
 def _check_present(values: Any, name: str, rows: int) -> None:
     """Refuse what is missing, with its row among so many."""
     if values.null_count:
-        first = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
-        row = first * rows // len(values)
+        row = values.is_null().index(True).as_py() * rows // len(values)
         raise FormatError(f"column {name!r} has nothing in row {row}; fill it in, or leave the row out")
 
 

@@ -12,12 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from salgp.io.arrays import Arrays, is_numeric_column, read_arrays
+from salgp.io.arrays import Array, Arrays, is_numeric_column, read_arrays
 from salgp.io.files import AnyPath
 from salgp.labels import look_up, pop_labels
 
@@ -46,9 +45,9 @@ class ClassScores:
     """
 
     output: str
-    values: NDArray[Any]
-    labels: NDArray[Any] | None = None
-    layers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    values: Array
+    labels: Array | None = None
+    layers: Mapping[str, Array] = field(default_factory=dict)
     classes: list[str] | None = None
     unused: list[str] = field(default_factory=list)
 
@@ -89,7 +88,7 @@ def _called_probs(arrays: Arrays, probs: Sequence[str], path: Path) -> Arrays:
     return named | {name: x for name, x in arrays.items() if name not in probs}
 
 
-def _class_scores(arrays: Arrays, path: Path) -> tuple[str, NDArray[Any], list[str] | None]:
+def _class_scores(arrays: Arrays, path: Path) -> tuple[str, Array, list[str] | None]:
     """Take logits or probabilities out of the arrays, with the class names where columns have them."""
     kind = _kind_of_scores(arrays, path)
     if kind in arrays:
@@ -124,10 +123,10 @@ def _class_names(arrays: Arrays, kind: str) -> list[str]:
     return sorted(names, key=int) if all(map(str.isdecimal, names)) else names
 
 
-def _layers(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+def _layers(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
     """Embeddings by name, whole or from numbered columns; and what else there is."""
-    layers: dict[str, NDArray[Any]] = {}
-    parts: dict[str, dict[int, NDArray[Any]]] = {}
+    layers: dict[str, Array] = {}
+    parts: dict[str, dict[int, Array]] = {}
     rest = []
     for name, x in arrays.items():
         entry = ENTRY.fullmatch(name)
@@ -140,11 +139,11 @@ def _layers(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]]
     return layers | {name: _embedding(columns) for name, columns in parts.items()}, rest
 
 
-def _embedding(columns: Mapping[int, NDArray[Any]]) -> NDArray[np.float32]:
+def _embedding(columns: Mapping[int, Array]) -> NDArray[np.float32]:
     return np.stack([columns[k].astype(np.float32) for k in sorted(columns)], axis=1)
 
 
-def _numbers(labels: NDArray[Any], classes: list[str] | None, path: Path) -> NDArray[Any]:
+def _numbers(labels: Array, classes: list[str] | None, path: Path) -> Array:
     """Class numbers; labels that are names, or numbers that columns are called by, are looked up there."""
     if labels.dtype.kind in "OSU":
         if classes is None:

@@ -183,15 +183,13 @@ def locked(folder: AnyPath, wait: float = 0.0) -> Iterator[Path]:
     where = Path(folder)
     lock = lock_file(where / LOCK)
     try:
-        lock.acquire(timeout=wait)
+        held = lock.acquire(timeout=wait)
     except Timeout:
         raise LockedError(
             f"{where} is being written by another process or thread; wait for it or choose another folder"
         ) from None
-    try:
+    with held:
         yield where
-    finally:
-        lock.release()
 
 
 def lock_file(path: Path) -> FileLock:

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from salgp.io.arrays import NUMBERS, Arrays, matching, read_arrays, stacked
+from salgp.io.arrays import NUMBERS, Array, Arrays, matching, read_arrays, stacked
 from salgp.io.files import AnyPath
 from salgp.io.images import SUFFIXES, ImageOptions, Pictures, image_files, read_image
 from salgp.labels import as_labels, look_up, pop_labels
@@ -187,7 +186,7 @@ def _prepared(arrays: Arrays, prepare: Prepare) -> Arrays:
     return {"prepared": np.asarray(found)}
 
 
-def _numbers(x: NDArray[Any], name: str, path: Path, scale: float | None) -> Tensor:
+def _numbers(x: Array, name: str, path: Path, scale: float | None) -> Tensor:
     if x.dtype.kind not in NUMBERS:
         raise TypeError(f"{path}: {name!r} holds {x.dtype}, not numbers")
     tensor = torch.as_tensor(x)
@@ -200,7 +199,7 @@ def _numbers(x: NDArray[Any], name: str, path: Path, scale: float | None) -> Ten
 
 
 def _labels(
-    x: NDArray[Any] | None, classes: Sequence[str] | None, path: Path
+    x: Array | None, classes: Sequence[str] | None, path: Path
 ) -> tuple[Tensor | None, list[str] | None]:
     """Class numbers and names, where there are labels."""
     if x is None:

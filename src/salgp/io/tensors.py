@@ -69,9 +69,8 @@ def tensors_from(data: bytes, path: AnyPath = "the bytes") -> Contents:
     """
     with reading(path, "a whole safetensors file"):
         loaded = load(data)
-        metadata = _checked(data, path)
-    # copies, because BLAS rounds differently where memory is not aligned as PyTorch's own
-    return {name: loaded[name].clone() for name in sorted(loaded)}, metadata
+        # copies, because BLAS rounds differently where memory is not aligned as PyTorch's own
+        return {name: loaded[name].clone() for name in sorted(loaded)}, _checked(data, path)
 
 
 def read_tensors(path: AnyPath) -> Contents:
