@@ -18,7 +18,7 @@ from salgp.labels import LABEL_KEYS
 from salgp.logits import refuse_masked
 from salgp.network.taps import shape_of
 
-__all__ = ["Batch", "are_texts", "first_rows", "rebatched"]
+__all__ = ["Batch", "are_numbers", "are_texts", "first_rows", "rebatched"]
 
 Keywords = Mapping[str, Any]
 Inputs = tuple[Any, ...]
@@ -169,7 +169,7 @@ class Batch:
             >>> Batch((), {"attention_mask": torch.ones(2, 3), "x": torch.zeros(2, 4)}).numbers[0]
             'x'
         """
-        return self._first(_are_numbers, ("mask",))
+        return self._first(are_numbers, ("mask",))
 
     @property
     def tokens(self) -> tuple[int | str | None, Any]:
@@ -317,7 +317,7 @@ def _has_rows(x: Any) -> bool:
     return are_texts(x) or (isinstance(x, Tensor | np.ndarray) and x.ndim > 0)
 
 
-def _are_numbers(item: Any) -> bool:
+def are_numbers(item: Any) -> bool:
     return isinstance(item, Tensor) and item.is_floating_point()
 
 

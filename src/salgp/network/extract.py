@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sklearn.isotonic import isotonic_regression
@@ -35,13 +35,11 @@ from salgp.network.augment.families import (
     perturbed_batch,
     real_tokens,
 )
+from salgp.network.augment.text import Tokens
 from salgp.network.batches import Batch, first_rows, rebatched
 from salgp.network.reader import Prepare, Reader, Reading, collect, read_batches
 from salgp.network.taps import Change, Tap
 from salgp.progress import Advance, progress_bar, steps_in
-
-if TYPE_CHECKING:
-    from salgp.network.augment.text import Tokens
 
 __all__ = ["Augmentation", "CalibrationData", "Families", "extract", "read_calibration_data", "reader_for"]
 
@@ -385,8 +383,6 @@ class _Augmenter:
     @cached_property
     def tokens(self) -> Tokens | None:
         """Which tokens there are, where the first input is text."""
-        from salgp.network.augment.text import Tokens
-
         found = [(batch, batch.tokens[1]) for batch in self.batches]
         known = [(ids, real_tokens(batch, ids)) for batch, ids in found if ids is not None]
         return Tokens.of(*zip(*known, strict=True)) if known else None

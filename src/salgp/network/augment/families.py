@@ -7,21 +7,18 @@ for any input. `KINDS` is the one place that says which families are used for wh
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from salgp.network.augment import corruptions
+from salgp.network.augment import corruptions, text
 from salgp.network.augment.corruptions import Spread
-from salgp.network.batches import Batch
+from salgp.network.augment.text import Tokens
+from salgp.network.batches import Batch, are_numbers
 from salgp.network.taps import Change
-
-if TYPE_CHECKING:
-    from salgp.network.augment.text import Tokens
 
 __all__ = ["FAMILIES", "KINDS", "Family", "families_for", "layer_change", "perturbed_batch", "real_tokens"]
 
@@ -79,7 +76,9 @@ class Family:
             return self.on_tokens(x, strength, generator)[0]
         spread = self.spread or Spread.of([x], table=not self.inside)
         new = self.disturb(x, strength, generator, spread)
-        return spread.swapped(x, new, strength, generator) if isinstance(spread, Spread) else new
+        if isinstance(spread, Spread):
+            new = spread.swapped(x, new, strength, generator)
+        return new
 
     def on_tokens(
         self, ids: Tensor, strength: Tensor, generator: torch.Generator, real: Tensor | None = None
@@ -87,8 +86,6 @@ class Family:
         """Tokens ``(n, T)`` perturbed, and where they are real, ``(n, T)`` or None."""
         if not self.measured:
             return self.disturb(ids, strength, generator), real
-        from salgp.network.augment.text import Tokens
-
         tokens = self.spread or Tokens.of([ids], [real])
         return self.disturb(ids, strength, generator, tokens, real)
 
@@ -151,11 +148,7 @@ def kind_of(x: Input) -> str:
 
 
 def layer_change(
-    family: Family,
-    spreads: Sequence[Spread],
-    layer: Tensor,
-    strength: Tensor,
-    generator: torch.Generator,
+    family: Family, spreads: Sequence[Spread], layer: Tensor, strength: Tensor, generator: torch.Generator
 ) -> Change:
     """Sample ``i`` has the output of tapped layer ``layer[i]`` disturbed with ``strength[i]``.
 
@@ -169,10 +162,11 @@ def layer_change(
 
     def change(j: int, x: Tensor) -> Tensor:
         rows = (layer == j).to(x.device)
-        if len(rows) != len(x) or not bool(rows.any()):
+        if len(rows) != len(x) or not rows.any():
             return x
+        disturbed = family.on(spreads[j])(x, strength, generator)
         new = x.clone()
-        new[rows] = family.on(spreads[j])(x, strength, generator)[rows]
+        new[rows] = disturbed[rows]
         return new
 
     return change
@@ -196,9 +190,10 @@ def perturbed_batch(
         )
     batch = batch.with_input(where, family(x, strength, generator))
     for i, old in enumerate(batch.inputs):
-        if i != where and isinstance(old, Tensor) and old.is_floating_point() and old.ndim == 2:
+        if i != where and are_numbers(old) and old.ndim == 2:
             spread = Spread.of([old], table=False)
-            batch = batch.with_input(i, corruptions.noise(old, strength.to(old), generator, spread))
+            new = corruptions.noise(old, strength.to(old), generator, spread)
+            batch = batch.with_input(i, new)
     return batch
 
 
@@ -214,7 +209,9 @@ def _perturbed_together(batch: Batch, family: Family, strength: Tensor, generato
             f"perturbation {family.name!r} must return its inputs as it got them, {_shapes(old)}; "
             f"got {_shapes(found)}"
         )
-    return replace(batch, keywords=dict(found)) if named else replace(batch, inputs=tuple(found))
+    if named:
+        return replace(batch, keywords=dict(found))
+    return replace(batch, inputs=tuple(found))
 
 
 def _shapes(found: Any) -> Any:
@@ -230,11 +227,9 @@ def _perturbed_text(
     batch: Batch, family: Family, strength: Tensor, generator: torch.Generator, tokenizer: Any
 ) -> Batch:
     """Tokens perturbed, and their mask with them."""
-    from salgp.network.augment.text import rewrite
-
     at, texts = batch.texts
     if family.text and at is not None:
-        return batch.with_input(at, rewrite(texts, family.disturb, strength, generator))
+        return batch.with_input(at, text.rewrite(texts, family.disturb, strength, generator))
     where, ids = batch.tokens
     if where is None:
         raise ValueError(
@@ -242,7 +237,8 @@ def _perturbed_text(
         )
     if family.text:
         return _retokenized(batch, family, strength, generator, tokenizer)
-    new, real = family.on_tokens(ids, strength, generator, real_tokens(batch, ids))
+    real = real_tokens(batch, ids)
+    new, real = family.on_tokens(ids, strength, generator, real)
     return _with_mask(batch, ids, real).with_input(where, new)
 
 
@@ -263,25 +259,30 @@ def _retokenized(
         raise ValueError(
             f"perturbation {family.name!r} changes the text: pass reader=salgp.Reader(tokenizer=...)"
         )
-    from salgp.network.augment.text import Tokens, real_or_guessed, retokenize
-
     where, ids = batch.tokens
     assert where is not None
-    real = real_or_guessed(ids, real_tokens(batch, ids))
-    tokens = family.spread if isinstance(family.spread, Tokens) else Tokens.of([ids], [real])
-    new, real, origin = retokenize(ids, real, tokens, tokenizer, family.disturb, strength, generator)
-    for name in _beside(batch, ids):
+    real = text.real_or_guessed(ids, real_tokens(batch, ids))
+    tokens = family.spread
+    if not isinstance(tokens, Tokens):
+        tokens = Tokens.of([ids], [real])
+    new, real, origin = text.retokenize(ids, real, tokens, tokenizer, family.disturb, strength, generator)
+    for name, x in _beside(batch, ids).items():
         if "type" not in name:
             raise ValueError(f"input {name!r} stands beside the tokens and cannot follow changed words")
-        batch = batch.with_input(name, batch.keywords[name].gather(1, origin))
+        batch = batch.with_input(name, x.gather(1, origin))
     return _with_mask(batch, ids, real).with_input(where, new)
 
 
-def _beside(batch: Batch, ids: Tensor) -> list[str]:
-    """Names of further inputs with a number for each token, other than their mask."""
+def _beside(batch: Batch, ids: Tensor) -> dict[str, Tensor]:
+    """Further inputs by name with a number for each token; their mask is none."""
     mask_at, _ = _token_mask(batch, ids)
-    others = {name: x for name, x in batch.keywords.items() if name != mask_at and x is not ids}
-    return [name for name, x in others.items() if isinstance(x, Tensor) and x.shape == ids.shape]
+    named = {name: x for name, x in batch.keywords.items() if _is_like(x, ids)}
+    return {name: x for name, x in named.items() if name != mask_at}
+
+
+def _is_like(x: Any, ids: Tensor) -> bool:
+    """Is it another tensor of the same shape?"""
+    return isinstance(x, Tensor) and x.shape == ids.shape and x is not ids
 
 
 def real_tokens(batch: Batch, ids: Tensor) -> Tensor | None:
@@ -302,31 +303,26 @@ def real_tokens(batch: Batch, ids: Tensor) -> Tensor | None:
 
 def _marks_padding(ids: Tensor, mask: Tensor) -> bool:
     """Are the ones of a mask at padding? Then they all stand at the same token, or there are none."""
-    one, zero = ids[mask.bool()], ids[~mask.bool()]
+    mask = mask.bool()
+    one, zero = ids[mask], ids[~mask]
     if len(one) == 0 or len(zero) == 0:
         return len(one) == 0
-    return bool((one == one[0]).all()) and not bool((zero == zero[0]).all())
+    return _all_same(one) and not _all_same(zero)
+
+
+def _all_same(ids: Tensor) -> bool:
+    return bool((ids == ids[0]).all())
 
 
 def _token_mask(batch: Batch, ids: Tensor) -> tuple[int | str | None, Tensor | None]:
     """Where the mask of the tokens is, and the mask: by name, or zeros and ones of the same shape."""
     for key, x in batch.keywords.items():
-        if "mask" in key and isinstance(x, Tensor) and x.shape == ids.shape:
+        if "mask" in key and _is_like(x, ids):
             return key, x
     for i, x in enumerate(batch.inputs):
-        beside = isinstance(x, Tensor) and x.shape == ids.shape and x is not ids
-        if beside and bool(((x == 0) | (x == 1)).all()):
+        if _is_like(x, ids) and bool(((x == 0) | (x == 1)).all()):
             return i, x
     return None, None
-
-
-def _text(name: str) -> Disturbance:
-    """A function of `salgp.network.augment.text`, which is loaded only where text is perturbed."""
-
-    def disturb(*arguments: Any) -> Any:
-        return getattr(importlib.import_module("salgp.network.augment.text"), name)(*arguments)
-
-    return disturb
 
 
 FAMILIES: dict[str, Family] = {
@@ -342,13 +338,13 @@ FAMILIES: dict[str, Family] = {
         Family("occlude", corruptions.occlude, 1.8, measured=True),
         Family("quantise", corruptions.quantise, 2.0, measured=True),
         Family("time-warp", corruptions.time_warp, 2.0),
-        Family("token-drop", _text("drop"), 1.5, tokens=True, measured=True),
-        Family("token-swap", _text("swap"), 1.5, tokens=True, measured=True),
-        Family("token-replace", _text("replace"), 1.5, tokens=True, measured=True),
-        Family("typos", _text("misspell"), 2.0, text=True),
-        Family("words-dropped", _text("lose_words"), 1.5, text=True),
-        Family("words-swapped", _text("swap_words"), 1.5, text=True),
-        Family("words-unknown", _text("unknown_words"), 1.5, text=True),
+        Family("token-drop", text.drop, 1.5, tokens=True, measured=True),
+        Family("token-swap", text.swap, 1.5, tokens=True, measured=True),
+        Family("token-replace", text.replace, 1.5, tokens=True, measured=True),
+        Family("typos", text.misspell, 2.0, text=True),
+        Family("words-dropped", text.lose_words, 1.5, text=True),
+        Family("words-swapped", text.swap_words, 1.5, text=True),
+        Family("words-unknown", text.unknown_words, 1.5, text=True),
         Family("layer-noise", corruptions.noise, 4.0, inside=True, measured=True),
         Family("layer-gain", corruptions.channel_gain, 4.0, inside=True, measured=True),
         Family("layer-mixup", corruptions.mixup, 1.0, inside=True, measured=True),
