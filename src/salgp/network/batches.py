@@ -155,11 +155,14 @@ class Batch:
         """
         named = dict(self.keywords)
         if network is not None and len(self.inputs) > 1:
-            named = dict(zip(_names_of(network), self.inputs, strict=False)) | named
+            by_place = zip(_names_of(network), self.inputs, strict=False)
+            named = {**dict(by_place), **named}
         mask, ids = named.get("attention_mask"), named.get("input_ids")
         if not isinstance(mask, Tensor) or mask.ndim != 2:
             return None
-        return mask[:, -ids.shape[1] :] if isinstance(ids, Tensor) and ids.ndim == 2 else mask
+        if isinstance(ids, Tensor) and ids.ndim == 2:
+            mask = mask[:, -ids.shape[1] :]
+        return mask
 
     @property
     def numbers(self) -> tuple[int | str | None, Any]:
@@ -183,9 +186,9 @@ class Batch:
 
     def _first(self, wanted: Callable[[Any], bool], other: Sequence[str] = ()) -> tuple[Any, Any]:
         """The first input of a kind; a name that holds one of some words is that of something else."""
-        named = {key: x for key, x in self.keywords.items() if not any(word in key for word in other)}
-        for where, x in [*enumerate(self.inputs), *named.items()]:
-            if wanted(x):
+        for where, x in [*enumerate(self.inputs), *self.keywords.items()]:
+            elsewhere = isinstance(where, str) and any(word in where for word in other)
+            if wanted(x) and not elsewhere:
                 return where, x
         return None, None
 
@@ -193,8 +196,8 @@ class Batch:
     def is_empty(self) -> bool:
         """Has it no samples, as the last batch of some loaders?"""
         inputs = (*self.inputs, *self.keywords.values())
-        first = next((x for x in inputs if isinstance(x, Tensor)), None)
-        return first is not None and first.ndim > 0 and len(first) == 0
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        return bool(tensors) and tensors[0].shape[:1] == (0,)
 
     @property
     def shapes(self) -> str:
@@ -250,7 +253,8 @@ class Batch:
     def to(self, device: torch.device | str, dtype: torch.dtype | None) -> Batch:
         """Inputs as tensors on ``device``, floating-point ones as ``dtype`` (None: as they are)."""
         inputs = _tensors(self.inputs, device, dtype)
-        return replace(self, inputs=inputs, keywords=_tensors(self.keywords, device, dtype))
+        keywords = _tensors(self.keywords, device, dtype)
+        return replace(self, inputs=inputs, keywords=keywords)
 
     def take(self, rows: slice | Tensor) -> Batch:
         """Some samples, where it is plain which axis counts them; else the whole batch.
@@ -264,7 +268,8 @@ class Batch:
         except TypeError:
             return self
         parts = self._members()
-        if not all(map(_has_rows, parts[:-1])) or any(len(x) != n for x in parts):
+        plain = all(map(_has_rows, parts[:-1]))
+        if not plain or any(len(x) != n for x in parts):
             return self
         return self._with_members([_taken(x, rows) for x in parts])
 
@@ -286,16 +291,19 @@ class Batch:
         """The same batch with one input replaced: a position, or the name of a keyword."""
         if isinstance(where, str):
             return replace(self, keywords={**self.keywords, where: new})
-        return replace(self, inputs=(*self.inputs[:where], new, *self.inputs[where + 1 :]))
+        inputs = list(self.inputs)
+        inputs[where] = new
+        return replace(self, inputs=tuple(inputs))
 
 
 def are_texts(item: Any) -> bool:
     """Is it a list of raw texts, one for each sample?"""
-    return isinstance(item, tuple | list) and len(item) > 0 and all(isinstance(x, str) for x in item)
+    listed = isinstance(item, tuple | list) and len(item) > 0
+    return listed and all(isinstance(x, str) for x in item)
 
 
 def _check_single(x: Any) -> None:
-    several = isinstance(x, list) and x and isinstance(x[0], Mapping | tuple)
+    several = isinstance(x, list) and isinstance(next(iter(x), None), Mapping | tuple)
     if several or isinstance(x, DataLoader | Dataset | Iterator):
         raise TypeError(
             f"expected one batch, got a {type(x).__name__} of several; for all that a loader yields "
@@ -304,17 +312,18 @@ def _check_single(x: Any) -> None:
 
 
 def _unknown_keywords(keywords: Sequence[str], taken: Sequence[str]) -> str:
-    labels = next(key for key in reversed(keywords) if key not in taken)
+    unknown = [key for key in keywords if key not in taken]
     return (
         f"the batch has {', '.join(map(repr, keywords))}, but the network's forward takes "
         f"{', '.join(taken) or 'no names'}; pass "
         f"reader=salgp.Reader(forward=lambda model, batch: model(batch[{keywords[0]!r}])), or if one of them "
-        f"holds the labels, reader=salgp.Reader(labels_at={labels!r})"
+        f"holds the labels, reader=salgp.Reader(labels_at={unknown[-1]!r})"
     )
 
 
 def _has_rows(x: Any) -> bool:
-    return are_texts(x) or (isinstance(x, Tensor | np.ndarray) and x.ndim > 0)
+    array = isinstance(x, Tensor | np.ndarray) and x.ndim > 0
+    return array or are_texts(x)
 
 
 def are_numbers(item: Any) -> bool:
@@ -322,7 +331,8 @@ def are_numbers(item: Any) -> bool:
 
 
 def _are_tokens(item: Any) -> bool:
-    return isinstance(item, Tensor) and item.ndim == 2 and item.dtype in (torch.int64, torch.int32)
+    whole = isinstance(item, Tensor) and item.dtype in (torch.int64, torch.int32)
+    return whole and item.ndim == 2
 
 
 def in_pieces(loader: Any, rows: int = 32) -> Any:
@@ -339,14 +349,16 @@ def in_pieces(loader: Any, rows: int = 32) -> Any:
 
 def _pieces(item: Any, rows: int) -> list[Any]:
     if are_texts(item):
-        return [item[i : i + rows] for i in range(0, len(item), rows)]
+        return [piece for (piece,) in _cut((item,), rows)]
     if not isinstance(item, tuple | list) or not item or not are_texts(item[0]):
         return [item]
-    n = len(item[0])
-    if any(not hasattr(part, "__len__") or len(part) != n for part in item):
-        return [item]
-    starts = range(0, n, rows)
-    return [tuple(part[i : i + rows] for part in item) for i in starts]
+    sizes = {len(part) if hasattr(part, "__len__") else None for part in item}
+    return _cut(item, rows) if len(sizes) == 1 else [item]
+
+
+def _cut(parts: Sequence[Any], rows: int) -> list[Inputs]:
+    starts = range(0, len(parts[0]), rows)
+    return [tuple(part[i : i + rows] for part in parts) for i in starts]
 
 
 def _from_mapping(item: Keywords, labels_at: LabelsAt, known: Known) -> Batch:
@@ -357,15 +369,14 @@ def _from_mapping(item: Keywords, labels_at: LabelsAt, known: Known) -> Batch:
 
 
 def _label_key(keywords: Keywords, labels_at: LabelsAt, known: Known) -> str | None:
-    names = () if known is None else known.names
+    names = known.names if known else ()
     if names and set(names) == set(keywords):
         return None
     if not isinstance(labels_at, str):
         return _usual_label_key(keywords, names)
     if labels_at not in keywords:
-        raise KeyError(
-            f"labels_at={labels_at!r} is none of the batch's keys: {', '.join(map(str, keywords))}"
-        )
+        keys = ", ".join(map(str, keywords))
+        raise KeyError(f"labels_at={labels_at!r} is none of the batch's keys: {keys}")
     return labels_at
 
 
@@ -393,25 +404,28 @@ def _from_tuple(item: Inputs, labels_at: LabelsAt, known: Known) -> Batch:
         raise ValueError(
             "the loader gave an empty tuple; expected (inputs, labels), inputs alone, or a mapping"
         )
-    if known is not None and len(item) == known.count and not isinstance(item[0], Mapping):
+    first_named = isinstance(item[0], Mapping)
+    if known and len(item) == known.count and not first_named:
         return Batch(item, form="tuple")
     at = _label_position(labels_at, len(item))
-    inputs, labels, extra = item[:at], item[at], item[at + 1 :]
+    inputs, (labels, *extra) = item[:at], item[at:]
     if len(item) == 1:
         inputs, labels = item, None
-    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-        return _from_pair(inputs[0], labels, labels_at, known)
-    return Batch(inputs, {}, labels, "tuple", at, extra)
+    if first_named and len(inputs) == 1:
+        return _from_pair(item[0], labels, labels_at, known)
+    return Batch(inputs, {}, labels, "tuple", at, tuple(extra))
 
 
 def _from_pair(item: Keywords, labels: Any, labels_at: LabelsAt, known: Known) -> Batch:
     inner = _from_mapping(item, labels_at if isinstance(labels_at, str) else None, known)
-    return replace(inner, labels=inner.labels if labels is None else labels, form="pair")
+    if labels is None:
+        labels = inner.labels
+    return replace(inner, labels=labels, form="pair")
 
 
 def _label_position(labels_at: LabelsAt, n: int) -> int:
     at = labels_at if isinstance(labels_at, int) else -1
-    if not -n <= at < n:
+    if at not in range(-n, n):
         raise IndexError(f"labels_at={labels_at} is not a position in a batch of {n} items")
     return at % n
 
@@ -451,7 +465,8 @@ def _tensors(value: Any, device: torch.device | str | None = None, dtype: torch.
     if not isinstance(value, tuple | list):
         return value
     parts = [_tensors(x, device, dtype) for x in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    named = hasattr(value, "_fields")
+    return type(value)(*parts) if named else type(value)(parts)
 
 
 def first_rows(batches: Sequence[Batch], rows: int) -> Iterator[Batch]:
@@ -476,31 +491,32 @@ def rebatched(batches: Sequence[Batch]) -> Iterator[Batch]:
 
 
 def _join_well(batches: Sequence[Batch]) -> bool:
-    forms = {(tuple(b.keywords), len(b.inputs), len(b.extra), b.form) for b in batches}
-    if len(forms) > 1:
+    members = [batch._members() for batch in batches]
+    layouts = {(tuple(b.keywords), len(b.inputs), b.form, len(b.extra)) for b in batches}
+    if len(layouts) > 1:
         return False
-    first = batches[0]._members()
-    for batch in batches:
-        pairs = zip(batch._members(), first, strict=True)
-        if not all(_stack_well(x, like, len(batch.labels)) for x, like in pairs):
+    sizes = [len(batch.labels) for batch in batches]
+    for parts, n in zip(members, sizes, strict=True):
+        if not all(_stack_well(x, like, n) for x, like in zip(parts, members[0], strict=True)):
             return False
-    size = sum(x.nbytes for batch in batches for x in batch._members())
-    return sum(len(batch.labels) for batch in batches) <= ROWS and size <= BYTES
+    size = sum(x.nbytes for parts in members for x in parts)
+    return sum(sizes) <= ROWS and size <= BYTES
 
 
 def _stack_well(x: Any, like: Any, n: int) -> bool:
-    return isinstance(x, Tensor) and x.ndim > 0 and len(x) == n and x.shape[1:] == like.shape[1:]
+    return isinstance(x, Tensor) and x.shape == (n, *like.shape[1:])
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     members = zip(*(batch._members() for batch in batches), strict=True)
-    return batches[0]._with_members([torch.cat(parts) for parts in members])
+    return batches[0]._with_members(list(map(torch.cat, members)))
 
 
 def _taken(x: Any, rows: slice | Tensor) -> Any:
     """Rows of an array, or members of a list of texts or labels."""
     if isinstance(x, Tensor | np.ndarray):
         return x[rows]
-    return [x[i] for i in torch.arange(len(x))[rows].tolist()]
+    chosen = torch.arange(len(x))[rows]
+    return [x[i] for i in chosen.tolist()]
