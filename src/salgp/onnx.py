@@ -181,14 +181,8 @@ def _array(x: Any, kind: str | None) -> Any:
     return array if kind is None else array.astype(kind, copy=False)
 
 
-_NUMPY = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
-    "tensor(bool)": "bool",
-}
+_NUMPY = {f"tensor({name})": name for name in ("float16", "int64", "int32", "bool")}
+_NUMPY |= {"tensor(float)": "float32", "tensor(double)": "float64"}
 
 
 def _run(session: Any, values: Values) -> list[Any]:

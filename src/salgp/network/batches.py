@@ -68,6 +68,7 @@ class KnownInputs:
 
 
 Known = KnownInputs | None
+ARRAYS = (Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -322,7 +323,7 @@ def _unknown_keywords(keywords: Sequence[str], taken: Sequence[str]) -> str:
 
 
 def _has_rows(x: Any) -> bool:
-    array = isinstance(x, Tensor | np.ndarray) and x.ndim > 0
+    array = isinstance(x, ARRAYS) and x.ndim > 0
     return array or are_texts(x)
 
 
@@ -364,7 +365,7 @@ def _cut(parts: Sequence[Any], rows: int) -> list[Inputs]:
 def _from_mapping(item: Keywords, labels_at: LabelsAt, known: Known) -> Batch:
     keywords = dict(item)
     where = _label_key(keywords, labels_at, known)
-    labels = None if where is None else keywords.pop(where)
+    labels = keywords.pop(where) if where else None
     return Batch((), keywords, labels, "mapping", where)
 
 
@@ -516,7 +517,7 @@ def _joined(batches: Sequence[Batch]) -> Batch:
 
 def _taken(x: Any, rows: slice | Tensor) -> Any:
     """Rows of an array, or members of a list of texts or labels."""
-    if isinstance(x, Tensor | np.ndarray):
+    if isinstance(x, ARRAYS):
         return x[rows]
     chosen = torch.arange(len(x))[rows]
     return [x[i] for i in chosen.tolist()]

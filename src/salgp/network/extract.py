@@ -28,13 +28,7 @@ from torch import Tensor, nn
 from salgp.features import Features
 from salgp.logits import check_finite
 from salgp.network.augment.corruptions import Spread
-from salgp.network.augment.families import (
-    Family,
-    families_for,
-    layer_change,
-    perturbed_batch,
-    real_tokens,
-)
+from salgp.network.augment.families import Family, families_for, layer_change, perturbed_batch, real_tokens
 from salgp.network.augment.text import Tokens
 from salgp.network.batches import Batch, first_rows, rebatched
 from salgp.network.reader import Prepare, Reader, Reading, collect, read_batches
@@ -250,10 +244,12 @@ def _read_reference(
 class _Clock:
     """How many forward passes a budget of seconds still allows; None where there is no budget."""
 
+    _rate = 0.0
+
     def __init__(self, budget: float | None) -> None:
         if budget is not None and not budget > 0:
             raise ValueError(f"budget must be a positive number of seconds, got {budget}")
-        self._begin, self._budget, self._rate = time.monotonic(), budget, 0.0
+        self._budget, self._begin = budget, time.monotonic()
 
     def learn(self, samples: int) -> None:
         """So many samples were read until now."""
@@ -339,12 +335,7 @@ class _Augmenter:
     """A network being read, with one stream of random numbers."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        reader: Reader,
-        batches: Sequence[Batch],
-        features: Features,
-        labels: Tensor,
+        self, model: nn.Module, reader: Reader, batches: Sequence[Batch], features: Features, labels: Tensor
     ) -> None:
         check_finite(features.logits)
         self.model, self.reader, self.labels = model, reader, labels
@@ -367,11 +358,10 @@ class _Augmenter:
 
     def prepared(self, family: Family) -> Family:
         """The family with the spread of the inputs, measured on all of them."""
-        if family.text or (family.tokens and family.measured):
-            return family.on(self.tokens)
-        if family.measured and not family.inside:
-            return family.on(self.input_spread)
-        return family
+        if family.inside or not (family.measured or family.text):
+            return family
+        words = family.tokens or family.text
+        return family.on(self.tokens if words else self.input_spread)
 
     @cached_property
     def input_spread(self) -> Spread | None:
@@ -476,11 +466,7 @@ class _Augmenter:
 
 
 def _augmentation(
-    families: Sequence[Family],
-    scales: Sequence[float],
-    features: Features,
-    labels: Tensor,
-    per_sample: float,
+    families: Sequence[Family], scales: Sequence[float], features: Features, labels: Tensor, per_sample: float
 ) -> Augmentation:
     assert features.families is not None
     assert features.strengths is not None

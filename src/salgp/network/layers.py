@@ -219,15 +219,15 @@ class Flow:
         self._mask = mask
         self._frozen = FrozenCopy(model, lambda copied: Probe(copied, self._taps, pooled=False))
         self._shapes: dict[str, torch.Size] = {}
-        self._known: dict[str, bool] = {}
+        self._leads = functools.cache(self._changes_logits)
         self._before = self._logits(self._keep_shape)
         _warn_of_chance(found.logits, self._before)
 
     def __call__(self, tap: Tap) -> bool:
-        if tap.name not in self._known:
-            after = self._disturbed(tap.name)
-            self._known[tap.name] = not torch.equal(after, self._before)
-        return self._known[tap.name]
+        return self._leads(tap.name)
+
+    def _changes_logits(self, name: str) -> bool:
+        return not torch.equal(self._disturbed(name), self._before)
 
     def with_pooling(self, tap: Tap) -> Tap:
         """The tap, with the last token instead of the mean over tokens where the network reads that."""
@@ -486,10 +486,10 @@ def _resolve(item: str | int, found: Trace, offered: Offered, leads: Leads) -> I
 
 
 def _at(position: int, automatic: Sequence[str]) -> str:
-    if not -len(automatic) <= position < len(automatic):
+    n = len(automatic)
+    if position not in range(-n, n):
         raise IndexError(
-            f"layer {position} is out of range: there are {len(automatic)} automatic layers "
-            f"({', '.join(automatic)})"
+            f"layer {position} is out of range: there are {n} automatic layers ({', '.join(automatic)})"
         )
     return automatic[position]
 

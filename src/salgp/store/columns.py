@@ -195,9 +195,8 @@ def _array(x: Tensor, field: Any) -> Any:
 
 
 def _matrix(column: Any) -> Tensor:
-    parts = [_own(chunk.flatten()).float() for chunk in column.chunks]
-    values = torch.cat([torch.empty(0), *parts])
-    return values.reshape(-1, column.type.list_size)
+    values = _own(column.combine_chunks().flatten())
+    return values.float().reshape(-1, column.type.list_size)
 
 
 def _own(array: Any) -> Tensor:

@@ -186,7 +186,7 @@ class Manifest:
 
     def save(self) -> None:
         """Write the list."""
-        shards = [asdict(shard) for shard in self.shards]
+        shards = list(map(asdict, self.shards))
         value = {"complete": self.complete, "header": self.header, "shards": shards}
         write_header(self.folder / NAME, self.kind, FORMAT_VERSION, value)
 

@@ -131,12 +131,7 @@ def score(
 
 
 def score_shard(
-    store: str,
-    calibrator: str,
-    out: str,
-    index: int,
-    layers: bool,
-    context: int | Context | None = None,
+    store: str, calibrator: str, out: str, index: int, layers: bool, context: int | Context | None = None
 ) -> Shard:
     """Score one shard and write its file; returns its entry in the manifest."""
     import pyarrow as pa

@@ -144,7 +144,10 @@ def kind_of(x: Input) -> str:
         return "strings"
     if not x.is_floating_point():
         return "tokens" if x.ndim == 2 else "other"
-    return {4: "images", 3: "sequences", 2: "tabular"}.get(x.ndim, "other")
+    return _BY_AXES.get(x.ndim, "other")
+
+
+_BY_AXES = {4: "images", 3: "sequences", 2: "tabular"}
 
 
 def layer_change(

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise, takewhile
 from typing import Any
 
@@ -28,6 +29,9 @@ KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 WordChange = Callable[[str, float, random.Random], str]
 """``change(text, strength, chance) -> text``; strength 0 leaves a text as it is."""
+Mask = Tensor | None
+Masked = tuple[Tensor, Tensor]
+"""Tokens ``(n, T)``, and where they are real."""
 Places = list[tuple[int, int]]
 """Tokens of a text, each with the position it comes from."""
 
@@ -39,8 +43,8 @@ def rewrite(texts: Sequence[str], change: WordChange, strength: Tensor, generato
         >>> rewrite(["no", "go on"], lose_words, torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0))
         ['no', 'on']
     """
-    rows = zip(texts, strength.tolist(), _seeds(len(texts), generator), strict=True)
-    return [_changed(text, change, share, seed) for text, share, seed in rows]
+    seeds = _seeds(len(texts), generator)
+    return list(map(partial(_changed, change), texts, strength.tolist(), seeds))
 
 
 def misspell(text: str, strength: float, chance: random.Random) -> str:
@@ -164,9 +168,7 @@ class Tokens:
         return real & (place > self.head) & (place <= last) & ~special
 
 
-def drop(
-    ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def drop(ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Mask = None) -> Masked:
     """Tokens lost, up to six in ten per unit of strength; the others close up, and padding fills the rest.
 
     Where no token stands for nothing, a lost token becomes that of its neighbour. A text never loses all.
@@ -192,9 +194,7 @@ def drop(
     return new.gather(1, order), left.gather(1, order)
 
 
-def swap(
-    ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def swap(ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Mask = None) -> Masked:
     """Neighbouring tokens change places; arguments and result as those of `drop`."""
     real = real_or_guessed(ids, real)
     pairs = tokens.ordinary(ids, real)
@@ -208,9 +208,7 @@ def swap(
     return torch.where(first, ids.roll(-1, dims=1), new), real
 
 
-def replace(
-    ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def replace(ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Mask = None) -> Masked:
     """Tokens replaced by others that occur in the data; arguments and result as those of `drop`."""
     real = real_or_guessed(ids, real)
     n = len(tokens.words)
@@ -288,7 +286,7 @@ class _Words:
             part = list(run)
             if not is_special and strength > 0:
                 words = self.tokenizer.decode([token for token, _ in part])
-                words = _changed(words, change, strength, seed)
+                words = _changed(change, words, strength, seed)
                 tokens = self.tokenizer.encode(words, add_special_tokens=False)
                 part = [(token, part[0][1]) for token in tokens]
             new += part
@@ -389,7 +387,7 @@ def _seeds(n: int, generator: Generator) -> list[int]:
     return torch.randint(1 << 31, (n,), generator=generator, device=generator.device).tolist()
 
 
-def _changed(text: str, change: WordChange, strength: float, seed: int) -> str:
+def _changed(change: WordChange, text: str, strength: float, seed: int) -> str:
     """The text changed; by a typing error where the change leaves it as it is or leaves nothing."""
     chance = random.Random(seed)
     for how in (change, misspell) if strength > 0 else ():
