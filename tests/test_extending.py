@@ -45,7 +45,8 @@ KERNELS["cauchy"] = cauchy
 METRIC = """
 import numpy as np
 from salgp.metrics import register
-from salgp.metrics.metric import as_binary, as_scores, mean_of, metric
+from salgp.metrics.inputs import as_binary, as_scores
+from salgp.metrics.metric import mean_of, metric
 
 @register
 @metric("Overclaim", "Mean of confidence above correctness.", larger_is_better=False, heading="over")

@@ -14,7 +14,7 @@ import numpy as np
 
 from salgp.extras import require
 from salgp.metrics import ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
-from salgp.metrics.metric import ArrayLike, FloatArray, as_numbers
+from salgp.metrics.inputs import ArrayLike, FloatArray, as_numbers, to_double
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
     from salgp.prediction import LayerTerms
 
-__all__ = [
-    "CYCLE",
-    "layer_profile",
-    "new_figure",
-    "reliability_diagram",
-    "risk_coverage_curves",
-]
+__all__ = ["CYCLE", "layer_profile", "new_figure", "reliability_diagram", "risk_coverage_curves"]
 
 BLUE, RED, GREY = "#4477AA", "#CC3311", "#777777"
 CYCLE = (
@@ -209,10 +203,10 @@ def layer_profile(terms: LayerTerms, weights: ArrayLike | None = None, ax: Axes 
 
 def _of_layers(terms: LayerTerms, weights: ArrayLike | None) -> dict[str, FloatArray]:
     """Weight, mean absolute correction and mean variance ``(L,)``, where there are any."""
-    found = {} if weights is None else {"weight": as_numbers(weights, "weights", len(terms.names))}
-    correction = terms.mean.detach().cpu().double().numpy()
-    found["correction"] = np.abs(correction).mean(axis=0)
+    found = {}
+    if weights is not None:
+        found["weight"] = as_numbers(weights, "weights", len(terms.names))
+    found["correction"] = np.abs(to_double(terms.mean)).mean(axis=0)
     if terms.std is not None:
-        std = terms.std.detach().cpu().double().numpy()
-        found["variance"] = (std**2).mean(axis=0)
+        found["variance"] = (to_double(terms.std) ** 2).mean(axis=0)
     return found

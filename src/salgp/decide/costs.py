@@ -37,7 +37,7 @@ def cheapest(
     chosen = int(np.argmin(cost_ask * counts[0] + cost_wrong * counts[1]))
     seen, n = counts[:, chosen], len(wrong)
     delta = (1 - assurance) / (2 * len(limits))
-    _, (asking, failing) = exact_interval(seen, np.array([n, n]), 1 - 2 * delta)
+    _, (asking, failing) = exact_interval(seen, n, 1 - 2 * delta)
     return Rule(
         (float(limits[chosen]),),
         assurance=assurance,

@@ -32,11 +32,9 @@ from numpy.typing import NDArray
 from scipy.special import bdtr
 
 from salgp.decide.rule import ALWAYS
+from salgp.metrics.inputs import FloatArray, IntArray
 
 __all__ = ["samples_needed"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 STARTS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the samples at which walks start."""

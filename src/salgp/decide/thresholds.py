@@ -12,11 +12,10 @@ from salgp.decide.costs import cheapest
 from salgp.decide.fixed_sequence import Sorted, furthest, own_order, samples_needed
 from salgp.decide.rule import NEVER, Rule
 from salgp.labels import as_labels
+from salgp.metrics.inputs import FloatArray, to_double
 from salgp.prediction import Prediction, checked
 
 __all__ = ["choose_threshold"]
-
-FloatArray = NDArray[np.float64]
 
 ERROR = 0.05
 """Share of wrong answers that is promised where none is named."""
@@ -67,7 +66,7 @@ def choose_threshold(
     wrong = label != as_labels(labels, len(label), n_classes).cpu().numpy()
     if not len(wrong):
         raise ValueError("a threshold needs labelled samples, got none")
-    confidence = prediction.confidence.detach().cpu().double().numpy()
+    confidence = to_double(prediction.confidence)
     if (cost_wrong is None) != (cost_ask is None):
         raise ValueError("give both cost_wrong and cost_ask, or neither")
     if cost_wrong is not None and cost_ask is not None:

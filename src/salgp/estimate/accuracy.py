@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from salgp.decide import Rule
 from salgp.labels import as_labels
+from salgp.metrics.inputs import FloatArray, to_double
 from salgp.prediction import INTERVAL_SD, Prediction, checked
 
 __all__ = [
@@ -34,8 +34,6 @@ __all__ = [
     "per_class",
     "sampling_spread",
 ]
-
-FloatArray = NDArray[np.float64]
 
 _BASES = np.geomspace(0.001, 0.2, 40)
 _SLOPES = np.linspace(0, 1, 41)
@@ -141,7 +139,8 @@ def error_above(
         0.1
     """
     right = accuracy(prediction[rule(prediction)], spread, level)
-    return Estimate(1 - right.value, 1 - right.upper, 1 - right.lower, level, right.n)
+    lower, upper = 1 - right.upper, 1 - right.lower
+    return Estimate(1 - right.value, lower, upper, level, right.n)
 
 
 def per_class(
@@ -190,10 +189,11 @@ def measure_spread(
     distance = np.abs(confidence - mean)
     base, slope = _likeliest_line(gap, distance, chance)
     variance = (base + slope * distance) ** 2 + chance
-    ratio = np.sort(np.abs(gap) / np.sqrt(variance)).tolist()
-    k = min(math.ceil((len(ratio) + 1) * level), len(ratio))
-    factor = max(ratio[k - 1], _normal(level))
-    return Spread(base, slope, confidence, factor, level, len(ratio))
+    ratio = np.abs(gap) / np.sqrt(variance)
+    n = len(ratio)
+    k = min(math.ceil((n + 1) * level), n)
+    factor = max(float(np.sort(ratio)[k - 1]), _normal(level))
+    return Spread(base, slope, confidence, factor, level, n)
 
 
 def sampling_spread(calibration: Prediction) -> Spread:
@@ -217,7 +217,8 @@ def sampling_spread(calibration: Prediction) -> Spread:
     if not n:
         raise ValueError("expected the prediction of the calibration samples, got an empty one")
     mean = float(calibration.confidence.detach().double().mean())
-    return Spread(math.sqrt(max(mean * (1 - mean), 0.0) / n), 0.0, mean)
+    variance = max(mean * (1 - mean), 0.0)
+    return Spread(math.sqrt(variance / n), 0.0, mean)
 
 
 def from_sums(
@@ -232,8 +233,9 @@ def from_sums(
     if n == 0:
         return Estimate(math.nan, 0.0, 1.0, level, 0)
     value = confidence / n
-    systematic = spread.at(value) if isinstance(spread, Spread) else float(spread or 0.0)
-    half = _factor(spread, level) * math.hypot(math.sqrt(variance) / n, systematic)
+    systematic = spread.at(value) if isinstance(spread, Spread) else spread or 0.0
+    std = math.hypot(math.sqrt(variance) / n, systematic)
+    half = _factor(spread, level) * std
     lower, upper = max(value - half, 0.0), min(value + half, 1.0)
     return Estimate(value, lower, upper, level, n)
 
@@ -260,16 +262,17 @@ def _likeliest_line(gap: FloatArray, distance: FloatArray, chance: FloatArray) -
 
 def _gap(prediction: Prediction, labels: Any) -> tuple[float, float, float]:
     """Mean confidence less accuracy, mean confidence, and variance of the accuracy by chance."""
-    y = as_labels(labels, len(prediction), prediction.probs.shape[1]).cpu()
-    right = (prediction.label.cpu() == y).double().mean()
     n, total, variance = _sums(prediction)
-    return total / n - float(right), total / n, variance / n**2
+    y = as_labels(labels, n, prediction.probs.shape[1]).cpu()
+    right = int((prediction.label.cpu() == y).sum())
+    return total / n - right / n, total / n, variance / n**2
 
 
 def _sums(prediction: Prediction) -> tuple[int, float, float]:
     """Number of samples, sum of the confidences ``c``, and of ``c (1 - c)``."""
-    c = prediction.confidence.detach().cpu().double().numpy()
-    return len(c), float(c.sum()), float((c * (1 - c)).sum())
+    c = to_double(prediction.confidence)
+    variance = (c * (1 - c)).sum()
+    return len(c), float(c.sum()), float(variance)
 
 
 def _normal(level: float) -> float:

@@ -18,17 +18,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import chdtrc, ndtri
 from torch import Tensor
 
 from salgp.logits import log_odds
-from salgp.metrics.metric import ArrayLike
+from salgp.metrics.inputs import ArrayLike, FloatArray, to_double
 from salgp.prediction import Prediction, checked
 
 __all__ = ["ClassMix", "adapt", "class_mix"]
-
-FloatArray = NDArray[np.float64]
 
 STEPS, TOLERANCE = 2000, 1e-9
 """Most steps of a search, and the largest change at which it has converged."""
@@ -88,7 +85,7 @@ def class_mix(prediction: Prediction, source_mix: ArrayLike, calibration: Predic
         >>> class_mix(p[:30], [0.5, 0.5], p).share.round(2)
         array([1., 0.])
     """
-    probs, at_source = _array(prediction), _array(calibration)
+    probs, at_source = (to_double(checked(each).probs) for each in (prediction, calibration))
     source = _shares(source_mix, probs.shape[1])
     if not len(probs):
         raise ValueError("the class mix of an empty batch is unknown")
@@ -96,8 +93,8 @@ def class_mix(prediction: Prediction, source_mix: ArrayLike, calibration: Predic
     at_source, probs = _scaled(at_source, factors), _scaled(probs, factors)
     ratio = probs / source  # (n, c) likelihood of each class, up to a factor
     share, converged = _likeliest(ratio, source)
-    evidence = _evidence(probs, source, at_source)
-    p_value = float(chdtrc(max(len(source) - 1, 1), evidence))
+    freedom = max(len(source) - 1, 1)
+    p_value = float(chdtrc(freedom, _evidence(probs, source, at_source)))
     of_batch = np.diag(_inverse(_information(ratio, share))) / len(ratio)
     variance = of_batch + _source_variance(ratio, share, source, at_source)
     return ClassMix(share, np.sqrt(variance.clip(0)), source, p_value, len(probs), converged)
@@ -120,7 +117,8 @@ def _evidence(probs: FloatArray, source: FloatArray, calibration: FloatArray) ->
     Errors of the factors cancel in that difference.
     """
     together = np.concatenate([probs, calibration])
-    variance = _scatter(together - together.mean(0)) * (1 / len(probs) + 1 / len(calibration))
+    sampling = 1 / len(probs) + 1 / len(calibration)
+    variance = _scatter(together - together.mean(0)) * sampling
     difference = probs.mean(0) - source
     return float(difference @ _inverse(variance) @ difference)
 
@@ -154,8 +152,10 @@ def _information(ratio: FloatArray, share: FloatArray) -> FloatArray:
 def _inverse(matrix: FloatArray) -> FloatArray:
     """Inverse ``(c, c)`` in the directions that keep the sum of the shares."""
     c = len(matrix)
-    along = np.linalg.qr(np.eye(c) - 1 / c)[0][:, : c - 1]  # (c, c - 1) orthonormal, sums to 0
-    return along @ np.linalg.pinv(along.T @ matrix @ along, hermitian=True) @ along.T
+    q, _ = np.linalg.qr(np.eye(c) - 1 / c)
+    along = q[:, : c - 1]  # (c, c - 1) orthonormal, sums to 0
+    inside = along.T @ matrix @ along
+    return along @ np.linalg.pinv(inside, hermitian=True) @ along.T
 
 
 def _scatter(rows: FloatArray) -> FloatArray:
@@ -230,19 +230,15 @@ def _moved(end: Tensor | None, change: Tensor, kind: torch.dtype) -> Tensor | No
     return torch.sigmoid(log_odds(end.double()) + change).to(kind)
 
 
-def _array(prediction: Prediction) -> FloatArray:
-    found: FloatArray = checked(prediction).probs.detach().cpu().double().numpy()
-    return found
-
-
 def _shares(mix: ArrayLike, n_classes: int, zero: bool = False) -> FloatArray:
     shares = np.asarray(mix.cpu() if isinstance(mix, Tensor) else mix, dtype=np.float64)
     if shares.shape != (n_classes,):
         raise ValueError(f"a class mix must have {n_classes} shares, one per class, got shape {shares.shape}")
     enough = shares >= 0 if zero else shares > 0
-    if not enough.all() or not abs(shares.sum() - 1) <= 1e-3:
+    total = shares.sum()
+    if not enough.all() or not abs(total - 1) <= 1e-3:
         raise ValueError(
             f"a class mix must be positive and sum to 1, got {np.round(shares, 4).tolist()}; "
             f"give classes without samples a small share"
         )
-    return shares / shares.sum()
+    return shares / total

@@ -16,16 +16,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from scipy.special import ndtr
 
-from salgp.metrics.metric import (
-    ArrayLike,
-    FloatArray,
-    Groups,
-    IntArray,
-    Statistic,
-    as_distribution,
-    as_scored,
-    metric,
-)
+from salgp.metrics.inputs import ArrayLike, FloatArray, IntArray, as_distribution, as_scored
+from salgp.metrics.metric import Groups, Statistic, metric
 
 __all__ = []
 
@@ -110,9 +102,7 @@ def ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
         >>> round(ece([0.9, 0.9, 0.6, 0.6], [1, 1, 1, 0]), 3)
         0.1
     """
-    s, c = as_scored(confidence, correct)
-    groups = _bin_groups(s, n_bins, scheme)
-    return Statistic(len(s), partial(_mean_gap, groups, s - c))
+    return _of_bins(confidence, correct, n_bins, scheme, _mean_gap)
 
 
 @metric(
@@ -136,7 +126,7 @@ def mce(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15, scheme: Sch
         >>> round(mce([0.9, 0.9, 0.6, 0.4], [1, 1, 1, 0]), 3)
         0.4
     """
-    return _of_gaps(confidence, correct, n_bins, scheme, lambda count, gap: gap.max(axis=-1))
+    return _of_bins(confidence, correct, n_bins, scheme, _largest_gap)
 
 
 @metric(
@@ -163,7 +153,7 @@ def adaptive_ece(confidence: ArrayLike, correct: ArrayLike, n_bins: int = 15) ->
         >>> round(adaptive_ece([0.9, 0.8, 0.6, 0.4], [1, 1, 1, 0], n_bins=2), 3)
         0.075
     """
-    return _of_gaps(confidence, correct, n_bins, "mass", _plain_mean)
+    return _of_bins(confidence, correct, n_bins, "mass", _plain_mean_gap)
 
 
 @metric(
@@ -203,10 +193,8 @@ def debiased_ece(
     """
     if norm not in ("l1", "l2"):
         raise ValueError(f"norm must be 'l1' or 'l2', got {norm!r}")
-    s, c = as_scored(confidence, correct)
-    groups = _bin_groups(s, n_bins, scheme)
     formula = _debiased_l1 if norm == "l1" else _debiased_l2
-    return Statistic(len(s), partial(_debiased, formula, groups, s - c, c))
+    return _of_bins(confidence, correct, n_bins, scheme, formula)
 
 
 @metric(
@@ -245,7 +233,9 @@ def assign_bins(confidence: FloatArray, n_bins: int, scheme: Scheme) -> tuple[In
         raise ValueError(f"n_bins must be at least 1, got {n_bins}")
     if scheme not in ("width", "mass"):
         raise ValueError(f"scheme must be 'width' or 'mass', got {scheme!r}")
-    edges = np.linspace(0.0, 1.0, n_bins + 1) if scheme == "width" else _mass_edges(confidence, n_bins)
+    edges = np.linspace(0, 1, n_bins + 1)
+    if scheme == "mass":
+        edges = _mass_edges(confidence, n_bins)
     index = np.searchsorted(edges, confidence, side="left") - 1
     return np.clip(index, 0, len(edges) - 2), edges
 
@@ -262,70 +252,71 @@ def _mean_of(each: list[Statistic], rows: IntArray, weights: FloatArray) -> Floa
     return np.mean([one.of_weights(weights[..., rows]) for one in each], axis=0)
 
 
-def _of_gaps(
+@dataclass(frozen=True, eq=False)
+class Binned:
+    """Samples in bins: what is summed over each, ``(n,)`` confidence less correctness, and correctness."""
+
+    groups: Groups
+    gap: FloatArray
+    correct: FloatArray
+
+    def means(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Count, mean gap and accuracy of every bin, ``(..., B)`` each; 0 where it is empty."""
+        count = self.groups.totals(weights)
+        some = np.maximum(count, 1)
+        gap = self.groups.totals(weights, self.gap) / some
+        return count, gap, self.groups.totals(weights, self.correct) / some
+
+
+def _of_bins(
     confidence: ArrayLike,
     correct: ArrayLike,
     n_bins: int,
     scheme: Scheme,
-    reduce: Callable[[FloatArray, FloatArray], FloatArray],
+    formula: Callable[[Binned, FloatArray], FloatArray],
 ) -> Statistic:
-    """The metric that ``reduce`` makes of counts and absolute gaps of the bins; 0 where a bin is empty."""
     s, c = as_scored(confidence, correct)
-    groups, gap = _bin_groups(s, n_bins, scheme), s - c
-
-    def of_weights(weights: FloatArray) -> FloatArray:
-        count = groups.totals(weights)
-        gaps = np.abs(groups.totals(weights, gap))
-        return reduce(count, gaps / np.maximum(count, 1))
-
-    return Statistic(len(s), of_weights)
+    index, edges = assign_bins(s, n_bins, scheme)
+    binned = Binned(Groups(index, len(edges) - 1), s - c, c)
+    return Statistic(len(s), partial(formula, binned))
 
 
-def _mean_gap(groups: Groups, gap: FloatArray, weights: FloatArray) -> FloatArray:
-    gaps = np.abs(groups.totals(weights, gap))
-    return np.asarray(gaps.sum(axis=-1) / weights.sum(axis=-1))
+def _mean_gap(binned: Binned, weights: FloatArray) -> FloatArray:
+    gap = np.abs(binned.groups.totals(weights, binned.gap))
+    return gap.sum(-1) / weights.sum(-1)
 
 
-def _plain_mean(count: FloatArray, gap: FloatArray) -> FloatArray:
-    return np.asarray(gap.sum(axis=-1) / (count > 0).sum(axis=-1))
+def _largest_gap(binned: Binned, weights: FloatArray) -> FloatArray:
+    _, gap, _ = binned.means(weights)
+    return np.abs(gap).max(-1)
 
 
-def _bin_groups(confidence: FloatArray, n_bins: int, scheme: Scheme) -> Groups:
-    index, edges = assign_bins(confidence, n_bins, scheme)
-    return Groups(index, len(edges) - 1)
+def _plain_mean_gap(binned: Binned, weights: FloatArray) -> FloatArray:
+    count, gap, _ = binned.means(weights)
+    return np.abs(gap).sum(-1) / (count > 0).sum(-1)
 
 
-def _debiased(
-    formula: Callable[[FloatArray, FloatArray, FloatArray], FloatArray],
-    groups: Groups,
-    gap: FloatArray,
-    correct: FloatArray,
-    weights: FloatArray,
-) -> FloatArray:
-    count = groups.totals(weights)
-    some = np.maximum(count, 1)
-    mean_gap = groups.totals(weights, gap) / some
-    accuracy = groups.totals(weights, correct) / some
-    return np.maximum(formula(count, mean_gap, accuracy), 0.0)
-
-
-def _debiased_l1(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> FloatArray:
-
-    gap = np.abs(gap)
-    std = np.sqrt(accuracy * (1 - accuracy) / np.maximum(count, 1))
+def _debiased_l1(binned: Binned, weights: FloatArray) -> FloatArray:
+    count, gap, accuracy = binned.means(weights)
+    gap, std = np.abs(gap), np.sqrt(_noise(accuracy, count))
     folded = np.where(std > 0, _folded_mean(gap, std), gap)
-    return np.average(2 * gap - folded, axis=-1, weights=count)
+    mean = np.average(2 * gap - folded, axis=-1, weights=count)
+    return np.maximum(mean, 0.0)
+
+
+def _debiased_l2(binned: Binned, weights: FloatArray) -> FloatArray:
+    count, gap, accuracy = binned.means(weights)
+    noise = np.where(count > 1, _noise(accuracy, count - 1), 0.0)
+    mean = np.average(gap**2 - noise, axis=-1, weights=count)
+    return np.sqrt(np.maximum(mean, 0.0))
+
+
+def _noise(accuracy: FloatArray, n: FloatArray) -> FloatArray:
+    return accuracy * (1 - accuracy) / np.maximum(n, 1)
 
 
 def _folded_mean(mean: FloatArray, std: FloatArray) -> FloatArray:
     """Mean of the absolute value of a normal variable; undefined where ``std`` is 0."""
     z = mean / np.where(std > 0, std, 1.0)
-    bell = std * np.sqrt(2 / np.pi) * np.exp(-(z**2) / 2)
+    bell = np.sqrt(2 / np.pi) * std * np.exp(-(z**2) / 2)
     return bell + mean * (1 - 2 * ndtr(-z))
-
-
-def _debiased_l2(count: FloatArray, gap: FloatArray, accuracy: FloatArray) -> FloatArray:
-    noise = accuracy * (1 - accuracy) / np.maximum(count - 1, 1)
-    squared = gap**2 - np.where(count > 1, noise, 0.0)
-    mean = np.average(squared, axis=-1, weights=count)
-    return np.asarray(np.sqrt(np.maximum(mean, 0.0)))

@@ -17,20 +17,12 @@ from scipy.special import bdtr, betaincinv, ndtri
 
 from salgp.logits import log_odds
 from salgp.metrics.binned import ReliabilityBins, assign_bins
-from salgp.metrics.metric import (
-    ArrayLike,
-    FloatArray,
-    IntArray,
-    Statistic,
-    as_scored,
-    as_scores,
-    mean_of,
-    metric,
-)
+from salgp.metrics.inputs import ArrayLike, FloatArray, IntArray, as_scored, as_scores
+from salgp.metrics.metric import Statistic, mean_of, metric
 
 __all__ = ["exact_interval"]
 
-_POINTS = 200
+_SHARES = (np.arange(200) + 0.5) / 200
 """Quantiles of the normal distribution by which confidences vary within their intervals."""
 
 
@@ -85,7 +77,8 @@ def interval_coverage(
     for b in range(len(edges) - 1):
         rows = np.flatnonzero(index == b)
         chance = _chances(centre[rows], down[rows], up[rows])
-        total += len(rows) * _share_inside(int(c[rows].sum()), len(rows), chance, level)
+        right = int(c[rows].sum())
+        total += len(rows) * _share_inside(right, len(rows), chance, level)
     return float(total / len(s))
 
 
@@ -94,9 +87,10 @@ def _chances(centre: FloatArray, down: FloatArray, up: FloatArray) -> FloatArray
 
     ``down`` and ``up`` are the standard deviations of the log-odds below and above ``centre``.
     """
-    z = ndtri((np.arange(_POINTS) + 0.5) / _POINTS)[:, None]
+    z = ndtri(_SHARES)[:, None]
     odds = centre + np.where(z > 0, up, down) * z
-    return np.asarray((1 / (1 + np.exp(-odds))).mean(axis=1))
+    chances = 1 / (1 + np.exp(-odds))
+    return np.asarray(chances.mean(axis=1))
 
 
 def _share_inside(right: int, count: int, chance: FloatArray, level: float) -> float:
@@ -105,7 +99,8 @@ def _share_inside(right: int, count: int, chance: FloatArray, level: float) -> f
     end = bdtr(right, count, chance).mean()
     if end <= start:
         return 0.0
-    inside = min(end, (1 + level) / 2) - max(start, (1 - level) / 2)
+    tail = (1 - level) / 2
+    inside = min(end, 1 - tail) - max(start, tail)
     return float(max(inside, 0.0) / (end - start))
 
 
@@ -138,11 +133,13 @@ def accuracy_band(bins: ReliabilityBins, level: float = 0.9) -> tuple[FloatArray
         >>> lower.round(2), upper.round(2)
         (array([0.38, 0.94]), array([0.62, 1.  ]))
     """
-    hits = np.rint(np.nan_to_num(bins.accuracy) * bins.count).astype(np.int64)
-    return exact_interval(hits, bins.count, level)
+    hits = np.rint(np.nan_to_num(bins.accuracy) * bins.count)
+    return exact_interval(hits.astype(np.int64), bins.count, level)
 
 
-def exact_interval(hits: IntArray, n: IntArray, level: float = 0.9) -> tuple[FloatArray, FloatArray]:
+def exact_interval(
+    hits: IntArray | int, n: IntArray | int, level: float = 0.9
+) -> tuple[FloatArray, FloatArray]:
     """Lower and upper ends for ``hits`` of ``n`` each; NaN where ``n`` is 0.
 
     Example:
@@ -155,9 +152,9 @@ def exact_interval(hits: IntArray, n: IntArray, level: float = 0.9) -> tuple[Flo
     tail, missed = (1 - level) / 2, n - hits
     lower = betaincinv(np.maximum(hits, 1), missed + 1, tail)  # 1: not used, but defined
     upper = betaincinv(hits + 1, np.maximum(missed, 1), 1 - tail)
-    lower = np.where(hits > 0, lower, 0.0)
-    upper = np.where(missed > 0, upper, 1.0)
-    return np.where(n > 0, lower, np.nan), np.where(n > 0, upper, np.nan)
+    unknown = np.where(n > 0, 0.0, np.nan)
+    lower, upper = np.where(hits > 0, lower, 0.0), np.where(missed > 0, upper, 1.0)
+    return lower + unknown, upper + unknown
 
 
 def _checked_ends(lower: ArrayLike, upper: ArrayLike, n: int | None = None) -> tuple[FloatArray, FloatArray]:

@@ -5,34 +5,24 @@ of one give the metric itself; the counts of a bootstrap resample give the metri
 time. So every formula is written once and resamples at array speed. The decorator `metric` makes such a
 formula a `Metric`, which is called like a function and gives a number. Tables, command line, report and plots
 loop over `salgp.metrics.METRICS`; none is named there.
-
-What is a probability, a truth value or a class is checked here too, where arrays enter a formula.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Generic, ParamSpec, TypeAlias
+from typing import Any, Generic, ParamSpec
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
-from salgp.labels import as_labels
-from salgp.logits import refuse_masked
+from salgp.metrics.inputs import ArrayLike, FloatArray, IntArray, as_numbers
 
 __all__ = ["ArrayLike", "FloatArray", "as_numbers", "metric"]
 
 P = ParamSpec("P")
-ArrayLike: TypeAlias = NDArray[Any] | Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
-FloatArray: TypeAlias = NDArray[np.float64]
-IntArray: TypeAlias = NDArray[np.int64]
-
-_SUM_TOLERANCE = 1e-3
 
 _FEW_GROUPS = 64
 """Up to so many groups, a matrix product for each is faster than the products of all samples and their sums.
@@ -60,6 +50,7 @@ class Statistic:
         return float(self.of_weights(np.ones(self.n)))
 
 
+@dataclass(eq=False, repr=False)
 class Metric(Generic[P]):
     """A score with all that is to be known about it; call it like a function to get a number.
 
@@ -80,20 +71,16 @@ class Metric(Generic[P]):
         ('ece', ('confidence', 'correct'), False, 0.0)
     """
 
-    def __init__(
-        self,
-        formula: Callable[P, Any],
-        title: str,
-        sentence: str,
-        larger_is_better: bool | None,
-        heading: str,
-        name: str | None,
-    ) -> None:
-        functools.update_wrapper(self, formula)
-        parameters = inspect.signature(formula).parameters.values()
-        self.formula, self.name = formula, name or formula.__name__
-        self.title, self.sentence, self.heading = title, sentence, heading
-        self.larger_is_better = larger_is_better
+    formula: Callable[P, Any]
+    title: str
+    sentence: str
+    larger_is_better: bool | None
+    heading: str
+    name: str
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.formula)
+        parameters = inspect.signature(self.formula).parameters.values()
         self.reads = tuple(p.name for p in parameters if p.default is p.empty)
         self.options = tuple(p.name for p in parameters if p.default is not p.empty)
 
@@ -136,7 +123,9 @@ def metric(
         >>> surest([0.4, 0.7])
         0.7
     """
-    return lambda formula: Metric(formula, title, sentence, larger_is_better, heading, name)
+    return lambda formula: Metric(
+        formula, title, sentence, larger_is_better, heading, name or formula.__name__
+    )
 
 
 def mean_of(scores: FloatArray) -> Statistic:
@@ -146,7 +135,7 @@ def mean_of(scores: FloatArray) -> Statistic:
         >>> mean_of(np.array([1.0, 3.0])).of_weights(np.array([[1.0, 1.0], [2.0, 0.0]]))
         array([2., 1.])
     """
-    return Statistic(len(scores), lambda weights: weights @ scores / weights.sum(axis=-1))
+    return Statistic(len(scores), lambda weights: weights @ scores / weights.sum(-1))
 
 
 class Groups:
@@ -166,7 +155,9 @@ class Groups:
         steps = np.diff(index)
         self.index = index
         self.n_groups = n_groups
-        self._starts = np.concatenate([[0], np.flatnonzero(steps) + 1]) if (steps >= 0).all() else None
+        self._starts = None
+        if (steps >= 0).all():
+            self._starts = np.append(0, np.flatnonzero(steps) + 1)
 
     def totals(self, weights: FloatArray, values: FloatArray | None = None) -> FloatArray:
         """Sum weights ``(..., n)``, each times its sample's value ``(n,)`` if given, over the groups: ``(...,
@@ -175,128 +166,15 @@ class Groups:
         starts = self._starts
         totals = np.zeros((*weights.shape[:-1], self.n_groups))
         if starts is not None and values is not None and len(starts) <= _FEW_GROUPS:
-            for start, end in pairwise([*starts, len(self.index)]):
-                totals[..., self.index[start]] = weights[..., start:end] @ values[start:end]
+            for start, end in pairwise([*starts, len(values)]):
+                rows = slice(start, end)
+                totals[..., self.index[start]] = weights[..., rows] @ values[rows]
             return totals
         weights = weights if values is None else weights * values
         if starts is None:
-            return np.apply_along_axis(lambda row: np.bincount(self.index, row, self.n_groups), -1, weights)
-        totals[..., self.index[starts]] = np.add.reduceat(weights, starts, axis=-1)
+            return np.apply_along_axis(self._unsorted_totals, -1, weights)
+        totals[..., self.index[starts]] = np.add.reduceat(weights, starts, -1)
         return totals
 
-
-def as_numbers(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
-    """Check finite numbers ``(n,)`` and give them as float64.
-
-    Example:
-        >>> as_numbers([0, 1], "novelty")
-        array([0., 1.])
-    """
-    values = _to_numpy(x, what).astype(np.float64)
-    if values.ndim != 1:
-        raise ValueError(f"{what} must have shape (n,), got {values.shape}")
-    if not len(values):
-        raise ValueError(f"{what} is empty: a metric needs at least one sample")
-    if n not in (None, len(values)):
-        raise ValueError(f"{what} must have {n} values, one per sample, got {len(values)}")
-    _refuse_non_finite(values, what)
-    return values
-
-
-def as_scores(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
-    """Check probabilities ``(n,)`` in [0, 1] and give them as float64.
-
-    Example:
-        >>> as_scores([0.5, 1.0], "confidence")
-        array([0.5, 1. ])
-    """
-    values = as_numbers(x, what, n)
-    _refuse_outside_unit(values, what)
-    return values
-
-
-def as_binary(x: ArrayLike, what: str, n: int | None = None) -> FloatArray:
-    """Check ``(n,)`` values that are all 0 or 1 (or boolean) and give them as float64.
-
-    Example:
-        >>> as_binary([True, False], "correct")
-        array([1., 0.])
-    """
-    values = as_numbers(x, what, n)
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if len(wrong):
-        row = wrong[0]
-        raise ValueError(
-            f"{what} must be 0/1 or boolean, got {values[row]:g} in row {row}; for class indices pass "
-            f"`label == labels`"
-        )
-    return values
-
-
-def as_scored(confidence: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Check confidences in [0, 1] and whether each was right, ``(n,)`` both.
-
-    Example:
-        >>> as_scored([0.5], [True])
-        (array([0.5]), array([1.]))
-    """
-    s = as_scores(confidence, "confidence")
-    return s, as_binary(correct, "correct", len(s))
-
-
-def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.floating[Any]], IntArray]:
-    """Check class probabilities ``(n, c)`` and labels ``(n,)`` in -1..c-1; the floating type is kept.
-
-    Example:
-        >>> as_distribution([[0.5, 0.5]], [1])
-        (array([[0.5, 0.5]]), array([1]))
-    """
-    p = _to_numpy(probs, "probs")
-    if p.ndim != 2:
-        raise ValueError(f"probs must have shape (n, c), got {p.shape}")
-    if not p.size:
-        raise ValueError(f"probs is empty, shape {p.shape}: a metric needs at least one sample")
-    if p.dtype not in (np.float32, np.float64):
-        p = p.astype(np.float32 if p.dtype == np.float16 else np.float64)
-    _refuse_non_finite(p, "probs")
-    _refuse_outside_unit(p, "probs")
-    _refuse_other_sums(p)
-    return p, as_labels(labels, *p.shape).cpu().numpy()
-
-
-def _to_numpy(x: ArrayLike, what: str) -> NDArray[Any]:
-    if isinstance(x, Tensor):
-        half = x.is_floating_point() and x.itemsize < 4
-        x = x.float() if half else x
-        return x.detach().cpu().numpy()
-    refuse_masked(x, what)
-    values = np.asarray(x)
-    if values.dtype.kind not in "biuf":
-        raise TypeError(f"{what} must be numbers, got {values.dtype}")
-    return values
-
-
-def _refuse_non_finite(values: NDArray[Any], what: str) -> None:
-    finite = np.isfinite(values)
-    if not finite.all():
-        rows = np.nonzero(~finite)[0]
-        raise ValueError(
-            f"{what} holds NaN or infinity in row {rows[0]} ({len(rows)} values in all); remove these "
-            f"samples first"
-        )
-
-
-def _refuse_other_sums(probs: NDArray[Any]) -> None:
-    off = np.abs(probs.sum(axis=1, dtype=np.float64) - 1)
-    row = off.argmax()
-    if off[row] > _SUM_TOLERANCE:
-        raise ValueError(f"rows of probs must sum to 1; row {row} sums to {probs[row].sum():g}")
-
-
-def _refuse_outside_unit(values: NDArray[Any], what: str) -> None:
-    low, high = -1e-6, 1 + 1e-6  # rounding of a softmax in single precision
-    if values.min() < low or values.max() > high:
-        outside = values[(values < low) | (values > high)][0]
-        raise ValueError(
-            f"{what} must be probabilities in [0, 1], got {outside:g}; are these logits? Apply softmax first"
-        )
+    def _unsorted_totals(self, weights: FloatArray) -> FloatArray:
+        return np.bincount(self.index, weights, self.n_groups).astype(np.float64)

@@ -11,18 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from salgp.metrics.binned import Scheme, assign_bins
-from salgp.metrics.metric import (
+from salgp.metrics.inputs import (
     ArrayLike,
     FloatArray,
-    Statistic,
     as_binary,
     as_distribution,
     as_numbers,
     as_scored,
     as_scores,
-    mean_of,
-    metric,
 )
+from salgp.metrics.metric import Statistic, mean_of, metric
 
 __all__ = []
 

@@ -11,7 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from salgp.metrics.metric import ArrayLike, FloatArray, Groups, Statistic, as_binary, as_numbers, metric
+from salgp.metrics.inputs import ArrayLike, FloatArray, as_binary, as_numbers
+from salgp.metrics.metric import Groups, Statistic, metric
 
 __all__ = []
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from salgp.metrics.metric import ArrayLike, FloatArray, as_scored, metric
+from salgp.metrics.inputs import ArrayLike, FloatArray, as_scored
+from salgp.metrics.metric import metric
 
 __all__ = []
 

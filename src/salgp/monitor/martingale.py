@@ -32,6 +32,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from salgp.logits import log_odds
+from salgp.metrics.inputs import FloatArray, IntArray, to_double
 from salgp.prediction import Prediction
 
 __all__ = ["AccuracyMartingale", "BANDS", "ConformalMartingale", "cells", "feature_cells", "feature_names"]
@@ -48,9 +49,6 @@ BANDS = 64
 FREQUENCIES = np.arange(1, 4)
 STAKES = np.array([-0.8, -0.3, -0.1, 0.1, 0.3, 0.8])
 ACCURACY_STAKES = np.array([0.05, 0.2, 0.5, 0.9])
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 def cells(values: FloatArray) -> IntArray:
@@ -199,8 +197,7 @@ def feature_names(prediction: Prediction) -> tuple[str, ...]:
 
 def feature_cells(prediction: Prediction) -> IntArray:
     """``(n, J)`` cells of the features."""
-    columns = [x.detach().cpu().double().numpy() for x in _features(prediction).values()]
-    values = np.stack(columns, 1)
+    values = np.stack([to_double(x) for x in _features(prediction).values()], 1)
     if not np.isfinite(values).all():
         raise ValueError("a prediction to be monitored must be finite; it has NaN or infinite entries")
     found = cells(values)

@@ -18,6 +18,7 @@ from salgp.estimate.accuracy import Spread
 from salgp.extras import as_frame, require
 from salgp.io import locked, readable
 from salgp.labels import as_labels
+from salgp.metrics.inputs import to_double
 from salgp.monitor import export, records
 from salgp.monitor.martingale import band_counts, band_of_cells, feature_cells, feature_names
 from salgp.monitor.records import Record, Settings, State
@@ -272,13 +273,14 @@ class Monitor:
         values = feature_cells(prediction)
         rng = np.random.default_rng([self.settings.seed, record.number])
         state = replace(state, shift=state.shift.bet(values, rng))
-        s, label, c = _confidences(prediction), prediction.label.cpu().numpy(), self.settings.n_classes
+        s, label = to_double(prediction.confidence), prediction.label.cpu().numpy()
+        c = self.settings.n_classes
         counted = replace(
             record,
             n=len(s),
             confidence=float(s.sum()),
             variance=float((s * (1 - s)).sum()),
-            std=0.0 if prediction.std is None else float(prediction.std.double().sum()),
+            std=0.0 if prediction.std is None else float(to_double(prediction.std).sum()),
             class_count=tuple(np.bincount(label, minlength=c).tolist()),
             class_confidence=tuple(np.bincount(label, s, minlength=c).tolist()),
         )
@@ -289,9 +291,10 @@ class Monitor:
     ) -> tuple[State, Record]:
         y = as_labels(labels, len(prediction), self.settings.n_classes).cpu()
         right = (prediction.label.cpu() == y).numpy()
-        s = _confidences(prediction)
+        s = to_double(prediction.confidence)
         accuracy = state.accuracy.bet(s, right, self.settings.tolerance)
-        counted = replace(record, labelled=len(s), right=int(right.sum()), right_expected=float(s.sum()))
+        n_right, stated = int(right.sum()), float(s.sum())
+        counted = replace(record, labelled=len(s), right=n_right, right_expected=stated)
         return replace(state, accuracy=accuracy), counted
 
     def _check(self, prediction: Prediction) -> None:
@@ -304,10 +307,6 @@ class Monitor:
                 f"this monitor is of {', '.join(settings.features)}; the prediction has {', '.join(names)}; "
                 f"feed it from the calibrator it was started with"
             )
-
-
-def _confidences(prediction: Prediction) -> NDArray[np.float64]:
-    return np.asarray(prediction.confidence.detach().cpu().double().numpy())
 
 
 def _name(key: Any) -> str | None:

@@ -29,13 +29,13 @@ from salgp.io import (
     write_header,
     write_tensors,
 )
+from salgp.metrics.inputs import IntArray
 from salgp.monitor.martingale import BANDS, AccuracyMartingale, ConformalMartingale
 
 __all__ = ["Record", "Settings", "State", "read", "write"]
 
 SETTINGS, STATE, LOG = "monitor.json", "state.safetensors", "log.jsonl"
 KIND, STATE_KIND = "salgp-monitor", "salgp-monitor-state"
-IntArray = NDArray[np.int64]
 LARGEST_COUNT = 2**48
 """More samples than any stream has; the sum over all cells is still a whole number of 64 bits."""
 

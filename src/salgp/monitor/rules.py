@@ -167,8 +167,8 @@ def measured(records: Sequence[Record], level: float) -> Estimate | None:
     n, right = _total(records, "labelled"), _total(records, "right")
     if n == 0:
         return None
-    lower, upper = exact_interval(np.array([right]), np.array([n]), level)
-    return Estimate(right / n, float(lower[0]), float(upper[0]), level, n)
+    lower, upper = map(float, exact_interval(right, n, level))
+    return Estimate(right / n, lower, upper, level, n)
 
 
 def _total(records: Sequence[Record], name: str) -> Any:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from salgp.metrics import ReliabilityBins, RiskCoverage, accuracy_band, reliability_bins
+from salgp.metrics.inputs import FloatArray
 from salgp.report.page import percent
 from salgp.report.selective import ASSURANCE, OperatingPoint, least_promise, nice_step
 from salgp.report.summary import Scored
@@ -36,13 +37,12 @@ def reliability(side: Scored, name: str) -> Markup:
     frame = Frame(canvas, (62, 12, 332, 216))
     _percent_axes(frame, "stated confidence", "how often it is right", QUARTERS)
     canvas.line(frame.x(0), frame.y(0), frame.x(1), frame.y(1), "diagonal")
-    bars = _bars(bins)
-    tallest = max(bar.share for bar in bars)
-    for bar in bars:
-        x, width = frame.x(bar.edge) + 3, frame.width / N_BINS - 6
-        _draw_bar(frame, bar, x, width)
-        height = 38 * bar.share / tallest
-        canvas.rect(x, 322 - height, width, height, "count", f"{bar.n:,} predictions")
+    heights = 38 * bins.share / bins.share.max()
+    ends = np.stack(accuracy_band(bins), 1)
+    for b in np.flatnonzero(bins.count).tolist():
+        x, width = frame.x(bins.edges[b]) + 3, frame.width / N_BINS - 6
+        _draw_bar(frame, bins, b, ends[b], x, width)
+        canvas.rect(x, 322 - heights[b], width, heights[b], "count", f"{bins.count[b]:,} predictions")
     canvas.text(58, 320, "number", anchor="end")
     return canvas.markup()
 
@@ -67,39 +67,23 @@ def risk_coverage(
     return canvas.markup(), frame
 
 
-class Bar(NamedTuple):
-    """A bin that holds samples: its left edge, confidence, accuracy, and the interval of that."""
-
-    edge: float
-    n: int
-    share: float
-    stated: float
-    right: float
-    least: float
-    most: float
-
-
-def _bars(bins: ReliabilityBins) -> list[Bar]:
-    lower, upper = accuracy_band(bins)
-    columns = bins.edges[:-1], bins.count, bins.share, bins.confidence, bins.accuracy, lower, upper
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [bar for bar in map(Bar._make, rows) if bar.n]
-
-
-def _draw_bar(frame: Frame, bar: Bar, x: float, width: float) -> None:
+def _draw_bar(frame: Frame, bins: ReliabilityBins, b: int, ends: FloatArray, x: float, width: float) -> None:
     """One bar up to how often the answers are right, its error bar, and a mark at the stated confidence."""
-    words = (
-        f"{bar.n:,} predictions say {100 * bar.stated:.0f} % and are right {100 * bar.right:.0f} % "
-        f"({100 * bar.least:.0f} to {100 * bar.most:.0f} %)"
-    )
-    faint = " faint" if bar.share < 0.01 else ""
-    canvas, middle, upper = frame.canvas, x + width / 2, frame.y(bar.right)
+    words = _said(bins.count[b], *(100 * np.array([bins.confidence[b], bins.accuracy[b], *ends])))
+    faint = " faint" if bins.share[b] < 0.01 else ""
+    canvas, middle, upper = frame.canvas, x + width / 2, frame.y(bins.accuracy[b])
     canvas.rect(x, upper, width, frame.y(0) - upper, f"right{faint}", words)
-    least, most = frame.y(bar.least), frame.y(bar.most)
+    least, most = map(frame.y, ends)
     canvas.line(middle, least, middle, most, f"bar{faint}")
     for end in (least, most):
         canvas.line(middle - 4, end, middle + 4, end, f"bar{faint}")
-    canvas.rect(x - 2, frame.y(bar.stated) - 2, width + 4, 4, f"stated{faint}", words)
+    canvas.rect(x - 2, frame.y(bins.confidence[b]) - 2, width + 4, 4, f"stated{faint}", words)
+
+
+def _said(n: int, stated: float, right: float, least: float, most: float) -> str:
+    """A bin in words, by its percentages."""
+    interval = f"{least:.0f} to {most:.0f} %"
+    return f"{n:,} predictions say {stated:.0f} % and are right {right:.0f} % ({interval})"
 
 
 def _points(frame: Frame, curve: RiskCoverage) -> str:

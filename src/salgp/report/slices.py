@@ -19,6 +19,7 @@ from torch import Tensor
 
 from salgp.estimate import Estimate, accuracy
 from salgp.features import Features
+from salgp.metrics.inputs import to_double
 from salgp.metrics.interval import exact_interval
 from salgp.prediction import Prediction
 from salgp.report.page import percent
@@ -105,7 +106,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p)
-    scaled = p[order] * (len(p) - np.arange(len(p)))
+    scaled = p[order] * np.arange(len(p), 0, -1)
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return [float(x) for x in adjusted]
@@ -122,8 +123,8 @@ def confusions(after: Scored, labels: np.ndarray, most: int = 8) -> list[Confusi
         true, other = pairs[i].tolist()
         of_true = labels == true
         confidence = after.confidence[of_true & (predicted == other)].mean()
-        share = float(count[i] / of_true.sum())
-        found.append(Confusion(true, other, int(count[i]), share, float(confidence)))
+        share = count[i] / of_true.sum()
+        found.append(Confusion(true, other, count[i], share, confidence))
     return found
 
 
@@ -135,15 +136,15 @@ def _parts(values: Sequence[Any]) -> list[tuple[str, np.ndarray]]:
 
 def _excess(side: Scored, rows: np.ndarray) -> float:
     """Right answers that were stated, less those that there are."""
-    return float(side.confidence[rows].sum() - side.correct[rows].sum())
+    return float((side.confidence - side.correct)[rows].sum())
 
 
 def _p_value(side: Scored, rows: np.ndarray) -> float:
     """Two-sided p-value of the number of right answers."""
     s = side.confidence[rows]
-    spread = float(np.sqrt((s * (1 - s)).sum()))
-    distance = max(abs(_excess(side, rows)) - 0.5, 0.0) / max(spread, 1e-12)
-    return 2 * float(ndtr(-distance))
+    spread = np.sqrt((s * (1 - s)).sum())
+    distance = max(abs(_excess(side, rows)) - 0.5, 0.0)
+    return 2 * float(ndtr(-distance / max(spread, 1e-12)))
 
 
 def _verdict(p_value: float, excess: float) -> str:
@@ -154,8 +155,8 @@ def _verdict(p_value: float, excess: float) -> str:
 
 def _share(right: np.ndarray) -> tuple[float, float, float]:
     """Share of right answers and the ends of its exact 90 % interval (Clopper and Pearson)."""
-    low, high = exact_interval(right.sum(keepdims=True), np.array([len(right)]), 0.9)
-    return float(right.mean()), float(low[0]), float(high[0])
+    low, high = exact_interval(int(right.sum()), len(right))
+    return float(right.mean()), float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -251,8 +252,8 @@ def _off(estimated: float, measured: float | None) -> str:
 
 def _beyond(known: Tensor, new: Tensor) -> float:
     """Share of the new novelties above 95 % of the known ones."""
-    old, now = (x.double().cpu().numpy() for x in (known, new))
-    return float((now > np.quantile(old, 0.95)).mean())
+    limit = np.quantile(to_double(known), 0.95)
+    return float((to_double(new) > limit).mean())
 
 
 def _human(prediction: Prediction, point: OperatingPoint) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,10 @@ from salgp import metrics
 from salgp.explanation import Explanation, explain_sample, shown_term, term_points
 from salgp.features import Features
 from salgp.metrics import METRICS, Metric, RiskCoverage, arrays_of
+from salgp.metrics.inputs import FloatArray, to_double
 from salgp.prediction import Prediction
 
 __all__ = []
-
-FloatArray: TypeAlias = NDArray[np.float64]
 
 LEVEL = 0.9
 """Probability mass of the bootstrap spread."""
@@ -90,9 +89,10 @@ class LayerShare:
 
 def scored(prediction: Prediction, labels: Tensor) -> Scored:
     """Confidence, correctness and curves of one prediction."""
-    confidence = prediction.confidence.double().cpu().numpy()
+    confidence = to_double(prediction.confidence)
     correct = (prediction.label.cpu() == labels.cpu()).numpy()
-    error, curve = metrics.ece(confidence, correct), metrics.risk_coverage(confidence, correct)
+    error = metrics.ece(confidence, correct)
+    curve = metrics.risk_coverage(confidence, correct)
     return Scored(prediction, confidence, correct, error, curve)
 
 
@@ -118,8 +118,8 @@ def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
     if prediction.layers is None:
         return []
     names, points = term_points(features, prediction)
-    x = points.double().cpu().numpy()
-    lowers, raises = (np.maximum(part, 0).mean(axis=0).tolist() for part in (-x, x))
+    x = to_double(points)
+    lowers, raises = np.maximum([-x, x], 0).mean(axis=1).tolist()
     return list(map(LayerShare, map(shown_term, names), lowers, raises))
 
 
@@ -127,8 +127,8 @@ def most_corrected(
     features: Features, labels: Tensor, prediction: Prediction, most: int = 12
 ) -> list[tuple[int, int, Explanation]]:
     """Row, true class and explanation of the samples whose confidence changed most, largest change first."""
-    before, after = (x.confidence.double().cpu() for x in (features, prediction))
-    rows = (after - before).abs().argsort(descending=True, stable=True)[:most].tolist()
+    change = to_double(prediction.confidence) - to_double(features.confidence)
+    rows = np.argsort(-np.abs(change), kind="stable")[:most].tolist()
     own = Features(features.logits)
     return [(i, int(labels[i]), explain_sample(own[[i]], prediction[i : i + 1])) for i in rows]
 
@@ -141,7 +141,8 @@ def _resampled(metric: Metric[...], arrays: Mapping[str, Any], n: int) -> metric
 
 def _spread(found: metrics.Interval) -> tuple[float, float, float]:
     """Value and bootstrap spread around it; the resamples' own upward bias is taken out by centring them."""
-    value, valid = found.value, found.replicates[np.isfinite(found.replicates)]
+    value, replicates = found.value, found.replicates
+    valid = replicates[np.isfinite(replicates)]
     if not len(valid) or not math.isfinite(value):
         return value, math.nan, math.nan
     low, middle, high = np.quantile(valid, [TAIL, 0.5, 1 - TAIL]).tolist()
