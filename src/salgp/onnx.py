@@ -84,13 +84,14 @@ class OnnxNetwork(nn.Module):
         tensors = [x for x in (*inputs, *keywords.values()) if isinstance(x, Tensor)]
         device = tensors[0].device if tensors else None
         try:
-            made = _run(self._session, _by_name(self._session.get_inputs(), inputs, keywords))
+            values = _by_name(self._session.get_inputs(), inputs, keywords)
+            made = _run(self._session, values)
         except Exception as error:  # onnxruntime raises classes of its own
             kind = ValueError if isinstance(error, ValueError) else RuntimeError
             raise kind(f"{self._path}: {error}") from error
-        scores, *hidden = [torch.from_numpy(x).to(device) for x in made]
-        for passed, x in zip(self.hidden.values(), hidden, strict=True):
-            passed(x)
+        scores, *hidden = (torch.from_numpy(x).to(device) for x in made)
+        for key, x in zip(self.tensor_names, hidden, strict=True):
+            self.hidden[key](x)
         return self.scores(scores)
 
 
@@ -173,12 +174,13 @@ def _by_name(wanted: Sequence[Any], inputs: Sequence[Any], keywords: Any) -> Val
     if len(inputs) > len(names) or not set(names) <= set(given):
         also = f" and {', '.join(keywords)}" if keywords else ""
         raise ValueError(f"the ONNX network takes {', '.join(names)}; got {len(inputs)} inputs{also}")
-    return {x.name: _array(given[x.name], _NUMPY.get(x.type)) for x in wanted}
+    return {x.name: _array(given[x.name], x.type) for x in wanted}
 
 
-def _array(x: Any, kind: str | None) -> Any:
-    array = x.detach().cpu().numpy() if isinstance(x, Tensor) else x
-    return array if kind is None else array.astype(kind, copy=False)
+def _array(x: Any, kind: str) -> Any:
+    if isinstance(x, Tensor):
+        x = x.detach().cpu().numpy()
+    return x.astype(_NUMPY[kind], copy=False) if kind in _NUMPY else x
 
 
 _NUMPY = {f"tensor({name})": name for name in ("float16", "int64", "int32", "bool")}
@@ -188,7 +190,9 @@ _NUMPY |= {"tensor(float)": "float32", "tensor(double)": "float64"}
 def _run(session: Any, values: Values) -> list[Any]:
     """All outputs; a graph of fixed batch size runs several times."""
     parts = [session.run(None, piece) for piece in _pieces(session, values)]
-    return parts[0] if len(parts) == 1 else [np.concatenate(x) for x in zip(*parts, strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    return list(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _pieces(session: Any, values: Values) -> Iterator[Values]:

@@ -67,7 +67,8 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
         _check_fitted(self.estimator)
         self.classes_ = np.asarray(self.estimator.classes_)
         number = {label: k for k, label in enumerate(self.classes_.tolist())}
-        labels = torch.tensor([number.get(label, -1) for label in np.asarray(y).tolist()])
+        given = np.asarray(y).tolist()
+        labels = torch.tensor([number.get(label, -1) for label in given])
         features = self._features(X)
         calibrator = method_for(self.method, bool(features.layers))
         self.calibrator_: Calibrator = calibrator.fit(features, labels)
@@ -80,7 +81,8 @@ class CalibratedEstimator(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Calibrated class probabilities ``(n, c)``."""
-        return np.asarray(self.prediction(X).probs.double().cpu().numpy())
+        probs = self.prediction(X).probs
+        return probs.double().cpu().numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """Class labels: the classifier's own; calibration never changes them."""

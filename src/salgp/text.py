@@ -60,10 +60,11 @@ class Prompt(nn.Module):
         self.tokenizer = tokenizer
         self.labels = tuple(labels)
         self.template = template
-        self._before, self._after = template.replace("{labels}", ", ".join(self.labels)).split("{text}")
+        filled = template.replace("{labels}", ", ".join(self.labels))
+        self._before, self._after = filled.split("{text}")
         self._adds_special = not _begins_with_special(self._before, tokenizer)
         self.label_tokens = self._first_tokens()
-        self._prefix = _Prefix(model, _alike([self._tokens(probe) for probe in PROBES]))
+        self._prefix = _Prefix(model, _alike(list(map(self._tokens, PROBES))))
 
     @property
     def salgp_classes(self) -> tuple[str, ...]:
@@ -90,7 +91,8 @@ class Prompt(nn.Module):
             raise ValueError("expected at least one text, got none")
         inputs = self._inputs(rows)
         taken = inspect.signature(self.model.forward).parameters
-        output = self.model(**{name: x for name, x in inputs.items() if name in taken})
+        known = {name: x for name, x in inputs.items() if name in taken}
+        output = self.model(**known)
         return output.logits[:, -1, list(self.label_tokens)]
 
     def _inputs(self, rows: Rows) -> dict[str, Any]:
@@ -100,11 +102,13 @@ class Prompt(nn.Module):
         start = start if cached else 0
         device = next(self.model.parameters()).device
         ids, real = _left_padded([row[start:] for row in rows], device)
-        mask = torch.cat([real.new_ones(len(rows), start), real], dim=1)
+        before = real.new_ones(len(rows), start)
+        mask = torch.cat([before, real], dim=1)
+        positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
         return {
             "input_ids": ids,
             "attention_mask": mask,
-            "position_ids": (mask.cumsum(dim=1) - 1).clamp_min(0)[:, start:],
+            "position_ids": positions[:, start:],
             "past_key_values": self._prefix.cache(len(rows)) if cached else None,
             "logits_to_keep": 1,
         }
@@ -164,7 +168,8 @@ class _Prefix:
 
     @torch.no_grad()
     def _computed(self) -> Any:
-        ids = torch.tensor([self.ids], device=next(self.model.parameters()).device)
+        device = next(self.model.parameters()).device
+        ids = torch.tensor([self.ids], device=device)
         return frozen_copy(self.model)(input_ids=ids, use_cache=True).past_key_values
 
 
@@ -193,8 +198,9 @@ def _alike(rows: Rows) -> list[int]:
 def _left_padded(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens ``(n, T)`` that all end at the last place, and 1 where they are real."""
     width = max(map(len, rows))
-    ids = [[0] * (width - len(row)) + row for row in rows]
-    real = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+    empty = [[0] * (width - len(row)) for row in rows]
+    ids = [left + row for left, row in zip(empty, rows, strict=True)]
+    real = [left + [1] * (width - len(left)) for left in empty]
     return torch.tensor(ids, device=device), torch.tensor(real, device=device)
 
 

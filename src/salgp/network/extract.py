@@ -152,10 +152,9 @@ class Augmentation:
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> Augmentation:
         """Read what ``dataclasses.asdict`` wrote."""
-        families, scales, levels = (tuple(stored[name]) for name in ("families", "scales", "levels"))
-        under = tuple(tuple(row) for row in stored["under"])
-        shares = {name: stored[name] for name in ("per_sample", "reference") if name in stored}
-        return Augmentation(families, scales, levels, stored["accuracy"], under, **shares)
+        lists = {name: tuple(stored[name]) for name in ("families", "scales", "levels")}
+        under = tuple(map(tuple, stored["under"]))
+        return Augmentation(**{**stored, **lists, "under": under})
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +212,8 @@ def read_calibration_data(
     reader, features, labels = _labelled(originals or readings)
     clock.learn(len(features))
     rows = len(features) / (steps_in(loader) or 1)
-    n_reference = 0 if reference is None else int(rows * (steps_in(reference) or 0))
+    n_steps = 0 if reference is None else steps_in(reference)
+    n_reference = int(rows * (n_steps or 0))
     augmentation: Augmentation | None = None
     if perturb is not None and (features.layers or not needs_layers):
         batches = [reading.batch for reading in originals]
@@ -354,7 +354,8 @@ class _Augmenter:
         known = (first.numbers[1], first.tokens[1], first.texts[1])
         x = next((x for x in known if x is not None), None)
         chosen = families_for(perturb, x, with_text=self.reader.tokenizer is not None)
-        return [self.prepared(family) for family in chosen if not family.inside or self.layers]
+        usable = [family for family in chosen if self.layers or not family.inside]
+        return list(map(self.prepared, usable))
 
     def prepared(self, family: Family) -> Family:
         """The family with the spread of the inputs, measured on all of them."""
@@ -384,9 +385,9 @@ class _Augmenter:
         if share >= 1:
             return self.batches, numbers
         few = max(1, round(share * len(sizes)))
-        chosen = torch.randperm(len(sizes), generator=self.generator)[:few].sort().values.tolist()
-        groups = torch.cat([numbers.split(sizes)[i] for i in chosen])
-        return [self.batches[i] for i in chosen], groups
+        drawn = torch.randperm(len(sizes), generator=self.generator)[:few]
+        chosen, parts = sorted(drawn.tolist()), numbers.split(sizes)
+        return [self.batches[i] for i in chosen], torch.cat([parts[i] for i in chosen])
 
     def augmented(self, family: Family, scale: float, number: int, share: float = 1.0) -> Features:
         """An augmented sample of this share of the originals; all levels are equally frequent."""
@@ -405,15 +406,17 @@ class _Augmenter:
         is harmless at any strength teaches nothing.
         """
         tried = _doubled(family.largest)
-        which = torch.randperm(self._n_trials, generator=self.generator) % len(tried)
+        n = self._n_trials
+        which = torch.randperm(n, generator=self.generator) % len(tried)
         found = self._read(self._trials, family, torch.tensor(tried)[which])
-        right = found.correct(self.labels[: self._n_trials]).cpu().double()
+        right = found.correct(self.labels[:n]).cpu().double()
         accuracy = _falling(right, which, len(tried))
-        enough = [self._accuracy_wanted]
+        limits = [self._accuracy_wanted]
         if family.inside:
-            enough.append(accuracy[-1] + 0.03)
-        reached = [s for limit in enough for s, a in zip(tried, accuracy, strict=True) if a <= limit]
-        return reached[0] if reached else family.largest
+            limits.append(accuracy[-1] + 0.03)
+        reached = [[a <= limit for a in accuracy] for limit in limits]
+        enough = next(filter(any, reached), None)
+        return tried[enough.index(True)] if enough else family.largest
 
     @cached_property
     def _trials(self) -> list[Batch]:
@@ -427,7 +430,8 @@ class _Augmenter:
     def _accuracy_wanted(self) -> float:
         """Accuracy on the trials at which a family is strong enough."""
         some = self.original[: self._n_trials]
-        original = float(some.correct(self.labels[: len(some)]).double().mean())
+        right = some.correct(self.labels[: len(some)])
+        original = float(right.double().mean())
         return original - ACCURACY_LOSS * max(original - 1 / some.n_classes, 0.0)
 
     def _read(self, batches: Sequence[Batch], family: Family, strength: Tensor) -> Features:
@@ -436,7 +440,8 @@ class _Augmenter:
         def prepare(batch: Batch, index: int) -> tuple[Batch, Change | None]:
             return self._perturbed(batch, family, strengths[index])
 
-        return Features.concatenate([reading.features for reading in self._readings(batches, prepare)])
+        readings = self._readings(batches, prepare)
+        return Features.concatenate([reading.features for reading in readings])
 
     def _perturbed(self, batch: Batch, family: Family, strength: Tensor) -> tuple[Batch, Change | None]:
         generator = self.generator
@@ -447,7 +452,8 @@ class _Augmenter:
         return batch, layer_change(family, self.spreads, layer, strength, generator)
 
     def _readings(self, batches: Sequence[Batch], prepare: Prepare) -> Iterator[Reading]:
-        for reading in read_batches(self.model, batches, self.reader, prepare=prepare, progress=False):
+        readings = read_batches(self.model, batches, self.reader, prepare=prepare, progress=False)
+        for reading in readings:
             yield reading
             self.advance(len(reading.features))
 
@@ -496,7 +502,8 @@ def _falling(right: Tensor, which: Tensor, n: int) -> list[float]:
     counts = torch.bincount(which, minlength=n)
     tried = [i for i in range(n) if counts[i] > 0]
     means = [float(right[which == i].mean()) for i in tried]
-    smooth = isotonic_regression(means, sample_weight=counts[tried].numpy(), increasing=False)
+    weights = counts[tried].numpy()
+    smooth = isotonic_regression(means, sample_weight=weights, increasing=False)
     known = dict(zip(tried, smooth, strict=True))
     return [float(known.get(i, smooth[-1])) for i in range(n)]
 
@@ -508,4 +515,5 @@ def _spread_of(tap: Tap, passed: Sequence[Tensor]) -> Spread:
 
 
 def _same_shape(parts: Sequence[Tensor]) -> list[Tensor]:
-    return [x for x in parts if x.shape[1:] == parts[0].shape[1:]]
+    shape = parts[0].shape[1:]
+    return [x for x in parts if x.shape[1:] == shape]

@@ -39,6 +39,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import pooling as pool_modules
 
 from salgp.network.frozen_copy import FrozenCopy
 from salgp.network.taps import Change, Layout, Pooling, Probe, Tap, activation, raw_logits
@@ -172,7 +173,8 @@ def trace(model: nn.Module, run: Run) -> Trace:
     with torch.no_grad():
         logits = raw_logits(run(network))
     names = tuple(name for name, _ in model.named_modules() if name)
-    return Trace(tuple(_calls(seen, logits)), names, logits.clone())
+    calls = tuple(_calls(seen, logits))
+    return Trace(calls, names, logits.clone())
 
 
 def ancestors(name: str) -> list[str]:
@@ -253,7 +255,8 @@ class Flow:
     def _is_sequence(self, tap: Tap) -> bool:
         """Does it give a vector for each of several tokens, ``(n, T, d)``?"""
         shape = self._shapes.get(tap.name, ())
-        return tap.layout.channels == "last" and len(shape) == 3 and shape[1] > 1
+        several = len(shape) == 3 and shape[1] > 1
+        return several and tap.layout.channels == "last"
 
     def _keep_shape(self, j: int, x: Tensor) -> Tensor:
         self._shapes[self._taps[j].name] = x.shape
@@ -315,24 +318,27 @@ def _calls(seen: Iterable[_Seen], logits: Tensor) -> Iterator[Call]:
     counts: Counter[str] = Counter()
     for name, module, x, padded, layout in seen:
         counts[name] += 1
-        shape = None if x is None else tuple(x.shape)
-        axis = 0 if shape is None or padded else _batch_axis(shape, len(logits), module)
-        layout = replace(layout, batch_axis=axis)
-        yield Call(name, counts[name], module, shape, layout, _same_values(x, logits))
+        shape, classifier = None, False
+        if x is not None:
+            shape, classifier = tuple(x.shape), _same_values(x, logits)
+            axis = 0 if padded else _batch_axis(shape, len(logits), module)
+            layout = replace(layout, batch_axis=axis)
+        yield Call(name, counts[name], module, shape, layout, classifier)
 
 
-def _same_values(x: Tensor | None, logits: Tensor) -> bool:
+def _same_values(x: Tensor, logits: Tensor) -> bool:
     """Are the logits this output, or a view of it?"""
-    if x is None or x.is_meta or x.numel() != logits.numel():
+    if x.is_meta or x.numel() != logits.numel():
         return False
     return x.untyped_storage().data_ptr() == logits.untyped_storage().data_ptr()
 
 
 def _batch_axis(shape: tuple[int, ...], n: int, module: nn.Module) -> int:
-    if len(shape) < 3 or (shape[0] == n != shape[1]):
+    counting = [axis for axis, size in enumerate(shape[:2]) if size == n]
+    if len(shape) < 3:
         return 0
-    if shape[1] == n != shape[0]:
-        return 1
+    if len(counting) == 1:
+        return counting[0]
     kinds = nn.RNNBase | nn.MultiheadAttention
     stated = {m.batch_first for m in module.modules() if isinstance(m, kinds)}
     return int(stated == {False})
@@ -351,7 +357,7 @@ _WIDTHS = (
 def _own_layout(module: nn.Module) -> Layout | None:
     if isinstance(module, nn.RNNBase):
         size = module.proj_size or module.hidden_size
-        return Layout("last", size * (2 if module.bidirectional else 1), recurrent=True)
+        return Layout("last", size * (1 + module.bidirectional), recurrent=True)
     if isinstance(module, nn.LayerNorm):
         return Layout("last", module.normalized_shape[-1])
     for kind, channels, width in _WIDTHS:
@@ -369,7 +375,8 @@ def _taps_of(call: Call, n: int) -> Iterator[Tap]:
 
 def _warn_of_chance(first: Tensor, second: Tensor) -> None:
     """Two passes of the same samples have been made anyway: are their scores alike?"""
-    if not first.is_floating_point() or first.numel() == 0 or first.shape != second.shape:
+    scores = first.is_floating_point() and first.numel() > 0
+    if not scores or first.shape != second.shape:
         return  # no class scores: `as_logits` says so
     difference = (first - second).abs().max()
     if difference > ALIKE * first.abs().max():
@@ -458,7 +465,8 @@ def pooling_for(name: str, pooling: Poolings) -> Pooling:
     """
     if not isinstance(pooling, Mapping):
         return pooling
-    return next((how for rule, how in pooling.items() if _matches(name, rule)), "auto")
+    fitting = (how for rule, how in pooling.items() if _matches(name, rule))
+    return next(fitting, "auto")
 
 
 def thinned(names: Sequence[str], most: int) -> tuple[str, ...]:
@@ -540,7 +548,8 @@ def _plain_outside(found: Trace, before: Calls, stack: set[str]) -> set[Call]:
     in_stack = [i for i, c in enumerate(before) if c.name in stack]
     behind = before[in_stack[-1] + 1 :] if in_stack else before
     blocks = _plain_blocks(found, before)
-    outside = [end for start, end in blocks if stack.isdisjoint([start.name, *ancestors(start.name)])]
+    around = [{start.name, *ancestors(start.name)} for start, _ in blocks]
+    outside = [end for (_, end), names in zip(blocks, around, strict=True) if not stack & names]
     return {end for end in outside if end in behind or end.states}
 
 
@@ -553,7 +562,8 @@ def _classifier(found: Trace) -> Call | None:
     if sure or not weighty:
         return sure
     last = weighty[-1]
-    sizes = prod(last.shape or ()), found.n * (last.layout.width or -1)
+    width = last.layout.width or -1
+    sizes = prod(last.shape or ()), found.n * width
     return last if found.logits.numel() in sizes else None
 
 
@@ -610,7 +620,7 @@ def _plain_blocks(found: Trace, before: Calls) -> list[Block]:
     blocks = _grouped(c for c in found.leaves() if c in before)
     ends = [end for _, end in blocks]
     usable = found.taps()
-    kept = [block for block in blocks if block[1].states or block[1].label in usable]
+    kept = [(start, end) for start, end in blocks if end.states or end.label in usable]
     return [(start, _promoted(end, ends, before)) for start, end in kept]
 
 
@@ -634,7 +644,8 @@ def _promoted(call: Call, blocks: Calls, before: Calls) -> Call:
         return call
     inside = Counter(parent for block in blocks for parent in ancestors(block.name))
     alone = {parent for parent in ancestors(call.name) if inside[parent] == 1}
-    fitting = [c for c in before if c.name in alone and c.count == 1 and _axes(c) == _axes(call)]
+    once = [c for c in before if c.name in alone and c.count == 1]
+    fitting = [c for c in once if _axes(c) == _axes(call)]
     return min([*fitting, call], key=lambda c: len(c.name))
 
 
@@ -645,7 +656,7 @@ def _axes(call: Call) -> int:
 _IDLE = (nn.Identity, nn.modules.dropout._DropoutNd)
 
 
-_LOCAL_POOLINGS = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd, nn.modules.pooling._LPPoolNd)
+_LOCAL_POOLINGS = (pool_modules._MaxPoolNd, pool_modules._AvgPoolNd, pool_modules._LPPoolNd)
 
 
 def _starts_block(module: nn.Module) -> bool:

@@ -166,11 +166,14 @@ class Reader:
         if layers == "auto":  # a network may say itself which layers are worth reading
             layers = getattr(network, "salgp_layers", "auto")
         flow = Flow(network, found, run, mask)
-        return tuple(map(flow.with_pooling, make_taps(found, layers, self.pooling, flow)))
+        taps = make_taps(found, layers, self.pooling, flow)
+        return tuple(map(flow.with_pooling, taps))
 
     def batch_of(self, item: Any) -> Batch:
         """Inputs and labels of what a loader yields."""
-        return item if isinstance(item, Batch) else Batch.of(item, self.labels_at, self.inputs)
+        if isinstance(item, Batch):
+            return item
+        return Batch.of(item, self.labels_at, self.inputs)
 
     def check(self, model: nn.Module) -> None:
         """Refuse a network whose modules or settings are not those of the network that was read."""
@@ -225,8 +228,9 @@ class Reader:
     def _run(self, network: nn.Module, batch: Batch) -> Any:
         """What the network returns; where it fails, what it was given stands before its own words."""
         if self.forward is not None:
-            labels_left_out = (batch.form, self.form) in (("single", "tuple"), ("mapping", "pair"))
-            return self.forward(network, (batch.as_made,) if labels_left_out else batch.as_made)
+            made = batch.as_made
+            labels_left_out = (batch.form, self.form) in _WITHOUT_LABELS
+            return self.forward(network, (made,) if labels_left_out else made)
         inputs, keywords = batch.arguments(network)
         try:
             return network(*inputs, **keywords)
@@ -236,6 +240,9 @@ class Reader:
             if torch.compiler.is_compiling():
                 raise
             raise RuntimeError(_refusal(batch, error)) from error
+
+
+_WITHOUT_LABELS = (("single", "tuple"), ("mapping", "pair"))
 
 
 def _check_tokenizer(tokenizer: Any) -> None:
@@ -250,7 +257,8 @@ def _check_tokenizer(tokenizer: Any) -> None:
 def _refusal(batch: Batch, error: Exception) -> str:
     inputs = (*batch.inputs, *batch.keywords.values())
     hint = "" if all(isinstance(x, Tensor) for x in inputs) else f"; {CALL}"
-    own = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+    own = textwrap.shorten(str(error), 300, placeholder=" ...")
+    own = own or type(error).__name__
     return f"the network does not accept inputs of shape {batch.shapes}; its own error: {own}{hint}"
 
 
@@ -338,14 +346,15 @@ def _readings(
         features = reader.read(model, changed, change)
         labels = _labels(batch, features, reader) if with_labels else None
         place = features.logits.device if reader.keep_on_device else "cpu"
-        yield index, Reading(reader, batch, features.to(place, reader.dtype), labels)
+        features = features.to(place, reader.dtype)
+        yield index, Reading(reader, batch, features, labels)
 
 
 def collect(readings: Iterable[Reading]) -> tuple[Reader, Features, Tensor | None]:
     """Join the readings of a loader: reader in use, features, and labels where there are some. Batches are
     let go as soon as they are read: inputs are often a thousand times as large as their features.
     """
-    parts = [(reading.reader, reading.features, reading.labels) for reading in readings]
+    parts = [(found.reader, found.features, found.labels) for found in readings]
     readers, features, labels = zip(*parts, strict=True)
     reader, joined = readers[0], Features.concatenate(features)
     given = [y for y in labels if y is not None]
@@ -397,7 +406,8 @@ def _widths(features: Features) -> dict[str, int]:
 def _labels(batch: Batch, features: Features, reader: Reader) -> Tensor | None:
     if batch.labels is None:
         return None
-    return class_labels(batch.labels, len(features), features.n_classes, reader.classes).cpu()
+    n, classes = features.logits.shape
+    return class_labels(batch.labels, n, classes, reader.classes).cpu()
 
 
 def _with_own_random(items: Iterator[T], model: nn.Module) -> Iterator[T]:
@@ -432,7 +442,9 @@ def module_header(model: nn.Module, reader: Reader) -> dict[str, Any]:
 def reader_header(reader: Reader) -> dict[str, Any]:
     """A reader as JSON; pooling functions become None, and whether there was a forward function is kept."""
     how, taps, inputs = reader.pooling, reader.taps, reader.inputs
-    named = {k: _name(v) for k, v in how.items()} if isinstance(how, Mapping) else _name(how)
+    named: Any = _name(how)
+    if isinstance(how, Mapping):
+        named = {rule: _name(own) for rule, own in how.items()}
     return {
         **{name: getattr(reader, name) for name in PLAIN},
         "needs_forward": reader.forward is not None,
@@ -483,9 +495,9 @@ def _typed(kind: Any, value: Any, name: str = "") -> Any:
         hints = get_type_hints(kind)
         parts = {key: _typed(hints[key], part, key) for key, part in value.items()}
         return kind(**parts)  # type: ignore[operator]
-    if get_origin(kind) is tuple and type(value) in (list, tuple):
-        return tuple(_typed(get_args(kind)[0], part, name) for part in value)
     kinds = get_args(kind) or (kind,)
+    if get_origin(kind) is tuple and type(value) in (list, tuple):
+        return tuple(_typed(kinds[0], part, name) for part in value)
     if type(value) not in kinds:
         expected = " or ".join(getattr(one, "__name__", str(one)) for one in kinds)
         raise TypeError(f"{name!r} is {str(value)[:80]!r}, expected {expected}")
@@ -495,7 +507,8 @@ def _typed(kind: Any, value: Any, name: str = "") -> Any:
 def _stored_tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
     given = None if pooling is None else pooling_for(stored["name"], pooling)
     how = _stored_pooling(stored["pooling"], given)
-    return replace(_typed(Tap, {**stored, "pooling": "auto"}), pooling=how)
+    tap = _typed(Tap, {**stored, "pooling": "auto"})
+    return replace(tap, pooling=how)
 
 
 def _stored_pooling(stored: Any, given: Poolings | None) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import adaptive_avg_pool2d, affine_grid, conv2d, grid_sample, interpolate, pad
 
-__all__ = ["Spread", "normal", "per", "uniform"]
+__all__ = ["Spread", "normal", "per", "uniform", "whole"]
 
 DONORS = 512
 """Rows kept to take other values of discrete columns from."""
@@ -89,9 +89,9 @@ class Spread:
         share = 1 - torch.exp(-strength)
         for columns in self.discrete:
             chosen = uniform(len(old), old, generator) < share
-            row = torch.randint(len(donors), chosen.shape, generator=generator, device=generator.device)
-            other = donors[row.to(old.device)][:, columns]
-            result[:, columns] = torch.where(chosen[:, None], other, old[:, columns])
+            row = whole(len(donors), chosen.shape, generator).to(old.device)
+            own, other = old[:, columns], donors[row][:, columns]
+            result[:, columns] = torch.where(chosen[:, None], other, own)
         return result
 
 
@@ -105,6 +105,11 @@ def normal(x: Tensor, generator: Generator) -> Tensor:
 
 def uniform(n: int | Columns, x: Tensor, generator: Generator) -> Tensor:
     return torch.rand(n, generator=generator, device=generator.device).to(x)
+
+
+def whole(most: int, shape: Sequence[int], generator: Generator) -> Tensor:
+    """Whole numbers below ``most``."""
+    return torch.randint(most, shape, generator=generator, device=generator.device)
 
 
 def _symmetric(n: int | Columns, x: Tensor, generator: Generator) -> Tensor:
@@ -143,8 +148,8 @@ def affine(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     angle, growth, shear, right, down = chance.unbind(dim=1)
     scale = torch.exp(0.5 * growth)
     cos, sin = scale * torch.cos(angle), scale * torch.sin(angle)
-    rows = [cos, 0.5 * shear - sin, 0.3 * right, sin, cos, 0.3 * down]
-    matrix = torch.stack(rows, dim=1).reshape(-1, 2, 3)
+    numbers = [cos, 0.5 * shear - sin, 0.3 * right, sin, cos, 0.3 * down]
+    matrix = torch.stack(numbers, 1).reshape(-1, 2, 3)
     grid = affine_grid(matrix, list(x.shape), align_corners=False)
     return grid_sample(x, grid, padding_mode="border", align_corners=False)
 
@@ -161,22 +166,27 @@ def blur(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     n, c, h, w = x.shape
     reach = max(1, math.ceil(0.3 * w))
     kernel = _bell(reach, strength * w / 8).repeat_interleave(c, 0)  # (n c, 2 reach + 1)
-    framed = pad(x.reshape(1, n * c, h, w), [reach] * 4, mode="replicate")
-    along_rows = conv2d(framed, kernel[:, None, None, :], groups=n * c)
-    return conv2d(along_rows, kernel[:, None, :, None], groups=n * c).reshape(x.shape)
+    groups = n * c
+    framed = pad(x.reshape(1, groups, h, w), [reach] * 4, mode="replicate")
+    along_rows = conv2d(framed, kernel[:, None, None, :], groups=groups)
+    along_both = conv2d(along_rows, kernel[:, None, :, None], groups=groups)
+    return along_both.reshape(x.shape)
 
 
 def _bell(reach: int, width: Tensor) -> Tensor:
     """Weights of a Gaussian blur for each standard deviation, ``(n, 2 reach + 1)``."""
     offset = torch.arange(-reach, reach + 1).to(width)
-    bell = torch.exp(-0.5 * (offset / width.clamp_min(1e-3)[:, None]).square())
+    distance = offset / width.clamp_min(1e-3)[:, None]
+    bell = torch.exp(-0.5 * distance.square())
     return bell / bell.sum(dim=1, keepdim=True)
 
 
 def pixelate(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     """Images seen with fewer pixels: strength 1 has a quarter of them on each side."""
-    new, sides = x.clone(), torch.tensor(x.shape[-2:])
-    fewer = (sides / (1 + 3 * strength.cpu()[:, None])).round().long().clamp_min(1)  # (n, 2)
+    new = x.clone()
+    sides = torch.tensor(x.shape[-2:])
+    factor = 1 + 3 * strength.cpu()[:, None]
+    fewer = (sides / factor).round().long().clamp_min(1)  # (n, 2)
     for size in fewer.unique(dim=0):
         if torch.equal(size, sides):
             continue
@@ -188,12 +198,14 @@ def pixelate(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
 
 def occlude(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """A rectangle of the image covered; strength 1 covers half of each side."""
-    return torch.where(_rectangle(x, strength, generator), spread.centre.to(x), x)
+    covered = _rectangle(x, strength, generator)
+    return torch.where(covered, spread.centre.to(x), x)
 
 
 def quantise(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """Values rounded to a grid; strength 1 leaves two steps over the usual range of a channel."""
-    step = 0.5 * per(strength, x) * (spread.high - spread.low).to(x)
+    usual = (spread.high - spread.low).to(x)
+    step = 0.5 * per(strength, x) * usual
     phase = per(uniform(len(x), x, generator), x)
     grid = step.clamp_min(torch.finfo(x.dtype).tiny)
     rounded = ((x / grid + phase).round() - phase) * grid
@@ -206,8 +218,9 @@ def time_warp(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
     """
     steps = torch.arange(x.shape[1], device=x.device)
     rate = torch.exp(_symmetric(len(x), x, generator) * strength)
-    shown = (steps * rate[:, None]).round().long().clamp(max=len(steps) - 1)
-    return x.gather(1, shown[:, :, None].expand_as(x))
+    shown = (steps * rate[:, None]).round().long()
+    index = shown.clamp(max=len(steps) - 1)[:, :, None]
+    return x.gather(1, index.expand_as(x))
 
 
 def _rectangle(x: Tensor, strength: Tensor, generator: Generator) -> Tensor:
@@ -251,8 +264,8 @@ def _spread(moments: Sequence[Tensors]) -> Tensors:
 def _robust(values: Tensor) -> tuple[Tensor, Tensor]:
     """Median and standard deviation over samples ``(n, C)`` by quantiles, which outliers do not move."""
     tail, normal_width = (0.05, 3.2897) if len(values) >= 40 else (0.25, 1.3490)
-    width = values.quantile(1 - tail, dim=0) - values.quantile(tail, dim=0)
-    return values.median(dim=0).values, width / normal_width
+    low, high = values.quantile(tail, dim=0), values.quantile(1 - tail, dim=0)
+    return values.median(dim=0).values, (high - low) / normal_width
 
 
 def _discrete(rows: Tensor, most: int = 20) -> tuple[Columns, ...]:

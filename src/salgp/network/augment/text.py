@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from salgp.network.augment.corruptions import whole
+
 __all__ = ["Tokens", "drop", "replace", "swap", "swap_words"]
 
 NEARLY_ALL = 0.95
@@ -187,10 +189,11 @@ def drop(ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, re
     lost = _chosen(ids, strength, generator, tokens.ordinary(ids, real))
     lost &= (real & ~lost).any(dim=1, keepdim=True)
     if tokens.padding is None:
-        return torch.where(lost, ids.roll(1, dims=1), ids), real
+        return torch.where(lost, ids.roll(1, 1), ids), real
     left = real & ~lost
     new = torch.where(lost, tokens.padding, ids)
-    order = (left if tokens.left else ~left).byte().argsort(dim=1, stable=True)
+    late = left if tokens.left else ~left
+    order = late.byte().argsort(dim=1, stable=True)
     return new.gather(1, order), left.gather(1, order)
 
 
@@ -204,8 +207,8 @@ def swap(ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, re
     for i in range(1, ids.shape[1]):  # nobody moves twice
         first[:, i] &= ~first[:, i - 1]
     second = first.roll(1, dims=1)
-    new = torch.where(second, ids.roll(1, dims=1), ids)
-    return torch.where(first, ids.roll(-1, dims=1), new), real
+    new = torch.where(second, ids.roll(1, 1), ids)
+    return torch.where(first, ids.roll(-1, 1), new), real
 
 
 def replace(ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens, real: Mask = None) -> Masked:
@@ -214,8 +217,9 @@ def replace(ids: Tensor, strength: Tensor, generator: Generator, tokens: Tokens,
     n = len(tokens.words)
     if n < 2:
         return ids, real
-    draw = torch.randint(n, ids.shape, generator=generator, device=generator.device).cpu()
-    drawn, following = tokens.words[draw].to(ids), tokens.words[(draw + 1) % n].to(ids)
+    draw = whole(n, ids.shape, generator).cpu()
+    drawn = tokens.words[draw].to(ids)
+    following = tokens.words[(draw + 1) % n].to(ids)
     other = torch.where(drawn == ids, following, drawn)
     chosen = _chosen(ids, strength, generator, tokens.ordinary(ids, real))
     return torch.where(chosen, other, ids), real
@@ -294,7 +298,7 @@ class _Words:
 
 
 def _padded(rows: Sequence[Places], ids: Tensor, padding: int, left: bool) -> tuple[Tensor, Tensor, Tensor]:
-    width = max([ids.shape[1], *map(len, rows)])
+    width = max(ids.shape[1], *map(len, rows))
     filled = []
     for row in rows:
         real = [(token, place, 1) for token, place in row]
@@ -333,16 +337,20 @@ def real_or_guessed(ids: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         return mask.bool()
     last = ids[:, -1:]
-    run = (ids == last).flip(1).long().cumprod(dim=1).flip(1).bool()  # the run at the end of each row
+    repeated = (ids == last).long()
+    run = repeated.flip(1).cumprod(dim=1).flip(1).bool()  # the run at the end of each row
     padding = _most_frequent(last[run.sum(dim=1) > 1, 0])
-    return torch.ones_like(run) if padding is None else ~(run & (last == padding))
+    if padding is None:
+        return torch.ones_like(run)
+    return ~(run & (last == padding))
 
 
 def _chosen(ids: Tensor, strength: Tensor, generator: Generator, among: Tensor) -> Tensor:
     """Tokens to be changed: each by chance, and at least one of a text whose strength is not 0."""
-    draw = torch.rand(ids.shape, generator=generator, device=generator.device).to(ids.device)
-    draw = draw.masked_fill(~among, 2.0)
-    share = (0.6 * strength[:, None].to(ids.device)).clamp(max=0.9)
+    strength = strength[:, None].to(ids.device)
+    draw = torch.rand(ids.shape, generator=generator, device=generator.device)
+    draw = draw.to(ids.device).masked_fill(~among, 2.0)
+    share = (0.6 * strength).clamp(max=0.9)
     first = draw == draw.amin(dim=1, keepdim=True)
     return among & (share > 0) & ((draw < share) | first)
 
@@ -384,7 +392,7 @@ def _neighbour(letter: str, chance: random.Random) -> str:
 
 def _seeds(n: int, generator: Generator) -> list[int]:
     """A seed for each of n texts."""
-    return torch.randint(1 << 31, (n,), generator=generator, device=generator.device).tolist()
+    return whole(1 << 31, (n,), generator).tolist()
 
 
 def _changed(change: WordChange, text: str, strength: float, seed: int) -> str:
