@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from salgp.decide.rule import ALWAYS, NEVER, Rule
+from salgp.metrics.inputs import FloatArray
 from salgp.metrics.interval import exact_interval
 
 __all__ = []
@@ -17,11 +18,7 @@ _GRID = np.linspace(-3, 3, 25)
 
 
 def cheapest(
-    confidence: NDArray[np.float64],
-    wrong: NDArray[np.bool_],
-    cost_wrong: float,
-    cost_ask: float,
-    assurance: float,
+    confidence: FloatArray, wrong: NDArray[np.bool_], cost_wrong: float, cost_ask: float, assurance: float
 ) -> Rule:
     """The threshold of least observed cost among a few that the prices alone determine.
 
@@ -33,9 +30,9 @@ def cheapest(
         raise ValueError(f"expected 0 < cost_ask < cost_wrong, got {cost_ask} and {cost_wrong}")
     limits = _limits(cost_wrong, cost_ask)
     acts = confidence[:, None] > limits  # (n, thresholds)
-    counts = np.stack([(~acts).sum(0), (acts & wrong[:, None]).sum(0)])  # asked, and wrong
-    chosen = int(np.argmin(cost_ask * counts[0] + cost_wrong * counts[1]))
-    seen, n = counts[:, chosen], len(wrong)
+    n, asked, failed = len(wrong), (~acts).sum(0), acts[wrong].sum(0)
+    chosen = np.argmin(cost_ask * asked + cost_wrong * failed)
+    seen = np.array([asked[chosen], failed[chosen]])
     delta = (1 - assurance) / (2 * len(limits))
     _, (asking, failing) = exact_interval(seen, n, 1 - 2 * delta)
     return Rule(
@@ -50,7 +47,7 @@ def cheapest(
     )
 
 
-def _limits(cost_wrong: float, cost_ask: float) -> NDArray[np.float64]:
+def _limits(cost_wrong: float, cost_ask: float) -> FloatArray:
     best = math.log((cost_wrong - cost_ask) / cost_ask)
     sigmoids = 1 / (1 + np.exp(-(best + _GRID)))
     return np.concatenate([[ALWAYS], sigmoids, [NEVER]])

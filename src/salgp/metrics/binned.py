@@ -73,11 +73,10 @@ def reliability_bins(
     """
     s, c = as_scored(confidence, correct)
     index, edges = assign_bins(s, n_bins, scheme)
-    bins = len(edges) - 1
-    count = np.bincount(index, minlength=bins)
+    totals = partial(np.bincount, index, minlength=len(edges) - 1)
+    count = totals()
     with np.errstate(invalid="ignore"):
-        mean_s, mean_c = (np.bincount(index, x, bins) / count for x in (s, c))
-    return ReliabilityBins(edges, count, mean_s, mean_c)
+        return ReliabilityBins(edges, count, totals(s) / count, totals(c) / count)
 
 
 @metric(
@@ -268,12 +267,11 @@ class Binned:
         return count, gap, self.groups.totals(weights, self.correct) / some
 
 
+Formula: TypeAlias = Callable[[Binned, FloatArray], FloatArray]
+
+
 def _of_bins(
-    confidence: ArrayLike,
-    correct: ArrayLike,
-    n_bins: int,
-    scheme: Scheme,
-    formula: Callable[[Binned, FloatArray], FloatArray],
+    confidence: ArrayLike, correct: ArrayLike, n_bins: int, scheme: Scheme, formula: Formula
 ) -> Statistic:
     s, c = as_scored(confidence, correct)
     index, edges = assign_bins(s, n_bins, scheme)

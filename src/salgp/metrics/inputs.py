@@ -25,6 +25,7 @@ def to_double(x: Tensor) -> FloatArray:
     """The numbers of a tensor in double precision, as NumPy.
 
     Example:
+        >>> import torch
         >>> to_double(torch.tensor([0, 1]))
         array([0., 1.])
     """

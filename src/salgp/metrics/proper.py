@@ -133,7 +133,8 @@ def nll_correct(confidence: ArrayLike, correct: ArrayLike) -> Statistic:
     """
     s, c = as_scored(confidence, correct)
     s = np.clip(s, EPS, 1 - EPS)
-    return mean_of(-np.log(np.where(c == 1, s, 1 - s)))
+    of_truth = np.where(c == 1, s, 1 - s)
+    return mean_of(-np.log(of_truth))
 
 
 @metric(
@@ -227,7 +228,7 @@ def mean_variance(std: ArrayLike) -> Statistic:
 def _of_labels(probs: np.ndarray, labels: np.ndarray) -> FloatArray:
     """Probability of each true class; any where it is unknown."""
     own = np.maximum(labels, 0)[:, None]
-    return np.take_along_axis(probs, own, axis=1)[:, 0].astype(np.float64)
+    return np.take_along_axis(probs, own, 1)[:, 0].astype(float)
 
 
 def _mean_of_known(scores: FloatArray, known: np.ndarray) -> Statistic:

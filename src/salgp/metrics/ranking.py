@@ -169,7 +169,7 @@ def _mean_risk(ranks: Groups, harmonic: FloatArray, wrong: FloatArray, weights: 
     before, errors_before = after - g, e.cumsum(axis=-1) - e
     steps = harmonic[after.astype(np.int64)] - harmonic[before.astype(np.int64)]
     risks = e + (errors_before - before * e / np.maximum(g, 1)) * steps
-    return np.asarray(risks.sum(axis=-1) / weights.sum(axis=-1))
+    return risks.sum(-1) / weights.sum(-1)
 
 
 def _pair_order(score: FloatArray, positive: FloatArray) -> Statistic:
@@ -181,8 +181,8 @@ def _share_in_order(ranks: Groups, positive: FloatArray, weights: FloatArray) ->
     p = ranks.totals(weights * positive)
     q = ranks.totals(weights * (1 - positive))
     below = q.cumsum(axis=-1) - q / 2
-    ordered = (p * below).sum(axis=-1)
-    pairs = p.sum(axis=-1) * q.sum(axis=-1)
+    ordered = (p * below).sum(-1)
+    pairs = p.sum(-1) * q.sum(-1)
     return np.where(pairs > 0, ordered / np.maximum(pairs, 1), np.nan)
 
 

@@ -127,11 +127,10 @@ class Scores:
         return json.dumps(self._values)
 
     def __repr__(self) -> str:
-        shown = [f"{name}={value!r}" for name, value in self._values.items()]
-        return f"Scores({', '.join(shown)})"
+        return f"Scores({', '.join(f'{name}={x!r}' for name, x in self._values.items())})"
 
     def __str__(self) -> str:
-        return _aligned([(name, [_text(value)]) for name, value in self._values.items()])
+        return _aligned([(name, [_text(x)]) for name, x in self._values.items()])
 
     def _repr_html_(self) -> str:
         return Comparison({"": self})._repr_html_()
@@ -175,7 +174,7 @@ class Comparison:
 
     def _table(self) -> list[tuple[str, list[str]]]:
         """Head and rows as text: the scores that any method has."""
-        values = {name: scores.as_dict() for name, scores in self.rows.items()}
+        values = self.as_dict()
         known = {key: None for row in values.values() for key in row}
         shown = [key for key in known if any(row.get(key) is not None for row in values.values())]
         rows = [(name, [_text(row.get(key)) for key in shown]) for name, row in values.items()]
@@ -428,10 +427,10 @@ def _order(first: Any) -> IntArray:
 
 
 def _quantiles(replicates: FloatArray, level: float) -> tuple[float, float]:
-    valid = replicates[~np.isnan(replicates)]
-    if not len(valid):
+    if np.isnan(replicates).all():
         return math.nan, math.nan
-    lower, upper = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    tail = (1 - level) / 2
+    lower, upper = np.nanquantile(replicates, [tail, (1 + level) / 2]).tolist()
     return lower, upper
 
 

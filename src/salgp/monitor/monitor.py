@@ -109,11 +109,10 @@ class Monitor:
         )
         settings = readable(made, "a monitor")
         begun = State.start(values, settings.window)
-        if state is None:
-            return Monitor(settings, begun, [], None)
-        with locked(state, _WAIT) as folder:
-            records.create(folder, settings, begun)
-        return Monitor(settings, begun, [], Path(state))
+        if state is not None:
+            with locked(state, _WAIT) as folder:
+                records.create(folder, settings, begun)
+        return Monitor(settings, begun, [], None if state is None else Path(state))
 
     @staticmethod
     def open(state: str | os.PathLike[str], calibrator: str | None = None) -> Monitor:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from salgp.estimate.accuracy import Estimate, Spread, from_sums
+from salgp.metrics.inputs import IntArray
 from salgp.metrics.interval import exact_interval
 from salgp.monitor.martingale import BANDS, effects
 from salgp.monitor.records import Record, Settings, State
@@ -117,7 +117,7 @@ class Status:
         return "whether it matters cannot be told yet" if self.may_matter else "too little to matter so far"
 
 
-def status_of(settings: Settings, state: State, bands: NDArray[np.int64], log: Sequence[Record]) -> Status:
+def status_of(settings: Settings, state: State, bands: IntArray, log: Sequence[Record]) -> Status:
     """Status of a monitor.
 
     Args:
@@ -210,7 +210,7 @@ def _fell(settings: Settings, found: Estimate) -> bool:
     return found.value < settings.reference - settings.tolerance and found.upper < settings.reference
 
 
-def _feature_shifts(settings: Settings, state: State, bands: NDArray[np.int64]) -> tuple[FeatureShift, ...]:
+def _feature_shifts(settings: Settings, state: State, bands: IntArray) -> tuple[FeatureShift, ...]:
     """Every feature against the reference, largest effect first."""
     pairs = zip(bands, state.reference, strict=True)
     reference = np.stack([np.bincount(own, counts, minlength=BANDS) for own, counts in pairs])
@@ -225,10 +225,10 @@ def _class_shifts(settings: Settings, fed: Sequence[Record]) -> tuple[ClassShift
     if not fed:
         return ()
     count = np.sum([record.class_count for record in fed], axis=0)
-    total = np.sum([record.class_confidence for record in fed], axis=0).tolist()
+    total = np.sum([record.class_confidence for record in fed], axis=0)
     share = (count / count.sum()).tolist()
-    accuracy = [_class_accuracy(settings, n, c) for n, c in zip(count.tolist(), total, strict=True)]
-    found = map(ClassShift, range(settings.n_classes), settings.class_share, share, accuracy)
+    accuracy = (_class_accuracy(settings, *sums) for sums in zip(count.tolist(), total.tolist(), strict=True))
+    found = map(ClassShift, range(len(count)), settings.class_share, share, accuracy)
     return tuple(sorted(found, key=lambda shift: -abs(shift.now - shift.reference)))
 
 

@@ -124,8 +124,7 @@ def render(
     before, after = sides[MODEL], sides[method]
     summary = _summary(before, after, y, method, acceptable_error)
     name_of = partial(_name, class_names)
-    columns = {PREDICTED: list(map(name_of, prediction.label.tolist()))} | dict(slices or {})
-    scores = {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()} if others else others
+    columns = {PREDICTED: list(map(name_of, prediction.label.tolist())), **(slices or {})}
     return page(
         title=title,
         method=method,
@@ -138,7 +137,7 @@ def render(
         layers=term_shares(features, prediction),
         parts=slices_of(before, after, columns),
         confusions=confusions(after, y.numpy()),
-        others=scores,
+        others=others and {name: (evaluate(one, y), sides[name]) for name, one in everyone.items()},
         shift=new_data and shift((features, prediction), new_data, summary["point"], after.accuracy),
         settings=dict(settings or {}),
         fit=fit,

@@ -69,29 +69,25 @@ def risk_coverage(
 
 def _draw_bar(frame: Frame, bins: ReliabilityBins, b: int, ends: FloatArray, x: float, width: float) -> None:
     """One bar up to how often the answers are right, its error bar, and a mark at the stated confidence."""
-    words = _said(bins.count[b], *(100 * np.array([bins.confidence[b], bins.accuracy[b], *ends])))
+    stated, right, (least, most) = bins.confidence[b], bins.accuracy[b], ends
+    words = (
+        f"{bins.count[b]:,} predictions say {100 * stated:.0f} % and are right {100 * right:.0f} % "
+        f"({100 * least:.0f} to {100 * most:.0f} %)"
+    )
     faint = " faint" if bins.share[b] < 0.01 else ""
-    canvas, middle, upper = frame.canvas, x + width / 2, frame.y(bins.accuracy[b])
+    canvas, middle, upper = frame.canvas, x + width / 2, frame.y(right)
     canvas.rect(x, upper, width, frame.y(0) - upper, f"right{faint}", words)
-    least, most = map(frame.y, ends)
-    canvas.line(middle, least, middle, most, f"bar{faint}")
-    for end in (least, most):
+    canvas.line(middle, frame.y(least), middle, frame.y(most), f"bar{faint}")
+    for end in map(frame.y, ends):
         canvas.line(middle - 4, end, middle + 4, end, f"bar{faint}")
-    canvas.rect(x - 2, frame.y(bins.confidence[b]) - 2, width + 4, 4, f"stated{faint}", words)
-
-
-def _said(n: int, stated: float, right: float, least: float, most: float) -> str:
-    """A bin in words, by its percentages."""
-    interval = f"{least:.0f} to {most:.0f} %"
-    return f"{n:,} predictions say {stated:.0f} % and are right {right:.0f} % ({interval})"
+    canvas.rect(x - 2, frame.y(stated) - 2, width + 4, 4, f"stated{faint}", words)
 
 
 def _points(frame: Frame, curve: RiskCoverage) -> str:
     """At most 400 points of the curve."""
     n = len(curve.risk)
-    picked = np.unique(np.linspace(0, n - 1, min(400, n)).astype(int))
-    shares, errors = curve.coverage[picked], curve.risk[picked]
-    return frame.points(zip(shares.tolist(), errors.tolist(), strict=True))
+    picked = np.linspace(0, n - 1, min(400, n)).astype(int)
+    return frame.points(zip(curve.coverage[picked], curve.risk[picked], strict=True))
 
 
 def _percent_axes(frame: Frame, x_label: str, y_label: str, ticks: Sequence[float]) -> None:
@@ -149,9 +145,9 @@ def _limit(point: OperatingPoint) -> str:
 
 def _error_ticks(before: Scored, after: Scored, top: float) -> list[float]:
     """Round steps that hold the error rate and a little of what the curves do above it."""
-    risks = [side.curve.risk for side in (before, after)]
-    settled = [float(risk[len(risk) // 10 :].max()) for risk in risks]
-    needed = min(max(*settled, top), 1.5 * top)
+    start = len(before.correct) // 10
+    settled = max(side.curve.risk[start:].max() for side in (before, after))
+    needed = min(max(float(settled), top), 1.5 * top)
     step = nice_step(needed / 5)
     n_steps = math.ceil(needed / step - 1e-9)
     return [k * step for k in range(n_steps + 1)]

@@ -41,9 +41,10 @@ def page(**context: Any) -> str:
     environment.filters.update(percent=percent, signed=_signed, share=share, number=_number, term=shown_term)
     css, js = Markup(_part("css")), Markup(_part("js"))
     digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
-    context |= {"css": css, "js": js, "script_hash": digest, "versions": _versions()}
-    context |= {"assurance": ASSURANCE, "shown": [m for m in METRICS.values() if m.heading]}
-    text = environment.from_string(_part("html")).render(context)
+    shown = [metric for metric in METRICS.values() if metric.heading]
+    context |= {"assurance": ASSURANCE, "shown": shown, "versions": _versions()}
+    template = environment.from_string(_part("html"))
+    text = template.render(context, css=css, js=js, script_hash=digest)
     return without_control_characters(text.replace(" %", "\N{NO-BREAK SPACE}%"))
 
 

@@ -85,8 +85,8 @@ def chosen_level(levels: Sequence[OperatingPoint], wanted: float | None, n: int)
 
 def least_promise(levels: Sequence[OperatingPoint], point: OperatingPoint) -> float | None:
     """The smallest error above that of ``point`` at which some answers can be used; None where none can."""
-    larger = (level.error for level in levels if level.error > point.error and level.after)
-    return next(larger, None)
+    usable = (level.error for level in levels if level.after)
+    return next((error for error in usable if error > point.error), None)
 
 
 def nice_step(least: float) -> float:
@@ -97,8 +97,8 @@ def nice_step(least: float) -> float:
         0.005
     """
     power = 10.0 ** math.floor(math.log10(least))
-    enough = [m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9)]
-    return round(enough[0], 12)
+    steps = (m * power for m in (1, 2, 5, 10))
+    return round(next(step for step in steps if step >= least * (1 - 1e-9)), 12)
 
 
 def _operating_point(before: Scored, after: Scored, labels: Tensor, error: float) -> OperatingPoint:

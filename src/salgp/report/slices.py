@@ -85,14 +85,16 @@ def slices(before: Scored, after: Scored, columns: Mapping[str, Sequence[Any]]) 
         after: the calibrated one.
         columns: name to ``(n,)`` values.
     """
-    parts = [(name, *part) for name, values in columns.items() for part in _parts(values)]
+    parts = [(column, *part) for column in columns for part in _parts(columns[column])]
     tested = [rows for *_, rows in parts if rows.sum() >= FEWEST]
     adjusted = iter(holm([_p_value(after, rows) for rows in tested]))
     found = []
     for name, value, rows in parts:
         n, right = int(rows.sum()), _share(after.correct[rows])
-        said, stated = (float(side.confidence[rows].mean()) for side in (before, after))
-        verdict = _verdict(next(adjusted), _excess(after, rows)) if n >= FEWEST else "too few to say"
+        said, stated = before.confidence[rows].mean(), after.confidence[rows].mean()
+        verdict = "too few to say"
+        if n >= FEWEST:
+            verdict = _verdict(next(adjusted), _excess(after, rows))
         found.append(Slice(name, value, n, right, said, stated, verdict))
     return found
 
@@ -131,7 +133,8 @@ def confusions(after: Scored, labels: np.ndarray, most: int = 8) -> list[Confusi
 def _parts(values: Sequence[Any]) -> list[tuple[str, np.ndarray]]:
     text = np.array([str(v) for v in values])
     names, count = np.unique(text, return_counts=True)
-    return [(str(names[i]), text == names[i]) for i in np.argsort(-count, kind="stable")]
+    ordered = names[np.argsort(-count, kind="stable")].tolist()
+    return [(name, text == name) for name in ordered]
 
 
 def _excess(side: Scored, rows: np.ndarray) -> float:
@@ -176,12 +179,11 @@ class Shift:
     rows: list[tuple[str, str, str]]
 
 
-def shift(
-    known: tuple[Features, Prediction],
-    new: tuple[Features, Prediction],
-    point: OperatingPoint,
-    measured: float | None = None,
-) -> Shift:
+Predicted = tuple[Features, Prediction]
+Pair = tuple[float, float]
+
+
+def shift(known: Predicted, new: Predicted, point: OperatingPoint, measured: float | None = None) -> Shift:
     """Compare predictions on known and on new data; no labels of the new data are needed.
 
     Args:
@@ -190,20 +192,21 @@ def shift(
         point: the threshold chosen on the labelled data.
         measured: accuracy on the labelled data; where the estimate is off there, the sentence says so.
     """
-    before = _mean(known[0].confidence), _mean(new[0].confidence)
-    after = _mean(known[1].confidence), _mean(new[1].confidence)
-    expected = accuracy(new[1])
+    (old_features, old), (new_features, now) = known, new
+    before = _mean(old_features.confidence), _mean(new_features.confidence)
+    after = _mean(old.confidence), _mean(now.confidence)
     shares = {
         "model's own confidence": before,
         "corrected confidence: the share of right answers to expect": after,
-        "would go to a human, by the same limit": (_human(known[1], point), _human(new[1], point)),
+        "would go to a human, by the same limit": (_human(old, point), _human(now, point)),
     }
-    if known[1].novelty is not None and new[1].novelty is not None:
-        unlike = 0.05, _beyond(known[1].novelty, new[1].novelty)
-        shares["more novel than 95 % of the labelled data"] = unlike
+    if old.novelty is not None and now.novelty is not None:
+        unlike = _beyond(old.novelty, now.novelty)
+        shares["more novel than 95 % of the labelled data"] = (0.05, unlike)
     rows = [(name, percent(a, 1), percent(b, 1)) for name, (a, b) in shares.items()]
-    sentence, tone = _sentence(before, after, expected, measured), _tone(after[0] - after[1], expected.n)
-    return Shift(len(new[1]), sentence, tone, rows + _term_rows(known, new))
+    rows += _term_rows(known, new)
+    expected, tone = accuracy(now), _tone(after[0] - after[1], len(now))
+    return Shift(len(now), _sentence(before, after, expected, measured), tone, rows)
 
 
 def _tone(drop: float, n: int) -> str:
@@ -212,21 +215,18 @@ def _tone(drop: float, n: int) -> str:
     return "good" if drop < 0.03 else "poor"
 
 
-def _term_rows(
-    known: tuple[Features, Prediction], new: tuple[Features, Prediction]
-) -> list[tuple[str, str, str]]:
+def _term_rows(known: Predicted, new: Predicted) -> list[tuple[str, str, str]]:
     """Mean size of every term that both have."""
     theirs = {term.name: f"{100 * term.size:.1f}" for term in term_shares(*new)}
     mine = {term.name: f"{100 * term.size:.1f}" for term in term_shares(*known)}
-    return [(f"mean correction by {k}, points", mine[k], theirs[k]) for k in mine if k in theirs]
+    both = [name for name in mine if name in theirs]
+    return [(f"mean correction by {name}, points", mine[name], theirs[name]) for name in both]
 
 
-def _sentence(
-    before: tuple[float, float], after: tuple[float, float], expected: Estimate, measured: float | None
-) -> str:
+def _sentence(before: Pair, after: Pair, expected: Estimate, measured: float | None) -> str:
     drop, off = after[0] - after[1], _off(after[0], measured)
-    value, low, high = (round(100 * x) for x in (expected.value, expected.lower, expected.upper))
-    expect = f"expect about {value} of 100 answers to be right ({low} to {high})"
+    low, high = round(100 * expected.lower), round(100 * expected.upper)
+    expect = f"expect about {round(100 * expected.value)} of 100 answers to be right ({low} to {high})"
     if expected.n < FEWEST:
         samples = "sample" if expected.n == 1 else "samples"
         return f"Only {expected.n} new {samples}, too few to compare: {expect}{off}."

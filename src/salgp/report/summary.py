@@ -105,11 +105,11 @@ def metric_changes(before: Scored, after: Scored, labels: Tensor) -> list[Change
     found = []
     for metric in METRICS.values():
         missing = any(each[name] is None for each in arrays for name in metric.reads)
-        if not metric.heading or missing or ("labels" in metric.reads and not known):
-            continue
-        one, two = (_resampled(metric, each, len(labels)) for each in arrays)
-        verdict = _verdict(one, two, metric.larger_is_better)
-        found.append(Change(metric, _spread(one), _spread(two), verdict))
+        unknown = "labels" in metric.reads and not known
+        if metric.heading and not missing and not unknown:
+            one, two = (_resampled(metric, each, len(labels)) for each in arrays)
+            verdict = _verdict(one, two, metric.larger_is_better)
+            found.append(Change(metric, _spread(one), _spread(two), verdict))
     return found
 
 
