@@ -24,6 +24,7 @@ __all__ = [
     "ZERO",
     "as_array",
     "as_logits",
+    "at_class",
     "at_least_single",
     "best_temperature",
     "check_finite",
@@ -129,6 +130,16 @@ def at_least_single(x: Tensor) -> Tensor:
         (torch.float32, torch.float64)
     """
     return x.float() if x.itemsize < 4 else x
+
+
+def at_class(x: Tensor, classes: Tensor) -> Tensor:
+    """The entry of each row at a class of its own, ``(n,)``.
+
+    Example:
+        >>> at_class(torch.tensor([[5, 6], [7, 8]]), torch.tensor([1, 0]))
+        tensor([6, 7])
+    """
+    return x.gather(1, classes[:, None])[:, 0]
 
 
 def log_odds(p: Tensor, margin: float = 1e-12) -> Tensor:
@@ -381,7 +392,7 @@ def _slope(logits: Tensor, labels: Tensor, log_temperature: float, weights: Tens
         z, y = at_least_single(logits[rows]), labels[rows]
         z = z - z.amax(dim=1, keepdim=True)
         mean = torch.linalg.vecdot(torch.softmax(z * inverse, dim=1), z)
-        true = z.gather(1, y.clamp_min(0)[:, None])[:, 0]
+        true = at_class(z, y.clamp_min(0))
         weight = (y >= 0).double() if weights is None else weights[rows] * (y >= 0)
         total += float((true - mean).double() @ weight.double())
     return inverse * total

@@ -152,8 +152,7 @@ class Calibrator(BaseEstimator, ABC):
             return None
         known = checks.check_reference(reference[0], features, self.needs_layers)
         _check_network(known, features.network, "the reference was read from", "the calibration samples")
-        classes = as_labels(reference[1], len(known), features.n_classes)
-        return known, classes.to(features.logits.device)
+        return known, labels_of(known, reference[1]).to(features.logits.device)
 
     def predict(self, features: Features, context: Any = None) -> Prediction:
         """Calibrated confidences for new samples.
@@ -208,12 +207,10 @@ class Calibrator(BaseEstimator, ABC):
         fitted for.
         """
         largest = checks.check_features(features, self.needs_layers, allow_empty)
-        if features.network != self.network_:
-            _check_network(features, self.network_, "these features were read from", "this calibrator")
-        classes = features.logits.shape[1]
-        if classes != vars(self).get("n_classes_"):
-            self._check_fitted()
-            raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {classes}")
+        _check_network(features, self.network_, "these features were read from", "this calibrator")
+        self._check_fitted()
+        if features.n_classes != self.n_classes_:
+            raise ValueError(f"fitted on {self.n_classes_} classes, got class scores of {features.n_classes}")
         if largest >= -ZERO:
             features = self.floor_zeros(checks.bounded_logits(features))
         return self._fitted_layers(features) if self.needs_layers else features

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from salgp.features import Features
-from salgp.logits import ZERO, look_like_probabilities, non_finite_rows, tell_nothing
+from salgp.logits import ZERO, at_class, look_like_probabilities, non_finite_rows, tell_nothing
 
 __all__ = ["CalibrationWarning", "SHARED", "bounded_logits", "floor_zeros", "misaligned", "rows_in"]
 
@@ -234,7 +234,7 @@ def _probabilities(features: Features) -> str | None:
 
 def _zeros(features: Features, labels: Tensor) -> str | None:
     known = labels >= 0
-    true = features.logits.gather(1, labels.clamp_min(0)[:, None])[:, 0]
+    true = at_class(features.logits, labels.clamp_min(0))
     n = int(known.sum())
     zeros = int(((true == ZERO) & known).sum())
     if zeros <= ZEROS * n:

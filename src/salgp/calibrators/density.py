@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -116,10 +116,9 @@ def _fit_weights(logits: Tensor, labels: Tensor, S: Tensor) -> Tensor:
     half = 0.5 * float(start[0])
     by_distance = torch.full_like(start, half / S.shape[1])
     by_distance[0] = half
-    found = []
-    for w in (start.cpu().numpy(), by_distance.cpu().numpy()):
-        found.append(minimize(loss, w, jac=True, method="L-BFGS-B", bounds=[(0.0, 1e3)] * len(w)))
-    best = min(found, key=lambda f: float(f.fun))
+    starts = torch.stack([start, by_distance]).cpu().numpy()
+    how: Any = {"jac": True, "method": "L-BFGS-B", "bounds": [(0.0, 1e3)] * len(start)}
+    best = min((minimize(loss, w, **how) for w in starts), key=lambda found: float(found.fun))
     warn_unless_converged(best, "the search for the weights of the distances")
     return torch.as_tensor(best.x).to(scale) / scale
 
@@ -132,8 +131,7 @@ def _squared_error(logits: Tensor, labels: Tensor, T: Tensor) -> tuple[float, Te
     for rows in row_chunks(*logits.shape):
         a = logits[rows].double() / T[rows, None]
         p = torch.softmax(a, dim=1)
-        true = labels[rows, None]
-        error = p.scatter_add(1, true, torch.full_like(p[:, :1], -1))
+        error = p.scatter_add(1, labels[rows, None], torch.full_like(p[:, :1], -1))
         value += float(error.pow(2).sum())
         mean = (error * p).sum(dim=1, keepdim=True)
         pull = 2 * p * (error - mean)  # d error^2 / d a
@@ -204,9 +202,8 @@ class TrustScore(NeighbourScore):
         reference = self.x_.to(x)
         same, other = class_distances(x, label, reference, self.classes_)
         if own is not None:
-            pair = class_distances(x[own], label[own], reference, self.classes_, leave_one_out=True)
-            same = same.masked_scatter(own, pair[0])
-            other = other.masked_scatter(own, pair[1])
+            among = x[own], label[own], reference, self.classes_
+            same[own], other[own] = class_distances(*among, leave_one_out=True)
         ratio = (other + 1e-12) / (same + 1e-12)
         ratio = ratio.nan_to_num(nan=1.0)  # inf / inf: a class and all others absent
         return ratio.clamp(1 / RATIO_LIMIT, RATIO_LIMIT).log().double()

@@ -106,6 +106,6 @@ def _check_prediction(calibrator: Calibrator, n_classes: int, widths: Mapping[st
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = calibrator.predict(Features(logits, layers))
-    off = (found.probs.double().sum(dim=1) - 1).abs()
-    if not found.confidence.isfinite().all() or off.max() > 1e-3:
+    rows = found.probs.double().sum(dim=1)
+    if not found.confidence.isfinite().all() or (rows - 1).abs().max() > 1e-3:
         raise FormatError("it predicts no probabilities")

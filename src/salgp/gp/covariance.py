@@ -103,12 +103,11 @@ class Stationary(Covariance):
         scales = [theta[f"{name}.log_lengthscale"]]
         if not self.unit:
             scales.append(theta[f"{name}.log_variance"])
-        if not self.per:
-            return stationary(self.kernel, gaps.squared[self.block], *scales)
-        left, _ = gaps.pairs[self.per]
-        own = (scale[left.clamp_min(0)] for scale in scales)
-        local = stationary(self.kernel, gaps.squared[self.block], *own)
-        return local * Same(self.per)(theta, gaps)
+        if self.per:
+            left, _ = gaps.pairs[self.per]
+            scales = [scale[left.clamp_min(0)] for scale in scales]
+        k = stationary(self.kernel, gaps.squared[self.block], *scales)
+        return k * Same(self.per)(theta, gaps) if self.per else k
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         name = self.name or self.block
@@ -264,15 +263,14 @@ class Sum(Covariance):
     terms: tuple[Covariance, ...]
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        terms = (term(theta, gaps) for term in self.terms)
-        return functools.reduce(torch.add, terms)
+        return functools.reduce(torch.add, [term(theta, gaps) for term in self.terms])
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         share = Scale(scale.squared, scale.variance / len(self.terms))
         return [p for term in self.terms for p in term.parameters(share)]
 
     def reads(self) -> set[tuple[str, str]]:
-        return set().union(*(term.reads() for term in self.terms))
+        return {read for term in self.terms for read in term.reads()}
 
     def shares(self, group: str) -> bool:
         return any(term.shares(group) for term in self.terms)
@@ -289,14 +287,13 @@ class Product(Covariance):
     factors: tuple[Covariance, ...]
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        factors = (factor(theta, gaps) for factor in self.factors)
-        return functools.reduce(torch.mul, factors)
+        return functools.reduce(torch.mul, [factor(theta, gaps) for factor in self.factors])
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         return [p for factor in self.factors for p in factor.parameters(scale)]
 
     def reads(self) -> set[tuple[str, str]]:
-        return set().union(*(factor.reads() for factor in self.factors))
+        return {read for factor in self.factors for read in factor.reads()}
 
     def shares(self, group: str) -> bool:
         return all(factor.shares(group) for factor in self.factors)

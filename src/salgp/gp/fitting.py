@@ -129,6 +129,7 @@ class _Problem:
 
     covariance: Covariance
     seen: Observations
+    repeats: int
     inducing: Rows | None
     parameters: Sequence[Parameter]
     full: Gaps
@@ -145,13 +146,13 @@ class _Problem:
         Kuu = self.covariance(theta, self.small)
         return regression.inducing_log_evidence(Kuu, self.summarise(theta))
 
-    def leave_out_density(self, theta: Theta, repeats: int) -> Tensor:
+    def leave_out_density(self, theta: Theta) -> Tensor:
         K = self.covariance(theta, self.full)
         y, noise = self.seen.target, self.noise(theta)
         if self.small is None:
-            return exact_leave_out_density(K, y, noise, repeats)
+            return exact_leave_out_density(K, y, noise, self.repeats)
         Kuu = self.covariance(theta, self.small)
-        return inducing_leave_out_density(Kuu, K, self.prior_variance(theta), y, noise, repeats)
+        return inducing_leave_out_density(Kuu, K, self.prior_variance(theta), y, noise, self.repeats)
 
     def noise(self, theta: Theta) -> Tensor:
         return theta["log_noise"].exp().expand_as(self.seen.target)
@@ -176,13 +177,9 @@ def fit_gp(covariance: Covariance, seen: Observations, settings: Settings) -> Fi
     problem = _prepare(covariance, seen, settings)
     leaves_out = settings.leaves_out()
 
-    def objective(theta: Theta) -> Tensor:
-        if leaves_out:
-            return problem.leave_out_density(theta, settings.repeats) + problem.log_prior(theta)
-        return problem.log_evidence(theta) + problem.log_prior(theta)
-
+    likelihood = problem.leave_out_density if leaves_out else problem.log_evidence
     fit = maximise(
-        objective,
+        lambda theta: likelihood(theta) + problem.log_prior(theta),
         problem.parameters,
         optimizer=settings.optimizer,
         max_steps=settings.max_steps,
@@ -210,7 +207,8 @@ def _prepare(covariance: Covariance, seen: Observations, settings: Settings) -> 
         small = gaps(inducing, inducing, covariance)
         full = gaps(inducing, rows, covariance)
     each = rows.single()
-    return _Problem(covariance, seen, inducing, parameters, full, small, gaps(each, each, covariance))
+    single, repeats = gaps(each, each, covariance), settings.repeats
+    return _Problem(covariance, seen, repeats, inducing, parameters, full, small, single)
 
 
 def _parameters(covariance: Covariance, seen: Observations, settings: Settings) -> list[Parameter]:

@@ -66,12 +66,7 @@ def matern52(square: Tensor) -> Value:
     return (1.0 + t + third) * decay, lambda: third * (1.0 + t) * decay
 
 
-KERNELS: dict[str, Kernel] = {
-    "rbf": rbf,
-    "matern12": matern12,
-    "matern32": matern32,
-    "matern52": matern52,
-}
+KERNELS: dict[str, Kernel] = {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
 """Base kernels by name; the one place where a kernel is looked up."""
 
 
@@ -141,9 +136,8 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     if a is b:
         return _squared_among(y)
     x = a.double() - centre
-    norms, others = _norms(x), _norms(y)
-    left = torch.cat([x, norms, torch.ones_like(norms)], dim=-1)
-    right = torch.cat([-2.0 * y, torch.ones_like(others), others], dim=-1)
+    left = torch.cat([x, _norms(x), torch.ones_like(x[..., :1])], dim=-1)
+    right = torch.cat([-2.0 * y, torch.ones_like(y[..., :1]), _norms(y)], dim=-1)
     return (left @ right.mT).clamp_min_(0.0)
 
 
@@ -160,10 +154,6 @@ def _norms(x: Tensor) -> Tensor:
 
 
 Change = Callable[[Tensor], Tensor]
-
-
-def _mapped(tensors: Mapping[str, Tensor], change: Change) -> dict[str, Tensor]:
-    return {name: change(x) for name, x in tensors.items()}
 
 
 def _copied(x: Tensor) -> Tensor:
@@ -189,15 +179,17 @@ class Rows:
 
     def map(self, of_blocks: Change, of_groups: Change) -> Rows:
         """Apply a function to every block, and one to every group."""
-        return Rows(_mapped(self.blocks, of_blocks), _mapped(self.groups, of_groups))
+        blocks = {name: of_blocks(x) for name, x in self.blocks.items()}
+        return Rows(blocks, {name: of_groups(g) for name, g in self.groups.items()})
 
     def flatten(self) -> Rows:
         """Merge leading axes: ``(n, L, d)`` becomes ``(n * L, d)``; the result shares no memory."""
-        numbers = [x[..., 0] for x in self.blocks.values()]
-        lead = torch.broadcast_tensors(*numbers, *self.groups.values())[0].shape
-        every = self.map(lambda x: x.expand(*lead, -1), lambda g: g.expand(lead))
-        merged = every.map(lambda x: x.flatten(0, -2), torch.flatten)
-        return merged.map(_copied, _copied)
+        shapes = [x.shape[:-1] for x in self.blocks.values()]
+        lead = torch.broadcast_shapes(*shapes, *(g.shape for g in self.groups.values()))
+        return self.map(
+            lambda x: _copied(x.expand(*lead, -1).flatten(0, -2)),
+            lambda g: _copied(g.expand(lead).flatten()),
+        )
 
     def single(self) -> Rows:
         """Each row as a set of its own, ``(..., N, 1, d)``."""

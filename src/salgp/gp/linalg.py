@@ -68,9 +68,8 @@ def cholesky(K: Tensor, start: float = 0.0) -> Tensor:
         raise NotPositiveDefiniteError(
             "the covariance matrix holds NaN or infinity; check the inputs and hyperparameters"
         )
-    eye = eye_like(K)
     for jitter in (j for j in JITTERS if j >= start):
-        jittered = K if jitter == 0.0 else K + (jitter * scale) * eye
+        jittered = K if jitter == 0.0 else K + (jitter * scale) * eye_like(K)
         L, info = torch.linalg.cholesky_ex(jittered)
         if int(info) == 0:
             return L
@@ -81,8 +80,8 @@ def cholesky(K: Tensor, start: float = 0.0) -> Tensor:
 
 
 def eye_like(A: Tensor) -> Tensor:
-    """The identity with the rows, type and device of ``A``."""
-    return torch.eye(len(A), dtype=A.dtype, device=A.device)
+    """The identity with as many rows as ``A``."""
+    return A.new_ones(len(A)).diag()
 
 
 def solve_lower(L: Tensor, B: Tensor) -> Tensor:

@@ -79,9 +79,11 @@ class Parameter:
         return bool((low | high).any())
 
 
-def started(
-    parameters: Sequence[Parameter], prior: str | None = None, gpytorch: bool = False
-) -> list[Parameter]:
+Parameters = Sequence[Parameter]
+Array = np.ndarray
+
+
+def started(parameters: Parameters, prior: str | None = None, gpytorch: bool = False) -> list[Parameter]:
     """The parameters with the prior and the starting points that were asked for.
 
     Args:
@@ -181,7 +183,7 @@ class Fit:
 
 def maximise(
     objective: Objective,
-    parameters: Sequence[Parameter],
+    parameters: Parameters,
     *,
     optimizer: str = "lbfgs",
     max_steps: int | None = None,
@@ -226,7 +228,7 @@ def maximise(
     return replace(best, at_bounds=tuple(at_bounds))
 
 
-def restarted(parameters: Sequence[Parameter], restarts: int, seed: int) -> list[list[Parameter]]:
+def restarted(parameters: Parameters, restarts: int, seed: int) -> list[list[Parameter]]:
     """The parameters themselves, and ``restarts`` copies that start at seeded random points within the
     bounds.
     """
@@ -255,25 +257,26 @@ def warn_unless_converged(found: Any, what: str) -> None:
         warnings.warn(f"{what} did not converge: {found.message}", NotConvergedWarning, stacklevel=3)
 
 
-def _is_flat(gradient: np.ndarray, value: float) -> bool:
+def _is_flat(gradient: Array, value: float) -> bool:
     """Would a whole unit step along the steepest direction change the objective by less than 0.2 %?"""
-    return bool(np.abs(gradient).max(initial=0.0) <= 2e-3 * (1.0 + abs(value)))
+    steepest = float(np.abs(gradient).max(initial=0.0))
+    return steepest <= 2e-3 * (1.0 + abs(value))
 
 
-def _lbfgs(objective: Objective, parameters: Sequence[Parameter], steps: int, tolerance: float) -> Fit:
+def _lbfgs(objective: Objective, parameters: Parameters, steps: int, tolerance: float) -> Fit:
     from scipy.optimize import minimize
 
     history: list[float] = []
 
-    def negative(x: np.ndarray) -> tuple[float, np.ndarray]:
+    def negative(x: Array) -> tuple[float, Array]:
         value, gradient = _value_and_gradient(objective, parameters, x)
         history.append(value)
         return -value, -gradient
 
     start, lower, upper = _box(parameters)
     options = {"maxiter": steps, "ftol": tolerance, "gtol": 1e-5, "maxcor": 20}
+    bounds = np.stack([lower, upper], axis=1)
     with linalg.one_blas_thread():
-        start, bounds = start.clip(lower, upper), list(zip(lower, upper, strict=True))
         found = minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     value, x = -float(found.fun), found.x
     flat = _at_precision(-found.jac, x, lower, upper, value)
@@ -283,7 +286,7 @@ def _lbfgs(objective: Objective, parameters: Sequence[Parameter], steps: int, to
     return Fit(_named(parameters, x), value, found.success or flat, reason, tuple(history))
 
 
-def _adam(objective: Objective, parameters: Sequence[Parameter], steps: int, rate: float) -> Fit:
+def _adam(objective: Objective, parameters: Parameters, steps: int, rate: float) -> Fit:
     path = list(itertools.islice(_adam_path(objective, parameters, rate), steps))
     history = tuple(value for value, _ in path)
     change = abs(history[-1] - history[-20]) if steps > 20 else math.inf
@@ -293,9 +296,7 @@ def _adam(objective: Objective, parameters: Sequence[Parameter], steps: int, rat
     return Fit(_named(parameters, x), value, flat, reason, history)
 
 
-def _adam_path(
-    objective: Objective, parameters: Sequence[Parameter], rate: float
-) -> Iterator[tuple[float, np.ndarray]]:
+def _adam_path(objective: Objective, parameters: Parameters, rate: float) -> Iterator[tuple[float, Array]]:
     """Objective and parameters before each step of Adam, as GPyTorch takes them.
 
     What a step changes of a positive parameter ``v``, kept as its logarithm, is ``x`` with ``softplus(x) =
@@ -303,7 +304,7 @@ def _adam_path(
     """
     start, lower, upper = map(torch.as_tensor, _box(parameters))
     is_log = torch.as_tensor(_per_entry(parameters, ["log_" in p.name for p in parameters]))
-    x = _unsoftened(start.clamp(lower, upper), is_log).requires_grad_(True)
+    x = _unsoftened(start, is_log).requires_grad_(True)
     adam = torch.optim.Adam([x], lr=rate)
     while True:
         with torch.enable_grad():
@@ -319,9 +320,7 @@ def _adam_path(
             x.copy_(_unsoftened(inside, is_log))
 
 
-def _at_precision(
-    gradient: np.ndarray, x: np.ndarray, lower: np.ndarray, upper: np.ndarray, value: float
-) -> bool:
+def _at_precision(gradient: Array, x: Array, lower: Array, upper: Array, value: float) -> bool:
     """Is the objective flat in the directions that the bounds leave free?"""
     free = np.where(gradient > 0, x < upper, x > lower)
     return math.isfinite(value) and _is_flat(gradient * free, value)
@@ -338,9 +337,7 @@ def _unsoftened(values: Tensor, is_log: Tensor) -> Tensor:
     return torch.where(is_log, v + torch.log(-torch.expm1(-v)), values)
 
 
-def _value_and_gradient(
-    objective: Objective, parameters: Sequence[Parameter], x: np.ndarray
-) -> tuple[float, np.ndarray]:
+def _value_and_gradient(objective: Objective, parameters: Parameters, x: Array) -> tuple[float, Array]:
     theta = _named(parameters, x)
     inputs = [value.requires_grad_(True) for value in theta.values()]
     with torch.enable_grad():
@@ -352,7 +349,7 @@ def _value_and_gradient(
     return float(value.detach()), np.nan_to_num(_flatten(gradients))
 
 
-def _named(parameters: Sequence[Parameter], x: np.ndarray) -> dict[str, Tensor]:
+def _named(parameters: Parameters, x: Array) -> dict[str, Tensor]:
     theta, at = {}, 0
     for p in parameters:
         size = p.start.numel()
@@ -362,19 +359,20 @@ def _named(parameters: Sequence[Parameter], x: np.ndarray) -> dict[str, Tensor]:
     return theta
 
 
-def _flatten(tensors: Sequence[Tensor]) -> np.ndarray:
+def _flatten(tensors: Sequence[Tensor]) -> Array:
     parts = [t.detach().double().cpu().reshape(-1).numpy() for t in tensors]
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _box(parameters: Sequence[Parameter]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _box(parameters: Parameters) -> tuple[Array, Array, Array]:
     """Starting points, lower and upper bounds of all entries."""
     lower = _per_entry(parameters, [p.lower for p in parameters])
     upper = _per_entry(parameters, [p.upper for p in parameters])
-    return _flatten([p.start for p in parameters]), lower, upper
+    start = _flatten([p.start for p in parameters])
+    return start.clip(lower, upper), lower, upper
 
 
-def _per_entry(parameters: Sequence[Parameter], values: Sequence[float]) -> np.ndarray:
+def _per_entry(parameters: Parameters, values: Sequence[float]) -> Array:
     """The value of each parameter, once for each of its entries."""
     sizes = np.array([p.start.numel() for p in parameters], dtype=int)
     return np.repeat(np.array(values), sizes)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from salgp.gp import linalg
-from salgp.gp.covariance import Covariance
+from salgp.gp.covariance import Covariance, Theta
 from salgp.gp.kernels import Rows
 from salgp.gp.linalg import cholesky
 from salgp.io import storable
@@ -52,7 +51,7 @@ class Posterior:
     """
 
     covariance: Covariance
-    theta: Mapping[str, Tensor]
+    theta: Theta
     rows: Rows
     alpha: Tensor
     root: Tensor
@@ -65,13 +64,6 @@ class Posterior:
         """``k(x, x)`` of each row, ``(..., N)``."""
         return self.covariance.variance(self.theta, rows)
 
-    def moments(self, Kfu: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of any linear functional with covariance ``Kfu`` to ``U`` and variance
-        ``prior``.
-        """
-        mean, reduced = self.project(Kfu)
-        return mean, remaining(prior, reduced)
-
     def project(self, Kfu: Tensor) -> tuple[Tensor, Tensor]:
         """Mean ``Kfu @ alpha`` and ``Kfu @ R``; linear, so the parts of a sum or an average need no
         product of their own.
@@ -80,7 +72,8 @@ class Posterior:
 
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of ``f`` at each row."""
-        return self.moments(self.covariance_to(rows), self.prior_variance(rows))
+        mean, reduced = self.project(self.covariance_to(rows))
+        return mean, remaining(self.prior_variance(rows), reduced)
 
 
 def remaining(prior: Tensor, reduced: Tensor) -> Tensor:
@@ -99,9 +92,7 @@ def exact_log_evidence(K: Tensor, y: Tensor, noise: Tensor) -> Tensor:
     return _LogGaussian.apply(K + noise.diag(), y)  # type: ignore[no-untyped-call]
 
 
-def condition_exact(
-    covariance: Covariance, theta: Mapping[str, Tensor], rows: Rows, y: Tensor, noise: Tensor
-) -> Posterior:
+def condition_exact(covariance: Covariance, theta: Theta, rows: Rows, y: Tensor, noise: Tensor) -> Posterior:
     """Posterior given all rows: ``alpha = (K + N)^-1 y`` and ``R R' = (K + N)^-1``."""
     L = cholesky(covariance.between(theta, rows, rows) + noise.diag())
     root = linalg.lower_inverse(L).T.contiguous()
@@ -130,8 +121,7 @@ class Statistics:
     n: int
 
     def __add__(self, other: Statistics) -> Statistics:
-        sums = map(operator.add, vars(self).values(), vars(other).values())
-        return Statistics(*sums)
+        return Statistics(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 def statistics(Kuf: Tensor, prior: Tensor, y: Tensor, noise: Tensor) -> Statistics:
@@ -157,9 +147,7 @@ def inducing_log_evidence(Kuu: Tensor, s: Statistics) -> Tensor:
     return -0.5 * (fit + s.trace - A.diagonal().sum())
 
 
-def condition_inducing(
-    covariance: Covariance, theta: Mapping[str, Tensor], inducing: Rows, s: Statistics
-) -> Posterior:
+def condition_inducing(covariance: Covariance, theta: Theta, inducing: Rows, s: Statistics) -> Posterior:
     """Posterior on the inducing rows from the summed statistics of all data."""
     Luu, A = _whiten(covariance.between(theta, inducing, inducing), s)
     inverse = linalg.lower_inverse(Luu)
@@ -170,12 +158,7 @@ def condition_inducing(
 
 
 def inducing_rows(
-    covariance: Covariance,
-    theta: Mapping[str, Tensor],
-    rows: Rows,
-    m: int,
-    pool: int = 64,
-    tolerance: float = 1e-6,
+    covariance: Covariance, theta: Theta, rows: Rows, m: int, pool: int = 64, tolerance: float = 1e-6
 ) -> Tensor:
     """Indices of ``m`` rows chosen greedily by conditional variance (pivoted Cholesky).
 

@@ -44,12 +44,15 @@ def to_prediction(structure: Structure, fitted: Fitted, features: Features, temp
     """
     mean, variance, *of_layers = predict_corrections(structure, fitted.posterior, features)
     corrected, std = features.confidence.double() + mean, variance.sqrt()
-    terms = _terms(structure, *of_layers) if structure.has_layer_terms else None
+    terms = _terms(structure, *of_layers)
     return Prediction.from_confidence(features, corrected, std, layers=terms, temperature=temperature)
 
 
-def _terms(structure: Structure, mean: Tensor, variance: Tensor) -> LayerTerms:
+def _terms(structure: Structure, mean: Tensor, variance: Tensor) -> LayerTerms | None:
+    """Corrections of each layer or term, where they have their own."""
     names = structure.terms or structure.layers
+    if mean.shape[1] != len(names):
+        return None
     return LayerTerms(names, mean, variance.sqrt(), "confidence", additive=bool(structure.terms))
 
 

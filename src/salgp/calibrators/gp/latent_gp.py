@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ from salgp.gp.linalg import (
     lower_inverse,
     solve_positive,
 )
-from salgp.logits import at_least_single, best_temperature, row_chunks
+from salgp.logits import at_class, at_least_single, best_temperature, row_chunks
 from salgp.prediction import INTERVAL_SD, Prediction
 
 __all__ = []
@@ -138,23 +138,15 @@ def _kernel(z: Tensor, inducing: Tensor, amplitude: float, lengthscale: float) -
     return gap.square_().mul_(-0.5).exp_().mul_(amplitude**2)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Logits, labels and basis functions in chunks; few rows keep their basis functions through all
-    iterations.
-    """
+Chunk = tuple[Tensor, Tensor, Tensor]
+"""Logits ``(b, c)``, labels ``(b, 1)`` and basis functions ``(b, c, m)`` of some samples."""
 
-    logits: Tensor
-    labels: Tensor
-    basis: _Basis
-    kept: Tensor | None
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        n, c = self.logits.shape
-        for rows in row_chunks(n, c * len(self.basis.inducing)):
-            z = self.logits[rows].double()
-            A = self.basis(z) if self.kept is None else self.kept[rows]
-            yield z, self.labels[rows][:, None], A
+def _chunks(logits: Tensor, labels: Tensor, basis: _Basis) -> Iterator[Chunk]:
+    n, c = logits.shape
+    for rows in row_chunks(n, c * len(basis.inducing)):
+        z = logits[rows].double()
+        yield z, labels[rows][:, None], basis(z)
 
 
 @dataclass(frozen=True)
@@ -194,10 +186,14 @@ def _choose_basis(logits: Tensor, labels: Tensor, u: Tensor) -> _Basis:
 
 def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
     """Newton iterations to the mean; covariance and evidence bound there."""
-    few = logits.numel() <= SEARCH_ELEMENTS
-    rows = _Rows(logits, labels, basis, basis(logits.double()) if few else None)
+    kept = list(_chunks(logits, labels, basis)) if logits.numel() <= SEARCH_ELEMENTS else None
+
+    def objective(v: Tensor) -> tuple[float, Tensor, Tensor, float]:
+        chunks = _chunks(logits, labels, basis) if kept is None else kept
+        return _objective(chunks, basis.amplitude, v)
+
     v = torch.zeros_like(basis.inducing)
-    value, gradient, curvature, slack = _objective(rows, v)
+    value, gradient, curvature, slack = objective(v)
     for _ in range(50):
         step = solve_positive(curvature, gradient)
         if float(gradient @ step) < 1e-8 * (1 + abs(value)):
@@ -205,7 +201,7 @@ def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
         start, least = v, value
         for halving in range(30):
             v = start + step * 0.5**halving
-            value, gradient, curvature, slack = _objective(rows, v)
+            value, gradient, curvature, slack = objective(v)
             if value >= least:
                 break
     L = cholesky(curvature)
@@ -213,14 +209,14 @@ def _posterior(logits: Tensor, labels: Tensor, basis: _Basis) -> _Posterior:
     return _Posterior(v, inverse_positive(L), bound)
 
 
-def _objective(rows: _Rows, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
+def _objective(chunks: Iterable[Chunk], amplitude: float, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
     """Log-likelihood plus log-prior at ``v``, its gradient, its negative Hessian, and the bound's loss to
     residual variance.
     """
     m = len(v)
     value, slack = -0.5 * float(v @ v), 0.0
     gradient, curvature = -v, eye_like(v)
-    for z, y, A in rows:  # (b, c), (b, 1), (b, c, m)
+    for z, y, A in chunks:
         log_p = torch.log_softmax(z + A @ v, dim=1)
         p = log_p.exp()
         mean = torch.einsum("bk,bkm->bm", p, A)
@@ -230,7 +226,7 @@ def _objective(rows: _Rows, v: Tensor) -> tuple[float, Tensor, Tensor, float]:
         flat = A.reshape(-1, m)
         weighted = flat * p.reshape(-1, 1)
         curvature += flat.T @ weighted - mean.T @ mean
-        unexplained = rows.basis.amplitude**2 - A.square().sum(dim=2)
+        unexplained = amplitude**2 - A.square().sum(dim=2)
         loss = p * (1 - p) * unexplained.clamp_min(0)
         slack += 0.5 * float(loss.sum())
     return value, gradient, curvature, slack
@@ -249,7 +245,7 @@ def _mean_and_std(z: Tensor, label: Tensor, basis: _Basis, points: Tensor) -> tu
     for v in points:
         p = torch.softmax(z + A @ v, dim=1)
         total += p
-        confidences.append(p.gather(1, label[:, None])[:, 0])
+        confidences.append(at_class(p, label))
     std = torch.stack(confidences).std(dim=0, correction=0)
     return total / len(points), std
 

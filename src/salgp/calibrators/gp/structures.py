@@ -62,15 +62,6 @@ class Structure:
     terms: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.stacked and self.terms:
-            raise ValueError(f"terms {self.terms} are of samples, not of stacked rows")
-
-    @property
-    def has_layer_terms(self) -> bool:
-        """Does each layer (or term) have a correction of its own?"""
-        return self.stacked or bool(self.terms) or len(self.layers) == 1
-
     @property
     def repeats(self) -> int:
         """Rows in which each sample's observation stands."""
@@ -115,18 +106,15 @@ def structure(
     stacked = name in STACKED and levels != ("class",)
     terms = (*layers, "confidence") if name == "sum" else ()
     k = functools.partial(kernel_on, kernel=kernel)
+    B = Index("layer", L, rank or 0, keep_shared=shared_offset)
 
     def icm(q: int) -> Covariance:
-        B = Index("layer", L, 1 if rank is None else rank, f"layer{q}")
-        return Stationary("joint", kernel, f"latent{q}", unit=True) * B
+        shared = Stationary("joint", kernel, f"latent{q}", unit=True)
+        return shared * Index("layer", L, 1 if rank is None else rank, f"layer{q}")
 
     def additive() -> Covariance:
         local = Stationary("joint", kernel, "local", per="layer", n_groups=L)
         return k("joint", name="global") + local
-
-    def ml() -> Covariance:
-        B = Index("layer", L, rank or 0, keep_shared=shared_offset)
-        return k("features") + k("confidence") + B
 
     formulas: dict[str, Callable[[], Covariance]] = {
         "single": lambda: k("features"),
@@ -136,7 +124,7 @@ def structure(
         "class": lambda: _nested(k, "first", levels),
         "concat": lambda: k("concat"),
         "sum": lambda: Sum(tuple(map(k, [*(f"layer:{x}" for x in layers), "confidence"]))),
-        "ml": ml,
+        "ml": lambda: k("features") + k("confidence") + B,
         "hl": lambda: k("joint", name="global") + Same("layer") * k("joint", name="local"),
         "additive": additive,
         "icm": lambda: icm(0),
@@ -199,12 +187,10 @@ def _group(name: str, structure: Structure, features: Features) -> Tensor:
     if not structure.stacked:
         return label
     n, L = label.shape[0], len(structure.layers)  # len() of a tensor is a constant in an exported graph
+    label = label[:, None].expand(n, L)
     layer = torch.arange(L, device=label.device).expand(n, L)
-    return {
-        "layer": layer,
-        "class": label[:, None].expand(n, L),
-        "layer/class": layer * features.n_classes + label[:, None],
-    }[name]
+    groups = {"layer": layer, "class": label, "layer/class": layer * features.n_classes + label}
+    return groups[name]
 
 
 def observe(structure: Structure, features: Features, labels: Tensor) -> Observations:

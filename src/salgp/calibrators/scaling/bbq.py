@@ -142,8 +142,7 @@ def _edges(score: np.ndarray, n_bins: int) -> np.ndarray:
 def _pseudo_counts(bins: Binnings, prior: Prior) -> tuple[np.ndarray, np.ndarray]:
     """``alpha_b`` and ``beta_b`` of each bin."""
     if prior is not None:
-        alpha, beta = prior
-        return np.full_like(bins.left, alpha), np.full_like(bins.left, beta)
+        return np.full_like(bins.left, prior[0]), np.full_like(bins.left, prior[1])
     strength = STRENGTH / bins.n_bins[bins.model]
     centre = (bins.left + bins.right) / 2
     return strength * centre, strength * (1 - centre)
@@ -169,5 +168,4 @@ def average(bins: Binnings, prior: Prior) -> Average:
     step = np.where(first, value, value - np.roll(value, 1))
     jump = weights[bins.model] * step
     order = np.lexsort((~first, bins.left))
-    height = np.cumsum(jump[order])
-    return Average(weights, bins.left[order], np.clip(height, 0, 1))
+    return Average(weights, bins.left[order], np.cumsum(jump[order]).clip(0, 1))

@@ -27,7 +27,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from torch import Tensor
 from salgp.calibrators.base import CalibrationWarning, Calibrator, Training
 from salgp.calibrators.scaling.temperature import mixture_weights
 from salgp.features import Features
-from salgp.logits import at_least_single, best_temperature, row_chunks, tempered_softmax
+from salgp.logits import at_class, at_least_single, best_temperature, row_chunks, tempered_softmax
 from salgp.prediction import Prediction
 
 __all__ = []
@@ -200,27 +200,28 @@ def fit_affine(
         return start, zero
     size = _root_mean_square(x) or 1.0  # parameters are scaled by it, so that large logits converge as fast
 
-    def unpack(flat: Tensor) -> tuple[Tensor, Tensor]:
-        return flat[:-c].view_as(start) / size, flat[-c:]
+    def unpack(flat: np.ndarray) -> tuple[Tensor, Tensor]:
+        W, b = torch.tensor(flat).split([start.numel(), c])
+        return W.view_as(start) / size, b
 
-    def loss(flat: Tensor) -> tuple[float, Tensor]:
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         W, b = unpack(flat)
         value, slope_W, slope_b = _nll_gradient(x, labels, W.to(x.device), b.to(x.device))
         away = W - start
         value += float((penalty * away**2).sum() + intercept * (b**2).mean())
         slope_W = slope_W.cpu() + 2 * penalty * away
         slope_b = slope_b.cpu() + 2 * intercept * b / c
-        return value, torch.cat([(slope_W / size).flatten(), slope_b])
+        return value, torch.cat([(slope_W / size).flatten(), slope_b]).numpy()
 
     begin = torch.cat([(start * size).flatten(), zero])
-    W, b = unpack(_lbfgs(loss, begin, max_iterations, tolerance))
+    W, b = unpack(_lbfgs(loss, begin.numpy(), max_iterations, tolerance))
     return W, b.clone()
 
 
 def _root_mean_square(x: Tensor) -> float:
     """Of all entries, in double precision without a copy of them all."""
-    squares = [x[rows].double().pow(2).sum() for rows in row_chunks(*x.shape)]
-    return math.sqrt(sum(map(float, squares)) / x.numel())
+    total = sum(float(x[rows].double().pow(2).sum()) for rows in row_chunks(*x.shape))
+    return math.sqrt(total / x.numel())
 
 
 def _nll_gradient(x: Tensor, labels: Tensor, W: Tensor, b: Tensor) -> tuple[float, Tensor, Tensor]:
@@ -228,7 +229,7 @@ def _nll_gradient(x: Tensor, labels: Tensor, W: Tensor, b: Tensor) -> tuple[floa
     value, n = 0.0, len(x)
     grad_W, grad_b = torch.zeros_like(W), torch.zeros_like(b)
     for rows in row_chunks(*x.shape):
-        z, y = x[rows].double(), labels[rows][:, None]
+        z, y = x[rows].double(), labels[rows, None]
         log_p = torch.log_softmax(affine(z, W, b), dim=1)
         value -= float(log_p.gather(1, y).sum())
         minus = torch.full_like(y, -1, dtype=z.dtype)
@@ -238,28 +239,22 @@ def _nll_gradient(x: Tensor, labels: Tensor, W: Tensor, b: Tensor) -> tuple[floa
     return value / n, grad_W / n, grad_b / n
 
 
-def _lbfgs(
-    loss: Callable[[Tensor], tuple[float, Tensor]], start: Tensor, max_iterations: int, tolerance: float
-) -> Tensor:
+def _lbfgs(loss: Callable[..., Any], start: np.ndarray, max_iterations: int, tolerance: float) -> np.ndarray:
     """Minimise a smooth convex function with SciPy's L-BFGS; says so when it runs out of iterations.
 
     Few parameters are followed to the end, so that the result does not tell on which machine it was found.
     """
     from scipy.optimize import minimize
 
-    def evaluate(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = loss(torch.from_numpy(flat))
-        return value, gradient.cpu().numpy()
-
     options = {"ftol": tolerance, "gtol": 1e-10, "maxcor": 20}
-    if start.numel() > MANY_PARAMETERS:
+    if start.size > MANY_PARAMETERS:
         options = {"ftol": 1e-5, "gtol": 1e-7, "maxcor": 3}
     options |= {"maxiter": max_iterations, "maxfun": 2 * max_iterations}
-    found = minimize(evaluate, start.numpy(), jac=True, method="L-BFGS-B", options=options)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
     if found.nit >= max_iterations:
         why = f"no convergence in {max_iterations} iterations; raise max_iterations or the penalties"
         warnings.warn(why, CalibrationWarning, stacklevel=5)
-    return torch.tensor(found.x)
+    return found.x
 
 
 LARGEST = 2**17
@@ -332,8 +327,7 @@ def _left_out(x: Tensor, y: Tensor, identity: Tensor | None, n_maps: int) -> Ten
         rest, out = fold != k, fold == k
         temperature = best_temperature(x[rest], y[rest])[0]
         maps = _maps(x[rest], y[rest], temperature, identity)
-        probs = _components(x[out], maps)
-        each = [p.gather(1, y[out, None])[:, 0] for p in probs]
+        each = [at_class(p, y[out]) for p in _components(x[out], maps)]
         found.append(torch.stack(each, dim=1).double())
     return torch.cat(found)
 

@@ -30,7 +30,7 @@ from salgp.calibrators.evidence.windows import window_numbers
 from salgp.calibrators.scaling.toplabel import top_label
 from salgp.features import Features
 from salgp.gp.optimise import warn_unless_converged
-from salgp.logits import best_temperature, row_chunks, tempered_softmax
+from salgp.logits import at_class, best_temperature, row_chunks, tempered_softmax
 from salgp.prediction import Prediction
 
 __all__ = []
@@ -168,11 +168,10 @@ def ensemble_softmax(logits: Tensor, temperature: float | Tensor, weights: Tenso
 
 def _true_class(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Probability of the true class of the samples that have one, in double precision."""
-    y = labels.clamp_min(0)[:, None]
-    parts = []
+    y, parts = labels.clamp_min(0), []
     for rows in row_chunks(*logits.shape):
         probs = tempered_softmax(logits[rows], temperature)
-        parts.append(probs.gather(1, y[rows])[:, 0])
+        parts.append(at_class(probs, y[rows]))
     return torch.cat(parts).double()[labels >= 0]
 
 

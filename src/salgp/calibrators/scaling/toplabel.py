@@ -39,7 +39,7 @@ from torch.nn.functional import softplus
 from salgp.calibrators.base import Calibrator, Training
 from salgp.features import Features
 from salgp.gp.optimise import logistic
-from salgp.logits import at_least_single, row_chunks
+from salgp.logits import at_class, at_least_single, row_chunks
 from salgp.prediction import Prediction
 
 __all__ = ["TopLabel", "fit_logistic", "from_top_label", "platt_targets", "with_constant"]
@@ -65,8 +65,7 @@ class TopLabel:
         where it vanishes.
         """
         tiny = torch.finfo(self.rest.dtype).tiny
-        own, rest = (x.double().clamp_min(tiny).log() for x in (self.confidence, self.rest))
-        return own - rest
+        return self.confidence.double().clamp_min(tiny).log() - self.rest.double().clamp_min(tiny).log()
 
 
 def top_label(features: Features) -> TopLabel:
@@ -80,9 +79,8 @@ def top_label(features: Features) -> TopLabel:
     one_piece = torch.compiler.is_compiling() or not len(features)  # a graph must not depend on the batch
     for rows in [slice(None)] if one_piece else row_chunks(*features.logits.shape):
         probs = torch.softmax(at_least_single(features.logits[rows]), dim=1)
-        own = label[rows, None]
-        confidence.append(probs.gather(1, own)[:, 0])
-        rest.append(probs.scatter_(1, own, 0.0).sum(dim=1))
+        confidence.append(at_class(probs, label[rows]))
+        rest.append(probs.scatter_(1, label[rows, None], 0.0).sum(dim=1))
     return TopLabel(label, torch.cat(confidence), torch.cat(rest))
 
 
@@ -320,8 +318,7 @@ def platt_targets(correct: Tensor) -> Tensor:
     """
     right = int(correct.sum())
     wrong = len(correct) - right
-    high, low = (right + 1) / (right + 2), 1 / (wrong + 2)
-    return torch.where(correct, high, low).double()
+    return torch.where(correct, (right + 1) / (right + 2), 1 / (wrong + 2)).double()
 
 
 def fit_logistic(X: Tensor, targets: Tensor, lower: Tensor | None = None, ridge: float = 1e-9) -> Tensor:
