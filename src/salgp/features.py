@@ -158,7 +158,8 @@ class Features:
         late = rows
         if self.families is not None:
             late = rows + n * (self.families.to(device) > 0)
-        earliest = torch.full((int(group.max()) + 1,), 2 * n, device=device)
+        n_groups = int(group.max()) + 1
+        earliest = torch.full((n_groups,), 2 * n, device=device)
         first = earliest.scatter_reduce(0, group, late, "amin") % n
         rank = first.argsort().argsort()
         return first.sort().values, rank[group]
@@ -171,17 +172,16 @@ class Features:
             >>> Features(torch.zeros(3, 2), groups=torch.tensor([7, 8, 7])).is_augmented
             tensor([False, False,  True])
         """
-        mask = torch.ones(len(self), dtype=torch.bool, device=self.logits.device)
-        mask[self.originals[0]] = False
-        return mask
+        rows, original = self.originals
+        return rows[original] != torch.arange(len(self), device=rows.device)
 
     def without_augmented(self) -> tuple[Features, Tensor]:
         """The original samples alone, and the rows they stood in."""
         rows, _ = self.originals
         if self.groups is None:
             return self, rows
-        layers = {name: x[rows] for name, x in self.layers.items()}
-        return Features(self.logits[rows], layers), rows
+        kept = self[rows]
+        return Features(kept.logits, kept.layers), rows
 
     @property
     def probs(self) -> Tensor:
@@ -224,7 +224,9 @@ class Features:
         return self.correct(labels).to(self.confidence.dtype) - self.confidence
 
     def __getitem__(self, rows: slice | Tensor | np.ndarray | Sequence[int]) -> Features:
-        index = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.logits.device)
+        index = rows
+        if not isinstance(index, slice):
+            index = torch.as_tensor(index, device=self.logits.device)
         layers = {name: x[index] for name, x in self.layers.items()}
         origin = {what: _rows(x, index) for what, x in self.origin.items()}
         return Features(self.logits[index], layers, network=self.network, **origin)
@@ -270,10 +272,12 @@ class Features:
         Features that are there already are replaced; any other file is left alone with a `FileExistsError`.
         """
         refuse_foreign(path, "features")
-        tensors = {"logits": self.logits, **{f"layers.{k}": x for k, x in self.layers.items()}}
+        tensors = {f"layers.{name}": x for name, x in self.layers.items()}
+        tensors["logits"] = self.logits
         if labels is not None:
             tensors["labels"] = as_labels(labels, len(self))
-        header = {**(metadata or {}), "format": FORMAT, "format_version": str(FORMAT_VERSION)}
+        header = dict(metadata or {})
+        header |= {"format": FORMAT, "format_version": str(FORMAT_VERSION)}
         header["layers"] = json.dumps(self.layer_names)
         if self.network is not None:
             header["network"] = self.network
@@ -315,7 +319,8 @@ def features_of(path: AnyPath, tensors: Mapping[str, Tensor], metadata: Mapping[
     origin = {what: tensors[what] for what in ORIGIN if what in tensors}
     labels = tensors.get("labels")
     try:
-        features = Features(tensors["logits"], layers, network=metadata.get("network"), **origin)
+        network = metadata.get("network")
+        features = Features(tensors["logits"], layers, network=network, **origin)
         return features, None if labels is None else as_labels(labels, len(features))
     except (TypeError, ValueError, RuntimeError) as error:
         raise FormatError(f"{path}: {error}") from error
@@ -325,9 +330,9 @@ def _layer_order(path: AnyPath, tensors: Mapping[str, Tensor], order: str | None
     """Names of the stored layers, in the order the file gives, or sorted where it gives none."""
     stored = [name.removeprefix("layers.") for name in sorted(tensors) if name.startswith("layers.")]
     names = stored if order is None else _listed(path, order)
-    missing = [name for name in names if name not in stored]
-    if missing:
-        raise FormatError(f"{path}: layer {missing[0]!r} is listed but not stored; the file is incomplete")
+    for name in names:
+        if name not in stored:
+            raise FormatError(f"{path}: layer {name!r} is listed but not stored; the file is incomplete")
     return names
 
 
@@ -336,7 +341,8 @@ def _listed(path: AnyPath, order: str) -> list[str]:
         names = json.loads(order)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: the order of the layers is not valid JSON ({error})") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not texts:
         raise FormatError(f"{path}: expected a list of layer names, got {order[:80]}")
     return names
 
@@ -372,11 +378,14 @@ def _origin_column(x: Any, what: str, n: int) -> Tensor:
 
 
 def _layers_of(layers: Layers) -> dict[str, Tensor]:
-    return {name: as_array(x) for name, x in (layers or {}).items()}
+    given = layers or {}
+    return {name: as_array(x) for name, x in given.items()}
 
 
 def _rows(x: Tensor, index: slice | Tensor) -> Tensor:
-    return x[index] if isinstance(index, slice) else x[index.to(x.device)]
+    if isinstance(index, Tensor):
+        index = index.to(x.device)
+    return x[index]
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -498,7 +498,8 @@ def _join_well(batches: Sequence[Batch]) -> bool:
         return False
     sizes = [len(batch.labels) for batch in batches]
     for parts, n in zip(members, sizes, strict=True):
-        if not all(_stack_well(x, like, n) for x, like in zip(parts, members[0], strict=True)):
+        pairs = zip(parts, members[0], strict=True)
+        if not all(_stack_well(x, like, n) for x, like in pairs):
             return False
     size = sum(x.nbytes for parts in members for x in parts)
     return sum(sizes) <= ROWS and size <= BYTES

@@ -61,9 +61,10 @@ class Layout:
         features: Features, labels: Tensor | None, dtype: str, source: Mapping[str, Any] | None = None
     ) -> Layout:
         """That of a store of features like these."""
-        numbers = tuple(_numbers(features, labels))
-        known = {} if features.network is None else {"weights": features.network}
-        return Layout(features.n_classes, tuple(features.widths.items()), numbers, dtype, source or known)
+        layers, numbers = tuple(features.widths.items()), tuple(_numbers(features, labels))
+        if features.network is not None:
+            source = source or {"weights": features.network}
+        return Layout(features.n_classes, layers, numbers, dtype, source or {})
 
     @property
     def network(self) -> str | None:
@@ -79,13 +80,14 @@ class Layout:
 
         numbers = [_column(name, NUMBERS[name]) for name in self.numbers]
         layers = [_column(f"layers.{name}", self.dtype, width) for name, width in self.layers]
-        return pa.schema([_column("logits", "float32", self.n_classes), *numbers, *layers])
+        logits = _column("logits", "float32", self.n_classes)
+        return pa.schema([logits, *numbers, *layers])
 
     @property
     def shard_rows(self) -> int:
         """Samples in a shard of about `SHARD_BYTES`, a power of two."""
-        each = np.dtype(self.dtype).itemsize
-        size = 4 * self.n_classes + each * sum(width for _, width in self.layers)
+        width = sum(width for _, width in self.layers)
+        size = 4 * self.n_classes + np.dtype(self.dtype).itemsize * width
         return 1 << max(SHARD_BYTES // size, 1).bit_length() - 1
 
 
@@ -133,13 +135,15 @@ def read_table(path: Path, rows: int, schema: Any = None, columns: Sequence[str]
     import pyarrow.dataset as ds
 
     with reading(path, "whole Parquet data"):
-        shard = ds.dataset(path, format="parquet", filesystem=pa.fs.LocalFileSystem(use_mmap=True))
+        files = pa.fs.LocalFileSystem(use_mmap=True)
+        shard = ds.dataset(path, format="parquet", filesystem=files)
         _check_columns(path, shard.schema, schema)
         found = shard.count_rows()
         if found != rows:
             raise FormatError(f"{path}: expected {rows} rows, got {found}")
         check_size(path, found * sum(map(_bytes_of, shard.schema.types)))
-        table = shard.to_table(columns=None if columns is None else list(columns), use_threads=False)
+        wanted = None if columns is None else list(columns)
+        table = shard.to_table(columns=wanted, use_threads=False)
         table.validate(full=True)
         return table
 
@@ -174,7 +178,8 @@ def _bytes_of(kind: Any) -> int:
 def _numbers(features: Features, labels: Tensor | None) -> dict[str, Tensor]:
     """Those of `NUMBERS` that are known, by the name of their column."""
     given = (labels, features.groups, features.families, features.strengths)
-    return {name: x for name, x in zip(NUMBERS, given, strict=True) if x is not None}
+    pairs = zip(NUMBERS, given, strict=True)
+    return {name: x for name, x in pairs if x is not None}
 
 
 def _array(x: Tensor, field: Any) -> Any:
@@ -186,12 +191,14 @@ def _array(x: Tensor, field: Any) -> Any:
     dtype = field.type.value_type.to_pandas_dtype()
     with np.errstate(over="ignore"):
         values = x.detach().cpu().numpy().astype(dtype)
-    if not np.isfinite(values).all() and bool(torch.isfinite(x).all()):
+    too_large = bool(torch.isfinite(x).all()) and not np.isfinite(values).all()
+    if too_large:
         largest = float(x.abs().max())
         raise ValueError(
             f"{field.name} has values up to {largest:.3g}, too large for {np.dtype(dtype)}; store as float32"
         )
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), type=field.type)
+    numbers = pa.array(values.reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(numbers, type=field.type)
 
 
 def _matrix(column: Any) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -71,9 +72,11 @@ def extract_to_store(
             raise ValueError("the loader gave no batch: there is nothing to extract")
         resolved, features, labels = collect(job.read(model, first))
         layout = Layout.of(features, labels, store_dtype)
-        size = max(1, -(-(rows or layout.shard_rows) // max(len(features), 1)))
+        wanted = rows or layout.shard_rows
+        size = max(1, math.ceil(wanted / max(len(features), 1)))
         source = job.source(model, {"batches": size})
-        manifest = Manifest.open(out, KIND, asdict(replace(layout, source=source)))
+        layout = replace(layout, source=source)
+        manifest = Manifest.open(out, KIND, asdict(layout))
         job = replace(job, reader=replace(resolved, output=job.reader.output))  # undeclared: each is checked
         count = 0
         with progress_bar("extracting", steps_in(loader), progress, unit="batches") as advance:
@@ -161,7 +164,8 @@ class _Job:
 
     def read(self, model: nn.Module, batches: Iterable[Any]) -> Iterator[Reading]:
         """Read batches as a store keeps them."""
-        return read_batches(model, batches, replace(self.reader, dtype=torch.float32), progress=False)
+        reader = replace(self.reader, dtype=torch.float32)
+        return read_batches(model, batches, reader, progress=False)
 
     def source(self, model: nn.Module, about: Mapping[str, object]) -> dict[str, object]:
         """What a store is made from; it goes on with nothing else. Functions are known by their names."""
@@ -202,7 +206,8 @@ def _extract_part(
 ) -> tuple[Shard, dict[str, Any]]:
     """Part ``index``, by a network of its own; see `_Job.make`."""
     model = make_model()
-    return job.make(model, make_loader(index), index, job.source(model, {"parts": True}), missing)
+    source = job.source(model, {"parts": True})
+    return job.make(model, make_loader(index), index, source, missing)
 
 
 def _function_names(value: Any) -> str:

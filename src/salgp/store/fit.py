@@ -122,7 +122,8 @@ class StoreSource:
         pieces = [(function, state, str(store.folder), i) for i in range(store.n_shards)]
         total = None
         with progress_bar(name, len(store), self.progress, unit="rows") as advance:
-            for rows, part in zip(store.rows, run(sum_shard, pieces, **self.how), strict=True):
+            parts = run(sum_shard, pieces, **self.how)
+            for rows, part in zip(store.rows, parts, strict=True):
                 total = part if total is None else total + part
                 advance(rows)
         return total
@@ -195,11 +196,13 @@ def subset_of(store: FeatureStore, size: int, seed: int = 0) -> tuple[Features, 
     assert labels is not None
     rows, _ = logits.originals
     strata = 2 * logits.label[rows] + logits.correct(labels)[rows].long()
-    offset = torch.rand((), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
     wanted = max(1, round(size * len(rows) / len(logits)))
     chosen = rows[stratified(strata, wanted, float(offset))]
-    if logits.groups is not None:
-        chosen = torch.isin(logits.groups, logits.groups[chosen]).nonzero()[:, 0]
+    groups = logits.groups
+    if groups is not None:
+        chosen = torch.isin(groups, groups[chosen]).nonzero()[:, 0]
     return _rows_of(store, chosen), labels[chosen]
 
 

@@ -58,7 +58,8 @@ class Shard:
     @staticmethod
     def write(folder: Path, index: int, rows: int, write: Callable[[Path], object], data: str = "") -> Shard:
         """Shard ``index`` of a folder, as ``write`` fills it."""
-        return Shard(rows, digest(write_whole(_place(folder, index), write)), data)
+        path = write_whole(_place(folder, index), write)
+        return Shard(rows, digest(path), data)
 
 
 class Manifest:
@@ -109,7 +110,8 @@ class Manifest:
     def _check_shards(self, path: Path) -> None:
         if any(shard.rows < 0 for shard in self.shards):
             raise FormatError(f"{path}: a shard of less than 0 rows")
-        if self.complete and len(list(self.folder.glob("part-*"))) > len(self.shards):
+        found = list(self.folder.glob("part-*"))
+        if self.complete and len(found) > len(self.shards):
             raise FormatError(f"{path}: said to be complete, but shards are missing from the list")
 
     @staticmethod
@@ -154,8 +156,8 @@ class Manifest:
         """Say what the job is, where that was not known yet; refuse another one."""
         stored = json.loads(json.dumps(header))  # tuples become lists
         self.header = self.header or stored
-        pairs = [(key, x, self.header.get(key)) for key, x in stored.items()]
-        differing = [name for pair in pairs for name in _differing(*pair)]
+        known = {key: x for key, x in self.header.items() if key in stored}
+        differing = _differing("", stored, known)
         if differing:
             raise ValueError(
                 f"{self.folder} holds the output of another job: {', '.join(differing)} differ; "
@@ -236,7 +238,9 @@ def _update(found: hashlib._Hash, value: Any) -> None:
 
 def _as_array(x: Tensor) -> np.ndarray:
     x = x.detach().cpu()
-    return x.view(torch.uint8).numpy() if x.dtype is torch.bfloat16 else x.numpy()
+    if x.dtype is torch.bfloat16:  # which NumPy has not
+        x = x.view(torch.uint8)
+    return x.numpy()
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -263,7 +267,8 @@ def _differing(key: str, mine: Any, theirs: Any) -> list[str]:
     """The key, or the keys of nested values, under which two headers differ."""
     if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
         return [] if mine == theirs else [key]
-    return [name for k in {**mine, **theirs} for name in _differing(k, mine.get(k), theirs.get(k))]
+    pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
+    return [name for pair in pairs for name in _differing(*pair)]
 
 
 def _place(folder: Path, index: int) -> Path:

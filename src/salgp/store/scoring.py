@@ -119,15 +119,17 @@ def score(
         left = range(len(manifest.shards), source.n_shards)
         known: Any = context
         if context == "all" and left:
-            parts = in_parallel(shard_context, [(*both, i) for i in range(source.n_shards)])
-            known = functools.reduce(operator.add, parts)
-        shards = in_parallel(score_shard, [(*both, str(out), i, layers, known) for i in left])
+            pieces: list[Any] = [(*both, i) for i in range(source.n_shards)]
+            known = functools.reduce(operator.add, in_parallel(shard_context, pieces))
+        pieces = [(*both, str(out), i, layers, known) for i in left]
+        shards = in_parallel(score_shard, pieces)
         with progress_bar("scoring", len(source), progress, done=before, unit="rows") as advance:
             for index, shard in zip(left, shards, strict=True):
                 manifest.add(index, shard)
                 advance(shard.rows)
         manifest.finish(source.n_shards)
-    return Scoring(folder, manifest.rows, manifest.rows - before, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Scoring(folder, manifest.rows, manifest.rows - before, seconds)
 
 
 def score_shard(
@@ -141,7 +143,8 @@ def score_shard(
     window = context if isinstance(context, int) else 1
     size = window * max(1, BATCH // window)  # no window of consecutive samples is cut in two
     predicted = (loaded.predict(part, context) for part in _batches(features, size))
-    table = pa.concat_tables([_table(part, layers) for part in predicted]).combine_chunks()
+    tables = [_table(part, layers) for part in predicted]
+    table = pa.concat_tables(tables).combine_chunks()
     return Shard.write(Path(out), index, len(features), lambda part: write_table(table, part))
 
 
@@ -166,9 +169,10 @@ def read_scores(folder: AnyPath) -> dict[str, np.ndarray]:
         (True, (50,))
     """
     manifest = Manifest.read(folder, KIND)
-    tables = [read_table(manifest.file(i), shard.rows) for i, shard in enumerate(manifest.shards)]
-    names = tables[0].column_names
-    return {name: np.concatenate([t.column(name).to_numpy() for t in tables]) for name in names}
+    shards = enumerate(manifest.shards)
+    tables = [read_table(manifest.file(i), shard.rows) for i, shard in shards]
+    columns = {name: [table.column(name) for table in tables] for name in tables[0].column_names}
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
 
 
 def _loaded(calibrator: str) -> Calibrator:
@@ -208,15 +212,15 @@ def _table(prediction: Prediction, layers: bool) -> Any:
     if layers and prediction.layers is not None:
         arrays |= _layer_columns(prediction.layers)
     kinds = {name: pa.int32() if name == "label" else pa.float32() for name in arrays}
-    schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
-    return pa.table(arrays, schema=schema)
+    columns = [pa.field(name, kind, nullable=False) for name, kind in kinds.items()]
+    return pa.table(arrays, schema=pa.schema(columns))
 
 
 def _layer_columns(terms: LayerTerms) -> dict[str, np.ndarray]:
     columns = {"mean": terms.mean, "std": terms.std}
-    return {
-        f"layer_{what}.{name}": x
-        for what, values in columns.items()
-        if values is not None
-        for name, x in zip(terms.names, values.T.cpu().numpy(), strict=True)
-    }
+    found: dict[str, np.ndarray] = {}
+    for what, values in columns.items():
+        if values is not None:
+            names = [f"layer_{what}.{name}" for name in terms.names]
+            found |= dict(zip(names, values.T.cpu().numpy(), strict=True))
+    return found

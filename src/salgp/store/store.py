@@ -208,4 +208,5 @@ def _join(held: Sequence[Part]) -> Part:
     known = [y for _, y in held if y is not None]
     if known and len(known) < len(held):
         raise ValueError(f"only {len(known)} of {len(held)} batches have labels; give all or none")
-    return Features.concatenate([f for f, _ in held]), torch.cat(known) if known else None
+    features = Features.concatenate([f for f, _ in held])
+    return features, torch.cat(known) if known else None
