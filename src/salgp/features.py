@@ -261,10 +261,7 @@ class Features:
         return Features(logits, layers, network=network, **origin)
 
     def save(
-        self,
-        path: AnyPath,
-        labels: Tensor | None = None,
-        metadata: Mapping[str, str] | None = None,
+        self, path: AnyPath, labels: Tensor | None = None, metadata: Mapping[str, str] | None = None
     ) -> Path:
         """Write one safetensors file with ``logits``, ``layers.<name>`` and, where known, ``labels``,
         ``groups``, ``families`` and ``strengths``.

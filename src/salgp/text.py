@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from salgp.network.augment.text import common_start
 from salgp.network.frozen_copy import frozen_copy
 from salgp.network.layers import MAX_LAYERS, thinned
 
@@ -64,7 +65,7 @@ class Prompt(nn.Module):
         self._before, self._after = filled.split("{text}")
         self._adds_special = not _begins_with_special(self._before, tokenizer)
         self.label_tokens = self._first_tokens()
-        self._prefix = _Prefix(model, _alike(list(map(self._tokens, PROBES))))
+        self._prefix = _Prefix(model, common_start(list(map(self._tokens, PROBES))))
 
     @property
     def salgp_classes(self) -> tuple[str, ...]:
@@ -188,20 +189,12 @@ def _different(tokens: list[int], labels: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _alike(rows: Rows) -> list[int]:
-    """The tokens with which all rows begin."""
-    columns = zip(*rows, strict=False)
-    same = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, columns)
-    return [tokens[0] for tokens in same]
-
-
 def _left_padded(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens ``(n, T)`` that all end at the last place, and 1 where they are real."""
-    width = max(map(len, rows))
-    empty = [[0] * (width - len(row)) for row in rows]
-    ids = [left + row for left, row in zip(empty, rows, strict=True)]
-    real = [left + [1] * (width - len(left)) for left in empty]
-    return torch.tensor(ids, device=device), torch.tensor(real, device=device)
+    ids = [torch.tensor(row, dtype=torch.long, device=device) for row in rows]
+    real = list(map(torch.ones_like, ids))
+    padded = (pad_sequence(x, batch_first=True, padding_side="left") for x in (ids, real))
+    return next(padded), next(padded)
 
 
 def _begins_with_special(text: str, tokenizer: Any) -> bool:

@@ -367,9 +367,8 @@ class _Augmenter:
     @cached_property
     def input_spread(self) -> Spread | None:
         """Spread of the first floating-point input."""
-        found = [batch.numbers[1] for batch in self.batches]
-        inputs = [x for x in found if x is not None]
-        return Spread.of(_same_shape(inputs)) if inputs else None
+        inputs = _same_shape(batch.numbers[1] for batch in self.batches)
+        return Spread.of(inputs) if inputs else None
 
     @cached_property
     def tokens(self) -> Tokens | None:
@@ -514,6 +513,6 @@ def _spread_of(tap: Tap, passed: Sequence[Tensor]) -> Spread:
     return Spread.of(_same_shape(passed), axis, table=False)
 
 
-def _same_shape(parts: Sequence[Tensor]) -> list[Tensor]:
-    shape = parts[0].shape[1:]
-    return [x for x in parts if x.shape[1:] == shape]
+def _same_shape(parts: Iterable[Tensor | None]) -> list[Tensor]:
+    known = [x for x in parts if x is not None]
+    return [x for x in known if x.shape[1:] == known[0].shape[1:]]

@@ -255,8 +255,7 @@ class Flow:
     def _is_sequence(self, tap: Tap) -> bool:
         """Does it give a vector for each of several tokens, ``(n, T, d)``?"""
         shape = self._shapes.get(tap.name, ())
-        several = len(shape) == 3 and shape[1] > 1
-        return several and tap.layout.channels == "last"
+        return tap.layout.channels == "last" and len(shape) == 3 and shape[1] > 1
 
     def _keep_shape(self, j: int, x: Tensor) -> Tensor:
         self._shapes[self._taps[j].name] = x.shape
@@ -588,8 +587,9 @@ def _repeated(children: Sequence[Child], modules: Modules, runs: Counter[str]) -
     blocks = [(name, listed) for name, listed in children if name in runs]
     kinds = Counter(type(modules[name]) for name, _ in blocks)
     for i, (name, listed) in enumerate(blocks):
-        module = modules[name]
-        if listed or runs[name] > 1 or kinds[type(module)] >= _enough(module):
+        kind = type(modules[name])
+        enough = 3 if kind is nn.Sequential else 2  # sequences are too common to mean much in pairs
+        if listed or runs[name] > 1 or kinds[kind] >= enough:
             return {name for name, _ in blocks[i:]}
     return set()
 
@@ -606,11 +606,6 @@ def _running_children(
             yield name, listed
         else:
             yield from _running_children(name, child, running, isinstance(child, nn.ModuleList))
-
-
-def _enough(module: nn.Module) -> int:
-    """How many siblings of a kind make a stack; sequences are too common to mean much in pairs."""
-    return 3 if type(module) is nn.Sequential else 2
 
 
 def _plain_blocks(found: Trace, before: Calls) -> list[Block]:

@@ -29,12 +29,7 @@ Pieces = Sequence[tuple[Any, ...]]
 
 
 def run(
-    function: Work,
-    pieces: Pieces,
-    *,
-    engine: str = "local",
-    workers: int | None = None,
-    num_gpus: float = 0,
+    function: Work, pieces: Pieces, *, engine: str = "local", workers: int | None = None, num_gpus: float = 0
 ) -> Iterator[Any]:
     """Yield ``function(*piece)`` of every piece, in their order.
 

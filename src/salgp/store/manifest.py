@@ -131,7 +131,7 @@ class Manifest:
         else:
             _refuse_foreign(where)
             manifest = Manifest(folder, kind, {})
-        manifest.describe(header or {})
+        manifest.describe(header)
         if not begun:
             manifest.save()
         return manifest
@@ -152,9 +152,9 @@ class Manifest:
             raise ChecksumError(f"{path} is damaged: its SHA-256 is not the one in {NAME}; restore it")
         return path
 
-    def describe(self, header: Header) -> None:
+    def describe(self, header: Header | None) -> None:
         """Say what the job is, where that was not known yet; refuse another one."""
-        stored = json.loads(json.dumps(header))  # tuples become lists
+        stored = json.loads(json.dumps(header or {}))  # tuples become lists
         self.header = self.header or stored
         known = {key: x for key, x in self.header.items() if key in stored}
         differing = _differing("", stored, known)
@@ -172,7 +172,7 @@ class Manifest:
 
     def add(self, index: int, shard: Shard, header: Header | None = None) -> None:
         """List the next finished shard, or refuse a listed one that was made from other data."""
-        self.describe(header or {})
+        self.describe(header)
         if self.needs(index):
             self.shards.append(shard)
             self.save()
@@ -188,8 +188,7 @@ class Manifest:
 
     def save(self) -> None:
         """Write the list."""
-        shards = list(map(asdict, self.shards))
-        value = {"complete": self.complete, "header": self.header, "shards": shards}
+        value = {"complete": self.complete, "header": self.header, "shards": list(map(asdict, self.shards))}
         write_header(self.folder / NAME, self.kind, FORMAT_VERSION, value)
 
     def _check_data(self, same: bool) -> None:

@@ -115,11 +115,7 @@ class FeatureStore:
 
 
 def write_store(
-    parts: Iterable[Part],
-    folder: AnyPath,
-    *,
-    dtype: str = "float32",
-    rows: int | None = None,
+    parts: Iterable[Part], folder: AnyPath, *, dtype: str = "float32", rows: int | None = None
 ) -> FeatureStore:
     """Write a stream of features and labels; the same call continues after a kill, at the shard where it
     stopped.

@@ -138,7 +138,7 @@ def gain(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> T
 
 def channel_gain(x: Tensor, strength: Tensor, generator: Generator, spread: Spread) -> Tensor:
     """Every channel (feature) multiplied by a log-normal factor of its own."""
-    own = normal(x.new_empty(len(x), *spread.scale.shape[1:]), generator)
+    own = normal(spread.scale.to(x).repeat_interleave(len(x), 0), generator)
     return x * torch.exp(per(strength, x) * own)
 
 

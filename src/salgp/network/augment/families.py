@@ -138,13 +138,10 @@ def kind_of(x: Input) -> str:
         >>> kind_of(torch.zeros(2, 1, 8, 8)), kind_of(torch.zeros(2, 8, dtype=torch.long))
         ('images', 'tokens')
     """
-    if x is None:
-        return "other"
     if not isinstance(x, Tensor):
-        return "strings"
-    if not x.is_floating_point():
-        return "tokens" if x.ndim == 2 else "other"
-    return _BY_AXES.get(x.ndim, "other")
+        return "other" if x is None else "strings"
+    kinds = _BY_AXES if x.is_floating_point() else {2: "tokens"}
+    return kinds.get(x.ndim, "other")
 
 
 _BY_AXES = {4: "images", 3: "sequences", 2: "tabular"}

@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 
 from salgp.network.augment.corruptions import whole
 
-__all__ = ["Tokens", "drop", "replace", "swap", "swap_words"]
+__all__ = ["Tokens", "common_start", "drop", "replace", "swap", "swap_words"]
 
 NEARLY_ALL = 0.95
 UNLIMITED = 1_000_000
@@ -319,13 +319,16 @@ def _frame(texts: list[list[int]]) -> tuple[int, int]:
     if all(text == texts[0] for text in texts):
         return 0, 0
     shortest = min(map(len, texts))
-    head = _alike([text[:shortest] for text in texts])
-    return head, _alike([text[::-1][: shortest - head] for text in texts])
+    head = len(common_start(texts))
+    ends = [text[::-1][: shortest - head] for text in texts]
+    return head, len(common_start(ends))
 
 
-def _alike(texts: list[list[int]]) -> int:
-    columns = zip(*texts, strict=True)
-    return len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
+def common_start(texts: Sequence[Sequence[int]]) -> list[int]:
+    """The tokens with which all texts begin."""
+    columns = zip(*texts, strict=False)
+    same = takewhile(lambda column: len(set(column)) == 1, columns)
+    return [column[0] for column in same]
 
 
 def _most_frequent(values: Tensor) -> int | None:
