@@ -51,6 +51,7 @@ def new_axes(ax: Axes | None, width: float = 5.0, height: float = 3.6) -> Axes:
 
 
 _FAINT_RED = "#F3C4B8"
+Look = dict[str, Any]
 
 
 def reliability_diagram(
@@ -99,7 +100,7 @@ def reliability_diagram(
 
 def _draw_shares(ax: Axes, bins: ReliabilityBins) -> None:
     """Share of samples per bin, with dotted lines at mean accuracy and mean confidence."""
-    look: dict[str, Any] = {"align": "edge", "color": "0.85", "edgecolor": "0.3", "linewidth": 0.6}
+    look: Look = {"align": "edge", "color": "0.85", "edgecolor": "0.3", "linewidth": 0.6}
     ax.bar(bins.edges[:-1], bins.share, np.diff(bins.edges), **look)
     _draw_mean(ax, bins, "accuracy", color=BLUE, linestyle=":", linewidth=1.6)
     _draw_mean(ax, bins, "confidence", color=RED, linestyle=(0, (1, 1.6)), linewidth=3.6)
@@ -118,7 +119,7 @@ def _draw_accuracy(ax: Axes, bins: ReliabilityBins) -> None:
     some = bins.count > 0
     columns = bins.edges[:-1], np.diff(bins.edges), bins.accuracy, bins.gap
     left, width, accuracy, gap = (column[some] for column in columns)
-    look: dict[str, Any] = {"align": "edge", "color": BLUE, "edgecolor": "black", "linewidth": 0.6}
+    look: Look = {"align": "edge", "color": BLUE, "edgecolor": "black", "linewidth": 0.6}
     ax.bar(left, accuracy, width, label="observed accuracy", **look)
     look = {"align": "edge", "facecolor": _FAINT_RED, "edgecolor": RED, "linewidth": 0.8}
     for kind, hatch, here in (("over", "///", gap > 0), ("under", "\\\\\\", gap < 0)):
@@ -135,7 +136,7 @@ def _draw_intervals(ax: Axes, bins: ReliabilityBins, level: float) -> None:
     some = bins.count > 0
     middle = (bins.edges[:-1] + bins.edges[1:]) / 2
     error = np.abs(np.stack(accuracy_band(bins, level)) - bins.accuracy)
-    look: dict[str, Any] = {"fmt": "none", "ecolor": "black", "elinewidth": 1.2, "capsize": 2.5}
+    look: Look = {"fmt": "none", "ecolor": "black", "elinewidth": 1.2, "capsize": 2.5}
     ax.errorbar(middle[some], bins.accuracy[some], error[:, some], label="exact interval", **look)
 
 
@@ -192,7 +193,7 @@ def layer_profile(terms: LayerTerms, weights: ArrayLike | None = None, ax: Axes 
     for k, (name, values) in enumerate(series.items()):
         colour, _, _, hatch = CYCLE[k]
         share = values / (values.sum() or 1.0)
-        look: dict[str, Any] = {"color": colour, "edgecolor": "white", "hatch": hatch}
+        look: Look = {"color": colour, "edgecolor": "white", "hatch": hatch}
         ax.barh(place + k * height, share, height, label=f"share of {name}", **look)
     ax.set(xlabel="share", xlim=(0, None), ylim=(n - 0.5, -0.5))
     ax.set_yticks(range(n), terms.names)
@@ -206,7 +207,7 @@ def _of_layers(terms: LayerTerms, weights: ArrayLike | None) -> dict[str, FloatA
     found = {}
     if weights is not None:
         found["weight"] = as_numbers(weights, "weights", len(terms.names))
-    found["correction"] = np.abs(to_double(terms.mean)).mean(axis=0)
+    found["correction"] = np.abs(to_double(terms.mean)).mean(0)
     if terms.std is not None:
-        found["variance"] = (to_double(terms.std) ** 2).mean(axis=0)
+        found["variance"] = (to_double(terms.std) ** 2).mean(0)
     return found

@@ -131,8 +131,8 @@ class PredictionSets:
         if self.score == "lac":
             return 1 - probs
         order = probs.sort(dim=1, descending=True)
-        place = torch.arange(1, probs.shape[1] + 1, dtype=torch.float64)
-        penalties = self.penalty * (place - self.rank).clamp_min(0)
+        place = torch.arange(probs.shape[1]).double()
+        penalties = self.penalty * (place + 1 - self.rank).clamp_min(0)
         reached = order.values.cumsum(1)
         if draws is None:
             reached = pad(reached + penalties, (1, -1))
@@ -181,7 +181,7 @@ def fit_sets(
     n_classes = checked(prediction).probs.shape[1]
     if not len(prediction):
         raise ValueError("prediction sets need labelled samples, got none")
-    y = as_labels(labels, len(prediction), n_classes).cpu()
+    y = as_labels(labels, *prediction.probs.shape).cpu()
     coverage = _checked(coverage)
     few = max(int(len(prediction) * (1 - coverage) / 2), 1)
     edges = _edges(prediction, by, bands, few)

@@ -155,6 +155,6 @@ def _counts(first: int, n: int) -> IntArray:
     """Numbers of samples from ``first`` to ``n`` in steps of `STEP`, at least 1."""
     if first > n:
         return np.zeros(0, dtype=np.int64)
-    steps = math.ceil(math.log(n / first) / math.log(STEP)) + 1
+    steps = math.ceil(math.log(n / first, STEP)) + 1
     counts = np.ceil(first * STEP ** np.arange(steps))
-    return np.unique(np.minimum(counts, n).astype(np.int64))
+    return np.unique(np.minimum(counts, n).astype(int))

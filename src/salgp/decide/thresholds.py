@@ -63,7 +63,7 @@ def choose_threshold(
     _check_levels(promised, assurance)
     n_classes = checked(prediction).probs.shape[1]
     label = prediction.label.cpu().numpy()
-    wrong = label != as_labels(labels, len(label), n_classes).cpu().numpy()
+    wrong = label != as_labels(labels, *prediction.probs.shape).cpu().numpy()
     if not len(wrong):
         raise ValueError("a threshold needs labelled samples, got none")
     confidence = to_double(prediction.confidence)

@@ -263,7 +263,7 @@ def _likeliest_line(gap: FloatArray, distance: FloatArray, chance: FloatArray) -
 def _gap(prediction: Prediction, labels: Any) -> tuple[float, float, float]:
     """Mean confidence less accuracy, mean confidence, and variance of the accuracy by chance."""
     n, total, variance = _sums(prediction)
-    y = as_labels(labels, n, prediction.probs.shape[1]).cpu()
+    y = as_labels(labels, *prediction.probs.shape).cpu()
     right = int((prediction.label.cpu() == y).sum())
     return total / n - right / n, total / n, variance / n**2
 

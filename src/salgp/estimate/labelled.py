@@ -126,7 +126,7 @@ def learn_correction(prediction: Prediction, labels: Any) -> Correction:
         >>> round(correction.offset, 2), correction.slope, correction.right
         (0.4, 1.0, 2)
     """
-    y = as_labels(labels, len(checked(prediction)), prediction.probs.shape[1])
+    y = as_labels(labels, *checked(prediction).probs.shape)
     if not len(y):
         raise ValueError("no labelled sample: label some of the data at hand first, ten or more")
     right = (prediction.label.cpu() == y.cpu()).double()

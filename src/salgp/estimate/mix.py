@@ -59,7 +59,7 @@ class ClassMix:
 
     def __str__(self) -> str:
         verdict = "has changed" if self.p_value < 0.01 else "has not visibly changed"
-        largest = int(np.argmax(np.abs(self.share - self.source)))
+        largest = np.argmax(np.abs(self.share - self.source))
         return (
             f"The class mix {verdict} (p = {self.p_value:.2g}, {self.n:,} samples); most: class {largest}, "
             f"from {self.source[largest]:.1%} to {self.share[largest]:.1%} (sd {self.std[largest]:.1%})."

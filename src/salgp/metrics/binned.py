@@ -76,7 +76,8 @@ def reliability_bins(
     totals = partial(np.bincount, index, minlength=len(edges) - 1)
     count = totals()
     with np.errstate(invalid="ignore"):
-        return ReliabilityBins(edges, count, totals(s) / count, totals(c) / count)
+        mean_s, mean_c = totals(s) / count, totals(c) / count
+    return ReliabilityBins(edges, count, mean_s, mean_c)
 
 
 @metric(
@@ -296,16 +297,17 @@ def _plain_mean_gap(binned: Binned, weights: FloatArray) -> FloatArray:
 
 def _debiased_l1(binned: Binned, weights: FloatArray) -> FloatArray:
     count, gap, accuracy = binned.means(weights)
-    gap, std = np.abs(gap), np.sqrt(_noise(accuracy, count))
+    gap = np.abs(gap)
+    std = np.sqrt(_noise(accuracy, count))
     folded = np.where(std > 0, _folded_mean(gap, std), gap)
-    mean = np.average(2 * gap - folded, axis=-1, weights=count)
+    mean = np.average(2 * gap - folded, -1, count)
     return np.maximum(mean, 0.0)
 
 
 def _debiased_l2(binned: Binned, weights: FloatArray) -> FloatArray:
     count, gap, accuracy = binned.means(weights)
-    noise = np.where(count > 1, _noise(accuracy, count - 1), 0.0)
-    mean = np.average(gap**2 - noise, axis=-1, weights=count)
+    noise = (count > 1) * _noise(accuracy, count - 1)
+    mean = np.average(gap**2 - noise, -1, count)
     return np.sqrt(np.maximum(mean, 0.0))
 
 

@@ -80,9 +80,9 @@ class Metric(Generic[P]):
 
     def __post_init__(self) -> None:
         functools.update_wrapper(self, self.formula)
-        parameters = inspect.signature(self.formula).parameters.values()
-        self.reads = tuple(p.name for p in parameters if p.default is p.empty)
-        self.options = tuple(p.name for p in parameters if p.default is not p.empty)
+        parameters = inspect.signature(self.formula).parameters
+        self.options = tuple(k for k, p in parameters.items() if p.default is not p.empty)
+        self.reads = tuple(k for k in parameters if k not in self.options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> float:
         """The metric of the samples as they are."""
@@ -167,8 +167,8 @@ class Groups:
         totals = np.zeros((*weights.shape[:-1], self.n_groups))
         if starts is not None and values is not None and len(starts) <= _FEW_GROUPS:
             for start, end in pairwise([*starts, len(values)]):
-                rows = slice(start, end)
-                totals[..., self.index[start]] = weights[..., rows] @ values[rows]
+                sums = weights[..., start:end] @ values[start:end]
+                totals[..., self.index[start]] = sums
             return totals
         weights = weights if values is None else weights * values
         if starts is None:
@@ -177,4 +177,4 @@ class Groups:
         return totals
 
     def _unsorted_totals(self, weights: FloatArray) -> FloatArray:
-        return np.bincount(self.index, weights, self.n_groups).astype(np.float64)
+        return np.bincount(self.index, weights, self.n_groups).astype(float)

@@ -76,7 +76,7 @@ def risk_coverage(confidence: ArrayLike, correct: ArrayLike) -> RiskCoverage:
     """
     s, c = _checked(confidence, correct)
     ranks = _rank_groups(-s)
-    expected = ranks.totals(1 - c) / ranks.totals(np.ones_like(c))  # errors of one of a tied group
+    expected = ranks.totals(1 - c) / np.bincount(ranks.index)  # errors of one of a tied group
     errors = np.cumsum(expected[np.sort(ranks.index)])
     accepted = np.arange(1, len(s) + 1)
     return RiskCoverage(accepted / len(s), errors / accepted)

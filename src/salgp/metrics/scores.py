@@ -156,8 +156,9 @@ class Comparison:
 
     def best(self, score: str = "nll_correct") -> str:
         """The method with the best ``score``: the smallest or the largest, as the metric says."""
-        best, scores = next(iter(self.best_first(score).rows.items()))
-        if scores.as_dict().get(score) is None:
+        rows = self.best_first(score).as_dict()
+        best = next(iter(rows))
+        if rows[best].get(score) is None:
             raise ValueError(f"no method has the score {score!r}")
         return best
 

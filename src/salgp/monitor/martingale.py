@@ -211,16 +211,16 @@ def _features(prediction: Prediction) -> dict[str, Tensor]:
     if prediction.novelty is not None:
         found["novelty"] = prediction.novelty
     if prediction.layers is not None:
-        columns = zip(prediction.layers.names, prediction.layers.mean.T, strict=True)
-        found |= {f"layer {name}": column for name, column in columns}
+        names = (f"layer {name}" for name in prediction.layers.names)
+        found |= zip(names, prediction.layers.mean.T, strict=True)
     return found
 
 
 def band_of_cells(reference: IntArray) -> IntArray:
     """``(J, CELLS)`` which of the reference's `BANDS` each cell belongs to, by counts ``(J, CELLS)``."""
-    middle = reference.cumsum(1) - reference / 2
-    share = middle / np.maximum(reference.sum(1, keepdims=True), 1)
-    return np.minimum((share * BANDS).astype(np.int64), BANDS - 1)
+    up_to = reference.cumsum(1)
+    share = (up_to - reference / 2) / np.maximum(up_to[:, -1:], 1)
+    return np.minimum((share * BANDS).astype(int), BANDS - 1)
 
 
 def band_counts(values: IntArray, bands: IntArray) -> IntArray:

@@ -288,7 +288,7 @@ class Monitor:
     def _labelled(
         self, state: State, record: Record, prediction: Prediction, labels: Any
     ) -> tuple[State, Record]:
-        y = as_labels(labels, len(prediction), self.settings.n_classes).cpu()
+        y = as_labels(labels, *prediction.probs.shape).cpu()
         right = (prediction.label.cpu() == y).numpy()
         s = to_double(prediction.confidence)
         accuracy = state.accuracy.bet(s, right, self.settings.tolerance)

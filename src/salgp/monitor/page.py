@@ -100,13 +100,14 @@ def _figure(value: float, form: str) -> str:
 def _first_alarms(log: Sequence[Record]) -> list[tuple[str, Record]]:
     """The record at which each alarm was raised."""
     raised = {name: record for record in reversed(log) for name in record.alarm}
-    return sorted(raised.items(), key=lambda pair: pair[1].number)
+    return sorted(raised.items(), key=lambda alarm: alarm[1].number)
 
 
 def _accuracy(settings: Settings, rows: Sequence[Row]) -> Markup:
     """Expected accuracy of every batch with its interval, measured accuracy as dots, the reference dashed."""
-    ends = [found.lower for row in rows for found in row[1:] if found]
-    low = math.floor(10 * min([*ends, settings.reference])) / 10
+    ends = [found.lower for _, *both in rows for found in both if found]
+    lowest = min([*ends, settings.reference])
+    low = math.floor(10 * lowest) / 10
     step = next(step for step in (0.05, 0.1, 0.2) if 1 - low <= 5 * step + 1e-9)
     n_steps = int((1 - low) / step + 1e-9)
     records = [record for record, *_ in rows]
@@ -118,12 +119,12 @@ def _accuracy(settings: Settings, rows: Sequence[Row]) -> Markup:
     frame.across(settings.reference, "reference")
     canvas.add("polyline", points=frame.points((x, e.value) for x, e in drawn), css="line")
     for i, row in enumerate(rows):
-        _dots(frame, frame.x(_place(i, len(rows))), row)
+        _dots(frame, _place(i, len(rows)), row)
     return canvas.markup()
 
 
-def _dots(frame: Frame, x: float, row: Row) -> None:
-    record, found, labels = row
+def _dots(frame: Frame, share: float, row: Row) -> None:
+    x, (record, found, labels) = frame.x(share), row
     words = f"{record.name}, {_minute(record.time)}: expected {found}, measured {labels or 'nothing'}"
     if found:
         frame.canvas.circle(x, frame.y(found.value), 3, "expected", words)
@@ -141,7 +142,8 @@ def _evidence(recent: Sequence[Record], limit: float) -> Markup:
     step = math.ceil((high - low) / 6)
     frame.y_axis((mark, _figure(mark, "d")) for mark in range(low, math.floor(high) + 1, step))
     frame.across(limit, "limit")
-    places = [_place(i, len(recent)) for i in range(len(recent))]
+    n = len(recent)
+    places = [_place(i, n) for i in range(n)]
     for css, values in (("line", shift), ("second", accuracy)):
         canvas.add("polyline", points=frame.points(zip(places, values, strict=True)), css=css)
     return canvas.markup()

@@ -300,7 +300,8 @@ def _check_arrays(arrays: dict[str, NDArray[Any]], settings: Settings) -> None:
             wanted = f"{expected.dtype} of shape {expected.shape}"
             raise FormatError(f"{name} is {found.dtype} of shape {found.shape}, expected {wanted}")
     for name in ("counts", "reference", "recent"):
-        if arrays[name].min() < 0 or arrays[name].max() > LARGEST_COUNT:
+        counts = arrays[name]
+        if counts.min() < 0 or counts.max() > LARGEST_COUNT:
             raise FormatError("numbers of samples must be from 0 to 2^48")
 
 

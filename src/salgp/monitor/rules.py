@@ -215,7 +215,7 @@ def _feature_shifts(settings: Settings, state: State, bands: IntArray) -> tuple[
     pairs = zip(bands, state.reference, strict=True)
     reference = np.stack([np.bincount(own, counts, minlength=BANDS) for own, counts in pairs])
     effect = effects(reference, state.recent.sum(0))
-    evidence = np.maximum(state.shift.log_features / math.log(10), -99)
+    evidence = (state.shift.log_features / math.log(10)).clip(-99)
     found = map(FeatureShift, settings.features, effect.tolist(), evidence.tolist())
     return tuple(sorted(found, key=lambda shift: -abs(shift.effect)))
 

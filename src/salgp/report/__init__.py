@@ -162,9 +162,10 @@ def _summary(
     changes = metric_changes(before, after, labels)
     levels = acceptable_levels(before, after, labels, acceptable_error)
     point = chosen_level(levels, acceptable_error, len(labels))
-    said = verdict(before, after, method, point, changes, least_promise(levels, point))
-    found = {"before": before, "after": after, "changes": changes, "point": point, "verdict": said}
-    return found | slider(before, after, levels, point)
+    least = least_promise(levels, point)
+    said = verdict(before, after, method, point, changes, least)
+    scores = {"before": before, "after": after, "changes": changes}
+    return {**scores, "point": point, "verdict": said, **slider(before, after, levels, point)}
 
 
 def _name(class_names: Sequence[str] | None, label: int) -> str:

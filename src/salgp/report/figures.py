@@ -59,7 +59,7 @@ def risk_coverage(
     frame = Frame(canvas, (66, 12, 542, 160), ticks[-1])
     _percent_axes(frame, "share of predictions used (the surest ones)", "wrong among them", ticks)
     for side, css in ((before, "curve before"), (after, "curve after")):
-        canvas.add("polyline", points=_points(frame, side.curve), css=css)
+        _draw_curve(frame, side.curve, css)
     frame.across(point.error, "limit", id="limit")
     n, y = len(after.correct), frame.y(point.error)
     canvas.circle(frame.x(point.before / n), y, 6, "dot before", id="dot-before")
@@ -83,11 +83,12 @@ def _draw_bar(frame: Frame, bins: ReliabilityBins, b: int, ends: FloatArray, x: 
     canvas.rect(x - 2, frame.y(stated) - 2, width + 4, 4, f"stated{faint}", words)
 
 
-def _points(frame: Frame, curve: RiskCoverage) -> str:
-    """At most 400 points of the curve."""
+def _draw_curve(frame: Frame, curve: RiskCoverage, css: str) -> None:
+    """The curve, at no more than 400 points."""
     n = len(curve.risk)
     picked = np.linspace(0, n - 1, min(400, n)).astype(int)
-    return frame.points(zip(curve.coverage[picked], curve.risk[picked], strict=True))
+    points = zip(curve.coverage[picked], curve.risk[picked], strict=True)
+    frame.canvas.add("polyline", points=frame.points(points), css=css)
 
 
 def _percent_axes(frame: Frame, x_label: str, y_label: str, ticks: Sequence[float]) -> None:

@@ -67,11 +67,11 @@ def acceptable_levels(
 
 def _round_levels(error_rate: float, n: int) -> set[float]:
     """Round steps up to an error rate that chance hardly exceeds."""
-    chance = 3 * math.sqrt(error_rate * (1 - error_rate) / n) + 4 / n
-    top = min(max(error_rate + chance, 1e-3), 0.95)
+    std = math.sqrt(error_rate * (1 - error_rate) / n)
+    top = min(max(error_rate + 3 * std + 4 / n, 1e-3), 0.95)
     step = nice_step(top / N_LEVELS)
     n_steps = math.ceil(top / step - 1e-9)
-    return {round(k * step, 12) for k in range(1, n_steps + 1)}
+    return {round((k + 1) * step, 12) for k in range(n_steps)}
 
 
 def chosen_level(levels: Sequence[OperatingPoint], wanted: float | None, n: int) -> OperatingPoint:

@@ -90,7 +90,7 @@ def slices(before: Scored, after: Scored, columns: Mapping[str, Sequence[Any]]) 
     adjusted = iter(holm([_p_value(after, rows) for rows in tested]))
     found = []
     for name, value, rows in parts:
-        n, right = int(rows.sum()), _share(after.correct[rows])
+        n, right = rows.sum(), _share(after.correct[rows])
         said, stated = before.confidence[rows].mean(), after.confidence[rows].mean()
         verdict = "too few to say"
         if n >= FEWEST:
@@ -225,14 +225,14 @@ def _term_rows(known: Predicted, new: Predicted) -> list[tuple[str, str, str]]:
 
 def _sentence(before: Pair, after: Pair, expected: Estimate, measured: float | None) -> str:
     drop, off = after[0] - after[1], _off(after[0], measured)
-    low, high = round(100 * expected.lower), round(100 * expected.upper)
-    expect = f"expect about {round(100 * expected.value)} of 100 answers to be right ({low} to {high})"
+    value, low, high = map(_of_100, (expected.value, expected.lower, expected.upper))
+    expect = f"expect about {value} of 100 answers to be right ({low} to {high})"
     if expected.n < FEWEST:
         samples = "sample" if expected.n == 1 else "samples"
         return f"Only {expected.n} new {samples}, too few to compare: {expect}{off}."
     if abs(drop) < 0.03:
         return f"The new data look like the labelled data: {expect}{off}."
-    instead = off or f", instead of {round(100 * after[0])}"
+    instead = off or f", instead of {_of_100(after[0])}"
     if drop < 0:
         return f"The new data look easier: {expect}{instead}."
     unnoticed = before[1] > before[0] - 0.5 * drop
@@ -245,9 +245,13 @@ def _off(estimated: float, measured: float | None) -> str:
     if measured is None or abs(estimated - measured) < 0.03:
         return ""
     return (
-        f". Take this with care: of the labelled data it expects {round(100 * estimated)}, and "
-        f"{round(100 * measured)} are right"
+        f". Take this with care: of the labelled data it expects {_of_100(estimated)}, and "
+        f"{_of_100(measured)} are right"
     )
+
+
+def _of_100(share: float) -> int:
+    return round(100 * share)
 
 
 def _beyond(known: Tensor, new: Tensor) -> float:

@@ -107,7 +107,7 @@ def metric_changes(before: Scored, after: Scored, labels: Tensor) -> list[Change
         missing = any(each[name] is None for each in arrays for name in metric.reads)
         unknown = "labels" in metric.reads and not known
         if metric.heading and not missing and not unknown:
-            one, two = (_resampled(metric, each, len(labels)) for each in arrays)
+            one, two = (_resampled(metric, each) for each in arrays)
             verdict = _verdict(one, two, metric.larger_is_better)
             found.append(Change(metric, _spread(one), _spread(two), verdict))
     return found
@@ -133,9 +133,9 @@ def most_corrected(
     return [(i, int(labels[i]), explain_sample(own[[i]], prediction[i : i + 1])) for i in rows]
 
 
-def _resampled(metric: Metric[...], arrays: Mapping[str, Any], n: int) -> metrics.Interval:
+def _resampled(metric: Metric[...], arrays: Mapping[str, Any]) -> metrics.Interval:
     read = [arrays[name] for name in metric.reads]
-    draws = int(np.clip(4_000_000 // n, 50, 400))
+    draws = int(np.clip(4_000_000 // len(read[0]), 50, 400))
     return metrics.bootstrap(metric, *read, n_resamples=draws, level=LEVEL)
 
 
@@ -146,7 +146,8 @@ def _spread(found: metrics.Interval) -> tuple[float, float, float]:
     if not len(valid) or not math.isfinite(value):
         return value, math.nan, math.nan
     low, middle, high = np.quantile(valid, [TAIL, 0.5, 1 - TAIL]).tolist()
-    return value, max(value + (low - middle), 0.0), value + (high - middle)
+    lower, upper = value + (low - middle), value + (high - middle)
+    return value, max(lower, 0.0), upper
 
 
 def _verdict(before: metrics.Interval, after: metrics.Interval, larger_is_better: bool | None) -> str:

@@ -128,9 +128,8 @@ def _result(before: Scored, after: Scored, method: str, changes: Sequence[Change
     if change == "better":
         still = f", but {worse} gets worse" if worse else ""
         return f"after {method} it is right to within {_within(after.ece)}{_side(after)}{still}"
-    found = ", but ".join(
-        f"{verb} {names}" for verb, names in (("improves", better), ("worsens", worse)) if names
-    )
+    parts = (better and f"improves {better}", worse and f"worsens {worse}")
+    found = ", but ".join(filter(None, parts))
     if before.ece < SMALL and after.ece < SMALL:
         return f"after {method} it still is" + (f", and {method} {found}" if found else "")
     if found:
