@@ -41,16 +41,11 @@ SURE = 0.9
 """Answers at least this confident are acted on in the demo's closing sentence."""
 NETWORK, TEMPERATURE, PAPER, OURS = "network alone", "temperature", "SAL-GP (paper)", "layer evidence"
 
-
 AnyPath = str | os.PathLike[str]
 Progress = Callable[[str], object]
 """Called with a line whenever something is done."""
 Predictions = Mapping[str, Prediction]
 """By the names of the methods."""
-
-
-def say_nothing(line: str) -> None:
-    """Leave it unsaid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +67,7 @@ class DemoResult:
     predictions: Mapping[str, Predictions]
 
 
-def run_demo(out: AnyPath, force: bool = False, progress: Progress = say_nothing) -> DemoResult:
+def run_demo(out: AnyPath, force: bool = False, progress: Progress | None = None) -> DemoResult:
     """Train, calibrate, try on clean digits and on photographs, and write a report.
 
     Args:
@@ -83,28 +78,29 @@ def run_demo(out: AnyPath, force: bool = False, progress: Progress = say_nothing
     Returns:
         Scores, a sentence and the report's path.
     """
+    say = progress or (lambda line: None)
     train, calibration = draw_digits(N_TRAIN, 1), draw_digits(N_CALIBRATION, 2)
     test = draw_digits(N_TEST, 3)
-    progress("digits drawn")
-    network = train_network(train, progress)
+    say("digits drawn")
+    network = train_network(train, say)
     classifier = calibrate(network, calibration.loader(), reference=train.loader())
-    progress("calibrated")
+    say("calibrated")
     baselines = _baselines(classifier.features(calibration.images), calibration.labels)
-    progress("fitted the baselines")
+    say("fitted the baselines")
     sets = {"clean": test, "photographed": photograph(test)}
     predictions = {}
     for name, data in sets.items():
         predictions[name] = _all_methods(classifier, baselines, data)
-        progress(f"predicted the {name} digits")
+        say(f"predicted the {name} digits")
     scores = {name: compare(found, sets[name].labels) for name, found in predictions.items()}
     shown = predictions["photographed"]
     path = _report(Path(out, "report.html"), classifier, sets["photographed"], shown, force)
-    progress("report written")
+    say("report written")
     words = in_plain_words(shown[NETWORK], shown[OURS], sets["photographed"].labels)
     return DemoResult(path, scores, words, sets, predictions)
 
 
-def train_network(train: Digits, progress: Progress = say_nothing) -> nn.Module:
+def train_network(train: Digits, progress: Progress) -> nn.Module:
     """A small convolutional network, trained until it knows its digits by heart."""
     network = _untrained()
     optimiser = torch.optim.Adam(network.parameters(), lr=2e-3)
@@ -158,8 +154,11 @@ def in_plain_words(before: Prediction, after: Prediction, labels: Tensor) -> str
 
 def _wrong(prediction: Prediction, right: Tensor) -> str:
     """The share of wrong answers among those acted on, in words that fit before "wrong"."""
-    acted = prediction.confidence >= SURE
-    share = float((1 - right[acted]).mean()) if bool(acted.any()) else 0.0
+    wrong = 1 - right[prediction.confidence >= SURE]
+    return _of_them(float(wrong.mean()) if len(wrong) else 0.0)
+
+
+def _of_them(share: float) -> str:
     if share == 0:
         return "none of them is"
     shown = f"{share:.0%}" if share >= 0.005 else "fewer than 1%"
@@ -177,14 +176,12 @@ def _baselines(features: Features, labels: Tensor) -> dict[str, Calibrator]:
     }
 
 
-def _all_methods(
-    classifier: CalibratedClassifier, baselines: Mapping[str, Calibrator], data: Digits
-) -> dict[str, Prediction]:
-    features = classifier.features(data.images)
+def _all_methods(fitted: CalibratedClassifier, baselines: dict[str, Calibrator], data: Digits) -> Predictions:
+    features = fitted.features(data.images)
     return {
         NETWORK: Prediction.from_probs(features, features.probs),
         **{name: baseline.predict(features) for name, baseline in baselines.items()},
-        OURS: classifier.calibrator.predict(features),
+        OURS: fitted.calibrator.predict(features),
     }
 
 

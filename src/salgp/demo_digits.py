@@ -69,9 +69,9 @@ def photograph(digits: Digits, seed: int = 0) -> Digits:
     return Digits((shaded + noise).clamp(0, 1), digits.labels)
 
 
-def _one_each(images: Tensor, g: torch.Generator) -> Tensor:
-    """A random number for each image, ``(n, 1, 1, 1)``."""
-    return torch.rand(len(images), 1, 1, 1, generator=g)
+def _one_each(digits: Tensor, g: torch.Generator) -> Tensor:
+    """A random number for each digit, ``(n, 1, 1, 1)``."""
+    return torch.rand(len(digits), 1, 1, 1, generator=g)
 
 
 def _by_hand(strokes: Tensor, g: torch.Generator) -> Tensor:
@@ -93,12 +93,12 @@ def _by_hand(strokes: Tensor, g: torch.Generator) -> Tensor:
 
 def _ink(strokes: Tensor, g: torch.Generator) -> Tensor:
     """Bright where a pixel is nearer to a stroke than half the pen's width, ``(n, 1, 28, 28)``."""
-    pen = 0.03 + 0.035 * torch.rand(len(strokes), 1, generator=g)
-    return torch.sigmoid((pen - _distance(strokes)) * 90).reshape(-1, 1, SIDE, SIDE)
+    pen = 0.03 + 0.035 * _one_each(strokes, g)
+    return torch.sigmoid((pen - _distance(strokes)) * 90)
 
 
 def _distance(strokes: Tensor) -> Tensor:
-    """From each pixel to the nearest line, ``(n, p)``."""
+    """From each pixel to the nearest line, ``(n, 1, 28, 28)``."""
     axis = (torch.arange(SIDE) + 0.5) / SIDE
     square = torch.meshgrid(axis, axis, indexing="xy")
     pixels = torch.stack(square, dim=-1).reshape(-1, 1, 2)  # (p, 1, 2)
@@ -107,7 +107,8 @@ def _distance(strokes: Tensor) -> Tensor:
     length = along.square().sum(-1).clamp_min(1e-9)
     share = ((pixels - start) * along).sum(-1) / length
     nearest = start + share.clamp(0, 1)[..., None] * along
-    return (pixels - nearest).square().sum(-1).amin(dim=2).sqrt()
+    distance = (pixels - nearest).square().sum(-1).amin(dim=2).sqrt()  # (n, p)
+    return distance.reshape(-1, 1, SIDE, SIDE)
 
 
 def _turned(images: Tensor, g: torch.Generator) -> Tensor:
@@ -118,11 +119,9 @@ def _turned(images: Tensor, g: torch.Generator) -> Tensor:
     return nn.functional.grid_sample(images, grid, align_corners=False)
 
 
-def _arc(
-    x: float, y: float, rx: float, ry: float, start: float, stop: float, n: int = 9
-) -> list[list[float]]:
+def _arc(x: float, y: float, rx: float, ry: float, start: float, end: float, n: int = 9) -> list[list[float]]:
     """Points on an ellipse; angles in quarters of a turn, clockwise from the right."""
-    quarters = [start + (stop - start) * i / (n - 1) for i in range(n)]
+    quarters = [start + (end - start) * i / (n - 1) for i in range(n)]
     angles = [quarter * math.pi / 2 for quarter in quarters]
     return [[x + rx * math.cos(a), y + ry * math.sin(a)] for a in angles]
 

@@ -5,9 +5,9 @@ Kept apart from `salgp.io`, so that the command line refuses a target before PyT
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 __all__ = ["KINDS", "PREDICTION_TABLE", "is_of_kind", "refuse_foreign", "refuse_link", "refuse_special"]
@@ -75,7 +75,9 @@ def refuse_foreign(path: str | os.PathLike[str], kind: str) -> None:
 
 def is_of_kind(path: Path, kind: str) -> bool:
     """Has a file the signature of one of `KINDS`, whatever its name? An empty one may be replaced too."""
-    if path.stat().st_size == 0:
-        return True
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return all(content.find(part) >= 0 for part in KINDS[kind])
+    return path.stat().st_size == 0 or _holds(path, KINDS[kind])
+
+
+def _holds(path: Path, parts: tuple[bytes, ...]) -> bool:
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        return all(content.find(part) >= 0 for part in parts)

@@ -77,21 +77,15 @@ class FeatureFile:
     @property
     def classes(self) -> list[str] | None:
         """Class names, where the file has them."""
-        if "classes" not in self.metadata:
-            return None
-        with reading(self.path, "features with a list of class names in UTF-8"):
-            names = list(map(str, json.loads(self.metadata["classes"])))
-            "".join(names).encode()
-        return names
+        stored = self.metadata.get("classes")
+        return None if stored is None else _class_names(stored, self.path)
 
     @property
     def known_labels(self) -> Tensor:
         """Its labels; refused where it has none."""
         if self.labels is None:
-            raise ValueError(
-                f"{self.path} has no labels, and this needs them; store them under 'labels' (extract "
-                f"does where the data have them)"
-            )
+            advice = "store them under 'labels' (extract does where the data have them)"
+            raise ValueError(f"{self.path} has no labels, and this needs them; {advice}")
         return self.labels
 
     @property
@@ -106,11 +100,21 @@ class FeatureFile:
         return replace(self, features=plain, labels=labels)
 
 
+def _class_names(stored: str, path: Path) -> list[str]:
+    with reading(path, "features with a list of class names in UTF-8"):
+        names = list(map(str, json.loads(stored)))
+        "".join(names).encode()
+    return names
+
+
 def origin_of(name: str, n: int, metadata: Mapping[str, str], classes: list[str] | None) -> dict[str, Any]:
     """Description of the data a calibrator was fitted on: their name, number, network and meaning."""
-    known = {"network": metadata.get("network"), "output": metadata.get("output"), "classes": classes}
     told = {"features": name, "n": n, "salgp": salgp.__version__}
-    return told | {key: value for key, value in known.items() if value is not None}
+    return told | _known(network=metadata.get("network"), output=metadata.get("output"), classes=classes)
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def network_metadata(network: nn.Module, reader: Reader, classes: Sequence[str] | None) -> dict[str, str]:
@@ -150,10 +154,8 @@ def read_features(path: str | os.PathLike[str], probs: Sequence[str] | None = No
     if path.suffix in TABLES or any(path.glob("*.parquet")):
         return _read_scores(path, probs)
     if path.is_dir():
-        raise ValueError(
-            f"{path} is a folder without Parquet shards; features are one .safetensors file, a folder of "
-            f".parquet files, or class scores as .npz or .csv"
-        )
+        forms = "one .safetensors file, a folder of .parquet files, or class scores as .npz or .csv"
+        raise ValueError(f"{path} is a folder without Parquet shards; features are {forms}")
     tensors, metadata = read_tensors(path)
     return FeatureFile(path, *features_of(path, tensors, metadata), metadata)
 
@@ -300,10 +302,8 @@ def import_object(spec: str) -> Any:
     """What ``package.module:name`` or ``path/to/file.py:name`` stands for."""
     where, _, name = spec.rpartition(":")
     if not where or not name:
-        raise ValueError(
-            f"{spec!r}: expected package.module:name or path/to/file.py:name (networks also as net.onnx or "
-            f"hf:FOLDER)"
-        )
+        forms = "package.module:name or path/to/file.py:name (networks also as net.onnx or hf:FOLDER)"
+        raise ValueError(f"{spec!r}: expected {forms}")
     module = _imported(where)
     found = vars(module).get(name)
     if found is None:
@@ -321,10 +321,8 @@ def _imported(where: str) -> Any:
         return _run_file(Path(where)) if is_file else importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name and f"{where}.".startswith(f"{error.name}."):
-            raise ValueError(
-                f"cannot import {where!r} from here; give an installed module, one in this folder, or a path "
-                f"ending in .py"
-            ) from error
+            advice = "give an installed module, one in this folder, or a path ending in .py"
+            raise ValueError(f"cannot import {where!r} from here; {advice}") from error
         raise
     finally:
         sys.path.remove(folder)
@@ -344,14 +342,12 @@ def _run_file(path: Path) -> Any:
 
 
 def _made_by_user(spec: str) -> nn.Module:
-    found = import_object(spec)
-    is_factory = callable(found) and not isinstance(found, nn.Module)
-    model = _called(found, spec) if is_factory else found
+    model = import_object(spec)
+    if callable(model) and not isinstance(model, nn.Module):
+        model = _called(model, spec)
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"{spec} gives a {type(model).__name__}; expected a torch.nn.Module, or a function without "
-            f"arguments that returns one"
-        )
+        expected = "a torch.nn.Module, or a function without arguments that returns one"
+        raise TypeError(f"{spec} gives a {type(model).__name__}; expected {expected}")
     return model
 
 
@@ -365,19 +361,16 @@ def _called(factory: Callable[[], Any], spec: str) -> Any:
 
 def _hugging_face(folder: Path) -> nn.Module:
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{folder}: no config.json here; expected a local folder written by save_pretrained"
-        )
+        why = "no config.json here; expected a local folder written by save_pretrained"
+        raise FileNotFoundError(f"{folder}: {why}")
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     name = (config.architectures or [""])[0]
     kind = getattr(transformers, name, None)
     if kind is None or not name.endswith("Classification"):
-        raise ValueError(
-            f"{folder}: {name or 'no architecture'} is no classifier; expected "
-            f"...ForSequenceClassification or ...ForImageClassification"
-        )
+        expected = "...ForSequenceClassification or ...ForImageClassification"
+        raise ValueError(f"{folder}: {name or 'no architecture'} is no classifier; expected {expected}")
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # the command line has its own

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 try:
     import typer
@@ -31,7 +31,7 @@ from salgp.cli import (
     report,
     score,
 )
-from salgp.cli.console import UsageError, add_command, complain, sentence
+from salgp.cli.console import UsageError, add_command, complain, one_line, sentence
 
 __all__ = ["add_plugins", "app", "main"]
 
@@ -88,15 +88,15 @@ def add_plugins(app: typer.Typer) -> None:
         try:
             point.load()(app)
         except Exception as error:  # whatever another package does wrong must not stop our own commands
-            why = f"the command {point.name} of {point.value} cannot be loaded: {sentence(error)}"
-            app.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)(_refused(why))
+            _add_unloadable(app, point, sentence(error))
 
 
-def _refused(why: str) -> Callable[[], None]:
+def _add_unloadable(app: typer.Typer, point: EntryPoint, reason: str) -> None:
+    why = f"the command {point.name} of {point.value} cannot be loaded: {reason}"
+
+    @app.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)
     def refuse() -> None:
         raise typer.Exit(complain(why, console.FAILURE))
-
-    return refuse
 
 
 def _is_text(text: str) -> bool:
@@ -126,7 +126,7 @@ def _options(version: bool = _VERSION) -> None:
 
 def _usage(error: Exception) -> str:
     where = getattr(getattr(error, "ctx", None), "command_path", "salgp")
-    message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    message = one_line(error.format_message())  # type: ignore[attr-defined]
     return f"{message.rstrip('.')}; see {where} --help"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.table import Table
 from typer import Option
@@ -15,9 +15,6 @@ from salgp.cli import options
 from salgp.cli.checks import check_inputs, check_suffix, check_target
 from salgp.cli.console import Console, UsageError, score_table
 from salgp.cli.inputs import PredictionOptions
-
-if TYPE_CHECKING:
-    from salgp.explanation import Explanation
 
 KINDS = {".csv": "CSV prediction", ".parquet": "Parquet prediction"}
 SHOWN = 10
@@ -97,22 +94,23 @@ def explain(console: Console, given: PredictionOptions, sample: Rows = None) -> 
 
     change = prediction.confidence.cpu() - loaded.features.confidence
     rows = sample or change.abs().topk(min(SHOWN, len(change))).indices.tolist()
-    for row in rows:
-        if not 0 <= row < len(change):
-            raise UsageError(f"--sample {row}: the rows of {given.features} are 0..{len(change) - 1}")
+    _check_rows(rows, len(change), given.features)
     table = Table("row", "predicted", "network", "calibrated", "points, which add up to the change")
     told = []
     for row in rows:
         found = explain_sample(loaded.features[[row]], prediction[row : row + 1])
         name = _class_name(found.label, loaded.classes or ())
-        table.add_row(str(row), name, *_cells(found))
+        before = f"{found.network_confidence:.2f}"
+        table.add_row(str(row), name, before, found.calibrated, found.reasons or "-")
         told.append({"row": row, "class": name} | asdict(found))
     console.finish({"samples": told}, table)
 
 
+def _check_rows(rows: list[int], n: int, path: Path) -> None:
+    for row in rows:
+        if not 0 <= row < n:
+            raise UsageError(f"--sample {row}: the rows of {path} are 0..{n - 1}")
+
+
 def _class_name(label: int, classes: Sequence[str]) -> str:
     return classes[label] if label < len(classes) else str(label)
-
-
-def _cells(found: Explanation) -> tuple[str, str, str]:
-    return f"{found.network_confidence:.2f}", found.calibrated, found.reasons or "-"

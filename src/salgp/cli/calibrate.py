@@ -186,10 +186,8 @@ def _report(calibrator: Calibrator, check: _Check, test: FileLoader, out: Path) 
     )
 
 
-def _finish(
-    console: Console, classifier: CalibratedClassifier, check: _Check | None, n: int, out: Path
-) -> None:
-    calibrator, made = classifier.calibrator, classifier.augmentation
+def _finish(console: Console, fitted: CalibratedClassifier, check: _Check | None, n: int, out: Path) -> None:
+    calibrator, made = fitted.calibrator, fitted.augmentation
     comparison = None if check is None else salgp.metrics.compare(check.predictions, check.labels)
     told = {
         "out": str(out),
@@ -199,7 +197,7 @@ def _finish(
         "scores": None if comparison is None else comparison.as_dict(),
         "augmentation": None if made is None else str(made),
     }
-    shown = "\n".join(_lines(classifier, check, out))
+    shown = "\n".join(_lines(fitted, check, out))
     if check is None or comparison is None:
         console.finish(told, shown)
         return

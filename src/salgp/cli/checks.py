@@ -16,8 +16,8 @@ CALIBRATOR, SHARDS = "calibrator.safetensors", "manifest.json"
 
 def check_inputs(*paths: Path | None) -> None:
     """Refuse inputs that do not exist."""
-    for path in paths:
-        if path is not None and not path.exists():
+    for path in filter(None, paths):
+        if not path.exists():
             raise FileNotFoundError(f"no such file or folder: {path}")
 
 
@@ -36,25 +36,22 @@ def check_suffix(path: Path, *suffixes: str) -> None:
 
 def check_apart(path: Path, *inputs: Path | None) -> None:
     """Refuse a target that is an input, or inside of a folder of shards that is one."""
-    for other in inputs:
-        if other is not None:
-            _check_not_inside(path, other)
+    for other in filter(None, inputs):
+        if path.resolve() == other.resolve():
+            raise ValueError(f"{path} is also an input; write the result to another place")
+        if _is_inside_store(path, other):
+            raise ValueError(f"{path} is inside the input {other}; write the result elsewhere")
 
 
-def _check_not_inside(path: Path, other: Path) -> None:
-    mine, theirs = path.resolve(), other.resolve()
-    if mine == theirs:
-        raise ValueError(f"{path} is also an input; write the result to another place")
-    if theirs in mine.parents and (theirs / SHARDS).is_file():
-        raise ValueError(f"{path} is inside the input {other}; write the result elsewhere")
+def _is_inside_store(path: Path, folder: Path) -> bool:
+    return folder.resolve() in path.resolve().parents and (folder / SHARDS).is_file()
 
 
 def check_no_other(folder: Path) -> None:
     """Refuse to put files of another kind beside those of a calibrator or a store."""
     if (folder / CALIBRATOR).is_file() or (folder / SHARDS).is_file():
-        raise FileExistsError(
-            f"{folder} holds a calibrator or shards; it is left alone: choose another folder"
-        )
+        why = "holds a calibrator or shards; it is left alone: choose another folder"
+        raise FileExistsError(f"{folder} {why}")
 
 
 def check_target(path: Path, kind: str, force: bool, *inputs: Path | None) -> None:

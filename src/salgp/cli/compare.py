@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from salgp import Features, Prediction
+    from salgp.cli.fit import Labelled
     from salgp.files import FeatureFile
-
-    Labelled = tuple[Features, Tensor]
 
 __all__ = []
 

@@ -26,7 +26,7 @@ from salgp.extras import EXTRAS, hint
 from salgp.progress import Advance, progress_bar, visible
 
 if TYPE_CHECKING:
-    from salgp.metrics import Comparison, Metric
+    from salgp.metrics import Comparison
 
 __all__ = ["Console", "UsageError", "add_command", "pasteable"]
 
@@ -101,7 +101,7 @@ class Console:
 
         def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
             if category.__module__.startswith("salgp") or self.debug:
-                self.say(f"note: {about}{' '.join(str(message).split())}")
+                self.say(f"note: {about}{one_line(str(message))}")
 
         with warnings.catch_warnings():
             warnings.simplefilter("default")
@@ -125,8 +125,7 @@ def add_command(app: typer.Typer, function: Callable[..., None], name: str | Non
 
     def run(**arguments: Any) -> None:
         for key, group in groups.items():
-            of_group = {f.name: arguments.pop(f.name) for f in fields(group)}
-            arguments[key] = group(**of_group)
+            arguments[key] = group(**{f.name: arguments.pop(f.name) for f in fields(group)})
         try:
             with arguments["console"].warnings_as_notes():
                 function(**arguments)
@@ -141,20 +140,30 @@ def add_command(app: typer.Typer, function: Callable[..., None], name: str | Non
 
 def _options(own: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
     """Every option on its own; those that all commands share stand below."""
-    found: list[inspect.Parameter] = []
-    for p in sorted(own, key=lambda p: p.name == "console"):
-        grouped = is_dataclass(p.annotation)
-        found += inspect.signature(p.annotation, eval_str=True).parameters.values() if grouped else [p]
-    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in found]
+    last = sorted(own, key=lambda p: p.name == "console")
+    return [p.replace(kind=p.KEYWORD_ONLY) for group in last for p in _expanded(group)]
+
+
+def _expanded(option: inspect.Parameter) -> list[inspect.Parameter]:
+    """The options of a group, or the one itself."""
+    grouped = is_dataclass(option.annotation)
+    if not grouped:
+        return [option]
+    return list(inspect.signature(option.annotation, eval_str=True).parameters.values())
 
 
 def _help(function: Callable[..., None]) -> dict[str, Any]:
     """Help of a command from the docstring of its function; an example may take several lines."""
     text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExample:\n")
-    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
-    lines = [" ".join(line.split()) for line in examples.split("salgp ")[1:]]
+    paragraphs = list(map(one_line, text.split("\n\n")))
+    lines = map(one_line, examples.split("salgp ")[1:])
     epilog = "\n\n".join(f"Example:  salgp {line}" for line in lines)
     return {"help": "\n\n".join(paragraphs), "short_help": paragraphs[0], "epilog": epilog}
+
+
+def one_line(text: str) -> str:
+    """The text with single spaces for line breaks and indentation."""
+    return " ".join(text.split())
 
 
 def complain(text: str, code: int) -> int:
@@ -172,7 +181,7 @@ def sentence(error: BaseException) -> str:
         >>> sentence(OSError(28, "No space left on device", "out.json"))
         'out.json: No space left on device'
     """
-    text = " ".join(_message(error).split())
+    text = one_line(_message(error))
     if text and isinstance(error, _EXPECTED):
         return text
     return f"{type(error).__name__}: {text or 'no message'} (--debug shows where)"
@@ -219,24 +228,23 @@ def score_table(comparison: Comparison, title: str) -> Table:
     headings = [metric.heading + _ARROWS[metric.larger_is_better] for metric in shown]
     for heading in (*headings, "± std"):
         table.add_column(heading, justify="right", no_wrap=True)
-    best = {metric.name: _best(comparison, metric) for metric in shown}
+    ordered = [metric.name for metric in shown if metric.larger_is_better is not None]
+    best = {name: _best(comparison, name) for name in ordered}
     for name, scores in rows.items():
-        cells = [_cell(scores[metric.name], best[metric.name] == name) for metric in shown]
+        cells = [_cell(scores[metric.name], best.get(metric.name) == name) for metric in shown]
         table.add_row(name, *cells, _std(scores["mean_variance"]))
     return table
 
 
 _ARROWS = {None: "", True: "↑", False: "↓"}
-_CAPTION = (
-    "conf.: mean confidence; NLLc: of being correct; AUROC: of spotting errors; ↓ small is good, "
-    "↑ large is good"
-)
+_COLUMNS = "conf.: mean confidence; NLLc: of being correct; AUROC: of spotting errors"
+_CAPTION = f"{_COLUMNS}; ↓ small is good, ↑ large is good"
 
 
-def _best(comparison: Comparison, metric: Metric[...]) -> str | None:
-    """The best method, where there are several, the metric has a better side, and they differ."""
-    values = {scores[metric.name] for scores in comparison.as_dict().values()} - {None}
-    return comparison.best(metric.name) if metric.larger_is_better is not None and len(values) > 1 else None
+def _best(comparison: Comparison, metric: str) -> str | None:
+    """The best method, where there are several and they differ."""
+    values = {scores[metric] for scores in comparison.as_dict().values()}
+    return comparison.best(metric) if len(values - {None}) > 1 else None
 
 
 def _std(variance: float | None) -> Text:

@@ -46,7 +46,7 @@ def decide(
         raise UsageError(f"--by {by}: expected all or class")
     check_suffix(out, ".json")
     check_target(out, "rule", force, *given.inputs)
-    prices = _prices(costs)
+    prices = {} if costs is None else _prices(costs)
     _, loaded, prediction = given.predict(console, labelled=True)
     prices["per_class"] = by == "class"
     rule = salgp.decide.choose_threshold(prediction, loaded.known_labels, error, assurance, **prices)
@@ -58,9 +58,7 @@ def decide(
     console.finish(told | asdict(rule), shown)
 
 
-def _prices(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
+def _prices(text: str) -> dict[str, Any]:
     try:
         wrong, ask = map(float, text.split(","))
     except ValueError as error:
@@ -96,8 +94,7 @@ def sets(
     fitted.save(out)
     n = len(prediction)
     size = float(fitted(prediction).sum(1).double().mean())
-    console.finish(
-        {"out": str(out), "n": n, "coverage": coverage, "by": by, "mean_size": size},
-        f"sets contain the true class with probability {coverage:g}; fitted on {n:,} samples, {size:.2f} "
-        f"classes on average\nsets: {out}\nnext: {_next(given, '--sets', out)}",
-    )
+    told = {"out": str(out), "n": n, "coverage": coverage, "by": by, "mean_size": size}
+    fit = f"fitted on {n:,} samples, {size:.2f} classes on average"
+    shown = f"sets contain the true class with probability {coverage:g}; {fit}\nsets: {out}"
+    console.finish(told, f"{shown}\nnext: {_next(given, '--sets', out)}")

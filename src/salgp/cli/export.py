@@ -84,7 +84,7 @@ def _classifier(console: Console, folder: Path, network: NetworkOptions) -> salg
     try:
         return salgp.load(folder, model)
     except FileNotFoundError as error:
+        why = "does not say how its features were read from the network"
         raise ValueError(
-            f"{folder} does not say how its features were read from the network; extract and fit again, or "
-            f"leave MODEL out to export the calibrator alone"
+            f"{folder} {why}; extract and fit again, or leave MODEL out to export the calibrator alone"
         ) from error

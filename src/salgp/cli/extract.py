@@ -82,10 +82,8 @@ def _check_out(out: Path, perturb: bool, force: bool, *inputs: Path | None) -> N
     if perturb:
         raise UsageError("--perturb writes one file; give --out a name that ends in .safetensors")
     if out.exists() and not out.is_dir():
-        raise FileExistsError(
-            f"{out} is no folder, and one of Parquet shards is to be written; choose another name, or one "
-            f"that ends in .safetensors for a single file"
-        )
+        advice = "choose another name, or one that ends in .safetensors for a single file"
+        raise FileExistsError(f"{out} is no folder, and one of Parquet shards is to be written; {advice}")
 
 
 def _write_file(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from salgp.calibrators import Calibrator
     from salgp.files import FeatureFile
 
+    Labelled = tuple[Features, Tensor]
     Fitted = tuple[Calibrator, FeatureFile, int, str]
     """A fitted calibrator, what it was fitted on, and its rows, as a number and in words."""
 
@@ -68,10 +69,8 @@ def fit(
     columns = [] if probs is None else ["--probs", probs]
     following = pasteable("salgp", "evaluate", out, f"TEST{features.suffix}", *columns)
     told = {"calibrator": str(out), "method": calibrator.name, "n": n}
-    console.finish(
-        told | {"layers": list(calibrator.layer_widths_)},
-        f"fitted {calibrator.name} on {counted}; saved in {out}\nnext: {following}",
-    )
+    told["layers"] = list(calibrator.layer_widths_)
+    console.finish(told, f"fitted {calibrator.name} on {counted}; saved in {out}\nnext: {following}")
 
 
 def _fit(
@@ -93,9 +92,12 @@ def _fit(
 
 def _is_large(*folders: Path | None) -> bool:
     """Are all of these feature stores, and do they have more than `LARGE` rows together?"""
-    given = [folder for folder in folders if folder is not None]
-    stores = all((folder / SHARDS).is_file() for folder in given)
-    return stores and sum(map(len, map(salgp.store.FeatureStore, given))) > LARGE
+    given = list(filter(None, folders))
+    return _are_stores(given) and sum(map(len, map(salgp.store.FeatureStore, given))) > LARGE
+
+
+def _are_stores(folders: list[Path]) -> bool:
+    return all((folder / SHARDS).is_file() for folder in folders)
 
 
 def _fit_large(console: Console, method: str | None, features: Path, reference: Path | None) -> Fitted:
@@ -119,29 +121,32 @@ def _save(out: Path, calibrator: Calibrator, source: FeatureFile, n: int) -> Non
     save_calibrator(out, calibrator, origin=source.origin | {"n": n}, **known)
 
 
-def _network(calibrator: Calibrator, source: FeatureFile) -> dict[str, Any]:
-    """Description of the network, with the layers that the calibrator needs."""
+def _described_network(source: FeatureFile) -> dict[str, Any]:
     from salgp.io import check_kind
     from salgp.network.reader import FORMAT, FORMAT_VERSION
 
-    network = json.loads(source.metadata["module"])
+    network: dict[str, Any] = json.loads(source.metadata["module"])
     check_kind(source.path, network, FORMAT, FORMAT_VERSION)
+    return network
+
+
+def _network(calibrator: Calibrator, source: FeatureFile) -> dict[str, Any]:
+    """Description of the network, with the layers that the calibrator needs."""
+    network = _described_network(source)
     needed = calibrator.layer_widths_ if calibrator.needs_layers else ()
     network["taps"] = [tap for tap in network.get("taps") or () if tap["name"] in needed]
     return network
 
 
-def read_reference(
-    console: Console, path: Path | None, given: FeatureFile, data: Features
-) -> tuple[Features, Tensor] | None:
-    """Features and labels of the training data, with the layers of ``data``, which came from ``given``."""
+def read_reference(console: Console, path: Path | None, like: FeatureFile, data: Features) -> Labelled | None:
+    """Features and labels of the training data, with the layers of ``data``, which came from ``like``."""
     if path is None:
         return None
-    loaded = read_alike(console, path, None, given)
+    loaded = read_alike(console, path, None, like)
     return loaded.features.select(data.layer_names), loaded.known_labels
 
 
-def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> tuple[Features, Tensor]:
+def fitting_rows(calibrator: Calibrator, features: Features, labels: Tensor) -> Labelled:
     """What a method learns from: augmented samples only where it uses them, else the original samples."""
     if calibrator.uses_augmented or features.groups is None:
         return features, labels
@@ -159,8 +164,6 @@ def notes_on(calibrator: Calibrator, loaded: FeatureFile, data: Features, refere
         how = "salgp extract --perturb makes some" if from_network else "expect it to hold for such data only"
         notes.append(f"no augmented samples in {loaded.path.name}: nothing is learned about shift; {how}")
     if calibrator.uses_reference and not reference:
-        notes.append(
-            "no --reference given: the calibration samples are compared with each other; features of the "
-            "training data serve better"
-        )
+        better = "features of the training data serve better"
+        notes.append(f"no --reference given: the calibration samples are compared with each other; {better}")
     return notes

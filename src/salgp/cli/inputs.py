@@ -11,6 +11,7 @@ import salgp
 from salgp.cli import options
 from salgp.cli.checks import check_inputs
 from salgp.cli.console import Console
+from salgp.cli.options import DataOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,11 +71,8 @@ class PredictionOptions:
         context, columns = options.context_of(self.context), options.split_names(self.probs)
         fitted = read_calibrator(self.calibrator)
         loaded = read_samples(console, self.features, columns, labelled, augmented)
-        if labelled and fitted.origin.get("features") == self.features.name:
-            console.say(
-                f"note: {self.calibrator} was fitted on a file of this name, {self.features.name}; on the "
-                f"samples of the fit scores are too good and no guarantee holds"
-            )
+        if labelled:
+            _note_fitted_on(console, fitted, self.features.name)
         prediction = fitted.predict(console, loaded, context)
         if self.field_labels is None:
             return fitted, loaded, prediction
@@ -82,15 +80,18 @@ class PredictionOptions:
         if labelled:
             note_shared(console, self.features.name, loaded.features, "--field-labels", known.features)
         around = None if context is None else fitted.calibrator.context(loaded.features)
-        correction = _field_correction(console, fitted, known, around)
+        correction = _correction(console, known, fitted.predict(console, known, around))
         return fitted, loaded, correction(prediction)
 
 
-def _field_correction(
-    console: Console, fitted: SavedCalibrator, known: FeatureFile, context: Any
-) -> Correction:
+def _note_fitted_on(console: Console, fitted: SavedCalibrator, name: str) -> None:
+    if fitted.origin.get("features") == name:
+        why = "on the samples of the fit scores are too good and no guarantee holds"
+        console.say(f"note: {fitted.folder} was fitted on a file of this name, {name}; {why}")
+
+
+def _correction(console: Console, known: FeatureFile, prediction: Prediction) -> Correction:
     """What labelled samples of the same place and time correct."""
-    prediction = fitted.predict(console, known, context)
     correction = salgp.estimate.learn_correction(prediction, known.known_labels)
     console.say(f"{known.path.name}: {correction}")
     return correction
@@ -144,9 +145,8 @@ def check_alike(of: Path, origin: Mapping[str, Any], loaded: FeatureFile) -> Non
     for key, (what, advice) in _ALIKE.items():
         mine, theirs = origin.get(key), found.get(key)
         if mine and theirs and list(mine) != list(theirs):
-            raise ValueError(
-                f"{loaded.path} is of {what} than {of} ({_short(theirs)}, not {_short(mine)}); {advice}"
-            )
+            different = f"{_short(theirs)}, not {_short(mine)}"
+            raise ValueError(f"{loaded.path} is of {what} than {of} ({different}); {advice}")
 
 
 _ALIKE = {
@@ -168,24 +168,21 @@ def note_shared(console: Console, test: str, tested: Features, other: str, known
     samples = known[known.originals[0]]
     shared, n = rows_in(tested.logits, samples.logits), len(tested)
     if shared > SHARED * n:
-        console.say(
-            f"note: {shared:,} of {n:,} samples of {test} are in {other} too: scores on them are too good; "
-            f"keep the sets apart (where a table has few values, equal rows are harmless)"
-        )
+        advice = "keep the sets apart (where a table has few values, equal rows are harmless)"
+        found = f"{shared:,} of {n:,} samples of {test} are in {other} too"
+        console.say(f"note: {found}: scores on them are too good; {advice}")
 
 
-def open_sets(
-    data: options.DataOptions, model: str, paths: Mapping[str, Path | None]
-) -> dict[str, FileLoader]:
+def open_sets(how: DataOptions, model: str, paths: Mapping[str, Path | None]) -> dict[str, FileLoader]:
     """Labelled data by the names of their options, all with the same columns and class numbers."""
     from salgp.labels import LABEL_KEYS
 
     given = {name: path for name, path in paths.items() if path is not None}
-    sets = {name: data.open(model, path) for name, path in given.items()}
+    sets = {name: how.open(model, path) for name, path in given.items()}
     numbered = [found.classes for found in sets.values() if found.classes is not None]
-    if data.classes is None and numbered:  # by the names of their sub-folders: one set must have them all
+    if how.classes is None and numbered:  # by the names of their sub-folders: one set must have them all
         widest = max(numbered, key=len)
-        sets = {name: data.open(model, path, widest) for name, path in given.items()}
+        sets = {name: how.open(model, path, widest) for name, path in given.items()}
     for name, found in sets.items():
         if found.labels is None:
             raise ValueError(f"--{name}: no labels there; name them {' or '.join(map(repr, LABEL_KEYS))}")
@@ -198,21 +195,19 @@ def _check_columns(columns: Mapping[str, Sequence[str]]) -> None:
     first, mine = next(iter(columns.items()))
     for name, found in columns.items():
         if found != mine:
-            raise ValueError(
-                f"--{name}: the columns of --inputs ({', '.join(found[:3])}, ...) are not those of "
-                f"--{first} ({', '.join(mine[:3])}, ...) in the same order; the network takes them by place"
-            )
+            given = f"the columns of --inputs ({', '.join(found[:3])}, ...)"
+            others = f"those of --{first} ({', '.join(mine[:3])}, ...) in the same order"
+            raise ValueError(f"--{name}: {given} are not {others}; the network takes them by place")
 
 
-def check_numbering(data: options.DataOptions, found: FileLoader, n_classes: int) -> None:
+def check_numbering(how: DataOptions, found: FileLoader, n_classes: int) -> None:
     """Refuse sub-folders as class numbers where the network has more or fewer outputs: some class has no
     folder, and those after it would get wrong numbers.
     """
-    if data.classes is None and found.classes is not None and len(found.classes) != n_classes:
-        raise ValueError(
-            f"{len(found.classes)} sub-folders ({', '.join(found.classes[:5])}) for a network of {n_classes} "
-            f"classes: which is which? Name all classes in the order of its outputs: --classes A,B,..."
-        )
+    if how.classes is None and found.classes is not None and len(found.classes) != n_classes:
+        folders = f"{len(found.classes)} sub-folders ({', '.join(found.classes[:5])})"
+        advice = "Name all classes in the order of its outputs: --classes A,B,..."
+        raise ValueError(f"{folders} for a network of {n_classes} classes: which is which? {advice}")
 
 
 def note_guessing(console: Console, features: Features, labels: Tensor | None) -> float | None:

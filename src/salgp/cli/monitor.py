@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +30,12 @@ Batches = Annotated[
     list[Path] | None,
     Argument(metavar="DATA...", help="Features of new batches, oldest first, with labels or without."),
 ]
+Baseline = Annotated[
+    Path | None,
+    Option(help="First call: features like the calibration data, but not those it was fitted on."),
+]
+FalseAlarm = Annotated[float, Option(help="First call: chance of an alarm though nothing changes.")]
+Tolerance = Annotated[float, Option(help="First call: fall of accuracy that matters.")]
 Late = Annotated[list[Path] | None, Option(help="Labelled features of samples fed before. Repeatable.")]
 Written = Annotated[
     list[Path] | None,
@@ -42,14 +48,9 @@ Fail = Annotated[bool, Option("--fail", help="Exit with code 1 while an alarm st
 class StartOptions:
     """Options of the first call."""
 
-    reference: Annotated[
-        Path | None,
-        Option(help="First call: features like the calibration data, but not those it was fitted on."),
-    ] = None
-    false_alarm: Annotated[float, Option(help="First call: chance of an alarm though nothing changes.")] = (
-        0.01
-    )
-    tolerance: Annotated[float, Option(help="First call: fall of accuracy that matters.")] = 0.02
+    reference: Baseline = None
+    false_alarm: FalseAlarm = 0.01
+    tolerance: Tolerance = 0.02
 
 
 def monitor(
@@ -121,11 +122,12 @@ def _opened(console: Console, fitted: SavedCalibrator, state: Path, start: Start
 def _check_start(state: Path, reference: Path | None) -> None:
     if (state / "monitor.json").exists():
         if reference is not None:
-            why = "holds a monitor already; leave out --reference, or choose another --state"
-            raise UsageError(f"{state} {why}")
+            advice = "leave out --reference, or choose another --state"
+            raise UsageError(f"{state} holds a monitor already; {advice}")
     elif reference is None:
-        why = "holds no monitor yet; give --reference FEATURES that the calibrator was not fitted on"
-        raise UsageError(f"{state} {why}")
+        raise UsageError(
+            f"{state} holds no monitor yet; give --reference FEATURES that the calibrator was not fitted on"
+        )
 
 
 def _feed(console: Console, watching: Monitor, fitted: SavedCalibrator, path: Path) -> None:
@@ -150,10 +152,8 @@ def _observe(console: Console, watching: Monitor, fitted: SavedCalibrator, path:
         return
     keys = [record.key for record in fed if record.n]
     if not keys:
-        console.say(
-            f"note: no batch of exactly the samples of {path.name} was fed before; its labels are taken for "
-            f"some of those that were"
-        )
+        taken = "its labels are taken for some of those that were"
+        console.say(f"note: no batch of exactly the samples of {path.name} was fed before; {taken}")
     prediction = fitted.predict(console, loaded)
     watching.observe(prediction, loaded.known_labels, key=[*keys, key][0])
 
@@ -162,12 +162,16 @@ def _records(watching: Monitor, loaded: FeatureFile) -> tuple[str, list[Record]]
     """The name of a batch, and what was recorded of the same samples: tomorrow's data may come under the name
     of today's.
     """
-    found = hashlib.sha256()
-    for x in (loaded.features.logits, *loaded.features.layers.values()):
-        found.update(x.contiguous().numpy().tobytes())
-    contents = found.hexdigest()[:16]
+    contents = _contents(loaded.features)[:16]
     fed = [record for record in watching.log if record.name.endswith(contents)]
     return f"{loaded.path.name} {contents}", fed
+
+
+def _contents(features: salgp.Features) -> str:
+    found = sha256()
+    for x in (features.logits, *features.layers.values()):
+        found.update(x.contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def _write(watching: Monitor, path: Path) -> None:

@@ -126,9 +126,13 @@ class ReadingOptions:
 
     def reader(self) -> salgp.Reader:
         """The same for Python; numbers among the layers are positions."""
-        names = split_names(self.layers) or []
-        layers: Any = [int(name) if name.lstrip("-").isdecimal() else name for name in names]
-        return salgp.Reader("auto" if self.layers == "auto" else layers, self.pooling, output=self.output)
+        return salgp.Reader(_layers(self.layers), self.pooling, output=self.output)
+
+
+def _layers(text: str) -> Any:
+    if text == "auto":
+        return text
+    return [int(name) if name.lstrip("-").isdecimal() else name for name in split_names(text) or ()]
 
 
 @dataclass(frozen=True)
@@ -175,8 +179,7 @@ class DataOptions:
         from salgp.io.images import ImageOptions
 
         known = {} if folder is None else _image_config(folder / "preprocessor_config.json")
-        size, mean, std = known.get("size"), known.get("image_mean"), known.get("image_std")
-        sides = [size["height"], size["width"]] if isinstance(size, dict) and "height" in size else []
+        sides, mean, std = _sides(known.get("size")), known.get("image_mean"), known.get("image_std")
         if self.image_size is not None:
             sides = _numbers("--image-size", self.image_size)
         if self.normalize is not None:
@@ -184,6 +187,10 @@ class DataOptions:
             mean, std = (_numbers("--normalize", part) for part in text.partition(":")[::2])
         shape = (int(sides[0]), int(sides[-1])) if sides else None
         return ImageOptions(shape, self.gray, mean or (0.0,), std or (1.0,))
+
+
+def _sides(size: Any) -> list[float]:
+    return [size["height"], size["width"]] if isinstance(size, dict) and "height" in size else []
 
 
 def _image_config(path: Path) -> dict[str, Any]:

@@ -39,10 +39,8 @@ def score(
     check_inputs(calibrator, features)
     check_apart(out, calibrator, features)
     if features.is_file():
-        raise UsageError(
-            f"{features} is one file; score works on a folder of shards (salgp extract -o FOLDER), salgp "
-            f"apply on a file"
-        )
+        advice = "score works on a folder of shards (salgp extract -o FOLDER), salgp apply on a file"
+        raise UsageError(f"{features} is one file; {advice}")
     window = options.context_of(context)
     fitted = read_calibrator(calibrator)
     check_alike(calibrator, fitted.origin, salgp.files.first_shard(features)[0])

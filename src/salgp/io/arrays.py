@@ -57,10 +57,8 @@ def read_arrays(path: AnyPath) -> Arrays:
         return {name: x.numpy() for name, x in read_tensors(path)[0].items()}
     if path.suffix == ".csv":
         return _read_csv(path)
-    raise ValueError(
-        f"{path}: unknown kind of data; expected .npz, .safetensors, .parquet, .csv, or a folder of "
-        f"images or Parquet shards"
-    )
+    known = ".npz, .safetensors, .parquet, .csv, or a folder of images or Parquet shards"
+    raise ValueError(f"{path}: unknown kind of data; expected {known}")
 
 
 def matching(arrays: Mapping[str, Any], pattern: str) -> list[str]:
@@ -81,10 +79,9 @@ def stacked(arrays: Mapping[str, Array], pattern: str) -> NDArray[np.float32]:
         raise KeyError(f"no column matches {pattern!r}; there are {', '.join(arrays)}")
     for name in names:
         if not is_numeric_column(arrays[name]):
-            raise TypeError(
-                f"column {name!r} matches {pattern!r} but holds {arrays[name].dtype}, not one number per "
-                f"row; leave it out of the pattern, or turn it into numbers with --prepare"
-            )
+            advice = "leave it out of the pattern, or turn it into numbers with --prepare"
+            holds = f"holds {arrays[name].dtype}, not one number per row"
+            raise TypeError(f"column {name!r} matches {pattern!r} but {holds}; {advice}")
     return np.stack([arrays[name].astype(np.float32) for name in names], axis=1)
 
 
@@ -139,10 +136,14 @@ def _read_csv(path: Path) -> Arrays:
     with reading(path, "a table of text in UTF-8"), open_regular(path) as file:
         rows = csv.reader(TextIOWrapper(file, encoding="utf-8-sig", newline=""))
         names = next(rows, [])
-        if len(set(names)) != len(names) or not names:
-            raise FormatError(f"the first line must name every column once, got {', '.join(names)}")
+        _check_names(names)
         columns = _cells(rows, len(names))
     return dict(zip(names, map(_column, columns), strict=True))
+
+
+def _check_names(names: list[str]) -> None:
+    if len(set(names)) != len(names) or not names:
+        raise FormatError(f"the first line must name every column once, got {', '.join(names)}")
 
 
 def _cells(rows: Iterable[list[str]], width: int) -> list[list[str]]:

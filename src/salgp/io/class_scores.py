@@ -120,6 +120,10 @@ def _class_names(arrays: Arrays, kind: str) -> list[str]:
     """What stands behind the dot of the columns; numbers in their order."""
     columns = [name for name in arrays if name.startswith(f"{kind}.")]
     names = [name.removeprefix(f"{kind}.") for name in columns]
+    return _in_order(names)
+
+
+def _in_order(names: list[str]) -> list[str]:
     return sorted(names, key=int) if all(map(str.isdecimal, names)) else names
 
 
@@ -147,10 +151,9 @@ def _numbers(labels: Array, classes: list[str] | None, path: Path) -> Array:
     """Class numbers; labels that are names, or numbers that columns are called by, are looked up there."""
     if labels.dtype.kind in "OSU":
         if classes is None:
-            raise TypeError(
-                f"{path}: the labels are names ({labels[0]}, ...), the class scores are only numbered; name "
-                f"the columns probs.CLASS or logits.CLASS, or store the labels as class numbers"
-            )
+            advice = "name the columns probs.CLASS or logits.CLASS, or store the labels as class numbers"
+            named = f"the labels are names ({labels[0]}, ...), the class scores are only numbered"
+            raise TypeError(f"{path}: {named}; {advice}")
         names = list(map(str, labels.tolist()))
         return np.array(look_up(names, {name: k for k, name in enumerate(classes)}, f"{path}: "))
     whole = labels.dtype.kind in "iuf" and labels.ndim == 1 and bool((labels == np.round(labels)).all())
@@ -162,8 +165,7 @@ def _places(classes: list[str], path: Path) -> dict[int, int]:
     """Place of each number among the columns that are called by one; empty where none is."""
     called = [int(name.partition(".")[0]) for name in classes if WHOLE.fullmatch(name)]
     if called and len(set(called)) < len(classes):
-        raise ValueError(
-            f"{path}: the labels are numbers, and of the class columns {', '.join(classes)} only some "
-            f"are called by a number of their own; name the columns alike, or write the labels as these names"
-        )
+        some = f"of the class columns {', '.join(classes)} only some are called by a number of their own"
+        advice = "name the columns alike, or write the labels as these names"
+        raise ValueError(f"{path}: the labels are numbers, and {some}; {advice}")
     return {-1: -1} | {number: place for place, number in enumerate(called)} if called else {}

@@ -10,11 +10,11 @@ import os
 import re
 import secrets
 import stat
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from textwrap import shorten
 
 from filelock import FileLock, Timeout
 
@@ -83,7 +83,7 @@ def reading(path: AnyPath, expected: str, *passed: type[Exception]) -> Iterator[
 def _cause(error: Exception) -> str:
     """What a parser says, in at most 300 characters."""
     said = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return textwrap.shorten(str(said), 300, placeholder=" ...") or type(error).__name__
+    return shorten(str(said), 300, placeholder=" ...") or type(error).__name__
 
 
 def write_whole(path: AnyPath, write: Callable[[Path], object]) -> Path:
@@ -144,10 +144,8 @@ def check_size(path: AnyPath, announced: int) -> None:
     """
     size = os.path.getsize(path)
     if announced > max(LARGE, RATIO * size):
-        raise FormatError(
-            f"{path}: {size:,} bytes that say they become {announced:,}; that is refused as damaged "
-            f"or hostile (limit: {RATIO} times the file)"
-        )
+        why = f"that is refused as damaged or hostile (limit: {RATIO} times the file)"
+        raise FormatError(f"{path}: {size:,} bytes that say they become {announced:,}; {why}")
 
 
 def digest(path: AnyPath) -> str:
@@ -185,9 +183,8 @@ def locked(folder: AnyPath, wait: float = 0.0) -> Iterator[Path]:
     try:
         held = lock.acquire(timeout=wait)
     except Timeout:
-        raise LockedError(
-            f"{where} is being written by another process or thread; wait for it or choose another folder"
-        ) from None
+        why = "is being written by another process or thread; wait for it or choose another folder"
+        raise LockedError(f"{where} {why}") from None
     with held:
         yield where
 

@@ -63,10 +63,8 @@ def read_header(path: AnyPath, kind: str, version: int) -> dict[str, Any]:
     found = value.pop(CHECK, None)
     check_kind(path, value, kind, version)
     if found != _digest(value):
-        raise ChecksumError(
-            f"{path} is damaged or was edited: its SHA-256 is not the one it carries; restore it "
-            f"or write it again"
-        )
+        why = "its SHA-256 is not the one it carries; restore it or write it again"
+        raise ChecksumError(f"{path} is damaged or was edited: {why}")
     del value["format"], value["format_version"]
     return value
 
@@ -79,9 +77,8 @@ def check_kind(path: AnyPath, header: Mapping[str, Any], kind: str, version: int
     if not re.fullmatch("[0-9]{1,9}", found):
         raise FormatError(f"{path}: expected a format version, got {found[:80]!r}")
     if int(found) > version:
-        raise FormatError(
-            f"{path}: written by a newer version of salgp (format {found}); upgrade salgp to read it"
-        )
+        newer = f"written by a newer version of salgp (format {found})"
+        raise FormatError(f"{path}: {newer}; upgrade salgp to read it")
 
 
 def write_json(path: AnyPath, value: Any) -> Path:
@@ -108,9 +105,8 @@ def check_text(text: str, path: AnyPath) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         near = text[max(0, error.start - 20) : error.end]
-        raise ValueError(
-            f"{path}: {near!r} holds half a character (a lone surrogate); correct the name"
-        ) from None
+        why = "holds half a character (a lone surrogate); correct the name"
+        raise ValueError(f"{path}: {near!r} {why}") from None
     return text
 
 
@@ -125,9 +121,8 @@ def plain_number(value: Any) -> int | float | str:
         found = value.item()
         if isinstance(found, int | float | str):
             return found
-    raise TypeError(
-        f"cannot store a {type(value).__name__}: only numbers, strings, lists, dicts and tensors are stored"
-    )
+    why = "only numbers, strings, lists, dicts and tensors are stored"
+    raise TypeError(f"cannot store a {type(value).__name__}: {why}")
 
 
 def readable(value: T, what: str) -> T:
@@ -196,9 +191,12 @@ def _field(value: Any, kind: Any, where: str) -> Any:
     """The value with tuples for lists; refused where it is not of the declared type."""
     found = _tuples(value)
     if not _fits(found, kind):
-        expected = kind if typing.get_args(kind) else kind.__name__
-        raise FormatError(f"{where} is {str(value)[:80]}, expected {expected}")
+        raise FormatError(f"{where} is {str(value)[:80]}, expected {_called(kind)}")
     return found
+
+
+def _called(kind: Any) -> str:
+    return str(kind if typing.get_args(kind) else kind.__name__)
 
 
 def _tuples(value: Any) -> Any:

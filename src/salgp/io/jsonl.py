@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 from collections.abc import Mapping
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Any
 
@@ -71,29 +71,31 @@ def read_lines(path: AnyPath) -> list[dict[str, Any]]:
         [{'ece': 0.1}, {'ece': 0.2}]
     """
     where = Path(path)
-    if not where.exists():
-        return []
-    with open_regular(where) as file:
-        lines = file.read().split(b"\n")[:-1]  # the rest is torn or empty
     records: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_whole_lines(where), 1):
         record = _parse(line)
         check = record.pop(CHECK, None)
-        wrong = _fault(record, check, records)
+        before = next(reversed(records), "")
+        wrong = _fault(record, check, before, records)
         if wrong:
             kind = FormatError if check is None else ChecksumError
-            raise kind(
-                f"{where}: line {number} {wrong}; remove what follows line {number - 1}, or restore the file"
-            )
+            advice = f"remove what follows line {number - 1}, or restore the file"
+            raise kind(f"{where}: line {number} {wrong}; {advice}")
         records[check] = record
     return list(records.values())
 
 
-def _fault(record: dict[str, Any], check: Any, earlier: dict[str, Any]) -> str:
+def _whole_lines(path: Path) -> list[bytes]:
+    if not path.exists():
+        return []
+    with open_regular(path) as file:
+        return file.read().split(b"\n")[:-1]  # the rest is torn or empty
+
+
+def _fault(record: Mapping[str, Any], check: Any, before: str, earlier: Mapping[str, Any]) -> str:
     """Why a line cannot follow the earlier ones, by their checksums; empty where it can."""
     if check is None:
         return "is not a record"
-    before = next(reversed(earlier), "")
     if check not in (_check(record, before), _check(record, "")):
         return "was changed, or lines before it are missing"
     return "repeats an earlier one" if check in earlier else ""
@@ -117,7 +119,7 @@ def _last_line(file: IO[bytes]) -> tuple[bytes, int]:
     """The last whole line and where it ends; what is before it is not read."""
     if not file.seek(0, os.SEEK_END):
         return b"", 0
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         end = content.rfind(b"\n") + 1
         start = content.rfind(b"\n", 0, max(end - 1, 0)) + 1
         return content[start:end], end

@@ -26,6 +26,7 @@ from salgp.labels import as_labels, look_up, pop_labels
 __all__ = ["FileLoader", "open_data"]
 
 Prepare = Callable[[Arrays], Any]
+Names = Sequence[str] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +80,8 @@ def open_data(
     path: AnyPath,
     *,
     batch_size: int = 64,
-    inputs: Sequence[str] | None = None,
-    classes: Sequence[str] | None = None,
+    inputs: Names = None,
+    classes: Names = None,
     images: ImageOptions | None = None,
     scale: float | None = None,
     by_name: bool = False,
@@ -121,8 +122,7 @@ def open_data(
     if "text" not in arrays:
         tokenizer = None
     if tokenizer is not None:
-        texts = arrays["text"].tolist()
-        arrays = dict(tokenizer(texts, padding=True, truncation=True, return_tensors="np"))
+        arrays = _tokenized(arrays["text"].tolist(), tokenizer)
     tensors, columns = _inputs(arrays, path, inputs, by_name, scale)
     n = _same_length(tensors if y is None else {**tensors, "labels": y}, path)
 
@@ -133,8 +133,12 @@ def open_data(
     return FileLoader(n, batch_size, take, y, names, tokenizer, columns)
 
 
+def _tokenized(texts: list[str], tokenizer: Any) -> Arrays:
+    return dict(tokenizer(texts, padding=True, truncation=True, return_tensors="np"))
+
+
 def _inputs(
-    arrays: Arrays, path: Path, inputs: Sequence[str] | None, by_name: bool, scale: float | None
+    arrays: Arrays, path: Path, inputs: Names, by_name: bool, scale: float | None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The network's inputs by name, and the columns that were stacked for them."""
     if not arrays:
@@ -165,9 +169,8 @@ def _same_length(tensors: Mapping[str, Tensor], path: Path) -> int:
     first, n = next((name, len(x)) for name, x in tensors.items())
     for name, x in tensors.items():
         if len(x) != n:
-            raise ValueError(
-                f"{path}: {name!r} has {len(x)} rows, {first!r} has {n}; they must describe the same samples"
-            )
+            sizes = f"{name!r} has {len(x)} rows, {first!r} has {n}"
+            raise ValueError(f"{path}: {sizes}; they must describe the same samples")
     return n
 
 
@@ -176,10 +179,9 @@ def _prepared(arrays: Arrays, prepare: Prepare) -> Arrays:
         inspect.signature(prepare).bind(arrays)
     except TypeError as error:
         takes = ", ".join(inspect.signature(prepare).parameters) or "nothing"
-        raise TypeError(
-            f"--prepare: the function takes {takes}; it must take one argument, the dictionary of columns by "
-            f"name, e.g. def prepare(columns): return columns['age'] / 100"
-        ) from error
+        expected = "it must take one argument, the dictionary of columns by name"
+        example = "def prepare(columns): return columns['age'] / 100"
+        raise TypeError(f"--prepare: the function takes {takes}; {expected}, e.g. {example}") from error
     found = prepare(arrays)
     if isinstance(found, Mapping):
         return {str(name): np.asarray(x) for name, x in found.items()}
@@ -191,16 +193,12 @@ def _numbers(x: Array, name: str, path: Path, scale: float | None) -> Tensor:
         raise TypeError(f"{path}: {name!r} holds {x.dtype}, not numbers")
     tensor = torch.as_tensor(x)
     if tensor.dtype == torch.uint8 and scale is None:
-        raise TypeError(
-            f"{path}: {name!r} holds bytes; say what they mean with --scale, e.g. --scale 0.00392157 for "
-            f"0..255 -> 0..1"
-        )
+        advice = "say what they mean with --scale, e.g. --scale 0.00392157 for 0..255 -> 0..1"
+        raise TypeError(f"{path}: {name!r} holds bytes; {advice}")
     return tensor if scale is None else tensor.float() * scale
 
 
-def _labels(
-    x: Array | None, classes: Sequence[str] | None, path: Path
-) -> tuple[Tensor | None, list[str] | None]:
+def _labels(x: Array | None, classes: Names, path: Path) -> tuple[Tensor | None, list[str] | None]:
     """Class numbers and names, where there are labels."""
     if x is None:
         return None, None
@@ -210,34 +208,31 @@ def _labels(
     return as_labels(y, len(y), len(classes)), list(classes)
 
 
-def _class_numbers(labels: list[str], classes: Sequence[str] | None, path: Path) -> list[int]:
+def _class_numbers(labels: list[str], classes: Names, path: Path) -> list[int]:
     if classes is None:
         some = ", ".join(sorted(set(labels))[:3])
-        raise TypeError(
-            f"{path}: the labels are names ({some}, ...), not class numbers; give the order of the "
-            f"classes with --classes A,B,..."
-        )
+        advice = "give the order of the classes with --classes A,B,..."
+        raise TypeError(f"{path}: the labels are names ({some}, ...), not class numbers; {advice}")
     return look_up(labels, {name: k for k, name in enumerate(classes)}, f"{path}: ")
 
 
-def _image_folder(
-    folder: Path, batch_size: int, classes: Sequence[str] | None, options: ImageOptions
-) -> FileLoader:
+def _check_class(name: str, names: list[str], folder: Path) -> None:
+    if name not in names:
+        wrong = f"the sub-folder {name!r} is none of the classes {', '.join(names)}"
+        advice = "name all classes in the order of the network's outputs: --classes A,B,..."
+        raise ValueError(f"{folder}: {wrong}; {advice}")
+
+
+def _image_folder(folder: Path, batch_size: int, classes: Names, options: ImageOptions) -> FileLoader:
     folders = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
     names = list(classes) if classes is not None else folders
-    unknown = [name for name in folders if name not in names]
-    if unknown:
-        raise ValueError(
-            f"{folder}: the sub-folder {unknown[0]!r} is none of the classes {', '.join(names)}; name all "
-            f"classes in the order of the network's outputs: --classes A,B,..."
-        )
+    for name in folders:
+        _check_class(name, names, folder)
     images = [image_files(folder / name) for name in folders] or [image_files(folder)]
     paths = [path for part in images for path in part]
     if not paths:
-        raise ValueError(
-            f"{folder}: no images here; expected one sub-folder per class, or image files "
-            f"({', '.join(SUFFIXES)})"
-        )
+        expected = f"one sub-folder per class, or image files ({', '.join(SUFFIXES)})"
+        raise ValueError(f"{folder}: no images here; expected {expected}")
 
     def take(rows: slice) -> tuple[Tensor]:
         return (torch.stack([read_image(path, options) for path in paths[rows]]),)

@@ -22,6 +22,7 @@ from salgp.io.tensors import tensor_bytes, tensors_from, write_tensors
 __all__ = []
 
 T = TypeVar("T", bound=type)
+Prepare = Callable[[Any], object] | None
 _STORABLE: dict[str, type] = {}
 
 
@@ -29,9 +30,8 @@ def storable(cls: T) -> T:
     """Class decorator: let instances of this dataclass be saved and loaded by name, which must be its own."""
     known = _STORABLE.setdefault(cls.__name__, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise TypeError(
-            f"two storable classes called {cls.__name__}, in {known.__module__} and {cls.__module__}"
-        )
+        places = f"{known.__module__} and {cls.__module__}"
+        raise TypeError(f"two storable classes called {cls.__name__}, in {places}")
     _STORABLE[cls.__name__] = cls
     return cls
 
@@ -41,7 +41,7 @@ def write_value(path: AnyPath, kind: str, version: int, value: Any) -> Path:
     return write_tensors(path, *_described(kind, version, value))
 
 
-def read_value(path: AnyPath, kind: str, version: int, prepare: Callable[[Any], object] | None = None) -> Any:
+def read_value(path: AnyPath, kind: str, version: int, prepare: Prepare = None) -> Any:
     """Read what `write_value` wrote; anything else is a `FormatError`.
 
     Args:
@@ -66,11 +66,7 @@ def value_bytes(kind: str, version: int, value: Any) -> bytes:
 
 
 def value_from(
-    data: bytes,
-    kind: str,
-    version: int,
-    path: AnyPath = "the bytes",
-    prepare: Callable[[Any], object] | None = None,
+    data: bytes, kind: str, version: int, path: AnyPath = "the bytes", prepare: Prepare = None
 ) -> Any:
     """Inverse of `value_bytes`; see `read_value`.
 
@@ -81,10 +77,14 @@ def value_from(
     tensors, header = tensors_from(data, path)
     check_kind(path, header, kind, version)
     with reading(path, "what was written"):
-        packed = json.loads(header["value"])
-        if prepare is not None:
-            prepare(packed)
-        return unpack(packed, tensors)
+        return _unpacked(header["value"], tensors, prepare)
+
+
+def _unpacked(text: str, tensors: Mapping[str, Tensor], prepare: Prepare) -> Any:
+    packed = json.loads(text)
+    if prepare is not None:
+        prepare(packed)
+    return unpack(packed, tensors)
 
 
 def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
@@ -94,10 +94,7 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         return pack(part, tensors, f"{path}.{name}" if path else str(name))
 
     if isinstance(value, Tensor):
-        while path in tensors:  # {"a": {"b": x}, "a.b": y}
-            path += "'"
-        tensors[path] = value.detach().contiguous().cpu()
-        return {"$tensor": path}
+        return {"$tensor": _moved(value, tensors, path)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {name: inner(name, part) for name, part in _fields(value).items()}
         return {"$class": type(value).__name__, "fields": fields}
@@ -107,6 +104,14 @@ def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         items = [inner(i, part) for i, part in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     return _plain(value, path)
+
+
+def _moved(x: Tensor, tensors: dict[str, Tensor], path: str) -> str:
+    """The name under which a tensor now stands among the tensors."""
+    while path in tensors:  # {"a": {"b": x}, "a.b": y}
+        path += "'"
+    tensors[path] = x.detach().contiguous().cpu()
+    return path
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -122,9 +127,7 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case list():
             return [unpack(part, tensors) for part in value]
         case {"$tensor": str(name)}:
-            if name not in tensors:
-                raise FormatError(f"tensor {name!r} is missing; the file is incomplete")
-            return tensors[name]
+            return _found(name, tensors)
         case {"$tuple": list(items)}:
             return tuple(unpack(part, tensors) for part in items)
         case {"$dict": list(pairs)}:
@@ -133,10 +136,15 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return _object(_STORABLE[name], {k: unpack(part, tensors) for k, part in fields.items()})
         case dict():
             found = str(value.get("$class", value))[:80]
-            raise FormatError(
-                f"unknown kind of value {found!r}; it was perhaps written by a newer version of salgp"
-            )
+            why = "it was perhaps written by a newer version of salgp"
+            raise FormatError(f"unknown kind of value {found!r}; {why}")
     return value
+
+
+def _found(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    if name not in tensors:
+        raise FormatError(f"tensor {name!r} is missing; the file is incomplete")
+    return tensors[name]
 
 
 def _described(kind: str, version: int, value: Any) -> tuple[dict[str, Tensor], dict[str, str]]:

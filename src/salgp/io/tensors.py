@@ -7,9 +7,9 @@ and arrays are of one version, whoever replaces it meanwhile.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
+from hashlib import file_digest, sha256
 from io import BytesIO
 from pathlib import Path
 from typing import IO
@@ -36,16 +36,16 @@ def write_tensors(path: AnyPath, tensors: Tensors, metadata: Texts) -> Path:
     """Write tensors and string metadata as one safetensors file with a checksum."""
     plain = _plain(tensors)
     described = _described(tensors, metadata, path)
+    return write_whole(path, lambda part: _save(part, plain, described))
 
-    def write(part: Path) -> None:
-        try:
-            save_file(plain, part, described)
-        except SafetensorError as error:  # such as a full disk
-            raise OSError(str(error)) from error
-        with part.open("rb+") as file:
-            _seal(file)
 
-    return write_whole(path, write)
+def _save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(str(error)) from error
+    with path.open("rb+") as file:
+        _seal(file)
 
 
 def tensor_bytes(tensors: Tensors, metadata: Texts) -> bytes:
@@ -103,7 +103,7 @@ def _seal(file: IO[bytes]) -> None:
     file.seek(8)
     file.write(text)
     file.seek(0)
-    found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    found = file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     file.seek(8)
     file.write(text.replace(_stamp(BLANK), _stamp(found), 1))
 
@@ -124,14 +124,17 @@ def _checked(data: bytes, path: AnyPath) -> dict[str, str]:
     expected = metadata.pop(CHECK, None)
     if expected is None and not metadata.get("format", "").startswith("salgp"):
         return metadata
-    header = data[:end].replace(_stamp(str(expected)), _stamp(BLANK), 1)
-    digest = hashlib.sha256(header)
-    digest.update(memoryview(data)[end:])
-    if digest.hexdigest() != expected:
-        raise ChecksumError(
-            f"{path} is damaged: its SHA-256 is not the one it carries; restore it or write it again"
-        )
+    if _digest(data, end, str(expected)) != expected:
+        why = "its SHA-256 is not the one it carries; restore it or write it again"
+        raise ChecksumError(f"{path} is damaged: {why}")
     return metadata
+
+
+def _digest(data: bytes, end: int, checksum: str) -> str:
+    """SHA-256 of a file with this header, the checksum in it blanked."""
+    found = sha256(data[:end].replace(_stamp(checksum), _stamp(BLANK)))
+    found.update(memoryview(data)[end:])
+    return found.hexdigest()
 
 
 def _stamp(checksum: str) -> bytes:

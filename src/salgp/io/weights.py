@@ -87,11 +87,9 @@ def _unpickled(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch raises many classes here
         if "weights_only" in str(error) or "Unsupported" in str(error):
-            raise ValueError(
-                f"{path} holds more than tensors; opening it could run code, so it is refused. Save the "
-                f"weights alone: torch.save(model.state_dict(), 'weights.pt'), and name the network as "
-                f"file.py:factory"
-            ) from error
+            refused = f"{path} holds more than tensors; opening it could run code, so it is refused"
+            advice = "Save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
+            raise ValueError(f"{refused}. {advice}, and name the network as file.py:factory") from error
         raise FormatError(f"{path}: not a whole PyTorch file ({type(error).__name__})") from error
 
 
@@ -101,14 +99,17 @@ def _tensors(found: Any, path: Path) -> dict[str, Tensor]:
         tensors = {str(k): x for k, x in inside.items() if isinstance(x, Tensor)}
         if tensors:
             return tensors
-    raise ValueError(
-        f"{path}: no weights found; expected a state dict, or a checkpoint with one of {', '.join(INSIDE)}"
-    )
+    expected = f"a state dict, or a checkpoint with one of {', '.join(INSIDE)}"
+    raise ValueError(f"{path}: no weights found; expected {expected}")
 
 
 def _without_prefix(stored: Tensors, own: Tensors) -> dict[str, Tensor]:
     """The names without what wrappers wrote before them; other parts of a checkpoint are left out."""
     for prefix in ("", *PREFIXES):
         if all(prefix + name in stored for name in own):
-            return {k.removeprefix(prefix): x for k, x in stored.items() if k.startswith(prefix)}
+            return _part(stored, prefix)
     return dict(stored)
+
+
+def _part(stored: Tensors, prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): x for k, x in stored.items() if k.startswith(prefix)}
