@@ -99,8 +99,7 @@ def as_logits(raw: Tensor, output: str = "logits", hint: str = "") -> Tensor:
         _check_probabilities(p, output)
     if output == "log-probabilities" and not binary:
         return z.masked_fill(z == -torch.inf, ZERO)
-    positive = p.clamp_min(torch.finfo(p.dtype).tiny)
-    return positive.log().masked_fill(p <= 0, ZERO)
+    return p.clamp_min(torch.finfo(p.dtype).tiny).log().masked_fill(p <= 0, ZERO)
 
 
 def _two_columns(first: Tensor, second: Tensor) -> Tensor:
@@ -201,7 +200,7 @@ def look_like_probabilities(logits: Tensor) -> str | None:
     outside = (logits < 0) | (logits > 1)
     if len(logits) < 2 or outside.any() or tell_nothing(logits):
         return None
-    off = (logits.double().sum(dim=1) - 1).abs()
+    off = (logits.double().sum(1) - 1).abs()
     if _has_one_column(logits) or (off < TOLERANCE).all():
         return "probabilities"
     return "sigmoids" if len(logits) >= ENOUGH else None
@@ -273,8 +272,7 @@ def _check_probabilities(p: Tensor, output: str) -> None:
 
 
 def _check_sigmoids(p: Tensor) -> None:
-    inside = (p >= 0) & (p <= 1)  # false for NaN
-    wrong = p[~inside]
+    wrong = p[~((p >= 0) & (p <= 1))]  # NaN is wrong, too
     if len(wrong):
         raise ValueError(f"sigmoids must lie between 0 and 1, got {float(wrong[0]):.3g}; are they logits?")
 
@@ -303,8 +301,7 @@ def non_finite_rows(x: Tensor) -> Tensor:
     """Numbers of the rows that hold NaN or infinity."""
     if math.isfinite(float(x.sum())):  # one pass, no copy; the sum of finite numbers may overflow
         return torch.empty(0, dtype=torch.int64, device=x.device)
-    finite = x.isfinite().all(dim=1)
-    return (~finite).nonzero()[:, 0]
+    return (~x.isfinite().all(dim=1)).nonzero()[:, 0]
 
 
 def tempered_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:

@@ -51,9 +51,8 @@ class CalibratedOutputs:
     ) -> Prediction:
         """Calibrated predictions of new samples, given as in `calibrate_outputs`."""
         if isinstance(logits, Features):
-            raise TypeError(
-                "predict takes arrays; salgp.Features go to the calibrator: .calibrator.predict(...)"
-            )
+            why = "predict takes arrays; salgp.Features go to the calibrator: .calibrator.predict(...)"
+            raise TypeError(why)
         features, found, columns = _read(logits, probs, layers)
         if found != self.output:
             raise ValueError(f"fitted on {self.output}, got {found}; pass {_ARGUMENT[self.output]}=...")
@@ -147,8 +146,7 @@ def _reference(
     if isinstance(given, Features):
         return given.select(features.layer_names), labels
     if not isinstance(given, Mapping):
-        raise TypeError(
-            f"reference must be ({{name: embeddings}}, labels), got a {type(given).__name__} in first place"
-        )
+        got = type(given).__name__
+        raise TypeError(f"reference must be ({{name: embeddings}}, labels), got a {got} in first place")
     no_logits = features.logits.new_zeros(len(labels), features.n_classes)
     return Features.from_logits(no_logits, given).select(features.layer_names), labels

@@ -64,6 +64,7 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Folder = str | os.PathLike[str]
 Training = Labelled | None
 """Samples of the network's training set and their classes, where a method is given them."""
 
@@ -224,9 +225,8 @@ class Calibrator(BaseEstimator, ABC):
             if name not in found:
                 raise ValueError(f"layer {name!r} is missing; fitted on {list(expected)}, got {list(found)}")
             if found[name] != width:
-                raise ValueError(
-                    f"layer {name!r} has width {found[name]}, fitted on {width}: is it the same network?"
-                )
+                why = f"layer {name!r} has width {found[name]}, fitted on {width}: is it the same network?"
+                raise ValueError(why)
         return features.select(tuple(expected))
 
     def _learn_zero_logits(self, features: Features) -> None:
@@ -300,7 +300,7 @@ class Calibrator(BaseEstimator, ABC):
         moved = {name: x.to(device) for name, x in tensors.items()}
         return self._with_state(unpack(state, moved))
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
+    def save(self, folder: Folder) -> Path:
         """Write ``calibrator.safetensors`` into a folder, whole or not at all; other files there stay.
 
         A calibrator that is there already is replaced at once, and no other file. Where a rule was saved
@@ -312,9 +312,8 @@ class Calibrator(BaseEstimator, ABC):
 
     def _check_fitted(self) -> None:
         if "n_classes_" not in vars(self):
-            raise NotFittedError(
-                f"this {type(self).__name__} is not fitted; call fit(features, labels) first"
-            )
+            what = type(self).__name__
+            raise NotFittedError(f"this {what} is not fitted; call fit(features, labels) first")
 
     def __getstate__(self) -> dict[str, bytes]:
         """The bytes that `save` writes, so that pickles, joblib and process pools carry what a file does."""
@@ -385,7 +384,7 @@ FILE = "calibrator.safetensors"
 """Name of the file inside the folder that `Calibrator.save` is given."""
 
 
-def save_calibrator(folder: str | os.PathLike[str], calibrator: Calibrator, **parts: Any) -> Path:
+def save_calibrator(folder: Folder, calibrator: Calibrator, **parts: Any) -> Path:
     """Write a calibrator into a folder, over an older one where there is one.
 
     Args:

@@ -181,8 +181,7 @@ def warn_of_data(features: Features, labels: Tensor, reference: Labelled | None,
     given = features, labels
     found = [_few(features), _no_errors(*given), misaligned(*given), _missing_classes(*given)]
     found.append(_probabilities(features))
-    if zeros:
-        found.append(_zeros(*given))
+    found.append(_zeros(*given) if zeros else None)
     if reference is not None:
         found += _shared_rows(features, reference[0]), misaligned_reference(given, reference)
     for sentence in filter(None, found):
@@ -210,8 +209,7 @@ def _missing_classes(features: Features, labels: Tensor) -> str | None:
     count = torch.bincount(labels[labels >= 0], minlength=features.n_classes)
     missing = (count == 0).nonzero()[:, 0].tolist()
     n, c = int(count.sum()), len(count)
-    few = n < PER_CLASS * c and len(missing) <= c / 2
-    if few or not missing:
+    if not missing or (n < PER_CLASS * c and len(missing) <= c / 2):
         return None
     names = [*map(str, missing[:5]), *(["..."] if len(missing) > 5 else [])]
     return (
@@ -235,8 +233,7 @@ def _probabilities(features: Features) -> str | None:
 def _zeros(features: Features, labels: Tensor) -> str | None:
     known = labels >= 0
     true = at_class(features.logits, labels.clamp_min(0))
-    n = int(known.sum())
-    zeros = int(((true == ZERO) & known).sum())
+    n, zeros = int(known.sum()), int(((true == ZERO) & known).sum())
     if zeros <= ZEROS * n:
         return None
     return (
@@ -266,7 +263,7 @@ def rows_in(rows: Tensor, others: Tensor) -> int:
         1
     """
     others = others.to(rows)
-    ours, theirs = rows.amax(dim=1), others.amax(dim=1)
+    ours, theirs = rows.amax(1), others.amax(1)
     known = set(_row_bytes(others[torch.isin(theirs, ours)]))
     return sum(row in known for row in _row_bytes(rows[torch.isin(ours, theirs)]))
 

@@ -110,8 +110,7 @@ def _fit_weights(logits: Tensor, labels: Tensor, S: Tensor) -> Tensor:
     def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
         T = X @ torch.as_tensor(w).to(X)
         value, slope = _squared_error(logits, labels, T.clamp_min(BOUNDS[0]))
-        gradient = X.T @ (slope * (BOUNDS[0] <= T))
-        return value, gradient.cpu().numpy()
+        return value, (X.T @ (slope * (BOUNDS[0] <= T))).cpu().numpy()
 
     half = 0.5 * float(start[0])
     by_distance = torch.full_like(start, half / S.shape[1])

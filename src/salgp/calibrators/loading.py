@@ -8,7 +8,6 @@ probabilities.
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from salgp.calibrators.base import FILE, FORMAT_VERSION, KIND, Calibrator, is_learned
+from salgp.calibrators.base import FILE, FORMAT_VERSION, KIND, Calibrator, Folder, is_learned
 from salgp.calibrators.registry import get
 from salgp.features import Features
 from salgp.io import FormatError, read_value, reading
@@ -27,7 +26,7 @@ LARGEST = 10_000_000
 """Most classes and features per sample that a file may announce."""
 
 
-def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
+def load_calibrator(folder: Folder) -> Calibrator:
     """Read a calibrator written by `Calibrator.save`; it predicts bit for bit the same.
 
     Example:
@@ -43,7 +42,7 @@ def load_calibrator(folder: str | os.PathLike[str]) -> Calibrator:
     return load_parts(folder)[0]
 
 
-def load_parts(folder: str | os.PathLike[str]) -> tuple[Calibrator, dict[str, Any]]:
+def load_parts(folder: Folder) -> tuple[Calibrator, dict[str, Any]]:
     """The calibrator in a folder, and what was saved with it, both of one version of the file."""
     found = read_parts(folder)
     with reading(Path(folder) / FILE, "a whole calibrator"):
@@ -52,7 +51,7 @@ def load_parts(folder: str | os.PathLike[str]) -> tuple[Calibrator, dict[str, An
     return calibrator, found
 
 
-def read_parts(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_parts(folder: Folder) -> dict[str, Any]:
     """Contents of a calibrator's file, by name."""
     path = Path(folder) / FILE
     if not path.exists():
@@ -86,8 +85,7 @@ def _check_values(calibrator: Calibrator) -> None:
     calibrator._check_fitted()
     c, widths = calibrator.n_classes_, calibrator.layer_widths_
     counts = [c, *widths.values()]
-    countable = all(type(count) is int and count >= 0 for count in counts)
-    if not countable or not 2 <= sum(counts) <= LARGEST:
+    if not all(type(count) is int and count >= 0 for count in counts) or not 2 <= sum(counts) <= LARGEST:
         raise FormatError(f"{c!r} classes and layers of width {widths!r}, expected up to {LARGEST} numbers")
     temperature = vars(calibrator).get("temperature_", 1.0)
     if not 0.0 < float(temperature) < math.inf:

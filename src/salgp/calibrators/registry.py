@@ -164,7 +164,7 @@ def entry_points() -> dict[str, EntryPoint]:
 
 def known_names() -> list[str]:
     """Names of all calibrators; none of their modules is loaded."""
-    return list(dict.fromkeys([*CLASSES, *_REGISTERED, *entry_points()]))
+    return list({**CLASSES, **_REGISTERED, **entry_points()})
 
 
 def check_names(*names: Any) -> None:
@@ -195,5 +195,5 @@ def _class(name: str) -> type[Calibrator]:
 
 def _first_sentence(text: str) -> str:
     """The first paragraph up to its first full stop, as plain text."""
-    paragraph = text.replace("`", "").strip().split("\n\n")[0]
-    return " ".join(paragraph.split()).split(". ")[0].rstrip(".") + "."
+    paragraph = " ".join(text.strip().split("\n\n")[0].split()).replace("`", "")
+    return paragraph.split(". ")[0].rstrip(".") + "."

@@ -197,8 +197,7 @@ class Index(Covariance):
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
         left, right = gaps.pairs[self.group]
-        left = self._members(left.squeeze(-1))
-        right = self._members(right.squeeze(-2))
+        left, right = self._members(left.squeeze(-1)), self._members(right.squeeze(-2))
         if self.rank or not self.keep_shared:
             return left @ self.matrix(theta) @ right.mT
         own, shared = self._own(theta), theta[f"{self._name}.log_shared"]

@@ -66,9 +66,8 @@ class Settings:
     def leaves_out(self) -> bool:
         """Learn by leave-one-out density, and not by evidence? By default where observations are repeated."""
         if self.objective not in ("auto", "evidence", "leave-one-out"):
-            raise ValueError(
-                f"objective must be 'auto', 'evidence' or 'leave-one-out', got {self.objective!r}"
-            )
+            what = "'auto', 'evidence' or 'leave-one-out'"
+            raise ValueError(f"objective must be {what}, got {self.objective!r}")
         return self.objective == "leave-one-out" or (self.objective == "auto" and self.repeats > 1)
 
 
@@ -137,7 +136,7 @@ class _Problem:
     single: Gaps
 
     def log_prior(self, theta: Theta) -> Tensor | float:
-        return sum(p.log_prior(theta[p.name]) for p in self.parameters)
+        return sum(p.log_prior(theta) for p in self.parameters)
 
     def log_evidence(self, theta: Theta) -> Tensor:
         if self.small is None:

@@ -113,9 +113,7 @@ class _OnFixedDistances(torch.autograd.Function):
 
 def _total(grad: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
     """``grad * slope`` summed to ``shape``."""
-    if shape:
-        return (grad * slope).sum_to_size(shape)
-    return torch.dot(grad.reshape(-1), slope.reshape(-1))
+    return (grad * slope).sum_to_size(shape) if shape else grad.flatten() @ slope.flatten()
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:

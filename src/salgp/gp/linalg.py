@@ -65,9 +65,8 @@ def cholesky(K: Tensor, start: float = 0.0) -> Tensor:
     """
     scale = K.detach().diagonal().mean()
     if not torch.isfinite(scale):
-        raise NotPositiveDefiniteError(
-            "the covariance matrix holds NaN or infinity; check the inputs and hyperparameters"
-        )
+        why = "the covariance matrix holds NaN or infinity; check the inputs and hyperparameters"
+        raise NotPositiveDefiniteError(why)
     for jitter in (j for j in JITTERS if j >= start):
         jittered = K if jitter == 0.0 else K + (jitter * scale) * eye_like(K)
         L, info = torch.linalg.cholesky_ex(jittered)
@@ -166,8 +165,7 @@ class _Shared(AbstractContextManager[None]):
 
 def _hold_torch() -> Restore:
     before = torch.get_num_threads()
-    if before > 1:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
 
     def take_back() -> None:
         if torch.get_num_threads() == 1:

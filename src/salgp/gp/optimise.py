@@ -64,19 +64,18 @@ class Parameter:
     upper: float
     prior: tuple[float, float] | None = None
 
-    def log_prior(self, value: Tensor) -> Tensor | float:
+    def log_prior(self, theta: Mapping[str, Tensor]) -> Tensor | float:
         """Log density of the prior; 0 where there is none."""
         if self.prior is None:
             return 0.0
         mean, std = self.prior
-        scaled = (value - mean) / std
+        scaled = (theta[self.name] - mean) / std
         return -(0.5 * scaled.square() + math.log(std * math.sqrt(2.0 * math.pi))).sum()
 
     def is_bound(self, value: Tensor) -> bool:
         """Is some entry of the value on a bound?"""
         near = 1e-6 * (self.upper - self.lower)
-        low, high = value <= self.lower + near, value >= self.upper - near
-        return bool((low | high).any())
+        return bool(((value <= self.lower + near) | (value >= self.upper - near)).any())
 
 
 Parameters = Sequence[Parameter]
@@ -280,9 +279,7 @@ def _lbfgs(objective: Objective, parameters: Parameters, steps: int, tolerance: 
         found = minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     value, x = -float(found.fun), found.x
     flat = _at_precision(-found.jac, x, lower, upper, value)
-    reason = found.message
-    if flat and not found.success:
-        reason += ": numerical precision reached"
+    reason = found.message + (": numerical precision reached" if flat and not found.success else "")
     return Fit(_named(parameters, x), value, found.success or flat, reason, tuple(history))
 
 

@@ -64,8 +64,7 @@ def predict_corrections(structure: Structure, posterior: Posterior, features: Fe
 
 def chunk_size(structure: Structure, fitted: Fitted) -> int:
     """Samples predicted at once so that no more than `CHUNK_ENTRIES` covariances are held."""
-    entries = len(fitted.posterior.alpha) * len(structure.layers)
-    return max(1, CHUNK_ENTRIES // entries)
+    return max(1, CHUNK_ENTRIES // (len(fitted.posterior.alpha) * len(structure.layers)))
 
 
 def _sample_moments(structure: Structure, posterior: Posterior, rows: Rows) -> Moments:
@@ -79,8 +78,7 @@ def _sample_moments(structure: Structure, posterior: Posterior, rows: Rows) -> M
     means, reduced = zip(*projected, strict=True)
     priors = [term.variance(theta, rows) for term in covariance.terms]
     variances = list(map(remaining, priors, reduced))
-    prior = sum(priors[1:], priors[0])
-    variance = remaining(prior, sum(reduced[1:], reduced[0]))
+    variance = remaining(sum(priors[1:], priors[0]), sum(reduced[1:], reduced[0]))
     return sum(means), variance, torch.stack(means, 1), torch.stack(variances, 1)
 
 

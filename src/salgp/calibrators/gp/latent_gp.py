@@ -93,8 +93,7 @@ class GPCalibration(Calibrator):
         u = _inducing_points(logits, self.n_inducing)
         basis = _choose_basis(*_spread_subset(z, y), u)
         found = _posterior(z, y, basis)
-        self.inducing_ = u
-        self.amplitude_, self.lengthscale_ = basis.amplitude, basis.lengthscale
+        self.inducing_, self.amplitude_, self.lengthscale_ = u, basis.amplitude, basis.lengthscale
         self.mean_, self.cov_ = found.mean, found.cov
 
     def _predict(self, features: Features) -> Prediction:
@@ -123,8 +122,7 @@ class _Basis:
 
     def __call__(self, z: Tensor) -> Tensor:
         """Basis functions at every entry of ``z``, shape ``(*z.shape, m)``."""
-        K = _kernel(z, self.inducing, self.amplitude, self.lengthscale)
-        return K @ self.whiten.T
+        return _kernel(z, self.inducing, self.amplitude, self.lengthscale) @ self.whiten.T
 
 
 def _basis(inducing: Tensor, amplitude: float, lengthscale: float) -> _Basis:
@@ -160,8 +158,8 @@ def _inducing_points(logits: Tensor, m: int) -> Tensor:
     """Evenly spaced from the median smallest logit of a sample to nearly the largest of all."""
     if m < 2:
         raise ValueError(f"n_inducing must be at least 2, got {m}")
-    low = float(logits.amin(dim=1).double().median())
-    top = logits.amax(dim=1).double().sort().values
+    low = float(logits.amin(1).double().median())
+    top = logits.amax(1).double().sort().values
     high = max(float(top[int(0.99 * (len(top) - 1))]), low + 1e-3)
     return torch.linspace(low, high, m, dtype=torch.float64, device=logits.device)
 

@@ -62,6 +62,10 @@ class Structure:
     terms: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.stacked and self.terms:
+            raise ValueError(f"terms {self.terms} are of samples, not of stacked rows")
+
     @property
     def repeats(self) -> int:
         """Rows in which each sample's observation stands."""
@@ -101,8 +105,7 @@ def structure(
     _check(name, widths, kernel, groups)
     layers = tuple(widths)
     L, width = len(layers), max(widths.values())
-    layer = ("layer",) if name in STACKED else ()
-    levels = {"class": ("class",), "nested": groups}.get(name, layer)
+    levels = {"class": ("class",), "nested": groups}.get(name, ("layer",) if name in STACKED else ())
     stacked = name in STACKED and levels != ("class",)
     terms = (*layers, "confidence") if name == "sum" else ()
     k = functools.partial(kernel_on, kernel=kernel)
@@ -188,7 +191,7 @@ def _group(name: str, structure: Structure, features: Features) -> Tensor:
         return label
     n, L = label.shape[0], len(structure.layers)  # len() of a tensor is a constant in an exported graph
     label = label[:, None].expand(n, L)
-    layer = torch.arange(L, device=label.device).expand(n, L)
+    layer = torch.arange(L, device=label.device).expand_as(label)
     groups = {"layer": layer, "class": label, "layer/class": layer * features.n_classes + label}
     return groups[name]
 

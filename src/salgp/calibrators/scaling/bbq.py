@@ -75,9 +75,8 @@ class BBQ(TopLabelCalibrator):
         if self.alpha is None and self.beta is None:
             return None
         if self.alpha is None or self.beta is None or min(self.alpha, self.beta) <= 0:
-            raise ValueError(
-                f"alpha and beta must both be positive, or both None; got {self.alpha} and {self.beta}"
-            )
+            got = f"{self.alpha} and {self.beta}"
+            raise ValueError(f"alpha and beta must both be positive, or both None; got {got}")
         return self.alpha, self.beta
 
     def _confidence(self, top: TopLabel) -> Tensor:
@@ -126,10 +125,9 @@ def binnings(score: np.ndarray, hit: np.ndarray) -> Binnings:
     model = np.repeat(np.arange(len(n_bins)), n_bins)
     total = np.concatenate([[0.0], np.cumsum(hit)])
     last = np.diff(model, append=-1) != 0
-    low = np.where(left > 0, np.searchsorted(score, left), 0)
+    low = np.searchsorted(score, left) * (left > 0)
     high = np.where(last, n, np.searchsorted(score, right))
-    hits = total[high] - total[low]
-    return Binnings(model, n_bins, left, right, high - low, hits)
+    return Binnings(model, n_bins, left, right, high - low, total[high] - total[low])
 
 
 def _edges(score: np.ndarray, n_bins: int) -> np.ndarray:
@@ -165,7 +163,6 @@ def average(bins: Binnings, prior: Prior) -> Average:
     a, b = _pseudo_counts(bins, prior)
     value = (bins.hits + a) / np.maximum(bins.size + a + b, 1e-300)
     first = np.diff(bins.model, prepend=-1) != 0
-    step = np.where(first, value, value - np.roll(value, 1))
-    jump = weights[bins.model] * step
+    jump = weights[bins.model] * np.where(first, value, value - np.roll(value, 1))
     order = np.lexsort((~first, bins.left))
     return Average(weights, bins.left[order], np.cumsum(jump[order]).clip(0, 1))

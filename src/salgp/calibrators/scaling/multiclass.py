@@ -116,7 +116,7 @@ class MatrixScaling(AffineScaling):
     def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         c = features.n_classes
         start = torch.eye(c, dtype=torch.float64)
-        off_diagonal = torch.full_like(start, self.off_diagonal_penalty / (c * (c - 1)))
+        off_diagonal = torch.full_like(start, self.off_diagonal_penalty / (c * c - c))
         penalties = off_diagonal.fill_diagonal_(DIAGONAL_PENALTY / c), self.intercept_penalty
         x = self._inputs(features)
         self.weight_, self.bias_ = fit_affine(x, labels, start, *penalties, self.max_iterations)
@@ -226,17 +226,15 @@ def _root_mean_square(x: Tensor) -> float:
 
 def _nll_gradient(x: Tensor, labels: Tensor, W: Tensor, b: Tensor) -> tuple[float, Tensor, Tensor]:
     """Mean negative log-likelihood of ``softmax(W x + b)`` and its gradient, in chunks of rows."""
-    value, n = 0.0, len(x)
-    grad_W, grad_b = torch.zeros_like(W), torch.zeros_like(b)
+    value, grad_W, grad_b = 0.0, torch.zeros_like(W), torch.zeros_like(b)
     for rows in row_chunks(*x.shape):
         z, y = x[rows].double(), labels[rows, None]
         log_p = torch.log_softmax(affine(z, W, b), dim=1)
         value -= float(log_p.gather(1, y).sum())
-        minus = torch.full_like(y, -1, dtype=z.dtype)
-        error = log_p.exp_().scatter_add_(1, y, minus)  # p - onehot
+        error = log_p.exp_().scatter_add_(1, y, torch.full_like(y, -1, dtype=z.dtype))  # p - onehot
         grad_W += (error * z).sum(dim=0) if W.ndim == 1 else error.T @ z
         grad_b += error.sum(dim=0)
-    return value / n, grad_W / n, grad_b / n
+    return value / len(x), grad_W / len(x), grad_b / len(x)
 
 
 def _lbfgs(loss: Callable[..., Any], start: np.ndarray, max_iterations: int, tolerance: float) -> np.ndarray:
@@ -306,8 +304,8 @@ class StackedScaling(Calibrator):
             x, y = x[::step], y[::step]
         maps = _maps(x, y, temperature, identity)
         likelihood = _left_out(x, y, identity, len(maps))
-        equal = np.full(len(maps), 1 / len(maps))
-        alone = np.eye(len(maps))[TEMPERATURE]
+        equal = [1 / len(maps)] * len(maps)
+        alone = np.eye(len(maps))[TEMPERATURE].tolist()
         self.weights_ = mixture_weights(likelihood, equal if len(likelihood) else alone)
         self.maps_ = [[W.cpu(), b.cpu()] for W, b in maps]
 
@@ -344,16 +342,15 @@ def _identity(n: int, c: int) -> Tensor | None:
     """The identity as a matrix or as a diagonal, as many parameters as the samples can tell, or None."""
     n = min(n, LARGEST // c)
     if c * c <= n:
-        return torch.eye(c, dtype=torch.float64)
-    return torch.ones(c, dtype=torch.float64) if 4 * c <= n else None
+        return torch.eye(c).double()
+    return torch.ones(c).double() if 4 * c <= n else None
 
 
 def _maps(x: Tensor, y: Tensor, temperature: float, identity: Tensor | None) -> list[Map]:
     """Raw, equal and temperature-scaled probabilities, and an affine map for each prior width."""
     n, c = x.shape
     zero = torch.zeros(c, dtype=torch.float64)
-    scales = 1.0, 0.0, 1 / temperature
-    maps = [(torch.full_like(zero, scale), zero) for scale in scales]
+    maps = [(torch.full_like(zero, scale), zero) for scale in (1.0, 0.0, 1 / temperature)]
     if identity is None or not n:
         return maps
     z = x.double() / temperature

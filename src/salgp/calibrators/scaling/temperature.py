@@ -124,7 +124,7 @@ class PerturbedTemperatureScaling(TemperatureScaling):
             without = "features have no groups: fitted as plain temperature scaling, not on augmented samples"
             warnings.warn(without, CalibrationWarning, stacklevel=3)
         else:
-            _, of, count = torch.unique(features.groups, return_inverse=True, return_counts=True)
+            _, of, count = features.groups.unique(return_inverse=True, return_counts=True)
             weights = (1 / count.double())[of]
         self.temperature_, self.at_bound_ = _fitted(features.logits, labels, weights)
 
@@ -162,8 +162,7 @@ def ensemble_softmax(logits: Tensor, temperature: float | Tensor, weights: Tenso
     """``w_1 softmax(z / T) + w_2 softmax(z) + w_3 / c``."""
     of_tempered, of_raw, of_uniform = weights.tolist()
     mix = tempered_softmax(logits, temperature).mul_(of_tempered)
-    mix.add_(tempered_softmax(logits, 1.0), alpha=of_raw)
-    return mix.add_(of_uniform / logits.shape[1])
+    return mix.add_(tempered_softmax(logits, 1.0), alpha=of_raw).add_(of_uniform / logits.shape[1])
 
 
 def _true_class(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -175,7 +174,7 @@ def _true_class(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     return torch.cat(parts).double()[labels >= 0]
 
 
-def mixture_weights(likelihood: Tensor, start: Sequence[float] | np.ndarray) -> Tensor:
+def mixture_weights(likelihood: Tensor, start: Sequence[float]) -> Tensor:
     """Weights on the simplex that maximise the mean of ``log(likelihood_i . w)``, a concave problem.
 
     Args:
@@ -199,9 +198,8 @@ def mixture_weights(likelihood: Tensor, start: Sequence[float] | np.ndarray) -> 
     if len(P) == 0:
         return torch.tensor(first)
     one = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
-    how: Any = {"method": "SLSQP", "constraints": one, "options": {"ftol": 1e-12}}
-    bounds = [(0, 1)] * len(first)
-    found = minimize(loss, first, jac=True, bounds=bounds, **how)
+    how: Any = {"method": "SLSQP", "constraints": one, "tol": 1e-12}
+    found = minimize(loss, first, jac=True, bounds=[(0, 1)] * len(first), **how)
     warn_unless_converged(found, "the search for the mixture's weights")
     inside = np.clip(found.x, 0, 1)
     best = min([inside / inside.sum(), first], key=lambda w: loss(w)[0])
@@ -285,6 +283,5 @@ class AdaptiveCalibratorEnsemble(Calibrator):
         else:
             _, number = window_numbers(context, seen.log_odds).unique(return_inverse=True)
             total = confidence.new_zeros(len(features)).index_add(0, number, confidence)
-            size = number.bincount(minlength=len(features)).clamp_min(1)
-            mean = (total / size)[number]
+            mean = (total / number.bincount(minlength=len(features)).clamp_min(1))[number]
         return (mean / self.mean_confidence_).clamp(0.0, 1.0)

@@ -275,11 +275,10 @@ def monotone_fit(score: np.ndarray, hit: np.ndarray) -> tuple[np.ndarray, np.nda
 
     order = np.argsort(score)
     x = np.pad(score[order].astype(np.float64), 1, mode="edge")
-    y = np.concatenate([[1.0], hit[order], [0.0]])
+    y = np.hstack([1.0, hit[order], 0.0])
     first = np.flatnonzero(np.diff(x, prepend=-np.inf))  # start of each run of equal scores
-    weight = np.diff(first, append=len(x)).astype(np.float64)
-    share = np.add.reduceat(y, first) / weight
-    fit = isotonic_regression(share, weights=weight)
+    weight = np.diff(first, append=len(x))
+    fit = isotonic_regression(np.add.reduceat(y, first) / weight, weights=weight)
     knots = np.union1d(fit.blocks[:-1], fit.blocks[1:] - 1)
     return x[first][knots], fit.x[knots]
 
