@@ -75,8 +75,7 @@ class PredictionSets:
         """``(n_groups,)`` the largest score that is still in the set; infinite where a group has too few
         samples.
         """
-        groups = (self.scores[self.group == g] for g in range(self.n_groups))
-        return torch.stack([_quantile(scores, self.coverage) for scores in groups])
+        return torch.stack([self._limit(g) for g in range(self.n_groups)])
 
     def __call__(self, prediction: Prediction, generator: torch.Generator | None = None) -> Tensor:
         """Boolean ``(n, c)``: is the class in the set?
@@ -120,6 +119,14 @@ class PredictionSets:
                 raise FormatError(f"{path}: expected PredictionSets, got {type(value).__name__}")
             _check_loaded(value)
         return value
+
+    def _limit(self, g: int) -> Tensor:
+        """The ``ceil((n + 1) coverage)``-th smallest score; infinite where there are too few."""
+        scores = self.scores[self.group == g]
+        k = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
+        if k > len(scores):
+            return torch.tensor(math.inf).double()
+        return scores.sort().values[k - 1] if k else torch.tensor(-math.inf).double()
 
     def _matrix(self, probs: Tensor, draws: Tensor | None) -> Tensor:
         """``(n, c)`` score of every class; ``draws`` in [0, 1] say how much of its own mass counts.
@@ -322,14 +329,6 @@ def _lacking(sets: PredictionSets) -> str:
 
 def _needed(coverage: float) -> int:
     return math.ceil(coverage / (1 - coverage) - 1e-9)
-
-
-def _quantile(scores: Tensor, coverage: float) -> Tensor:
-    """The ``ceil((n + 1) coverage)``-th smallest; infinite where there are too few."""
-    k = math.ceil((len(scores) + 1) * coverage - 1e-9)
-    if k > len(scores):
-        return torch.tensor(math.inf).double()
-    return scores.sort().values[k - 1] if k else torch.tensor(-math.inf).double()
 
 
 def _edges(prediction: Prediction, by: str, bands: int, most: int) -> Tensor:

@@ -55,15 +55,9 @@ class Canvas:
         """A straight line."""
         self.add("line", x1=x1, y1=y1, x2=x2, y2=y2, css=css, **more)
 
-    def rect(
-        self, x: float, y: float, width: float, height: float, css: str, title: str | None = None
-    ) -> None:
+    def rect(self, x: float, y: float, width: float, height: float, css: str, title: str = "") -> None:
         """A rectangle, with a text shown when the pointer rests on it."""
         self.add("rect", _title(title), x=x, y=y, width=max(width, 0), height=max(height, 0), css=css)
-
-    def circle(self, x: float, y: float, r: float, css: str, title: str | None = None, **more: Any) -> None:
-        """A dot, with a text shown when the pointer rests on it."""
-        self.add("circle", _title(title), cx=x, cy=y, r=r, css=css, **more)
 
     def text(
         self, x: float, y: float, content: str, css: str = "tick", anchor: str = "middle", **more: Any
@@ -90,7 +84,7 @@ class Frame:
         self, canvas: Canvas, box: tuple[float, float, float, float], high: float = 1.0, low: float = 0.0
     ) -> None:
         self.canvas, (self.left, self.upper, self.width, self.height) = canvas, box
-        self.high, self.low = high, low
+        self.high, self.low, self.span = high, low, max(high - low, 1e-9)
 
     def x(self, share: float) -> float:
         """Pixel of a share of the width."""
@@ -99,11 +93,17 @@ class Frame:
     def y(self, value: float) -> float:
         """Pixel of a value, kept inside the frame."""
         inside = min(max(value, self.low), self.high)
-        return self.upper + self.height * (self.high - inside) / max(self.high - self.low, 1e-9)
+        return self.upper + self.height * (self.high - inside) / self.span
 
-    def points(self, pairs: Iterable[tuple[float, float]]) -> str:
-        """Pixels of pairs of share and value, as the attribute ``points`` wants them."""
-        return " ".join(f"{self.x(share):.1f},{self.y(value):.1f}" for share, value in pairs)
+    def curve(self, pairs: Iterable[tuple[float, float]], css: str, tag: str = "polyline") -> None:
+        """A line through pairs of share and value; as a ``polygon`` it is closed."""
+        points = " ".join(f"{self.x(share):.1f},{self.y(value):.1f}" for share, value in pairs)
+        self.canvas.add(tag, points=points, css=css)
+
+    def dot(self, share: float, value: float, r: float, css: str, title: str = "", **more: Any) -> None:
+        """A dot, with a text shown when the pointer rests on it."""
+        x, y = self.x(share), self.y(value)
+        self.canvas.add("circle", _title(title), cx=x, cy=y, r=r, css=css, **more)
 
     def across(self, value: float, css: str, **more: Any) -> None:
         """A line across the frame at a value."""
@@ -129,12 +129,12 @@ class Frame:
             self.canvas.text(self.x(0.5), lower + 40, label, "axis below")
 
 
-def _title(text: str | None) -> Markup | None:
+def _title(text: str) -> Markup | None:
     return Markup("<title>{}</title>").format(text) if text else None
 
 
 def _attribute(name: str, value: object) -> Markup:
-    name = "class" if name == "css" else name.replace("_", "-")
+    name = name.replace("css", "class").replace("_", "-")
     if isinstance(value, float):
-        value = f"{value:.1f}".rstrip("0").rstrip(".")
+        value = f"{value:.1f}".removesuffix(".0")
     return Markup(' {}="{}"').format(name, value)

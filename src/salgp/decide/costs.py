@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from salgp.decide.rule import ALWAYS, NEVER, Rule
 from salgp.metrics.inputs import FloatArray
@@ -49,5 +50,4 @@ def cheapest(
 
 def _limits(cost_wrong: float, cost_ask: float) -> FloatArray:
     best = math.log((cost_wrong - cost_ask) / cost_ask)
-    sigmoids = 1 / (1 + np.exp(-(best + _GRID)))
-    return np.concatenate([[ALWAYS], sigmoids, [NEVER]])
+    return np.concatenate([[ALWAYS], expit(best + _GRID), [NEVER]])

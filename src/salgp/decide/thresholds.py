@@ -60,7 +60,8 @@ def choose_threshold(
         Act above a confidence of 0.8...: at most 10 % of the answers acted on are wrong, ...
     """
     promised, assurance = float(ERROR if error is None else error), float(assurance)
-    _check_levels(promised, assurance)
+    if not 0.5 <= assurance < 1:
+        raise ValueError(f"assurance must be at least 0.5 and below 1, got {assurance}")
     n_classes = checked(prediction).probs.shape[1]
     label = prediction.label.cpu().numpy()
     wrong = label != as_labels(labels, *prediction.probs.shape).cpu().numpy()
@@ -130,10 +131,3 @@ def _each_class(
     needed = math.ceil(max(scarce)) if scarce else None
     kept, failed = sum(rule.kept for rule in rules), sum(rule.wrong for rule in rules)
     return Rule(limits, error, assurance, n, kept, failed, needed)
-
-
-def _check_levels(error: float, assurance: float) -> None:
-    if not 0 < error < 1:
-        raise ValueError(f"error must be between 0 and 1, got {error}")
-    if not 0.5 <= assurance < 1:
-        raise ValueError(f"assurance must be at least 0.5 and below 1, got {assurance}")

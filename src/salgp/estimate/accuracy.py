@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,8 +139,7 @@ def error_above(
         0.1
     """
     right = accuracy(prediction[rule(prediction)], spread, level)
-    lower, upper = 1 - right.upper, 1 - right.lower
-    return Estimate(1 - right.value, lower, upper, level, right.n)
+    return replace(right, value=1 - right.value, lower=1 - right.upper, upper=1 - right.lower)
 
 
 def per_class(
@@ -246,8 +245,6 @@ def _factor(spread: Spread | float | None, level: float) -> float:
     """
     if not isinstance(spread, Spread):
         return _normal(level)
-    if level == spread.level:
-        return spread.factor
     return spread.factor * (_normal(level) / _normal(spread.level))
 
 
@@ -271,8 +268,8 @@ def _gap(prediction: Prediction, labels: Any) -> tuple[float, float, float]:
 def _sums(prediction: Prediction) -> tuple[int, float, float]:
     """Number of samples, sum of the confidences ``c``, and of ``c (1 - c)``."""
     c = to_double(prediction.confidence)
-    variance = (c * (1 - c)).sum()
-    return len(c), float(c.sum()), float(variance)
+    total, variance = np.sum([c, c * (1 - c)], axis=1).tolist()
+    return len(c), total, variance
 
 
 def _normal(level: float) -> float:

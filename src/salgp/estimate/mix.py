@@ -178,8 +178,7 @@ def _factors(calibration: FloatArray, source: FloatArray) -> FloatArray:
 
 def _scaled(probs: FloatArray, factors: FloatArray) -> FloatArray:
     found = probs * factors
-    scaled: FloatArray = found / found.sum(1, keepdims=True)
-    return scaled
+    return found / found.sum(1, keepdims=True)
 
 
 def adapt(prediction: Prediction, mix: ArrayLike, source_mix: ArrayLike) -> Prediction:

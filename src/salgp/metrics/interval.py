@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.special import bdtr, betaincinv, ndtri
+from scipy.special import bdtr, betaincinv, expit, ndtri
 
 from salgp.logits import log_odds
 from salgp.metrics.binned import ReliabilityBins, assign_bins
@@ -22,7 +22,7 @@ from salgp.metrics.metric import Statistic, mean_of, metric
 
 __all__ = ["exact_interval"]
 
-_SHARES = (np.arange(200) + 0.5) / 200
+_STEPS = ndtri((np.arange(200) + 0.5) / 200)[:, None]
 """Quantiles of the normal distribution by which confidences vary within their intervals."""
 
 
@@ -87,10 +87,8 @@ def _chances(centre: FloatArray, down: FloatArray, up: FloatArray) -> FloatArray
 
     ``down`` and ``up`` are the standard deviations of the log-odds below and above ``centre``.
     """
-    z = ndtri(_SHARES)[:, None]
-    odds = centre + np.where(z > 0, up, down) * z
-    chances = 1 / (1 + np.exp(-odds))
-    return np.asarray(chances.mean(axis=1))
+    odds = centre + np.where(_STEPS > 0, up, down) * _STEPS
+    return expit(odds).mean(axis=1)
 
 
 def _share_inside(right: int, count: int, chance: FloatArray, level: float) -> float:

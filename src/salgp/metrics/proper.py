@@ -108,7 +108,7 @@ def nll(probs: ArrayLike, labels: ArrayLike) -> Statistic:
     """
     p, y = as_distribution(probs, labels)
     true = np.clip(_of_labels(p, y), EPS, 1.0)
-    return _mean_of_known(-np.log(true), y >= 0)
+    return _mean_of_known(-np.log(true), y)
 
 
 @metric(
@@ -159,7 +159,7 @@ def brier(probs: ArrayLike, labels: ArrayLike) -> Statistic:
     """
     p, y = as_distribution(probs, labels)
     squares = np.einsum("ij,ij->i", p, p, dtype=np.float64)
-    return _mean_of_known(squares - 2 * _of_labels(p, y) + 1, y >= 0)
+    return _mean_of_known(squares - 2 * _of_labels(p, y) + 1, y)
 
 
 @metric(
@@ -231,7 +231,8 @@ def _of_labels(probs: np.ndarray, labels: np.ndarray) -> FloatArray:
     return np.take_along_axis(probs, own, 1)[:, 0].astype(float)
 
 
-def _mean_of_known(scores: FloatArray, known: np.ndarray) -> Statistic:
+def _mean_of_known(scores: FloatArray, labels: np.ndarray) -> Statistic:
+    known = labels >= 0
     if not known.any():
         raise ValueError("every label is -1 (unknown): a multi-class score needs samples of known classes")
     inner = mean_of(scores[known])

@@ -29,7 +29,7 @@ from salgp.prediction import checked
 if TYPE_CHECKING:
     from salgp.prediction import Prediction
 
-__all__ = ["register"]
+__all__ = ["read_by", "register"]
 
 _CHUNK = 2**18
 """Counts made at a time: few enough to stay in cache."""
@@ -268,12 +268,17 @@ def compare(predictions: Mapping[str, Prediction], labels: ArrayLike, n_bins: in
     return Comparison({name: evaluate(each, labels, n_bins) for name, each in predictions.items()})
 
 
-def _value(metric: Metric[...], arrays: Mapping[str, Any], n_bins: int) -> float | None:
-    """The metric of these arrays; None where one is missing, no class is known, or it is not a number."""
+def read_by(metric: Metric[...], arrays: Mapping[str, Any]) -> list[Any] | None:
+    """What the metric reads, of `arrays_of`; None where an array is missing or no class is known."""
     read = [arrays[name] for name in metric.reads]
-    if any(x is None for x in read):
-        return None
-    if "labels" in metric.reads and not (arrays["labels"] >= 0).any():
+    unknown = "labels" in metric.reads and (arrays["labels"] < 0).all()
+    return None if unknown or any(x is None for x in read) else read
+
+
+def _value(metric: Metric[...], arrays: Mapping[str, Any], n_bins: int) -> float | None:
+    """The metric of these arrays; None where it cannot read them, or is not a number."""
+    read = read_by(metric, arrays)
+    if read is None:
         return None
     options = {"n_bins": n_bins} if "n_bins" in metric.options else {}
     value = metric(*read, **options)
@@ -436,9 +441,9 @@ def _quantiles(replicates: FloatArray, level: float) -> tuple[float, float]:
 
 
 def _common_length(arrays: tuple[Any, ...]) -> int:
-    lengths = [len(x) for x in arrays]
+    lengths = list(map(len, arrays))
     if len(set(lengths)) != 1:
         raise ValueError(f"bootstrap needs arrays of one common length, got {lengths}")
-    if not lengths[0]:
+    if 0 in lengths:
         raise ValueError("the arrays are empty: a metric needs at least one sample")
     return lengths[0]

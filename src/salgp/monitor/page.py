@@ -42,12 +42,11 @@ def render_page(settings: Settings, status: Status, log: Sequence[Record], title
     environment = Environment(autoescape=True)
     environment.filters.update(minute=_minute, figure=_figure)
     template = files("salgp.monitor").joinpath("page.html").read_text(encoding="utf-8")
-    bad = "poor" if status.matters else "fair"
     page = environment.from_string(template).render(
         title=title,
         status=status,
         settings=settings,
-        tone=bad if status.alarm else "good",
+        tone="poor" if status.alarm and status.matters else "fair" if status.alarm else "good",
         classes=[(str(names[shift.label]), shift) for shift in status.classes[:10]],
         accuracy=_accuracy(settings, rows),
         evidence=_evidence(recent, limit),
@@ -115,21 +114,21 @@ def _accuracy(settings: Settings, rows: Sequence[Row]) -> Markup:
     frame.y_axis((1 - k * step, f"{100 * (1 - k * step):.0f} %") for k in range(n_steps + 1))
     drawn = [(_place(i, len(rows)), found) for i, (_, found, _) in enumerate(rows) if found]
     upper, lower = [(x, e.upper) for x, e in drawn], [(x, e.lower) for x, e in reversed(drawn)]
-    canvas.add("polygon", points=frame.points(upper + lower), css="band")
+    frame.curve(upper + lower, "band", "polygon")
     frame.across(settings.reference, "reference")
-    canvas.add("polyline", points=frame.points((x, e.value) for x, e in drawn), css="line")
+    frame.curve(((x, found.value) for x, found in drawn), "line")
     for i, row in enumerate(rows):
         _dots(frame, _place(i, len(rows)), row)
     return canvas.markup()
 
 
 def _dots(frame: Frame, share: float, row: Row) -> None:
-    x, (record, found, labels) = frame.x(share), row
+    record, found, labels = row
     words = f"{record.name}, {_minute(record.time)}: expected {found}, measured {labels or 'nothing'}"
     if found:
-        frame.canvas.circle(x, frame.y(found.value), 3, "expected", words)
+        frame.dot(share, found.value, 3, "expected", words)
     if labels:
-        frame.canvas.circle(x, frame.y(labels.value), 4.5, "dot", words)
+        frame.dot(share, labels.value, 4.5, "dot", words)
 
 
 def _evidence(recent: Sequence[Record], limit: float) -> Markup:
@@ -145,7 +144,7 @@ def _evidence(recent: Sequence[Record], limit: float) -> Markup:
     n = len(recent)
     places = [_place(i, n) for i in range(n)]
     for css, values in (("line", shift), ("second", accuracy)):
-        canvas.add("polyline", points=frame.points(zip(places, values, strict=True)), css=css)
+        frame.curve(zip(places, values, strict=True), css)
     return canvas.markup()
 
 

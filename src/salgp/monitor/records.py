@@ -169,7 +169,7 @@ class State:
     def start(reference: IntArray, window: int) -> State:
         """Before the first batch; ``reference`` are the cells ``(n, J)`` of the reference samples."""
         shift = ConformalMartingale.start(reference)
-        recent = np.zeros((window, reference.shape[1], BANDS), dtype=np.int64)
+        recent = np.zeros((window, len(shift.counts), BANDS), dtype=np.int64)
         return State(shift, AccuracyMartingale.start(), shift.counts, recent)
 
     def with_bands(self, counts: IntArray) -> State:

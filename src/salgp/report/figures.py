@@ -23,7 +23,8 @@ from salgp.svg import Canvas, Frame
 __all__ = []
 
 N_BINS = 10
-QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+Tick = tuple[float, str]
+QUARTERS = [(k / 4, f"{25 * k} %") for k in range(5)]
 
 
 def reliability(side: Scored, name: str) -> Markup:
@@ -35,7 +36,7 @@ def reliability(side: Scored, name: str) -> Markup:
     )
     canvas = Canvas(420, 326, words, "plot")
     frame = Frame(canvas, (62, 12, 332, 216))
-    _percent_axes(frame, "stated confidence", "how often it is right", QUARTERS)
+    _axes(frame, "stated confidence", "how often it is right", QUARTERS)
     canvas.line(frame.x(0), frame.y(0), frame.x(1), frame.y(1), "diagonal")
     heights = 38 * bins.share / bins.share.max()
     ends = np.stack(accuracy_band(bins), 1)
@@ -48,7 +49,7 @@ def reliability(side: Scored, name: str) -> Markup:
 
 
 def risk_coverage(
-    before: Scored, after: Scored, point: OperatingPoint, ticks: Sequence[float]
+    before: Scored, after: Scored, point: OperatingPoint, ticks: Sequence[Tick]
 ) -> tuple[Markup, Frame]:
     """Error rate among the used predictions, by the share used, with a mark at the acceptable error."""
     words = (
@@ -56,14 +57,14 @@ def risk_coverage(
         "curve is solid, the model's own dashed."
     )
     canvas = Canvas(640, 226, words, "plot wide")
-    frame = Frame(canvas, (66, 12, 542, 160), ticks[-1])
-    _percent_axes(frame, "share of predictions used (the surest ones)", "wrong among them", ticks)
+    frame = Frame(canvas, (66, 12, 542, 160), ticks[-1][0])
+    _axes(frame, "share of predictions used (the surest ones)", "wrong among them", ticks)
     for side, css in ((before, "curve before"), (after, "curve after")):
         _draw_curve(frame, side.curve, css)
     frame.across(point.error, "limit", id="limit")
-    n, y = len(after.correct), frame.y(point.error)
-    canvas.circle(frame.x(point.before / n), y, 6, "dot before", id="dot-before")
-    canvas.circle(frame.x(point.after / n), y, 6, "dot after", id="dot-after")
+    n = len(after.correct)
+    frame.dot(point.before / n, point.error, 6, "dot before", id="dot-before")
+    frame.dot(point.after / n, point.error, 6, "dot after", id="dot-after")
     return canvas.markup(), frame
 
 
@@ -87,13 +88,12 @@ def _draw_curve(frame: Frame, curve: RiskCoverage, css: str) -> None:
     """The curve, at no more than 400 points."""
     n = len(curve.risk)
     picked = np.linspace(0, n - 1, min(400, n)).astype(int)
-    points = zip(curve.coverage[picked], curve.risk[picked], strict=True)
-    frame.canvas.add("polyline", points=frame.points(points), css=css)
+    frame.curve(zip(curve.coverage[picked], curve.risk[picked], strict=True), css)
 
 
-def _percent_axes(frame: Frame, x_label: str, y_label: str, ticks: Sequence[float]) -> None:
-    frame.y_axis(((value, f"{100 * value:.3g} %") for value in ticks), y_label)
-    frame.x_axis(((value, f"{100 * value:.0f} %") for value in QUARTERS), x_label)
+def _axes(frame: Frame, x_label: str, y_label: str, ticks: Sequence[Tick]) -> None:
+    frame.y_axis(ticks, y_label)
+    frame.x_axis(QUARTERS, x_label)
 
 
 def slider(
@@ -144,11 +144,11 @@ def _limit(point: OperatingPoint) -> str:
     return "any confidence" if point.everything else f"above {percent(point.threshold, 1)}"
 
 
-def _error_ticks(before: Scored, after: Scored, top: float) -> list[float]:
+def _error_ticks(before: Scored, after: Scored, top: float) -> list[Tick]:
     """Round steps that hold the error rate and a little of what the curves do above it."""
     start = len(before.correct) // 10
     settled = max(side.curve.risk[start:].max() for side in (before, after))
     needed = min(max(float(settled), top), 1.5 * top)
     step = nice_step(needed / 5)
     n_steps = math.ceil(needed / step - 1e-9)
-    return [k * step for k in range(n_steps + 1)]
+    return [(k * step, share(k * step)) for k in range(n_steps + 1)]

@@ -7,12 +7,12 @@ Thumbnails as PNG inside the page.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import importlib.metadata
 import io
 import math
 import platform
+from base64 import b64encode
 from importlib.resources import files
 from typing import Any
 
@@ -40,7 +40,7 @@ def page(**context: Any) -> str:
     )
     environment.filters.update(percent=percent, signed=_signed, share=share, number=_number, term=shown_term)
     css, js = Markup(_part("css")), Markup(_part("js"))
-    digest = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
+    digest = b64encode(hashlib.sha256(js.encode()).digest()).decode()
     shown = [metric for metric in METRICS.values() if metric.heading]
     context |= {"assurance": ASSURANCE, "shown": shown, "versions": _versions()}
     template = environment.from_string(_part("html"))
@@ -103,7 +103,7 @@ def data_uri(image: Any) -> str:
 
     file = io.BytesIO()
     Image.fromarray(to_pixels(image)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    return "data:image/png;base64," + b64encode(file.getvalue()).decode()
 
 
 def to_pixels(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -5,7 +5,6 @@ calibration.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from salgp.explanation import Explanation, explain_sample, shown_term, term_poin
 from salgp.features import Features
 from salgp.metrics import METRICS, Metric, RiskCoverage, arrays_of
 from salgp.metrics.inputs import FloatArray, to_double
+from salgp.metrics.scores import read_by
 from salgp.prediction import Prediction
 
 __all__ = []
@@ -54,6 +54,11 @@ class Scored:
     def accuracy(self) -> float:
         """Share of correct predictions."""
         return float(self.correct.mean())
+
+    @property
+    def excess(self) -> float:
+        """Mean confidence less accuracy: positive where overconfident."""
+        return self.stated - self.accuracy
 
 
 @dataclass(frozen=True)
@@ -101,13 +106,11 @@ def metric_changes(before: Scored, after: Scored, labels: Tensor) -> list[Change
     is paired.
     """
     arrays = [arrays_of(s.prediction, labels.cpu()) for s in (before, after)]
-    known = bool((labels >= 0).any())
     found = []
     for metric in METRICS.values():
-        missing = any(each[name] is None for each in arrays for name in metric.reads)
-        unknown = "labels" in metric.reads and not known
-        if metric.heading and not missing and not unknown:
-            one, two = (_resampled(metric, each) for each in arrays)
+        old, new = (read_by(metric, each) for each in arrays)
+        if metric.heading and old and new:
+            one, two = _resampled(metric, old), _resampled(metric, new)
             verdict = _verdict(one, two, metric.larger_is_better)
             found.append(Change(metric, _spread(one), _spread(two), verdict))
     return found
@@ -133,8 +136,7 @@ def most_corrected(
     return [(i, int(labels[i]), explain_sample(own[[i]], prediction[i : i + 1])) for i in rows]
 
 
-def _resampled(metric: Metric[...], arrays: Mapping[str, Any]) -> metrics.Interval:
-    read = [arrays[name] for name in metric.reads]
+def _resampled(metric: Metric[...], read: list[Any]) -> metrics.Interval:
     draws = int(np.clip(4_000_000 // len(read[0]), 50, 400))
     return metrics.bootstrap(metric, *read, n_resamples=draws, level=LEVEL)
 

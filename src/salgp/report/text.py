@@ -112,13 +112,14 @@ def _within(x: float) -> str:
 
 
 def _diagnosis(before: Scored) -> str:
-    gap = before.stated - before.accuracy
     if before.ece < SMALL:
         return f"The model's confidence is already right to within {_within(before.ece)}"
-    if abs(gap) < 0.5 * before.ece:
+    if abs(before.excess) < 0.5 * before.ece:
         sides = "too high in places and too low in others"
         return f"The model's confidence is off by {_points(before.ece)}, {sides}"
-    return f"The model is {'overconfident' if gap > 0 else 'underconfident'} by {_points(before.ece)}"
+    return (
+        f"The model is {'overconfident' if before.excess > 0 else 'underconfident'} by {_points(before.ece)}"
+    )
 
 
 def _result(before: Scored, after: Scored, method: str, changes: Sequence[Change]) -> str:
@@ -139,10 +140,9 @@ def _result(before: Scored, after: Scored, method: str, changes: Sequence[Change
 
 def _side(after: Scored) -> str:
     """Nothing where what is left goes both ways."""
-    gap = after.stated - after.accuracy
-    if after.ece < SMALL or abs(gap) < 0.5 * after.ece:
+    if after.ece < SMALL or abs(after.excess) < 0.5 * after.ece:
         return ""
-    return ", still too sure" if gap > 0 else ", on the careful side"
+    return ", still too sure" if after.excess > 0 else ", on the careful side"
 
 
 def _action(point: OperatingPoint, n: int, accuracy: float, least: float | None) -> str:
