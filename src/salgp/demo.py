@@ -48,6 +48,10 @@ Predictions = Mapping[str, Prediction]
 """By the names of the methods."""
 
 
+def say_nothing(line: str) -> None:
+    """Where progress is not wanted."""
+
+
 @dataclass(frozen=True, eq=False)
 class DemoResult:
     """Results of the demo.
@@ -78,7 +82,7 @@ def run_demo(out: AnyPath, force: bool = False, progress: Progress | None = None
     Returns:
         Scores, a sentence and the report's path.
     """
-    say = progress or (lambda line: None)
+    say = progress or say_nothing
     train, calibration = draw_digits(N_TRAIN, 1), draw_digits(N_CALIBRATION, 2)
     test = draw_digits(N_TEST, 3)
     say("digits drawn")
@@ -100,7 +104,7 @@ def run_demo(out: AnyPath, force: bool = False, progress: Progress | None = None
     return DemoResult(path, scores, words, sets, predictions)
 
 
-def train_network(train: Digits, progress: Progress) -> nn.Module:
+def train_network(train: Digits, progress: Progress = say_nothing) -> nn.Module:
     """A small convolutional network, trained until it knows its digits by heart."""
     network = _untrained()
     optimiser = torch.optim.Adam(network.parameters(), lr=2e-3)
