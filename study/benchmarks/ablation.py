@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from salgp import metrics
-from salgp.calibrators.evidence import fitting, layer_spaces, mixture, monotone, windows
+from salgp.calibrators.evidence import calibrator as calibrators
+from salgp.calibrators.evidence import fitting, layer_spaces, monotone, windows
 from salgp.calibrators.evidence.calibrator import LayerEvidence
 from salgp.calibrators.evidence.layer_spaces import Evidence, layer_evidence, make_reference
-from salgp.calibrators.evidence.mixture import Mixture, Samples, samples_of
+from salgp.calibrators.evidence.mixture import Mixture, Samples, Scales, samples_of, scales_of
 from salgp.calibrators.evidence.monotone import MonotoneLogistic
 from salgp.calibrators.evidence.windows import window_sums
 from salgp.features import Features
@@ -90,6 +91,10 @@ def parts() -> list[Variant]:
     def plain_inputs(samples: Samples) -> Tensor:
         return torch.cat([torch.ones_like(samples.t)[:, None], samples.agreement, samples.novelty], dim=1)
 
+    def without_length(*some: Any) -> Scales:
+        found = scales_of(*some)
+        return replace(found, largest_norm=torch.full_like(found.largest_norm, 1e9))
+
     return [
         Variant("the model"),
         Variant("layers other than the last (agreement)", layers="last"),
@@ -103,12 +108,12 @@ def parts() -> list[Variant]:
         ),
         Variant("shift score (its statistic)", change=without(0)),
         Variant("confidence of f_shift (its statistic)", change=without(1)),
-        Variant("threshold of the shift weight", ((windows, "DOUBT", 0.0),)),
+        Variant("choice of c (always 16)", ((fitting, "NOISE", (16.0,)),)),
         Variant("over-prediction", settings=(("over_prediction", False),)),
         Variant("windows of 1 when w is learned", ((fitting, "SIZES", (50,)),)),
         Variant("windows of 50 when w is learned", ((fitting, "SIZES", (1,)),)),
         Variant("how families differ (the root)", change=partial(replace, level_variance=0.0)),
-        Variant("norm excess", ((mixture, "TOLERATED", 1e9),)),
+        Variant("norm excess", ((calibrators, "scales_of", without_length),)),
     ]
 
 
@@ -117,9 +122,8 @@ CONSTANTS: tuple[tuple[Any, str], ...] = (
     (fitting, "FEWEST_ERRORS"),
     (fitting, "SCORE_RIDGE"),
     (fitting, "AUGMENTED_SHARE"),
-    (windows, "SHRINK"),
-    (windows, "DOUBT"),
-    (mixture, "TOLERATED"),
+    (fitting, "LOST"),
+    (windows, "CLASS_NOISE"),
     (fitting, "DRAWS"),
 )
 """Constants of the model; `width` and `size` are settings and follow below."""
@@ -131,9 +135,15 @@ def constants() -> list[Variant]:
     for module, name in CONSTANTS:
         value = getattr(module, name)
         found += [Variant(f"{name} {x:g}", ((module, name, x),)) for x in _half_and_double(value)]
+    found += [Variant(f"c at least {x:g}", ((fitting, "NOISE", noises(x)),)) for x in (8.0, 32.0)]
     found += [Variant(f"width {x}", settings=(("width", x),)) for x in (32, 128)]
     found += [Variant(f"size {x}", settings=(("size", x),)) for x in (100, 400)]
     return [*found, *(Variant(f"COORDINATES {x}", ((layer_spaces, "COORDINATES", x),)) for x in (8, 32))]
+
+
+def noises(least: float) -> tuple[float, ...]:
+    """As many candidates as there are, from another first one on."""
+    return tuple(least * 2**i for i in range(len(fitting.NOISE)))
 
 
 def _half_and_double(value: float) -> tuple[float, float]:

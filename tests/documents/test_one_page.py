@@ -55,7 +55,7 @@ def evidence(c: Any, z: np.ndarray, layers: list[np.ndarray]) -> dict[str, np.nd
     tempered = z / c.scales_.temperature
     rest = np.where(np.arange(C) == y[:, None], -np.inf, tempered)
     t = np.minimum(tempered[rows, y] - np.log(np.exp(rest).sum(axis=1)), 20)
-    excess = np.linalg.norm(layers[-1], axis=1) / (2 * np.exp(float(c.scales_.largest_norm)))
+    excess = np.linalg.norm(layers[-1], axis=1) / np.exp(float(c.scales_.largest_norm))
     A, N = (np.stack(A, axis=1) - a0) / a1, (np.stack(N, axis=1) - n0) / n1
     return {"y": y, "t": t, "A": A, "N": N, "p": np.hstack(places), "excess": np.maximum(excess, 1)}
 
@@ -78,9 +78,8 @@ def confidence(c: Any, z: np.ndarray, layers: list[np.ndarray], window: np.ndarr
     for number in np.unique(window):
         here = np.flatnonzero(window == number)
         n, u = len(here), s[here].mean(axis=0)
-        shrunk = u**3 / (u**2 + 4 / n)
-        evidence_of_shift = m.window.weights.numpy() @ (np.sign(shrunk) * np.log1p(np.abs(shrunk)))
-        k = np.clip((evidence_of_shift - 0.3) / 0.7, 0, 1)
+        shrunk = u**3 / (u**2 + m.window.noise / n)
+        k = np.clip(m.window.weights.numpy() @ (np.sign(shrunk) * np.log1p(np.abs(shrunk))), 0, 1)
         for i in here:
             expected = 1 + (n - 1) * float(m.window.shares[y[i]])
             r = max(0.0, np.log((y[here] == y[i]).sum() / expected))

@@ -205,7 +205,9 @@ def test_few_samples_are_temperature_scaling(n: int) -> None:
     assert not calibrator.mixture_.layers_in_domain
     new = world(40, 5)[0]
     tempered = torch.softmax(new.logits.double() / calibrator.scales_.temperature, 1).amax(1)
-    torch.testing.assert_close(calibrator.predict(new).confidence, tempered, atol=1e-6, rtol=0)
+    near = calibrator._samples(new).norm_excess == 1  # not longer than any calibration sample
+    assert float(near.double().mean()) > 0.9
+    torch.testing.assert_close(calibrator.predict(new).confidence[near], tempered[near], atol=1e-6, rtol=0)
 
 
 def test_no_errors_and_no_correct_sample() -> None:

@@ -10,23 +10,25 @@ import pytest
 import torch
 from blobs import fitted, world
 
+from salgp.calibrators.evidence import fitting
+from salgp.calibrators.evidence.fitting import TrainingRows, fit_mixture
 from salgp.calibrators.evidence.layer_spaces import layer_evidence
-from salgp.calibrators.evidence.mixture import TOLERATED, Scales
-from salgp.calibrators.evidence.windows import DOUBT, Context, compressed, over_prediction, window_sums
+from salgp.calibrators.evidence.mixture import Mixture, Scales
+from salgp.calibrators.evidence.windows import Context, compressed, over_prediction, window_sums
 from salgp.features import Features
 
 
-def by_hand(u: float, n: int) -> float:
-    shrunk = u**3 / (u**2 + 4 / n)
+def by_hand(u: float, noise: float) -> float:
+    shrunk = u**3 / (u**2 + noise)
     return math.copysign(math.log(1 + abs(shrunk)), shrunk)
 
 
 def test_compressed_by_hand() -> None:
-    u, n = torch.tensor([[0.5, -2.0], [3.0, 0.1]]).double(), torch.tensor([1.0, 50.0]).double()
-    expected = [[by_hand(float(x), int(m)) for x in row] for row, m in zip(u, n, strict=True)]
-    np.testing.assert_allclose(compressed(u, n[:, None]).numpy(), expected, atol=1e-12)
-    assert abs(by_hand(0.5, 1)) < 0.03  # one sample half a standard deviation away tells nothing
-    assert by_hand(0.5, 10_000) == pytest.approx(math.log(1.5), abs=0.01)
+    u, noise = torch.tensor([[0.5, -2.0], [3.0, 0.1]]).double(), torch.tensor([16.0, 16.0 / 50]).double()
+    expected = [[by_hand(float(x), float(m)) for x in row] for row, m in zip(u, noise, strict=True)]
+    np.testing.assert_allclose(compressed(u, noise[:, None]).numpy(), expected, atol=1e-12)
+    assert abs(by_hand(0.5, 16)) < 0.01  # one sample half a standard deviation away tells nothing
+    assert by_hand(0.5, 16 / 10_000) == pytest.approx(math.log(1.5), abs=0.01)
 
 
 def test_over_prediction_by_hand() -> None:
@@ -60,8 +62,7 @@ def test_the_confidence_is_the_formula_of_the_docstring() -> None:
     f_shift = samples.design @ mixture.shift.weights + mixture.shift.offsets[label]
     s = torch.sigmoid(torch.stack([samples.score_inputs @ mixture.score, f_shift], dim=1))
     u = ((s - window.centre) / window.scale).mean(dim=0)
-    k = sum(float(w) * by_hand(float(x), 60) for w, x in zip(window.weights, u, strict=True))
-    k = (k - DOUBT) / (1 - DOUBT)
+    k = sum(float(w) * by_hand(float(x), window.noise / 60) for w, x in zip(window.weights, u, strict=True))
     assert 0 < k < 1
     f = f_in + k * (f_shift - f_in)
     for i, c in enumerate(label.tolist()):
@@ -139,7 +140,7 @@ def test_log_odds_are_divided_by_the_norm_excess() -> None:
     calibrator, (home, _) = fitted(), world(50, 4)
     moved = Features(home.logits, longer(home, 30.0).layers)
     norm = layer_evidence(calibrator.reference_, moved).norm
-    excess = (norm.exp() / (TOLERATED * calibrator.scales_.largest_norm.exp())).clamp_min(1.0)
+    excess = (norm.exp() / calibrator.scales_.largest_norm.exp()).clamp_min(1.0)
     assert bool((excess > 1.5).any())
     samples = replace(calibrator._samples(moved), norm_excess=torch.ones(50).double())
     free, chance = calibrator.mixture_(samples).mean, -math.log(2)
@@ -147,11 +148,32 @@ def test_log_odds_are_divided_by_the_norm_excess() -> None:
     torch.testing.assert_close(calibrator.predict(moved).confidence, expected)
 
 
-def test_up_to_twice_the_longest_nothing_changes() -> None:
+def test_up_to_the_longest_nothing_changes() -> None:
     calibrator = fitted()
-    samples = calibrator._samples(longer(world(250, 1)[0], 1.99))
-    assert bool((samples.norm_excess == 1).all())
-    assert bool((calibrator._samples(longer(world(250, 1)[0], 2.5)).norm_excess > 1).any())
+    assert bool((calibrator._samples(world(250, 1)[0]).norm_excess == 1).all())
+    assert bool((calibrator._samples(longer(world(250, 1)[0], 1.5)).norm_excess > 1).any())
+
+
+def lost_in_domain(mixture: Mixture, rows: TrainingRows) -> float:
+    """Mean confidence that the calibration samples lose where each is a window of its own."""
+    assert mixture.window is not None
+    samples = rows.samples[rows.original.nonzero()[:, 0]]
+    own = mixture.in_domain.log_odds(samples.design, samples.label)
+    return float((torch.sigmoid(own) - torch.sigmoid(mixture(samples).mean)).mean())
+
+
+def test_the_noise_is_the_least_that_costs_nothing_in_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, tried, lost = fitted().training_rows_, fitting.NOISE, []
+    for noise in tried:
+        monkeypatch.setattr(fitting, "NOISE", (noise,))
+        lost.append(lost_in_domain(fit_mixture(rows, 3, layers_in_domain=None, seed=0), rows))
+    assert lost == sorted(lost, reverse=True)
+    monkeypatch.setattr(fitting, "NOISE", tried)
+    for i, most in enumerate([lost[0] + 1e-9, lost[1] + 1e-9, lost[2] + 1e-9, 0.0]):
+        monkeypatch.setattr(fitting, "LOST", most)
+        found = fit_mixture(rows, 3, layers_in_domain=None, seed=0).window
+        assert found is not None
+        assert found.noise == tried[i]
 
 
 # --- contexts

@@ -361,7 +361,7 @@ class LayerEvidence(Calibrator):
     def prepare_export(self) -> None:
         """Work out what the graph holds as it is."""
         reference, scales, experts = self.reference_, self.scales_, self.mixture_.experts
-        _ = scales.temperatures, scales.of_layers, scales.longest
+        _ = scales.temperatures, scales.of_layers
         _ = reference.columns, reference.even_spaces, reference.centres, reference.leading
         _ = experts.slopes, experts.levels, experts.columns_to_layers
 

@@ -30,6 +30,10 @@ AUGMENTED_SHARE = 0.1
 """Share of augmented samples in the weight of rows, for the expert in domain and for the shift score."""
 SCORE_ROWS = 6000
 """Most rows that the shift score is fitted to: more do not change its weights."""
+NOISE = (16.0, 32.0, 64.0, 128.0)
+"""Window means count from the root of one of these standard errors on: see `fit_window`."""
+LOST = 0.003
+"""Confidence that calibration samples may lose on average where each is a window of its own."""
 SIZES = (1, 50)
 """Samples per window when the shift weight is learned."""
 DRAWS = 6
@@ -187,6 +191,9 @@ def fit_window(
 ) -> WindowModel:
     """Learn the shift weight from windows of samples.
 
+    Of all `NOISE` it takes the first with which the calibration samples, each a window of its own, lose at
+    most `LOST` of confidence on average; the last where none does.
+
     Args:
         rows: calibration samples and augmented ones.
         statistics: ``(n, 2)`` of every row.
@@ -199,14 +206,30 @@ def fit_window(
     here = statistics[first]
     scale = here.std(dim=0, correction=0).clamp_min(1e-6)
     count = torch.bincount(label[first], minlength=n_classes).to(statistics) + 0.5
-    start = WindowModel(here.mean(dim=0), scale, torch.zeros_like(scale), count / count.sum(), 0.0)
+    none, shares = torch.zeros_like(scale), count / count.sum()
     drawn = _drawn_rows(rows, seed)
-    parts = start.parts(statistics, label)
+    wanted = torch.sigmoid(f_in[first]).mean() - LOST
+    for noise in NOISE:
+        start = WindowModel(here.mean(dim=0), scale, none, noise, shares, 0.0)
+        found = _fit_weights(start, rows, statistics, f_in, f_shift, drawn)
+        mixed = torch.lerp(f_in[first], f_shift[first], found.shift_of_one(here))
+        if torch.sigmoid(mixed).mean() >= wanted:
+            break
+    return found
+
+
+def _fit_weights(
+    start: WindowModel, rows: TrainingRows, statistics: Tensor, f_in: Tensor, f_shift: Tensor, drawn: Tensor
+) -> WindowModel:
+    """The weights of both statistics and of over-prediction, from windows of the rows ``drawn``."""
+    label = rows.samples.label[drawn]
+    parts = start.parts(statistics[drawn], label)
     place = torch.arange(len(drawn), device=drawn.device)
-    seen = [start.describe(*window_sums(parts[drawn], place // size), label[drawn]) for size in SIZES]
+    seen = [start.describe(*window_sums(parts, place // size), label) for size in SIZES]
     m, r = torch.cat([m for m, _ in seen]), torch.cat([r for _, r in seen])
-    drawn = drawn.repeat(len(SIZES))
-    gap, correct, base = (f_shift - f_in)[drawn], rows.correct[drawn], f_in[drawn]
+    again = drawn.repeat(len(SIZES))
+    base, correct = f_in[again], rows.correct[again]
+    gap = f_shift[again] - base
     learned = replace(start, weights=_window_weights(m * gap[:, None], correct, base))
     k = learned.weigh(m)
     v = _window_weights((-k * r)[:, None], correct, base + k * gap)

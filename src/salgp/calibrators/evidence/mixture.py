@@ -12,9 +12,10 @@ regression "augmented or original?" on agreement, novelty and whitened coordinat
 confidence of ``f_shift``. Each is counted from its mean over the calibration samples, in standard deviations.
 With ``u`` their mean over the window,
 
-    u' = u^3 / (u^2 + 4 / n),      m = sign(u') log(1 + |u'|),      k = (w . m - c) / (1 - c),
+    u' = u^3 / (u^2 + c / n),      m = sign(u') log(1 + |u'|),      k = w . m,
 
-with ``k`` kept within [0, 1].
+with ``k`` kept within [0, 1]. ``c`` is the smallest of 16, 32, 64 ... with which the calibration samples, one
+by one, lose next to no confidence.
 
 ``r_class`` is the over-prediction of the sample's class in its window: with ``n_c`` of ``n`` samples
 predicted as class ``c``, whose share among the calibration samples is ``pi_c``, and ``e_c = 1 + (n - 1)
@@ -47,8 +48,6 @@ __all__ = ["Mixture", "Samples", "Scales", "samples_of", "scales_of"]
 
 LARGEST_LOG_ODDS = 20.0
 """Log-odds of the network are kept within this bound, where double precision still tells them apart."""
-TOLERATED = 2.0
-"""Features may be so many times as long as the longest of a calibration sample before confidence fades."""
 
 
 @storable
@@ -85,11 +84,6 @@ class Scales:
         """Location and scale of the agreement and of the novelty, ``(L,)`` each."""
         return self.agreement.unbind(), self.novelty.unbind()
 
-    @cached_property
-    def longest(self) -> Tensor:
-        """Log length that is tolerated, ``()``."""
-        return self.largest_norm + math.log(TOLERATED)
-
 
 @storable
 @dataclass(frozen=True, eq=False)
@@ -102,8 +96,8 @@ class Samples:
         agreement: ``(n, L)`` standardised.
         novelty: ``(n, L)`` standardised.
         coordinates: ``(n, q L)`` leading whitened coordinates of every layer.
-        norm_excess: ``(n,)`` by how many times the last layer's features are longer than tolerated, at least
-            1.
+        norm_excess: ``(n,)`` by how many times the last layer's features are longer than those of any
+            calibration sample, at least 1.
         energy: ``(n,)``.
         label: ``(n,)`` predicted class.
     """
@@ -287,7 +281,7 @@ def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Sample
     top, others = two_sides(features, scales.temperatures)
     t, network = (top - others).clamp_max(LARGEST_LOG_ODDS).unbind()
     energy = -torch.logaddexp(top, others)[0]
-    excess = (evidence.norm - scales.longest).clamp(0.0, 700.0).exp()
+    excess = (evidence.norm - scales.largest_norm).clamp(0.0, 700.0).exp()
     return Samples(network, t, A, N, evidence.coordinates, excess, energy, features.label)
 
 

@@ -20,10 +20,8 @@ from salgp.io import storable
 
 __all__ = ["Context", "compressed", "over_prediction", "window_numbers", "window_sums"]
 
-SHRINK = 4.0
-"""Window means count from 2 standard errors on: ``u^3 / (u^2 + 4 / n)``."""
-DOUBT = 0.3
-"""Evidence of shift that changes nothing: in domain and under harmless changes it is mostly less."""
+CLASS_NOISE = 4.0
+"""Over-prediction of a class counts from 2 standard errors on: ``r^3 / (r^2 + 4 / e)``."""
 
 
 @storable
@@ -35,6 +33,7 @@ class WindowModel:
         centre: ``(2,)`` mean of both statistics over the calibration samples.
         scale: ``(2,)`` their standard deviation.
         weights: ``(2,)``, ``w``.
+        noise: ``c``: window means count from ``sqrt(c)`` standard errors on.
         shares: ``(C,)`` of the predicted classes among the calibration samples, ``pi``.
         over_prediction: weight ``v``.
     """
@@ -42,6 +41,7 @@ class WindowModel:
     centre: Tensor
     scale: Tensor
     weights: Tensor
+    noise: float
     shares: Tensor
     over_prediction: float
 
@@ -53,11 +53,12 @@ class WindowModel:
 
     def shift_of_one(self, statistics: Tensor) -> Tensor:
         """Shift weight ``(n,)`` of samples that are a window each; none is predicted too often."""
-        return self.weigh(compressed((statistics - self.centre) / self.scale, 1.0))
+        u = (statistics - self.centre) / self.scale
+        return self.weigh(compressed(u, self.noise))
 
     def weigh(self, m: Tensor) -> Tensor:
         """Shift weight ``k (n,)`` of compressed statistics ``m (n, 2)``."""
-        return ((m @ self.weights - DOUBT) / (1 - DOUBT)).clamp(0.0, 1.0)
+        return (m @ self.weights).clamp(0.0, 1.0)
 
     def shift(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Shift weight ``k`` and over-prediction ``r_class``, ``(n,)`` each, of samples in the windows
@@ -69,7 +70,7 @@ class WindowModel:
     def describe(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Compressed statistics ``m (n, 2)`` of each sample's window, and ``r_class (n,)``."""
         n = sums[:, 2:].sum(dim=1)
-        m = compressed(sums[:, :2] / n[:, None], n[:, None])
+        m = compressed(sums[:, :2] / n[:, None], self.noise / n[:, None])
         count = sums[window, 2 + label]
         return m[window], over_prediction(count, n[window], self.shares[label])
 
@@ -120,16 +121,16 @@ def window_sums(parts: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
     return parts.new_zeros(len(found), parts.shape[1]).index_add_(0, window, parts), window
 
 
-def compressed(u: Tensor, n: Tensor | float) -> Tensor:
-    """Window means ``u (w, q)`` of ``n (w, 1)`` samples, shrunk for their own noise and on a log scale.
+def compressed(u: Tensor, noise: Tensor | float) -> Tensor:
+    """Window means ``u (w, q)``, shrunk where their square is not above ``noise (w, 1)``, on a log scale.
 
     Example:
-        >>> compressed(torch.tensor([[1.0], [1.0]]), torch.tensor([[1.0], [50.0]]))
-        tensor([[0.1823],
-                [0.6554]])
+        >>> compressed(torch.tensor([[4.0], [4.0]]), torch.tensor([[16.0], [16.0 / 50]]))
+        tensor([[1.0986],
+                [1.5936]])
     """
     squared = u.square()
-    shrunk = squared * u / (squared + SHRINK / n)
+    shrunk = squared * u / (squared + noise)
     return shrunk.sign() * torch.log1p(shrunk.abs())
 
 
@@ -143,7 +144,7 @@ def over_prediction(count: Tensor, n: Tensor, share: Tensor) -> Tensor:
     """
     expected = 1 + (n - 1) * share
     r = torch.log(count.clamp_min(1.0) / expected).clamp_min(0.0)
-    return r.pow(3) / (r.square() + SHRINK / expected)
+    return r.pow(3) / (r.square() + CLASS_NOISE / expected)
 
 
 SORTED = 0.9
