@@ -237,7 +237,8 @@ class Features:
         if unknown:
             known = ", ".join(self.layer_names) or "none"
             raise KeyError(f"no layer named {', '.join(unknown)}; known layers: {known}")
-        return replace(self, layers={name: self.layers[name] for name in names})
+        layers = {name: self.layers[name] for name in names}
+        return replace(self, layers=layers)
 
     def to(self, *args: Any, **kwargs: Any) -> Features:
         """Move or cast every tensor, with the arguments of `torch.Tensor.to`."""

@@ -77,7 +77,8 @@ class OnnxNetwork(nn.Module):
         self.hidden = nn.ModuleDict({key: _Passes() for key in self.tensor_names})
         self.scores = _Passes()
         digest = hashlib.sha256(graph.SerializeToString(deterministic=True)).digest()
-        self.register_buffer("digest", torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+        contents = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        self.register_buffer("digest", contents)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """Class scores of one batch."""

@@ -147,7 +147,8 @@ class Prompt(nn.Module):
     def _check_end(self) -> None:
         end = self._after.rstrip()
         written = any(end.endswith(token) for token in self.tokenizer.all_special_tokens)
-        if self._tokens("a")[-1] in self.tokenizer.all_special_ids and not written:
+        last = self._tokens("a")[-1]
+        if last in self.tokenizer.all_special_ids and not written:
             raise ValueError("the tokenizer puts a special token behind every text; a causal one does not")
 
 

@@ -325,8 +325,7 @@ def augment(
             scales.append(scale)
             parts += [augmenter.augmented(family, scale, number, share) for _ in range(rounds)]
     features = Features.concatenate(parts)
-    assert features.groups is not None
-    labels = labels[features.groups.cpu()]
+    labels = labels[features.origin["groups"].cpu()]
     made = (len(features) - len(augmenter.original)) / most if most else 1.0
     return features, labels, _augmentation(families, scales, features, labels, made)
 
@@ -361,8 +360,7 @@ class _Augmenter:
         """The family with the spread of the inputs, measured on all of them."""
         if family.inside or not (family.measured or family.text):
             return family
-        words = family.tokens or family.text
-        return family.on(self.tokens if words else self.input_spread)
+        return family.on(self.tokens if family.tokens or family.text else self.input_spread)
 
     @cached_property
     def input_spread(self) -> Spread | None:
@@ -410,12 +408,11 @@ class _Augmenter:
         found = self._read(self._trials, family, torch.tensor(tried)[which])
         right = found.correct(self.labels[:n]).cpu().double()
         accuracy = _falling(right, which, len(tried))
-        limits = [self._accuracy_wanted]
-        if family.inside:
-            limits.append(accuracy[-1] + 0.03)
-        reached = [[a <= limit for a in accuracy] for limit in limits]
-        enough = next(filter(any, reached), None)
-        return tried[enough.index(True)] if enough else family.largest
+        enough, least = self._accuracy_wanted, accuracy[-1]
+        if family.inside and least > enough:
+            enough = least + 0.03
+        pairs = zip(tried, accuracy, strict=True)
+        return next((s for s, a in pairs if a <= enough), family.largest)
 
     @cached_property
     def _trials(self) -> list[Batch]:
@@ -473,10 +470,9 @@ class _Augmenter:
 def _augmentation(
     families: Sequence[Family], scales: Sequence[float], features: Features, labels: Tensor, per_sample: float
 ) -> Augmentation:
-    assert features.families is not None
-    assert features.strengths is not None
     right = features.correct(labels).cpu().double()
-    number, strengths = features.families.cpu(), features.strengths.cpu()
+    origin = {what: x.cpu() for what, x in features.origin.items()}
+    number, strengths = origin["families"], origin["strengths"]
     names = tuple(family.name for family in families)
     own = [number == k for k in range(len(names) + 1)]
     accuracy = float(right[own[0]].mean())

@@ -537,7 +537,8 @@ def _auto_names(call: Call, offered: Offered, leads: Leads) -> list[str]:
 def _before_classifier(found: Trace) -> list[Call]:
     """Calls that finished before the classifier ran; none of modules that it stands in."""
     head = _classifier(found)
-    closed = [""] if head is None else ["", head.name, *ancestors(head.name)]
+    name = head.name if head else ""
+    closed = [name, *ancestors(name)]
     before = itertools.takewhile(lambda call: call is not head, found.calls)
     return [call for call in before if call.name not in closed]
 

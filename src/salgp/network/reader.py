@@ -505,10 +505,9 @@ def _typed(kind: Any, value: Any, name: str = "") -> Any:
 
 
 def _stored_tap(stored: Mapping[str, Any], pooling: Poolings | None) -> Tap:
-    given = None if pooling is None else pooling_for(stored["name"], pooling)
-    how = _stored_pooling(stored["pooling"], given)
     tap = _typed(Tap, {**stored, "pooling": "auto"})
-    return replace(tap, pooling=how)
+    given = None if pooling is None else pooling_for(tap.name, pooling)
+    return replace(tap, pooling=_stored_pooling(stored["pooling"], given))
 
 
 def _stored_pooling(stored: Any, given: Poolings | None) -> Any:

@@ -162,7 +162,8 @@ def _column(name: str, kind: str, width: int | None = None) -> Any:
 
     number = pa.from_numpy_dtype(np.dtype(kind))
     if width is not None:
-        number = pa.list_(pa.field("item", number, nullable=False), width)
+        item = pa.field("item", number, nullable=False)
+        number = pa.list_(item, width)
     return pa.field(name, number, nullable=False)
 
 
