@@ -493,12 +493,13 @@ def _resolve(item: str | int, found: Trace, offered: Offered, leads: Leads) -> I
 
 
 def _at(position: int, automatic: Sequence[str]) -> str:
-    n = len(automatic)
-    if position not in range(-n, n):
+    try:
+        return automatic[position]
+    except IndexError:
         raise IndexError(
-            f"layer {position} is out of range: there are {n} automatic layers ({', '.join(automatic)})"
-        )
-    return automatic[position]
+            f"layer {position} is out of range: there are {len(automatic)} automatic layers "
+            f"({', '.join(automatic)})"
+        ) from None
 
 
 def _unknown(item: str, found: Trace, offered: Offered) -> str:
