@@ -135,7 +135,7 @@ def _draw_intervals(ax: Axes, bins: ReliabilityBins, level: float) -> None:
     """Exact interval of the accuracy of every bin."""
     some = bins.count > 0
     middle = (bins.edges[:-1] + bins.edges[1:]) / 2
-    error = np.abs(np.stack(accuracy_band(bins, level)) - bins.accuracy)
+    error = abs(np.stack(accuracy_band(bins, level)) - bins.accuracy)
     look: Look = {"fmt": "none", "ecolor": "black", "elinewidth": 1.2, "capsize": 2.5}
     ax.errorbar(middle[some], bins.accuracy[some], error[:, some], label="exact interval", **look)
 
@@ -207,7 +207,7 @@ def _of_layers(terms: LayerTerms, weights: ArrayLike | None) -> dict[str, FloatA
     found = {}
     if weights is not None:
         found["weight"] = as_numbers(weights, "weights", len(terms.names))
-    found["correction"] = np.abs(to_double(terms.mean)).mean(0)
+    found["correction"] = abs(to_double(terms.mean)).mean(0)
     if terms.std is not None:
         found["variance"] = (to_double(terms.std) ** 2).mean(0)
     return found

@@ -184,7 +184,12 @@ def fit_sets(
         >>> sets(p).long().tolist()
         [[1, 0, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]]
     """
-    _check_options(score, by, penalty)
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    if by not in GROUPS:
+        raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
+    if not 0 <= penalty < math.inf:
+        raise ValueError(f"penalty must be 0 or more, got {penalty}; one below 0 breaks the coverage")
     n_classes = checked(prediction).probs.shape[1]
     if not len(prediction):
         raise ValueError("prediction sets need labelled samples, got none")
@@ -268,15 +273,6 @@ class AdaptiveCoverage:
         return replace(self, level=level, seen=self.seen + n, missed=self.missed + misses)
 
 
-def _check_options(score: str, by: str, penalty: float) -> None:
-    if score not in SCORES:
-        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
-    if by not in GROUPS:
-        raise ValueError(f"by must be one of {', '.join(GROUPS)}, got {by!r}")
-    if not 0 <= penalty < math.inf:
-        raise ValueError(f"penalty must be 0 or more, got {penalty}; one below 0 breaks the coverage")
-
-
 def _check_loaded(sets: PredictionSets) -> None:
     """Refuse values that `fit_sets` never gives."""
     numbers = (sets.coverage, sets.penalty, sets.rank, sets.n_groups)
@@ -288,10 +284,10 @@ def _check_loaded(sets: PredictionSets) -> None:
 
 
 def _check_tensors(sets: PredictionSets) -> None:
-    scores, group = sets.scores, sets.group
-    whole = scores.is_floating_point() and not group.is_floating_point() and not scores.isnan().any()
-    if not whole or scores.ndim != 1 or group.shape != scores.shape or sets.edges.ndim != 1:
-        raise FormatError(f"{len(scores)} scores of shape {tuple(scores.shape)}, groups {tuple(group.shape)}")
+    s, group = sets.scores, sets.group
+    whole = s.is_floating_point() and not group.is_floating_point() and not s.isnan().any()
+    if not whole or s.ndim != 1 or group.shape != s.shape or sets.edges.ndim != 1:
+        raise FormatError(f"{len(s)} scores of shape {tuple(s.shape)}, groups {tuple(group.shape)}")
     if sets.by != "class" and sets.n_groups != len(sets.edges) + 1:
         raise FormatError(f"{sets.n_groups} groups with {len(sets.edges)} edges")
     beyond = (group < -1) | (group >= sets.n_groups)

@@ -102,8 +102,7 @@ class Frame:
 
     def dot(self, share: float, value: float, r: float, css: str, title: str = "", **more: Any) -> None:
         """A dot, with a text shown when the pointer rests on it."""
-        x, y = self.x(share), self.y(value)
-        self.canvas.add("circle", _title(title), cx=x, cy=y, r=r, css=css, **more)
+        self.canvas.add("circle", _title(title), cx=self.x(share), cy=self.y(value), r=r, css=css, **more)
 
     def across(self, value: float, css: str, **more: Any) -> None:
         """A line across the frame at a value."""

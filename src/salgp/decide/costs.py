@@ -50,4 +50,4 @@ def cheapest(
 
 def _limits(cost_wrong: float, cost_ask: float) -> FloatArray:
     best = math.log((cost_wrong - cost_ask) / cost_ask)
-    return np.concatenate([[ALWAYS], expit(best + _GRID), [NEVER]])
+    return np.r_[ALWAYS, expit(best + _GRID), NEVER]

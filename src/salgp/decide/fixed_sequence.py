@@ -59,7 +59,8 @@ class Sorted:
     def of(confidence: FloatArray, wrong: NDArray[np.bool_]) -> Sorted:
         """Sort them."""
         order = np.argsort(-confidence, kind="stable")
-        return Sorted(confidence[order], np.concatenate([[0], np.cumsum(wrong[order])]))
+        errors = np.append(0, np.cumsum(wrong[order]))
+        return Sorted(confidence[order], errors)
 
     def above(self, limits: FloatArray) -> IntArray:
         """How many samples lie strictly above each threshold."""
@@ -138,7 +139,7 @@ def samples_needed(error: float, assurance: float = 0.95, observed: float = 0.0)
 
 
 def _passes(observed: float, error: float, delta: float, kept: int) -> bool:
-    return bool(bdtr(math.ceil(observed * kept), kept, error) <= delta)
+    return bdtr(math.ceil(observed * kept), kept, error) <= delta
 
 
 def _smallest(passes: Callable[[int], bool]) -> int:

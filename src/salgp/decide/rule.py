@@ -86,9 +86,7 @@ class Rule:
             return _no_rule(self)
         seen = f"on {self.n:,} labelled samples it acted on {self.coverage:.1%}"
         more = "" if self.needed is None else f"; all classes would need about {self.needed:,}"
-        return (
-            f"Act {_where(self.threshold)}: {_bound(self)} with {self.assurance:.0%} assurance; {seen}{more}."
-        )
+        return f"Act {_where(self)}: {_bound(self)} with {self.assurance:.0%} assurance; {seen}{more}."
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rule as JSON, for instance as ``rule.json`` in the folder of its calibrator; no other
@@ -154,14 +152,19 @@ def _no_rule(rule: Rule) -> str:
 def _bound(rule: Rule) -> str:
     if rule.error is None:
         return f"the mean cost per sample is at most {rule.cost_bound:.3g}"
-    each = " of each class" if len(rule.threshold) > 1 else ""
+    each = " of each class" if _by_class(rule) else ""
     return f"at most {100 * rule.error:.3g} % of the answers acted on{each} are wrong,"
 
 
-def _where(limits: tuple[float, ...]) -> str:
-    if len(limits) > 1:
-        return f"above its class's threshold ({_range(limits)})"
-    return "always" if limits[0] <= ALWAYS else f"above a confidence of {limits[0]:.4g}"
+def _by_class(rule: Rule) -> bool:
+    return len(rule.threshold) > 1
+
+
+def _where(rule: Rule) -> str:
+    first = rule.threshold[0]
+    if _by_class(rule):
+        return f"above its class's threshold ({_range(rule.threshold)})"
+    return "always" if first <= ALWAYS else f"above a confidence of {first:.4g}"
 
 
 def _range(limits: tuple[float, ...]) -> str:

@@ -126,10 +126,10 @@ def learn_correction(prediction: Prediction, labels: Any) -> Correction:
         >>> round(correction.offset, 2), correction.slope, correction.right
         (0.4, 1.0, 2)
     """
-    y = as_labels(labels, *checked(prediction).probs.shape)
+    y = as_labels(labels, *checked(prediction).probs.shape).cpu()
     if not len(y):
         raise ValueError("no labelled sample: label some of the data at hand first, ten or more")
-    right = (prediction.label.cpu() == y.cpu()).double()
+    right = (prediction.label.cpu() == y).double()
     confidence = prediction.confidence.detach().cpu().double()
     f = log_odds(confidence).clamp(-LARGEST, LARGEST)
     a, b = _likeliest(f, right)

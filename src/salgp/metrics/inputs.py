@@ -107,7 +107,10 @@ def as_distribution(probs: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.flo
         p = p.astype(np.float32 if p.dtype == np.float16 else np.float64)
     _refuse_non_finite(p, "probs")
     _refuse_outside_unit(p, "probs")
-    _refuse_other_sums(p)
+    off = np.abs(p.sum(axis=1, dtype=float) - 1)
+    row = off.argmax()
+    if off[row] > _SUM_TOLERANCE:
+        raise ValueError(f"rows of probs must sum to 1; row {row} sums to {p[row].sum():g}")
     return p, as_labels(labels, *p.shape).cpu().numpy()
 
 
@@ -131,14 +134,6 @@ def _refuse_non_finite(values: NDArray[Any], what: str) -> None:
             f"{what} holds NaN or infinity in row {rows[0]} ({len(rows)} values in all); remove these "
             f"samples first"
         )
-
-
-def _refuse_other_sums(probs: NDArray[Any]) -> None:
-    sums = probs.sum(axis=1, dtype=np.float64)
-    off = np.abs(sums - 1)
-    row = off.argmax()
-    if off[row] > _SUM_TOLERANCE:
-        raise ValueError(f"rows of probs must sum to 1; row {row} sums to {probs[row].sum():g}")
 
 
 def _refuse_outside_unit(values: NDArray[Any], what: str) -> None:

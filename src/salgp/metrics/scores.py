@@ -156,9 +156,8 @@ class Comparison:
 
     def best(self, score: str = "nll_correct") -> str:
         """The method with the best ``score``: the smallest or the largest, as the metric says."""
-        rows = self.best_first(score).as_dict()
-        best = next(iter(rows))
-        if rows[best].get(score) is None:
+        best = next(iter(self.best_first(score).rows))
+        if getattr(self.rows[best], score, None) is None:
             raise ValueError(f"no method has the score {score!r}")
         return best
 

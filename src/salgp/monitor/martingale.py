@@ -127,7 +127,7 @@ class ConformalMartingale(Martingale):
         for first in range(0, len(values), BLOCK):
             block = values[first : first + BLOCK]
             p = _ranks(found.counts, block, rng.random(block.shape))
-            waves = np.cos(np.pi * FREQUENCIES * p[:, :, None])  # (n, J, frequencies)
+            waves = np.cos(np.pi * FREQUENCIES * p[..., None])  # (n, J, frequencies)
             gain = np.log1p(STAKES * waves[..., None]).sum(0)
             counts = found.counts + cell_counts(block)
             found = found.after_block(gain, counts=counts)

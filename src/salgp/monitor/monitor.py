@@ -281,7 +281,7 @@ class Monitor:
             variance=float((s * (1 - s)).sum()),
             std=0.0 if prediction.std is None else float(to_double(prediction.std).sum()),
             class_count=tuple(np.bincount(label, minlength=c).tolist()),
-            class_confidence=tuple(np.bincount(label, s, minlength=c).tolist()),
+            class_confidence=tuple(np.bincount(label, s, c).tolist()),
         )
         return state.with_bands(band_counts(values, self._bands)), counted
 
@@ -298,12 +298,12 @@ class Monitor:
 
     def _check(self, prediction: Prediction) -> None:
         n_classes, names = checked(prediction).probs.shape[1], feature_names(prediction)
-        settings = self.settings
-        if n_classes != settings.n_classes:
-            raise ValueError(f"this monitor is of a network of {settings.n_classes} classes, got {n_classes}")
-        if names != settings.features:
+        own = self.settings
+        if n_classes != own.n_classes:
+            raise ValueError(f"this monitor is of a network of {own.n_classes} classes, got {n_classes}")
+        if names != own.features:
             raise ValueError(
-                f"this monitor is of {', '.join(settings.features)}; the prediction has {', '.join(names)}; "
+                f"this monitor is of {', '.join(own.features)}; the prediction has {', '.join(names)}; "
                 f"feed it from the calibrator it was started with"
             )
 

@@ -71,9 +71,7 @@ def _row(settings: Settings, record: Record) -> Row:
 
 
 def _recent(log: Sequence[Record]) -> list[Record]:
-    if not log:
-        return []
-    oldest = max(map(_when, log)) - timedelta(weeks=WEEKS)
+    oldest = max(map(_when, log), default=datetime.max) - timedelta(weeks=WEEKS)
     return [record for record in log if _when(record) >= oldest]
 
 

@@ -210,7 +210,10 @@ def read(folder: Path, settings: Settings) -> tuple[State, list[Record]]:
         )
     log = [from_json(Record, line, path) for line in lines]
     for number, record in enumerate(log, 1):
-        _check_record(path, record, number, settings)
+        _check_origin(path, record.monitor, settings)
+        classes = {len(record.class_count), len(record.class_confidence)}
+        if record.number != number or classes != {settings.n_classes if record.n else 0}:
+            raise FormatError(f"{path}: line {number} is not of this monitor; restore the file")
     if pending is not None and lines[-1:] != [pending]:
         raise FormatError(f"{folder}: {LOG} and {STATE} end with different records; restore the files of one")
     return state, log
@@ -232,13 +235,6 @@ def read_settings(folder: Path) -> Settings:
         )
     with reading(path, "the settings of a monitor"):
         return from_json(Settings, read_header(path, KIND, 1), path)
-
-
-def _check_record(path: Path, record: Record, number: int, settings: Settings) -> None:
-    _check_origin(path, record.monitor, settings)
-    classes = {len(record.class_count), len(record.class_confidence)}
-    if record.number != number or classes != {settings.n_classes if record.n else 0}:
-        raise FormatError(f"{path}: line {number} is not of this monitor; restore the file")
 
 
 def _check_origin(path: Path, monitor: str | None, settings: Settings) -> None:

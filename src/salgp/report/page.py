@@ -40,12 +40,15 @@ def page(**context: Any) -> str:
     )
     environment.filters.update(percent=percent, signed=_signed, share=share, number=_number, term=shown_term)
     css, js = Markup(_part("css")), Markup(_part("js"))
-    digest = b64encode(hashlib.sha256(js.encode()).digest()).decode()
     shown = [metric for metric in METRICS.values() if metric.heading]
     context |= {"assurance": ASSURANCE, "shown": shown, "versions": _versions()}
     template = environment.from_string(_part("html"))
-    text = template.render(context, css=css, js=js, script_hash=digest)
+    text = template.render(context, css=css, js=js, script_hash=_digest(js))
     return without_control_characters(text.replace(" %", "\N{NO-BREAK SPACE}%"))
+
+
+def _digest(script: str) -> str:
+    return b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _part(kind: str) -> str:
@@ -119,7 +122,7 @@ def to_pixels(image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         )
     step = math.ceil(max(x.shape[:2]) / SIDE)
     x = x[::step, ::step]
-    return x if x.dtype == np.uint8 else _stretched(x.astype(np.float64))
+    return x if x.dtype == np.uint8 else _stretched(x.astype(float))
 
 
 def _stretched(x: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -108,7 +108,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p)
-    scaled = p[order] * np.arange(len(p), 0, -1)
+    scaled = p[order] * np.arange(p.size, 0, -1)
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
     return [float(x) for x in adjusted]

@@ -95,7 +95,7 @@ class LayerShare:
 def scored(prediction: Prediction, labels: Tensor) -> Scored:
     """Confidence, correctness and curves of one prediction."""
     confidence = to_double(prediction.confidence)
-    correct = (prediction.label.cpu() == labels.cpu()).numpy()
+    correct = (prediction.label.cpu() == labels).numpy()
     error = metrics.ece(confidence, correct)
     curve = metrics.risk_coverage(confidence, correct)
     return Scored(prediction, confidence, correct, error, curve)
@@ -105,15 +105,19 @@ def metric_changes(before: Scored, after: Scored, labels: Tensor) -> list[Change
     """Every metric with its bootstrap spread on both sides; the same resamples serve both, so that the change
     is paired.
     """
-    arrays = [arrays_of(s.prediction, labels.cpu()) for s in (before, after)]
+    arrays = [arrays_of(s.prediction, labels) for s in (before, after)]
     found = []
     for metric in METRICS.values():
         old, new = (read_by(metric, each) for each in arrays)
         if metric.heading and old and new:
-            one, two = _resampled(metric, old), _resampled(metric, new)
-            verdict = _verdict(one, two, metric.larger_is_better)
-            found.append(Change(metric, _spread(one), _spread(two), verdict))
+            found.append(_change(metric, old, new))
     return found
+
+
+def _change(metric: Metric[...], old: list[Any], new: list[Any]) -> Change:
+    before, after = _resampled(metric, old), _resampled(metric, new)
+    verdict = _verdict(before, after, metric.larger_is_better)
+    return Change(metric, _spread(before), _spread(after), verdict)
 
 
 def term_shares(features: Features, prediction: Prediction) -> list[LayerShare]:
