@@ -113,8 +113,7 @@ def _check_shape(raw: Tensor, output: str, hint: str) -> None:
             f"with several positions (segmentation) are not supported; calibrate them by position: "
             f"salgp.calibrate_outputs(scores.movedim(1, -1).flatten(0, -2), labels.flatten())"
         )
-    fits = raw.ndim in (1, 2) and 0 not in raw.shape[1:]
-    if not (fits and raw.is_floating_point()):
+    if not raw.is_floating_point() or raw.ndim not in (1, 2) or 0 in raw.shape[1:]:
         raise ValueError(
             f"expected {output} as floating-point numbers of shape (n, c) or, of a binary classifier, (n,) "
             f"or (n, 1); got {raw.dtype} {tuple(raw.shape)}" + (f"; {hint}" if hint else "")

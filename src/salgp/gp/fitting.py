@@ -220,8 +220,8 @@ def _parameters(covariance: Covariance, seen: Observations, settings: Settings) 
     log_noise = Parameter("log_noise", level, start - 10.0, start + 5.0)
     every = [*covariance.parameters(Scale(squared, variance)), log_noise]
     found = started(every, settings.prior, gpytorch=settings.optimizer == "adam")
-    known = {p.name: p.start for p in found} | dict(settings.start or {})
-    return [replace(p, start=known[p.name].to(y.device)) for p in found]
+    known = settings.start or {}
+    return [replace(p, start=known.get(p.name, p.start).to(y.device)) for p in found]
 
 
 def _condition(problem: _Problem, fit: Fit) -> Fitted:

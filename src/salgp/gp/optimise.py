@@ -286,8 +286,7 @@ def _lbfgs(objective: Objective, parameters: Parameters, steps: int, tolerance: 
 def _adam(objective: Objective, parameters: Parameters, steps: int, rate: float) -> Fit:
     path = list(itertools.islice(_adam_path(objective, parameters, rate), steps))
     history = tuple(value for value, _ in path)
-    change = abs(history[-1] - history[-20]) if steps > 20 else math.inf
-    flat = change <= 1e-3 * (1.0 + abs(history[-1]))
+    flat = steps > 20 and abs(history[-1] - history[-20]) <= 1e-3 * (1.0 + abs(history[-1]))
     reason = f"ran its {steps} steps" + ("" if flat else " and was still improving")
     value, x = path[int(np.nan_to_num(history, nan=-np.inf).argmax())]
     return Fit(_named(parameters, x), value, flat, reason, history)

@@ -73,10 +73,11 @@ def _sample_moments(structure: Structure, posterior: Posterior, rows: Rows) -> M
     if not isinstance(covariance, Sum) or not structure.terms:
         mean, variance = posterior(rows)
         return mean, variance, mean[:, None], variance[:, None]
-    compared = gaps(rows, posterior.rows, covariance)
+    compared, single = gaps(rows, posterior.rows, covariance), rows.single()
+    own = gaps(single, single, covariance)
     projected = [posterior.project(term(theta, compared)) for term in covariance.terms]
     means, reduced = zip(*projected, strict=True)
-    priors = [term.variance(theta, rows) for term in covariance.terms]
+    priors = [term(theta, own)[..., 0, 0] for term in covariance.terms]
     variances = list(map(remaining, priors, reduced))
     variance = remaining(sum(priors[1:], priors[0]), sum(reduced[1:], reduced[0]))
     return sum(means), variance, torch.stack(means, 1), torch.stack(variances, 1)

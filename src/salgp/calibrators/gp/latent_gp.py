@@ -170,8 +170,7 @@ def _spread_subset(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if len(logits) <= most:
         return logits, labels
     order = logits.amax(dim=1).argsort(stable=True)
-    places = torch.linspace(0, len(order) - 1, most, device=order.device)
-    rows = order[places.long()]
+    rows = order[torch.linspace(0, len(order) - 1, most, device=order.device).long()]
     return logits[rows], labels[rows]
 
 

@@ -80,8 +80,7 @@ class BBQ(TopLabelCalibrator):
         return self.alpha, self.beta
 
     def _confidence(self, top: TopLabel) -> Tensor:
-        step = torch.searchsorted(self.steps_at_, top.confidence.double(), right=True)
-        return self.steps_[step - 1]
+        return self.steps_[torch.searchsorted(self.steps_at_, top.confidence.double(), right=True) - 1]
 
 
 @dataclass(frozen=True)
