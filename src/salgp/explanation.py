@@ -19,6 +19,10 @@ from salgp.prediction import Prediction
 __all__ = ["Explanation", "explain_sample", "shown_term", "term_points"]
 
 
+Points = tuple[tuple[str, ...], Tensor]
+"""Names of terms, and ``(n, k)`` numbers of each."""
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Why the confidence of one sample changed; prints as one line.
@@ -99,7 +103,7 @@ def shown_term(name: str) -> str:
     return f"layer {name}" if name.isdecimal() else name
 
 
-def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, ...], Tensor]:
+def term_points(features: Features, prediction: Prediction) -> Points:
     """Part of each term in each confidence, in confidence points that add up to after minus before.
 
     Terms in log-odds are shared by `confidence_points`; terms in confidence are points already. Layers that
@@ -132,9 +136,7 @@ def term_points(features: Features, prediction: Prediction) -> tuple[tuple[str, 
     return names, confidence_points(start, parts)
 
 
-def _with_rest(
-    names: tuple[str, ...], parts: Tensor, change: Tensor, into: str = "rest"
-) -> tuple[tuple[str, ...], Tensor]:
+def _with_rest(names: tuple[str, ...], parts: Tensor, change: Tensor, into: str = "rest") -> Points:
     """The parts and, in one of them or in a term of its own, what they leave of the change."""
     rest = change - parts.sum(dim=1)
     if into in names:
