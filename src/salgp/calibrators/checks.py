@@ -448,8 +448,8 @@ def floor_zeros(features: Features, zeros: Tensor | None) -> Features:
         >>> floor_zeros(f, torch.tensor([-3.0, -2.0])).logits
         tensor([[ 0., -2.]])
     """
-    z = features.logits
-    exporting = torch.compiler.is_compiling()  # a graph looks at every sample, and at logarithms of others
+    # an exported graph looks at every sample, and at logarithms of others
+    z, exporting = features.logits, torch.compiler.is_compiling()
     if not exporting and not _has_zeros(z):
         return features
     zero = z == ZERO

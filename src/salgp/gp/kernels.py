@@ -151,9 +151,6 @@ def _norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square()
 
 
-Change = Callable[[Tensor], Tensor]
-
-
 def _copied(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -175,7 +172,7 @@ class Rows:
     def __getitem__(self, index: Any) -> Rows:
         return self.map(lambda x: x[..., index, :], lambda g: g[..., index])
 
-    def map(self, of_blocks: Change, of_groups: Change) -> Rows:
+    def map(self, of_blocks: Callable[[Tensor], Tensor], of_groups: Callable[[Tensor], Tensor]) -> Rows:
         """Apply a function to every block, and one to every group."""
         blocks = {name: of_blocks(x) for name, x in self.blocks.items()}
         return Rows(blocks, {name: of_groups(g) for name, g in self.groups.items()})

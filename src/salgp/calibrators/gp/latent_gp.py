@@ -132,8 +132,7 @@ def _basis(inducing: Tensor, amplitude: float, lengthscale: float) -> _Basis:
 
 
 def _kernel(z: Tensor, inducing: Tensor, amplitude: float, lengthscale: float) -> Tensor:
-    gap = (z[..., None] - inducing) / lengthscale
-    return gap.square_().mul_(-0.5).exp_().mul_(amplitude**2)
+    return ((z[..., None] - inducing) / lengthscale).square_().mul_(-0.5).exp_().mul_(amplitude**2)
 
 
 Chunk = tuple[Tensor, Tensor, Tensor]
