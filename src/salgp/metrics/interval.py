@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.special import bdtr, betaincinv, expit, ndtri
+from scipy.special import bdtr, betaincinv, ndtri
 
 from salgp.logits import log_odds
 from salgp.metrics.binned import ReliabilityBins, assign_bins
@@ -88,7 +88,7 @@ def _chances(centre: FloatArray, down: FloatArray, up: FloatArray) -> FloatArray
     ``down`` and ``up`` are the standard deviations of the log-odds below and above ``centre``.
     """
     odds = centre + np.where(_STEPS > 0, up, down) * _STEPS
-    return expit(odds).mean(axis=1)
+    return (1 / (1 + np.exp(-odds))).mean(1)
 
 
 def _share_inside(right: int, count: int, chance: FloatArray, level: float) -> float:

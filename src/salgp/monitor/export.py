@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from salgp.estimate.accuracy import Estimate
 from salgp.monitor.records import Record, Settings
-from salgp.monitor.rules import Status, expected
+from salgp.monitor.rules import CAUSES, Status, expected
 
 __all__ = ["history", "metrics", "prometheus"]
 
@@ -61,7 +61,7 @@ def metrics(settings: Settings, status: Status) -> dict[str, Any]:
     return {
         "batches": status.batches,
         "window_samples": status.n,
-        "alarm": {name: int(name in status.alarm) for name in status.evidence},
+        "alarm": {name: int(name in status.alarm) for name in CAUSES},
         "matters": int(status.matters),
         **_accuracy("expected_accuracy", status.accuracy),
         **(_accuracy("measured_accuracy", status.measured) if status.measured else {}),

@@ -172,10 +172,10 @@ def _ranks(counts: IntArray, values: IntArray, draws: FloatArray) -> FloatArray:
     feature = np.arange(len(counts))
     larger = below[:, -1] - below[feature, values]  # (n, J)
     equal = counts[feature, values] + 1  # itself
+    earlier = np.tri(len(values), k=-1, dtype=bool)
     for j, column in enumerate(values.T):
-        others = column[:, None]
-        larger[:, j] += np.tril(column > others, -1).sum(1)
-        equal[:, j] += np.tril(column == others, -1).sum(1)
+        larger[:, j] += ((column > column[:, None]) & earlier).sum(1)
+        equal[:, j] += ((column == column[:, None]) & earlier).sum(1)
     total = below[:, -1] + np.arange(1, len(values) + 1)[:, None]
     return (larger + draws * equal) / total
 
