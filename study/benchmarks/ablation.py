@@ -93,7 +93,7 @@ def parts() -> list[Variant]:
 
     def without_length(*some: Any) -> Scales:
         found = scales_of(*some)
-        return replace(found, largest_norm=torch.full_like(found.largest_norm, 1e9))
+        return replace(found, largest_norm=torch.full_like(found.largest_norm, 1e300))
 
     return [
         Variant("the model"),

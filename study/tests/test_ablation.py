@@ -15,7 +15,8 @@ ABLATION = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "ablati
 def samples() -> Samples:
     g = torch.Generator().manual_seed(0)
     t, A, N, x = (torch.rand(5, *more, generator=g).double() for more in ((), (2,), (2,), (6,)))
-    return Samples(t, t, A, N, x, torch.ones(5).double(), t, torch.zeros(5).long())
+    sides = t[:, None].expand(5, 2)
+    return Samples(sides, -sides, A, N, x, torch.ones(5).double(), torch.zeros(5).long())
 
 
 def test_variants_change_the_model_and_are_taken_back() -> None:

@@ -55,7 +55,7 @@ def evidence(c: Any, z: np.ndarray, layers: list[np.ndarray]) -> dict[str, np.nd
     tempered = z / c.scales_.temperature
     rest = np.where(np.arange(C) == y[:, None], -np.inf, tempered)
     t = np.minimum(tempered[rows, y] - np.log(np.exp(rest).sum(axis=1)), 20)
-    excess = np.linalg.norm(layers[-1], axis=1) / np.exp(float(c.scales_.largest_norm))
+    excess = np.linalg.norm(layers[-1], axis=1) / float(c.scales_.largest_norm)
     A, N = (np.stack(A, axis=1) - a0) / a1, (np.stack(N, axis=1) - n0) / n1
     return {"y": y, "t": t, "A": A, "N": N, "p": np.hstack(places), "excess": np.maximum(excess, 1)}
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_
 from types import MethodType
 from typing import Any
 
@@ -112,8 +111,8 @@ class FrozenCopy:
         self.model = model
         everything = [vars(module) for module in model.modules()]
         inside = [own[name] for own in everything for name in TABLES if isinstance(own.get(name), dict)]
-        self._tables = [*everything, *inside]
-        self._entries = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._values = [table.values() for table in (*everything, *inside)]  # as they are at any time
+        self._entries = [*chain.from_iterable(self._values)]
         self._parameters, buffers = [*model.parameters()], [*model.buffers()]
         self._tensors = [*self._parameters, *buffers]
         self._counted = [x for x in self._tensors if not x.is_inference()]
@@ -133,10 +132,10 @@ class FrozenCopy:
 
     def follow(self) -> bool:
         """Take over the network's buffers, and put those back that a pass replaced. False where a module,
-        parameter, buffer, hook or setting of the network is another object: then this copy is of no use.
+        parameter, buffer, hook or setting of the network is another one: then this copy is of no use.
         """
-        now = [*chain.from_iterable(map(dict.values, self._tables))]
-        if len(now) != len(self._entries) or not all(map(is_, now, self._entries)):
+        now = [*chain.from_iterable(self._values)]
+        if not _equal(now, self._entries):
             return False
         versions = [x._version for x in self._counted] + [x.data_ptr() for x in self._tensors]
         if versions != self._versions:
@@ -231,6 +230,14 @@ class Fingerprint:
 
     structure: str
     weights: str
+
+
+def _equal(now: list[Any], before: list[Any]) -> bool:
+    """Whether all entries are the same objects, or equal ones; those that cannot be compared are not."""
+    try:
+        return now == before  # an entry that is the same object is not looked at further
+    except (RuntimeError, ValueError, TypeError):  # tensors and arrays of several numbers
+        return False
 
 
 def _placement(

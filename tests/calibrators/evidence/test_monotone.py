@@ -34,9 +34,10 @@ def dense(X: Tensor, label: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def test_design_by_hand() -> None:
-    t, A = torch.tensor([2.0, -1.0]), torch.tensor([[0.5, 0.1], [1.0, 2.0]])
+    top, A = torch.tensor([[2.0, 0.0], [-1.0, 0.0]]), torch.tensor([[0.5, 0.1], [1.0, 2.0]])
     N = torch.tensor([[9.0, -1.0], [9.0, np.e - 1]])  # the last layer's counts
-    X = Samples(t, t, A, N, torch.zeros(2, 0), torch.ones(2), torch.zeros(2), torch.zeros(2).long()).design
+    none, label = torch.zeros(2, 0), torch.zeros(2).long()
+    X = Samples(top, torch.zeros(2, 2), A, N, none, torch.ones(2), label).design
     torch.testing.assert_close(X, torch.tensor([[1.0, 2.0, 0.5, 0.1, 0.0], [1.0, -1.0, 1.0, 2.0, -1.0]]))
 
 

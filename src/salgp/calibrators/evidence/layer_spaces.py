@@ -52,8 +52,6 @@ LARGEST = 6.0
 """Bound of differences of log distances."""
 NEAREST = 0.03
 """Least distance to a point: less is the rounding of points in half precision. It bounds the agreement."""
-SHORTEST = 1e-300
-"""Least length of features: those of a layer that is all zeros have a logarithm too."""
 NO_VARIANCE = 1e-12
 """Largest variance of unit-length features that is only rounding."""
 ENTRIES = 2_000_000
@@ -68,7 +66,7 @@ class Evidence:
         agreement: ``(n, L)``; infinite where a class needed for it has no reference points.
         novelty: ``(n, L)``; large where the layer is far from all reference points, 0 where there are none.
         coordinates: ``(n, q L)`` leading whitened coordinates of every layer.
-        norm: ``(n,)`` log length of the last layer's features.
+        norm: ``(n,)`` length of the last layer's features.
     """
 
     agreement: Tensor
@@ -314,12 +312,11 @@ def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: 
 
 
 def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tensor]:
-    """Coordinates ``(L, n, q)`` of all layers, and the log length ``(n,)`` of the last layer's features."""
+    """Coordinates ``(L, n, q)`` of all layers, and the length ``(n,)`` of the last layer's features."""
     found = [space.project(features.layers[name]) for name, space in reference.even_spaces.items()]
     projected = torch.stack([x for x, _ in found])
     length = torch.stack([x for _, x in found])
-    norm = found[-1][1][:, 0].clamp_min(SHORTEST).log()
-    return _centred(projected, length, reference.centres), norm
+    return _centred(projected, length, reference.centres), length[-1, :, 0]
 
 
 def _filled(x: Tensor, q: int) -> Tensor:

@@ -48,6 +48,8 @@ __all__ = ["Mixture", "Samples", "Scales", "samples_of", "scales_of"]
 
 LARGEST_LOG_ODDS = 20.0
 """Log-odds of the network are kept within this bound, where double precision still tells them apart."""
+SHORTEST, LONGEST = 1e-300, 1e300
+"""Bounds of lengths, and of their ratios, that keep them finite."""
 
 
 @storable
@@ -60,7 +62,7 @@ class Scales:
         agreement: ``(2, L)`` median and standard deviation of the agreement.
         novelty: ``(2, L)`` median and robust standard deviation of the novelty.
         energy: ``(2,)`` median and robust standard deviation of the energy.
-        largest_norm: ``()`` largest log length of the last layer's features.
+        largest_norm: ``()`` largest length of the last layer's features.
     """
 
     temperature: float
@@ -76,8 +78,8 @@ class Scales:
 
     @cached_property
     def temperatures(self) -> Tensor:
-        """Those of temperature scaling and of the network itself, ``(2, 1)``."""
-        return self.agreement.new_tensor([[self.temperature], [1.0]])
+        """Those of temperature scaling and of the network itself, ``(2,)``."""
+        return self.agreement.new_tensor([self.temperature, 1.0])
 
     @cached_property
     def of_layers(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -91,25 +93,38 @@ class Samples:
     """``n`` samples as the model sees them.
 
     Args:
-        network: ``(n,)`` log-odds of the network's confidence.
-        t: ``(n,)`` the same, tempered.
+        top: ``(n, 2)`` logit of the predicted class, tempered and as it is.
+        others: ``(n, 2)`` logarithm of the sum over the other classes, likewise.
         agreement: ``(n, L)`` standardised.
         novelty: ``(n, L)`` standardised.
         coordinates: ``(n, q L)`` leading whitened coordinates of every layer.
         norm_excess: ``(n,)`` by how many times the last layer's features are longer than those of any
             calibration sample, at least 1.
-        energy: ``(n,)``.
         label: ``(n,)`` predicted class.
     """
 
-    network: Tensor
-    t: Tensor
+    top: Tensor
+    others: Tensor
     agreement: Tensor
     novelty: Tensor
     coordinates: Tensor
     norm_excess: Tensor
-    energy: Tensor
     label: Tensor
+
+    @cached_property
+    def t(self) -> Tensor:
+        """Tempered log-odds of the network's confidence ``(n,)``."""
+        return (self.top[:, 0] - self.others[:, 0]).clamp_max(LARGEST_LOG_ODDS)
+
+    @property
+    def network(self) -> Tensor:
+        """Log-odds of the network's confidence ``(n,)``."""
+        return (self.top[:, 1] - self.others[:, 1]).clamp_max(LARGEST_LOG_ODDS)
+
+    @property
+    def energy(self) -> Tensor:
+        """Minus the logarithm of the sum over all classes, tempered ``(n,)``."""
+        return -torch.logaddexp(self.top[:, 0], self.others[:, 0])
 
     @cached_property
     def design(self) -> Tensor:
@@ -135,7 +150,7 @@ class Samples:
         return parts[0] + parts[1] + parts[2] / 3 + self.norm_excess.log()
 
     def __len__(self) -> int:
-        return len(self.t)
+        return len(self.label)
 
     def __getitem__(self, rows: Tensor) -> Samples:
         return Samples(*(getattr(self, f.name)[rows] for f in fields(self)))
@@ -254,11 +269,11 @@ def moderated(f: Tensor, variance: Tensor) -> Tensor:
 
 
 def two_sides(features: Features, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Tempered logit of the predicted class, and the logarithm of the sum over the others, ``(k, n)`` each,
-    at ``k`` temperatures ``(k, 1)``.
+    """Tempered logit of the predicted class, and the logarithm of the sum over the others, ``(n, k)`` each,
+    at ``k`` temperatures.
     """
-    top, others = features.logits.amax(dim=1).double(), features.other_logits.double()
-    return top / temperatures, (others / temperatures[:, :, None]).logsumexp(dim=2)
+    top, others = features.logits.amax(dim=1, keepdim=True).double(), features.other_logits.double()
+    return top / temperatures, (others[:, None] / temperatures[:, None]).logsumexp(dim=2)
 
 
 def scales_of(features: Features, evidence: Evidence, temperature: float) -> Scales:
@@ -266,10 +281,11 @@ def scales_of(features: Features, evidence: Evidence, temperature: float) -> Sca
     A = evidence.agreement
     median = A.masked_fill(A.isinf(), torch.nan).nanquantile(0.5, dim=0).nan_to_num(0.0)
     spread = torch.where(A.isinf(), median, A).std(dim=0, correction=0).clamp_min(1e-6)
-    none = A.new_zeros(2)
-    scales = Scales(temperature, torch.stack([median, spread]), _robust(evidence.novelty), none, none[0])
-    energy = -torch.logaddexp(*two_sides(features, scales.temperatures))[0]
-    return replace(scales, energy=_robust(energy[:, None])[:, 0], largest_norm=evidence.norm.amax())
+    largest = evidence.norm.amax().clamp_min(SHORTEST)
+    agreement, novelty = torch.stack([median, spread]), _robust(evidence.novelty)
+    scales = Scales(temperature, agreement, novelty, A.new_zeros(2), largest)
+    energy = samples_of(features, evidence, scales).energy
+    return replace(scales, energy=_robust(energy[:, None])[:, 0])
 
 
 def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Samples:
@@ -279,10 +295,8 @@ def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Sample
     A = A.nan_to_num(torch.nan, posinf=0.0)  # the median, where a class has no points
     N = (evidence.novelty - centre) / width
     top, others = two_sides(features, scales.temperatures)
-    t, network = (top - others).clamp_max(LARGEST_LOG_ODDS).unbind()
-    energy = -torch.logaddexp(top, others)[0]
-    excess = (evidence.norm - scales.largest_norm).clamp(0.0, 700.0).exp()
-    return Samples(network, t, A, N, evidence.coordinates, excess, energy, features.label)
+    excess = (evidence.norm / scales.largest_norm).clamp(1.0, LONGEST)
+    return Samples(top, others, A, N, evidence.coordinates, excess, features.label)
 
 
 def _robust(x: Tensor) -> Tensor:
