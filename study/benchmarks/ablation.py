@@ -88,9 +88,6 @@ def parts() -> list[Variant]:
     def without_offsets(*rows: Any, **settings: Any) -> MonotoneLogistic:
         return monotone.fit_monotone(*rows[:5], offsets=False)
 
-    def plain_inputs(samples: Samples) -> Tensor:
-        return torch.cat([torch.ones_like(samples.t)[:, None], samples.agreement, samples.novelty], dim=1)
-
     def without_length(*some: Any) -> Scales:
         found = scales_of(*some)
         return replace(found, largest_norm=torch.full_like(found.largest_norm, 1e300))
@@ -102,10 +99,7 @@ def parts() -> list[Variant]:
         Variant("class offsets", ((fitting, "fit_monotone", without_offsets),)),
         Variant("choice in domain: always temperature", settings=(("layers_in_domain", False),)),
         Variant("choice in domain: always the layers", settings=(("layers_in_domain", True),)),
-        Variant(
-            "coordinates in the shift score",
-            ((Samples, "score_inputs", property(plain_inputs)),),
-        ),
+        Variant("coordinates in the shift score", ((layer_spaces, "COORDINATES", 0),)),
         Variant("shift score (its statistic)", change=without(0)),
         Variant("confidence of f_shift (its statistic)", change=without(1)),
         Variant("choice of c (always 16)", ((fitting, "NOISE", (16.0,)),)),

@@ -33,6 +33,3 @@ def test_variants_change_the_model_and_are_taken_back() -> None:
     torch.testing.assert_close(without[:, :-1], plain.design[:, :-1])
     assert bool((plain.design[:, -1] < 0).all())
     assert bool((without[:, -1] == 0).all())
-    with ABLATION["_patched"](variants["coordinates in the shift score"]):
-        assert samples().score_inputs.shape == (5, 5)
-    assert plain.score_inputs.shape == (5, 11)

@@ -364,6 +364,7 @@ class LayerEvidence(Calibrator):
         _ = scales.temperatures, scales.of_layers
         _ = reference.columns, reference.even_spaces, reference.centres, reference.leading
         _ = experts.slopes, experts.levels, experts.columns_to_layers
+        _ = None if self.mixture_.window is None else self.mixture_.heads
 
     @one_at_a_time
     def update(self, features: Features, labels: Any) -> Self:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from salgp.calibrators.evidence.mixture import Mixture, Samples
+from salgp.calibrators.evidence.mixture import Mixture, Samples, statistics
 from salgp.calibrators.evidence.monotone import RIDGE, MonotoneLogistic, fit_monotone, leave_group_out
 from salgp.calibrators.evidence.windows import WindowModel, window_sums
 from salgp.features import Features
@@ -113,11 +113,8 @@ def fit_mixture(rows: TrainingRows, n_classes: int, *, layers_in_domain: bool | 
     X, label = rows.samples.design, rows.samples.label
     weight = (~first).to(rows.correct) * (first.sum() / (~first).sum())
     shift = fit_monotone(X, label, rows.correct, weight, n_classes)
-    score = fit_score(rows)
-    f_in, f_shift = in_domain.log_odds(X, label), shift.log_odds(X, label)
-    statistics = torch.sigmoid(torch.stack([rows.samples.score_inputs @ score, f_shift], dim=1))
-    window = fit_window(rows, statistics, f_in, f_shift, n_classes, seed)
-    return Mixture(in_domain, baseline, shift, score, window)
+    experts = Mixture(in_domain, baseline, shift, fit_score(rows))
+    return replace(experts, window=fit_window(rows, experts.log_odds(rows.samples), n_classes, seed))
 
 
 def fit_in_domain(
@@ -186,9 +183,7 @@ def fit_score(rows: TrainingRows) -> Tensor:
     return logistic(X, (~original).to(X), _weights(original, AUGMENTED_SHARE), prior)
 
 
-def fit_window(
-    rows: TrainingRows, statistics: Tensor, f_in: Tensor, f_shift: Tensor, n_classes: int, seed: int
-) -> WindowModel:
+def fit_window(rows: TrainingRows, log_odds: Tensor, n_classes: int, seed: int) -> WindowModel:
     """Learn the shift weight from windows of samples.
 
     Of all `NOISE` it takes the first with which the calibration samples, each a window of its own, lose at
@@ -196,43 +191,39 @@ def fit_window(
 
     Args:
         rows: calibration samples and augmented ones.
-        statistics: ``(n, 2)`` of every row.
-        f_in: ``(n,)`` log-odds by the expert in domain.
-        f_shift: ``(n,)`` log-odds by the expert for shift.
+        log_odds: ``(n, 3)`` of every row, from `Mixture.log_odds`.
         n_classes: the network knows.
         seed: of the windows.
     """
-    label, first = rows.samples.label, rows.original
-    here = statistics[first]
+    first = rows.original
+    seen = statistics(log_odds)
+    here, f_in, f_shift = seen[first], log_odds[first, 0], log_odds[first, 2]
     scale = here.std(dim=0, correction=0).clamp_min(1e-6)
-    count = torch.bincount(label[first], minlength=n_classes).to(statistics) + 0.5
+    count = torch.bincount(rows.samples.label[first], minlength=n_classes).to(seen) + 0.5
     none, shares = torch.zeros_like(scale), count / count.sum()
     drawn = _drawn_rows(rows, seed)
-    wanted = torch.sigmoid(f_in[first]).mean() - LOST
+    wanted = torch.sigmoid(f_in).mean() - LOST
     for noise in NOISE:
         start = WindowModel(here.mean(dim=0), scale, none, noise, shares, 0.0)
-        found = _fit_weights(start, rows, statistics, f_in, f_shift, drawn)
-        mixed = torch.lerp(f_in[first], f_shift[first], found.shift_of_one(here))
+        found = _fit_weights(start, rows[drawn], log_odds[drawn])
+        mixed = torch.lerp(f_in, f_shift, found.shift_of_one(here))
         if torch.sigmoid(mixed).mean() >= wanted:
             break
     return found
 
 
-def _fit_weights(
-    start: WindowModel, rows: TrainingRows, statistics: Tensor, f_in: Tensor, f_shift: Tensor, drawn: Tensor
-) -> WindowModel:
-    """The weights of both statistics and of over-prediction, from windows of the rows ``drawn``."""
-    label = rows.samples.label[drawn]
-    parts = start.parts(statistics[drawn], label)
-    place = torch.arange(len(drawn), device=drawn.device)
+def _fit_weights(start: WindowModel, rows: TrainingRows, log_odds: Tensor) -> WindowModel:
+    """The weights of both statistics and of over-prediction, from windows of consecutive rows."""
+    label, n = rows.samples.label, len(rows)
+    parts = start.parts(statistics(log_odds), label)
+    place = torch.arange(n, device=label.device)
     seen = [start.describe(*window_sums(parts, place // size), label) for size in SIZES]
     m, r = torch.cat([m for m, _ in seen]), torch.cat([r for _, r in seen])
-    again = drawn.repeat(len(SIZES))
-    base, correct = f_in[again], rows.correct[again]
-    gap = f_shift[again] - base
-    learned = replace(start, weights=_window_weights(m * gap[:, None], correct, base))
+    f_in, _, f_shift = log_odds.repeat(len(SIZES), 1).unbind(dim=1)
+    correct, gap = rows.correct.repeat(len(SIZES)), f_shift - f_in
+    learned = replace(start, weights=_window_weights(m * gap[:, None], correct, f_in))
     k = learned.weigh(m)
-    v = _window_weights((-k * r)[:, None], correct, base + k * gap)
+    v = _window_weights((-k * r)[:, None], correct, f_in + k * gap)
     return replace(learned, over_prediction=min(max(float(v), 0.0), 1.0))
 
 

@@ -136,6 +136,11 @@ class Reference:
         return grid.mT.contiguous(), squares[:, None, :].contiguous()
 
     @cached_property
+    def lacks_classes(self) -> bool:
+        """Is there a class without points? Its distance is infinite."""
+        return len(self.classes.unique()) < self.n_classes
+
+    @cached_property
     def even_spaces(self) -> dict[str, LayerSpace]:
         """The spaces, narrow ones filled up with zeros as the points are."""
         q = self.points.shape[2]
@@ -146,8 +151,8 @@ class Reference:
 
     @cached_property
     def centres(self) -> Tensor:
-        """Centres of all spaces, ``(L, 1, q)``."""
-        return torch.stack([space.centre for space in self.even_spaces.values()])[:, None]
+        """Centres of all spaces, ``(L, q)``."""
+        return torch.stack([space.centre for space in self.even_spaces.values()])
 
     @cached_property
     def leading(self) -> Tensor:
@@ -260,17 +265,21 @@ def evidence_at_once(reference: Reference, features: Features) -> Evidence:
     label = features.label.view(1, -1, 1).expand(squared.shape[0], -1, 1)
     own = squared.gather(2, label)
     other = squared.scatter(2, label, torch.inf).amin(dim=2, keepdim=True)
-    own, other = torch.cat([own, other], dim=2).double().log().mul(0.5).permute(2, 1, 0)  # (n, L) each
-    agreement = (other - own).nan_to_num(torch.inf, torch.inf, torch.inf)  # a class has no points
-    novelty = torch.minimum(own, other).nan_to_num(torch.nan, posinf=0.0)
-    leading = x.transpose(0, 1).flatten(1).index_select(1, reference.leading)
+    logs = torch.cat([own, other], dim=2).double().log().mul(0.5).permute(2, 1, 0)  # (2, n, L)
+    own, other = logs[0], logs[1]
+    agreement, novelty = other - own, torch.minimum(own, other)
+    if reference.lacks_classes:
+        agreement = agreement.nan_to_num(torch.inf, torch.inf, torch.inf)
+        novelty = novelty.nan_to_num(torch.nan, posinf=0.0)
+    leading = x.flatten(1).index_select(1, reference.leading)
     return Evidence(agreement, novelty, leading.double(), norm)
 
 
 def squared_distances(reference: Reference, x: Tensor) -> Tensor:
-    """Squared distance ``(L, n, C)`` from coordinates ``x (L, n, q)`` to the nearest point of every class;
+    """Squared distance ``(L, n, C)`` from coordinates ``x (n, L, q)`` to the nearest point of every class;
     infinite where a class has none.
     """
+    x = x.transpose(0, 1)
     columns, squares = reference.columns
     scores = torch.baddbmm(squares, x, columns, alpha=-2)
     least = scores.unflatten(2, (reference.n_classes, -1)).amin(dim=3)
@@ -290,11 +299,12 @@ def unit_length(x: Tensor) -> Tensor:
 
 
 def _centred(projected: Tensor, length: Tensor, centre: Tensor) -> Tensor:
-    """Coordinates of features from their projection and length; of features too long for single precision,
+    """Coordinates of features from their projection and length; of features too long for their precision,
     which get chance (`salgp.calibrators.evidence.mixture`), the origin.
     """
-    length = length.to(projected).clamp_min(torch.finfo(projected.dtype).tiny)
-    return (projected / length).nan_to_num(0.0).to(centre) - centre
+    limits = torch.finfo(projected.dtype)
+    x = projected / length.to(projected).clamp_min(limits.tiny)
+    return torch.where(length < 1e-8 * limits.max, x, 0.0).to(centre) - centre
 
 
 def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: int) -> LayerSpace:
@@ -312,11 +322,11 @@ def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: 
 
 
 def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tensor]:
-    """Coordinates ``(L, n, q)`` of all layers, and the length ``(n,)`` of the last layer's features."""
+    """Coordinates ``(n, L, q)`` of all layers, and the length ``(n,)`` of the last layer's features."""
     found = [space.project(features.layers[name]) for name, space in reference.even_spaces.items()]
-    projected = torch.stack([x for x, _ in found])
-    length = torch.stack([x for _, x in found])
-    return _centred(projected, length, reference.centres), length[-1, :, 0]
+    projected = torch.cat([x for x, _ in found], dim=1).unflatten(1, reference.centres.shape)
+    length = torch.cat([x for _, x in found], dim=1)
+    return _centred(projected, length[:, :, None], reference.centres), length[:, -1]
 
 
 def _filled(x: Tensor, q: int) -> Tensor:

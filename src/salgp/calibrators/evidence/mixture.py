@@ -44,7 +44,7 @@ from salgp.calibrators.evidence.windows import WindowModel
 from salgp.features import Features
 from salgp.io import storable
 
-__all__ = ["Mixture", "Samples", "Scales", "samples_of", "scales_of"]
+__all__ = ["Mixture", "Samples", "Scales", "samples_of", "scales_of", "statistics"]
 
 LARGEST_LOG_ODDS = 20.0
 """Log-odds of the network are kept within this bound, where double precision still tells them apart."""
@@ -135,10 +135,15 @@ class Samples:
         t = self.t[:, None]
         return torch.cat([torch.ones_like(t), t, self.agreement, -h], dim=1)
 
+    @cached_property
+    def columns(self) -> Tensor:
+        """All columns ``(n, L + 3 + (1 + q) L)``: those of the regression, novelties, coordinates."""
+        return torch.cat([self.design, self.novelty, self.coordinates], dim=1)
+
     @property
     def score_inputs(self) -> Tensor:
         """Columns of the shift score ``(n, 1 + (2 + q) L)``: one, agreements, novelties, coordinates."""
-        return torch.cat([self.design[:, :1], self.agreement, self.novelty, self.coordinates], dim=1)
+        return self.columns[:, _of_score(self.columns.shape[1], self.agreement.shape[1])]
 
     def ood_score(self, scales: Scales) -> Tensor:
         """One number ``(n,)`` that is large for unknown classes and under shift: energy, mean disagreement
@@ -204,20 +209,34 @@ class Mixture:
         """Both experts as one: in domain and, where there is one, under shift."""
         return MonotoneLogistic.stacked([self.in_domain, self.shift or self.in_domain])
 
+    @cached_property
+    def heads(self) -> tuple[Tensor, Tensor]:
+        """Weights ``(p, 3)`` of all columns and offsets ``(C, 3)`` of the predicted classes: those of the
+        expert in domain, the shift score, and the expert under shift.
+        """
+        assert self.shift is not None
+        assert self.score is not None
+        models, n_layers = (self.in_domain, self.shift), len(self.baseline) - 3
+        weights = self.score.new_zeros(len(self.score) + 2, 3)
+        for j, model in zip((0, 2), models, strict=True):
+            weights[: n_layers + 3, j] = model.weights
+        weights[_of_score(len(weights), n_layers), 1] = self.score
+        first, last = (model.offsets for model in models)
+        return weights, torch.stack([first, torch.zeros_like(first), last], dim=1)
+
+    def log_odds(self, samples: Samples) -> Tensor:
+        """Log-odds ``(n, 3)`` by the expert in domain, of being augmented, and by the expert under shift."""
+        weights, offsets = self.heads
+        return samples.columns @ weights + offsets.index_select(0, samples.label)
+
     def parts(self, samples: Samples) -> Tensor:
         """Contribution of each sample to the sums of its window, ``(n, 2 + C)``."""
-        if self.window is None or self.shift is None:
+        if self.window is None:
             raise ValueError(
                 "this calibrator was fitted without augmented samples, so a context tells it nothing; "
                 "fit it on extract(..., perturb='auto'), or predict without a context"
             )
-        f_shift = self.shift.log_odds(samples.design, samples.label)
-        return self.window.parts(self.statistics(samples, f_shift), samples.label)
-
-    def statistics(self, samples: Samples, f_shift: Tensor) -> Tensor:
-        """Shift score and confidence of the expert under shift, ``(n, 2)``."""
-        assert self.score is not None
-        return torch.sigmoid(torch.stack([samples.score_inputs @ self.score, f_shift], dim=1))
+        return self.window.parts(statistics(self.log_odds(samples)), samples.label)
 
     def __call__(self, samples: Samples, windows: tuple[Tensor, Tensor] | None = None) -> LogOdds:
         """Log-odds of samples.
@@ -226,21 +245,23 @@ class Mixture:
             samples: ``n`` of them.
             windows: sums ``(w, 2 + C)`` and the window ``(n,)`` of each sample; by default each is a window.
         """
-        X, label = samples.design, samples.label
-        mean, f_shift = self.experts.log_odds(X, label).unbind()
         context = None
         if self.window is None:
-            k = torch.zeros_like(mean)
-        elif windows is None:
-            k = self.window.shift_of_one(self.statistics(samples, f_shift))
-            mean = torch.lerp(mean, f_shift, k)
+            f = self.in_domain.log_odds(samples.design, samples.label)
+            k = torch.zeros_like(f)
         else:
-            k, r = self.window.shift(*windows, label)
-            context = -k * self.window.over_prediction * r
-            mean = torch.lerp(mean, f_shift, k) + context
-        mean = moderated(mean, self.level_variance * k.square())
+            found = self.log_odds(samples)
+            f_in, f_shift = found[:, 0], found[:, 2]
+            if windows is None:
+                k = self.window.shift_of_one(statistics(found))
+            else:
+                k, r = self.window.shift(*windows, samples.label)
+                context = -k * self.window.over_prediction * r
+            f = torch.addcmul(f_in, k, f_shift - f_in)
+            f = f if context is None else f + context
+            f = moderated(f, self.level_variance * k.square())
         chance = -math.log(max(len(self.in_domain.offsets) - 1, 1))
-        return LogOdds(chance + (mean - chance) / samples.norm_excess, k, context)
+        return LogOdds(chance + (f - chance) / samples.norm_excess, k, context)
 
     def variance(self, samples: Samples, k: Tensor) -> Tensor:
         """Variance ``(n,)`` of the log-odds, where the experts are mixed by ``k (n,)``."""
@@ -258,6 +279,21 @@ class Mixture:
         return torch.cat([levels[:, :, None], layers], dim=2)
 
 
+def statistics(log_odds: Tensor) -> Tensor:
+    """Shift score and confidence of the expert under shift ``(n, 2)``, from `Mixture.log_odds`."""
+    return torch.sigmoid(log_odds[:, 1:])
+
+
+def _of_score(n_columns: int, n_layers: int) -> list[int]:
+    """Which of all columns are inputs of the shift score: not the log-odds, nor the last novelty's logarithm.
+
+    Example:
+        >>> _of_score(8, 2)
+        [0, 2, 3, 5, 6, 7]
+    """
+    return [j for j in range(n_columns) if j not in (1, n_layers + 2)]
+
+
 def moderated(f: Tensor, variance: Tensor) -> Tensor:
     """Log-odds of the mean probability, where log-odds ``f`` have this normal variance (MacKay, 1992).
 
@@ -265,7 +301,7 @@ def moderated(f: Tensor, variance: Tensor) -> Tensor:
         >>> moderated(torch.tensor([2.0, 2.0]), torch.tensor([0.0, 4.0]))
         tensor([2.0000, 1.2474])
     """
-    return f * (1 + math.pi / 8 * variance).rsqrt()
+    return f / (1 + math.pi / 8 * variance).sqrt()
 
 
 def two_sides(features: Features, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,7 +328,7 @@ def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Sample
     """The samples in units of the calibration samples."""
     (median, spread), (centre, width) = scales.of_layers
     A = (evidence.agreement - median) / spread
-    A = A.nan_to_num(torch.nan, posinf=0.0)  # the median, where a class has no points
+    A = A.masked_fill(A.eq(torch.inf), 0.0)  # the median, where a class has no points
     N = (evidence.novelty - centre) / width
     top, others = two_sides(features, scales.temperatures)
     excess = (evidence.norm / scales.largest_norm).clamp(1.0, LONGEST)
