@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,18 @@ def test_only_the_papers_settings_carry_its_name(model: str) -> None:
     assert own.display_name.startswith("SAL-GP (paper")
     changes = ({"n_inducing": 256}, {"kernel": "rbf"}, {"objective": "auto"}, {"covariance": "sum"})
     assert not [c for c in changes if SALGP.paper(model, **c).display_name.startswith("SAL-GP (paper")]
+
+
+@dataclass(repr=False, eq=False)
+class WithMore(SALGP):
+    """Somebody's own, with a setting that the paper's models do not have."""
+
+    more: int = 3
+
+
+def test_a_class_derived_with_settings_of_its_own_has_a_name() -> None:
+    assert WithMore.paper("ml").display_name == "SAL-GP (paper, ml)"
+    assert WithMore("hl").display_name == "layerwise GP (hl)"
 
 
 def test_ml_without_the_shared_offset_is_not_the_papers() -> None:

@@ -194,7 +194,7 @@ class SALGP(LayerwiseGP):
         mine = {**self.get_params(), "groups": tuple(self.groups)}
         search = {field.name for field in fields(LayerwiseGP)} - {"kernel"}
         papers = (SALGP.paper(model).get_params() for model in PAPER)
-        same = (all(mine[name] == paper[name] for name in mine.keys() - search) for paper in papers)
+        same = (all(mine[name] == paper[name] for name in paper.keys() - search) for paper in papers)
         return self.n_inducing >= PAPER_INDUCING and any(same)
 
     @one_at_a_time
