@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 import salgp
 from salgp.network.batches import Batch
+from salgp.network.layers import Flow, trace
 from salgp.network.reader import Reader
 
 VOCABULARY = 50
@@ -185,3 +188,22 @@ def test_named_and_unnamed_inputs_of_a_call() -> None:
     assert both.as_made is x
     assert dict(both.keywords) == {"input2": mask}
     assert Batch.given((), {"input1": x, "input2": mask}, network).as_made == {"input1": x, "input2": mask}
+
+
+def test_the_network_is_let_go_with_what_was_found_on_it() -> None:
+    """Not only when Python looks for cycles: a copy may hold gigabytes."""
+
+    def run(network: nn.Module) -> Any:
+        return network(torch.ones(2, 6))
+
+    model = TwoStages()
+    found = trace(model, run)
+    gc.disable()
+    try:
+        flow = Flow(model, found, run)
+        assert all(map(flow, found.taps().values()))
+        left = weakref.ref(flow)
+        del flow
+        assert left() is None
+    finally:
+        gc.enable()

@@ -221,15 +221,14 @@ class Flow:
         self._mask = mask
         self._frozen = FrozenCopy(model, lambda copied: Probe(copied, self._taps, pooled=False))
         self._shapes: dict[str, torch.Size] = {}
-        self._leads = functools.cache(self._changes_logits)
+        self._known: dict[str, bool] = {}
         self._before = self._logits(self._keep_shape)
         _warn_of_chance(found.logits, self._before)
 
     def __call__(self, tap: Tap) -> bool:
-        return self._leads(tap.name)
-
-    def _changes_logits(self, name: str) -> bool:
-        return not torch.equal(self._disturbed(name), self._before)
+        if tap.name not in self._known:
+            self._known[tap.name] = not torch.equal(self._disturbed(tap.name), self._before)
+        return self._known[tap.name]
 
     def with_pooling(self, tap: Tap) -> Tap:
         """The tap, with the last token instead of the mean over tokens where the network reads that."""
