@@ -116,6 +116,8 @@ def test_best_knows_which_way_is_better() -> None:
     assert table.best("aurc") == "plain"
     with pytest.raises(ValueError, match="no method has"):
         metrics.compare({"a": prediction(with_std=False)[0]}, labels).best("width")
+    with pytest.raises(ValueError, match="no method has"):
+        table.best("as_dict")
     with pytest.raises(ValueError, match="nothing to compare"):
         metrics.compare({}, labels)
 

@@ -157,7 +157,7 @@ class Comparison:
     def best(self, score: str = "nll_correct") -> str:
         """The method with the best ``score``: the smallest or the largest, as the metric says."""
         best = next(iter(self.best_first(score).rows))
-        if getattr(self.rows[best], score, None) is None:
+        if self.rows[best].as_dict().get(score) is None:
             raise ValueError(f"no method has the score {score!r}")
         return best
 
