@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 from references import gpytorch
 
-from salgp.gp.covariance import ARD, Covariance, Index, Linear, Product, Same, Stationary, Sum, gaps
+from salgp.gp.covariance import ARD, Covariance, Index, Linear, Product, Same, Stationary, Sum, Theta, gaps
 from salgp.gp.fitting import Observations, Settings, fit_gp
-from salgp.gp.kernels import KERNELS, Rows, squared_distance, stationary
+from salgp.gp.kernels import KERNELS, Gaps, Rows, squared_distance, stationary
 from salgp.gp.optimise import Scale, started
 
 G = torch.Generator().manual_seed(0)
@@ -130,6 +134,29 @@ def test_sum_and_product_compose() -> None:
     torch.testing.assert_close(
         (a + b * c)(theta, compared), a(theta, compared) + b(theta, compared) * c(theta, compared)
     )
+
+
+@dataclass(frozen=True)
+class Watched(Same):
+    """Ones; notes how many of the matrices given before are still there."""
+
+    given: ClassVar[list[weakref.ref[torch.Tensor]]] = []
+    alive: ClassVar[list[int]] = []
+
+    def __call__(self, theta: Theta, gaps: Gaps) -> torch.Tensor:
+        self.alive.append(sum(ref() is not None for ref in self.given))
+        made = torch.ones(3, 3)
+        self.given.append(weakref.ref(made))
+        return made
+
+
+def test_terms_and_factors_are_not_held_all_at_once() -> None:
+    """Of thousands of rows each is hundreds of megabytes."""
+    for whole in (Sum((Watched("layer"),) * 8), Product((Watched("layer"),) * 8)):
+        Watched.given.clear()
+        Watched.alive.clear()
+        whole({}, gaps(rows(), rows(), Same("layer")))
+        assert max(Watched.alive) <= 2
 
 
 def test_rows_without_a_group_share_nothing_with_it() -> None:

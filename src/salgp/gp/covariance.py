@@ -262,7 +262,7 @@ class Sum(Covariance):
     terms: tuple[Covariance, ...]
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        return functools.reduce(torch.add, [term(theta, gaps) for term in self.terms])
+        return functools.reduce(torch.add, (term(theta, gaps) for term in self.terms))
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         share = Scale(scale.squared, scale.variance / len(self.terms))
@@ -286,7 +286,7 @@ class Product(Covariance):
     factors: tuple[Covariance, ...]
 
     def __call__(self, theta: Theta, gaps: Gaps) -> Tensor:
-        return functools.reduce(torch.mul, [factor(theta, gaps) for factor in self.factors])
+        return functools.reduce(torch.mul, (factor(theta, gaps) for factor in self.factors))
 
     def parameters(self, scale: Scale) -> list[Parameter]:
         return [p for factor in self.factors for p in factor.parameters(scale)]
