@@ -432,3 +432,16 @@ def test_a_value_of_rubbish_is_a_format_error(tmp_path: Path, text: str) -> None
     path = write_tensors(tmp_path / "v.safetensors", {}, header)
     with pytest.raises(FormatError, match=r"v\.safetensors"):
         read_value(path, "salgp-test", 1)
+
+
+def test_too_little_memory_is_not_taken_for_a_broken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tensors(tmp_path / "x.safetensors", {"x": torch.ones(3)}, {"a": "b"})
+
+    def full(x: torch.Tensor) -> torch.Tensor:
+        raise MemoryError("cannot allocate")
+
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    with pytest.raises(MemoryError, match="cannot allocate"):
+        read_tensors(path)

@@ -68,9 +68,9 @@ def tensors_from(data: bytes, path: AnyPath = "the bytes") -> Contents:
         ({'x': tensor([1., 1.])}, {'a': 'b'})
     """
     with reading(path, "a whole safetensors file"):
-        loaded = load(data)
-        # copies, because BLAS rounds differently where memory is not aligned as PyTorch's own
-        return {name: loaded[name].clone() for name in sorted(loaded)}, _checked(data, path)
+        loaded, metadata = load(data), _checked(data, path)
+    # copies, because BLAS rounds differently where memory is not aligned as PyTorch's own
+    return {name: loaded[name].clone() for name in sorted(loaded)}, metadata
 
 
 def read_tensors(path: AnyPath) -> Contents:
