@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import OptimizeResult
 
 from salgp import Features
 from salgp.calibrators.base import CalibrationWarning
@@ -19,6 +20,7 @@ from salgp.calibrators.scaling.temperature import (
     TemperatureScaling,
     Uncalibrated,
     ensemble_softmax,
+    mixture_weights,
 )
 from salgp.logits import BOUNDS, best_temperature
 from salgp.metrics import ece, nll
@@ -124,6 +126,13 @@ def test_noise_raises_the_temperature() -> None:
     noisy = z + 4 * torch.randn(z.shape, generator=torch.Generator().manual_seed(1), dtype=z.dtype)
     augmented = Features(torch.cat([z, noisy]), groups=torch.arange(400).repeat(2))
     assert PerturbedTemperatureScaling().fit(augmented, labels.repeat(2)).temperature_ > 1.3
+
+
+def test_weights_stay_where_a_search_ends_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = OptimizeResult(x=np.full(3, np.nan), success=True, fun=np.nan, jac=np.zeros(3))
+    monkeypatch.setattr("scipy.optimize.minimize", lambda *args, **kwargs: lost)
+    likelihood = torch.tensor([[0.9, 0.5, 0.1]], dtype=torch.float64)
+    assert mixture_weights(likelihood, (1, 0, 0)).tolist() == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.slow

@@ -202,8 +202,8 @@ def mixture_weights(likelihood: Tensor, start: Sequence[float]) -> Tensor:
     found = minimize(loss, first, jac=True, bounds=[(0, 1)] * len(first), **how)
     warn_unless_converged(found, "the search for the mixture's weights")
     inside = np.clip(found.x, 0, 1)
-    best = min([inside / inside.sum(), first], key=lambda w: loss(w)[0])
-    return torch.tensor(best)
+    w = inside / inside.sum()
+    return torch.tensor(w if loss(w)[0] <= loss(first)[0] else first)  # also where a step led to NaN
 
 
 RATIO = 0.1
