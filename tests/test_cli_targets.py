@@ -177,6 +177,7 @@ def test_labels_are_those_of_the_columns_where_these_are_numbered_from_one(run: 
     loaded = read_features("one.csv")
     assert loaded.classes == ["1", "2", "3"]
     assert loaded.known_labels.tolist() == [0, 1] * 20
+    assert "unused" not in loaded.metadata
     Path("four.csv").write_text("\n".join([*lines, "0.1,0.8,0.1,-1"]))
     assert read_features("four.csv").known_labels[-1] == -1, "a class it does not know"
     Path("four.csv").write_text("\n".join([*lines, "0.1,0.8,0.1,4"]))

@@ -190,9 +190,11 @@ def _read_scores(path: Path, probs: Sequence[str] | None) -> FeatureFile:
         features = make(scores.values, scores.layers)
         if scores.labels is not None:
             y = as_labels(scores.labels, len(features), features.n_classes)
-    metadata = {"output": scores.output, "unused": ", ".join(scores.unused)}
+    metadata = {"output": scores.output}
     if scores.classes is not None:
         metadata["classes"] = json.dumps(scores.classes)
+    if scores.unused:
+        metadata["unused"] = ", ".join(scores.unused)
     return FeatureFile(path, features, y, metadata)
 
 
