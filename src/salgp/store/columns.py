@@ -192,7 +192,7 @@ def _array(x: Tensor, field: Any) -> Any:
     dtype = field.type.value_type.to_pandas_dtype()
     with np.errstate(over="ignore"):
         values = x.detach().cpu().numpy().astype(dtype)
-    too_large = bool(torch.isfinite(x).all()) and not np.isfinite(values).all()
+    too_large = not np.isfinite(values).all() and bool(torch.isfinite(x).all())
     if too_large:
         largest = float(x.abs().max())
         raise ValueError(
