@@ -192,10 +192,10 @@ def _different(tokens: list[int], labels: tuple[str, ...]) -> tuple[int, ...]:
 
 def _left_padded(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens ``(n, T)`` that all end at the last place, and 1 where they are real."""
-    ids = [torch.tensor(row, dtype=torch.long, device=device) for row in rows]
-    real = list(map(torch.ones_like, ids))
-    padded = (pad_sequence(x, batch_first=True, padding_side="left") for x in (ids, real))
-    return next(padded), next(padded)
+    each = [torch.tensor(row, dtype=torch.long) for row in rows]
+    ids = pad_sequence(each, batch_first=True, padding_side="left")
+    real = pad_sequence(list(map(torch.ones_like, each)), batch_first=True, padding_side="left")
+    return ids.to(device), real.to(device)  # one transfer each, however many prompts
 
 
 def _begins_with_special(text: str, tokenizer: Any) -> bool:
