@@ -6,7 +6,6 @@ digits, and on photographs of them: turned, blurred, in shadow, noisy. They are 
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from salgp.calibrators.gp.salgp import SALGP
 from salgp.classifier import CalibratedClassifier, calibrate
 from salgp.demo_digits import Digits, draw_digits, photograph
 from salgp.features import Features
+from salgp.io.files import AnyPath
 from salgp.metrics import Comparison, compare
 from salgp.prediction import Prediction
 
@@ -41,7 +41,6 @@ SURE = 0.9
 """Answers at least this confident are acted on in the demo's closing sentence."""
 NETWORK, TEMPERATURE, PAPER, OURS = "network alone", "temperature", "SAL-GP (paper)", "layer evidence"
 
-AnyPath = str | os.PathLike[str]
 Progress = Callable[[str], object]
 """Called with a line whenever something is done."""
 Predictions = Mapping[str, Prediction]

@@ -7,7 +7,6 @@ that name, so nobody has to guess what a number means. Notation: ``n`` samples, 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from salgp.io import FormatError, check_kind, read_tensors, refuse_foreign, write_tensors
+from salgp.io.files import AnyPath
 from salgp.labels import as_labels
 from salgp.logits import as_array, as_logits, at_least_single, refuse_masked
 
@@ -29,8 +29,6 @@ FORMAT_VERSION = 1
 ORIGIN = {"groups": torch.int64, "families": torch.int64, "strengths": torch.float64}
 """Columns that say where a row came from, and the type of each."""
 
-
-AnyPath = str | os.PathLike[str]
 Layers = Mapping[str, Any] | None
 """Embeddings of the same samples by name."""
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from salgp.extras import require
 from salgp.io import FormatError, open_regular, reading
+from salgp.io.files import AnyPath
 from salgp.network.layers import thinned
 
 __all__ = ["OnnxNetwork"]
@@ -34,7 +35,6 @@ are pooled where they arise. Here all of them leave the runtime whole, before th
 """
 
 
-AnyPath = str | os.PathLike[str]
 Names = Sequence[str]
 Values = dict[str, Any]
 

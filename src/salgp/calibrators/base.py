@@ -23,7 +23,6 @@ import copy
 import functools
 import hashlib
 import operator
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +40,7 @@ from salgp.calibrators.checks import CalibrationWarning, Labelled
 from salgp.features import Features
 from salgp.file_signatures import is_of_kind
 from salgp.io import pack, refuse_foreign, unpack, value_bytes, value_from, write_value
-from salgp.io.files import refuse_link
+from salgp.io.files import AnyPath, refuse_link
 from salgp.labels import as_labels
 from salgp.logits import ZERO, rest_temperature
 from salgp.prediction import Prediction
@@ -64,7 +63,6 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Folder = str | os.PathLike[str]
 Training = Labelled | None
 """Samples of the network's training set and their classes, where a method is given them."""
 
@@ -300,7 +298,7 @@ class Calibrator(BaseEstimator, ABC):
         moved = {name: x.to(device) for name, x in tensors.items()}
         return self._with_state(unpack(state, moved))
 
-    def save(self, folder: Folder) -> Path:
+    def save(self, folder: AnyPath) -> Path:
         """Write ``calibrator.safetensors`` into a folder, whole or not at all; other files there stay.
 
         A calibrator that is there already is replaced at once, and no other file. Where a rule was saved
@@ -384,7 +382,7 @@ FILE = "calibrator.safetensors"
 """Name of the file inside the folder that `Calibrator.save` is given."""
 
 
-def save_calibrator(folder: Folder, calibrator: Calibrator, **parts: Any) -> Path:
+def save_calibrator(folder: AnyPath, calibrator: Calibrator, **parts: Any) -> Path:
     """Write a calibrator into a folder, over an older one where there is one.
 
     Args:

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from salgp.calibrators.base import FILE, FORMAT_VERSION, KIND, Calibrator, Folder, is_learned
+from salgp.calibrators.base import FILE, FORMAT_VERSION, KIND, Calibrator, is_learned
 from salgp.calibrators.registry import get
 from salgp.features import Features
 from salgp.io import FormatError, read_value, reading
+from salgp.io.files import AnyPath
 
 __all__ = ["load_parts", "read_parts"]
 
@@ -26,7 +27,7 @@ LARGEST = 10_000_000
 """Most classes and features per sample that a file may announce."""
 
 
-def load_calibrator(folder: Folder) -> Calibrator:
+def load_calibrator(folder: AnyPath) -> Calibrator:
     """Read a calibrator written by `Calibrator.save`; it predicts bit for bit the same.
 
     Example:
@@ -42,7 +43,7 @@ def load_calibrator(folder: Folder) -> Calibrator:
     return load_parts(folder)[0]
 
 
-def load_parts(folder: Folder) -> tuple[Calibrator, dict[str, Any]]:
+def load_parts(folder: AnyPath) -> tuple[Calibrator, dict[str, Any]]:
     """The calibrator in a folder, and what was saved with it, both of one version of the file."""
     found = read_parts(folder)
     with reading(Path(folder) / FILE, "a whole calibrator"):
@@ -51,7 +52,7 @@ def load_parts(folder: Folder) -> tuple[Calibrator, dict[str, Any]]:
     return calibrator, found
 
 
-def read_parts(folder: Folder) -> dict[str, Any]:
+def read_parts(folder: AnyPath) -> dict[str, Any]:
     """Contents of a calibrator's file, by name."""
     path = Path(folder) / FILE
     if not path.exists():

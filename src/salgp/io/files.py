@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from salgp.file_signatures import refuse_foreign, refuse_link, refuse_special
 
-__all__ = ["LEFT_BEHIND", "LOCK", "refuse_foreign", "refuse_link", "refuse_special"]
+__all__ = ["AnyPath", "LEFT_BEHIND", "LOCK", "refuse_foreign", "refuse_link", "refuse_special"]
 
 LOCK = ".salgp.lock"
 """Name of the lock file inside a folder; it may stay behind, and says nothing."""

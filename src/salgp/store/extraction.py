@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from salgp.io.files import AnyPath
 from salgp.network.frozen_copy import fingerprint
 from salgp.network.reader import Reader, Reading, collect, read_batches, reader_header
 from salgp.progress import Advance, progress_bar, steps_in
 from salgp.store.columns import Layout
 from salgp.store.engines import run
-from salgp.store.manifest import AnyPath, Manifest, Shard, content_digest, writing
+from salgp.store.manifest import Manifest, Shard, content_digest, writing
 from salgp.store.store import KIND, FeatureStore, write_shard
 
 __all__ = ["extract_parts", "extract_to_store"]

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from salgp.calibrators.base import CalibrationWarning, Calibrator
 from salgp.features import Features
+from salgp.io.files import AnyPath
 from salgp.progress import progress_bar
 from salgp.store.engines import run
-from salgp.store.manifest import AnyPath
 from salgp.store.store import FeatureStore
 
 __all__ = ["fit_store"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,15 +28,13 @@ from salgp.io import (
     write_header,
     write_whole,
 )
-from salgp.io.files import LEFT_BEHIND, LOCK
+from salgp.io.files import LEFT_BEHIND, LOCK, AnyPath
 
 __all__ = []
 
 NAME = "manifest.json"
 FORMAT_VERSION = 3
 
-
-AnyPath = str | os.PathLike[str]
 Header = Mapping[str, Any]
 
 

@@ -21,11 +21,12 @@ from salgp.calibrators.base import FILE
 from salgp.calibrators.evidence.windows import Context
 from salgp.features import Features
 from salgp.io import digest
+from salgp.io.files import AnyPath
 from salgp.prediction import LayerTerms, Prediction
 from salgp.progress import progress_bar
 from salgp.store.columns import read_table, write_table
 from salgp.store.engines import run
-from salgp.store.manifest import AnyPath, Manifest, Shard, writing
+from salgp.store.manifest import Manifest, Shard, writing
 from salgp.store.store import FeatureStore
 
 __all__ = ["score"]

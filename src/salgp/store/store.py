@@ -16,10 +16,11 @@ from torch import Tensor
 
 from salgp.features import Features
 from salgp.io import FormatError, digest, from_json, reading
+from salgp.io.files import AnyPath
 from salgp.labels import as_labels
 from salgp.logits import check_finite
 from salgp.store.columns import Layout, from_table, read_table, to_table, write_table
-from salgp.store.manifest import AnyPath, Manifest, Shard, content_digest, writing
+from salgp.store.manifest import Manifest, Shard, content_digest, writing
 
 __all__ = ["FeatureStore"]
 
