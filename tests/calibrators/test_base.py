@@ -212,6 +212,13 @@ def test_deep_copies_predict_the_same_and_share_nothing(name: str) -> None:
     assert torch.equal(calibrator.predict(features).probs, expected)
 
 
+def test_a_deep_copy_keeps_what_is_shared_with_its_owner() -> None:
+    share: list[float] = [0.9]
+    twin, other = copy.deepcopy((Shrunk(share=share), share))
+    assert twin.share is other
+    assert other is not share
+
+
 def test_a_sample_is_explained_by_its_number() -> None:
     features, labels = world()
     fitted = get("layer-evidence").fit(features, labels)

@@ -223,6 +223,9 @@ def test_slices_find_the_part_that_is_off() -> None:
     one = scored(prediction, labels)
     camera = ["bad"] * 100 + ["good"] * 195 + ["rare"] * 5
     parts = {part.value: part for part in slices(one, one, {"camera": camera})}
+    assert all(
+        type(part.n) is int and type(part.before) is type(part.after) is float for part in parts.values()
+    )
     assert parts["bad"].verdict == "overconfident"
     assert parts["good"].verdict == "right"
     assert parts["rare"].verdict == "too few to say"
@@ -245,6 +248,9 @@ def test_confusions_are_counted() -> None:
     features = Features(torch.eye(3)[torch.tensor([0, 0, 0, 1, 1, 2])])
     labels = torch.tensor([0, 1, 1, 1, 2, -1])
     found = confusions(scored(Prediction.from_probs(features, features.probs), labels), labels.numpy())
+    assert all(
+        type(pair.count) is int and type(pair.share) is type(pair.confidence) is float for pair in found
+    )
     assert [(c.true, c.predicted, c.count) for c in found] == [(1, 0, 2), (2, 1, 1)]
     assert found[0].share == pytest.approx(2 / 3)
 

@@ -282,11 +282,11 @@ class Calibrator(BaseEstimator, ABC):
         return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self._with_state(copy.deepcopy(_learned(self), memo))
+        return self._with_state(copy.deepcopy(_learned(self), memo), memo)
 
-    def _with_state(self, state: Any) -> Self:
+    def _with_state(self, state: Any, memo: dict[int, Any] | None = None) -> Self:
         """A copy that has learned something else."""
-        same = type(self)(**copy.deepcopy(self.get_params(deep=False)))
+        same = type(self)(**copy.deepcopy(self.get_params(deep=False), memo))
         same.__dict__.update(state)
         return same
 

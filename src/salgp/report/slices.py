@@ -90,8 +90,8 @@ def slices(before: Scored, after: Scored, columns: Mapping[str, Sequence[Any]]) 
     adjusted = iter(holm([_p_value(after, rows) for rows in tested]))
     found = []
     for name, value, rows in parts:
-        n, right = rows.sum(), _share(after.correct[rows])
-        said, stated = before.confidence[rows].mean(), after.confidence[rows].mean()
+        n, right = int(rows.sum()), _share(after.correct[rows])
+        said, stated = (float(x.confidence[rows].mean()) for x in (before, after))
         verdict = "too few to say"
         if n >= FEWEST:
             verdict = _verdict(next(adjusted), _excess(after, rows))
@@ -126,7 +126,7 @@ def confusions(after: Scored, labels: np.ndarray, most: int = 8) -> list[Confusi
         of_true = labels == true
         confidence = after.confidence[of_true & (predicted == other)].mean()
         share = count[i] / of_true.sum()
-        found.append(Confusion(true, other, count[i], share, confidence))
+        found.append(Confusion(true, other, int(count[i]), float(share), float(confidence)))
     return found
 
 

@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, pairwise, takewhile
 from typing import Any
 
@@ -45,8 +44,8 @@ def rewrite(texts: Sequence[str], change: WordChange, strength: Tensor, generato
         >>> rewrite(["no", "go on"], lose_words, torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0))
         ['no', 'on']
     """
-    seeds = _seeds(len(texts), generator)
-    return list(map(partial(_changed, change), texts, strength.tolist(), seeds))
+    rows = zip(texts, strength.tolist(), _seeds(len(texts), generator), strict=True)
+    return [_changed(change, *row) for row in rows]
 
 
 def misspell(text: str, strength: float, chance: random.Random) -> str:
