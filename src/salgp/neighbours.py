@@ -9,10 +9,9 @@ Which samples to label next (`spread_choice`) rests on the same idea: neighbours
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from salgp.features import Features
 
@@ -54,25 +53,24 @@ def nearest(
             f"larger reference or calibration set"
         )
     centre = reference.mean(dim=0)
-    scale = (reference - centre).abs().amax().clamp_min(torch.finfo(reference.dtype).tiny)
-    points = ((reference - centre) / scale).float()
+    centred = reference - centre
+    scale = centred.abs().amax().clamp_min(torch.finfo(reference.dtype).tiny)
+    points = (centred / scale).float()
     squares = points.square().sum(dim=1)
-    distances, rows = [query.new_zeros(0, k)], [torch.zeros(0, k, dtype=torch.long, device=query.device)]
-    for start, some in _blocks(query, max(1, ENTRIES // len(reference))):
-        D = torch.addmm(squares, ((some - centre) / scale).float(), points.T, alpha=-2)
+    distances, rows = [], []
+    size = max(1, ENTRIES // len(reference))
+    for i, some in enumerate(query.split(size)):
+        scaled = ((some - centre) / scale).float()
+        D = torch.addmm(squares, scaled, points.T, alpha=-2)
         if leave_one_out:
-            D.diagonal(start).fill_(torch.inf)
+            D.diagonal(i * size).fill_(torch.inf)
         near, column = D.topk(min(k + SPARE, len(reference)), dim=1, largest=False)
-        exact = torch.linalg.vector_norm(reference[column] - some[:, None], dim=2)
-        distance, order = exact.masked_fill(near == torch.inf, torch.inf).sort(dim=1, stable=True)
+        exact = vector_norm(reference[column] - some[:, None], dim=2)
+        exact = exact.masked_fill(near == torch.inf, torch.inf)
+        distance, order = exact.sort(dim=1, stable=True)
         distances.append(distance[:, :k])
         rows.append(column.gather(1, order)[:, :k])
     return torch.cat(distances), torch.cat(rows)
-
-
-def _blocks(query: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    """Rows of a few at a time, each with the number of its first."""
-    return ((start, query[start : start + size]) for start in range(0, len(query), size))
 
 
 def class_distances(
@@ -102,7 +100,8 @@ def class_distances(
         members = (classes == c).nonzero()[:, 0]
         distance, column = nearest(query, reference[members], 1 + int(leave_one_out))
         if leave_one_out:
-            distance = distance.masked_fill(members[column] == row, torch.inf)
+            itself = members[column] == row
+            distance = distance.masked_fill(itself, torch.inf)
         least, same = distance.amin(dim=1), label == c
         own = torch.where(same, least, own)
         other = torch.where(same, other, torch.minimum(other, least))
@@ -125,17 +124,20 @@ def spread_choice(features: Features, std: Tensor, k: int) -> Tensor:
         >>> spread_choice(features, torch.tensor([0.3, 0.31, 0.2]), 2)
         tensor([1, 2])
     """
-    x = [features.logits, *features.layers.values()][-1].double()
+    *_, x = features.logits, *features.layers.values()
+    x = x.double()
     x = (x - x.mean(0)) / (x.std(0, correction=0) + 1e-12)
-    left, scale = std.double().square().clone(), x.shape[1]
+    left = std.double().square()
     factors: list[Tensor] = []
     picked: list[int] = []
     for _ in range(min(k, len(x))):
         best = int(left.argmax())
-        similar = torch.exp(-(x - x[best]).square().sum(1) / scale) * std * std[best]
+        distance = (x - x[best]).square().sum(1) / x.shape[1]
+        similar = torch.exp(-distance) * std * std[best]
         explained = sum((f * f[best] for f in factors), torch.zeros_like(similar))
         factor = (similar - explained) / left[best].clamp_min(1e-300).sqrt()
         factors.append(factor)
+        picked.append(best)
         left = (left - factor.square()).clamp_min(0.0)
-        left[picked := [*picked, best]] = -1.0
+        left[picked] = -1.0
     return torch.tensor(picked, dtype=torch.long)

@@ -140,18 +140,21 @@ class Prediction:
 
     def __str__(self) -> str:
         """A table of the first samples."""
-        columns = {"": [str(i) for i in range(min(len(self), _SHOWN))], **self._shown()}
+        columns = {"": list(map(str, range(min(len(self), _SHOWN)))), **self._shown()}
         padded = []
         for name, cells in columns.items():
-            width = max(len(name), *map(len, cells), 0)
+            width = max(map(len, (name, *cells)))
             padded.append([cell.rjust(width) for cell in (name, *cells)])
         lines = [" ".join(row) for row in zip(*padded, strict=True)]
-        return "\n".join(lines + ([f"... {len(self):,} samples"] if len(self) > _SHOWN else []))
+        if len(self) > _SHOWN:
+            lines.append(f"... {len(self):,} samples")
+        return "\n".join(lines)
 
     @property
     def flips(self) -> Tensor:
         """Boolean ``(n,)``: another class has more probability than the (kept) label."""
-        return self.probs.amax(dim=1) > self.confidence * (1 + 1e-6) + 1e-12
+        least = self.confidence * (1 + 1e-6) + 1e-12
+        return self.probs.amax(dim=1) > least
 
     @property
     def n_clipped(self) -> int:
@@ -159,52 +162,30 @@ class Prediction:
         return 0 if self.clipped is None else int(self.clipped.sum())
 
     def __getitem__(self, rows: slice | Tensor | np.ndarray) -> Prediction:
-        return self._each(lambda x: x[rows])
+        return _each_tensor(lambda x: x[rows], self)
 
     def to(self, device: torch.device | str) -> Prediction:
         """The same prediction with every tensor on ``device``."""
-        return self._each(lambda x: x.to(device))
+        return _each_tensor(lambda x: x.to(device), self)
 
     def numpy(self) -> Mapping[str, np.ndarray]:
         """The per-sample arrays as NumPy, keyed by field name; absent ones are left out."""
-        return {k: getattr(self, k).cpu().numpy() for k in _PER_SAMPLE if getattr(self, k) is not None}
+        every = {name: getattr(self, name) for name in _PER_SAMPLE}
+        return {name: x.cpu().numpy() for name, x in every.items() if x is not None}
 
     @staticmethod
     def concatenate(parts: Sequence[Prediction]) -> Prediction:
         """Stack predictions of the same calibrator."""
-        first = parts[0]
         if len(parts) == 1:
-            return first
-
-        def join(pieces: list[Any]) -> Tensor | None:
-            return None if pieces[0] is None else torch.cat(pieces)
-
-        terms = [p.layers for p in parts if p.layers is not None]
-        layers = (
-            replace(terms[0], mean=torch.cat([t.mean for t in terms]), std=join([t.std for t in terms]))
-            if terms
-            else None
-        )
-        joined: dict[str, Any] = {k: join([getattr(p, k) for p in parts]) for k in _PER_SAMPLE}
-        return replace(first, layers=layers, **joined)
-
-    def _each(self, function: Callable[[Tensor], Tensor]) -> Prediction:
-        """Apply ``function`` to every per-sample tensor."""
-
-        def on(x: Tensor | None) -> Tensor | None:
-            return None if x is None else function(x)
-
-        terms = self.layers
-        if terms is not None:
-            terms = replace(terms, mean=function(terms.mean), std=on(terms.std))
-        changed: dict[str, Any] = {k: on(getattr(self, k)) for k in _PER_SAMPLE}
-        return replace(self, layers=terms, **changed)
+            return parts[0]
+        return _each_tensor(lambda *pieces: torch.cat(pieces), *parts)
 
     @staticmethod
     def from_probs(features: Features, probs: Tensor) -> Prediction:
         """A method that gives a whole distribution: the confidence is the mass on the network's label."""
         label = features.label
-        return Prediction(label, probs, probs.gather(1, label[:, None])[:, 0])
+        confidence = probs.gather(1, label[:, None])
+        return Prediction(label, probs, confidence[:, 0])
 
     @staticmethod
     def from_confidence(
@@ -283,7 +264,8 @@ class Prediction:
             (tensor(0), tensor(1))
         """
         others = features.other_logits
-        return replace(self, probs=_probs(others, temperature, self.label, self.confidence, allow_flips))
+        probs = _probs(others, temperature, self.label, self.confidence, allow_flips)
+        return replace(self, probs=probs)
 
     def to_frame(self) -> Any:
         """One row per sample: label, confidence, its error bar, and the terms of the layers.
@@ -302,27 +284,43 @@ class Prediction:
         columns |= {f"probs.{k}": probs[:, k] for k in range(probs.shape[1])}
         if self.layers is not None:
             mean = self.layers.mean.cpu().numpy()
-            columns |= {f"{self.layers.scale}.{k}": mean[:, j] for j, k in enumerate(self.layers.names)}
+            names = [f"{self.layers.scale}.{name}" for name in self.layers.names]
+            columns |= zip(names, mean.T, strict=True)
         return as_frame(columns)
 
     def _repr_html_(self) -> str:
         """A table of the first samples, for notebooks."""
         shown = self._shown()
         head = "".join(f"<th>{name}</th>" for name in ("", *shown))
-        rows = [
-            f"<tr><th>{i}</th>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
-            for i, row in enumerate(zip(*shown.values(), strict=True))
-        ]
+        rows = ""
+        for i, row in enumerate(zip(*shown.values(), strict=True)):
+            cells = "".join(f"<td>{cell}</td>" for cell in row)
+            rows += f"<tr><th>{i}</th>{cells}</tr>"
         more = f"<p>{len(self):,} samples</p>" if len(self) > _SHOWN else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
     def _shown(self) -> dict[str, list[str]]:
         """Columns of text for people: the first samples, without class probabilities."""
         columns = {k: x[:_SHOWN] for k, x in self.numpy().items() if k not in ("probs", "clipped")}
-        return {
-            name: [f"{x:.3f}" if column.dtype.kind == "f" else str(x) for x in column]
-            for name, column in columns.items()
-        }
+        return {name: list(map(_cell, column.tolist())) for name, column in columns.items()}
+
+
+def _cell(x: float | int) -> str:
+    return f"{x:.3f}" if isinstance(x, float) else str(x)
+
+
+def _each_tensor(function: Callable[..., Tensor], *parts: T) -> T:
+    """The first part with ``function`` of all parts' tensors in place of each of its own."""
+    first: Any = parts[0]
+    changed = {}
+    for field in fields(first):
+        values = [getattr(part, field.name) for part in parts]
+        if isinstance(values[0], Tensor):
+            changed[field.name] = function(*values)
+        elif isinstance(values[0], LayerTerms):
+            changed[field.name] = _each_tensor(function, *values)
+    made: T = replace(first, **changed)
+    return made
 
 
 def checked(prediction: Any) -> Prediction:
@@ -346,13 +344,17 @@ def checked(prediction: Any) -> Prediction:
             f"expected a salgp.Prediction, as calibrator.predict(features) gives it, got a "
             f"{type(prediction).__name__}"
         )
-    for what, values in (("confidences", prediction.confidence), ("class probabilities", prediction.probs)):
-        inside = (values >= 0) & (values <= 1 + _ROUNDING)
-        if not bool(inside.all()):
-            place = (~inside).nonzero()[0].tolist()
-            value = float(values[tuple(place)])
-            raise ValueError(f"expected {what} between 0 and 1, got {value:.4g} for sample {place[0]}")
+    _check_inside("confidences", prediction.confidence)
+    _check_inside("class probabilities", prediction.probs)
     return prediction
+
+
+def _check_inside(what: str, values: Tensor) -> None:
+    outside = ~((values >= 0) & (values <= 1 + _ROUNDING))
+    if outside.any():
+        place = outside.nonzero()[0]
+        value = float(values[tuple(place)])
+        raise ValueError(f"expected {what} between 0 and 1, got {value:.4g} for sample {place[0]}")
 
 
 def confidence_of(log_odds: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -412,7 +414,8 @@ def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_fl
     others = probs.scatter(1, label[:, None], 0.0)
     rest, tiny = others.sum(dim=1, keepdim=True), torch.finfo(others.dtype).tiny
     even = 1.0 / max(others.shape[1] - 1, 1)
-    return _shared(torch.where(rest > math.sqrt(tiny), others / rest, even), label, confidence, allow_flips)
+    shares = torch.where(rest > math.sqrt(tiny), others / rest, even)
+    return _shared(shares, label, confidence, allow_flips)
 
 
 def _probs(
@@ -428,11 +431,17 @@ def _shared(others: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool
     label, confidence = label[:, None], confidence[:, None]  # everything below is a column, (n, 1)
     tiny, left = torch.finfo(others.dtype).tiny, 1 - confidence
     if not allow_flips:
-        even = 1 / max(others.shape[1] - 1, 1)
-        cap = confidence * (1 - _STRICTLY) / left.clamp_min(tiny)  # most that one of the others may have
-        top = others.amax(dim=1, keepdim=True)
-        keep = ((cap - even) / (top - even).clamp_min(tiny)).clamp_max(1)  # share of the proportions, 1 - w
-        keep = torch.maximum(keep, 1 - cap / even)  # of both, the one that is not negative
-        others = (others - even) * keep + even
+        most = confidence * (1 - _STRICTLY) / left.clamp_min(tiny)
+        others = _capped(others, most)
     found = (others * left).clamp_min(tiny)  # no class is impossible: every log-likelihood is finite
     return found.scatter(1, label, confidence)
+
+
+def _capped(others: Tensor, most: Tensor) -> Tensor:
+    """Proportions mixed with even ones, as little as keeps each below ``most``."""
+    even = 1 / max(others.shape[1] - 1, 1)
+    above = others.amax(dim=1, keepdim=True) - even
+    tiny = torch.finfo(others.dtype).tiny
+    keep = ((most - even) / above.clamp_min(tiny)).clamp_max(1)  # share of the proportions, 1 - w
+    keep = torch.maximum(keep, 1 - most / even)  # of both, the one that is not negative
+    return (others - even) * keep + even

@@ -58,7 +58,7 @@ def test_a_fold_is_compared_with_a_reference_of_the_others() -> None:
 
 def test_every_second_sample_becomes_the_reference_where_there_are_many(monkeypatch) -> None:
     features, labels = augmented_world(60, 0)
-    known, rest = split_reference(features, labels)
+    known, rest = split_reference(features)
     assert len(known) == 30
     assert len(rest) == 3 * 30
     assert bool((features.families[known] == 0).all())

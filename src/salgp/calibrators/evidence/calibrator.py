@@ -16,18 +16,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from salgp.calibrators.base import Calibrator, Source, chunks, one_at_a_time
+from salgp.calibrators.base import Calibrator, Source, Training, chunks, one_at_a_time
 from salgp.calibrators.checks import misaligned
 from salgp.calibrators.evidence.class_probabilities import class_log_distances, fit_classes, rows_at_once
-from salgp.calibrators.evidence.cross_fitting import (
-    MANY,
-    fold_references,
-    own_reference,
-    split_reference,
-)
+from salgp.calibrators.evidence.cross_fitting import MANY, fold_references, own_reference, split_reference
 from salgp.calibrators.evidence.diagnostics import (
     HeldOut,
-    answers_of,
+    check_answers,
     check_fit,
     family_variance,
     held_out,
@@ -43,15 +38,8 @@ from salgp.calibrators.evidence.layer_spaces import (
     layer_evidence,
     make_reference,
 )
-from salgp.calibrators.evidence.mixture import (
-    LogOdds,
-    Mixture,
-    Samples,
-    Scales,
-    samples_of,
-    scales_of,
-)
-from salgp.calibrators.evidence.windows import Context, window_numbers, window_sums
+from salgp.calibrators.evidence.mixture import LogOdds, Mixture, Samples, Scales, samples_of, scales_of
+from salgp.calibrators.evidence.windows import Context, Windows, window_numbers, window_sums
 from salgp.features import Features
 from salgp.gp.linalg import threads_for
 from salgp.labels import as_labels
@@ -61,6 +49,8 @@ from salgp.prediction import LayerTerms, Prediction, spread_confidence
 
 __all__ = ["LayerEvidence"]
 
+ClassRows = tuple[Tensor, Tensor, Tensor]
+"""Logits ``(m, C)``, log distances ``(L, m, C)`` to the classes and labels ``(m,)`` of some samples."""
 COLUMNS = 16
 """About so many numbers of a row matter to a fit."""
 
@@ -125,19 +115,20 @@ class LayerEvidence(Calibrator):
         self.over_prediction = over_prediction
         self.seed = seed
 
-    def _fit(self, features: Features, labels: Tensor, reference: tuple[Features, Tensor] | None) -> None:
+    def _fit(self, features: Features, labels: Tensor, reference: Training) -> None:
         self._check_settings()
         if reference is None and len(features.originals[0]) > MANY:
-            known, rows = split_reference(features, labels)
+            known, rows = split_reference(features)
             reference = (features[known], labels[known])
             features, labels = features[rows], labels[rows]
         if reference is None:
             points, evidence = own_reference(features, labels, self._reference_settings)
+            classes = self._own_class_rows(points, features, labels)
         else:
             points = make_reference(*reference, self._reference_settings)
             evidence = layer_evidence(points, features)
-        distance, sample = self._class_distances(points, features, labels, own=reference is None)
-        self._learn(features, labels, evidence, points, distance, sample)
+            classes = _class_rows(points, features, labels)
+        self._learn(features, labels, evidence, points, classes)
 
     def fit_stream(self, source: Source) -> Self | None:
         """Fit to all rows of a source that has a reference; None where it has none."""
@@ -150,9 +141,9 @@ class LayerEvidence(Calibrator):
         self._learn_zero_logits(found.features)
         features = self.floor_zeros(found.features)
         some, labels = source.subset()
-        distance, sample = self._class_distances(found.reference, self.floor_zeros(some), labels, own=False)
-        self._learn(features, found.labels, found.evidence, found.reference, distance, sample)
-        self.n_classes_, self.layer_widths_ = found.features.n_classes, found.widths
+        classes = _class_rows(found.reference, self.floor_zeros(some), labels)
+        self._learn(features, found.labels, found.evidence, found.reference, classes)
+        self.n_classes_, self.layer_widths_ = features.n_classes, found.widths
         return self
 
     @property
@@ -163,75 +154,57 @@ class LayerEvidence(Calibrator):
         if self.layers_in_domain not in (None, False, True):
             raise ValueError(f"layers_in_domain must be True, False or None, got {self.layers_in_domain!r}")
 
-    def _class_distances(
-        self, reference: Reference, features: Features, labels: Tensor, own: bool
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Log distances ``(L, m, C)`` of some calibration samples to the classes, and their logits and
-        labels.
-        """
-        first, _ = features.originals
-        most = rows_at_once(len(reference.spaces), features.n_classes)
-        some = first[torch.linspace(0, len(first) - 1, min(len(first), most)).long().to(first.device)]
-        if not own:
-            return class_log_distances(reference, features[some]), (features.logits[some], labels[some])
-        found, kept = [], []
+    def _own_class_rows(self, reference: Reference, features: Features, labels: Tensor) -> ClassRows:
+        """The same, each sample compared with the points of other folds."""
+        some = _some_originals(reference, features)
+        found = []
         for other, samples, rows in fold_references(features, labels, self._reference_settings):
-            here = torch.isin(rows, some).nonzero()[:, 0]
-            found.append(class_log_distances(other, samples[here]))
-            kept.append(rows[here])
-        index = torch.cat(kept)
-        return torch.cat(found, dim=1), (features.logits[index], labels[index])
+            here = torch.isin(rows, some)
+            distance = class_log_distances(other, samples[here])
+            found.append((samples.logits[here], distance, labels[rows[here]]))
+        logits, distances, truth = zip(*found, strict=True)
+        return torch.cat(logits), torch.cat(distances, dim=1), torch.cat(truth)
 
     def _learn(
-        self,
-        features: Features,
-        labels: Tensor,
-        evidence: Evidence,
-        reference: Reference,
-        distance: Tensor,
-        sample: tuple[Tensor, Tensor],
+        self, features: Features, labels: Tensor, evidence: Evidence, reference: Reference, classes: ClassRows
     ) -> None:
         with threads_for(len(features) * COLUMNS):
             self.reference_ = reference
-            self.scales_, self.training_rows_, self.mixture_, parts = self._checked_model(
-                features, labels, evidence
-            )
-            self.classes_model_ = fit_classes(sample[0], distance, sample[1], self.scales_.temperature)
-        self.check_ = check_fit(parts, self.display_name)
+            found = self._checked_model(features, labels, evidence)
+            self.scales_, self.training_rows_, self.mixture_, parts = found
+            self.classes_model_ = fit_classes(*classes, self.scales_.temperature)
+        self.check_ = check_fit(parts, self.display_name) | check_answers(*classes)
         first, _ = features.originals
-        known = sample[1] >= 0
-        if bool(known.any()):
-            nearest, truth = distance.mean(dim=0).argmin(dim=1)[known], sample[1][known]
-            self.check_["answers"] = answers_of(sample[0].argmax(dim=1)[known] == truth, nearest == truth)
         self.verdict_ = verdict(
             self.check_,
             self.mixture_.layers_in_domain,
             self.display_name,
-            errors=int((self.training_rows_.correct[first] == 0).sum()),
+            errors=int((~features.correct(labels)[first]).sum()),
             warning=misaligned(Features(features.logits[first]), labels[first]),
         )
         samples = self.training_rows_.samples
         k = self.mixture_(samples).shift_weight
-        spread = self.mixture_.terms(samples, k)[0, :, 1:].std(dim=0, correction=0).tolist()
+        terms, _ = self.mixture_.terms(samples, k)
+        spread = terms[:, 1:].std(dim=0, correction=0).tolist()
         self.relevance_ = dict(zip(reference.spaces, spread, strict=True))
 
     def _model(
         self, features: Features, labels: Tensor, evidence: Evidence
-    ) -> tuple[Scales, TrainingRows, Mixture]:
-        """Temperature, scales and mixture of some rows."""
+    ) -> tuple[Scales, Mixture, TrainingRows]:
+        """Scales and mixture fitted to some rows, and what the mixture was fitted to."""
         first, _ = features.originals
         temperature = shrunk_temperature(features.logits[first], labels[first])
         scales = scales_of(features[first], evidence[first], temperature)
         samples = samples_of(features, evidence, scales)
-        rows = training_rows(features, samples, features.correct(labels).double())
-        return scales, rows, self._mixture(rows, features.n_classes)
+        rows = training_rows(features, samples, features.correct(labels))
+        return scales, self._mixture(rows, features.n_classes), rows
 
     def _checked_model(
         self, features: Features, labels: Tensor, evidence: Evidence
     ) -> tuple[Scales, TrainingRows, Mixture, list[HeldOut]]:
         """The model with the variance between families, and its scores on what was left out of the fit."""
-        scales, rows, mixture = self._model(features, labels, evidence)
-        parts = held_out(features, labels, evidence, lambda *some: self._model(*some)[::2])  # type: ignore[arg-type, return-value]
+        scales, mixture, rows = self._model(features, labels, evidence)
+        parts = held_out(features, labels, evidence, self._model)
         variance, level = family_variance(parts)
         mixture = replace(mixture, shift_variance=variance, level_variance=level)
         return scales, rows, mixture, [part.moderated(level) for part in parts]
@@ -257,8 +230,8 @@ class LayerEvidence(Calibrator):
             return self.predict(self._on_own_device(features), context).to(features.logits.device)
         with torch.no_grad():
             samples = self._samples(features)
-            windows = None if context is None else self._windows(samples, context)
-            return self._prediction(features, samples, windows)
+            found = self.mixture_(samples, self._windows(samples, context))
+            return self._prediction(features, samples, found)
 
     def _on_own_device(self, features: Features) -> Features:
         """The features where the reference is."""
@@ -266,7 +239,8 @@ class LayerEvidence(Calibrator):
         return features if features.logits.device == device else features.to(device)
 
     def _predict(self, features: Features) -> Prediction:
-        return self._prediction(features, self._samples_at_once(features))
+        samples = self._samples_at_once(features)
+        return self._prediction(features, samples, self.mixture_(samples))
 
     def _samples(self, features: Features) -> Samples:
         return samples_of(features, layer_evidence(self.reference_, features), self.scales_)
@@ -275,15 +249,17 @@ class LayerEvidence(Calibrator):
         """The same without a loop over chunks, for exported graphs."""
         return samples_of(features, evidence_at_once(self.reference_, features), self.scales_)
 
-    def _windows(self, samples: Samples, context: Any) -> tuple[Tensor, Tensor]:
-        """Sums of the windows, and the window of each sample."""
+    def _windows(self, samples: Samples, context: Any) -> Windows | None:
+        """Sums of the windows, and the window of each sample; None without a context."""
+        if context is None:
+            return None
         parts = self.mixture_.parts(samples)
         context = self.context(context) if isinstance(context, Features) else context
         if not isinstance(context, Context):
             return window_sums(parts, window_numbers(context, samples.t))
         return self._one_window(parts, context.total)
 
-    def _one_window(self, parts: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    def _one_window(self, parts: Tensor, total: Tensor) -> Windows:
         """Windows of samples that share these sums ``(2 + C,)``; each is a window where these are empty."""
         if total.shape != parts.shape[1:]:
             raise ValueError(
@@ -291,13 +267,11 @@ class LayerEvidence(Calibrator):
                 f"got {tuple(total.shape)}: was it made by another calibrator?"
             )
         total = total.to(parts)
-        sums = torch.where(total[2:].sum() > 0, total, parts)
+        is_known = total[2:].sum() > 0
+        sums = torch.where(is_known, total, parts)
         return sums, torch.arange(parts.shape[0], device=parts.device)
 
-    def _prediction(
-        self, features: Features, samples: Samples, windows: tuple[Tensor, Tensor] | None = None
-    ) -> Prediction:
-        found = self.mixture_(samples, windows)
+    def _prediction(self, features: Features, samples: Samples, found: LogOdds) -> Prediction:
         return Prediction.from_log_odds(
             features,
             found.mean,
@@ -320,16 +294,20 @@ class LayerEvidence(Calibrator):
         """
         features = self._on_own_device(self.check_input(features))
         with torch.no_grad():
-            samples, reference = self._samples(features), self.reference_
-            windows = None if context is None else self._windows(samples, context)
-            found = self._prediction(features, samples, windows)
-            k = self.mixture_(samples, windows).shift_weight
-            few = chunks(features, rows_at_once(len(reference.spaces), features.n_classes))
-            model = self.classes_model_
-            probs = torch.cat([model(part.logits, class_log_distances(reference, part)) for part in few])
-            spread = spread_confidence(probs, found.label, found.confidence.to(probs), allow_flips=True)
-            k = torch.maximum(k, 1 - 1 / samples.norm_excess)
+            samples = self._samples(features)
+            odds = self.mixture_(samples, self._windows(samples, context))
+            found = self._prediction(features, samples, odds)
+            probs = self._class_probs(features)
+            confidence = found.confidence.to(probs)
+            spread = spread_confidence(probs, found.label, confidence, allow_flips=True)
+            k = torch.maximum(odds.shift_weight, 1 - 1 / samples.norm_excess)
             return replace(found, probs=torch.lerp(probs, spread, k[:, None]))
+
+    def _class_probs(self, features: Features) -> Tensor:
+        """Class probabilities ``(n, C)`` from logits and layers, some samples at a time."""
+        reference, model = self.reference_, self.classes_model_
+        few = chunks(features, rows_at_once(reference))
+        return torch.cat([model(some.logits, class_log_distances(reference, some)) for some in few])
 
     def context(self, features: Features) -> Context:
         """Context of unlabelled samples that were met together: their sums; contexts add up.
@@ -350,21 +328,15 @@ class LayerEvidence(Calibrator):
         """
         features = self._on_own_device(self.check_input(features))
         with torch.no_grad():
-            return Context(self.mixture_.parts(self._samples(features)).sum(dim=0))
+            parts = self.mixture_.parts(self._samples(features))
+            return Context(parts.sum(dim=0))
 
     def predict_in_window(self, features: Features, window: Tensor) -> tuple[Prediction, Tensor]:
         """Prediction in a window of which only the sums are known, see `Calibrator.predict_in_window`."""
         samples = self._samples_at_once(features)
         parts = self.mixture_.parts(samples)
-        return self._prediction(features, samples, self._one_window(parts, window)), parts
-
-    def prepare_export(self) -> None:
-        """Work out what the graph holds as it is."""
-        reference, scales, experts = self.reference_, self.scales_, self.mixture_.experts
-        _ = scales.temperatures, scales.of_layers
-        _ = reference.columns, reference.even_spaces, reference.centres, reference.leading
-        _ = experts.slopes, experts.levels, experts.columns_to_layers
-        _ = None if self.mixture_.window is None else self.mixture_.heads
+        found = self.mixture_(samples, self._one_window(parts, window))
+        return self._prediction(features, samples, found), parts
 
     @one_at_a_time
     def update(self, features: Features, labels: Any) -> Self:
@@ -377,20 +349,17 @@ class LayerEvidence(Calibrator):
     def _observed(self, features: Features, labels: Any) -> TrainingRows:
         """New samples as the model sees them, on the device of those it knows."""
         features = self._on_own_device(self.check_input(features))
-        y = as_labels(labels, len(features), self.n_classes_).to(features.logits.device)
+        y = as_labels(labels, len(features), self.n_classes_)
         with torch.no_grad():
-            return training_rows(features, self._samples(features), features.correct(y).double())
+            return training_rows(features, self._samples(features), features.correct(y))
 
     def _refit(self, rows: TrainingRows) -> Self:
         """Fit the mixture to other rows; where that fails, all stays as it was."""
+        old = self.mixture_
         with torch.no_grad():
-            old = self.mixture_
-            found = replace(
-                self._mixture(rows, self.n_classes_),
-                shift_variance=old.shift_variance,
-                level_variance=old.level_variance,
-            )
-            self.training_rows_, self.mixture_ = rows, found
+            found = self._mixture(rows, self.n_classes_)
+        self.training_rows_ = rows
+        self.mixture_ = replace(found, shift_variance=old.shift_variance, level_variance=old.level_variance)
         return self
 
     def suggest(self, features: Features, k: int) -> Tensor:
@@ -406,16 +375,35 @@ class LayerEvidence(Calibrator):
         return self._samples(self._on_own_device(self.check_input(features))).novelty
 
 
+def _some_originals(reference: Reference, features: Features) -> Tensor:
+    """Rows of as many calibration samples as `fit_classes` is given."""
+    first, _ = features.originals
+    n = min(len(first), rows_at_once(reference))
+    return first[torch.linspace(0, len(first) - 1, n).long()]
+
+
+def _class_rows(reference: Reference, features: Features, labels: Tensor) -> ClassRows:
+    """Logits, log distances to the classes and labels of some calibration samples."""
+    some = _some_originals(reference, features)
+    return features.logits[some], class_log_distances(reference, features[some]), labels[some]
+
+
 def _terms(layers: tuple[str, ...], samples: Samples, found: LogOdds, mixture: Mixture) -> LayerTerms:
     """Terms that add up to the change of the log-odds; what is left belongs to the confidence."""
-    names, terms = ("predicted class", *layers), mixture.terms(samples, found.shift_weight)
+    names = ("confidence", "predicted class", *layers)
+    terms = mixture.terms(samples, found.shift_weight)
     if found.context is not None:
         names = (*names, "context")
-        part = torch.stack([found.context, torch.zeros_like(found.context)])
-        terms = torch.cat([terms, part[:, :, None]], dim=2)
+        part = _column(found.context, torch.zeros_like(found.context))
+        terms = torch.cat([terms, part], dim=2)
     mean, std = terms
     rest = found.mean - samples.network - mean.sum(dim=1)
-    variance = mixture.variance(samples, found.shift_weight)
-    spread = (variance - std.square().sum(dim=1)).clamp_min(0.0).sqrt()
-    mean, std = torch.cat([torch.stack([rest, spread])[:, :, None], terms], dim=2)
-    return LayerTerms(("confidence", *names), mean, std, "log-odds", True)
+    variance = mixture.variance(samples, found.shift_weight) - std.square().sum(dim=1)
+    confidence = _column(rest, variance.clamp_min(0.0).sqrt())
+    mean, std = torch.cat([confidence, terms], dim=2)
+    return LayerTerms(names, mean, std, "log-odds", True)
+
+
+def _column(mean: Tensor, std: Tensor) -> Tensor:
+    """One more term ``(2, n, 1)``."""
+    return torch.stack([mean, std]).unsqueeze(2)

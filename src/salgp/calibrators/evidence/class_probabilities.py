@@ -12,17 +12,14 @@ point of class ``c``,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from salgp.calibrators.evidence.layer_spaces import (
-    LARGEST,
-    Reference,
-    coordinates,
-    squared_distances,
-)
+from salgp.calibrators.evidence.layer_spaces import LARGEST, Reference, coordinates, squared_distances
 from salgp.features import Features
 from salgp.gp.linalg import one_blas_thread
 from salgp.gp.optimise import warn_unless_converged
@@ -51,8 +48,9 @@ class ClassModel:
 
     def __call__(self, logits: Tensor, distance: Tensor) -> Tensor:
         """Probabilities ``(n, c)`` from logits and `class_log_distances` ``(L, n, c)``."""
-        against = torch.tensordot(self.weights.to(distance), distance, dims=1)
-        return torch.softmax(self.slope * logits.to(distance) - against, dim=1)
+        weights = self.weights.to(distance)
+        score = self.slope * logits.to(distance) - torch.tensordot(weights, distance, dims=1)
+        return score.softmax(dim=1)
 
 
 def class_log_distances(reference: Reference, features: Features) -> Tensor:
@@ -67,22 +65,21 @@ def class_log_distances(reference: Reference, features: Features) -> Tensor:
         >>> class_log_distances(reference, Features(x, {"a": x})).argmin(dim=2)
         tensor([[0, 0, 1, 1]])
     """
-    squared = squared_distances(reference, coordinates(reference, features)[0]).double()
+    x, _ = coordinates(reference, features)
+    squared = squared_distances(reference, x).double()
     known = squared.isfinite()
     logs = squared.log() / 2
-    logs = (logs - logs.amin(dim=2, keepdim=True)).clamp_max(LARGEST)
-    mean = logs.where(known, 0.0).sum(dim=2, keepdim=True) / known.sum(dim=2, keepdim=True).clamp_min(1)
+    logs = logs - logs.amin(dim=2, keepdim=True)
+    logs = logs.clamp_max(LARGEST)
+    total = logs.where(known, 0.0).sum(dim=2, keepdim=True)
+    mean = total / known.sum(dim=2, keepdim=True).clamp_min(1)
     return logs.where(known, mean)
 
 
-def rows_at_once(n_layers: int, n_classes: int) -> int:
-    """Samples whose distances to every class at every layer are held at once.
-
-    Example:
-        >>> rows_at_once(5, 1000)
-        800
-    """
-    return max(1, ENTRIES // max(n_layers * n_classes, 1))
+def rows_at_once(reference: Reference) -> int:
+    """Samples whose distances to every class at every layer are held at once."""
+    each = len(reference.spaces) * reference.n_classes
+    return max(1, ENTRIES // max(each, 1))
 
 
 def fit_classes(logits: Tensor, distance: Tensor, labels: Tensor, temperature: float) -> ClassModel:
@@ -103,27 +100,36 @@ def fit_classes(logits: Tensor, distance: Tensor, labels: Tensor, temperature: f
     from scipy.optimize import minimize
 
     known = labels >= 0
-    t = (logits[known] / temperature).to(distance).log_softmax(dim=1)
+    t = (logits[known] / temperature).to(distance)
     scale = distance.flatten(1).std(dim=1).clamp_min(1e-6)
-    F, y = distance[:, known] / scale[:, None, None], labels[known][:, None]
-    if not len(y) or not len(scale):
+    F = distance[:, known] / scale[:, None, None]
+    if 0 in F.shape[:2]:
         return ClassModel(1 / temperature, torch.zeros_like(scale))
-    own_t, own_F = t.gather(1, y), F.gather(2, y.expand(len(F), -1, -1))
-
-    def loss(v: object) -> tuple[float, object]:
-        b, *_ = v_ = torch.as_tensor(v).to(distance)
-        score = b * t - torch.tensordot(v_[1:], F, dims=1)
-        p = score.softmax(dim=1)
-        own = b * own_t - torch.tensordot(v_[1:], own_F, dims=1)
-        value = (score.logsumexp(dim=1, keepdim=True) - own).sum()
-        slope_b = (p * t).sum() - own_t.sum() + SLOPE_PRECISION * (b - 1)
-        slope_w = own_F.sum(dim=(1, 2)) - torch.einsum("nc,lnc->l", p, F) + WEIGHT_RATE
-        value = value + SLOPE_PRECISION * (b - 1).square() / 2 + WEIGHT_RATE * v_[1:].sum()
-        return float(value), torch.cat([slope_b[None], slope_w]).cpu().numpy()
-
+    loss = _loss(t.log_softmax(dim=1), F, labels[known])
     start = [1.0] + [0.0] * len(F)
+    bounds = [(0.0, None)] * len(start)
     with one_blas_thread():
-        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(start))
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
     warn_unless_converged(found, "class probabilities")
     b, *w = torch.as_tensor(found.x).tolist()
     return ClassModel(b / temperature, torch.tensor(w).to(distance) / scale)
+
+
+def _loss(t: Tensor, F: Tensor, labels: Tensor) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    """Minus the log posterior and its slope, as a function of ``b`` and the scaled weights."""
+    y = labels[:, None]
+    own_t, own_F = t.gather(1, y), F.gather(2, y.expand(len(F), -1, -1))
+    sum_t, sum_F = own_t.sum(), own_F.sum(dim=(1, 2))
+
+    def loss(v: np.ndarray) -> tuple[float, np.ndarray]:
+        b, w = torch.as_tensor(v).to(t).split([1, len(F)])
+        score = b * t - torch.tensordot(w, F, dims=1)
+        own = b * own_t - torch.tensordot(w, own_F, dims=1)
+        lost = (score.logsumexp(dim=1, keepdim=True) - own).sum()
+        value = lost + SLOPE_PRECISION * (b - 1).square() / 2 + WEIGHT_RATE * w.sum()
+        p = score.softmax(dim=1)
+        slope_b = (p * t).sum() - sum_t + SLOPE_PRECISION * (b - 1)
+        slope_w = sum_F - torch.einsum("nc,lnc->l", p, F) + WEIGHT_RATE
+        return float(value), torch.cat([slope_b, slope_w]).cpu().numpy()
+
+    return loss

@@ -34,7 +34,7 @@ MANY = 4_000
 """Calibration samples from which on every second one becomes the reference."""
 
 
-def split_reference(features: Features, labels: Tensor) -> tuple[Tensor, Tensor]:
+def split_reference(features: Features) -> tuple[Tensor, Tensor]:
     """Rows of every second original, to be the reference, and all rows of the others."""
     first, original = features.originals
     rank = features[first].confidence_rank

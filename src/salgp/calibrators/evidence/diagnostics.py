@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from salgp.calibrators.evidence.fitting import families_of
 from salgp.calibrators.evidence.layer_spaces import Evidence
 from salgp.calibrators.evidence.mixture import Mixture, Scales, moderated, samples_of
 from salgp.calibrators.evidence.windows import window_sums
@@ -23,9 +25,10 @@ from salgp.metrics import auroc, debiased_ece, nll_correct
 
 __all__ = ["Check", "HeldOut", "answers_of", "held_out", "verdict"]
 
-Learn = Callable[[Features, Tensor, Evidence], tuple[Scales, Mixture]]
-"""``learn(features, labels, evidence)`` fits the model."""
-Check = dict[str, dict[str, dict[str, float]]]
+Learn = Callable[[Features, Tensor, Evidence], tuple[Scales, Mixture, Any]]
+"""``learn(features, labels, evidence)`` fits the model; the rows it fitted may follow."""
+Scores = dict[str, float]
+Check = dict[str, dict[str, Scores]]
 """Situation -> method -> score -> value."""
 
 FITS = 4
@@ -71,18 +74,19 @@ class HeldOut:
 def held_out(features: Features, labels: Tensor, evidence: Evidence, learn: Learn) -> list[HeldOut]:
     """Every part of the data, scored by a fit to others."""
     first, original = features.originals
-    part = (features[first].confidence_rank % 2)[original]
-    family = _families(features)
+    half = (features[first].confidence_rank % 2)[original]
+    family = families_of(features)
     known = sorted(set(family.tolist()) - {0})
     found = []
     for i in range(FITS if known else 2):
-        left_out = torch.tensor(known[i::FITS], dtype=family.dtype, device=family.device)
-        away = torch.isin(family, left_out)
-        train = ((part != i % 2) & ~away).nonzero()[:, 0]
-        scales, model = learn(features[train], labels[train], evidence[train])
-        for k in [0, *left_out.tolist()]:
-            rows = ((part == i % 2) & (family == k)).nonzero()[:, 0]
-            if len(rows):
+        left_out = known[i::FITS]
+        scored = half == i % 2
+        away = torch.isin(family, family.new_tensor(left_out))
+        train = ~scored & ~away
+        scales, model = learn(features[train], labels[train], evidence[train])[:2]
+        for k in [0, *left_out]:
+            rows = scored & (family == k)
+            if rows.any():
                 found.append(_scored(k, features[rows], labels[rows], evidence[rows], scales, model))
     return found
 
@@ -96,10 +100,10 @@ def check_fit(parts: Sequence[HeldOut], name: str) -> Check:
     """
     in_domain = [part for part in parts if part.family == 0]
     shifted = [part for part in parts if part.family]
-    table = {"in domain": _compared(in_domain, name, context=False)}
+    table = {"in domain": _compared(in_domain, name, "single")}
     if shifted:
-        table["left-out families"] = _compared(shifted, name, context=False)
-        table["left-out families, in context"] = _compared(shifted, name, context=True)
+        table["left-out families"] = _compared(shifted, name, "single")
+        table["left-out families, in context"] = _compared(shifted, name, "context")
     return table
 
 
@@ -112,11 +116,22 @@ def family_variance(parts: Sequence[HeldOut]) -> tuple[float, float]:
         return 0.0, 0.0
     missed = [_missed(part.context, part.correct) for part in shifted]
     weight = [float(part.shift_weight.square().mean()) for part in shifted]
-    found = min(sum(x * x for x in missed) / max(sum(weight), 0.1 * len(weight)), LARGEST_VARIANCE)
-    return found, found / (len(shifted) - 1) if len(shifted) > 1 else 0.0
+    n = len(shifted)
+    variance = sum(x * x for x in missed) / max(sum(weight), 0.1 * n)
+    found = min(variance, LARGEST_VARIANCE)
+    return found, found / (n - 1) if n > 1 else 0.0
 
 
-def answers_of(network: Tensor, nearest: Tensor) -> dict[str, dict[str, float]]:
+def check_answers(logits: Tensor, distance: Tensor, labels: Tensor) -> Check:
+    """Accuracy of network and nearest class on samples of known class, from `class_log_distances`."""
+    known = labels >= 0
+    if not known.any():
+        return {}
+    network, nearest = logits.argmax(dim=1), distance.mean(dim=0).argmin(dim=1)
+    return {"answers": answers_of((network == labels)[known], (nearest == labels)[known])}
+
+
+def answers_of(network: Tensor, nearest: Tensor) -> dict[str, Scores]:
     """Accuracy of the network's answers, and of the nearest class in its layers alone.
 
     Args:
@@ -135,12 +150,7 @@ def answers_of(network: Tensor, nearest: Tensor) -> dict[str, dict[str, float]]:
 
 
 def verdict(
-    check: Check,
-    layers_in_domain: bool,
-    name: str,
-    *,
-    errors: int,
-    warning: str | None = None,
+    check: Check, layers_in_domain: bool, name: str, *, errors: int, warning: str | None = None
 ) -> str:
     """The scores of the check in a few sentences.
 
@@ -178,20 +188,14 @@ def _better_answers(check: Check) -> str:
     """A sentence where the layers alone answer clearly better than the network, else nothing."""
     if "answers" not in check:
         return ""
-    network, nearest = (check["answers"][name]["accuracy"] for name in ("network", "nearest class"))
-    if check["answers"]["nearest class"]["low"] <= 0 or nearest < network + WORTH_SAYING:
+    gain = check["answers"]["nearest class"]["low"]
+    network, nearest = (found["accuracy"] for found in check["answers"].values())
+    if gain <= 0 or nearest < network + WORTH_SAYING:
         return ""
     return (
         f" The nearest class in the layers is right on {nearest:.0%}, the network on {network:.0%}: consider "
         f"replacing its last layer."
     )
-
-
-def _families(features: Features) -> Tensor:
-    if features.families is not None:
-        return features.families.to(features.logits.device)
-    first, _ = features.originals
-    return torch.ones_like(features.label).index_fill(0, first, 0)
 
 
 def _scored(
@@ -209,33 +213,37 @@ def _scored(
 
 def _window_numbers(features: Features) -> Tensor:
     """Number of the window of each row: runs of `WINDOW` rows of equal strength."""
-    n, device = len(features), features.logits.device
-    strength = torch.zeros(n, device=device) if features.strengths is None else features.strengths.to(device)
-    level = strength.unique(return_inverse=True)[1]
-    order = level.argsort(stable=True)
+    level = torch.zeros_like(features.label)
+    if features.strengths is not None:
+        level = features.strengths.to(level.device).unique(return_inverse=True)[1]
     sizes = torch.bincount(level)
-    place = torch.empty_like(level)
-    place[order] = torch.arange(n, device=device) - (sizes.cumsum(0) - sizes)[level[order]]
-    return level * n + place // WINDOW
+    start = sizes.cumsum(0) - sizes
+    rank = level.argsort(stable=True).argsort()
+    return level * len(level) + (rank - start[level]) // WINDOW
 
 
-def _compared(parts: Sequence[HeldOut], name: str, context: bool) -> dict[str, dict[str, float]]:
-    ours = "context" if context else "single"
+def _compared(parts: Sequence[HeldOut], name: str, ours: str) -> dict[str, Scores]:
     methods = {"uncalibrated": "network", "temperature": "temperature", name: ours}
-    return {
-        method: _mean([_scores(getattr(part, field), part.correct) for part in parts])
-        for method, field in methods.items()
-    }
+    found = {}
+    for method, field in methods.items():
+        found[method] = _mean([_scores(getattr(part, field), part.correct) for part in parts])
+    return found
 
 
-def _mean(scores: Sequence[dict[str, float]]) -> dict[str, float]:
+def _mean(scores: Sequence[Scores]) -> Scores:
     """Mean of each score over the parts that have it, and the range of the ECE."""
-    columns = {key: torch.tensor([one[key] for one in scores], dtype=torch.float64) for key in scores[0]}
-    low, high = columns["ece"].quantile(torch.tensor([0.1, 0.9], dtype=torch.float64)).tolist()
-    return {**{key: float(column.nanmean()) for key, column in columns.items()}, "low": low, "high": high}
+    columns = {key: _column(scores, key) for key in scores[0]}
+    found = {key: float(column.nanmean()) for key, column in columns.items()}
+    ece = columns["ece"]
+    low, high = ece.quantile(ece.new_tensor([0.1, 0.9])).tolist()
+    return {**found, "low": low, "high": high}
 
 
-def _scores(f: Tensor, correct: Tensor) -> dict[str, float]:
+def _column(scores: Sequence[Scores], key: str) -> Tensor:
+    return torch.tensor([one[key] for one in scores], dtype=torch.float64)
+
+
+def _scores(f: Tensor, correct: Tensor) -> Scores:
     confidence = torch.sigmoid(f)
     mixed = 0 < float(correct.mean()) < 1
     return {
@@ -252,5 +260,6 @@ def _missed(f: Tensor, correct: Tensor) -> float:
     for _ in range(30):
         p = torch.sigmoid(f + delta)
         slope = float((p * (1 - p)).mean())
-        delta += max(-1.0, min(1.0, (wanted - float(p.mean())) / max(slope, 1e-6)))
+        step = (wanted - float(p.mean())) / max(slope, 1e-6)
+        delta += max(-1.0, min(1.0, step))
     return delta

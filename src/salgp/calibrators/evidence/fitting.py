@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from salgp.calibrators.evidence.layer_spaces import each_field, joined
 from salgp.calibrators.evidence.mixture import Mixture, Samples, statistics
 from salgp.calibrators.evidence.monotone import RIDGE, MonotoneLogistic, fit_monotone, leave_group_out
 from salgp.calibrators.evidence.windows import WindowModel, window_sums
@@ -63,7 +65,7 @@ class TrainingRows:
         return len(self.correct)
 
     def __getitem__(self, rows: Tensor) -> TrainingRows:
-        return TrainingRows(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return each_field(lambda x: x[rows], self)
 
     @property
     def original(self) -> Tensor:
@@ -77,23 +79,23 @@ class TrainingRows:
 
     def joined(self, more: TrainingRows) -> TrainingRows:
         """These rows and more, whose groups are new ones."""
-        first = int(self.group.max()) + 1 if len(self) else 0
-        pairs = zip(self._columns(), more._columns(first), strict=True)
-        columns = [torch.cat(pair) for pair in pairs]
-        return TrainingRows(Samples(*columns[:-4]), *columns[-4:])
-
-    def _columns(self, first_group: int = 0) -> list[Tensor]:
-        own = [getattr(self.samples, f.name) for f in fields(Samples)]
-        return [*own, self.correct, self.group + first_group, self.family, self.strength]
+        first = int(self.group.max()) + 1
+        more = replace(more, group=more.group + first)
+        return each_field(joined, self, more)
 
 
 def training_rows(features: Features, samples: Samples, correct: Tensor) -> TrainingRows:
     """Samples with their answers; augmented ones of unknown family are of family 1 and strength 1."""
-    group = features.originals[1]
-    augmented = features.is_augmented
-    family = augmented.long() if features.families is None else features.families.to(group.device)
-    strength = augmented.double() if features.strengths is None else features.strengths.to(group.device)
-    return TrainingRows(samples, correct, group, family, strength.double())
+    _, group = features.originals
+    known = features.is_augmented if features.strengths is None else features.strengths
+    strength = known.to(group.device).double()
+    return TrainingRows(samples, correct.double(), group, families_of(features), strength)
+
+
+def families_of(features: Features) -> Tensor:
+    """Family of each row; augmented samples of unknown family are of family 1."""
+    known = features.is_augmented if features.families is None else features.families
+    return known.to(features.logits.device).long()
 
 
 def fit_mixture(rows: TrainingRows, n_classes: int, *, layers_in_domain: bool | None, seed: int) -> Mixture:
@@ -111,10 +113,12 @@ def fit_mixture(rows: TrainingRows, n_classes: int, *, layers_in_domain: bool | 
     if not rows.families:
         return Mixture(in_domain, baseline)
     X, label = rows.samples.design, rows.samples.label
-    weight = (~first).to(rows.correct) * (first.sum() / (~first).sum())
+    augmented = ~first
+    weight = augmented.to(rows.correct) * (first.sum() / augmented.sum())
     shift = fit_monotone(X, label, rows.correct, weight, n_classes)
     experts = Mixture(in_domain, baseline, shift, fit_score(rows))
-    return replace(experts, window=fit_window(rows, experts.log_odds(rows.samples), n_classes, seed))
+    window = fit_window(rows, experts.log_odds(rows.samples), n_classes, seed)
+    return replace(experts, window=window)
 
 
 def fit_in_domain(
@@ -124,7 +128,7 @@ def fit_in_domain(
     temperature scaling where the layers do not help.
     """
     X, label, first = rows.samples.design, rows.samples.label, rows.original
-    weight = _weights(first, AUGMENTED_SHARE)
+    weight = _weights(first)
     found = fit_monotone(X, label, rows.correct, weight, n_classes, offsets)
     if layers is None:
         f, _ = leave_group_out(X, label, rows.correct, weight, found, rows.group)
@@ -152,7 +156,8 @@ def layers_help(t: Tensor, layers: Tensor, correct: Tensor) -> bool:
     if int((correct == 0).sum()) < FEWEST_ERRORS:
         return False
     gain = _loss(_platt(t, correct), correct) - _loss(layers, correct)
-    return float(gain.mean()) > float(gain.std()) / len(t) ** 0.5
+    error = float(gain.std()) / len(t) ** 0.5
+    return float(gain.mean()) > error
 
 
 def temperature_scaling(X: Tensor, n_classes: int) -> MonotoneLogistic:
@@ -161,26 +166,27 @@ def temperature_scaling(X: Tensor, n_classes: int) -> MonotoneLogistic:
     deviation 1/2 for each.
     """
     p = torch.sigmoid(X[:, 1])
-    ones = X[:, :2]
-    curvature = ones.T @ ((p * (1 - p))[:, None] * ones) + 4.0 * torch.eye(2).to(X)
+    ones, weight = X[:, :2], (p * (1 - p))[:, None]
+    curvature = ones.T @ (weight * ones) + 4.0 * torch.eye(2).to(X)
     covariance = X.new_zeros(X.shape[1], X.shape[1])
     covariance[:2, :2] = inverse_positive(cholesky(curvature))
-    weights, none = X.new_zeros(X.shape[1]), X.new_zeros(n_classes)
+    weights, none = torch.zeros_like(covariance[0]), X.new_zeros(n_classes)
     weights[1] = 1.0
-    return MonotoneLogistic(weights, none, covariance, X.new_zeros(n_classes, X.shape[1]), none)
+    return MonotoneLogistic(weights, none, covariance, torch.outer(none, weights), none)
 
 
 def fit_score(rows: TrainingRows) -> Tensor:
     """Weights of the shift score: logistic regression "augmented or original?"."""
-    augmented = _by_confidence(rows, (~rows.original).nonzero()[:, 0])
     first = rows.original.nonzero()[:, 0]
-    step = -(-len(augmented) // max(SCORE_ROWS - len(first), len(first)))
+    augmented = _by_confidence(rows, ~rows.original)
+    most = max(SCORE_ROWS - len(first), len(first))
+    step = math.ceil(len(augmented) / most)
     used = torch.cat([first, augmented[::step]])
     original = rows.original[used]
     X = rows.samples[used].score_inputs
     prior = X.new_full((X.shape[1],), SCORE_RIDGE)
     prior[0] = RIDGE / 40
-    return logistic(X, (~original).to(X), _weights(original, AUGMENTED_SHARE), prior)
+    return logistic(X, (~original).to(X), _weights(original), prior)
 
 
 def fit_window(rows: TrainingRows, log_odds: Tensor, n_classes: int, seed: int) -> WindowModel:
@@ -197,9 +203,11 @@ def fit_window(rows: TrainingRows, log_odds: Tensor, n_classes: int, seed: int) 
     """
     first = rows.original
     seen = statistics(log_odds)
-    here, f_in, f_shift = seen[first], log_odds[first, 0], log_odds[first, 2]
+    here = seen[first]
+    f_in, _, f_shift = log_odds[first].unbind(dim=1)
     scale = here.std(dim=0, correction=0).clamp_min(1e-6)
-    count = torch.bincount(rows.samples.label[first], minlength=n_classes).to(seen) + 0.5
+    label = rows.samples.label[first]
+    count = torch.bincount(label, minlength=n_classes).to(seen) + 0.5
     none, shares = torch.zeros_like(scale), count / count.sum()
     drawn = _drawn_rows(rows, seed)
     wanted = torch.sigmoid(f_in).mean() - LOST
@@ -217,20 +225,24 @@ def _fit_weights(start: WindowModel, rows: TrainingRows, log_odds: Tensor) -> Wi
     label, n = rows.samples.label, len(rows)
     parts = start.parts(statistics(log_odds), label)
     place = torch.arange(n, device=label.device)
-    seen = [start.describe(*window_sums(parts, place // size), label) for size in SIZES]
-    m, r = torch.cat([m for m, _ in seen]), torch.cat([r for _, r in seen])
+    windows = [window_sums(parts, place // size) for size in SIZES]
+    seen = [start.describe(*window, label) for window in windows]
+    m, r = map(torch.cat, zip(*seen, strict=True))
     f_in, _, f_shift = log_odds.repeat(len(SIZES), 1).unbind(dim=1)
     correct, gap = rows.correct.repeat(len(SIZES)), f_shift - f_in
-    learned = replace(start, weights=_window_weights(m * gap[:, None], correct, f_in))
+    weights = _window_weights(m * gap[:, None], correct, f_in)
+    learned = replace(start, weights=weights)
     k = learned.weigh(m)
-    v = _window_weights((-k * r)[:, None], correct, f_in + k * gap)
+    lowered = (-k * r)[:, None]
+    v = _window_weights(lowered, correct, f_in + k * gap)
     return replace(learned, over_prediction=min(max(float(v), 0.0), 1.0))
 
 
 def _platt(t: Tensor, correct: Tensor) -> Tensor:
     """Log-odds ``(n,)`` by a fitted constant and slope of ``t``, each sample left out."""
-    X, one = torch.stack([torch.ones_like(t), t], dim=1), torch.ones_like(t)
-    label, group = torch.zeros_like(t).long(), torch.arange(len(t), device=t.device)
+    one, label = torch.ones_like(t), torch.zeros_like(t).long()
+    X = torch.stack([one, t], dim=1)
+    group = torch.arange(len(t), device=t.device)
     model = fit_monotone(X, label, correct, one, 1, offsets=False)
     return leave_group_out(X, label, correct, one, model, group)[0]
 
@@ -245,7 +257,7 @@ def _drawn_rows(rows: TrainingRows, seed: int) -> Tensor:
     drawn = []
     for members in _environments(rows):
         for _ in range(DRAWS):
-            drawn.append(members[_draw(len(members), max(SIZES), generator).to(members.device)])
+            drawn.append(members[_draw(len(members), max(SIZES), generator)])
     return torch.cat(drawn)
 
 
@@ -254,12 +266,12 @@ def _environments(rows: TrainingRows) -> Iterator[Tensor]:
     for family in [0, *rows.families]:
         here = rows.family == family
         for strength in rows.strength[here].unique():
-            members = (here & (rows.strength == strength)).nonzero()[:, 0]
-            yield _by_confidence(rows, members)
+            yield _by_confidence(rows, here & (rows.strength == strength))
 
 
-def _by_confidence(rows: TrainingRows, some: Tensor) -> Tensor:
+def _by_confidence(rows: TrainingRows, mask: Tensor) -> Tensor:
     """Some rows, sorted by confidence and, where that is at its bound, by energy."""
+    some = mask.nonzero()[:, 0]
     order = some[rows.samples.energy[some].argsort(stable=True)]
     return order[rows.samples.t[order].argsort(stable=True)]
 
@@ -272,13 +284,15 @@ def _draw(n: int, size: int, generator: torch.Generator) -> Tensor:
 
 def _window_weights(X: Tensor, correct: Tensor, offset: Tensor) -> Tensor:
     """Weights ``(p,)`` of columns added to log-odds."""
-    scale = X.square().mean(dim=0).sqrt().clamp_min(1e-6)
-    prior = X.new_full((X.shape[1],), 1e-6 * len(X))
-    return logistic(X / scale, correct, torch.ones_like(correct), prior, offset) / scale
+    square, one = X.square().mean(dim=0), torch.ones_like(correct)
+    scale = square.sqrt().clamp_min(1e-6)
+    prior = torch.full_like(scale, 1e-6 * len(X))
+    return logistic(X / scale, correct, one, prior, offset) / scale
 
 
-def _weights(original: Tensor, share: float) -> Tensor:
-    """Weights ``(n,)`` with which augmented samples have this share of the total; originals weigh 1."""
+def _weights(original: Tensor) -> Tensor:
+    """Weights ``(n,)`` with which augmented samples have their share of the total; originals weigh 1."""
     n = original.sum().double()
-    each = share / (1 - share) * n / (len(original) - n).clamp_min(1)
+    augmented = (len(original) - n).clamp_min(1)
+    each = AUGMENTED_SHARE / (1 - AUGMENTED_SHARE) * n / augmented
     return torch.where(original, 1.0, each)

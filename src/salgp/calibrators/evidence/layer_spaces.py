@@ -13,15 +13,17 @@ One matrix product per layer gives all distances, for one sample as for many.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
+from salgp.calibrators.base import chunks
 from salgp.features import Features
 from salgp.io import storable
 from salgp.logits import at_least_single
@@ -56,6 +58,21 @@ NO_VARIANCE = 1e-12
 """Largest variance of unit-length features that is only rounding."""
 ENTRIES = 2_000_000
 """Distances computed at once, so that they stay in the processor's cache."""
+Pair = tuple[Tensor, Tensor]
+T = TypeVar("T")
+
+
+def each_field(function: Callable[..., Any], *values: T) -> T:
+    """A value each of whose fields is ``function`` of that field of the given ones."""
+    first: Any = values[0]
+    columns = ([getattr(value, f.name) for value in values] for f in fields(first))
+    found: T = type(first)(*(function(*column) for column in columns))
+    return found
+
+
+def joined(*values: Any) -> Any:
+    """The rows of all values, which are tensors or have fields that are."""
+    return torch.cat(values) if isinstance(values[0], Tensor) else each_field(joined, *values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +92,7 @@ class Evidence:
     norm: Tensor
 
     def __getitem__(self, rows: Tensor) -> Evidence:
-        return Evidence(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return each_field(lambda x: x[rows], self)
 
 
 @storable
@@ -91,10 +108,10 @@ class LayerSpace:
     centre: Tensor
     directions: Tensor
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor) -> Pair:
         """Features ``(n, d)`` along the directions, ``(n, q)``, and their lengths ``(n, 1)``."""
         x = at_least_single(x)
-        length = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
+        length = vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
         return x @ self.directions.to(x), length
 
     def whitened(self, x: Tensor) -> Tensor:
@@ -120,20 +137,22 @@ class Reference:
     n_classes: int
 
     @cached_property
-    def columns(self) -> tuple[Tensor, Tensor]:
+    def columns(self) -> Pair:
         """Points as columns ``(L, q, C P)`` and their squared lengths ``(L, 1, C P)``, every class filled up
         to ``P`` points by ones at an infinite distance.
         """
-        count = torch.bincount(self.classes, minlength=self.n_classes)
+        classes, points, C = self.classes, self.points.float(), self.n_classes
+        count = torch.bincount(classes, minlength=C)
         P = max(int(count.max()), 1)
         start = count.cumsum(0) - count
-        place = self.classes * P + torch.arange(len(self.classes), device=count.device) - start[self.classes]
-        L, _, q = self.points.shape
-        points = self.points.float()
-        grid = points.new_zeros(L, self.n_classes * P, q).index_copy_(1, place, points)
-        squares = points.new_full((L, self.n_classes * P), torch.inf)
+        rank = torch.arange(len(classes), device=classes.device) - start[classes]
+        place = classes * P + rank
+        L, _, q = points.shape
+        grid = points.new_zeros(L, C * P, q)
+        grid.index_copy_(1, place, points)
+        squares = points.new_full((L, C * P), torch.inf)
         squares.index_copy_(1, place, points.square().sum(dim=2))
-        return grid.mT.contiguous(), squares[:, None, :].contiguous()
+        return grid.mT.contiguous(), squares[:, None, :]
 
     @cached_property
     def lacks_classes(self) -> bool:
@@ -158,8 +177,10 @@ class Reference:
     def leading(self) -> Tensor:
         """Places of the first coordinates of every layer among all coordinates ``L q``."""
         q = self.points.shape[2]
-        widths = (min(space.directions.shape[1], COORDINATES) for space in self.spaces.values())
-        places = [i * q + torch.arange(width) for i, width in enumerate(widths)]
+        places = []
+        for i, space in enumerate(self.spaces.values()):
+            width = min(len(space.centre), COORDINATES)
+            places.append(i * q + torch.arange(width))
         return torch.cat(places).to(self.points.device)
 
 
@@ -179,7 +200,8 @@ class ReferenceSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value in (("width", self.width), ("size", self.size)):
+        for name in ("width", "size"):
+            value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
@@ -191,7 +213,9 @@ class ReferenceSettings:
             >>> settings.points(10), settings.points(1000), ReferenceSettings(size=7).points(1000)
             (200, 10, 7)
         """
-        return max(1, min(POINTS, MOST_POINTS // max(n_classes, 1))) if self.size is None else self.size
+        if self.size is not None:
+            return self.size
+        return max(1, min(POINTS, MOST_POINTS // max(n_classes, 1)))
 
 
 def make_reference(
@@ -212,7 +236,8 @@ def make_reference(
     settings = settings or ReferenceSettings()
     spaces = {}
     for name, x in features.layers.items():
-        spaces[name] = whitened_space(*principal_directions(unit_length(x.double())), settings.width)
+        unit = unit_length(x.double())
+        spaces[name] = whitened_space(*principal_directions(unit), settings.width)
     return reference_points(spaces, features, labels, settings)
 
 
@@ -222,18 +247,19 @@ def reference_points(
     """The points of every class in spaces that are known already; see `make_reference`."""
     most = settings.points(features.n_classes)
     labels = labels.to(features.logits.device)
-    known = (labels >= 0).nonzero()[:, 0]
-    order = known[labels[known].argsort(stable=True)]
-    sizes = torch.bincount(labels[order], minlength=features.n_classes).tolist()
+    order = labels.argsort(stable=True)
+    order = order[labels[order] >= 0]
+    sizes = torch.bincount(labels[order], minlength=features.n_classes)
     layers = []
     for name, space in spaces.items():
         x = space.whitened(features.layers[name][order])
-        layers.append(torch.cat([_representatives(part, most, settings.seed) for part in x.split(sizes)]))
-    kept = torch.tensor([min(n, most) for n in sizes], device=labels.device)
-    classes = torch.arange(features.n_classes, device=labels.device).repeat_interleave(kept)
-    q = max((x.shape[1] for x in layers), default=1)
-    points = torch.stack([_filled(x, q) for x in layers]) if layers else labels.new_zeros(0, len(classes), q)
-    return Reference(dict(spaces), points.half().contiguous(), classes, features.n_classes)
+        by_class = x.split(sizes.tolist())
+        layers.append(torch.cat([_representatives(part, most, settings.seed) for part in by_class]))
+    kept = sizes.clamp_max(most)
+    classes = torch.arange(len(kept), device=kept.device).repeat_interleave(kept)
+    q = max(x.shape[1] for x in layers)
+    points = torch.stack([_filled(x, q) for x in layers])
+    return Reference(dict(spaces), points.half(), classes, features.n_classes)
 
 
 def layer_evidence(reference: Reference, features: Features) -> Evidence:
@@ -251,28 +277,33 @@ def layer_evidence(reference: Reference, features: Features) -> Evidence:
         >>> (found.agreement > 0).flatten()  # both look like class 0; the second is predicted as class 1
         tensor([ True, False])
     """
-    step = max(1, ENTRIES // max(reference.columns[1].numel(), 1))
-    if len(features) <= step:
-        return evidence_at_once(reference, features)
-    parts = [evidence_at_once(reference, features[i : i + step]) for i in range(0, len(features), step)]
-    return Evidence(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Evidence)))
+    _, squares = reference.columns
+    parts = chunks(features, max(1, ENTRIES // max(squares.numel(), 1)))
+    found = [evidence_at_once(reference, part) for part in parts]
+    return found[0] if len(found) == 1 else each_field(joined, *found)
 
 
 def evidence_at_once(reference: Reference, features: Features) -> Evidence:
     """The same, with the distances of all samples in memory."""
     x, norm = coordinates(reference, features)
-    squared = squared_distances(reference, x)
-    label = features.label.view(1, -1, 1).expand(squared.shape[0], -1, 1)
-    own = squared.gather(2, label)
-    other = squared.scatter(2, label, torch.inf).amin(dim=2, keepdim=True)
-    logs = torch.cat([own, other], dim=2).double().log().mul(0.5).permute(2, 1, 0)  # (2, n, L)
-    own, other = logs[0], logs[1]
+    own, other = _log_distances(squared_distances(reference, x), features.label)
     agreement, novelty = other - own, torch.minimum(own, other)
     if reference.lacks_classes:
         agreement = agreement.nan_to_num(torch.inf, torch.inf, torch.inf)
         novelty = novelty.nan_to_num(torch.nan, posinf=0.0)
     leading = x.flatten(1).index_select(1, reference.leading)
     return Evidence(agreement, novelty, leading.double(), norm)
+
+
+def _log_distances(squared: Tensor, label: Tensor) -> Pair:
+    """Log distances ``(n, L)`` to the label's class and to the nearest other, from those squared."""
+    predicted = label.view(1, -1, 1).expand(squared.shape[0], -1, 1)
+    own = squared.gather(2, predicted)
+    rest = squared.scatter(2, predicted, torch.inf)
+    other = rest.amin(dim=2, keepdim=True)
+    logs = torch.cat([own, other], dim=2).double().log()
+    logs = logs.mul(0.5).permute(2, 1, 0)  # (2, n, L)
+    return logs[0], logs[1]
 
 
 def squared_distances(reference: Reference, x: Tensor) -> Tensor:
@@ -282,8 +313,9 @@ def squared_distances(reference: Reference, x: Tensor) -> Tensor:
     x = x.transpose(0, 1)
     columns, squares = reference.columns
     scores = torch.baddbmm(squares, x, columns, alpha=-2)
-    least = scores.unflatten(2, (reference.n_classes, -1)).amin(dim=3)
-    return (least + x.square().sum(dim=2, keepdim=True)).clamp_min(NEAREST**2)
+    by_class = scores.unflatten(2, (reference.n_classes, -1))
+    squared = by_class.amin(dim=3) + x.square().sum(dim=2, keepdim=True)
+    return squared.clamp_min(NEAREST**2)
 
 
 def unit_length(x: Tensor) -> Tensor:
@@ -293,9 +325,9 @@ def unit_length(x: Tensor) -> Tensor:
         >>> unit_length(torch.tensor([[3e300, 4e300]], dtype=torch.float64))
         tensor([[0.6000, 0.8000]], dtype=torch.float64)
     """
-    largest = torch.linalg.vector_norm(x, torch.inf, dim=1, keepdim=True)
+    largest = vector_norm(x, torch.inf, dim=1, keepdim=True)
     x = x / largest.clamp_min(torch.finfo(x.dtype).tiny)
-    return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
+    return x / vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
 
 
 def _centred(projected: Tensor, length: Tensor, centre: Tensor) -> Tensor:
@@ -304,7 +336,8 @@ def _centred(projected: Tensor, length: Tensor, centre: Tensor) -> Tensor:
     """
     limits = torch.finfo(projected.dtype)
     x = projected / length.to(projected).clamp_min(limits.tiny)
-    return torch.where(length < 1e-8 * limits.max, x, 0.0).to(centre) - centre
+    x = torch.where(length < 1e-8 * limits.max, x, 0.0)
+    return x.to(centre) - centre
 
 
 def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: int) -> LayerSpace:
@@ -315,18 +348,22 @@ def whitened_space(centre: Tensor, variance: Tensor, directions: Tensor, width: 
     """
     variance = variance[:width]
     largest = variance[0].clamp_min(NO_VARIANCE)
-    kept = max(int((variance > 1e-6 * largest).sum()), 1)
+    large = variance > 1e-6 * largest
+    kept = max(int(large.sum()), 1)
     scale = (variance[:kept] + 1e-3 * largest).rsqrt()
     white = (directions[:, :kept] * scale).float()
-    return LayerSpace((centre.to(white) @ white).contiguous(), white.contiguous())
+    return LayerSpace(centre.to(white) @ white, white.contiguous())
 
 
-def coordinates(reference: Reference, features: Features) -> tuple[Tensor, Tensor]:
+def coordinates(reference: Reference, features: Features) -> Pair:
     """Coordinates ``(n, L, q)`` of all layers, and the length ``(n,)`` of the last layer's features."""
-    found = [space.project(features.layers[name]) for name, space in reference.even_spaces.items()]
-    projected = torch.cat([x for x, _ in found], dim=1).unflatten(1, reference.centres.shape)
-    length = torch.cat([x for _, x in found], dim=1)
-    return _centred(projected, length[:, :, None], reference.centres), length[:, -1]
+    spaces, layers = reference.even_spaces, features.layers
+    found = [spaces[name].project(layers[name]) for name in spaces]
+    projections, lengths = zip(*found, strict=True)
+    projected = torch.cat(projections, dim=1).unflatten(1, reference.centres.shape)
+    length = torch.cat(lengths, dim=1)
+    x = _centred(projected, length[:, :, None], reference.centres)
+    return x, length[:, -1]
 
 
 def _filled(x: Tensor, q: int) -> Tensor:
@@ -337,12 +374,17 @@ def _filled(x: Tensor, q: int) -> Tensor:
 def principal_directions(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean ``(d,)`` of samples ``(n, d)``, variances along their principal directions, and these."""
     centre = x.mean(dim=0)
-    centred = x - centre
+    centred, n = x - centre, max(len(x) - 1, 1)
     if x.shape[1] > len(x):
         _, S, Vh = torch.linalg.svd(centred, full_matrices=False)
-        return centre, S.square() / max(len(x) - 1, 1), Vh.T
-    values, vectors = torch.linalg.eigh(centred.T @ centred / max(len(x) - 1, 1))
-    return centre, values.flip(0).clamp_min(0), vectors.flip(1)
+        return centre, S.square() / n, Vh.T
+    return centre, *descending_directions(centred.T @ centred / n)
+
+
+def descending_directions(covariance: Tensor) -> Pair:
+    """Variances ``(d,)`` and principal directions ``(d, d)``, largest first."""
+    values, vectors = torch.linalg.eigh(covariance)
+    return values.flip(0).clamp_min(0), vectors.flip(1)
 
 
 def _representatives(x: Tensor, size: int, seed: int) -> Tensor:
@@ -352,7 +394,7 @@ def _representatives(x: Tensor, size: int, seed: int) -> Tensor:
     from sklearn.cluster import KMeans
 
     generator = torch.Generator().manual_seed(seed)
-    some = x[torch.randperm(len(x), generator=generator)[: SAMPLES_PER_POINT * size].to(x.device)]
+    chosen = torch.randperm(len(x), generator=generator)[: SAMPLES_PER_POINT * size]
     found = KMeans(size, init="random", n_init=1, max_iter=25, random_state=seed)
-    found.fit(np.ascontiguousarray(some.float().cpu().numpy()))
+    found.fit(x[chosen].cpu().numpy())
     return torch.from_numpy(found.cluster_centers_).to(x)

@@ -32,15 +32,15 @@ of the probability is nearer to one half than the probability of the mean.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from salgp.calibrators.evidence.layer_spaces import Evidence
+from salgp.calibrators.evidence.layer_spaces import Evidence, Pair, each_field
 from salgp.calibrators.evidence.monotone import MonotoneLogistic
-from salgp.calibrators.evidence.windows import WindowModel
+from salgp.calibrators.evidence.windows import WindowModel, Windows
 from salgp.features import Features
 from salgp.io import storable
 
@@ -131,9 +131,11 @@ class Samples:
         """Columns ``(n, L + 3)`` of the monotone regression: one, log-odds, agreements, minus the logarithm
         of the last layer's novelty.
         """
-        h = self.novelty[:, -1:].clamp_min(0.0).log1p()
+        last = self.novelty[:, -1:]
+        h = last.clamp_min(0.0).log1p()
         t = self.t[:, None]
-        return torch.cat([torch.ones_like(t), t, self.agreement, -h], dim=1)
+        one = torch.ones_like(t)
+        return torch.cat([one, t, self.agreement, -h], dim=1)
 
     @cached_property
     def columns(self) -> Tensor:
@@ -143,7 +145,8 @@ class Samples:
     @property
     def score_inputs(self) -> Tensor:
         """Columns of the shift score ``(n, 1 + (2 + q) L)``: one, agreements, novelties, coordinates."""
-        return self.columns[:, _of_score(self.columns.shape[1], self.agreement.shape[1])]
+        every = self.columns
+        return every[:, _of_score(every.shape[1], self.agreement.shape[1])]
 
     def ood_score(self, scales: Scales) -> Tensor:
         """One number ``(n,)`` that is large for unknown classes and under shift: energy, mean disagreement
@@ -151,14 +154,15 @@ class Samples:
         """
         energy = (self.energy - scales.energy[0]) / scales.energy[1]
         a, N = self.agreement.mean(dim=1), self.novelty.amax(dim=1)
-        parts = torch.stack([energy, -a, N]).clamp_min(0.0).log1p()
-        return parts[0] + parts[1] + parts[2] / 3 + self.norm_excess.log()
+        above = torch.stack([energy, -a, N]).clamp_min(0.0)
+        e, a, N = above.log1p()
+        return e + a + N / 3 + self.norm_excess.log()
 
     def __len__(self) -> int:
         return len(self.label)
 
     def __getitem__(self, rows: Tensor) -> Samples:
-        return Samples(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return each_field(lambda x: x[rows], self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,27 +206,28 @@ class Mixture:
     @property
     def layers_in_domain(self) -> bool:
         """Does the expert in domain use the layers, or is it temperature scaling?"""
-        return bool(self.in_domain.weights[2:].any()) or bool(self.in_domain.offsets.any())
+        expert = self.in_domain
+        return bool(expert.weights[2:].any() or expert.offsets.any())
 
     @cached_property
     def experts(self) -> MonotoneLogistic:
         """Both experts as one: in domain and, where there is one, under shift."""
-        return MonotoneLogistic.stacked([self.in_domain, self.shift or self.in_domain])
+        shift = self.shift or self.in_domain
+        return each_field(lambda *x: torch.stack(x), self.in_domain, shift)
 
     @cached_property
-    def heads(self) -> tuple[Tensor, Tensor]:
+    def heads(self) -> Pair:
         """Weights ``(p, 3)`` of all columns and offsets ``(C, 3)`` of the predicted classes: those of the
         expert in domain, the shift score, and the expert under shift.
         """
         assert self.shift is not None
         assert self.score is not None
-        models, n_layers = (self.in_domain, self.shift), len(self.baseline) - 3
+        p, first, last = len(self.baseline), self.in_domain, self.shift
         weights = self.score.new_zeros(len(self.score) + 2, 3)
-        for j, model in zip((0, 2), models, strict=True):
-            weights[: n_layers + 3, j] = model.weights
-        weights[_of_score(len(weights), n_layers), 1] = self.score
-        first, last = (model.offsets for model in models)
-        return weights, torch.stack([first, torch.zeros_like(first), last], dim=1)
+        weights[:p, 0], weights[:p, 2] = first.weights, last.weights
+        weights[_of_score(len(weights), p - 3), 1] = self.score
+        none = torch.zeros_like(first.offsets)
+        return weights, torch.stack([first.offsets, none, last.offsets], dim=1)
 
     def log_odds(self, samples: Samples) -> Tensor:
         """Log-odds ``(n, 3)`` by the expert in domain, of being augmented, and by the expert under shift."""
@@ -236,47 +241,56 @@ class Mixture:
                 "this calibrator was fitted without augmented samples, so a context tells it nothing; "
                 "fit it on extract(..., perturb='auto'), or predict without a context"
             )
-        return self.window.parts(statistics(self.log_odds(samples)), samples.label)
+        seen = statistics(self.log_odds(samples))
+        return self.window.parts(seen, samples.label)
 
-    def __call__(self, samples: Samples, windows: tuple[Tensor, Tensor] | None = None) -> LogOdds:
+    def __call__(self, samples: Samples, windows: Windows | None = None) -> LogOdds:
         """Log-odds of samples.
 
         Args:
             samples: ``n`` of them.
             windows: sums ``(w, 2 + C)`` and the window ``(n,)`` of each sample; by default each is a window.
         """
-        context = None
         if self.window is None:
             f = self.in_domain.log_odds(samples.design, samples.label)
-            k = torch.zeros_like(f)
+            found = LogOdds(f, torch.zeros_like(f))
         else:
-            found = self.log_odds(samples)
-            f_in, f_shift = found[:, 0], found[:, 2]
-            if windows is None:
-                k = self.window.shift_of_one(statistics(found))
-            else:
-                k, r = self.window.shift(*windows, samples.label)
-                context = -k * self.window.over_prediction * r
-            f = torch.addcmul(f_in, k, f_shift - f_in)
-            f = f if context is None else f + context
-            f = moderated(f, self.level_variance * k.square())
+            found = self._mixed(self.window, samples, windows)
         chance = -math.log(max(len(self.in_domain.offsets) - 1, 1))
-        return LogOdds(chance + (f - chance) / samples.norm_excess, k, context)
+        mean = chance + (found.mean - chance) / samples.norm_excess
+        return LogOdds(mean, found.shift_weight, found.context)
+
+    def _mixed(self, window: WindowModel, samples: Samples, windows: Windows | None) -> LogOdds:
+        """Both experts, weighted by the window of each sample."""
+        found = self.log_odds(samples)
+        f_in, f_shift = found[:, 0], found[:, 2]
+        context = None
+        if windows is None:
+            k = window.shift_of_one(statistics(found))
+        else:
+            m, r = window.describe(*windows, samples.label)
+            k = window.weigh(m)
+            context = -k * window.over_prediction * r
+        f = torch.addcmul(f_in, k, f_shift - f_in)
+        f = f if context is None else f + context
+        return LogOdds(moderated(f, self.level_variance * k.square()), k, context)
 
     def variance(self, samples: Samples, k: Tensor) -> Tensor:
         """Variance ``(n,)`` of the log-odds, where the experts are mixed by ``k (n,)``."""
         own, shift = self.experts.variance(samples.design, samples.label).unbind()
-        return (1 - k).square() * own + k.square() * (shift + self.shift_variance)
+        shift = shift + self.shift_variance
+        return (1 - k).square() * own + k.square() * shift
 
     def terms(self, samples: Samples, k: Tensor) -> Tensor:
         """Mean and standard deviation ``(2, n, 1 + L)`` of the part of the predicted class and of each layer,
         where the experts are mixed by ``k (n,)``; counted from the mean sample of the calibration data.
         """
-        experts, away, label = self.experts, samples.design - self.baseline, samples.label
-        slopes, levels = experts.slopes, experts.levels.index_select(-1, label)
-        slopes, levels = torch.lerp(slopes[0], slopes[1], k[:, None]), torch.lerp(levels[0], levels[1], k)
-        layers = (torch.stack([away, away.abs()]) * slopes) @ experts.columns_to_layers
-        return torch.cat([levels[:, :, None], layers], dim=2)
+        experts, away = self.experts, samples.design - self.baseline
+        levels = experts.levels.index_select(-1, samples.label)
+        slope = torch.lerp(experts.slopes[0], experts.slopes[1], k[:, None])
+        level = torch.lerp(levels[0], levels[1], k)
+        layers = (torch.stack([away, away.abs()]) * slope) @ experts.columns_to_layers
+        return torch.cat([level[:, :, None], layers], dim=2)
 
 
 def statistics(log_odds: Tensor) -> Tensor:
@@ -304,24 +318,28 @@ def moderated(f: Tensor, variance: Tensor) -> Tensor:
     return f / (1 + math.pi / 8 * variance).sqrt()
 
 
-def two_sides(features: Features, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def two_sides(features: Features, temperatures: Tensor) -> Pair:
     """Tempered logit of the predicted class, and the logarithm of the sum over the others, ``(n, k)`` each,
     at ``k`` temperatures.
     """
-    top, others = features.logits.amax(dim=1, keepdim=True).double(), features.other_logits.double()
-    return top / temperatures, (others[:, None] / temperatures[:, None]).logsumexp(dim=2)
+    top = features.logits.amax(dim=1, keepdim=True).double()
+    others = features.other_logits.double()[:, None]
+    tempered = others / temperatures[:, None]
+    return top / temperatures, tempered.logsumexp(dim=2)
 
 
 def scales_of(features: Features, evidence: Evidence, temperature: float) -> Scales:
     """Scales of the calibration samples."""
     A = evidence.agreement
-    median = A.masked_fill(A.isinf(), torch.nan).nanquantile(0.5, dim=0).nan_to_num(0.0)
-    spread = torch.where(A.isinf(), median, A).std(dim=0, correction=0).clamp_min(1e-6)
+    unknown = A.isinf()
+    known = A.masked_fill(unknown, torch.nan)
+    median = known.nanquantile(0.5, dim=0).nan_to_num(0.0)
+    spread = torch.where(unknown, median, A).std(dim=0, correction=0)
+    agreement = torch.stack([median, spread.clamp_min(1e-6)])
     largest = evidence.norm.amax().clamp_min(SHORTEST)
-    agreement, novelty = torch.stack([median, spread]), _robust(evidence.novelty)
-    scales = Scales(temperature, agreement, novelty, A.new_zeros(2), largest)
+    scales = Scales(temperature, agreement, _robust(evidence.novelty), A.new_zeros(2), largest)
     energy = samples_of(features, evidence, scales).energy
-    return replace(scales, energy=_robust(energy[:, None])[:, 0])
+    return replace(scales, energy=_robust(energy))
 
 
 def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Samples:
@@ -338,4 +356,5 @@ def samples_of(features: Features, evidence: Evidence, scales: Scales) -> Sample
 def _robust(x: Tensor) -> Tensor:
     """Median and median absolute deviation, as a standard deviation, of the columns of ``x``, ``(2, p)``."""
     median = x.quantile(0.5, dim=0)
-    return torch.stack([median, (1.4826 * (x - median).abs().quantile(0.5, dim=0)).clamp_min(1e-6)])
+    deviation = (x - median).abs().quantile(0.5, dim=0)
+    return torch.stack([median, (1.4826 * deviation).clamp_min(1e-6)])

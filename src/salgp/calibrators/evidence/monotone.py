@@ -19,10 +19,9 @@ so that a thousand classes cost a thousand rows, not a million entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,13 +62,6 @@ class MonotoneLogistic:
     pull: Tensor
     class_variance: Tensor
 
-    @staticmethod
-    def stacked(models: Sequence[MonotoneLogistic]) -> MonotoneLogistic:
-        """Several models of the same columns and classes as one."""
-        return MonotoneLogistic(
-            *(torch.stack([getattr(model, f.name) for model in models]) for f in fields(MonotoneLogistic))
-        )
-
     @cached_property
     def slopes(self) -> Tensor:
         """Mean and standard deviation ``(2, 1, p)`` of the weights."""
@@ -85,7 +77,7 @@ class MonotoneLogistic:
     def columns_to_layers(self) -> Tensor:
         """Layer of each column, ``(p, L)``: the novelty belongs to the last one, the first two to none."""
         p = self.weights.shape[-1]
-        layers = torch.eye(p, dtype=self.weights.dtype, device=self.weights.device)[:, 2:-1]
+        layers = torch.eye(p).to(self.weights)[:, 2:-1]
         layers[-1, -1] = 1.0
         return layers.contiguous()
 
@@ -96,13 +88,15 @@ class MonotoneLogistic:
     def variance(self, X: Tensor, label: Tensor) -> Tensor:
         """Variance ``(n,)`` of the log-odds."""
         phi = X - self.pull.index_select(-2, label)
-        return ((phi @ self.covariance) * phi).sum(dim=-1) + self.class_variance.index_select(-1, label)
+        own = self.class_variance.index_select(-1, label)
+        return ((phi @ self.covariance) * phi).sum(dim=-1) + own
 
     def joint(self, X: Tensor, label: Tensor) -> Tensor:
         """Covariance ``(..., n, n)`` of the log-odds of rows ``(..., n, p)``."""
         phi = X - self.pull[label]
         same = label[..., :, None] == label[..., None, :]
-        return phi @ self.covariance @ phi.mT + same * self.class_variance[label][..., None, :]
+        own = same * self.class_variance[label][..., None, :]
+        return phi @ self.covariance @ phi.mT + own
 
 
 def fit_monotone(
@@ -118,30 +112,45 @@ def fit_monotone(
         n_classes: ``C``.
         offsets: have predicted classes offsets of their own?
     """
-    from scipy.optimize import minimize
+    from scipy.optimize import Bounds, minimize
 
     p, C = X.shape[1], n_classes if offsets else 0
     prior, centre = X.new_full((p + C,), RIDGE), X.new_zeros(p + C)
     prior[:2] = RIDGE / 40
     centre[1] = 1.0
-
-    def loss(v: object) -> tuple[float, object]:
-        v_ = torch.as_tensor(v).to(X)
-        f, off = X @ v_[:p] + (v_[p:][label] if C else 0.0), v_ - centre
-        wrong = weight * (torch.sigmoid(f) - correct)
-        value = (weight * (softplus(f) - correct * f)).sum() + 0.5 * (prior * off.square()).sum()
-        slope = torch.cat([X.T @ wrong, _sum_by_class(wrong, label, C)]) + prior * off
-        return float(value), slope.cpu().numpy()
-
-    start = centre.cpu().numpy().copy()
-    bounds = [(None, None)] + [(0.0, None)] * (p - 1) + [(None, None)] * C
+    least = np.full(p + C, -np.inf)
+    least[1:p] = 0.0
+    loss, start = _loss(X, label, correct, weight, prior, centre), centre.cpu().numpy().copy()
     with one_blas_thread():
-        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=PRECISE)
-    _warn_unless_converged(found, bounds)
-    v = torch.as_tensor(found.x).to(X)
-    delta = v[p:] if C else X.new_zeros(n_classes)
-    class_prior = prior[p:] if C else torch.full_like(delta, torch.inf)
-    return _laplace(X, label, weight, v[:p], delta, prior[:p], class_prior)
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=Bounds(least), options=PRECISE)
+    found.jac = np.where(found.x > least, found.jac, 0.0)  # on a bound, a slope may point outwards
+    warn_unless_converged(found, "layer evidence")
+    w, delta = torch.as_tensor(found.x).to(X).split([p, C])
+    w_prior, class_prior = prior.split([p, C])
+    if not offsets:
+        delta = X.new_zeros(n_classes)
+        class_prior = torch.full_like(delta, torch.inf)
+    return _laplace(X, label, weight, w, delta, w_prior, class_prior)
+
+
+def _loss(
+    X: Tensor, label: Tensor, correct: Tensor, weight: Tensor, prior: Tensor, centre: Tensor
+) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    """Minus the log posterior and its slope, as a function of weights and offsets."""
+    p = X.shape[1]
+    C = len(prior) - p
+
+    def loss(v: np.ndarray) -> tuple[float, np.ndarray]:
+        v_ = torch.as_tensor(v).to(X)
+        f = X @ v_[:p]
+        f = f + v_[p:][label] if C else f
+        off, wrong = v_ - centre, weight * (torch.sigmoid(f) - correct)
+        lost = (weight * (softplus(f) - correct * f)).sum()
+        value = lost + 0.5 * (prior * off.square()).sum()
+        slope = torch.cat([X.T @ wrong, _sum_by_class(wrong, label, C)])
+        return float(value), (slope + prior * off).cpu().numpy()
+
+    return loss
 
 
 def leave_group_out(
@@ -159,9 +168,10 @@ def leave_group_out(
     curvature, wrong = weight * p * (1 - p), weight * (correct - p)
     for rows in _groups_by_size(group):  # (g, size)
         V = model.joint(X[rows], label[rows])
-        left = torch.eye(rows.shape[1]).to(V) - V * curvature[rows][:, None, :]
-        U = torch.linalg.solve(left, V)
-        out[rows] = f[rows] - (U @ wrong[rows][:, :, None])[:, :, 0]
+        one = torch.eye(rows.shape[1]).to(V)
+        U = torch.linalg.solve(one - V * curvature[rows][:, None, :], V)
+        change = U @ wrong[rows][:, :, None]
+        out[rows] = f[rows] - change[:, :, 0]
         variance[rows] = U.diagonal(dim1=1, dim2=2)
     return out, variance
 
@@ -171,17 +181,9 @@ def _groups_by_size(group: Tensor) -> Iterator[Tensor]:
     order, sizes = group.argsort(stable=True), torch.bincount(group)
     start = sizes.cumsum(0) - sizes
     for size in sizes[sizes > 0].unique().tolist():
-        first = start[sizes == size]
-        rows = order[first[:, None] + torch.arange(size, device=group.device)]
+        first = start[sizes == size][:, None]
+        rows = order[first + torch.arange(size, device=group.device)]
         yield from rows.split(max(1, GROUP_ENTRIES // size**2))
-
-
-def _warn_unless_converged(found: Any, bounds: Sequence[tuple[float | None, float | None]]) -> None:
-    """Warn where the search ended short of its optimum; on a bound, a slope that points outwards is fine."""
-    inner = np.array([low is None or x > low for x, (low, _) in zip(found.x, bounds, strict=True)])
-    from scipy.optimize import OptimizeResult
-
-    warn_unless_converged(OptimizeResult(found, jac=np.where(inner, found.jac, 0.0)), "layer evidence")
 
 
 def _laplace(
@@ -189,9 +191,12 @@ def _laplace(
 ) -> MonotoneLogistic:
     """Posterior with the curvature at ``w`` and ``offsets``; an infinite prior keeps the offsets at 0."""
     s = torch.sigmoid(X @ w + offsets[label])
-    curved = (weight * s * (1 - s))[:, None] * X
-    A, B = X.T @ curved + prior.diag(), X.new_zeros(len(offsets), X.shape[1]).index_add_(0, label, curved)
-    D = _sum_by_class(weight * s * (1 - s), label, len(offsets)) + class_prior
+    curvature = weight * s * (1 - s)
+    curved = curvature[:, None] * X
+    A = X.T @ curved + prior.diag()
+    B = X.new_zeros(len(offsets), X.shape[1])
+    B.index_add_(0, label, curved)
+    D = _sum_by_class(curvature, label, len(offsets)) + class_prior
     pull = B / D[:, None]
     covariance = inverse_positive(cholesky(A - B.T @ pull)).contiguous()
     return MonotoneLogistic(w, offsets, covariance, pull, 1.0 / D)

@@ -25,12 +25,13 @@ from salgp.calibrators.evidence.layer_spaces import (
     LayerSpace,
     Reference,
     ReferenceSettings,
+    descending_directions,
     layer_evidence,
     reference_points,
     unit_length,
     whitened_space,
 )
-from salgp.features import Features
+from salgp.features import ORIGIN, Features
 from salgp.io import storable
 
 __all__ = []
@@ -51,7 +52,8 @@ class SampleRows:
     values: dict[str, Tensor]
 
     def __add__(self, other: SampleRows) -> SampleRows:
-        return SampleRows({name: torch.cat([x, other.values[name]]) for name, x in self.values.items()})
+        both = {name: (x, other.values[name]) for name, x in self.values.items()}
+        return SampleRows({name: torch.cat(pair) for name, pair in both.items()})
 
     def take(self, index: Tensor) -> SampleRows:
         """Some of the samples."""
@@ -60,8 +62,7 @@ class SampleRows:
     def features(self) -> Features:
         """The samples as features."""
         layers = {n.removeprefix("layers."): x for n, x in self.values.items() if n.startswith("layers.")}
-        known = ("groups", "families", "strengths")
-        origin: dict[str, Any] = {n: self.values[n] for n in known if n in self.values}
+        origin: dict[str, Any] = {n: self.values[n] for n in ORIGIN if n in self.values}
         return Features(self.values["logits"], layers, **origin)
 
 
@@ -84,9 +85,9 @@ class Moments:
     def space(self, n: int, width: int) -> LayerSpace:
         """The whitened space of ``n`` samples with these sums."""
         mean = self.total / n
-        covariance = (self.outer_products - n * torch.outer(mean, mean)) / max(n - 1, 1)
-        values, vectors = torch.linalg.eigh(covariance)
-        return whitened_space(mean, values.flip(0).clamp_min(0), vectors.flip(1), width)
+        deviations = self.outer_products - n * torch.outer(mean, mean)
+        found = descending_directions(deviations / max(n - 1, 1))
+        return whitened_space(mean, *found, width)
 
 
 @storable
@@ -140,7 +141,7 @@ def stream_evidence(source: Source, settings: ReferenceSettings) -> EvidenceRows
     rows: SampleRows = source.over_rows("evidence", compare_rows, reference)
     seen = dict(rows.values)
     labels = seen.pop("label")
-    evidence = Evidence(*(seen.pop(f.name) for f in fields(Evidence)))
+    evidence = Evidence(*(seen.pop(field.name) for field in fields(Evidence)))
     widths = {name: len(space.directions) for name, space in reference.spaces.items()}
     seen |= {f"layers.{name}": evidence.novelty.new_zeros(len(labels), 0) for name in widths}
     return EvidenceRows(SampleRows(seen).features(), labels, evidence, reference, widths)
@@ -155,18 +156,21 @@ def sum_reference(
         unit = unit_length(x.double())
         moments[name] = Moments(unit.sum(dim=0), unit.T @ unit)
     generator = torch.Generator().manual_seed((settings.seed << 32) + number)
-    rows = {"logits": features.logits, "label": labels, "key": torch.rand(len(labels), generator=generator)}
+    key = torch.rand(len(labels), generator=generator)
+    rows = {"logits": features.logits, "label": labels, "key": key}
     rows |= {f"layers.{name}": x for name, x in features.layers.items()}
     points = settings.points(features.n_classes)
-    per_class = max(points, min(SAMPLES_PER_POINT * points, DRAWN_ROWS // features.n_classes))
-    return ReferenceSums(len(labels), moments, first_of_class(SampleRows(rows), per_class), per_class)
+    most = min(SAMPLES_PER_POINT * points, DRAWN_ROWS // features.n_classes)
+    per_class = max(points, most)
+    drawn = first_of_class(SampleRows(rows), per_class)
+    return ReferenceSums(len(labels), moments, drawn, per_class)
 
 
 def compare_rows(reference: Reference, features: Features, labels: Tensor, number: int) -> SampleRows:
     """Evidence of every row, and what else a fit needs of it."""
     found = layer_evidence(reference, features)
     known = {"logits": features.logits, "label": labels, **features.origin}
-    return SampleRows(known | {f.name: getattr(found, f.name).contiguous() for f in fields(found)})
+    return SampleRows(known | {name: x.contiguous() for name, x in vars(found).items()})
 
 
 def first_of_class(rows: SampleRows, per_class: int) -> SampleRows:
@@ -182,6 +186,7 @@ def first_of_class(rows: SampleRows, per_class: int) -> SampleRows:
     label, key = rows.values["label"], rows.values["key"]
     order = key.argsort(stable=True)
     order = order[label[order].argsort(stable=True)]  # by class, then by number
-    sizes = label[order].unique_consecutive(return_counts=True)[1]
+    _, sizes = label[order].unique_consecutive(return_counts=True)
     start = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    return rows.take(order[torch.arange(len(order)) - start < per_class].sort().values)
+    early = torch.arange(len(order)) - start < per_class
+    return rows.take(order[early].sort().values)

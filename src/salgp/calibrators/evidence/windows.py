@@ -20,6 +20,8 @@ from salgp.io import storable
 
 __all__ = ["Context", "compressed", "over_prediction", "window_numbers", "window_sums"]
 
+Windows = tuple[Tensor, Tensor]
+"""Sums ``(w, 2 + C)`` over the samples of each window, and the window ``(n,)`` of each sample."""
 CLASS_NOISE = 4.0
 """Over-prediction of a class counts from 2 standard errors on: ``r^3 / (r^2 + 4 / e)``."""
 
@@ -48,8 +50,9 @@ class WindowModel:
     def parts(self, statistics: Tensor, label: Tensor) -> Tensor:
         """Part of each sample in the sums of its window, ``(n, 2 + C)``: statistics and a class count."""
         u = (statistics - self.centre) / self.scale
-        counts = torch.arange(len(self.shares), device=label.device) == label[:, None]
-        return torch.cat([u, counts.to(u)], dim=1)
+        classes = torch.arange(len(self.shares), device=label.device)
+        counts = (classes == label[:, None]).to(u)
+        return torch.cat([u, counts], dim=1)
 
     def shift_of_one(self, statistics: Tensor) -> Tensor:
         """Shift weight ``(n,)`` of samples that are a window each; none is predicted too often."""
@@ -60,17 +63,11 @@ class WindowModel:
         """Shift weight ``k (n,)`` of compressed statistics ``m (n, 2)``."""
         return (m @ self.weights).clamp(0.0, 1.0)
 
-    def shift(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Shift weight ``k`` and over-prediction ``r_class``, ``(n,)`` each, of samples in the windows
-        ``window (n,)``, which have these sums ``(w, 2 + C)``.
-        """
-        m, r = self.describe(sums, window, label)
-        return self.weigh(m), r
-
     def describe(self, sums: Tensor, window: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Compressed statistics ``m (n, 2)`` of each sample's window, and ``r_class (n,)``."""
         n = sums[:, 2:].sum(dim=1)
-        m = compressed(sums[:, :2] / n[:, None], self.noise / n[:, None])
+        mean = sums[:, :2] / n[:, None]
+        m = compressed(mean, self.noise / n[:, None])
         count = sums[window, 2 + label]
         return m[window], over_prediction(count, n[window], self.shares[label])
 
@@ -105,7 +102,7 @@ class Context:
         return self.total[:2] / max(self.count, 1)
 
 
-def window_sums(parts: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+def window_sums(parts: Tensor, number: Tensor) -> Windows:
     """Sums ``(w, 2 + C)`` over the samples of each window, and the window ``(n,)`` of each sample.
 
     Args:
@@ -118,7 +115,8 @@ def window_sums(parts: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
                 [2.]]), tensor([0, 1, 0]))
     """
     found, window = number.unique(return_inverse=True)
-    return parts.new_zeros(len(found), parts.shape[1]).index_add_(0, window, parts), window
+    sums = parts.new_zeros(len(found), parts.shape[1])
+    return sums.index_add_(0, window, parts), window
 
 
 def compressed(u: Tensor, noise: Tensor | float) -> Tensor:
@@ -164,28 +162,33 @@ def window_numbers(context: Any, t: Tensor) -> Tensor:
         >>> window_numbers(["north", "south", "north"], torch.tensor([0.1, 0.7, 0.2]))
         tensor([0, 1, 0])
     """
-    n = len(t)
     if isinstance(context, str):
         if context != "all":
             raise ValueError(
                 f"context must be 'all', a window size, environments or a Context; got {context!r}"
             )
-        return torch.zeros(n, dtype=torch.long, device=t.device)
+        return torch.zeros_like(t).long()
     if isinstance(context, bool | float | np.bool_ | np.floating):
         raise TypeError(f"a window size must be a whole number of samples, got {context!r}")
     if isinstance(context, int | np.integer):
         if context < 1:
             raise ValueError(f"a window must hold at least 1 sample, got {context}")
         _refuse_sorted(t)
-        return torch.arange(n, device=t.device) // int(context)
+        return torch.arange(len(t), device=t.device) // int(context)
+    return _environments(context, len(t)).to(t.device)
+
+
+def _environments(context: Any, n: int) -> Tensor:
+    """Number of the environment of each of ``n`` samples, from numbers or names."""
     given = _plain(np.asarray(context.cpu() if isinstance(context, Tensor) else context))
     if given.shape != (n,) or given.dtype.kind not in "biuUS":
         raise ValueError(
             f"environments must be one whole number or name per sample, ({n},); got {given.dtype} of shape "
             f"{given.shape}"
         )
-    number = np.unique(given, return_inverse=True)[1] if given.dtype.kind in "US" else given
-    return torch.as_tensor(number.astype(np.int64)).to(t.device)
+    if given.dtype.kind in "US":
+        _, given = np.unique(given, return_inverse=True)
+    return torch.as_tensor(given.astype(np.int64))
 
 
 def _plain(given: np.ndarray) -> np.ndarray:
@@ -203,7 +206,8 @@ def _refuse_sorted(t: Tensor) -> None:
     if len(t) < 50 or float(t.std()) < 1e-9:
         return
     x = t - t.mean()
-    if float((x[1:] * x[:-1]).sum() / x.square().sum()) > SORTED:
+    correlation = (x[1:] * x[:-1]).sum() / x.square().sum()
+    if correlation > SORTED:
         raise ValueError(
             "the samples are sorted by confidence, so consecutive ones are no random sample of their "
             "environment; shuffle them, or pass the environment of each sample"
