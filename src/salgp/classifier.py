@@ -81,7 +81,7 @@ class CalibratedClassifier(nn.Module):
         self.model = model
         self.calibrator = calibrator
         layers = tuple(calibrator.layer_widths_)
-        self.taps = taps if taps is not None else Reader(layers=layers, output="logits")
+        self.taps = taps or Reader(layers=layers, output="logits")
         self.augmentation = augmentation
 
     def extra_repr(self) -> str:
@@ -106,12 +106,13 @@ class CalibratedClassifier(nn.Module):
     def forward(self, *inputs: Any, **keywords: Any) -> Prediction:
         """Calibrated prediction for one batch, given as the network takes it (or as one mapping)."""
         features = self.features(*inputs, **keywords)
+        device = features.logits.device
         found = self._predicted(features)
-        return found if found.label.device == features.logits.device else found.to(features.logits.device)
+        return found if found.label.device == device else found.to(device)
 
     def features(self, *inputs: Any, **keywords: Any) -> Features:
         """Logits and layer features of one batch, as the calibrator reads them."""
-        batch = Batch.given(inputs, keywords, unwrap(self.model), self.taps.labels_at, self.taps.inputs)
+        batch = self._batch(inputs, keywords)
         if not torch.compiler.is_compiling() and batch.is_empty:
             raise ValueError("the batch is empty: there is nothing to predict")
         if self.taps.taps is None:
@@ -123,11 +124,15 @@ class CalibratedClassifier(nn.Module):
         go aside. Several arrays are a batch like those of calibration, with labels or without. Where these
         are not known, several arrays are inputs in order, unless the network takes fewer.
         """
-        several, network = isinstance(item, tuple | list) and not are_texts(item), unwrap(self.model)
-        inputs = tuple(item) if several else (item,)
-        batch = Batch.given(inputs, {}, network, self.taps.labels_at, self.taps.inputs)
-        by_loader = several and (self.taps.inputs is not None or not batch.fits(network))
-        return self.taps.batch_of(item) if by_loader else batch
+        several = isinstance(item, tuple | list) and not are_texts(item)
+        batch = self._batch(tuple(item) if several else (item,), {})
+        if several and (self.taps.inputs is not None or not batch.fits(unwrap(self.model))):
+            return self.taps.batch_of(item)
+        return batch
+
+    def _batch(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Batch:
+        network, taps = unwrap(self.model), self.taps
+        return Batch.given(inputs, keywords, network, taps.labels_at, taps.inputs)
 
     def extract(
         self, loader: Iterable[Any], *, progress: bool | None = None
@@ -141,7 +146,8 @@ class CalibratedClassifier(nn.Module):
             progress: True shows a bar (needs ``rich``), False nothing; None a bar on a terminal, elsewhere a
                 line now and then.
         """
-        self.taps, features, labels = collect(read_batches(self.model, loader, self.taps, progress=progress))
+        readings = read_batches(self.model, loader, self.taps, progress=progress)
+        self.taps, features, labels = collect(readings)
         return features, labels
 
     def predict(self, loader: Iterable[Any], context: Any = None, progress: bool | None = None) -> Prediction:
@@ -183,7 +189,8 @@ class CalibratedClassifier(nn.Module):
             "class_names": self.taps.classes,
             "fit": getattr(self.calibrator, "verdict_", None),
         }
-        return build(path, features, labels, self._predicted(features), **{**defaults, **options})
+        prediction = self._predicted(features)
+        return build(path, features, labels, prediction, **(defaults | options))
 
     @property
     def check_(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -219,7 +226,8 @@ class CalibratedClassifier(nn.Module):
             )
         if self.augmentation is not None:
             header["augmentation"] = asdict(self.augmentation)
-        plain: dict[str, Any] = json.loads(json.dumps(header, default=plain_number))
+        text = json.dumps(header, default=plain_number)
+        plain: dict[str, Any] = json.loads(text)
         return plain
 
 
@@ -293,7 +301,8 @@ def calibrate(
     )
     calibrator = with_fallback(calibrator, data.features, method not in DEFAULT)
     calibrator.fit(data.features, data.labels, data.reference)
-    return CalibratedClassifier(model, calibrator, replace(data.reader, tokenizer=None), data.augmentation)
+    taps = replace(data.reader, tokenizer=None)
+    return CalibratedClassifier(model, calibrator, taps, data.augmentation)
 
 
 def with_fallback(calibrator: Calibrator, features: Features, asked_for: bool) -> Calibrator:

@@ -74,12 +74,10 @@ def export_head(
     calibrator._check_fitted()
     head = _Head(calibrator, rule, context)
     g = torch.Generator().manual_seed(0)
-    example = (
-        torch.randn(3, calibrator.n_classes_, generator=g),
-        *(torch.randn(3, d, generator=g) for d in calibrator.layer_widths_.values()),
-    )
-    names = ["logits", *(f"layers.{name}" for name in calibrator.layer_widths_)]
-    return _export(head, example, names, path)
+    widths = {f"layers.{name}": d for name, d in calibrator.layer_widths_.items()}
+    shapes = {"logits": calibrator.n_classes_} | widths
+    example = tuple(torch.randn(3, d, generator=g) for d in shapes.values())
+    return _export(head, example, list(shapes), path)
 
 
 def export_classifier(
@@ -119,8 +117,7 @@ def export_classifier(
     _check_arrays(names, values)
     inputs = tuple(_as_network(x, classifier.model) for x in values)
     whole = _Whole(classifier, keywords, rule, context)
-    with torch.no_grad():
-        # resolves the taps, and fails with a clear error where the example does not fit
+    with torch.no_grad():  # resolves the taps, and fails with a clear error where the example does not fit
         whole.features(inputs)
     return _export(whole, inputs, names, path)
 
@@ -154,27 +151,28 @@ class _Calibrated(nn.Module):
         """Features for the calibrator, from the inputs of the graph."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if not self.context:
-            prediction, own = self.calibrator._predict(self.features(inputs)), None
+        more = []
+        if self.context:
+            *inputs, window = inputs
+            prediction, own = self.calibrator.predict_in_window(self.features(inputs), window)
+            more = [own]
         else:
-            prediction, own = self.calibrator.predict_in_window(self.features(inputs[:-1]), inputs[-1])
+            prediction = self.calibrator._predict(self.features(inputs))
+        if self.rule is not None:
+            more = [self.rule(prediction.label, prediction.confidence), *more]
         values = [getattr(prediction, name) for name in OUTPUTS]
-        act = None if self.rule is None else self.rule(prediction.label, prediction.confidence)
-        return tuple(value for value in (*values, act, own) if value is not None)
+        return (*(value for value in values if value is not None), *more)
 
     def output_names(self) -> list[str]:
         """Names of the outputs of the graph, found by one prediction; what it caches is worked out before the
         graph is taken.
         """
-        shape = Features(
-            torch.zeros(2, self.calibrator.n_classes_),
-            {k: torch.ones(2, d) for k, d in self.calibrator.layer_widths_.items()},
-        )
-        self.calibrator.prepare_export()
-        prediction = self.calibrator._predict(shape)
+        layers = {name: torch.ones(2, d) for name, d in self.calibrator.layer_widths_.items()}
+        logits = torch.zeros(2, self.calibrator.n_classes_)
+        prediction = self.calibrator._predict(Features(logits, layers))
         names = [name for name in OUTPUTS if getattr(prediction, name) is not None]
-        more = {"act": self.rule is not None, "sample_context": self.context}
-        return [*names, *(name for name, there in more.items() if there)]
+        act = [] if self.rule is None else ["act"]
+        return [*names, *act, *["sample_context"] * self.context]
 
 
 class _Head(_Calibrated):
@@ -182,8 +180,9 @@ class _Head(_Calibrated):
 
     def features(self, inputs: Sequence[Tensor]) -> Features:
         """Logits and layers, as they are given; a probability of 0 as the calibrator has learned it."""
-        found = Features(inputs[0], dict(zip(self.calibrator.layer_widths_, inputs[1:], strict=True)))
-        return found if self.calibrator.zero_logits_ is None else self.calibrator.floor_zeros(found)
+        logits, *layers = inputs
+        found = Features(logits, dict(zip(self.calibrator.layer_widths_, layers, strict=True)))
+        return self.calibrator.floor_zeros(found)
 
 
 class _Whole(_Calibrated):
@@ -235,10 +234,7 @@ def _export(
         program = torch.export.export(module, example, dynamic_shapes=(tuple(shapes),), strict=False)
         contents = kind.encode(program, names, present)
 
-    def write(part: Path) -> None:
-        part.write_bytes(contents)
-
-    return write_whole(target, write)
+    return write_whole(target, lambda part: part.write_bytes(contents))
 
 
 def _check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -283,10 +279,10 @@ def _as_network(x: Tensor, model: nn.Module) -> Tensor:
     """Floating-point inputs in the type of the network's parameters and where it is, as
     `CalibratedClassifier` would send them.
     """
-    first = next((p for p in model.parameters() if p.is_floating_point()), None)
-    if first is None:
-        return x
-    return x.to(first) if x.is_floating_point() else x.to(first.device)
+    for p in model.parameters():
+        if p.is_floating_point():
+            return x.to(p) if x.is_floating_point() else x.to(p.device)
+    return x
 
 
 def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
@@ -303,14 +299,13 @@ def _searchsorted(
     *,
     out_int32: bool = False,
     right: bool = False,
-    side: str | None = None,
+    side: Any = None,
     sorter: Any = None,
 ) -> Tensor:
     """How many edges lie below: ONNX has no binary search."""
-    after = right or side == "right"
-    return ((edges <= x[..., None]) if after else (edges < x[..., None])).sum(
-        dim=-1, dtype=torch.int32 if out_int32 else torch.int64
-    )
+    x = x[..., None]
+    below = edges <= x if right or side == "right" else edges < x
+    return below.sum(dim=-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _clamp_min(x: Tensor, least: float) -> Tensor:
@@ -334,7 +329,8 @@ def _explained(module: _Calibrated) -> Iterator[None]:
     except (ImportError, MemoryError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split(".  ")[0].split())[:160] or type(error).__name__
+        first, *_ = str(error).split(".  ")
+        reason = " ".join(first.split())[:160] or type(error).__name__
         name = module.calibrator.name
         advice = f"{name} cannot be exported; choose another method, such as layer-evidence or temperature"
         if isinstance(module, _Whole):
@@ -358,10 +354,10 @@ def _as_onnx(program: Any, names: Sequence[str], outputs: Sequence[str]) -> byte
     model = graph.model_proto
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    for axis in (
-        axis for value in values for axis in value.type.tensor_type.shape.dim if axis.dim_param == batch
-    ):
-        axis.dim_param = "batch"  # and not the tracer's own name for it
+    for value in values:
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param == batch:
+                axis.dim_param = "batch"  # and not the tracer's own name for it
     model.graph.doc_string = MADE_BY
     contents: bytes = model.SerializeToString()
     return contents

@@ -14,7 +14,7 @@ import copy
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, ValuesView
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -43,11 +43,13 @@ def unwrap(model: nn.Module) -> nn.Module:
             f"expected a network (torch.nn.Module), got a {type(model).__name__}; a classifier of "
             f"scikit-learn goes to salgp.sklearn.CalibratedEstimator, arrays to salgp.calibrate_outputs"
         )
-    while "_orig_mod" in model._modules or isinstance(
-        model, nn.DataParallel | nn.parallel.DistributedDataParallel
-    ):
-        model = model.get_submodule("_orig_mod" if "_orig_mod" in model._modules else "module")
-    return model
+    while True:
+        if "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
 
 
 def frozen_copy(model: nn.Module, buffers: dict[int, Tensor] | None = None) -> nn.Module:
@@ -67,8 +69,8 @@ def frozen_copy(model: nn.Module, buffers: dict[int, Tensor] | None = None) -> n
         raise ValueError("the network has lazy parameters without values yet; run it once, then calibrate it")
     memo: dict[int, Any] = {}
     for module in model.modules():
-        if not isinstance(module, torch.jit.ScriptModule):  # its state lies outside of Python
-            _share(list(vars(module).values()), memo)
+        if not _is_scripted(module):  # its state lies outside of Python
+            _share(vars(module).values(), memo)
     memo |= buffers or {}
     copied: nn.Module = copy.deepcopy(model, memo)
     for new in memo.values():  # also modules that no other module has registered
@@ -79,15 +81,25 @@ def frozen_copy(model: nn.Module, buffers: dict[int, Tensor] | None = None) -> n
     return copied
 
 
-def _share(values: list[Any], memo: dict[int, Any]) -> None:
+def _share(values: Iterable[Any], memo: dict[int, Any]) -> None:
     """Let the copy keep every value that is no module, container or method: tensors, sessions, trainers."""
     for value in values:
         if isinstance(value, nn.Module | MethodType | functools.partial):
             continue
-        if isinstance(value, dict | list | tuple | set):
-            _share(list(value.values() if isinstance(value, dict) else value), memo)
+        if isinstance(value, dict):
+            _share(value.values(), memo)
+        elif isinstance(value, list | tuple | set):
+            _share(value, memo)
         else:
             memo[id(value)] = value
+
+
+Prepare = Callable[[nn.Module], Any]
+"""Hangs hooks on a copy."""
+
+
+def _no_hooks(network: nn.Module) -> None:
+    return
 
 
 class FrozenCopy:
@@ -107,11 +119,9 @@ class FrozenCopy:
         (True, False)
     """
 
-    def __init__(self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None) -> None:
+    def __init__(self, model: nn.Module, prepare: Prepare = _no_hooks) -> None:
         self.model = model
-        everything = [vars(module) for module in model.modules()]
-        inside = [own[name] for own in everything for name in TABLES if isinstance(own.get(name), dict)]
-        self._values = [table.values() for table in (*everything, *inside)]  # as they are at any time
+        self._values = _tables(model)
         self._entries = [*chain.from_iterable(self._values)]
         self._parameters, buffers = [*model.parameters()], [*model.buffers()]
         self._tensors = [*self._parameters, *buffers]
@@ -120,14 +130,13 @@ class FrozenCopy:
         self.placement = _placement(self._tensors, self._parameters)
         self._hashed: tuple[Any, str] | None = None
         self._last: Callable[[], list[float]] | None = None
-        self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+        self._scripted = any(map(_is_scripted, model.modules()))
         # while a graph is traced, its buffers are stand-ins that must stay the network's own
         self._shared = [] if torch.compiler.is_compiling() else [x.detach() for x in buffers]
         with torch.inference_mode(False):  # a copy made for inference could not follow outside of it
             self._own = [x.clone() for x in self._shared]
-        self.network = frozen_copy(model, {id(x): own for x, own in zip(buffers, self._own, strict=False)})
-        named = [(m._buffers, name, x) for m in self.network.modules() for name, x in m._buffers.items()]
-        self._places = named if self._own else []
+        self.network = frozen_copy(model, dict(zip(map(id, buffers), self._own, strict=False)))
+        self._places = _buffer_places(self.network) if self._own else []
         self.probe = prepare(self.network)
 
     def follow(self) -> bool:
@@ -141,7 +150,8 @@ class FrozenCopy:
         if versions != self._versions:
             if self._scripted and self._versions:
                 return False  # TorchScript copies its weights
-            self._versions, self.placement = versions, _placement(self._tensors, self._parameters)
+            self._versions = versions
+            self.placement = _placement(self._tensors, self._parameters)
         for table, name, own in self._places:
             table[name] = own
         if self._own:  # always: batch normalisation writes to its buffers without counting versions
@@ -189,9 +199,7 @@ class FrozenCopies:
         return FrozenCopies, ()
 
     @contextmanager
-    def lent(
-        self, model: nn.Module, prepare: Callable[[nn.Module], Any] = lambda network: None
-    ) -> Iterator[FrozenCopy]:
+    def lent(self, model: nn.Module, prepare: Prepare = _no_hooks) -> Iterator[FrozenCopy]:
         """A current copy that nobody else uses meanwhile, without gradients."""
         if torch.compiler.is_compiling():  # a graph being traced has stand-ins for the weights
             with torch.no_grad():
@@ -232,6 +240,24 @@ class Fingerprint:
     weights: str
 
 
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def _tables(model: nn.Module) -> list[ValuesView[Any]]:
+    """Values that make the modules what they are, as these are at any time."""
+    everything = [vars(module) for module in model.modules()]
+    inside = [own.get(name) for own in everything for name in TABLES]
+    tables = everything + [table for table in inside if isinstance(table, dict)]
+    return [table.values() for table in tables]
+
+
+def _buffer_places(network: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """Where the buffers are kept: dictionary, name and buffer."""
+    tables = [module._buffers for module in network.modules()]
+    return [(table, name, x) for table in tables for name, x in table.items()]
+
+
 def _equal(now: list[Any], before: list[Any]) -> bool:
     """Whether all entries are the same objects, or equal ones; those that cannot be compared are not."""
     try:
@@ -251,11 +277,8 @@ def _placement(
 
 def _last_numbers(parameters: Sequence[Tensor]) -> Callable[[], list[float]]:
     """Tells the last number of every parameter on one device, since fused optimizers count no versions."""
-    last = [
-        p.detach()[(-1,) * p.ndim]
-        for p in parameters
-        if p.numel() and p.is_floating_point() and p.itemsize > 1
-    ]
+    compared = [p for p in parameters if p.numel() and p.is_floating_point() and p.itemsize > 1]
+    last = [p.detach()[(-1,) * p.ndim] for p in compared]
     here = [x for x in last if x.device == last[0].device]
     return lambda: torch.stack(here).tolist() if here else []
 
@@ -277,7 +300,8 @@ def fingerprint(model: nn.Module) -> Fingerprint:
     weights, network = hashlib.sha256(), unwrap(model)
     for name, value in _state(network):
         weights.update(f"{name}{value.dtype};".encode())
-        weights.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        weights.update(flat.view(torch.uint8).numpy().data)
     return Fingerprint(_structure(network), weights.hexdigest())
 
 

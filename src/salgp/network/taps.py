@@ -123,7 +123,8 @@ class Tap:
                 f"layer {self.name!r} returned {type(output).__name__} without any "
                 f"floating-point tensor; leave it out"
             )
-        x = x.transpose(0, 1) if self.layout.batch_axis == 1 and own_mask is None and x.ndim > 2 else x
+        if self.layout.batch_axis == 1 and own_mask is None and x.ndim > 2:
+            x = x.transpose(0, 1)
         try:
             pooled = pool(x, self.pooling, self.layout, mask if own_mask is None else own_mask)
         except torch.OutOfMemoryError:
@@ -190,21 +191,20 @@ class Probe:
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], Any]:
         """Reads what a module returned, and gives it back, perhaps changed."""
-        by_call: dict[int, list[tuple[int, Tap]]] = {}
-        for j, tap in enumerate(self._taps):
-            if tap.module == name:
-                by_call.setdefault(tap.call, []).append((j, tap))
+        own = [(j, tap) for j, tap in enumerate(self._taps) if tap.module == name]
 
         def hook(module: nn.Module, _: Any, output: Any) -> Any:
             if self._found is None:
                 return output
             call = self._calls[name] = self._calls.get(name, 0) + 1
-            now = by_call.get(call, ())
+            now = [(j, tap) for j, tap in own if tap.call == call]
             if self._change is not None:
                 for j, tap in now:
-                    output = tap.replaced(output, module, functools.partial(self._change, j))
-            for _, tap in now if self._pooled else ():
-                self._found[tap.name] = tap.read(output, module, self._mask)
+                    change = functools.partial(self._change, j)
+                    output = tap.replaced(output, module, change)
+            if self._pooled:
+                for _, tap in now:
+                    self._found[tap.name] = tap.read(output, module, self._mask)
             return output
 
         return hook
@@ -223,16 +223,16 @@ def activation(output: Any) -> tuple[Tensor | None, Tensor | None, Put]:
     """
     if isinstance(output, PackedSequence):
         padded, lengths = pad_packed_sequence(output, batch_first=True)
-        pack = functools.partial(
-            pack_padded_sequence, lengths=lengths, batch_first=True, enforce_sorted=False
-        )
+        options = {"lengths": lengths, "batch_first": True, "enforce_sorted": False}
+        pack = functools.partial(pack_padded_sequence, **options)
         return padded, _mask(lengths, padded), pack
     if isinstance(output, Tensor):
         if not output.is_floating_point():
             return None, None, lambda new: output
         if not output.is_nested:
             return output, None, lambda new: new
-        lengths, padded = torch.tensor([len(row) for row in output.unbind()]), output.to_padded_tensor(0.0)
+        padded = output.to_padded_tensor(0.0)
+        lengths = torch.tensor(list(map(len, output.unbind())))
         return padded, _mask(lengths, padded), functools.partial(_nested, lengths)
     parts: dict[Any, Any] = dict(named_fields(output))
     if not parts and isinstance(output, tuple | list):
@@ -314,7 +314,9 @@ def pool(
         how = "time-max" if layout.recurrent else "spatial-avg"
     if mask is not None and x.ndim == 3 and not how.startswith("channel-"):
         return _masked(x if axis == 2 else x.transpose(1, 2), how, mask, dtype)
-    axes = [axis] if how.startswith("channel-") else [i for i in range(1, x.ndim) if i != axis]
+    axes = [axis]
+    if not how.startswith("channel-"):
+        axes = [i for i in range(1, x.ndim) if i != axis]
     if how.endswith("avg"):
         return x.mean(dim=axes, dtype=dtype).flatten(1)
     if how.endswith("max"):
@@ -333,13 +335,17 @@ def _masked(x: Tensor, how: str, mask: Tensor, dtype: torch.dtype) -> Tensor:
         )
     mask = mask.bool()
     if how.endswith("avg"):
-        total = x.masked_fill(~mask[:, :, None], 0).sum(dim=1, dtype=dtype)
+        real = x.masked_fill(~mask[:, :, None], 0)
+        total = real.sum(dim=1, dtype=dtype)
         return total / mask.sum(dim=1, keepdim=True).clamp_min(1)
     if how.endswith("max"):
-        top = x.masked_fill(~mask[:, :, None], float("-inf")).amax(dim=1)
+        real = x.masked_fill(~mask[:, :, None], -torch.inf)
+        top = real.amax(dim=1)
         return top.masked_fill(~mask.any(dim=1, keepdim=True), 0).to(dtype)
-    first, last = mask.int().argmax(dim=1), x.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
-    return x[torch.arange(len(x), device=x.device), first if how == "first-token" else last].to(dtype)
+    place = mask.int().argmax(dim=1)
+    if how != "first-token":
+        place = x.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
+    return x[torch.arange(len(x), device=x.device), place].to(dtype)
 
 
 def _by_function(how: Callable[..., Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
@@ -349,10 +355,11 @@ def _by_function(how: Callable[..., Tensor], x: Tensor, mask: Tensor | None) -> 
     except (TypeError, ValueError):  # functions written in C do not say what they take
         takes_mask = False
     pooled: object = how(x, mask=mask) if takes_mask else how(x)
-    floating = isinstance(pooled, Tensor) and pooled.is_floating_point()
-    if isinstance(pooled, Tensor) and floating and pooled.ndim == 2 and len(pooled) == len(x):
-        return pooled
-    got = f"{pooled.dtype} {tuple(pooled.shape)}" if isinstance(pooled, Tensor) else type(pooled).__name__
+    got = type(pooled).__name__
+    if isinstance(pooled, Tensor):
+        if pooled.is_floating_point() and pooled.ndim == 2 and len(pooled) == len(x):
+            return pooled
+        got = f"{pooled.dtype} {tuple(pooled.shape)}"
     raise ValueError(
         f"the pooling function must return a floating-point tensor of shape ({len(x)}, d), got {got}"
     )
@@ -360,23 +367,26 @@ def _by_function(how: Callable[..., Tensor], x: Tensor, mask: Tensor | None) -> 
 
 def _with_part(output: Any, where: Any, put: Put, new: Tensor) -> Any:
     """A container with one member replaced."""
+    part = put(new)
     if isinstance(output, Mapping):
         changed: Any = copy.copy(output)
-        changed[where] = put(new)
+        changed[where] = part
         return changed
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return dataclasses.replace(output, **{where: put(new)})
+        return dataclasses.replace(output, **{where: part})
     if isinstance(where, str):  # a named tuple
-        return output._replace(**{where: put(new)})  # type: ignore[attr-defined]
-    return type(output)(put(new) if i == where else part for i, part in enumerate(output))
+        return output._replace(**{where: part})  # type: ignore[attr-defined]
+    return type(output)([*output[:where], part, *output[where + 1 :]])
 
 
 def _nested(lengths: Tensor, padded: Tensor) -> Tensor:
-    return torch.nested.as_nested_tensor([row[:n] for row, n in zip(padded, lengths.tolist(), strict=True)])
+    rows = zip(padded, lengths.tolist(), strict=True)
+    return torch.nested.as_nested_tensor([row[:n] for row, n in rows])
 
 
 def _mask(lengths: Tensor, padded: Tensor) -> Tensor:
-    return torch.arange(padded.shape[1], device=padded.device)[None] < lengths.to(padded.device)[:, None]
+    positions = torch.arange(padded.shape[1], device=padded.device)
+    return positions < lengths.to(padded.device)[:, None]
 
 
 FORWARD = "pass reader=salgp.Reader(forward=lambda model, batch: ...) to return the logits yourself"
@@ -407,18 +417,22 @@ def raw_logits(output: Any) -> Tensor:
             f"{', '.join(map(str, fields))}); {FORWARD}"
         )
     parts = output if isinstance(output, tuple | list) else ()
-    tensors = [(i, x) for i, x in enumerate(parts) if isinstance(x, Tensor)]
-    found = [(i, x) for i, x in tensors if x.is_floating_point() and x.ndim in (1, 2)]
+    found = [i for i, x in enumerate(parts) if _may_be_scores(x)]
     if not found:
         raise ValueError(f"found no logits in the {type(output).__name__} the network returned; {FORWARD}")
     if len(found) > 1:
-        listed = " and ".join(f"[{i}] {shape_of(x)}" for i, x in found)
+        listed = " and ".join(f"[{i}] {shape_of(parts[i])}" for i in found)
         raise ValueError(
             f"the network returned a {type(output).__name__} in which {len(found)} tensors could be the "
             f"class scores, {listed}; say which, for batches (x, y): reader=salgp.Reader(forward=lambda "
-            f"model, batch: model(batch[0])[{found[-1][0]}])"
+            f"model, batch: model(batch[0])[{found[-1]}])"
         )
-    return found[0][1]
+    scores: Tensor = parts[found[0]]
+    return scores
+
+
+def _may_be_scores(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.ndim in (1, 2)
 
 
 def named_fields(value: Any) -> Iterator[tuple[str, Any]]:
