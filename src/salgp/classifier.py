@@ -184,7 +184,7 @@ class CalibratedClassifier(nn.Module):
         features, labels = self.extract(loader)
         if labels is None:
             raise ValueError("a report needs labels, but the loader yields inputs only; yield (x, y)")
-        defaults = {
+        defaults: dict[str, Any] = {
             "method": self.calibrator.display_name,
             "class_names": self.taps.classes,
             "fit": getattr(self.calibrator, "verdict_", None),

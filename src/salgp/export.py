@@ -153,8 +153,8 @@ class _Calibrated(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         more = []
         if self.context:
-            *inputs, window = inputs
-            prediction, own = self.calibrator.predict_in_window(self.features(inputs), window)
+            *arrays, window = inputs
+            prediction, own = self.calibrator.predict_in_window(self.features(arrays), window)
             more = [own]
         else:
             prediction = self.calibrator._predict(self.features(inputs))
@@ -182,7 +182,7 @@ class _Head(_Calibrated):
         """Logits and layers, as they are given; a probability of 0 as the calibrator has learned it."""
         logits, *layers = inputs
         found = Features(logits, dict(zip(self.calibrator.layer_widths_, layers, strict=True)))
-        return self.calibrator.floor_zeros(found)
+        return found if self.calibrator.zero_logits_ is None else self.calibrator.floor_zeros(found)
 
 
 class _Whole(_Calibrated):
@@ -240,22 +240,23 @@ def _export(
 def _check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """A graph knows its inputs and outputs by name."""
     every = [*inputs, *outputs]
-    twice = [name for name in inputs if every.count(name) > 1]
-    if twice:
-        raise ValueError(
-            f"the input {twice[0]!r} has the name of another input or output of the graph; give the example "
-            f"in order, [x, ...], so that its inputs are called 'input', 'input1', ..."
-        )
+    for name in inputs:
+        if every.count(name) > 1:
+            raise ValueError(
+                f"the input {name!r} has the name of another input or output of the graph; give the example "
+                f"in order, [x, ...], so that its inputs are called 'input', 'input1', ..."
+            )
 
 
 def _check_types(kind: Target, tensors: Iterable[Tensor]) -> None:
-    wrong = {x.dtype for x in tensors} & set(kind.lacks)
-    if wrong:
-        name = str(wrong.pop()).removeprefix("torch.")
-        raise ValueError(
-            f"{kind.title} runtimes do not compute in {name} on a processor: calibrate and export a copy of "
-            f"the network in single precision, copy.deepcopy(model).float(), or write a .pt2 file for torch"
-        )
+    for x in tensors:
+        if x.dtype in kind.lacks:
+            name = str(x.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{kind.title} runtimes do not compute in {name} on a processor: calibrate and export a copy "
+                f"of the network in single precision, copy.deepcopy(model).float(), or write a .pt2 file for "
+                f"torch"
+            )
 
 
 @dataclass(frozen=True)

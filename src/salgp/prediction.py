@@ -176,8 +176,6 @@ class Prediction:
     @staticmethod
     def concatenate(parts: Sequence[Prediction]) -> Prediction:
         """Stack predictions of the same calibrator."""
-        if len(parts) == 1:
-            return parts[0]
         return _each_tensor(lambda *pieces: torch.cat(pieces), *parts)
 
     @staticmethod
@@ -243,8 +241,8 @@ class Prediction:
         """
         found = Prediction.from_confidence(features, torch.sigmoid(log_odds), **more)
         bars = cache(partial(_error_bars, log_odds, variance, found.confidence))
-        std, lower, upper = (partial(_part, bars, i) for i in range(3))
-        vars(found).update(std=std, lower=lower, upper=upper)  # not by `replace`, which reads every field
+        # not by `replace`, which reads every field
+        vars(found).update(std=lambda: bars()[0], lower=lambda: bars()[1], upper=lambda: bars()[2])
         return found
 
     def with_probs(
@@ -381,10 +379,6 @@ def _error_bars(
     """Standard deviation of confidences and both ends of their interval, which holds them."""
     _, std, low, high = confidence_of(log_odds, variance() if callable(variance) else variance)
     return std, low.minimum(confidence), high.maximum(confidence)
-
-
-def _part(found: Callable[[], tuple[Tensor, ...]], i: int) -> Tensor:
-    return found()[i]
 
 
 def spread_confidence(probs: Tensor, label: Tensor, confidence: Tensor, allow_flips: bool = False) -> Tensor:

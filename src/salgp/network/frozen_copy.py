@@ -98,10 +98,6 @@ Prepare = Callable[[nn.Module], Any]
 """Hangs hooks on a copy."""
 
 
-def _no_hooks(network: nn.Module) -> None:
-    return
-
-
 class FrozenCopy:
     """One frozen copy of a network, for one caller at a time.
 
@@ -119,7 +115,7 @@ class FrozenCopy:
         (True, False)
     """
 
-    def __init__(self, model: nn.Module, prepare: Prepare = _no_hooks) -> None:
+    def __init__(self, model: nn.Module, prepare: Prepare = lambda network: None) -> None:
         self.model = model
         self._values = _tables(model)
         self._entries = [*chain.from_iterable(self._values)]
@@ -199,7 +195,7 @@ class FrozenCopies:
         return FrozenCopies, ()
 
     @contextmanager
-    def lent(self, model: nn.Module, prepare: Prepare = _no_hooks) -> Iterator[FrozenCopy]:
+    def lent(self, model: nn.Module, prepare: Prepare = lambda network: None) -> Iterator[FrozenCopy]:
         """A current copy that nobody else uses meanwhile, without gradients."""
         if torch.compiler.is_compiling():  # a graph being traced has stand-ins for the weights
             with torch.no_grad():

@@ -223,7 +223,7 @@ def activation(output: Any) -> tuple[Tensor | None, Tensor | None, Put]:
     """
     if isinstance(output, PackedSequence):
         padded, lengths = pad_packed_sequence(output, batch_first=True)
-        options = {"lengths": lengths, "batch_first": True, "enforce_sorted": False}
+        options: dict[str, Any] = {"lengths": lengths, "batch_first": True, "enforce_sorted": False}
         pack = functools.partial(pack_padded_sequence, **options)
         return padded, _mask(lengths, padded), pack
     if isinstance(output, Tensor):

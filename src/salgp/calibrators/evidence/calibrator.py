@@ -226,15 +226,17 @@ class LayerEvidence(Calibrator):
                 `Context` from `context`, or the `Features` of other samples met at the same place and time.
         """
         features = self.check_input(features)
-        if features.logits.device != self.reference_.points.device:
-            return self.predict(self._on_own_device(features), context).to(features.logits.device)
+        away, home = features.logits.device, self.reference_.points.device
+        if away != home:
+            return self.predict(features.to(home), context).to(away)
         with torch.no_grad():
             samples = self._samples(features)
             found = self.mixture_(samples, self._windows(samples, context))
             return self._prediction(features, samples, found)
 
-    def _on_own_device(self, features: Features) -> Features:
-        """The features where the reference is."""
+    def _accepted(self, features: Features) -> Features:
+        """The features, checked, where the reference is."""
+        features = self.check_input(features)
         device = self.reference_.points.device
         return features if features.logits.device == device else features.to(device)
 
@@ -292,7 +294,7 @@ class LayerEvidence(Calibrator):
             features: of the samples.
             context: as in `predict`.
         """
-        features = self._on_own_device(self.check_input(features))
+        features = self._accepted(features)
         with torch.no_grad():
             samples = self._samples(features)
             odds = self.mixture_(samples, self._windows(samples, context))
@@ -326,7 +328,7 @@ class LayerEvidence(Calibrator):
             >>> calibrator.context(both[300:]).count
             300
         """
-        features = self._on_own_device(self.check_input(features))
+        features = self._accepted(features)
         with torch.no_grad():
             parts = self.mixture_.parts(self._samples(features))
             return Context(parts.sum(dim=0))
@@ -348,7 +350,7 @@ class LayerEvidence(Calibrator):
 
     def _observed(self, features: Features, labels: Any) -> TrainingRows:
         """New samples as the model sees them, on the device of those it knows."""
-        features = self._on_own_device(self.check_input(features))
+        features = self._accepted(features)
         y = as_labels(labels, len(features), self.n_classes_)
         with torch.no_grad():
             return training_rows(features, self._samples(features), features.correct(y))
@@ -372,7 +374,7 @@ class LayerEvidence(Calibrator):
 
     def standard_novelty(self, features: Features) -> Tensor:
         """Novelty of each layer, ``(n, L)``, in standard deviations of the calibration set."""
-        return self._samples(self._on_own_device(self.check_input(features))).novelty
+        return self._samples(self._accepted(features)).novelty
 
 
 def _some_originals(reference: Reference, features: Features) -> Tensor:

@@ -48,9 +48,8 @@ class ClassModel:
 
     def __call__(self, logits: Tensor, distance: Tensor) -> Tensor:
         """Probabilities ``(n, c)`` from logits and `class_log_distances` ``(L, n, c)``."""
-        weights = self.weights.to(distance)
-        score = self.slope * logits.to(distance) - torch.tensordot(weights, distance, dims=1)
-        return score.softmax(dim=1)
+        against = torch.tensordot(self.weights.to(distance), distance, dims=1)
+        return torch.softmax(self.slope * logits.to(distance) - against, dim=1)
 
 
 def class_log_distances(reference: Reference, features: Features) -> Tensor:

@@ -232,15 +232,11 @@ def _compared(parts: Sequence[HeldOut], name: str, ours: str) -> dict[str, Score
 
 def _mean(scores: Sequence[Scores]) -> Scores:
     """Mean of each score over the parts that have it, and the range of the ECE."""
-    columns = {key: _column(scores, key) for key in scores[0]}
+    columns = {key: torch.tensor([one[key] for one in scores], dtype=torch.float64) for key in scores[0]}
     found = {key: float(column.nanmean()) for key, column in columns.items()}
     ece = columns["ece"]
     low, high = ece.quantile(ece.new_tensor([0.1, 0.9])).tolist()
     return {**found, "low": low, "high": high}
-
-
-def _column(scores: Sequence[Scores], key: str) -> Tensor:
-    return torch.tensor([one[key] for one in scores], dtype=torch.float64)
 
 
 def _scores(f: Tensor, correct: Tensor) -> Scores:

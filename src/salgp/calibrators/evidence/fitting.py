@@ -254,11 +254,13 @@ def _loss(f: Tensor, correct: Tensor) -> Tensor:
 def _drawn_rows(rows: TrainingRows, seed: int) -> Tensor:
     """Rows in runs of 50: `DRAWS` runs of each family and strength, and of the calibration samples."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = []
-    for members in _environments(rows):
-        for _ in range(DRAWS):
-            drawn.append(members[_draw(len(members), max(SIZES), generator)])
-    return torch.cat(drawn)
+    return torch.cat(
+        [
+            members[_draw(len(members), max(SIZES), generator)]
+            for members in _environments(rows)
+            for _ in range(DRAWS)
+        ]
+    )
 
 
 def _environments(rows: TrainingRows) -> Iterator[Tensor]:

@@ -158,9 +158,6 @@ class Samples:
         e, a, N = above.log1p()
         return e + a + N / 3 + self.norm_excess.log()
 
-    def __len__(self) -> int:
-        return len(self.label)
-
     def __getitem__(self, rows: Tensor) -> Samples:
         return each_field(lambda x: x[rows], self)
 

@@ -65,7 +65,7 @@ class MonotoneLogistic:
     @cached_property
     def slopes(self) -> Tensor:
         """Mean and standard deviation ``(2, 1, p)`` of the weights."""
-        deviation = self.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        deviation = self.covariance.diagonal(0, -2, -1).clamp_min(0).sqrt()
         return torch.stack([self.weights, deviation], dim=-2).unsqueeze(-2)
 
     @cached_property

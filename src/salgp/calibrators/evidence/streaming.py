@@ -31,7 +31,7 @@ from salgp.calibrators.evidence.layer_spaces import (
     unit_length,
     whitened_space,
 )
-from salgp.features import ORIGIN, Features
+from salgp.features import Features
 from salgp.io import storable
 
 __all__ = []
@@ -52,17 +52,13 @@ class SampleRows:
     values: dict[str, Tensor]
 
     def __add__(self, other: SampleRows) -> SampleRows:
-        both = {name: (x, other.values[name]) for name, x in self.values.items()}
-        return SampleRows({name: torch.cat(pair) for name, pair in both.items()})
-
-    def take(self, index: Tensor) -> SampleRows:
-        """Some of the samples."""
-        return SampleRows({name: x[index] for name, x in self.values.items()})
+        return SampleRows({name: torch.cat([x, other.values[name]]) for name, x in self.values.items()})
 
     def features(self) -> Features:
         """The samples as features."""
         layers = {n.removeprefix("layers."): x for n, x in self.values.items() if n.startswith("layers.")}
-        origin: dict[str, Any] = {n: self.values[n] for n in ORIGIN if n in self.values}
+        known = ("groups", "families", "strengths")
+        origin: dict[str, Any] = {n: self.values[n] for n in known if n in self.values}
         return Features(self.values["logits"], layers, **origin)
 
 
@@ -189,4 +185,5 @@ def first_of_class(rows: SampleRows, per_class: int) -> SampleRows:
     _, sizes = label[order].unique_consecutive(return_counts=True)
     start = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     early = torch.arange(len(order)) - start < per_class
-    return rows.take(order[early].sort().values)
+    kept = order[early].sort().values
+    return SampleRows({name: x[kept] for name, x in rows.values.items()})

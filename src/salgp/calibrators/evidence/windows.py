@@ -115,7 +115,7 @@ def window_sums(parts: Tensor, number: Tensor) -> Windows:
                 [2.]]), tensor([0, 1, 0]))
     """
     found, window = number.unique(return_inverse=True)
-    sums = parts.new_zeros(len(found), parts.shape[1])
+    sums = torch.zeros_like(parts[: len(found)])
     return sums.index_add_(0, window, parts), window
 
 
