@@ -102,7 +102,7 @@ def parts() -> list[Variant]:
         Variant("coordinates in the shift score", ((layer_spaces, "COORDINATES", 0),)),
         Variant("shift score (its statistic)", change=without(0)),
         Variant("confidence of f_shift (its statistic)", change=without(1)),
-        Variant("choice of c (always 16)", ((fitting, "NOISE", (16.0,)),)),
+        Variant("choice of the noise (always 16)", ((fitting, "NOISE", (16.0,)),)),
         Variant("over-prediction", settings=(("over_prediction", False),)),
         Variant("windows of 1 when w is learned", ((fitting, "SIZES", (50,)),)),
         Variant("windows of 50 when w is learned", ((fitting, "SIZES", (1,)),)),
@@ -129,7 +129,7 @@ def constants() -> list[Variant]:
     for module, name in CONSTANTS:
         value = getattr(module, name)
         found += [Variant(f"{name} {x:g}", ((module, name, x),)) for x in _half_and_double(value)]
-    found += [Variant(f"c at least {x:g}", ((fitting, "NOISE", noises(x)),)) for x in (8.0, 32.0)]
+    found += [Variant(f"noise at least {x:g}", ((fitting, "NOISE", noises(x)),)) for x in (8.0, 32.0)]
     found += [Variant(f"width {x}", settings=(("width", x),)) for x in (32, 128)]
     found += [Variant(f"size {x}", settings=(("size", x),)) for x in (100, 400)]
     return [*found, *(Variant(f"COORDINATES {x}", ((layer_spaces, "COORDINATES", x),)) for x in (8, 32))]

@@ -12,9 +12,9 @@ regression "augmented or original?" on agreement, novelty and whitened coordinat
 confidence of ``f_shift``. Each is counted from its mean over the calibration samples, in standard deviations.
 With ``u`` their mean over the window,
 
-    u' = u^3 / (u^2 + c / n),      m = sign(u') log(1 + |u'|),      k = w . m,
+    u' = u^3 / (u^2 + noise / n),      m = sign(u') log(1 + |u'|),      k = w . m,
 
-with ``k`` kept within [0, 1]. ``c`` is the smallest of 16, 32, 64 ... with which the calibration samples, one
+with ``k`` kept within [0, 1]. The noise is the smallest of 16, 32, 64 ... with which the calibration samples, one
 by one, lose next to no confidence.
 
 ``r_class`` is the over-prediction of the sample's class in its window: with ``n_c`` of ``n`` samples

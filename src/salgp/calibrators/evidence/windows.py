@@ -35,7 +35,7 @@ class WindowModel:
         centre: ``(2,)`` mean of both statistics over the calibration samples.
         scale: ``(2,)`` their standard deviation.
         weights: ``(2,)``, ``w``.
-        noise: ``c``: window means count from ``sqrt(c)`` standard errors on.
+        noise: window means count from the root of it, in standard errors, on.
         shares: ``(C,)`` of the predicted classes among the calibration samples, ``pi``.
         over_prediction: weight ``v``.
     """
