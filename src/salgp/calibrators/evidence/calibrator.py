@@ -155,7 +155,7 @@ class LayerEvidence(Calibrator):
             raise ValueError(f"layers_in_domain must be True, False or None, got {self.layers_in_domain!r}")
 
     def _own_class_rows(self, reference: Reference, features: Features, labels: Tensor) -> ClassRows:
-        """The same, each sample compared with the points of other folds."""
+        """Those of `_class_rows`, each sample compared with the points of other folds."""
         some = _some_originals(reference, features)
         found = []
         for other, samples, rows in fold_references(features, labels, self._reference_settings):
