@@ -263,9 +263,6 @@ class Calibrator(BaseEstimator, ABC):
         """
         raise self._without_context()
 
-    def prepare_export(self) -> None:
-        """Work out, once and with real numbers, what an exported graph is to hold as it is."""
-
     def _without_context(self) -> ValueError:
         return ValueError(f"{self.display_name} predicts each sample by itself: it takes no context")
 

@@ -294,7 +294,7 @@ class LayerEvidence(Calibrator):
             features: of the samples.
             context: as in `predict`.
         """
-        features = self._accepted(features)
+        away, features = features.logits.device, self._accepted(features)
         with torch.no_grad():
             samples = self._samples(features)
             odds = self.mixture_(samples, self._windows(samples, context))
@@ -303,7 +303,8 @@ class LayerEvidence(Calibrator):
             confidence = found.confidence.to(probs)
             spread = spread_confidence(probs, found.label, confidence, allow_flips=True)
             k = torch.maximum(odds.shift_weight, 1 - 1 / samples.norm_excess)
-            return replace(found, probs=torch.lerp(probs, spread, k[:, None]))
+            found = replace(found, probs=torch.lerp(probs, spread, k[:, None]))
+        return found if found.label.device == away else found.to(away)
 
     def _class_probs(self, features: Features) -> Tensor:
         """Class probabilities ``(n, C)`` from logits and layers, some samples at a time."""

@@ -14,8 +14,8 @@ With ``u`` their mean over the window,
 
     u' = u^3 / (u^2 + noise / n),      m = sign(u') log(1 + |u'|),      k = w . m,
 
-with ``k`` kept within [0, 1]. The noise is the smallest of 16, 32, 64 ... with which the calibration samples, one
-by one, lose next to no confidence.
+with ``k`` kept within [0, 1]. The noise is the smallest of 16, 32, 64 ... with which the calibration samples,
+one by one, lose next to no confidence.
 
 ``r_class`` is the over-prediction of the sample's class in its window: with ``n_c`` of ``n`` samples
 predicted as class ``c``, whose share among the calibration samples is ``pi_c``, and ``e_c = 1 + (n - 1)
